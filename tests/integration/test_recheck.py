@@ -43,3 +43,18 @@ def test_an_environment_that_lacks_what_the_worker_needs_is_named_with_the_comma
     ):
         refused = inside(*words[:3], option, value, "--workspace", workspace, cwd=tmp_path).expect(2)
         assert f"{option} {value}: {said}" in refused.stderr
+
+
+def test_an_audit_measures_drawn_criteria_anew_and_agrees_or_says_why_not(found, tmp_path):
+    ran = optpipe("verify", found.dossier, "--audit", "2:7", "--json", workspace=found.workspace).expect(0)
+    audit = {each["name"]: each for each in ran.document["audit"]}
+    assert set(audit) == {"accuracy.maximum_drop", "preprocessing.minimum_agreement"}
+    assert {each["verdict"] for each in audit.values()} == {"PASS"}
+    assert ran.document["audit_seed"] == 7
+    dossier = {each.name for each in (found.dossier / "runs").iterdir()}
+    assert not dossier & {each["source"] for each in audit.values()}, "the evidence is new"
+    for words, reason in (
+        (("--audit", "many"), "expected COUNT or COUNT:SEED"),
+        (("--audit", "1", "--workspace", tmp_path), "has no build in"),
+    ):
+        assert reason in optpipe("verify", found.dossier, *words).expect(2).stderr

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -214,6 +215,7 @@ def run(
 
 def verify(
     dossier: DossierArgument,
+    store: "Store",
     terminal: "Terminal",
     allowed_signers: Annotated[
         Path | None,
@@ -224,13 +226,23 @@ def verify(
     ] = None,
     public_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Public key in PEM.")] = None,
     badge: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an SVG badge with the verdict.")] = None,
+    audit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COUNT[:SEED]", help="Then measure this many criteria again, drawn at random; needs the build."
+        ),
+    ] = None,
 ) -> Outcome:
     """Recompute every number and the verdict of a dossier, offline.
 
-    Exit status: 2 if any byte changed, 1 if a number does not match the raw files, otherwise that of the verdict.
+    Exit status: 2 if any byte changed, 1 if a number does not match the raw files, otherwise that of the verdict. With --audit: 0
+    if every drawn criterion agrees with the dossier, 1 if one differs, 5 if one is undecided.
     """
-    from optpipe.core.verdict import VerificationRecord
+    from secrets import randbits
+
+    from optpipe.core.verdict import CriterionResult, VerificationRecord, combine_verdicts
     from optpipe.report.html import render_badge
+    from optpipe.signoff.release import audit_dossier
     from optpipe.signoff.reports import document_from_verification
     from optpipe.signoff.verify import find_attestation_problems, verify_dossier
     from optpipe.workspace.files import write_bytes
@@ -254,6 +266,17 @@ def verify(
             "" if signature == "not signed" else f", {signature.removeprefix('not signed; ')}"
         )
     verdict, sizes = checked.verdict if checked.intact else None, checked.list_sizes()
+    anew: tuple[CriterionResult, ...] = ()
+    seed, status = None, checked.exit_status
+    if audit is not None:
+        text, _, drawn = audit.partition(":")
+        if not text.isdecimal() or int(text) < 1 or not (drawn or "0").isdecimal():
+            raise BadInputError(f"--audit {audit}: expected COUNT or COUNT:SEED, such as 3 or 3:17")
+        seed = int(drawn) if drawn else randbits(32)
+        model = checked.require_intact()[1].model
+        source = partial(model_from_options, model, ModelOptions(), store)
+        anew = tuple(audit_dossier(checked, int(text), seed, source, store, terminal))
+        status = combine_verdicts(one.verdict for one in anew).exit_status
     record = VerificationRecord(
         dossier=str(dossier),
         intact=verdict is not None,
@@ -266,10 +289,12 @@ def verify(
         signature=signature,
         files=len(sizes),
         size_bytes=sum(sizes),
+        audit=anew,
+        audit_seed=seed,
     )
     if badge is not None:
         write_bytes(badge, render_badge(verdict.verdict if verdict else "NOT INTACT").encode())
-    return Outcome(record, document_from_verification, checked.exit_status)
+    return Outcome(record, document_from_verification, status)
 
 
 def approve(

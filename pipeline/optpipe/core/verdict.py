@@ -133,6 +133,9 @@ class VerificationRecord:
     signature: str
     files: int
     size_bytes: int
+    audit: tuple[CriterionResult, ...] = ()
+    """Criteria that `--audit` measured again: PASS agrees with the dossier, FAIL differs."""
+    audit_seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,16 +44,11 @@ from optpipe.deploy.triton_config import CONFIG, read_config, require_tritonclie
 from optpipe.measure.trials import iterate_arrivals
 from optpipe.report.document import (
     TONES,
-    Cell,
-    Column,
-    ColumnKind,
     Document,
     Sentence,
     Tone,
-    figure_columns,
-    format_observed,
     make_document,
-    make_table,
+    tabulate_results,
 )
 from optpipe.signoff.policy import Criterion, policy_from_toml
 from optpipe.stats.percentiles import summary_from_ns
@@ -94,19 +89,7 @@ def document_from_live_check(found: DeployResult) -> Document:
     return make_document(
         [
             Sentence(text, TONES[proof.verdict], proof.verdict),
-            make_table(
-                ("criterion", Column("verdict", ColumnKind.STATE), *figure_columns("observed"), "limit", "why"),
-                [
-                    (
-                        one.name,
-                        Cell(one.verdict, TONES[one.verdict]),
-                        format_observed(one),
-                        one.limit,
-                        Cell(one.reason, note=f"→ {one.remedy}" if one.remedy else ""),
-                    )
-                    for one in proof.criteria
-                ],
-            ),
+            tabulate_results(proof.criteria),
             *(Sentence(each, Tone.DOUBTFUL) for each in proof.notes),
         ]
     )

@@ -238,6 +238,23 @@ def format_observed(one: CriterionResult) -> str:
     return f"{text} {format_interval(*one.ci, one.unit, text)}"
 
 
+def tabulate_results(results: Iterable[CriterionResult]) -> Table:
+    """A row for each criterion in the given order, with its verdict and reason."""
+    return make_table(
+        ("criterion", Column("verdict", ColumnKind.STATE), *figure_columns("observed"), "limit", "why"),
+        [
+            (
+                one.name,
+                Cell(one.verdict, TONES[one.verdict]),
+                format_observed(one),
+                one.limit,
+                Cell(one.reason, note=f"→ {one.remedy}" if one.remedy else ""),
+            )
+            for one in results
+        ],
+    )
+
+
 def format_rate_interval(ci: Sequence[float] | None) -> str:
     """None if too few batches were timed for an interval."""
     return f"[{ci[0]:,.0f}, {ci[1]:,.0f}]" if ci else "too few batches"

@@ -8,7 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, count, groupby
+from math import hypot, log, log1p
 from pathlib import Path
+from random import Random
 from time import monotonic
 
 from optpipe import __version__
@@ -21,20 +23,23 @@ from optpipe.core.errors import BadInputError, GateError, MissingError, OptpipeE
 from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_value
 from optpipe.core.measurement import LoadSpec, Mode, Scenario, percent_from_name
+from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.records import json_from_record, plain_from_record, record_from_json
-from optpipe.core.verdict import Blocker, StepRecord, VerdictRecord
+from optpipe.core.verdict import Blocker, CriterionResult, StepRecord, Verdict, VerdictRecord
 from optpipe.evaluate.evaluate import run_evaluation
 from optpipe.evaluate.tasks import TASKS
 from optpipe.measure.bench import bench_artifacts
 from optpipe.measure.figures import ENERGY_SECONDS, list_artifact_measurements
+from optpipe.measure.groups import find_environment_differences
 from optpipe.measure.measure import BenchPlan
-from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.models.artifacts.facts import hash_engine, judged_build_from_entry
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.models.export.exported import find_stored_model, prepare_model, read_card, read_tokenizer
 from optpipe.models.export.model import Model
 from optpipe.models.export.onnx_export import read_outputs_early
 from optpipe.models.inputs.task_data import hash_data, load_sample_set, resolve_texts
 from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
+from optpipe.report.document import format_observed
 from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, is_of_other_file, select_groups
 from optpipe.signoff.collect import (
     SignoffRequest,
@@ -46,11 +51,11 @@ from optpipe.signoff.collect import (
 )
 from optpipe.signoff.dossier import finish_dossier, read_dossier, split_runs
 from optpipe.signoff.evidence import JUDGED_RUNS, find_kind, observe
-from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.judge import judge_criteria, judge_dossier
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import SECTIONS, LoadFilter, MeasuredSection
 from optpipe.signoff.reports import list_drawing_versions, render_dossier, write_reports
-from optpipe.signoff.verify import describe_looser_rules
+from optpipe.signoff.verify import VerifiedDossier, describe_looser_rules
 from optpipe.stats.means import MIN_VALUES
 from optpipe.trace.nsys import ProfilePlan, Stage, find_nsys
 from optpipe.trace.profile_model import profile_model
@@ -284,6 +289,109 @@ def _group_by_kind(needed: Sequence[Criterion], runs: Sequence[Run]) -> Iterator
         criteria = [one for one in needed if find_kind(one.section) == kind]
         if criteria and (kind == "bench" or kind not in present):
             yield kind, criteria
+
+
+AUDIT_TOLERANCES: Mapping[Dimension | None, tuple[float, bool]] = {
+    Dimension.TIME: (0.1, True),
+    Dimension.RATE: (0.1, True),
+    Dimension.ENERGY: (0.1, True),
+    Dimension.SIZE: (0.05, True),
+    Dimension.SHARE: (0.005, False),
+    Dimension.POINTS: (0.5, False),
+    Dimension.DECIBEL: (1.0, False),
+}
+"""Tolerated difference of two machines of one kind, and whether it is relative.
+
+Processes of one host already differ by up to 5%; scores differ by inputs at a decision boundary.
+"""
+
+
+def audit_dossier(
+    checked: VerifiedDossier,
+    count: int,
+    seed: int,
+    model: Callable[[], Model],
+    store: Store,
+    listener: Listener,
+) -> Iterator[CriterionResult]:
+    """Measures `count` criteria, drawn by `seed`, again on this machine: PASS agrees with the dossier, FAIL differs.
+
+    The workspace must have the judged build. Raises BadInputError if it does not, or if no criterion can be measured.
+    """
+    dossier, verdict, _ = checked.require_intact()
+    known = {one.name: one for one in verdict.criteria if isinstance(one.observed, float)}
+    able = [
+        each
+        for each in dossier.policy.criteria
+        if each.name in known and each.dimension in AUDIT_TOLERANCES and find_kind(each.section) in JUDGED_RUNS
+        if each.section not in ("regression", "stability")  # against another build, and of the host
+    ]
+    if not able:
+        raise BadInputError(f"{checked.folder} has no figure that can be measured again")
+    drawn = Random(f"audit {seed}").sample(able, min(count, len(able)))
+    for each in drawn:
+        listener.inform(f"seed {seed} draws {each.name}, {_describe_tolerance(each)}")
+    policy = replace(dossier.policy, criteria=tuple(drawn))
+    wanted = SignoffRequest(verdict.model, policy, dossier.artifact.id)
+    judged = find_judged_artifact(wanted, store)
+    store.verify_entry(judged)
+    if hash_engine(judged) != hash_engine(dossier.artifact):
+        listener.warn(f"artifact {judged.id} has other bytes here: the audit measures a build of the same recipe")
+    if (blocker := BACKENDS[judged.info.backend].find_run_blocker(judged.info)) is not None:
+        raise MissingError(f"artifact {judged.id} cannot be measured here: {blocker}")
+    made_of, blank = store.find(judged.manifest.parents[0], ModelInfo), BuildPlan((), (), named=True)
+    built = BuiltArtifact(judged, None, None)
+    steps, done = make_steps(wanted, built, [judged], made_of, cache(model), store, listener, blank), []
+    for kind, criteria in _group_by_kind(drawn, ()):
+        try:
+            done += steps[kind](criteria)
+        except OptpipeError as error:
+            listener.warn(f"{kind} was skipped: {error}")
+    names, build = {path.name for path in done}, judged_build_from_entry(judged)
+    runs = [run for run in list_runs(store.workspace) if run.name in names]
+    measured = list_artifact_measurements(runs, policy.confidence, build.artifact)
+    evidence = evidence_from_runs(build, runs, policy, measured)
+    found = judge_criteria([(each, observe(each, evidence)) for each in drawn], policy.confidence)
+    then = next((run.manifest.environment for run in dossier.runs if run.name in verdict.runs), None)
+    elsewhere = find_environment_differences(then, describe_environment()) if then else []
+    for criterion, now in zip(drawn, found, strict=True):
+        yield compare_anew(criterion, known[criterion.name], now, elsewhere)
+
+
+def _describe_tolerance(criterion: Criterion) -> str:
+    tolerance, relative = AUDIT_TOLERANCES[criterion.dimension]
+    assert criterion.dimension is not None
+    return f"tolerance {f'{tolerance:.0%}' if relative else format_quantity(tolerance, criterion.dimension)}"
+
+
+def compare_anew(
+    criterion: Criterion, before: CriterionResult, now: CriterionResult, elsewhere: Sequence[str]
+) -> CriterionResult:
+    """Compares by intervals; scores on the same data and shares of layers have none, because nothing in them is drawn."""
+    timed = find_kind(criterion.section) == "bench"
+    if not isinstance(now.observed, float) or not isinstance(before.observed, float) or (timed and elsewhere):
+        why = now.reason if not isinstance(now.observed, float) else f"this is another machine: {elsewhere[0]}"
+        return replace(now, verdict=Verdict.INCONCLUSIVE, reason=f"undecided: {why}")
+    tolerance, relative = AUDIT_TOLERANCES[criterion.dimension]
+
+    def convert(one: CriterionResult) -> list[float]:
+        """The value and its bounds."""
+        values = float(one.observed or 0.0), *((one.ci if timed else None) or [float(one.observed or 0.0)] * 2)
+        return [log(each) if relative else each for each in values]
+
+    old, new, limit = convert(before), convert(now), log1p(tolerance) if relative else tolerance
+    change = new[0] - old[0]
+    low, high = change - hypot(new[0] - new[1], old[2] - old[0]), change + hypot(new[2] - new[0], old[0] - old[1])
+    inside, outside = -limit <= low and high <= limit, low > limit or high < -limit
+    word, verdict = (
+        ("agreed", Verdict.PASS)
+        if inside
+        else ("differs", Verdict.FAIL)
+        if outside
+        else ("undecided", Verdict.INCONCLUSIVE)
+    )
+    why = f"{word}: the dossier has {format_observed(before)}, {_describe_tolerance(criterion)}"
+    return replace(now, verdict=verdict, reason=why, remedy=None, limit=before.limit)
 
 
 def require_possible(

@@ -50,6 +50,7 @@ from optpipe.report.document import (
     format_observed,
     make_document,
     make_table,
+    tabulate_results,
 )
 from optpipe.signoff.dossier import Dossier
 from optpipe.trace.analysis import Analysis
@@ -224,6 +225,10 @@ def document_from_verification(found: VerificationRecord) -> Document:
             Sentence(f"{found.files} files, {format_bytes(found.size_bytes)}, {found.signature}", Tone.GOOD, "intact"),
             Sentence(UNSIGNED, Tone.DOUBTFUL) if found.signature.startswith("not signed") else None,
             Sentence(UNKNOWN, Tone.DOUBTFUL) if "unknown key" in found.signature else None,
+            Sentence(f"measured again on this machine, drawn by seed {found.audit_seed}", Tone.STRONG, "audit")
+            if found.audit
+            else None,
+            tabulate_results(found.audit) if found.audit else None,
         ]
     )
 

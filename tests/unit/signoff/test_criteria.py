@@ -14,7 +14,7 @@ from optpipe.core.files import Files
 from optpipe.core.measurement import Reason, Subject
 from optpipe.core.quantity import Dimension
 from optpipe.core.records import json_from_record
-from optpipe.core.verdict import Blocker, Observation, Verdict
+from optpipe.core.verdict import Blocker, CriterionResult, Observation, Verdict
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
@@ -24,6 +24,7 @@ from optpipe.signoff.evidence import observe
 from optpipe.signoff.judge import decide_overall_verdict, judge_criteria, judge_dossier
 from optpipe.signoff.policy import Criterion, policy_from_toml
 from optpipe.signoff.policy_format import Sense
+from optpipe.signoff.release import compare_anew
 from optpipe.stats.means import Mean
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.workspace.seal import seal_folder, store_baseline
@@ -239,3 +240,25 @@ def test_a_higher_confidence_widens_every_interval_and_nothing_else_does(judged)
         low, high = one.ci
         assert sure[name].ci[0] <= low <= high <= sure[name].ci[1], name
         assert sure[name].ci[1] - sure[name].ci[0] > high - low, name
+
+
+def audited(ms, share):
+    return CriterionResult("latency.p99", Verdict.PASS, "", observed=ms, ci=(ms / (1 + share), ms * (1 + share)))
+
+
+@given(st.floats(1, 1e9), st.floats(0.2, 5), st.floats(0, 0.3), st.floats(0, 0.3))
+def test_an_audit_is_symmetric_and_a_wider_interval_only_makes_it_undecided(ms, ratio, one, other):
+    limit, before, now = criterion(Sense.AT_MOST, 1.0), audited(ms, one), audited(ms * ratio, other)
+    verdict = compare_anew(limit, before, now, ()).verdict
+    assert compare_anew(limit, now, before, ()).verdict is verdict
+    assert compare_anew(limit, before, audited(ms * ratio, 2 * other), ()).verdict in (verdict, Verdict.INCONCLUSIVE)
+    if one == other == 0.0 and abs(ratio / 1.1 - 1) > 1e-9 and abs(ratio * 1.1 - 1) > 1e-9:
+        assert verdict is (Verdict.PASS if 1 / 1.1 < ratio < 1.1 else Verdict.FAIL)
+    assert compare_anew(limit, before, now, ("gpu: one and another",)).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("points", "verdict"), [(0.3, Verdict.PASS), (0.7, Verdict.FAIL)])
+def test_an_audit_compares_scores_on_the_same_data_as_they_are(points, verdict):
+    limit = Criterion("accuracy", "maximum_drop", Sense.AT_MOST, 1.0, Dimension.POINTS)
+    before, now = (CriterionResult("a", Verdict.PASS, "", observed=each, ci=(-9.0, 9.0)) for each in (0.0, points))
+    assert compare_anew(limit, before, now, ()).verdict is verdict

@@ -131,7 +131,8 @@ def bench(
     measured in turn; with --from-images, everything from image files to predictions.
     """
     from optpipe.measure.bench import bench_artifacts, recover_run
-    from optpipe.measure.document import document_from_bench
+    from optpipe.measure.document import document_from_bench, document_from_pair
+    from optpipe.measure.pair import bench_pair
 
     models = model or []
     if how.resume is not None:
@@ -148,7 +149,13 @@ def bench(
     if how.against is not None:
         beside = {"against", "metric", "rounds", "batch", "length", "max_cv", "images", "affinity", "seed"}
         _require_alone("--against", how, beside)
-        return _bench_pair(models, how.against, targets, how, plan, store, terminal)
+        if len(models) > 1 or len(how.batch or ()) > 1 or len(how.length or ()) > 1:
+            raise BadInputError("--against compares one MODEL at one batch size and length with its baseline")
+        baseline, contender = find_pair(models[0], how.against, targets, store, terminal)
+        _warn_about_options(targets, [(baseline, contender)], terminal)
+        rounds, metric = how.rounds or ROUNDS, how.metric or PairMetric.P50
+        record = bench_pair(baseline, contender, plan, rounds, metric, store, terminal)
+        return Outcome(record, document_from_pair, ExitStatus(record.exit_status))
     if how.metric is not None or how.rounds is not None:
         raise BadInputError(f"{'--metric' if how.metric else '--rounds'} requires --against BASELINE")
     groups = find_bench_targets(models, targets, store, terminal)
@@ -237,7 +244,13 @@ def find_bench_targets(
     groups: list[tuple[StoredArtifact, ...]] = []
     for model in models:
         named = find_artifacts(model, store, precisions, backends, target)
-        able, reasons = select_runnable(_select_chosen(named, model, store) if chosen else named)
+        if chosen:
+            decided = find_decision(store.workspace, {each.entry.id for each in named})
+            if decided is None:
+                auto = for_workspace(f"optpipe build {model} --precision auto")
+                raise BadInputError(f"nothing is chosen for {model} yet; `{auto}` chooses")
+            named = tuple(each for each in named if each.entry.id in decided[0].winners.values())
+        able, reasons = select_runnable(named)
         for label, why_not in reasons.items():
             listener.warn(f"not measured: {label}: {why_not}")
         if len(able) > 1 and (decided := find_decision(store.workspace, {each.entry.id for each in able})):
@@ -250,48 +263,14 @@ def find_bench_targets(
     return tuple(groups)
 
 
-def _select_chosen(artifacts: "Sequence[StoredArtifact]", model: str, store: "Store") -> "tuple[StoredArtifact, ...]":
-    """The winners of the newest decision. Raises BadInputError if there is none."""
-    from optpipe.models.artifacts.decisions import find_decision
-
-    decided = find_decision(store.workspace, {each.entry.id for each in artifacts})
-    if decided is None:
-        raise BadInputError(
-            f"nothing is chosen for {model} yet; `{for_workspace(f'optpipe build {model} --precision auto')}` chooses"
-        )
-    return tuple(each for each in artifacts if each.entry.id in decided[0].winners.values())
-
-
 def _warn_about_options(
     given: TargetOptions, groups: "Sequence[Sequence[StoredArtifact]]", listener: "Listener"
 ) -> None:
-
     from optpipe.backends.registry import parse_options
 
     measured = {each.entry.info.backend for group in groups for each in group}
     for name in sorted(set(parse_options(given.option)) - measured):
         listener.warn(f"--option {name}.… has no effect: no {name} artifact is measured")
-
-
-def _bench_pair(
-    models: Sequence[str],
-    against: str,
-    targets: TargetOptions,
-    how: BenchOptions,
-    plan: "BenchPlan",
-    store: "Store",
-    terminal: "Terminal",
-) -> Outcome:
-    from optpipe.measure.document import document_from_pair
-    from optpipe.measure.pair import bench_pair
-
-    if len(models) > 1 or len(how.batch or ()) > 1 or len(how.length or ()) > 1:
-        raise BadInputError("--against compares one MODEL at one batch size and length with its baseline")
-    baseline, contender = find_pair(models[0], against, targets, store, terminal)
-    _warn_about_options(targets, [(baseline, contender)], terminal)
-    rounds, metric = how.rounds or ROUNDS, how.metric or PairMetric.P50
-    record = bench_pair(baseline, contender, plan, rounds, metric, store, terminal)
-    return Outcome(record, document_from_pair, ExitStatus(record.exit_status))
 
 
 def find_pair(

@@ -68,7 +68,7 @@ def compare(
     if output is not None:
         require_writable_folder(output, "--output")
     with terminal.step("compare"):
-        found = compare_workspace(
+        found, measured, of_runs = compare_workspace(
             store,
             names=runs or (),
             model=model,
@@ -77,11 +77,11 @@ def compare(
             slo=limit,
             across=across,
         )
-    comparison = sort_by_goal(found.comparison, goal) if goal else found.comparison
+    comparison = sort_by_goal(found, goal) if goal else found
     written: list[str] = []
     if output is not None:
         with terminal.step("write the reports"):
-            written = [str(path) for path in write_comparison(found, output)]
+            written = [str(path) for path in write_comparison(found, measured, of_runs, output)]
             frame = frame_from_comparison(comparison)
             write_bytes(output / "comparison.csv", frame.write_csv().encode())
             write_parquet(output / "comparison.parquet", frame)

@@ -1,5 +1,6 @@
 """`optpipe deploy` and `optpipe sweep`: from a dossier to a server, and its proof; a matrix on several GPUs and hosts."""
 
+import os
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
@@ -234,13 +235,18 @@ def _judge(
 def _connect(how: SweepOptions, store: "Store", warn: "Callable[[str], None]") -> "tuple[tuple[Slot, ...], Executor]":
     from optpipe.sweep.cluster import selector_from_text
     from optpipe.sweep.local import LocalExecutor
+    from optpipe.sweep.slots import list_slots
     from optpipe.sweep.transport import is_bucket, require_bucket
 
     selectors = dict(map(selector_from_text, how.node))
     if how.on is None:
         if selectors or (how.store is not None and is_bucket(how.store)):
             raise BadInputError(f"{'--node' if selectors else '--store ' + str(how.store)} requires --on ray")
-        return _list_slots(how), LocalExecutor(store.workspace, how)
+        if how.cpu_slots > (have := len(os.sched_getaffinity(0))):
+            raise BadInputError(f"--set cpu-slots={how.cpu_slots}: only {have} processors are available")
+        slots = list_slots(how.cpu_slots)
+        gpus, parts = [slot for slot in slots if slot.gpu], [slot for slot in slots if not slot.gpu]
+        return (*gpus[: how.slots], *parts[: how.slots]), LocalExecutor(store.workspace, how)
     if how.on != "ray" and not how.on.startswith("ray://"):
         raise BadInputError(f"--on {how.on}: expected ray or ray://HOST:PORT")
     if len(selectors) < len(how.node):
@@ -255,18 +261,6 @@ def _connect(how: SweepOptions, store: "Store", warn: "Callable[[str], None]") -
     connect(how.on)
     slots = list_cluster_slots(selectors)
     return slots, RayExecutor(slots, store, how, shared, selectors, warn=warn)
-
-
-def _list_slots(how: SweepOptions) -> "tuple[Slot, ...]":
-    import os
-
-    from optpipe.sweep.slots import list_slots
-
-    if how.cpu_slots > (have := len(os.sched_getaffinity(0))):
-        raise BadInputError(f"--set cpu-slots={how.cpu_slots}: only {have} processors are available")
-    slots = list_slots(how.cpu_slots)
-    gpus, parts = [slot for slot in slots if slot.gpu], [slot for slot in slots if not slot.gpu]
-    return (*gpus[: how.slots], *parts[: how.slots])
 
 
 def _write_report(record: "SweepRecord", folder: Path) -> tuple[str, ...]:

@@ -489,40 +489,17 @@ def _write_folder(build: SignedBuild, record: DeploymentRecord, serving: Serving
     return replace(record, preprocessing=pipeline)
 
 
-SERVICE = """Behind FastAPI (`pip install fastapi python-multipart uvicorn`), as `service.py` in a folder of yours, since `--check`
-refuses what was added to this one: `PYTHONPATH=DIR PYTHONDONTWRITEBYTECODE=1 uvicorn service:app`. LitServe, BentoML and
-Ray Serve call `predict` in the same way, with the images of a batch.
-
-```python
-from fastapi import FastAPI, UploadFile
-from predict import predict
-
-app = FastAPI()
-
-
-@app.post("/predict")
-def classify(image: UploadFile):
-    [(label, score)] = predict([image.file.read()])
-    return {"label": label, "score": score}
-```
-
-"""
-
-
 def _make_readme(build: SignedBuild, record: DeploymentRecord, image: str | None) -> str:
-    packages = " ".join(f"{name}=={version}" for name, version in record.environment.packages.items())
-    run = f"```sh\npython {PREDICT} {REQUESTS}/{image}\n```\n\n{SERVICE}" if image else ""
-    because = f", deployed because: {build.reference.because}" if build.reference.because else ""
-    calls = "`infer` runs the engine on tensors by name" + (
-        ", `preprocess` makes them from encoded images" if build.preprocessing else ""
-    )
-    return (
-        f"# {build.card.name}\n\n"
-        f"{build.artifact.info.label}, artifact {build.artifact.id}; dossier {build.reference.name}: "
-        f"{build.reference.verdict}{because}.\n\n"
-        f"`{PREDICT}` checks and loads the engine and needs no optpipe: {calls}.\n\n"
-        f"```sh\npip install numpy {packages}\n```\n\n{run}"
-        f"`{REQUESTS}/{TENSORS}` holds inputs (`input:NAME`) and the source model's outputs (`output:NAME`) to test a service "
-        f"with; `{SETTINGS}` holds the options that the signed-off measurements ran with. "
-        f"`sha256sum -c SHA256SUMS` checks every file; `optpipe deploy --check DIR` also compares this machine with the evidence.\n"
+    template = Path(__file__).with_name("folder-readme.md").read_text(encoding="utf-8")
+    head, service, tail = template.split("<!-- with an image -->\n")
+    return (f"{head}{service}{tail}" if image else f"{head}{tail}").format(
+        name=build.card.name,
+        label=build.artifact.info.label,
+        artifact=build.artifact.id,
+        dossier=build.reference.name,
+        verdict=build.reference.verdict,
+        because=f", deployed because: {build.reference.because}" if build.reference.because else "",
+        calls=", `preprocess` makes them from encoded images" if build.preprocessing else "",
+        packages=" ".join(f"{name}=={version}" for name, version in record.environment.packages.items()),
+        image=image,
     )

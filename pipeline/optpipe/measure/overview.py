@@ -1,7 +1,7 @@
 """Collects everything that was measured in a workspace for comparison: runs, artifacts and their accuracy."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from optpipe.core.comparison import BaselineRecord, Comparison
@@ -22,13 +22,6 @@ from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, load_run, ru
 from optpipe.workspace.runs import list_runs
 from optpipe.workspace.seal import find_approved_baseline
 from optpipe.workspace.store import Store
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
-    comparison: Comparison
-    measured: tuple[RecordedMeasurement, ...]
-    runs: tuple[Run, ...]
 
 
 def find_bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ...]:
@@ -81,8 +74,8 @@ def compare_workspace(
     baseline: str | None = None,
     slo: Slo | None = None,
     across: bool = False,
-) -> Overview:
-    """Compares measurements. `baseline` is a run, or `approved` for the approved dossier of `model`.
+) -> tuple[Comparison, tuple[RecordedMeasurement, ...], tuple[Run, ...]]:
+    """Compares measurements; returns them and their runs too. `baseline` is a run, or `approved` for the dossier of `model`.
 
     A single name that is a measured model and no run acts as `model`; a file's name selects the builds of that file.
     """
@@ -119,7 +112,7 @@ def compare_workspace(
         measured, baseline=held_against, against=against, known=known, slo=slo, across=across
     )
     warnings = (*comparison.warnings, *_list_namesakes(measured, store))
-    return Overview(replace(comparison, warnings=warnings), measured, runs)
+    return replace(comparison, warnings=warnings), measured, runs
 
 
 def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> Iterator[str]:

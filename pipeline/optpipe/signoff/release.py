@@ -40,7 +40,7 @@ from optpipe.models.export.onnx_export import read_outputs_early
 from optpipe.models.inputs.task_data import hash_data, load_sample_set, resolve_texts
 from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
 from optpipe.report.document import format_observed
-from optpipe.signoff.build_evidence import BuildEvidence, evidence_from_runs, is_of_other_file, select_groups
+from optpipe.signoff.build_evidence import evidence_from_runs, is_of_other_file, select_groups
 from optpipe.signoff.collect import (
     SignoffRequest,
     collect_evidence,
@@ -270,16 +270,13 @@ def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> 
         if criterion.section == "regression":  # without a baseline it is always missing
             if not select_groups(criterion.where, evidence.measured):
                 yield criterion
-        elif isinstance(observe(criterion, evidence), Blocker) or _has_too_few_processes(criterion, evidence):
+            continue
+        few = isinstance(observe(criterion, evidence), Blocker)
+        if not few and issubclass(SECTIONS.get(criterion.section, object), MeasuredSection):
+            groups = select_groups(criterion.where, evidence.measured)  # an interval needs enough VALID processes
+            few = min((group.count_requested(criterion.metric) for group in groups), default=0) < MIN_VALUES
+        if few:
             yield criterion
-
-
-def _has_too_few_processes(criterion: Criterion, evidence: BuildEvidence) -> bool:
-    """True if fewer VALID processes than an interval needs measured a load of the criterion."""
-    if not issubclass(SECTIONS.get(criterion.section, object), MeasuredSection):
-        return False
-    groups = select_groups(criterion.where, evidence.measured)
-    return min((group.count_requested(criterion.metric) for group in groups), default=0) < MIN_VALUES
 
 
 def _group_by_kind(needed: Sequence[Criterion], runs: Sequence[Run]) -> Iterator[tuple[str, list[Criterion]]]:

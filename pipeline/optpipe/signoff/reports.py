@@ -23,8 +23,8 @@ from optpipe.core.verdict import CriterionResult, StepRecord, Verdict, VerdictRe
 from optpipe.measure.compare import compare_measurements
 from optpipe.measure.document import draw_measurements, list_comparison_parts, list_raw_files, summarize_comparison
 from optpipe.measure.figures import measurements_from_run
-from optpipe.measure.groups import find_environment_differences
-from optpipe.measure.overview import Overview, collect_build_facts
+from optpipe.measure.groups import RecordedMeasurement, find_environment_differences
+from optpipe.measure.overview import collect_build_facts
 from optpipe.models.artifacts.facts import judged_build_from_entry
 from optpipe.preprocess.records import PreprocessRecord
 from optpipe.report.charts import Bar
@@ -384,29 +384,38 @@ MAX_IMAGES = 6
 
 
 def render_dossier(dossier: Dossier, verdict: VerdictRecord, *, figures: bool) -> dict[str, str]:
-    found = overview_from_dossier(dossier)
-    page = make_dossier_page(dossier, verdict, found, figures=figures)
-    return _render_reports(page, found.comparison, verdict)
+    comparison, measured = compare_dossier(dossier)
+    page = make_dossier_page(dossier, verdict, comparison, measured, figures=figures)
+    return _render_reports(page, comparison, verdict)
 
 
-def make_dossier_page(dossier: Dossier, verdict: VerdictRecord, found: Overview, *, figures: bool) -> Page:
-    folder = dossier.folder
-    profile, measured, profile_files = _find_profile(found.runs, folder)
+def make_dossier_page(
+    dossier: Dossier,
+    verdict: VerdictRecord,
+    comparison: Comparison,
+    measured: Sequence[RecordedMeasurement],
+    *,
+    figures: bool,
+) -> Page:
+    folder, runs = dossier.folder, dossier.every_run
+    profile, inference, profile_files = _find_profile(runs, folder)
     drawn: list[Figure] = []
     if figures:
         names = [f"{BUILDS}/{entry.path.name}/{MANIFEST}" for entry in dossier.builds]
         stage_files = tuple(RawFile(name, dossier.files.hash(name), len(dossier.files.read(name))) for name in names)
         stages = tuple(_list_stage_bars(dossier))
-        drawn = draw_measurements(found.comparison, found.measured, found.runs, folder, stages, stage_files)
-        drawn += [] if profile is None else list(draw_profile(profile, profile_files, measured))
-    pictures, files = list(_list_pictures(found.runs, folder)), list_raw_files(found.runs, folder)
-    return page_from_verdict(verdict, found.comparison, drawn, pictures, profile, files)
+        drawn = draw_measurements(comparison, measured, runs, folder, stages, stage_files)
+        drawn += [] if profile is None else list(draw_profile(profile, profile_files, inference))
+    pictures, files = list(_list_pictures(runs, folder)), list_raw_files(runs, folder)
+    return page_from_verdict(verdict, comparison, drawn, pictures, profile, files)
 
 
-def write_comparison(found: Overview, folder: Path) -> list[Path]:
-    figures = draw_measurements(found.comparison, found.measured, found.runs, folder)
-    page = page_from_comparison(found.comparison, figures, list_raw_files(found.runs, folder))
-    return write_reports(_render_reports(page, found.comparison, None), folder)
+def write_comparison(
+    comparison: Comparison, measured: Sequence[RecordedMeasurement], runs: Sequence[Run], folder: Path
+) -> list[Path]:
+    figures = draw_measurements(comparison, measured, runs, folder)
+    page = page_from_comparison(comparison, figures, list_raw_files(runs, folder))
+    return write_reports(_render_reports(page, comparison, None), folder)
 
 
 def write_reports(texts: Mapping[str, str], folder: Path) -> list[Path]:
@@ -440,9 +449,9 @@ def explain_no_drawing(drawn_with: Mapping[str, str]) -> list[str]:
     return [f"{HTML}: its figures were drawn by {', '.join(other)}"] if other else []
 
 
-def overview_from_dossier(dossier: Dossier) -> Overview:
-    """Compares the builds in a dossier on the machine that measured the judged build last."""
-    request, every = dossier.request, dossier.every_run
+def compare_dossier(dossier: Dossier) -> tuple[Comparison, tuple[RecordedMeasurement, ...]]:
+    """Compares the builds in a dossier on the machine that measured the judged build last; returns their measurements too."""
+    request = dossier.request
     bench = [run for run in dossier.runs if run.kind == "bench"]
     measured = tuple(one for run in bench for one in measurements_from_run(run, whole=False))
     stated = sum(len(read_measurements(run.files)) for run in bench)
@@ -456,7 +465,7 @@ def overview_from_dossier(dossier: Dossier) -> Overview:
     if not here:
         reason = f"no measurements of {request.model}; first run optpipe bench {request.model}"
         nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=place)
-        return Overview(nothing, (), every)
+        return nothing, ()
     comparison = compare_measurements(
         here, known=collect_build_facts(dossier.artifacts, dossier.runs, dossier.manifests)
     )
@@ -470,7 +479,7 @@ def overview_from_dossier(dossier: Dossier) -> Overview:
         ),
     )
     said = tuple(f"{count} measurement{'s are' if count > 1 else ' is'} {why}" for count, why in notes if count)
-    return Overview(replace(comparison, warnings=(*comparison.warnings, *said)), here, every)
+    return replace(comparison, warnings=(*comparison.warnings, *said)), here
 
 
 def _find_namesakes(dossier: Dossier) -> set[str]:

@@ -214,16 +214,16 @@ def test_what_has_no_counterpart_is_listed():
 
 
 def test_a_workspace_is_compared_from_its_raw_samples(measured_workspace):
-    found = compare_workspace(measured_workspace.store)
-    rows = {(row.precision, row.load.batch_size): row for row in found.comparison.rows}
+    found, *_ = compare_workspace(measured_workspace.store)
+    rows = {(row.precision, row.load.batch_size): row for row in found.rows}
     assert len(rows) == 6
     assert rows["int8", 4].change == "not judged: different runs"
     assert rows["int8", 4].speedup.value == pytest.approx(1 / 0.6, rel=0.05)
     assert rows["fp32", 4].speedup is None, "it is the baseline"
-    frame = frame_from_comparison(found.comparison)
+    frame = frame_from_comparison(found)
     assert frame.height == 6
     assert frame.schema["latency_ns_p99_value"] == pl.Float64
-    assert frame.write_csv().splitlines()[1].startswith(found.comparison.rows[0].id)
+    assert frame.write_csv().splitlines()[1].startswith(found.rows[0].id)
 
 
 @pytest.mark.slow
@@ -232,7 +232,7 @@ def test_a_run_that_ended_while_it_warmed_up_has_no_distribution(workspace, tmp_
     workspace.bench(entry)
     workspace.interrupted_bench(entry)
     found = compare_workspace(workspace.store)
-    drawn = draw_measurements(found.comparison, found.measured, found.runs, tmp_path)
+    drawn = draw_measurements(*found, tmp_path)
     assert [len(each.files) for each in drawn if each.title == "Latency distribution"] == [1]
 
 
@@ -260,9 +260,7 @@ def test_a_model_that_was_not_measured_is_named_with_those_that_were(workspace):
     workspace.bench(workspace.artifact("fp16"))
     with pytest.raises(BadInputError, match=r"no measurements of nope .*; measured models: digits"):
         compare_workspace(workspace.store, model="nope")
-    assert len(compare_workspace(workspace.store, names=["digits"]).comparison.rows) == 1, (
-        "a model's name does for --model"
-    )
+    assert len(compare_workspace(workspace.store, names=["digits"])[0].rows) == 1, "a model's name does for --model"
     with pytest.raises(BadInputError, match="'nope' matches 0 bench runs"):
         compare_workspace(workspace.store, names=["nope"])
 
@@ -273,10 +271,10 @@ def test_a_baseline_run_is_held_against_and_not_listed(workspace):
     with pytest.raises(BadInputError, match="the only run is the baseline"):
         compare_workspace(workspace.store, baseline=baseline.name)
     workspace.bench(entry, mean_ms=20.0)
-    rows = compare_workspace(workspace.store, baseline=baseline.name).comparison.rows
+    rows = compare_workspace(workspace.store, baseline=baseline.name)[0].rows
     assert [row.change for row in rows] == ["not judged: different runs"]
     workspace.bench(entry, mean_ms=20.0)
-    rows = compare_workspace(workspace.store, baseline=baseline.name).comparison.rows
+    rows = compare_workspace(workspace.store, baseline=baseline.name)[0].rows
     assert [row.change for row in rows] == ["slower"]
     with pytest.raises(BadInputError, match="no approved baseline"):
         compare_workspace(workspace.store, model="digits", baseline="approved")

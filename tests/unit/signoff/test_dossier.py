@@ -16,7 +16,7 @@ from optpipe.signoff.dossier import read_dossier, since_from_text
 from optpipe.signoff.judge import TRUST_CRITERIA
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import require_possible
-from optpipe.signoff.reports import overview_from_dossier
+from optpipe.signoff.reports import compare_dossier
 from optpipe.signoff.verify import check_dossier
 from optpipe.workspace.seal import find_approved_baseline, seal_folder, store_baseline
 
@@ -252,7 +252,7 @@ def test_since_narrows_what_is_judged_and_what_it_leaves_out_is_named(workspace,
     assert removed.name in notes["removed-runs"]
     assert json.loads((folder / "request.json").read_text())["since"] == since
     assert check_dossier(folder).problems == ()
-    comparison = overview_from_dossier(read_dossier(Files(folder))).comparison
+    comparison, _ = compare_dossier(read_dossier(Files(folder)))
     assert [one.artifact for one in comparison.rows] == [entry.id]
     assert any("5 measurements are excluded" in each for each in comparison.warnings)
     edit(folder / "request.json", "since")
@@ -296,6 +296,6 @@ def test_the_report_shows_the_judged_build_and_none_that_is_called_the_same(work
     workspace.bench(new, mean_ms=14.0, processes=3)
     workspace.bench(workspace.artifact("int8", trained=False), processes=3)
     _, folder = sign_off(LATENCY % "50", artifact=old.id)
-    found = overview_from_dossier(read_dossier(Files(folder))).comparison
+    found, _ = compare_dossier(read_dossier(Files(folder)))
     assert {row.precision: row.artifact == old.id for row in found.rows} == {"fp16": True, "fp32": False}
     assert found.warnings[-1].startswith("6 measurements are excluded")

@@ -70,7 +70,7 @@ def test_a_baseline_of_another_network_of_that_name_is_said(make_workspace, tmp_
         in notes["other"]["other-network"]
     )
     assert check_dossier(tmp_path / "other").problems == ()
-    (warning,) = [each for each in compare_workspace(workspace.store).comparison.warnings if "networks" in each]
+    (warning,) = [each for each in compare_workspace(workspace.store)[0].warnings if "networks" in each]
     assert warning.startswith("2 networks are called digits, and each row is of the newest: ")
 
 

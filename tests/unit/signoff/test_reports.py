@@ -33,11 +33,11 @@ from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off
 from optpipe.signoff.reports import (
+    compare_dossier,
     document_from_pipeline_run,
     document_from_verdict,
     document_from_verification,
     make_dossier_page,
-    overview_from_dossier,
     page_from_verdict,
     render_junit,
 )
@@ -80,7 +80,7 @@ def drawn(measured_once):
 
 def page_of(signed):
     dossier = read_dossier(Files(signed[1]))
-    return make_dossier_page(dossier, signed[0], overview_from_dossier(dossier), figures=True)
+    return make_dossier_page(dossier, signed[0], *compare_dossier(dossier), figures=True)
 
 
 def test_all_forms_say_the_same(failed):

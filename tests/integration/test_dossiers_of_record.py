@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from optpipe.cli.app import app
 from optpipe.signoff.verify import verify_dossier
 from optpipe.workspace.seal import SUMS
 
-DOSSIERS = sorted(path.parent for path in (Path(__file__).parents[2] / "reports").rglob(SUMS))
+REPORTS = Path(__file__).parents[2] / "reports"
+DOSSIERS = sorted(path.parent for path in REPORTS.rglob(SUMS))
 
 
 @pytest.mark.parametrize("folder", DOSSIERS, ids=lambda path: path.name)
@@ -16,3 +19,10 @@ def test_a_dossier_of_record_is_intact_and_recomputed(folder):
     assert checked.problems == ()
     assert checked.verdict is not None
     assert sum(checked.list_sizes()) < 8e6
+
+
+def test_the_comparison_of_the_gallery_is_drawn_by_this_version(tmp_path):
+    runs = sorted(map(str, (REPORTS / "resnet50-h200" / "runs").glob("bench-*")))
+    assert CliRunner().invoke(app, ["compare", *runs, "--output", str(tmp_path)]).exit_code == 0
+    for kept in (REPORTS / "gallery" / "comparison").iterdir():
+        assert kept.read_bytes() == (tmp_path / kept.name).read_bytes(), "run reports/gallery.sh again"

@@ -337,7 +337,7 @@ def _tabulate_candidates(decision: Decision) -> Table:
         "artifact",
         "backend",
         "precision",
-        figure_column("SNR" if decision.budget.endswith("dB") else "drop (95%)"),
+        figure_column("SNR" if decision.budget.endswith("dB") else "drop, points"),
         *(figure_column(f"batch {size}") for size in sizes),
         Column("outcome", rank=2),
     ]

@@ -10,7 +10,7 @@ from tests.fakes.entries import put_verified
 
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError, MissingError, StageError
-from optpipe.trace.nsys import Extra, ProfilePlan, Recording, export_recording, make_nsys_command
+from optpipe.trace.nsys import ProfilePlan, Recording, export_recording
 from optpipe.trace.record import INPUTS, InferenceJob, ProfileJob, make_worker_job, read_profiled_rows
 from optpipe.workspace.file_names import CARD, REFERENCE
 
@@ -39,29 +39,6 @@ def test_a_profile_runs_at_its_batch_size_and_length(tmp_path, length, batch_siz
     assert read_written(batch_size).shape == (batch_size, length or 8)
     with pytest.raises(BadInputError, match="--batch-size 65"):
         read_written(65)
-
-
-def _command(*extras: Extra, on_gpu: bool = True, whole: bool = False) -> str:
-    return " ".join(make_nsys_command(set(extras), Path("out"), on_gpu=on_gpu, whole=whole))
-
-
-@pytest.mark.parametrize(
-    ("command", "has", "lacks"),
-    [
-        (_command(), "--cuda-graph-trace node", "osrt"),
-        (
-            _command(),
-            "--capture-range nvtx --nvtx-capture optpipe.capture --capture-range-end stop",
-            "osrt",
-        ),
-        (_command(whole=True), "--trace nvtx,cuda,cublas,cudnn", "capture-range"),
-        (_command(on_gpu=False), "--trace nvtx", "cuda"),
-        (_command(Extra.OS_CALLS, on_gpu=False), "--trace nvtx,osrt", "cuda"),
-    ],
-)
-def test_the_nsys_command(command: str, has: str, lacks: str) -> None:
-    assert has in command
-    assert lacks not in command
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class Failure(TypedDict):
 DOCUMENTS: dict[str, tuple[str | type, ...]] = {
     "build": ("build.records:BuildResult", "build.choose:ChoiceResult"),
     "calibrate": ("quantize.calibrated_graph:CalibrationResult",),
-    "preprocess": ("preprocess.records:PreprocessRecord",),
+    "preprocess": ("preprocess.proof:PreprocessRecord",),
     "bench": ("measure.pair:BenchRecord", "preprocess.end_to_end:EndToEndRecord"),
     "evaluate": ("evaluate.result:Evaluation", "evaluate.layers:LayerComparison"),
     "profile": (

@@ -15,7 +15,7 @@ from optpipe.core.transform import Transform
 from optpipe.models.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.parity import PixelDifferences, check_edge_cases, compare_images, measure_steps_alone
-from optpipe.preprocess.records import EdgeCaseFile
+from optpipe.preprocess.proof import EdgeCaseFile
 
 if TYPE_CHECKING:
     from optpipe.preprocess.dali_graph import Arithmetic

@@ -4,8 +4,7 @@ from optpipe.core.entries import OutputError
 from optpipe.core.transform import Decode, Pack, Transform
 from optpipe.core.verdict import Verdict
 from optpipe.preprocess.dali_pipeline import DaliPlan
-from optpipe.preprocess.proof import agreement_from_counts
-from optpipe.preprocess.records import (
+from optpipe.preprocess.proof import (
     Accuracy,
     Difference,
     EdgeCaseFile,
@@ -17,6 +16,7 @@ from optpipe.preprocess.records import (
     RefusedImage,
     StepDifference,
     WorstImage,
+    agreement_from_counts,
 )
 from optpipe.preprocess.throughput import BatchTimes, LoaderPlan, Throughput, ThroughputJob, record_from_throughputs
 

@@ -19,7 +19,7 @@ from optpipe.evaluate.result import Evaluation
 from optpipe.preprocess import parity
 from optpipe.preprocess.dali_pipeline import DaliPlan, make_steps_pipeline
 from optpipe.preprocess.preprocess import PreprocessRequest, derive_preprocessing
-from optpipe.preprocess.records import PreprocessRecord
+from optpipe.preprocess.proof import PreprocessRecord
 from optpipe.workspace.store import Store
 from tests.fakes.dossiers import edit, seal_anew
 from tests.integration.conftest import Ran, optpipe

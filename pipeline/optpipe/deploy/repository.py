@@ -43,7 +43,7 @@ from optpipe.measure.search import MIN_SWEEP_GAIN
 from optpipe.models.artifacts.facts import hash_engine
 from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
-from optpipe.preprocess.records import PIPELINE
+from optpipe.preprocess.dali_pipeline import PIPELINE
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.signoff.policy import Criterion
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR

@@ -163,8 +163,7 @@ def open_preprocessing(folder: Path) -> Answer:
     from nvidia.dali.pipeline import Pipeline
 
     from optpipe.core.records import read_record
-    from optpipe.preprocess.dali_pipeline import INPUT
-    from optpipe.preprocess.records import PIPELINE, PreprocessingInfo
+    from optpipe.preprocess.dali_pipeline import INPUT, PIPELINE, PreprocessingInfo
 
     plan = read_record(folder / "preprocessing.json", PreprocessingInfo).plan
     pipeline = Pipeline.deserialize(

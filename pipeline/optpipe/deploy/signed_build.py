@@ -18,8 +18,8 @@ from optpipe.evaluate.tasks import find_task
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.models.artifacts.facts import JudgedBuild, hash_engine
 from optpipe.models.inputs.image_set import ImageSet
-from optpipe.preprocess.proof import is_proof_for
-from optpipe.preprocess.records import PreprocessingInfo, PreprocessRecord
+from optpipe.preprocess.dali_pipeline import PreprocessingInfo
+from optpipe.preprocess.proof import PreprocessRecord, is_proof_for
 from optpipe.signoff.dossier import Dossier
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.verify import require_pass, verify_dossier

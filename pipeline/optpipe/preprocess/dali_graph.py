@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Interpolation, Resize, Transform, compute_crop_start
 from optpipe.core.transform import compute_resized_sides as resized_sides
@@ -232,8 +234,6 @@ def _compute_crop_start(image: GraphImage, step: CenterCrop) -> Any:
 
 def _vector(first: float, second: float) -> Any:
     """Two numbers as a constant operand, int32 if both are integers, otherwise float32."""
-    import numpy as np
-
     whole = isinstance(first, int) and isinstance(second, int)
     return np.array([first, second], dtype=np.int32 if whole else np.float32)
 

@@ -9,14 +9,21 @@ decoders; others go to the CPU's, which are the libraries that Pillow uses. Meas
 - The hardware JPEG decoder limits a tuned pipeline while the CPU idles: the CPU can take a share.
 """
 
+import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
-from optpipe.core.errors import MissingError, is_out_of_memory
+import numpy as np
+
+from optpipe.core.card import ModelCard
+from optpipe.core.errors import MissingError, StageError, is_out_of_memory
+from optpipe.core.events import Listener
 from optpipe.core.process import JobFailure, run_jobs
+from optpipe.core.records import plain_from_record
 from optpipe.core.transform import CenterCrop, Decode, Resize, Transform
+from optpipe.models.inputs.synthetic import make_edge_case_files
 from optpipe.preprocess.dali_graph import (
     Arguments,
     Arithmetic,
@@ -30,6 +37,9 @@ from optpipe.preprocess.dali_graph import (
     process_image,
     require_translatable,
 )
+from optpipe.workspace.entry import Entry
+from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.store import Store
 
 INPUT = "DALI_INPUT_0"
 """Triton's DALI backend gives the first input this name unless a configuration names it."""
@@ -304,6 +314,63 @@ def _read_number(encoded: Node, start: Any, count: int) -> Node:
 
     some = fn.slice(encoded, start=start, shape=[count], axes=[0], out_of_bounds_policy="pad")
     return fn.reinterpret(some, dtype=types.UINT32 if count == 4 else types.UINT16, shape=[])
+
+
+PIPELINE = "1/model.dali"
+
+
+@dataclass(frozen=True, slots=True)
+class PreprocessingInfo:
+    KIND: ClassVar[str] = "preprocessing"
+
+    model: str
+    transform_sha256: str
+    plan: DaliPlan
+    file: str
+
+
+def build_preprocessing_artifact(
+    card: ModelCard, transform: Transform, plan: DaliPlan, model: str, store: Store, listener: Listener
+) -> tuple[Entry[PreprocessingInfo], bool]:
+    """The serialized pipeline and the transform of the exported `model`.
+
+    The written file is loaded and must give the same tensor as the original pipeline.
+    """
+    recipe = {
+        "revision": 5,
+        "model": model,
+        "transform": transform.hash,
+        "plan": plain_from_record(plan),
+        "dali": get_package_version("nvidia-dali-cuda130"),
+    }
+
+    def make(directory: Path) -> PreprocessingInfo:
+        target = directory / PIPELINE
+        target.parent.mkdir()
+        dali_from_transform(transform, plan).serialize(filename=str(target))
+        _require_same(target, transform, plan)
+        (directory / "transform.json").write_text(json.dumps(transform.to_dict(), indent=1), encoding="utf-8")
+        return PreprocessingInfo(card.name, transform.hash, plan, PIPELINE)
+
+    return store.produce(PreprocessingInfo, recipe, make, parents=(model,), listener=listener)
+
+
+def _require_same(path: Path, transform: Transform, plan: DaliPlan) -> None:
+    from nvidia.dali.pipeline import Pipeline
+
+    one = replace(plan, batch_size=1)
+    device_id = 0 if plan.device == "gpu" else None
+    loaded = Pipeline.deserialize(
+        filename=str(path), batch_size=1, num_threads=plan.threads, device_id=device_id, prefetch_queue_depth=1
+    )
+    fresh = dali_from_transform(transform, one, prefetch=1)
+    data = np.frombuffer(next(iter(make_edge_case_files()))[1], np.uint8)
+    results = []
+    for pipeline in (loaded, fresh):
+        pipeline.feed_input(INPUT, [data])
+        results.append(np.array(pipeline.run()[0].as_cpu()[0]))
+    if not np.array_equal(results[0], results[1]):
+        raise StageError(f"{path.name}: the serialized pipeline does not reproduce the original pipeline's tensor")
 
 
 Result = TypeVar("Result")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from optpipe.core.quantity import format_duration
 from optpipe.preprocess.end_to_end import EndToEndFigures, EndToEndRecord, EndToEndResult
-from optpipe.preprocess.records import EdgeCaseFile, ParityRecord, PreprocessRecord, Proof
+from optpipe.preprocess.proof import EdgeCaseFile, ParityRecord, PreprocessRecord, Proof
 from optpipe.preprocess.throughput import ThroughputRecord, ThroughputTuning
 from optpipe.report.document import (
     TONES,

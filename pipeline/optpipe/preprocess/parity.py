@@ -7,7 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import polars as pl
 
 from optpipe.core.errors import BadInputError, StageError, is_out_of_memory
 from optpipe.core.events import Listener
@@ -22,21 +25,19 @@ from optpipe.preprocess.dali_pipeline import (
     make_single_step_pipeline,
     make_steps_pipeline,
 )
-from optpipe.preprocess.proof import PredictionDecoder, proof_from_rows, rows_from_outputs
-from optpipe.preprocess.records import (
+from optpipe.preprocess.proof import (
     Difference,
     EdgeCaseFile,
     Outcome,
     ParityRecord,
+    PredictionDecoder,
     RefusedImage,
     StepDifference,
     WorstImage,
+    proof_from_rows,
+    rows_from_outputs,
 )
 from optpipe.workspace.files import write_bytes
-
-if TYPE_CHECKING:
-    import numpy as np
-    import polars as pl
 
 STEP_IMAGES = 64
 """Images for the share of each step."""
@@ -48,9 +49,9 @@ VISIBLE = 128
 @dataclass(frozen=True, slots=True)
 class ComparedImage:
     name: str
-    reference: "np.ndarray"
+    reference: np.ndarray
     """The model's tensor, without batch axis."""
-    got: "np.ndarray"
+    got: np.ndarray
     mean_levels: float
     max_levels: float
 
@@ -73,7 +74,7 @@ class PixelDifferences:
         return max(self.list_steps(), key=lambda each: each.alone.mean_levels).step
 
 
-def add_image(total: Difference, levels: "np.ndarray") -> Difference:
+def add_image(total: Difference, levels: np.ndarray) -> Difference:
     """`total` with the absolute differences of one more image, in levels and of any shape."""
     images = total.images + 1
     mean, off_share = float(levels.mean()), float((levels > 0.5).mean())
@@ -145,10 +146,8 @@ def measure_steps_alone(files: Sequence[tuple[str, bytes | Path]], pixels: Pixel
             pixels.alone[index + 1] = add_image(pixels.alone[index + 1], levels)
 
 
-def _run(pipeline: Any, arrays: Sequence[Any]) -> list[list["np.ndarray"]]:
+def _run(pipeline: Any, arrays: Sequence[Any]) -> list[list[np.ndarray]]:
     """Runs one batch; returns each image's array at every output."""
-    import numpy as np
-
     fed = [np.frombuffer(each, np.uint8) if isinstance(each, bytes) else np.ascontiguousarray(each) for each in arrays]
     pipeline.feed_input(INPUT, fed)
     outputs = [output.as_cpu() for output in pipeline.run()]
@@ -157,7 +156,7 @@ def _run(pipeline: Any, arrays: Sequence[Any]) -> list[list["np.ndarray"]]:
 
 def _run_one_by_one(
     batch: Sequence[tuple[str, bytes]], pixels: PixelDifferences
-) -> tuple[list[list["np.ndarray"]], list[tuple[str, bytes]]]:
+) -> tuple[list[list[np.ndarray]], list[tuple[str, bytes]]]:
     """Finds the files that DALI rejects, each of which fails a whole batch."""
     outputs, kept = [], []
     pipeline = None
@@ -182,7 +181,7 @@ def _explain_dali_error(error: Exception) -> str:
     return text[:200]
 
 
-def _run_reference(data: bytes, transform: Transform) -> list["np.ndarray"]:
+def _run_reference(data: bytes, transform: Transform) -> list[np.ndarray]:
     """Pixels after decoding and after each geometric step, then the packed tensor."""
     first = decode_image(data, transform.decode)
     steps = list(iterate_steps(transform, first))
@@ -190,7 +189,7 @@ def _run_reference(data: bytes, transform: Transform) -> list["np.ndarray"]:
 
 
 def _compare(
-    name: str, got: Sequence["np.ndarray"], expected: Sequence["np.ndarray"], pixels: PixelDifferences
+    name: str, got: Sequence[np.ndarray], expected: Sequence[np.ndarray], pixels: PixelDifferences
 ) -> ComparedImage:
     last = len(expected) - 1
     difference = None
@@ -203,9 +202,7 @@ def _compare(
     return ComparedImage(name, expected[last], got[last], float(difference.mean()), float(difference.max(initial=0.0)))
 
 
-def _compute_difference(got: "np.ndarray", expected: "np.ndarray") -> "np.ndarray":
-    import numpy as np
-
+def _compute_difference(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
     if got.shape != expected.shape:  # an incorrect side counts as the largest difference
         return np.full(1, 255.0)
     return np.abs(got.astype(np.float32) - expected.astype(np.float32))
@@ -213,7 +210,6 @@ def _compute_difference(got: "np.ndarray", expected: "np.ndarray") -> "np.ndarra
 
 def save_side_by_side(path: Path, compared: ComparedImage, transform: Transform) -> WorstImage:
     """Writes reference | DALI | difference as PNG. Raises StageError."""
-    import numpy as np
     from PIL import Image
 
     reference, got = (_levels_from_tensor(each, transform) for each in (compared.reference, compared.got))
@@ -228,10 +224,8 @@ def save_side_by_side(path: Path, compared: ComparedImage, transform: Transform)
     return WorstImage(compared.name, compared.mean_levels, compared.max_levels, path.name, factor)
 
 
-def _levels_from_tensor(tensor: "np.ndarray", transform: Transform) -> "np.ndarray":
+def _levels_from_tensor(tensor: np.ndarray, transform: Transform) -> np.ndarray:
     """A packed tensor in 8-bit levels, (height, width, 3)."""
-    import numpy as np
-
     pixels = np.moveaxis(tensor, 0, -1) if transform.pack.order == "CHW" else tensor
     values = pixels.astype(np.float64)
     if transform.normalize:
@@ -250,7 +244,7 @@ def prove_parity(
     paths: Sequence[Path],
     transform: Transform,
     plan: DaliPlan,
-    infer: Callable[["np.ndarray"], "Mapping[str, np.ndarray]"],
+    infer: Callable[[np.ndarray], Mapping[str, np.ndarray]],
     listener: Listener,
     *,
     labels: Sequence[int] | None = None,
@@ -258,7 +252,7 @@ def prove_parity(
     classifies: bool,
     threads: int = 2,
     decoder: PredictionDecoder | None = None,
-) -> "tuple[ParityRecord, pl.DataFrame, Sequence[ComparedImage]]":
+) -> tuple[ParityRecord, pl.DataFrame, Sequence[ComparedImage]]:
     """Compares on `paths`; `infer` maps a batch of inputs to the model's outputs, the first of which is compared.
 
     `labels` belong to `paths`; `decoder` compares the predictions of a detector or segmenter. Raises BadInputError if DALI
@@ -266,9 +260,6 @@ def prove_parity(
 
     Returns the record, one row per image as `proof` describes, and the worst images.
     """
-    import numpy as np
-    import polars as pl
-
     common = os.path.commonpath([path.parent for path in paths])  # rows leave this machine, its folders do not
     files = [(path.relative_to(common).as_posix(), path) for path in paths]
     truth = dict(zip((name for name, _ in files), labels, strict=True)) if labels is not None else {}
@@ -323,8 +314,6 @@ def prove_parity(
 
 def check_edge_cases(transform: Transform, plan: DaliPlan) -> tuple[EdgeCaseFile, ...]:
     """Decodes files that break pipelines. Both pipelines must reject a truncated one."""
-    import numpy as np
-
     every, readable = dict(make_edge_case_files()), {}
     for name, data in every.items():
         with suppress(BadInputError):  # Pillow refuses it

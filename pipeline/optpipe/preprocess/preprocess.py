@@ -6,8 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import numpy as np
+
+from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.core.card import ModelCard, Task, card_from_file, require_matching_input
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import Listener
@@ -21,17 +24,15 @@ from optpipe.models.export.model import Model
 from optpipe.models.inputs.image_set import ImageFolder, ImageSet, find_readable_images
 from optpipe.models.inputs.sample_set import format_unreadable
 from optpipe.preprocess.dali_graph import Arithmetic, require_translatable
-from optpipe.preprocess.dali_pipeline import DaliPlan, require_dali
+from optpipe.preprocess.dali_pipeline import PIPELINE, DaliPlan, build_preprocessing_artifact, require_dali
 from optpipe.preprocess.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, ComparedImage, prove_parity, save_side_by_side
-from optpipe.preprocess.proof import open_prediction_decoder
-from optpipe.preprocess.records import (
-    PIPELINE,
+from optpipe.preprocess.proof import (
     ImagesRecord,
     ParityRecord,
     PipelineRecord,
     PreprocessRecord,
     RefusedImage,
-    build_preprocessing_artifact,
+    open_prediction_decoder,
 )
 from optpipe.preprocess.throughput import (
     Throughput,
@@ -48,9 +49,6 @@ from optpipe.workspace.files import write_bytes, write_parquet
 from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.runs import finish_run, open_run
 from optpipe.workspace.store import Store
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Decoder = Literal["auto", "cpu", "mixed"]
 MAX_SECONDS = 600.0
@@ -206,22 +204,18 @@ def require_image_transform(card: ModelCard) -> Transform:
 @contextmanager
 def open_model_function(
     graph: Path, card: ModelCard, *, every: bool, boxes: bool
-) -> Iterator[Callable[["np.ndarray"], "Mapping[str, np.ndarray]"]]:
+) -> Iterator[Callable[[np.ndarray], Mapping[str, np.ndarray]]]:
     """The exported model on ONNX Runtime's CPU provider in FP32.
 
     Yields a function from a batch to `every` output, (images, ...) each, or to the first alone. `boxes` of one image have no
     image axis: those of all images are padded with zeros to the same number of rows.
     """
-    import numpy as np
-
-    from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
-
     spec = card.inputs[0]
     smallest, largest = spec.min[0], spec.max[0]
     with OnnxRuntimeSession(graph, "cpu", {}) as session:
         names = [each.name for each in session.outputs][: None if every else 1]
 
-        def infer(batch: "np.ndarray") -> "Mapping[str, np.ndarray]":
+        def infer(batch: np.ndarray) -> Mapping[str, np.ndarray]:
             outputs: dict[str, list[np.ndarray]] = {name: [] for name in names}
             for start in range(0, len(batch), largest):
                 part = batch[start : start + largest]

@@ -10,13 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
 
 from optpipe.core.card import ModelCard, Task
+from optpipe.core.entries import OutputError
 from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.records import Recomputed, record_from_files
+from optpipe.core.transform import Transform
 from optpipe.core.verdict import RANDOM_WEIGHTS, Blocker, Observation, Verdict
 from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.contract import TaskContract
@@ -24,7 +29,8 @@ from optpipe.evaluate.tasks.detection import lacks_image_axis
 from optpipe.models.artifacts.facts import JudgedBuild
 from optpipe.models.inputs.image_set import ImageFolder, ImageSet, is_annotated
 from optpipe.models.inputs.sample_set import SetFile
-from optpipe.preprocess.records import Accuracy, Agreement, PredictionAgreement, PreprocessRecord, Proof, TaskScore
+from optpipe.preprocess.dali_pipeline import DaliPlan
+from optpipe.preprocess.throughput import ThroughputTuning
 from optpipe.stats.paired import (
     FEWEST_FOR_SNR,
     Share,
@@ -39,9 +45,163 @@ from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PREPROCESSING, ROWS
 from optpipe.workspace.runs import newest_runs
 
-if TYPE_CHECKING:
-    import numpy as np
-    import polars as pl
+Outcome = Literal[
+    "equal", "near", "different", "refused by both", "refused by DALI", "refused by Pillow, decoded by DALI"
+]
+"""Result for an edge-case file; `equal` allows one level."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Absolute differences in 8-bit levels, over images."""
+
+    mean_levels: float = 0.0
+    """The mean of the images' means: every image has the same weight, whatever its size."""
+    max_levels: float = 0.0
+    off_share: float = 0.0
+    """Share of levels that differ by more than half a level."""
+    images: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepDifference:
+    step: str
+    cumulative: Difference
+    """After the step, including all earlier steps."""
+    alone: Difference
+    """Difference of the step alone, on the reference's pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedImage:
+    image: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorstImage:
+    image: str
+    mean_levels: float
+    max_levels: float
+    file: str
+    """The image of reference, result and difference side by side, in the run's folder."""
+    difference_times: float
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeCaseFile:
+    name: str
+    outcome: Outcome
+    mean_levels: float | None = None
+    max_levels: float | None = None
+
+    @property
+    def matches(self) -> bool:
+        return self.outcome in ("equal", "refused by both")
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Equal top-1 predictions of both pipelines, with the exact 95% interval of their share."""
+
+    equal: int
+    images: int
+    share: float
+    ci: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    reference: float
+    dali: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScore:
+    """The first score of a detector or segmenter (AP, mIoU) with both pipelines, as fractions."""
+
+    name: str
+    reference: float
+    dali: float
+    drop: float
+    drop_ci: tuple[float, float]
+    """95%, over images."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionAgreement:
+    """The mean over images of the task's parity of predictions, from 0 to 1, with its 95% interval."""
+
+    share: float
+    ci: tuple[float, float]
+    images: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    verdict: Verdict
+    reason: str
+    remedy: str | None
+    output: OutputError
+    top1_agreement: Agreement | None
+    accuracy: Accuracy | None
+    task_score: TaskScore | None = None
+    prediction_agreement: PredictionAgreement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParityRecord:
+    proof: Proof
+    images: int
+    steps: tuple[StepDifference, ...]
+    largest_step: str
+    far: int
+    refused: tuple[RefusedImage, ...]
+    edge_cases: tuple[EdgeCaseFile, ...]
+    worst: tuple[WorstImage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRecord:
+    id: str
+    path: str
+    sha256: str
+    plan: DaliPlan
+    steps: tuple[Mapping[str, Any], ...]
+    """As `Transform.to_dict` writes them."""
+
+    @property
+    def transform(self) -> Transform:
+        return Transform.from_dict({"steps": self.steps})
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesRecord:
+    folder: str
+    count: int
+    unreadable: tuple[RefusedImage, ...] = ()
+    left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PreprocessRecord:
+    model: str
+    classifies: bool
+    trained: bool
+    """Agreement of random weights proves little."""
+    pipeline: PipelineRecord
+    images: ImagesRecord
+    parity: ParityRecord
+    throughput: ThroughputTuning | None
+    verdict: Verdict
+    """Verdict of the parity proof; speed is reported, not judged."""
+    run_dir: str
+    warnings: tuple[str, ...] = ()
+    task: str | None = None
+    """Task of the model; None in records of earlier versions."""
+    model_sha256: str | None = None
+    """`hash_model` of the exported model of the proof; None in records of earlier versions."""
+
 
 REQUIRED_AGREEMENT = 0.995
 """Share of equal top-1 predictions that a replacement of preprocessing must keep."""
@@ -63,10 +223,8 @@ class Judgment:
     remedy: str | None = None
 
 
-def compute_agreement(reference: "np.ndarray", got: "np.ndarray") -> Agreement | None:
+def compute_agreement(reference: np.ndarray, got: np.ndarray) -> Agreement | None:
     """Top-1 agreement of two `(images,)` arrays of classes; None if the reference has one class for every image."""
-    import numpy as np
-
     if np.unique(reference).size < 2:
         return None
     return agreement_from_counts(int(np.count_nonzero(reference == got)), len(reference))
@@ -188,14 +346,12 @@ class PredictionDecoder:
     samples: ImageSet
     truths: Mapping[Path, Any]
 
-    def decode(self, outputs: "Mapping[str, np.ndarray]", paths: Sequence[Path]) -> list[Any]:
+    def decode(self, outputs: Mapping[str, np.ndarray], paths: Sequence[Path]) -> list[Any]:
         return list(self.task.decode(outputs, _name_files(paths, self.samples.root), self.samples, self.card))
 
     def add_columns(
-        self, rows: "pl.DataFrame", paths: Sequence[Path], reference: list[Any], got: list[Any]
-    ) -> "pl.DataFrame":
-        import polars as pl
-
+        self, rows: pl.DataFrame, paths: Sequence[Path], reference: list[Any], got: list[Any]
+    ) -> pl.DataFrame:
         columns = dict(zip(_COLUMNS, (reference, got), strict=True))
         if self.truths:
             columns["truth"] = [self.truths[path] for path in paths]
@@ -238,14 +394,12 @@ def find_stored_task(name: str | None) -> TaskContract | None:
 
 
 def compare_predictions(
-    rows: "pl.DataFrame", task: TaskContract | None
+    rows: pl.DataFrame, task: TaskContract | None
 ) -> tuple[TaskScore | None, PredictionAgreement | None]:
     """Score and agreement of the predictions in `rows`; None without predictions, or if the reference's prove nothing.
 
     They prove nothing if they are the same for every image, or score 0.
     """
-    import numpy as np
-
     if task is None or not set(_COLUMNS) <= set(rows.columns):
         return None, None
     reference, got = (rows[name].to_list() for name in _COLUMNS)
@@ -265,9 +419,7 @@ def compare_predictions(
     return TaskScore(first.name, was, first.value, first.drop, first.drop_ci), agreement
 
 
-def observe_prediction_agreement(
-    rows: "pl.DataFrame", task: TaskContract, confidence: float, about: str
-) -> Observation:
+def observe_prediction_agreement(rows: pl.DataFrame, task: TaskContract, confidence: float, about: str) -> Observation:
     """The agreement of the predictions in `rows` with its interval at `confidence`; blocked if there are too few images."""
     reference, got = (rows[name].to_list() for name in _COLUMNS)
     found = task.observe(None, reference, got, confidence, about)["agreement"]
@@ -277,11 +429,8 @@ def observe_prediction_agreement(
     return replace(found, blockers=(few,))
 
 
-def rows_from_outputs(reference: "np.ndarray", got: "np.ndarray", *, classifies: bool) -> "pl.DataFrame":
+def rows_from_outputs(reference: np.ndarray, got: np.ndarray, *, classifies: bool) -> pl.DataFrame:
     """Columns for the outputs of one batch, `(images, …)` each; the classes are null if the model is not a classifier."""
-    import numpy as np
-    import polars as pl
-
     reference, got = (each.astype(np.float32) for each in (reference, got))
     columns: dict[str, Any] = dict(compute_row_errors(reference, got))
     for name, outputs in (("reference_class", reference), ("dali_class", got)):
@@ -290,7 +439,7 @@ def rows_from_outputs(reference: "np.ndarray", got: "np.ndarray", *, classifies:
 
 
 def proof_from_rows(
-    rows: "pl.DataFrame", *, trained: bool, classifies: bool, refused: int, task: TaskContract | None = None
+    rows: pl.DataFrame, *, trained: bool, classifies: bool, refused: int, task: TaskContract | None = None
 ) -> Proof:
     """`task` is that of a detector or segmenter."""
     sums = _list_sums(rows)
@@ -317,19 +466,17 @@ def proof_from_rows(
     return Proof(judgment.verdict, judgment.reason, judgment.remedy, error, top1, accuracy, score, predicted)
 
 
-def row_errors_from_table(rows: "pl.DataFrame") -> "dict[str, np.ndarray]":
+def row_errors_from_table(rows: pl.DataFrame) -> dict[str, np.ndarray]:
     """The sums of each image for `stats.paired`."""
     return {name: values for name, values in _list_sums(rows).items() if name not in _CLASSES}
 
 
-def _list_sums(rows: "pl.DataFrame") -> "dict[str, np.ndarray]":
+def _list_sums(rows: pl.DataFrame) -> dict[str, np.ndarray]:
     return {name: rows[name].to_numpy() for name in rows.columns if rows[name].dtype.is_numeric() or name == "finite"}
 
 
-def read_rows(files: Files) -> "pl.DataFrame":
+def read_rows(files: Files) -> pl.DataFrame:
     """Raises BadInputError if the run has no rows."""
-    import polars as pl
-
     with read_as_user_file(files.folder / ROWS, "parity results"):
         rows = pl.read_parquet(files.read(ROWS))
     if "difference_square" not in rows.columns:
@@ -388,7 +535,7 @@ def recompute_preprocessing(run: Run) -> Iterator[Recomputed]:
         yield PREPROCESSING, stored, replace(stored, parity=parity, verdict=proof.verdict)
 
 
-def recompute_proof(rows: "pl.DataFrame", record: PreprocessRecord) -> Proof:
+def recompute_proof(rows: pl.DataFrame, record: PreprocessRecord) -> Proof:
     return proof_from_rows(
         rows,
         trained=record.trained,

@@ -23,8 +23,7 @@ from optpipe.core.verdict import VerdictRecord
 from optpipe.models.artifacts.decisions import find_decision
 from optpipe.models.artifacts.facts import hash_engine, judged_build_from_entry
 from optpipe.models.artifacts.lookup import describe_network, find_builds
-from optpipe.preprocess.proof import is_proof_for
-from optpipe.preprocess.records import PreprocessRecord
+from optpipe.preprocess.proof import PreprocessRecord, is_proof_for
 from optpipe.signoff.build_evidence import is_of_other_file
 from optpipe.signoff.dossier import VERIFIER, DossierRequest, split_runs
 from optpipe.signoff.evidence import JUDGED_RUNS

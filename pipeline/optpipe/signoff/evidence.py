@@ -33,8 +33,7 @@ from optpipe.measure.groups import (
     read_value,
 )
 from optpipe.measure.pair import PairedComparison, RecordedPair, recompute_pair
-from optpipe.preprocess.proof import recompute_preprocessing
-from optpipe.preprocess.records import PreprocessRecord
+from optpipe.preprocess.proof import PreprocessRecord, recompute_preprocessing
 from optpipe.signoff.build_evidence import (
     CAVEATS,
     UNKNOWN,

@@ -26,7 +26,7 @@ from optpipe.measure.figures import measurements_from_run
 from optpipe.measure.groups import RecordedMeasurement, find_environment_differences
 from optpipe.measure.overview import collect_build_facts
 from optpipe.models.artifacts.facts import judged_build_from_entry
-from optpipe.preprocess.records import PreprocessRecord
+from optpipe.preprocess.proof import PreprocessRecord
 from optpipe.report.charts import Bar
 from optpipe.report.document import (
     PAGE_ONLY,

@@ -20,7 +20,7 @@ from optpipe.preprocess.end_to_end import (
     find_bottleneck,
     find_tuned_plan,
 )
-from optpipe.preprocess.records import PredictionAgreement, RefusedImage, TaskScore
+from optpipe.preprocess.proof import PredictionAgreement, RefusedImage, TaskScore
 from optpipe.workspace.file_names import PREPROCESSING
 from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.store import Store

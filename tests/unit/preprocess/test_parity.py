@@ -21,13 +21,14 @@ from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.parity import prove_parity, save_side_by_side
 from optpipe.preprocess.proof import (
     SNR_FLOOR_DB,
+    PredictionAgreement,
+    TaskScore,
     agreement_from_counts,
     compare_predictions,
     compute_agreement,
     judge_parity,
     observe_prediction_agreement,
 )
-from optpipe.preprocess.records import PredictionAgreement, TaskScore
 
 GOOD: dict[str, Any] = {"finite": True, "trained": True, "classifies": True, "refused": 0}
 

@@ -23,9 +23,8 @@ from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.images import decode_image, preprocess_file
 from optpipe.models.inputs.sample_set import SetFile
 from optpipe.models.inputs.synthetic import make_edge_case_files, make_synthetic_image
-from optpipe.preprocess.dali_pipeline import INPUT, DaliPlan
+from optpipe.preprocess.dali_pipeline import INPUT, PIPELINE, DaliPlan, build_preprocessing_artifact
 from optpipe.preprocess.preprocess import choose_images, open_model_function
-from optpipe.preprocess.records import PIPELINE, build_preprocessing_artifact
 from optpipe.workspace.store import Store
 
 

@@ -12,7 +12,7 @@ from optpipe.core.events import SilentListener
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
 from optpipe.measure import trials
 from optpipe.preprocess import throughput
-from optpipe.preprocess import throughput_worker as measured
+from optpipe.preprocess import throughput as measured
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.throughput import (
     BatchTimes,
@@ -24,10 +24,10 @@ from optpipe.preprocess.throughput import (
     make_job,
     measure_throughputs,
     merge_repeats,
+    time_batches,
     tune_preprocessing,
     warn_about_other_load,
 )
-from optpipe.preprocess.throughput_worker import time_batches
 from optpipe.stats.ratio import compute_ratio_interval
 
 TRANSFORM = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))
@@ -181,7 +181,7 @@ def test_bursts_of_the_workers_do_not_change_the_rate(monkeypatch, workers):
 def test_the_statistics_are_imported_before_batches_are_timed():
     code = """
 import sys, time
-from optpipe.preprocess.throughput_worker import time_batches
+from optpipe.preprocess.throughput import time_batches
 loaded = []
 def batch():
     loaded.append("scipy.special" in sys.modules)

@@ -66,8 +66,7 @@ def prepare(folder: Path, count: int) -> None:
     from optpipe.core.card import card_from_file
     from optpipe.core.entries import weights_from_text
     from optpipe.core.events import SilentListener
-    from optpipe.models.export.exported import export_model
-    from optpipe.models.export.model import Model
+    from optpipe.models.export.exported import Model, export_model
     from optpipe.models.inputs.images import preprocess_batches
     from optpipe.models.sources.resolve import source_from_text
     from optpipe.workspace.file_names import CARD, ONNX
@@ -122,9 +121,8 @@ def _forward(folder: Path, count: int) -> None:
 def _ours(folder: Path, count: int, methods: tuple[str, ...]) -> None:
     import onnx
 
-    from optpipe.quantize.collect import Collector
-    from optpipe.quantize.placement import place_qdq
-    from optpipe.quantize.ranges import compute_range
+    from optpipe.quantize.qdq import place_qdq
+    from optpipe.quantize.ranges import Collector, compute_range
 
     model = folder / "model.onnx"
     tensors = place_qdq(onnx.load(model), "tensorrt").tensors
@@ -143,8 +141,8 @@ def interleaved(folder: Path, count: int) -> None:
     import onnx
     import onnxruntime as ort
 
-    from optpipe.quantize.collect import Collector
-    from optpipe.quantize.placement import place_qdq
+    from optpipe.quantize.qdq import place_qdq
+    from optpipe.quantize.ranges import Collector
 
     model = folder / "model.onnx"
     tensors = place_qdq(onnx.load(model), "tensorrt").tensors

@@ -19,8 +19,8 @@ import polars as pl
 from scipy.signal import lfilter
 from scipy.special import ndtri
 
-from optpipe.core.comparison import BaselineRecord
 from optpipe.core.measurement import (
+    BaselineRecord,
     LatencySummary,
     LoadSpec,
     Measurement,
@@ -45,7 +45,7 @@ from optpipe.measure.race import TuningRecord, tune_options
 from optpipe.measure.search import Slo, find_highest_rate
 from optpipe.measure.validity import ValidityEvidence, find_reasons
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR
-from optpipe.models.artifacts.facts import JudgedBuild
+from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.judge import decide_overall_verdict, judge_criteria

@@ -328,7 +328,7 @@ def plan_network(given: Any) -> Network:
     from optpipe.build.build import BuildPlan
     from optpipe.core.entries import weights_from_text
     from optpipe.core.precision import Precision
-    from optpipe.models.export.model import Model
+    from optpipe.models.export.exported import Model
     from optpipe.models.sources.resolve import source_from_text
 
     name, batches, images = given.one, parse_batches(given), given.calibration

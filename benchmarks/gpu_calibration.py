@@ -17,9 +17,8 @@ from photographs import main as make_photographs
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import Device, ModelInfo
 from optpipe.models.inputs.images import preprocess_batches
-from optpipe.quantize.collect import Collector, choose_batch_size
-from optpipe.quantize.placement import place_qdq
-from optpipe.quantize.ranges import METHODS, compute_range
+from optpipe.quantize.qdq import place_qdq
+from optpipe.quantize.ranges import METHODS, Collector, choose_batch_size, compute_range
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 

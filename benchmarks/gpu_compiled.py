@@ -42,8 +42,7 @@ from optpipe.backends.torch_program import export_program, export_rewritten, lay
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch
-from optpipe.quantize.placement import place_qdq
-from optpipe.quantize.qdq import qdq_from_onnx
+from optpipe.quantize.qdq import place_qdq, qdq_from_onnx
 from optpipe.workspace.environment import list_gpus
 
 ROUNDS = 20

@@ -12,17 +12,11 @@ import onnx
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import weights_from_text
 from optpipe.core.events import SilentListener
-from optpipe.models.export.exported import export_model
-from optpipe.models.export.model import Model
+from optpipe.models.export.exported import Model, export_model
 from optpipe.models.inputs.image_set import image_set_from_path
 from optpipe.models.sources.resolve import source_from_text
-from optpipe.quantize.calibrate import (
-    TARGETS,
-    calibrate_model,
-    load_calibration_data,
-    quantize_graph,
-    tables_from_entry,
-)
+from optpipe.quantize.calibrated_graph import TARGETS, calibrate_model, load_calibration_data, tables_from_entry
+from optpipe.quantize.qdq import quantize_graph
 from optpipe.quantize.ranges import METHODS
 from optpipe.quantize.sensitivity import Fp32Reference
 from optpipe.workspace.file_names import CARD, ONNX

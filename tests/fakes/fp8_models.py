@@ -13,8 +13,7 @@ from optpipe.backends.base import BuildRequest, Device
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.precision import Precision
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
-from optpipe.quantize.placement import place_qdq
-from optpipe.quantize.qdq import qdq_from_onnx
+from optpipe.quantize.qdq import place_qdq, qdq_from_onnx
 from optpipe.quantize.ranges import TensorRange
 
 VIT = """

@@ -13,8 +13,7 @@ from optpipe.backends.torch_layers import steps
 from optpipe.backends.torch_layers.tactics import Operands, arrange_convolution, arrange_depthwise, arrange_stem
 from optpipe.core.card import InputSpec
 from optpipe.core.precision import Precision
-from optpipe.quantize.placement import place_qdq
-from optpipe.quantize.qdq import qdq_from_onnx
+from optpipe.quantize.qdq import place_qdq, qdq_from_onnx
 
 
 def upload(arrays):

@@ -16,8 +16,7 @@ from optpipe.core.entries import ArtifactInfo, WeightsRecord
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.deploy.session_process import CapturedSession, can_capture
-from optpipe.quantize.collect import Collector
-from optpipe.quantize.ranges import METHODS, compute_range
+from optpipe.quantize.ranges import METHODS, Collector, compute_range
 
 X = np.random.default_rng(0).standard_normal((24, 16, 32, 32)).astype(np.float32)
 TENSORS = ("x", "r", "c")

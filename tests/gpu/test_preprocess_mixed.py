@@ -7,7 +7,7 @@ from PIL import Image
 from optpipe.core.events import SilentListener
 from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
 from optpipe.models.inputs.images import preprocess_file
-from optpipe.models.inputs.synthetic import make_synthetic_image
+from optpipe.models.inputs.samples import make_synthetic_image
 from optpipe.preprocess.dali_pipeline import DaliPlan, make_reading_pipeline
 from optpipe.preprocess.parity import check_edge_cases, prove_parity
 

@@ -27,8 +27,7 @@ from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
-from optpipe.models.inputs.annotations import read_boxes
-from optpipe.models.inputs.image_set import ImageSet
+from optpipe.models.inputs.image_set import ImageSet, read_boxes
 from optpipe.models.inputs.task_data import load_sample_set
 from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.seal import seal_folder

@@ -18,14 +18,13 @@ from optpipe.core.card import card_from_file
 from optpipe.core.entries import SkippedLayer, weights_from_text
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Budget, Precision
-from optpipe.models.export.exported import export_model
-from optpipe.models.export.model import Model
+from optpipe.models.export.exported import Model, export_model
 from optpipe.models.inputs.image_set import image_set_from_path
 from optpipe.models.inputs.images import preprocess_batches
 from optpipe.models.inputs.task_data import find_label_indices
 from optpipe.models.sources.resolve import source_from_text
-from optpipe.quantize.calibrate import quantize_graph
 from optpipe.quantize.calibrated_graph import CalibrationPlan, graph_from_table, run_calibration
+from optpipe.quantize.qdq import quantize_graph
 from optpipe.quantize.ranges import read_table
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.places import find_shipped_folder

@@ -90,8 +90,8 @@ def test_the_layers_that_fp16_breaks_stay_in_fp32(planted, budget) -> None:
 def test_without_a_budget_fp16_breaks_it(planted) -> None:
     from optpipe.core.entries import GraphInfo
     from optpipe.core.events import SilentListener
-    from optpipe.quantize.calibrate import load_calibration_data
-    from optpipe.quantize.half import lower_to_half
+    from optpipe.quantize.calibrated_graph import load_calibration_data
+    from optpipe.quantize.precision_graph import lower_to_half
     from optpipe.quantize.sensitivity import Fp32Reference
 
     folder, _ = planted

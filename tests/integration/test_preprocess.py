@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from optpipe.core.records import read_record, record_from_json
-from optpipe.models.inputs.synthetic import make_synthetic_image
+from optpipe.models.inputs.samples import make_synthetic_image
 from optpipe.preprocess.end_to_end import EndToEndRecord
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.places import find_shipped_folder

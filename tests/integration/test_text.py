@@ -15,7 +15,7 @@ from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.records import read_record
 from optpipe.evaluate.result import Evaluation
 from optpipe.models.inputs.task_data import require_task_data
-from optpipe.models.sources.hub import HuggingFaceSource
+from optpipe.models.sources.libraries import HuggingFaceSource
 from tests.fakes.text_models import make_tokenizer, train
 from tests.integration.conftest import Ran, optpipe, require_three_verdicts
 

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from optpipe.core.entries import WeightsRequest
-from optpipe.models.sources.hub import HuggingFaceSource
+from optpipe.models.sources.libraries import HuggingFaceSource
 from tests.fakes.text_models import make_tokenizer, train
 from tests.integration.conftest import Ran, build_and_evaluate, optpipe, require_three_verdicts
 

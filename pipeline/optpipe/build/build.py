@@ -27,8 +27,9 @@ from optpipe.core.files import hash_file
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, prove_precision
 from optpipe.core.process import redirect_output
 from optpipe.evaluate.tasks import TASKS, require_fitting_task
-from optpipe.models.artifacts.facts import hash_engine
+from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.models.export.exported import (
+    Model,
     compute_reference,
     export_model,
     find_stored_model,
@@ -37,13 +38,11 @@ from optpipe.models.export.exported import (
     read_tokenizer,
     reference_from_file,
 )
-from optpipe.models.export.model import Model
 from optpipe.models.inputs.samples import choose_samples
 from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.models.sources.resolve import CardSource
-from optpipe.quantize.calibrate import require_calibration, resolve_data
-from optpipe.quantize.calibrated_graph import find_tables
+from optpipe.quantize.calibrated_graph import find_tables, require_calibration, resolve_data
 from optpipe.quantize.precision_graph import convert_to_precision
 from optpipe.quantize.ranges import is_table
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR

@@ -38,8 +38,7 @@ from optpipe.models.artifacts.decisions import (
     Standing,
 )
 from optpipe.models.artifacts.lookup import find_artifacts
-from optpipe.models.export.exported import export_model, prepare_model, read_card
-from optpipe.models.export.model import Model
+from optpipe.models.export.exported import Model, export_model, prepare_model, read_card
 from optpipe.models.inputs.task_data import load_sample_set
 from optpipe.stats.ratio import Change, Ratio
 from optpipe.workspace.entry import Entry

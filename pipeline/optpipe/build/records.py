@@ -20,7 +20,7 @@ from optpipe.core.precision import CALIBRATED, MixedPrecision, Precision, Precis
 from optpipe.core.quantity import format_bytes, format_duration, format_snr
 from optpipe.evaluate.tasks.detection import PARITY_IOU, PARITY_SCORE
 from optpipe.models.artifacts.decisions import Candidate, CandidateAccuracy, Decision, Standing
-from optpipe.models.artifacts.facts import hash_engine, measure_engine
+from optpipe.models.artifacts.lookup import hash_engine, measure_engine
 from optpipe.report.document import (
     Cell,
     Column,

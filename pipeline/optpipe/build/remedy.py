@@ -17,15 +17,13 @@ from optpipe.evaluate.evaluate import evaluate_artifacts, score_artifacts
 from optpipe.evaluate.layers import BuildDivergence, LayerComparison, Remedy
 from optpipe.evaluate.result import EvaluatedModel
 from optpipe.evaluate.tasks import TASKS
-from optpipe.models.export.exported import export_model, prepare_model
-from optpipe.models.export.model import Model
-from optpipe.models.inputs.annotations import NothingJudgedError
+from optpipe.models.export.exported import Model, export_model, prepare_model
+from optpipe.models.inputs.image_set import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
 from optpipe.models.inputs.samples import choose_samples
 from optpipe.models.sources.resolve import format_source
-from optpipe.quantize.calibrate import name_table_file, tables_from_entry
-from optpipe.quantize.calibrated_graph import METHOD_CHOICE_IMAGES, TABLE
-from optpipe.quantize.placement import Target
+from optpipe.quantize.calibrated_graph import METHOD_CHOICE_IMAGES, TABLE, name_table_file, tables_from_entry
+from optpipe.quantize.qdq import Target
 from optpipe.quantize.ranges import read_table, write_table
 from optpipe.quantize.sensitivity import compare_methods, lower_by_table, select_kept_layers
 from optpipe.workspace.entry import Entry

@@ -17,7 +17,7 @@ from optpipe.core.errors import read_as_user_file
 from optpipe.core.precision import CALIBRATED, EXACT_DB
 from optpipe.core.verdict import Blocker, Observation
 from optpipe.evaluate.tasks.detection import Detection
-from optpipe.models.artifacts.facts import JudgedBuild
+from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.models.export.exported import Reference
 from optpipe.models.inputs.rows import count_rows, list_batches, run_rows
 from optpipe.models.inputs.samples import CALIBRATED_ON, NOISE

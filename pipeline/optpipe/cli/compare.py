@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optpipe.cli.groups import Outcome
-from optpipe.core.comparison import Goal
+from optpipe.core.measurement import Goal
 from optpipe.core.plan import Param
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from optpipe.core.precision import Precision
 
 if TYPE_CHECKING:
     from optpipe.build.build import BuildPlan
-    from optpipe.models.export.model import Model
+    from optpipe.models.export.exported import Model
     from optpipe.workspace.store import Store
 
 
@@ -107,7 +107,7 @@ def model_from_options(model: str, given: ModelOptions, store: "Store") -> "Mode
     from optpipe.core.card import batch_ranges_from_text, join_batch_ranges, shapes_from_text
     from optpipe.core.entries import weights_from_text
     from optpipe.models.artifacts.lookup import find_stored_source
-    from optpipe.models.export.model import Model
+    from optpipe.models.export.exported import Model
     from optpipe.models.sources.resolve import source_from_text
 
     shapes = dict(map(shapes_from_text, given.shape))

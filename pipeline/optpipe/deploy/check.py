@@ -18,7 +18,7 @@ from optpipe.deploy.records import DEPLOYMENT, MODELS, DeploymentRecord
 from optpipe.deploy.repository import ENGINE
 from optpipe.deploy.requests import DALI_OUTPUT, ENCODED
 from optpipe.deploy.triton_config import CONFIG, LABELS, WARM_UP, describe_tensors, find_tensor_differences, read_config
-from optpipe.models.artifacts.facts import hash_engine
+from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
 from optpipe.workspace.entry import entry_from_files
 from optpipe.workspace.environment import describe_environment

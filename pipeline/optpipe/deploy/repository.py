@@ -40,7 +40,7 @@ from optpipe.deploy.triton_config import (
 )
 from optpipe.measure.groups import ProcessGroup, group_processes
 from optpipe.measure.search import MIN_SWEEP_GAIN
-from optpipe.models.artifacts.facts import hash_engine
+from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
 from optpipe.preprocess.dali_pipeline import PIPELINE

@@ -16,7 +16,7 @@ from optpipe.core.records import record_from_files
 from optpipe.deploy.records import DossierReference, RequestImage
 from optpipe.evaluate.tasks import find_task
 from optpipe.measure.groups import RecordedMeasurement
-from optpipe.models.artifacts.facts import JudgedBuild, hash_engine
+from optpipe.models.artifacts.lookup import JudgedBuild, hash_engine
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.preprocess.dali_pipeline import PreprocessingInfo
 from optpipe.preprocess.proof import PreprocessRecord, is_proof_for

@@ -25,9 +25,15 @@ from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
 from optpipe.evaluate.tasks import find_task, require_fitting_task
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.user_file import UserTask
-from optpipe.models.artifacts.facts import hash_engine
-from optpipe.models.export.exported import compute_model_id, export_model, prepare_model, read_card, run_torch_model
-from optpipe.models.export.model import Model
+from optpipe.models.artifacts.lookup import hash_engine
+from optpipe.models.export.exported import (
+    Model,
+    compute_model_id,
+    export_model,
+    prepare_model,
+    read_card,
+    run_torch_model,
+)
 from optpipe.models.inputs.rows import rows_from_outputs
 from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.models.inputs.task_data import fit_batch_size, iterate_input_batches, load_sample_set

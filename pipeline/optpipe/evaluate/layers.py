@@ -21,8 +21,7 @@ from optpipe.core.errors import BadInputError, OptpipeError, require_existing
 from optpipe.core.events import UNWATCHED, Listener, ProgressStep
 from optpipe.evaluate.evaluate import list_model_artifacts
 from optpipe.evaluate.result import EvaluatedModel
-from optpipe.models.export.exported import export_model, prepare_model, read_card
-from optpipe.models.export.model import Model
+from optpipe.models.export.exported import Model, export_model, prepare_model, read_card
 from optpipe.models.inputs.rows import split_batches
 from optpipe.models.inputs.sample_set import draw_subset
 from optpipe.models.inputs.samples import NOISE, SAMPLE_COUNT, choose_samples, load_sample_inputs

@@ -12,7 +12,7 @@ from optpipe.evaluate.result import Evaluation
 from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.user_file import PREFIX, StoredScores
-from optpipe.models.artifacts.facts import JudgedBuild
+from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import EVALUATION, PREDICTIONS
 from optpipe.workspace.runs import newest_runs

@@ -11,12 +11,16 @@ from dataclasses import dataclass, replace
 from itertools import combinations, groupby
 from math import exp, inf
 
-from optpipe.core.comparison import BaselineRecord, Comparison, ComparisonRow, Goal, UnmatchedRow
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import (
+    BaselineRecord,
+    Comparison,
+    ComparisonRow,
+    Goal,
     LoadSpec,
     Measurement,
+    UnmatchedRow,
     find_differing_settings,
     format_percentile_name,
     format_settings,

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optpipe.core.comparison import Comparison, ComparisonRow
 from optpipe.core.measurement import (
     BenchSort,
+    Comparison,
+    ComparisonRow,
     Measurement,
     MeasurementGroup,
     Options,

@@ -17,7 +17,7 @@ from optpipe.core.plan import to_command
 from optpipe.core.precision import CALIBRATED, REQUIRED_SHARE
 from optpipe.core.verdict import Note
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
-from optpipe.models.artifacts.facts import JudgedBuild, judged_build_from_entry
+from optpipe.models.artifacts.lookup import JudgedBuild, judged_build_from_entry
 from optpipe.workspace.entry import Entry, Run
 from optpipe.workspace.runs import list_runs
 from optpipe.workspace.store import Store

@@ -43,8 +43,7 @@ from optpipe.measure.process import MachineRow, PointResult, WorkerPool, WorkerP
 from optpipe.measure.search import Slo
 from optpipe.measure.validity import LIMITS, ValidityEvidence
 from optpipe.measure.worker.plan import CacheProbe, Point, SessionPlan, frame_from_spool
-from optpipe.models.artifacts.facts import hash_engine
-from optpipe.models.artifacts.lookup import StoredArtifact
+from optpipe.models.artifacts.lookup import StoredArtifact, hash_engine
 from optpipe.models.export.exported import reference_from_file, run_onnx_graph
 from optpipe.models.inputs.rows import compute_padding, fill_sequences, list_runs, read_length
 from optpipe.models.inputs.sample_set import draw_subset

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from optpipe.core.comparison import BaselineRecord, Comparison
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import read_measurements
+from optpipe.core.measurement import BaselineRecord, Comparison, read_measurements
 from optpipe.core.plan import for_workspace
 from optpipe.core.quantity import Estimate
 from optpipe.evaluate.recompute import observe_accuracy
@@ -16,8 +15,7 @@ from optpipe.measure.figures import list_artifact_measurements, measurements_fro
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.int8_notes import check_int8_accuracy, find_int8_causes
 from optpipe.measure.search import Slo
-from optpipe.models.artifacts.facts import judged_build_from_entry
-from optpipe.models.artifacts.lookup import describe_network, find_builds
+from optpipe.models.artifacts.lookup import describe_network, find_builds, judged_build_from_entry
 from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, load_run, runs_from_files
 from optpipe.workspace.runs import list_runs
 from optpipe.workspace.seal import find_approved_baseline

@@ -23,7 +23,7 @@ from optpipe.core.events import Listener
 from optpipe.core.process import JobFailure, run_jobs
 from optpipe.core.records import plain_from_record
 from optpipe.core.transform import CenterCrop, Decode, Resize, Transform
-from optpipe.models.inputs.synthetic import make_edge_case_files
+from optpipe.models.inputs.samples import make_edge_case_files
 from optpipe.preprocess.dali_graph import (
     Arguments,
     Arithmetic,

@@ -16,7 +16,7 @@ from optpipe.core.errors import BadInputError, StageError, is_out_of_memory
 from optpipe.core.events import Listener
 from optpipe.core.transform import CenterCrop, Resize, Transform, get_step_name
 from optpipe.models.inputs.images import decode_image, iterate_steps
-from optpipe.models.inputs.synthetic import make_edge_case_files
+from optpipe.models.inputs.samples import make_edge_case_files
 from optpipe.preprocess.dali_pipeline import (
     INPUT,
     DaliPlan,

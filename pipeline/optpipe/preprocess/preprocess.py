@@ -18,9 +18,8 @@ from optpipe.core.process import redirect_output
 from optpipe.core.records import json_from_record
 from optpipe.core.transform import Transform, get_step_name
 from optpipe.evaluate.tasks.detection import lacks_image_axis
-from optpipe.models.artifacts.facts import hash_model
-from optpipe.models.export.exported import export_model, prepare_model
-from optpipe.models.export.model import Model
+from optpipe.models.artifacts.lookup import hash_model
+from optpipe.models.export.exported import Model, export_model, prepare_model
 from optpipe.models.inputs.image_set import ImageFolder, ImageSet, find_readable_images
 from optpipe.models.inputs.sample_set import format_unreadable
 from optpipe.preprocess.dali_graph import Arithmetic, require_translatable

@@ -26,7 +26,7 @@ from optpipe.core.verdict import RANDOM_WEIGHTS, Blocker, Observation, Verdict
 from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.detection import lacks_image_axis
-from optpipe.models.artifacts.facts import JudgedBuild
+from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.models.inputs.image_set import ImageFolder, ImageSet, is_annotated
 from optpipe.models.inputs.sample_set import SetFile
 from optpipe.preprocess.dali_pipeline import DaliPlan

@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from optpipe.backends.onnx_graph import name_nodes
+from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, name_nodes
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, GateError
@@ -29,21 +30,15 @@ from optpipe.core.precision import (
 from optpipe.core.records import plain_from_record
 from optpipe.evaluate.evaluate import KEPT_VALUES, Predictions, predict_samples
 from optpipe.evaluate.tasks import TASKS
-from optpipe.models.inputs.annotations import NothingJudgedError
+from optpipe.models.inputs.image_set import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
-from optpipe.quantize.calibrate import quantize_graph
-from optpipe.quantize.ranges import CalibrationTable
+from optpipe.quantize.qdq import Target, quantize_graph
+from optpipe.quantize.ranges import CalibrationTable, open_model_session
 from optpipe.stats.paired import CONFIDENCE, compute_output_error
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from optpipe.evaluate.tasks.contract import Values
-    from optpipe.quantize.placement import Target
 
 
 class Fp32Reference:
@@ -58,7 +53,7 @@ class Fp32Reference:
             task.require_model(self.card)
         self.task = task
         self.reference, self.others = self._predict(onnx.load(model.file(ONNX)), step)
-        self.truths: Values | None = None
+        self.truths: Sequence[Any] | None = None
         with suppress(NothingJudgedError):  # possible in a few samples that were drawn from many
             self.truths = task.read_truths(samples, self.card, task.count_classes(self.card) or self.reference.classes)
 
@@ -81,15 +76,13 @@ class Fp32Reference:
         cost = self.task.measure_drop(truths, source, found.values) if self.card.task in TASKS or self.truths else None
         return PrecisionCost(snr) if cost is None else PrecisionCost(snr, cost.value, cost.interval(CONFIDENCE))
 
-    def _predict(self, graph: Any, step: ProgressStep) -> "tuple[Predictions, Mapping[str, NDArray[Any]]]":
+    def _predict(self, graph: Any, step: ProgressStep) -> tuple[Predictions, Mapping[str, NDArray[Any]]]:
         """The predictions, and the floating-point outputs after the first by name, all values of all batches in one row."""
-        from optpipe.quantize.collect import open_model_session
-
         session, names = open_model_session(graph), [each.name for each in self.card.outputs]
         others: dict[str, list[NDArray[Any]]] = {name: [] for name in names[1:]}
         room = KEPT_VALUES
 
-        def run(batch: Mapping[str, "NDArray[Any]"]) -> Mapping[str, "NDArray[Any]"]:
+        def run(batch: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
             nonlocal room
             found = dict(zip(names, session.run(names, batch), strict=True))
             for name, kept in others.items():
@@ -147,7 +140,7 @@ class Lowering:
     images: int = RANKING_IMAGES
 
 
-def lower_by_table(model: Entry[ModelInfo], table: CalibrationTable, target: "Target") -> Lowering:
+def lower_by_table(model: Entry[ModelInfo], table: CalibrationTable, target: Target) -> Lowering:
     """INT8, or FP8 for the target `fp8`, by a table without its kept layers."""
     table = replace(table, keep=())
 
@@ -171,7 +164,7 @@ def compare_methods(
     model: Entry[ModelInfo],
     tables: Mapping[str, CalibrationTable],
     samples: SampleSet,
-    target: "Target",
+    target: Target,
     store: Store,
     listener: Listener,
 ) -> tuple[Entry[MethodsInfo], bool]:
@@ -221,8 +214,6 @@ def rank_layers(
 
 def count_layer_macs(graph: Any, card: ModelCard) -> dict[str, int]:
     """MACs of every layer that has some, at the profile's `opt` shapes."""
-    from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types
-
     name_nodes(graph)
     known = infer_graph_types(graph, card.inputs)
     found = {node.name: count_node_macs(node, known) for node in graph.graph.node}

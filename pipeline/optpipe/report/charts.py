@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from optpipe.core.comparison import Comparison, ComparisonRow, Goal
-from optpipe.core.measurement import name_sample
+from optpipe.core.measurement import Comparison, ComparisonRow, Goal, name_sample
 from optpipe.core.quantity import Estimate
 from optpipe.report.document import Figure, RawFile, clean_text
 

@@ -32,7 +32,7 @@ from optpipe.measure.figures import has_measured_other_file
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, describe_tries, group_processes
 from optpipe.measure.pair import RecordedPair
 from optpipe.measure.validity import WRONG_OUTPUTS
-from optpipe.models.artifacts.facts import JudgedBuild
+from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.preprocess.proof import observe_preprocessing
 from optpipe.signoff.policy import Criterion, Policy
 from optpipe.signoff.policy_format import LoadFilter

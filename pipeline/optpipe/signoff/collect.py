@@ -21,8 +21,7 @@ from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_versioned, record_from_files, record_from_json
 from optpipe.core.verdict import VerdictRecord
 from optpipe.models.artifacts.decisions import find_decision
-from optpipe.models.artifacts.facts import hash_engine, judged_build_from_entry
-from optpipe.models.artifacts.lookup import describe_network, find_builds
+from optpipe.models.artifacts.lookup import describe_network, find_builds, hash_engine, judged_build_from_entry
 from optpipe.preprocess.proof import PreprocessRecord, is_proof_for
 from optpipe.signoff.build_evidence import is_of_other_file
 from optpipe.signoff.dossier import VERIFIER, DossierRequest, split_runs

@@ -21,7 +21,7 @@ from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, Model
 from optpipe.core.errors import BadInputError, escape
 from optpipe.core.files import Files
 from optpipe.core.records import read_versioned
-from optpipe.models.artifacts.facts import JudgedBuild, judged_build_from_entry
+from optpipe.models.artifacts.lookup import JudgedBuild, judged_build_from_entry
 from optpipe.quantize.sensitivity import MethodsInfo, SelectionInfo, SensitivityInfo
 from optpipe.signoff.policy import Policy, policy_from_toml
 from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, entry_from_files, runs_from_files

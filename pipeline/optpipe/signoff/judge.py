@@ -34,7 +34,7 @@ from optpipe.measure.groups import (
 )
 from optpipe.measure.int8_notes import list_int8_notes
 from optpipe.measure.pair import pairs_from_runs
-from optpipe.models.artifacts.facts import hash_engine
+from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.report.document import format_observed
 from optpipe.signoff.build_evidence import (
     BuildEvidence,

@@ -32,10 +32,8 @@ from optpipe.measure.bench import bench_artifacts
 from optpipe.measure.figures import ENERGY_SECONDS, list_artifact_measurements
 from optpipe.measure.groups import find_environment_differences
 from optpipe.measure.measure import BenchPlan
-from optpipe.models.artifacts.facts import hash_engine, judged_build_from_entry
-from optpipe.models.artifacts.lookup import find_artifacts
-from optpipe.models.export.exported import find_stored_model, prepare_model, read_card, read_tokenizer
-from optpipe.models.export.model import Model
+from optpipe.models.artifacts.lookup import find_artifacts, hash_engine, judged_build_from_entry
+from optpipe.models.export.exported import Model, find_stored_model, prepare_model, read_card, read_tokenizer
 from optpipe.models.export.onnx_export import read_outputs_early
 from optpipe.models.inputs.task_data import hash_data, load_sample_set, resolve_texts
 from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing

@@ -14,9 +14,8 @@ from xml.etree import ElementTree as Xml
 
 from optpipe import __version__
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.comparison import Comparison, Goal
 from optpipe.core.entries import ArtifactInfo, Environment
-from optpipe.core.measurement import read_measurements
+from optpipe.core.measurement import Comparison, Goal, read_measurements
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import json_from_record, record_from_files
 from optpipe.core.verdict import CriterionResult, StepRecord, Verdict, VerdictRecord, VerificationRecord
@@ -25,7 +24,7 @@ from optpipe.measure.document import draw_measurements, list_comparison_parts, l
 from optpipe.measure.figures import measurements_from_run
 from optpipe.measure.groups import RecordedMeasurement, find_environment_differences
 from optpipe.measure.overview import collect_build_facts
-from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.models.artifacts.lookup import judged_build_from_entry
 from optpipe.preprocess.proof import PreprocessRecord
 from optpipe.report.charts import Bar
 from optpipe.report.document import (

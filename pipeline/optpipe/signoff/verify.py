@@ -36,7 +36,7 @@ from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.evaluate.recompute import read_evaluation
 from optpipe.measure.figures import read_samples
 from optpipe.measure.validity import LIMITS
-from optpipe.models.artifacts.facts import hash_engine
+from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.dossier import BUILD_KINDS, Dossier, DossierRequest, read_dossier
 from optpipe.signoff.evidence import JUDGED_RUNS, KINDS

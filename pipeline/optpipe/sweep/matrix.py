@@ -17,8 +17,8 @@ from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.core.precision import CALIBRATED, Precision, precisions_from_text
 from optpipe.models.artifacts.lookup import find_stored_source
+from optpipe.models.sources.libraries import TorchvisionSource
 from optpipe.models.sources.resolve import source_from_text
-from optpipe.models.sources.torchvision import TorchvisionSource
 from optpipe.sweep.job import CPU, Cell, Matrix, Recipe
 from optpipe.sweep.task import collect_contents, collect_contents_in_child
 from optpipe.workspace.store import Store

@@ -31,7 +31,7 @@ from optpipe.models.artifacts.lookup import (
     require_lengths,
     select_runnable,
 )
-from optpipe.models.export.model import Model
+from optpipe.models.export.exported import Model
 from optpipe.models.inputs.task_data import hash_data
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.sweep.job import Cell, CellOutcome, JobState, Recipe, Task, command_from_cell, repeat_outcome

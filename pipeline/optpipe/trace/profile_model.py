@@ -19,9 +19,8 @@ from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record, read_record
-from optpipe.models.artifacts.facts import hash_engine
-from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts, require_lengths
-from optpipe.models.export.model import Model
+from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts, hash_engine, require_lengths
+from optpipe.models.export.exported import Model
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import read_length
 from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples

@@ -319,7 +319,7 @@ def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
     import torch  # noqa: F401
 
     from optpipe.build.build import BuildPlan, build_model
-    from optpipe.models.export.model import Model
+    from optpipe.models.export.exported import Model
     from optpipe.models.sources.resolve import source_from_text
 
     model = Model(source_from_text(job.model, job.shapes), job.weights, job.batch, job.shapes)

@@ -15,7 +15,7 @@ import polars as pl
 
 from optpipe.core.records import Recomputed, record_from_files, record_from_plain
 from optpipe.core.verdict import Blocker, Observation, Verdict
-from optpipe.models.artifacts.facts import JudgedBuild
+from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.stats.means import MIN_VALUES, compute_ratio_of_sums_interval
 from optpipe.trace.analysis import Analysis, IdleCause, analysis_from_trace, array_from_column, select_measured_part
 from optpipe.trace.bottleneck import (

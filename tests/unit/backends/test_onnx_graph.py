@@ -16,8 +16,7 @@ from optpipe.backends.onnx_graph import (
 )
 from optpipe.backends.onnx_lint import lint_graph
 from optpipe.core.card import InputSpec
-from optpipe.quantize.placement import place_qdq
-from optpipe.quantize.qdq import qdq_from_onnx
+from optpipe.quantize.qdq import place_qdq, qdq_from_onnx
 from optpipe.quantize.ranges import TensorRange
 
 IMAGE = InputSpec("x", "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))

@@ -35,8 +35,7 @@ from optpipe.backends.registry import find_missing_release
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import StageError
 from optpipe.core.precision import LayerType, Placement, Precision, prove_precision
-from optpipe.quantize.placement import place_qdq
-from optpipe.quantize.qdq import qdq_from_onnx
+from optpipe.quantize.qdq import place_qdq, qdq_from_onnx
 from optpipe.quantize.ranges import TensorRange
 
 LEVELS = ort.GraphOptimizationLevel

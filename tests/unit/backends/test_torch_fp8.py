@@ -22,11 +22,8 @@ from optpipe.core.entries import Gpu, SampleSetSummary
 from optpipe.core.errors import MissingError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision, prove_precision
-from optpipe.quantize.calibrate import quantize_graph
-from optpipe.quantize.collect import open_model_session
-from optpipe.quantize.placement import place_qdq
-from optpipe.quantize.qdq import choose_scale, qdq_from_onnx, round_to_e4m3
-from optpipe.quantize.ranges import CalibrationTable
+from optpipe.quantize.qdq import choose_scale, place_qdq, qdq_from_onnx, quantize_graph, round_to_e4m3
+from optpipe.quantize.ranges import CalibrationTable, open_model_session
 from optpipe.workspace.store import Store
 
 

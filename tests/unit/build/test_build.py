@@ -20,8 +20,7 @@ from optpipe.core.entries import ModelInfo, ReferenceInfo, weights_from_text
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Budget, Precision
-from optpipe.models.export.exported import Reference
-from optpipe.models.export.model import Model
+from optpipe.models.export.exported import Model, Reference
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.store import Store

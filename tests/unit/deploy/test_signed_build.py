@@ -21,7 +21,7 @@ from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.check import find_differences
 from optpipe.deploy.signed_build import _find_preprocessing, _find_samples, open_signed_build
-from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.models.artifacts.lookup import judged_build_from_entry
 from optpipe.preprocess.dali_pipeline import PIPELINE, DaliPlan, PreprocessingInfo
 from optpipe.signoff.verify import FILE, find_attestation_problems, make_statement, sign_statement, verify_dossier
 from optpipe.workspace.file_names import REFERENCE

@@ -33,7 +33,7 @@ from optpipe.evaluate.tasks.classification import list_best_classes
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
 from optpipe.evaluate.tasks.texts import Embedding
 from optpipe.evaluate.tasks.user_file import StoredScores, UserTask
-from optpipe.models.artifacts.facts import judged_build_from_entry
+from optpipe.models.artifacts.lookup import judged_build_from_entry
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.sample_set import SetFile
 from optpipe.models.inputs.task_data import find_label_indices

@@ -22,8 +22,7 @@ from optpipe.core.card import InputSpec
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision
 from optpipe.evaluate.layers import BuildDivergence, choose_tensors, compare_tensors, group_tensors
-from optpipe.quantize.placement import place_qdq
-from optpipe.quantize.qdq import qdq_from_onnx
+from optpipe.quantize.qdq import place_qdq, qdq_from_onnx
 
 SPEC = InputSpec("x", "float32", (1, 3, 16, 16), (2, 3, 16, 16), (4, 3, 16, 16))
 SATURATED = "/Relu_1_output_0"

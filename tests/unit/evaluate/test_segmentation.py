@@ -7,8 +7,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
 from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.segmentation import Segmentation, _decode_mask, encode_mask
-from optpipe.models.inputs.annotations import NothingJudgedError
-from optpipe.models.inputs.image_set import image_set_from_path
+from optpipe.models.inputs.image_set import NothingJudgedError, image_set_from_path
 
 TASK = Segmentation()
 RNG = np.random.default_rng(0)

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.console import text_of
 
-from optpipe.core.comparison import BaselineRecord, Goal
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import LatencySummary, LoadSpec, Measurement, Subject, Validity
+from optpipe.core.measurement import BaselineRecord, Goal, LatencySummary, LoadSpec, Measurement, Subject, Validity
 from optpipe.core.quantity import Estimate
 from optpipe.measure.compare import compare_measurements, sort_by_goal
 from optpipe.measure.document import document_from_comparison, draw_measurements, frame_from_comparison

@@ -16,7 +16,7 @@ from optpipe.measure.figures import GROUPS, PARTS, estimate_energy_per_image, es
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, summarize_group
 from optpipe.measure.process import MachineSampler, read_busy_ticks
 from optpipe.measure.validity import ValidityEvidence
-from optpipe.models.artifacts.facts import JudgedBuild
+from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence, observe_group
 from optpipe.signoff.policy import Criterion
 from optpipe.signoff.policy_format import Sense

@@ -11,7 +11,6 @@ from optpipe.core.entries import EngineLayer, EngineLayers, Environment, Skipped
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import PlacedNode, Placement
 from optpipe.core.records import plain_from_record
-from optpipe.models.artifacts.facts import hash_engine, measure_engine
 from optpipe.models.artifacts.housekeeping import (
     EntryDetails,
     EntrySummary,
@@ -23,6 +22,7 @@ from optpipe.models.artifacts.housekeeping import (
     list_stored,
     remove_stored,
 )
+from optpipe.models.artifacts.lookup import hash_engine, measure_engine
 from optpipe.models.document import document_from_entry, document_from_listing, document_from_removal
 from optpipe.workspace.entry import MANIFEST, Manifest
 from optpipe.workspace.files import FileHash

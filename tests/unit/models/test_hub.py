@@ -9,8 +9,8 @@ from tests.fakes.text_models import make_tokenizer
 from optpipe.core.card import Task
 from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError, MissingError
-from optpipe.models.export.model import Model
-from optpipe.models.sources.hub import HuggingFaceSource, use_hub
+from optpipe.models.export.exported import Model
+from optpipe.models.sources.libraries import HuggingFaceSource, use_hub
 
 constants = pytest.importorskip("huggingface_hub.constants", reason="needs huggingface_hub: uv sync --extra hf")
 

@@ -12,11 +12,19 @@ from PIL import Image
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
-from optpipe.models.inputs.annotations import image_set_from_coco, is_coco, read_boxes, read_image_size
-from optpipe.models.inputs.image_set import ImageSet, find_images, find_readable_images, image_set_from_path
+from optpipe.models.inputs.image_set import (
+    ImageSet,
+    find_images,
+    find_readable_images,
+    image_set_from_coco,
+    image_set_from_path,
+    is_coco,
+    read_boxes,
+    read_image_size,
+)
 from optpipe.models.inputs.images import decode_image, preprocess_batches, preprocess_file
 from optpipe.models.inputs.sample_set import format_unreadable, refuse_other_model, refuse_overlap
-from optpipe.models.inputs.synthetic import make_synthetic_image
+from optpipe.models.inputs.samples import make_synthetic_image
 from optpipe.models.inputs.task_data import hash_data
 from optpipe.workspace.places import find_shipped_folder
 

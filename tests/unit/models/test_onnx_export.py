@@ -7,8 +7,7 @@ from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec, card_from_
 from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError, GateError, StageError
 from optpipe.core.events import SilentListener
-from optpipe.models.export.exported import compute_reference, export_model, run_torch_model
-from optpipe.models.export.model import Model
+from optpipe.models.export.exported import Model, compute_reference, export_model, run_torch_model
 from optpipe.models.export.onnx_export import onnx_from_torch
 from optpipe.models.sources.python_file import PythonFileSource
 from optpipe.workspace.file_names import CARD

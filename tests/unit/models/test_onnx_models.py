@@ -16,10 +16,9 @@ from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError, GateError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
-from optpipe.models.export.exported import compute_reference, export_model, reference_from_file
-from optpipe.models.export.model import Model
+from optpipe.models.export.exported import Model, compute_reference, export_model, reference_from_file
 from optpipe.models.sources.onnx_file import OnnxFileSource
-from optpipe.quantize.calibrate import calibrate_model, load_calibration_data
+from optpipe.quantize.calibrated_graph import calibrate_model, load_calibration_data
 from optpipe.workspace.file_names import CARD, ONNX, REFERENCE
 from optpipe.workspace.store import Store
 

@@ -8,7 +8,7 @@ import pytest
 from optpipe.core.entries import WeightsRequest, weights_from_text
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Resize
-from optpipe.models.export.model import Model
+from optpipe.models.export.exported import Model
 from optpipe.models.sources.python_file import PythonFileSource, read_calibration
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.preprocess.preprocess import require_image_transform

@@ -22,7 +22,7 @@ from optpipe.models.inputs.rows import (
     to_rows,
 )
 from optpipe.models.inputs.sample_set import format_unreadable
-from optpipe.models.inputs.synthetic import SMALLEST_VOCABULARY, make_synthetic_image, make_synthetic_tensor
+from optpipe.models.inputs.samples import SMALLEST_VOCABULARY, make_synthetic_image, make_synthetic_tensor
 from optpipe.models.inputs.task_data import fit_texts, resolve_texts
 from optpipe.models.inputs.text_set import text_set_from_path
 

@@ -15,8 +15,8 @@ from torchvision.transforms._presets import ImageClassification
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Resize
 from optpipe.models.inputs.images import apply_transform
-from optpipe.models.inputs.synthetic import make_synthetic_image
-from optpipe.models.sources.torchvision import _letterbox
+from optpipe.models.inputs.samples import make_synthetic_image
+from optpipe.models.sources.libraries import _letterbox
 from optpipe.models.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
 
 PICTURE = make_synthetic_image(211, 300)

@@ -13,8 +13,7 @@ from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.models.artifacts.lookup import find_stored_source
-from optpipe.models.export.exported import export_model
-from optpipe.models.export.model import Model
+from optpipe.models.export.exported import Model, export_model
 from optpipe.models.sources.modules import (
     draw_neutral_layers,
     hash_module_weights,

@@ -24,7 +24,7 @@ from optpipe.core.transform import (
     compute_resized_sides,
 )
 from optpipe.models.inputs.images import preprocess_file
-from optpipe.models.inputs.synthetic import make_edge_case_files, make_synthetic_image
+from optpipe.models.inputs.samples import make_edge_case_files, make_synthetic_image
 from optpipe.preprocess.dali_pipeline import (
     INPUT,
     SHARE_PARTS,

@@ -14,7 +14,7 @@ from optpipe.core.events import SilentListener
 from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
 from optpipe.core.verdict import Verdict
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
-from optpipe.models.inputs.synthetic import make_synthetic_image
+from optpipe.models.inputs.samples import make_synthetic_image
 from optpipe.preprocess import dali_graph
 from optpipe.preprocess import parity as parity_module
 from optpipe.preprocess.dali_pipeline import DaliPlan

@@ -22,7 +22,7 @@ from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale,
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.images import decode_image, preprocess_file
 from optpipe.models.inputs.sample_set import SetFile
-from optpipe.models.inputs.synthetic import make_edge_case_files, make_synthetic_image
+from optpipe.models.inputs.samples import make_edge_case_files, make_synthetic_image
 from optpipe.preprocess.dali_pipeline import INPUT, PIPELINE, DaliPlan, build_preprocessing_artifact
 from optpipe.preprocess.preprocess import choose_images, open_model_function
 from optpipe.workspace.store import Store

@@ -15,13 +15,13 @@ from optpipe.core.events import SilentListener
 from optpipe.core.precision import Budget, Precision, PrecisionCost
 from optpipe.core.transform import Decode, Pack, Transform
 from optpipe.models.inputs.tensor_set import read_tensor_set
-from optpipe.quantize.calibrate import resolve_data
 from optpipe.quantize.calibrated_graph import (
     CalibrationResult,
     MethodResult,
     find_tables,
     graph_from_table,
     make_calibrated_graph,
+    resolve_data,
 )
 from optpipe.quantize.document import document_from_calibration
 from optpipe.quantize.ranges import CalibrationTable, TensorRange, read_table, write_table

@@ -16,7 +16,7 @@ from optpipe.backends.onnx_graph import drop_unknown_sizes, infer_graph_types
 from optpipe.core.card import InputSpec
 from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision
-from optpipe.quantize.half import _convert_in, find_half_nodes, round_nodes
+from optpipe.quantize.precision_graph import _convert_in, find_half_nodes, round_nodes
 from optpipe.workspace.file_names import MODELOPT_LOG
 
 

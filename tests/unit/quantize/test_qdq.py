@@ -15,10 +15,10 @@ from onnx import helper, numpy_helper
 from tests.fakes.graphs import onnx_model
 
 from optpipe.core.errors import BadInputError
-from optpipe.quantize.placement import place_qdq
 from optpipe.quantize.qdq import (
     LARGEST,
     choose_scale,
+    place_qdq,
     qdq_from_onnx,
     quantize_activation,
     quantize_weights,

@@ -11,15 +11,16 @@ from hypothesis.extra import numpy as hnp
 
 from optpipe.core.entries import SampleSetSummary
 from optpipe.core.errors import BadInputError, StageError
-from optpipe.quantize.collect import Collector, choose_batch_size
 from optpipe.quantize.ranges import (
     BINS,
     LOWEST,
     METHODS,
     MIN_AMAX,
     CalibrationTable,
+    Collector,
     TensorRange,
     TensorStatistics,
+    choose_batch_size,
     compute_range,
     count_magnitudes,
     count_on_device,
@@ -245,5 +246,5 @@ def test_what_the_graph_rejects_is_bad_input(graph) -> None:
 
 def test_the_batch_size_follows_from_the_measured_size(graph, monkeypatch) -> None:
     for room, size in ((1 << 30, 16), (4 * 2 * 16 * 8 * 8 * 4, 4), (1, 1)):
-        monkeypatch.setattr("optpipe.quantize.collect.BATCH_BYTES", room)
+        monkeypatch.setattr("optpipe.quantize.ranges.BATCH_BYTES", room)
         assert choose_batch_size(graph, TENSORS, {"x": X[:1]}, "cpu") == size

@@ -21,7 +21,7 @@ from optpipe.core.transform import Decode, Normalize, Pack, Rescale, Resize, Tra
 from optpipe.measure.figures import ENERGY_SECONDS
 from optpipe.measure.int8_notes import check_int8_accuracy
 from optpipe.measure.pair import BenchRecord
-from optpipe.models.artifacts.facts import hash_engine, hash_model, judged_build_from_entry
+from optpipe.models.artifacts.lookup import hash_engine, hash_model, judged_build_from_entry
 from optpipe.preprocess.proof import observe_preprocessing
 from optpipe.signoff import release
 from optpipe.signoff.collect import SignoffRequest, collect_evidence, find_judged_artifact, is_run_about

@@ -9,7 +9,7 @@ from optpipe.cli.bench import bench, make_bench_plan
 from optpipe.cli.groups import read_arguments
 from optpipe.core.measurement import Mode, Reason, Scenario
 from optpipe.core.verdict import Verdict
-from optpipe.models.artifacts.facts import JudgedBuild
+from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.signoff.build_evidence import suggest_bench, suggest_fix, suggest_narrowing
 from optpipe.signoff.policy_format import SECTIONS, LoadFilter, QueryRate
 

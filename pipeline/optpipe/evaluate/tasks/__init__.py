@@ -16,8 +16,7 @@ from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.segmentation import Segmentation
 from optpipe.evaluate.tasks.texts import Embedding, QuestionAnswering, TokenClassification
 from optpipe.models.artifacts.lookup import format_model_argument
-from optpipe.models.export.exported import read_card
-from optpipe.models.export.model import Model
+from optpipe.models.export.exported import Model, read_card
 from optpipe.models.export.onnx_export import read_outputs_early
 from optpipe.workspace.entry import Entry
 

@@ -26,8 +26,7 @@ from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import compute_geometry
 from optpipe.evaluate.tasks.contract import TaskContract, Values, require_labels, suggest_task
-from optpipe.models.inputs.annotations import read_boxes, read_image_size
-from optpipe.models.inputs.image_set import ImageSet
+from optpipe.models.inputs.image_set import ImageSet, read_boxes, read_image_size
 from optpipe.models.inputs.rows import Arrays, rows_from_outputs, split_batches
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 

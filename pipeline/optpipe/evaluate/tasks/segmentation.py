@@ -11,8 +11,14 @@ from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import Axis, compute_geometry
 from optpipe.evaluate.tasks.contract import TaskContract, Values
-from optpipe.models.inputs.annotations import IGNORED, NothingJudgedError, read_image_size, read_mask, require_masks
-from optpipe.models.inputs.image_set import ImageSet
+from optpipe.models.inputs.image_set import (
+    IGNORED,
+    ImageSet,
+    NothingJudgedError,
+    read_image_size,
+    read_mask,
+    require_masks,
+)
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 

@@ -23,7 +23,7 @@ from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
-from optpipe.models.sources.user_code import UserCode, describe_user_error
+from optpipe.models.sources.python_file import UserCode, describe_user_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

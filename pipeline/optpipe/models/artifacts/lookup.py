@@ -1,9 +1,10 @@
-"""Finds the stored artifacts that a command names as `resnet50`, an id, or a file."""
+"""Finds the stored artifacts that a command names as `resnet50`, an id, or a file, and the facts of their builds."""
 
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,85 @@ from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.core.card import ModelCard, card_from_file, name_from_factory
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, MissingError
+from optpipe.core.files import Files, hash_value
 from optpipe.core.plan import for_workspace
 from optpipe.models.sources.onnx_file import hash_onnx_file
-from optpipe.models.sources.resolve import CardSource
-from optpipe.workspace.entry import Entry, drop_folder
+from optpipe.models.sources.resolve import CardSource, find_model_cards, source_from_text
+from optpipe.workspace.entry import Entry, Manifest, UnreadableManifestError, drop_folder, read_manifest
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedBuild:
+    model: str
+    artifact: str
+    backend: str
+    precision: str
+    source: str = ""
+    """MODEL as `build` takes it."""
+    sha256: str | None = None
+    size_bytes: int | None = None
+    macs_share: Mapping[str, float] | None = None
+    """Share of MACs per type in the built network."""
+    weights: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Runtime options of the build, and the defaults of a run."""
+    model_sha256: str | None = None
+    """`hash_model` of the exported model; None if its record is missing."""
+
+    @property
+    def argument(self) -> str:
+        """The MODEL of a command that names its model."""
+        return format_model_argument(self.model, self.source)
+
+    def has_other_file(self, artifact: str | None, sha256: str | None) -> bool:
+        """Whether a record of `artifact` is of another file with the build's id, since not every backend is
+        reproducible. Records without a hash are from versions that stored none and count as the same file."""
+        return artifact == self.artifact and None not in (sha256, self.sha256) and sha256 != self.sha256
+
+
+def judged_build_from_entry(entry: Entry[ArtifactInfo], exported: Mapping[str, Manifest] | None = None) -> JudgedBuild:
+    """The manifest of the model is in `exported`, by id, or lies next to the artifact's."""
+    info, model, sha256 = entry.info, next(iter(entry.manifest.parents), ""), None
+    if exported is not None:
+        sha256 = hash_model(exported[model]) if model in exported else None
+    else:
+        with suppress(UnreadableManifestError):
+            sha256 = hash_model(read_manifest(Files(entry.path.parent / f"{ModelInfo.KIND}-{model}")))
+    return JudgedBuild(
+        model=info.model,
+        artifact=entry.id,
+        backend=info.backend,
+        precision=info.precision,
+        source=info.source,
+        sha256=hash_engine(entry),
+        size_bytes=measure_engine(entry),
+        macs_share=info.precision_proof.share.counted,
+        weights=info.weights.source,
+        options=info.options,
+        model_sha256=sha256,
+    )
+
+
+def hash_model(manifest: Manifest) -> str:
+    """Hash of everything that determines an exported model except batch sizes, shapes, and versions of tools."""
+    return hash_value({**(manifest.recipe or {}).get("model", {}), "batch": None, "shapes": None})
+
+
+def hash_engine(entry: Entry[ArtifactInfo]) -> str:
+    """SHA-256 of the main file; with more files, a hash over all names and hashes."""
+    names = _list_files(entry)
+    return entry.sha256(names[0]) if len(names) == 1 else hash_value({name: entry.sha256(name) for name in names})
+
+
+def measure_engine(entry: Entry[ArtifactInfo]) -> int:
+    return sum(entry.manifest.files[name].size_bytes for name in _list_files(entry))
+
+
+def _list_files(entry: Entry[ArtifactInfo]) -> tuple[str, ...]:
+    return (entry.info.file, *entry.info.more_files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +138,6 @@ def find_artifacts(
         filters = _format_filters(precisions, backends, device)
         raise BadInputError(f"{text} is {by_id[-1].info.label}, not{filters}\nuse `{model}{filters}`, or the ID alone")
     if not wanted:
-        from optpipe.models.sources.resolve import source_from_text
-
         flags = _format_filters(precisions, backends, device)
         built = sorted({f"{entry.info.backend} {entry.info.precision}" for entry in named})
         here = f" (available: {', '.join(built)})" if built else ""
@@ -169,8 +240,6 @@ def find_stored_source(text: str, store: Store) -> str | None:
     Messages and dossiers name a model without its library, folder or card: `reader` and `hf:reader` for
     `hf:/srv/models/reader`, `two axes` for `cards/two.toml`, `light` and `light.onnx` for `/srv/light.onnx`.
     """
-    from optpipe.models.sources.resolve import find_model_cards
-
     prefix, _, rest = text.rpartition(":")
     here = Path(prefix if prefix.endswith(".py") else rest)
     if "/" in text or prefix in ("timm", "torchvision") or here.exists() or text in find_model_cards():

@@ -1,43 +1,127 @@
 """Exports a source model to a checked ONNX file, and proves that both compute the same."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from optpipe.core.card import ModelCard, card_from_file, require_matching_input
-from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo
+import numpy as np
+
+from optpipe.backends.onnx_graph import find_own_precision, is_quantized_dynamically
+from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+from optpipe.core.card import ModelCard, Shape, card_from_file, require_matching_input
+from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo, WeightsRequest
 from optpipe.core.errors import BadInputError, GateError, first_line
 from optpipe.core.events import Listener
+from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
-from optpipe.models.export.model import Model, choose_available_weights
+from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
+from optpipe.models.inputs.rows import run_rows, split_batches
 from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples, load_sample_inputs, read_sample_labels
+from optpipe.models.sources.libraries import explain_unreachable
+from optpipe.models.sources.modules import LoadedModel, NoWeightsError, Source
+from optpipe.models.sources.onnx_file import name_dimensions
+from optpipe.models.sources.python_file import describe_user_error
 from optpipe.models.sources.resolve import CardSource
-from optpipe.models.sources.user_code import describe_user_error
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, compute_output_error, cut_to_same_rows
 from optpipe.workspace.entry import Entry, compute_entry_id
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX, REFERENCE, TOKENIZER
-from optpipe.workspace.store import Store
+from optpipe.workspace.files import write_json
+from optpipe.workspace.store import NOTES, Store
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+Arrays = Mapping[str, np.ndarray]
 
-    import numpy as np
 
-    Arrays = Mapping[str, np.ndarray]
+PROBE_S = 0.3
+"""Timeout for a host that had no weights before, after which it counts as unreachable again."""
+
+
+@dataclass
+class Model:
+    source: Source
+    weights: WeightsRequest
+    batch: tuple[int, int, int] | None = None
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]] = field(default_factory=dict)
+    fallback_reason: str | None = None
+    """Why the default weights were replaced by random ones."""
+    _loaded: LoadedModel | None = None
+
+    def recipe(self) -> dict[str, Any]:
+        """Everything that determines the exported model. Cheap, except for a user's code, which has to run."""
+        made = {"made": dict(self.load().code_identity)} if self.source.runs_code else {}
+        return {
+            "source": dict(self.source.collect_identity()) | made,
+            "weights": self.weights.recipe(),
+            "batch": self.batch,
+            "shapes": {name: [list(shape) for shape in shapes] for name, shapes in sorted(self.shapes.items())},
+        }
+
+    def load(self) -> LoadedModel:
+        """The model in memory, with the requested shapes in its card."""
+        if self._loaded is None:
+            found = self.source.load(self.weights)
+            card = found.card.with_profile(self.batch, self.shapes)
+            if card.tokenization is not None and (longest := card.inputs[0].max[-1]) > card.tokenization.max_length:
+                raise BadInputError(
+                    f"--shape: {card.name} takes up to {card.tokenization.max_length} tokens, not {longest}\n"
+                    "give shorter shapes, or a model with a larger position table"
+                )
+            self._loaded = replace(found, card=card)
+        return self._loaded
+
+    def is_quantized(self) -> bool:
+        import onnx
+
+        path = self.load().onnx
+        return path is not None and find_own_precision(onnx.load(path, load_external_data=False)) is Precision.INT8
+
+    def fresh_module(self) -> Any:
+        """A new copy of the module, since backends change the types of parameters in place."""
+        return self.source.load(self.weights).module
+
+
+def choose_available_weights(model: Model, workspace: Path, listener: Listener) -> Model:
+    """`model`, with random weights if the default ones cannot be downloaded; warns about it.
+
+    A failed download is recorded in the workspace while its host does not answer, so that builds without a network are
+    not slowed down each time.
+    """
+    if model.weights.kind != "default":
+        return model
+    memory = workspace / NOTES / f"unavailable-{hash_value(dict(model.source.collect_identity()))[:12]}.json"
+
+    reason = None
+    with suppress(OSError, ValueError, KeyError):
+        record = json.loads(memory.read_text(encoding="utf-8"))
+        reason = str(record["reason"]) if explain_unreachable(f"https://{record['host']}", PROBE_S) else None
+    if reason is None:
+        try:
+            model.load()
+        except NoWeightsError as error:
+            reason = str(error)
+            write_json(memory, {"reason": reason, "host": error.host})
+        else:
+            memory.unlink(missing_ok=True)
+            return model
+    listener.warn(
+        f"{reason}\nusing seeded random weights instead: speed is meaningful, accuracy is not (pass --weights FILE for real weights)"
+    )
+    return replace(
+        model, weights=WeightsRequest(kind="random", seed=model.weights.seed), fallback_reason=reason, _loaded=None
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    inputs: "Arrays"
-    outputs: "Arrays"
-    labels: "np.ndarray | None" = None
+    inputs: Arrays
+    outputs: Arrays
+    labels: np.ndarray | None = None
 
 
 def reference_from_file(path: Path) -> Reference:
-    import numpy as np
-
     with np.load(path, allow_pickle=False) as stored:
         inputs = {name.removeprefix("input:"): stored[name] for name in stored.files if name.startswith("input:")}
         outputs = {name.removeprefix("output:"): stored[name] for name in stored.files if name.startswith("output:")}
@@ -89,10 +173,6 @@ def export_model(
 
     def make(directory: Path) -> ModelInfo:
         import onnx
-
-        from optpipe.backends.onnx_graph import find_own_precision
-        from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
-        from optpipe.models.sources.onnx_file import name_dimensions
 
         loaded = model.load()
         require_matching_input(loaded.card)
@@ -159,8 +239,6 @@ def compute_reference(
     }
 
     def make(directory: Path) -> ReferenceInfo:
-        import numpy as np
-
         inputs = load_sample_inputs(card, samples, entry)
         module = model.load().module
         try:
@@ -204,10 +282,8 @@ def compute_reference(
     return found, stored
 
 
-def _require_repeatable(answers: "Sequence[Arrays]", card: ModelCard, way_out: str) -> None:
+def _require_repeatable(answers: Sequence[Arrays], card: ModelCard, way_out: str) -> None:
     """Raises GateError if the source model's outputs are not finite, or differ between `answers`."""
-    import numpy as np
-
     first, again = answers
     for name, value in first.items():
         if not np.isfinite(value).all():
@@ -217,11 +293,8 @@ def _require_repeatable(answers: "Sequence[Arrays]", card: ModelCard, way_out: s
             raise GateError(f"{card.name} is not deterministic (output '{error.name}'): {way_out}")
 
 
-def _require_fixed_shapes(path: Path, card: ModelCard, inputs: "Arrays") -> None:
+def _require_fixed_shapes(path: Path, card: ModelCard, inputs: Arrays) -> None:
     """Raises BadInputError if an output's shape differs between samples of a batched model."""
-    from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
-    from optpipe.models.inputs.rows import split_batches
-
     smallest, _, largest = card.batch_range
     seen: dict[str, tuple[int, ...]] = {}
     with OnnxRuntimeSession(path, "cpu", {}) as session:
@@ -234,16 +307,14 @@ def _require_fixed_shapes(path: Path, card: ModelCard, inputs: "Arrays") -> None
                     )
 
 
-def run_torch_model(module: Any, card: ModelCard, inputs: "Arrays") -> "dict[str, np.ndarray]":
+def run_torch_model(module: Any, card: ModelCard, inputs: Arrays) -> dict[str, np.ndarray]:
     """The source model's outputs by name, in FP32 on the CPU, in batches that the profile allows.
 
     Raises BadInputError with the module's error.
     """
     import torch
 
-    from optpipe.models.inputs.rows import run_rows
-
-    def run(batch: "Arrays") -> "Arrays":
+    def run(batch: Arrays) -> Arrays:
         try:
             found = module(*(torch.from_numpy(batch[each.name]) for each in card.inputs))
         except Exception as error:  # a user's code
@@ -256,7 +327,7 @@ def run_torch_model(module: Any, card: ModelCard, inputs: "Arrays") -> "dict[str
         return run_rows(card, inputs, run)
 
 
-def _require_independence(module: Any, card: ModelCard, inputs: "Arrays", outputs: "Arrays") -> None:
+def _require_independence(module: Any, card: ModelCard, inputs: Arrays, outputs: Arrays) -> None:
     """Raises GateError if the source model gives other `outputs` in smaller batches, which an exported graph cannot."""
     for size in _choose_sizes(card, inputs)[:-1]:
         try:
@@ -277,17 +348,15 @@ def _require_independence(module: Any, card: ModelCard, inputs: "Arrays", output
                 )
 
 
-def _choose_sizes(card: ModelCard, inputs: "Arrays") -> list[int]:
+def _choose_sizes(card: ModelCard, inputs: Arrays) -> list[int]:
     """Batch sizes for comparing outputs, in ascending order."""
     smallest, usual, largest = card.batch_range
     sizes = {size for size in (1, 3, len(next(iter(inputs.values())))) if smallest <= size <= largest}
     return sorted(sizes) or [usual]
 
 
-def _run_onnx_model(path: Path, card: ModelCard, inputs: "Arrays", listener: Listener) -> "dict[str, np.ndarray]":
+def _run_onnx_model(path: Path, card: ModelCard, inputs: Arrays, listener: Listener) -> dict[str, np.ndarray]:
     """The graph's outputs on all samples. Raises GateError if smaller batches give other outputs."""
-    from optpipe.backends.onnx_graph import is_quantized_dynamically
-
     wanted = _choose_sizes(card, inputs)
     found, dynamic = run_onnx_graph(path, card, inputs, *wanted), is_quantized_dynamically(path)
     tolerated = TOLERATED_RELATIVE_ERROR[Precision.INT8 if dynamic else Precision.FP32]
@@ -306,15 +375,12 @@ def _run_onnx_model(path: Path, card: ModelCard, inputs: "Arrays", listener: Lis
     return found[-1]
 
 
-def _compare_outputs(expected: "Arrays", found: "Arrays") -> tuple[OutputError, ...]:
+def _compare_outputs(expected: Arrays, found: Arrays) -> tuple[OutputError, ...]:
     return tuple(compute_output_error(name, *cut_to_same_rows(expected[name], found[name])) for name in expected)
 
 
-def run_onnx_graph(path: Path, card: ModelCard, inputs: "Arrays", *sizes: int) -> list[dict[str, "np.ndarray"]]:
+def run_onnx_graph(path: Path, card: ModelCard, inputs: Arrays, *sizes: int) -> list[dict[str, np.ndarray]]:
     """The graph's outputs in batches of each size, in one session; all sizes but the last get few samples."""
-    from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
-    from optpipe.models.inputs.rows import run_rows
-
     with OnnxRuntimeSession(path, "cpu", {}) as session:
         return [
             run_rows(
@@ -326,7 +392,7 @@ def run_onnx_graph(path: Path, card: ModelCard, inputs: "Arrays", *sizes: int) -
         ]
 
 
-def _check_parity(card: ModelCard, expected: "Arrays", found: "Arrays") -> tuple[OutputError, ...]:
+def _check_parity(card: ModelCard, expected: Arrays, found: Arrays) -> tuple[OutputError, ...]:
     errors = _compare_outputs(expected, found)
     for error in errors:
         if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:

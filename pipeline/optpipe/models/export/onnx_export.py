@@ -5,13 +5,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.onnx_graph import find_index_bounds, name_nodes, separate_int8_constants
+from optpipe.backends.onnx_graph import (
+    find_compared_values,
+    find_index_bounds,
+    infer_graph_types,
+    name_nodes,
+    separate_int8_constants,
+)
+from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+from optpipe.backends.torch_program import make_dynamic_shapes, make_example_inputs
 from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError, OptpipeError, StageError, first_line
-from optpipe.models.sources.base import LoadedModel
-from optpipe.models.sources.modules import flatten_tensors
+from optpipe.models.inputs.samples import make_synthetic_tensor
+from optpipe.models.sources.modules import LoadedModel, flatten_tensors
 from optpipe.models.sources.onnx_file import require_one_file
-from optpipe.models.sources.user_code import describe_user_error
+from optpipe.models.sources.python_file import describe_user_error
 
 OLDEST_IR = 4
 """Older versions require weights in the list of inputs, which the simplifier omits."""
@@ -61,8 +69,6 @@ def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
     """The module's outputs for the card's opt shapes. Raises BadInputError if it fails on them."""
     import torch
 
-    from optpipe.backends.torch_program import make_example_inputs
-
     try:
         with torch.inference_mode():
             return flatten_tensors(module(*make_example_inputs(card.inputs, "cpu")))
@@ -81,8 +87,6 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
     from contextlib import redirect_stderr
 
     import torch
-
-    from optpipe.backends.torch_program import make_dynamic_shapes, make_example_inputs
 
     shapes: Any = make_dynamic_shapes(card.inputs)
     parameters = inspect.signature(module.forward).parameters.values()
@@ -243,8 +247,6 @@ def _find_changing_axes(
     outputs: list[TensorSpec], names: set[str], card: ModelCard, graph: Any, path: Path
 ) -> list[TensorSpec]:
     """The only axis whose size differs between two batch sizes, by shape inference or a run; None if no size differs."""
-    from optpipe.backends.onnx_graph import find_compared_values, infer_graph_types
-
     low, _, high = card.batch_range
     if low == high:
         return outputs
@@ -269,8 +271,6 @@ def _find_changing_axes(
 
 
 def _run_for_shapes(path: Path, card: ModelCard, size: int, compared: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
-    from optpipe.models.inputs.synthetic import make_synthetic_tensor
 
     specs = [each.with_batch(size, size, size) for each in card.inputs]
     try:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
+import numpy as np
+
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_text
 
@@ -135,8 +137,6 @@ def draw_indices(labels: Sequence[str | None], pairs: Sequence[str | None], coun
 
 def stratify_indices(labels: Sequence[str | None], count: int, seed: int) -> list[int]:
     """All indices, in an order in which every prefix has nearly the labels' shares."""
-    import numpy as np
-
     rng = np.random.default_rng(seed)
     groups: dict[str | None, list[int]] = {}
     for index, label in enumerate(labels):

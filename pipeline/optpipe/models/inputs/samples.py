@@ -1,30 +1,36 @@
-"""Chooses the samples for verification and benchmarks: the user's data first, then seeded variations."""
+"""Chooses the samples for verification and benchmarks: the user's data first, then seeded variations and synthetic data."""
 
+import io
 import math
 import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from errno import ENOSPC
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from PIL import Image
+
+from optpipe.backends.onnx_graph import find_compared_values
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import Listener, SilentListener
 from optpipe.core.files import hash_file, hash_text, hash_value
 from optpipe.core.transform import CenterCrop, Transform
 from optpipe.models.inputs.image_set import ImageSet, find_images
+from optpipe.models.inputs.rows import count_rows, list_runs
 from optpipe.models.inputs.sample_set import SampleSet, SetFile, draw_subset
+from optpipe.models.inputs.task_data import drop_unknown_labels, find_label_indices, iterate_rows, load_sample_set
+from optpipe.models.inputs.tensor_set import TensorSet, holds_tensors
+from optpipe.models.inputs.text_set import SENTENCES, TextSet
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.places import find_shipped_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy as np
-    from numpy.typing import NDArray
-
 
 NOISE = "seeded noise"
 CALIBRATED_ON = "which INT8 and FP8 are calibrated on"
@@ -74,8 +80,6 @@ def choose_samples(
     room = SAMPLE_BYTES // (sum(bits) // 8)
 
     def load(source: Path, count: int | None, *, cut: bool) -> SampleSet:
-        from optpipe.models.inputs.task_data import load_sample_set
-
         return load_sample_set(model, card, source, count, 0, SilentListener(), truncate=cut)[0]
 
     if given is not None:
@@ -86,20 +90,16 @@ def choose_samples(
         most = max(SAMPLE_COUNT, room * LABELED_BYTES // SAMPLE_BYTES) if card.transform else GIVEN_COUNT
         return _samples_from_set(found, most, card, listener, f"{found.name}, the card's validation set")
     own = card.data.get("calibration")
-    if (source := calibration or (Path(own) if own else None)) is not None:
-        from optpipe.models.inputs.tensor_set import holds_tensors
-
-        if readable or holds_tensors(source):
-            found, most = load(source, None, cut=truncate), max(SAMPLE_COUNT, min(HELD_OUT_COUNT, room))
-            return _hold_out(found, most, card, listener)
+    source = calibration or (Path(own) if own else None)
+    if source is not None and (readable or holds_tensors(source)):
+        found, most = load(source, None, cut=truncate), max(SAMPLE_COUNT, min(HELD_OUT_COUNT, room))
+        return _hold_out(found, most, card, listener)
     if card.transform is not None:
         folder = find_shipped_folder("calibration") / "samples"
         files = tuple(SetFile(path.name, hash_file(path)) for path in find_images(folder, SAMPLE_COUNT).paths)
         shipped: SampleSet = ImageSet("photographs", folder, 0, files)
         return Samples("images", "photographs that optpipe ships", shipped, shipped.sha256)
     if tokenizes:
-        from optpipe.models.inputs.text_set import SENTENCES, TextSet
-
         texts = {str(number): text for number, text in enumerate(SENTENCES, 1)}
         files = tuple(SetFile(number, hash_text(text)) for number, text in texts.items())
         shipped = TextSet("sentences", Path(), 0, files, texts=texts)
@@ -110,9 +110,6 @@ def choose_samples(
 
 def _samples_from_set(found: SampleSet, most: int, card: ModelCard, listener: Listener, data: str) -> Samples:
     """At most `most` samples of `found`; only tensors with the most frequent shapes, which share a batch."""
-    from optpipe.models.inputs.task_data import drop_unknown_labels
-    from optpipe.models.inputs.tensor_set import TensorSet
-
     if isinstance(found, TensorSet):
         found = found.keep_usual_shapes()
     drawn = draw_subset(found, most)
@@ -131,15 +128,9 @@ def _hold_out(found: SampleSet, most: int, card: ModelCard, listener: Listener) 
     return replace(chosen, held_out=tuple(sorted({each.sha256 for each in chosen.drawn.files})))
 
 
-def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | None = None) -> "dict[str, NDArray[Any]]":
+def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | None = None) -> dict[str, NDArray[Any]]:
     """A row per sample, or SAMPLE_COUNT rows of noise; repeated until they fill the smallest batch."""
-    import numpy as np
     import onnx
-
-    from optpipe.backends.onnx_graph import find_compared_values
-    from optpipe.models.inputs.rows import count_rows, list_runs
-    from optpipe.models.inputs.synthetic import make_synthetic_tensor
-    from optpipe.models.inputs.task_data import iterate_rows
 
     least = card.batch_range[0]
     if samples.drawn is None:
@@ -167,14 +158,13 @@ def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | No
     return {name: np.ascontiguousarray(value[order]) for name, value in rows.items()}
 
 
-def read_sample_labels(card: ModelCard, samples: Samples) -> "NDArray[np.int64] | None":
+def read_sample_labels(card: ModelCard, samples: Samples) -> NDArray[np.int64] | None:
     """Classes of a classifier's samples; None without labels."""
     classes = card.outputs[0].classes if card.outputs else None
     if samples.drawn is None or classes is None or card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
         return None
     if any(each.label is None for each in samples.drawn.files):
         return None
-    from optpipe.models.inputs.task_data import find_label_indices
 
     return find_label_indices(samples.drawn, card, classes)
 
@@ -183,15 +173,13 @@ POOL_SIZE = 64
 
 
 def vary_inputs(
-    real: "Mapping[str, NDArray[Any]]", size: int, seed: int, shared: frozenset[str] = frozenset()
-) -> "dict[str, NDArray[Any]]":
+    real: Mapping[str, NDArray[Any]], size: int, seed: int, shared: frozenset[str] = frozenset()
+) -> dict[str, NDArray[Any]]:
     """`size` rows per input: the real ones, then copies rolled along their last axis by a seeded step.
 
     Inputs in `shared` have one value for a whole batch and keep it. A rolled image has the same values, and so the same
     power draw and rounding, and no cache has seen it.
     """
-    import numpy as np
-
     count = min(len(array) for array in real.values())
     steps = np.random.default_rng(seed).integers(1, 1 << 16, size)
     rows: dict[str, NDArray[Any]] = {}
@@ -205,10 +193,8 @@ def vary_inputs(
     return rows
 
 
-def save_pool(directory: Path, prefix: str, arrays: "Mapping[str, NDArray[Any]]") -> dict[str, str]:
+def save_pool(directory: Path, prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
     """Writes each array to `directory`; returns name → file. Raises OSError with ENOSPC if the disk is full."""
-    import numpy as np
-
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
     for index, (name, array) in enumerate(arrays.items()):
@@ -221,3 +207,117 @@ def save_pool(directory: Path, prefix: str, arrays: "Mapping[str, NDArray[Any]]"
             raise
         files[name] = str(path)
     return files
+
+
+SMALLEST_VOCABULARY = 1000
+"""No vocabulary is smaller."""
+
+
+def make_synthetic_tensor(
+    shape: Sequence[int],
+    dtype: DTypeLike = np.float32,
+    seed: int = 0,
+    below: int | None = None,
+    value: int | None = None,
+) -> NDArray[np.generic]:
+    """A tensor like a model's real input, different in every row of the batch.
+
+    Four axes with 1 or 3 channels: images with the spectrum of photographs, zero mean, unit variance. Integers: uniform
+    below `below` and SMALLEST_VOCABULARY, like token identifiers. Booleans: either. Everything else: standard normal.
+    With a `value`, that everywhere.
+    """
+    kind = np.dtype(dtype)
+    if value is not None:
+        return np.full(tuple(shape), value, kind)
+    random = np.random.default_rng(seed)
+    if kind.kind in "iu":
+        return random.integers(
+            0, min(below or SMALLEST_VOCABULARY, SMALLEST_VOCABULARY, int(np.iinfo(kind).max) + 1), tuple(shape)
+        ).astype(kind)
+    if kind.kind == "b":
+        return random.integers(0, 2, tuple(shape)).astype(kind)
+    if len(shape) == 4 and shape[1] in (1, 3):
+        rows = [_make_photograph_noise(random, shape[2], shape[3], shape[1]) for _ in range(shape[0])]
+        values = np.stack([np.moveaxis(row, -1, 0) for row in rows]) if rows else np.zeros(tuple(shape))
+        return values.astype(kind)
+    return random.standard_normal(tuple(shape)).astype(kind)
+
+
+def make_synthetic_image(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    """An 8-bit RGB image (height, width, 3) with a photograph's spectrum and edges of flat shapes."""
+    random = np.random.default_rng(seed)
+    levels = 127 + 48 * _make_photograph_noise(random, height, width, 3)
+    rows, columns = np.ogrid[:height, :width]
+    for _ in range(6):
+        centre, radius = random.uniform(0, 1, 2) * (height, width), random.uniform(0.05, 0.25, 2) * (height, width)
+        inside = ((rows - centre[0]) / max(radius[0], 1)) ** 2 + ((columns - centre[1]) / max(radius[1], 1)) ** 2 < 1
+        levels[inside] = 0.4 * levels[inside] + 0.6 * random.uniform(0, 255, 3)
+    return np.ascontiguousarray(np.clip(levels, 0, 255).astype(np.uint8))
+
+
+def _make_photograph_noise(random: np.random.Generator, height: int, width: int, channels: int) -> NDArray[np.float64]:
+    """Noise with amplitude 1/f, as natural scenes have (Field 1987); channels share most of their luminance."""
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
+    frequency[0, 0] = 1.0
+    planes = np.fft.irfft2(
+        np.fft.rfft2(random.standard_normal((channels + 1, height, width))) / frequency, s=(height, width)
+    )
+    mixed = 0.85 * planes[:1] + 0.35 * planes[1:]
+    spread = mixed.std()
+    return np.moveaxis((mixed - mixed.mean()) / (spread if spread > 0 else 1.0), 0, -1)
+
+
+_ORIENTATION = 0x0112
+
+
+def make_edge_case_files() -> Iterator[tuple[str, bytes]]:
+    """Names and contents; every decoder must refuse `truncated.jpg`."""
+    pixels = make_synthetic_image(231, 309, seed=5)
+    image = Image.fromarray(pixels)
+    gray = image.convert("L")
+    yield "baseline 4:2:0.jpg", _encode(image, "JPEG", quality=90)
+    yield "baseline 4:4:4.jpg", _encode(image, "JPEG", quality=90, subsampling=0)
+    yield "progressive.jpg", _encode(image, "JPEG", quality=90, progressive=True)
+    yield "grayscale.jpg", _encode(gray, "JPEG", quality=90)
+    yield "cmyk.jpg", _encode(image.convert("CMYK"), "JPEG", quality=90)
+    for orientation in (3, 6):
+        exif = Image.Exif()
+        exif[_ORIENTATION] = orientation
+        yield f"exif orientation {orientation}.jpg", _encode(image, "JPEG", quality=90, exif=exif)
+    yield "grayscale.png", _encode(gray, "PNG")
+    yield "grayscale 16 bit.png", _encode(Image.fromarray(np.asarray(gray).astype(np.uint16) * 3), "PNG")
+    yield "rgb 16 bit.png", _encode_png16(pixels)
+    yield "palette.png", _encode(image.convert("P", palette=Image.Palette.ADAPTIVE), "PNG")
+    yield (
+        "palette with transparency.png",
+        _encode(image.convert("P", palette=Image.Palette.ADAPTIVE, colors=16), "PNG", transparency=3),
+    )
+    alpha = np.dstack([pixels, np.linspace(0, 255, pixels[:, :, 0].size).reshape(pixels.shape[:2]).astype(np.uint8)])
+    yield "rgba.png", _encode(Image.fromarray(alpha), "PNG")
+    yield "bilevel.png", _encode(image.convert("1"), "PNG")
+    yield "lossy.webp", _encode(image, "WEBP", quality=90)
+    yield "lossless with alpha.webp", _encode(Image.fromarray(alpha), "WEBP", lossless=True)
+    yield "1×1.jpg", _encode(image.crop((0, 0, 1, 1)), "JPEG")
+    yield "1×1.png", _encode(image.crop((0, 0, 1, 1)), "PNG")
+    yield "very wide.jpg", _encode(Image.fromarray(make_synthetic_image(24, 1900, seed=6)), "JPEG", quality=90)
+    yield "very large.jpg", _encode(image.resize((4000, 3000)), "JPEG", quality=90)
+    whole = _encode(image, "JPEG", quality=90)
+    yield "truncated.jpg", whole[: len(whole) // 2]
+
+
+def _encode(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def _encode_png16(pixels: NDArray[np.uint8]) -> bytes:
+    """An RGB PNG of 16 bits per channel, which Pillow reads but does not write (PNG specification, 5 and 11.2)."""
+    height, width = pixels.shape[:2]
+    deep = pixels.astype(">u2") * 257
+    rows = b"".join(b"\0" + deep[row].astype(">u2").tobytes() for row in range(height))
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )

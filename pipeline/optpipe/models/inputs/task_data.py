@@ -13,8 +13,15 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError, MissingError, read_as_user_file
 from optpipe.core.events import Listener
 from optpipe.core.files import hash_file, hash_value
-from optpipe.models.inputs.annotations import image_set_from_coco, is_coco, list_coco_images
-from optpipe.models.inputs.image_set import ANNOTATIONS, ImageSet, image_set_from_path, walk_files
+from optpipe.models.inputs.image_set import (
+    ANNOTATIONS,
+    ImageSet,
+    image_set_from_coco,
+    image_set_from_path,
+    is_coco,
+    list_coco_images,
+    walk_files,
+)
 from optpipe.models.inputs.images import preprocess_batches
 from optpipe.models.inputs.rows import Arrays, batch_from_rows, count_rows
 from optpipe.models.inputs.sample_set import AnySet, SampleSet, Unusable, format_unreadable

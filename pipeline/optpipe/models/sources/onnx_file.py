@@ -13,7 +13,8 @@ from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, escape, read_as_user_file
 from optpipe.core.files import get_memory_bytes, hash_file, hash_value
 from optpipe.core.quantity import format_bytes
-from optpipe.models.sources.base import DEFAULT_BATCH_PROFILE, LoadedModel
+from optpipe.models.inputs.tensor_set import read_shapes
+from optpipe.models.sources.modules import DEFAULT_BATCH_PROFILE, LoadedModel
 
 Dims = Sequence[int | str | None]
 """Sizes, names of open dimensions, and None for those without a name."""
@@ -201,7 +202,6 @@ class OnnxFileSource:
         record = WeightsRecord("embedded", hash_onnx_file(self.path))
         if self.card is not None and self.card.inputs:
             return LoadedModel(self.card, record, onnx=self.path)
-        from optpipe.models.inputs.tensor_set import read_shapes
 
         example = read_shapes(self.example) if self.example is not None else None
         inputs = read_input_specs(model, self.shapes or {}, self.path, example)

@@ -14,11 +14,10 @@ from optpipe.core.card import ModelCard, Shape, card_from_dict
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, first_line
 from optpipe.core.files import hash_file, hash_value
-from optpipe.models.sources.base import LoadedModel, Source
-from optpipe.models.sources.hub import HuggingFaceSource, TimmSource
+from optpipe.models.sources.libraries import HuggingFaceSource, TimmSource, TorchvisionSource
+from optpipe.models.sources.modules import LoadedModel, Source
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.models.sources.python_file import PythonFileSource
-from optpipe.models.sources.torchvision import TorchvisionSource
 from optpipe.workspace.places import find_shipped_folder
 
 CARD_FIELDS: Mapping[str, type] = {

@@ -43,8 +43,10 @@ def random_convolution(channels=32, outputs=32, kernel=3, size=8, images=2, seed
     added = random_int8(seed + 2, *steps.make_output(step, data).shape) if step.added else None
     if step.floating:
         data, added = data.half() / 40, None if added is None else added.half() / 40
-    smooth = step.activation not in steps.BEFORE_SCALING
-    return step, Operands(data, added, upload(arrange_convolution(weight, scale, bias)), 0.37, 40.0 if smooth else 1.0)
+    added_scale, inverse_scale = 1.0 if step.floating else 0.37, 40.0
+    if step.activation in steps.BEFORE_SCALING:
+        inverse_scale = 1.0
+    return step, Operands(data, added, upload(arrange_convolution(weight, scale, bias)), added_scale, inverse_scale)
 
 
 def random_depthwise(channels=48, kernel=3, stride=1, size=9, images=2, seed=0, spare=0, **end):

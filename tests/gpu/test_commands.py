@@ -81,8 +81,7 @@ def test_parts_are_timed_by_events(workspace, backend, mode):
     row = bench(workspace, "--backend", backend, "--mode", mode)
     assert row["output_check"]["passed"]
     assert row["subject"]["cuda_graph"] is True
-    compute, latency = (each["percentiles"]["p50"]["value"] for each in (row["parts_ns"]["compute"], row["latency_ns"]))
-    assert 0 < compute <= latency
+    assert 0 < row["parts_ns"]["compute"]["mean"] <= row["latency_ns"]["mean"]
     assert ("h2d" in row["parts_ns"]) == (mode == "end-to-end")
     assert row["device_peak_bytes"] > 0
 

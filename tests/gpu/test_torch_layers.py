@@ -116,8 +116,10 @@ def test_a_network_is_tuned_compiled_and_gives_its_graph_s_outputs_from_a_cuda_g
             expected = wanted.module().eval()(batch).numpy()
     built = Inductor().build(wanted)
     proof = prove_precision(precision, built.layers)
-    assert built.details["tactics"].keys() == {"1", "4", "8", "64"}
-    assert precision is Precision.FP16 or built.details["against_fp16"].keys() == {"1", "4", "8", "64"}
+    sizes = {"1", "4", "8", "64"}
+    without_kernels = (name, precision) == ("tokens", Precision.FP16)  # all its layers are torch's own in FP16
+    assert built.details.get("tactics", {}).keys() == (set() if without_kernels else sizes)
+    assert precision is Precision.FP16 or built.details["against_fp16"].keys() == sizes
     info = ArtifactInfo(
         "small", "small", "inductor", precision, "cuda", built.file, WeightsRecord("random", ""), proof,
         options=built.options, details=built.details,

@@ -224,6 +224,7 @@ def _launch_convolution_by_cudnn(step: steps.Convolution, given: Operands, _: Ma
     """cuDNN's kernel for convolution, bias, addition, and ReLU, or its convolution and torch's other activations."""
     import torch
 
+    assert given.added is None or given.added_scale == 1, given.added_scale
     weight, _, _, bias = given.constants
     kernel = weight.view(step.outputs, *step.kernel, step.depth).permute(0, 3, 1, 2)
     stride, dilation = [step.stride] * 2, [step.dilation] * 2

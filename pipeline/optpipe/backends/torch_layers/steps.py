@@ -40,7 +40,7 @@ class Convolution:
     added: bool = False
     flat: bool = False
     floating: bool = False
-    """Inputs, weights, and `added` are FP16, and sums FP32."""
+    """Inputs, weights, and `added` are FP16, and sums FP32; scale and added_scale are 1: cuDNN's kernels apply neither."""
 
     @property
     def is_product(self) -> bool:

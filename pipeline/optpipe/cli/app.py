@@ -32,9 +32,9 @@ Verb = str | dict[str, str]
 
 SECTIONS: dict[str, dict[str, Verb]] = {
     "Build": {"build": "build:build", "calibrate": "build:calibrate", "preprocess": "build:preprocess"},
-    "Measure": {"bench": "bench:bench", "evaluate": "build:evaluate", "profile": "profile:profile"},
+    "Measure": {"bench": "bench:bench", "evaluate": "build:evaluate", "profile": "build:profile"},
     "Judge": {
-        "compare": "compare:compare",
+        "compare": "bench:compare",
         "signoff": {
             "judge": "signoff:signoff",
             "approve": "signoff:approve",

@@ -19,11 +19,10 @@ from optpipe.core.measurement import Comparison, Goal, read_measurements
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import json_from_record, record_from_files
 from optpipe.core.verdict import CriterionResult, StepRecord, Verdict, VerdictRecord, VerificationRecord
-from optpipe.measure.compare import compare_measurements
+from optpipe.measure.compare import collect_build_facts, compare_measurements
 from optpipe.measure.document import draw_measurements, list_comparison_parts, list_raw_files, summarize_comparison
 from optpipe.measure.figures import measurements_from_run
 from optpipe.measure.groups import RecordedMeasurement, find_environment_differences
-from optpipe.measure.overview import collect_build_facts
 from optpipe.models.artifacts.lookup import judged_build_from_entry
 from optpipe.preprocess.proof import PreprocessRecord
 from optpipe.report.charts import Bar

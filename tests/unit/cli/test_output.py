@@ -6,8 +6,8 @@ import pytest
 from tests.command_line import call
 
 from optpipe.cli import terminal as terminal_module
+from optpipe.cli.bench import compare
 from optpipe.cli.build import calibrate
-from optpipe.cli.compare import compare
 from optpipe.cli.ship import deploy, sweep
 from optpipe.cli.signoff import DossierOptions, attest, run, signoff, verify
 from optpipe.cli.terminal import Terminal

@@ -12,10 +12,9 @@ from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import BaselineRecord, Goal, LatencySummary, LoadSpec, Measurement, Subject, Validity
 from optpipe.core.quantity import Estimate
-from optpipe.measure.compare import compare_measurements, sort_by_goal
+from optpipe.measure.compare import compare_measurements, compare_workspace, find_bench_runs, sort_by_goal
 from optpipe.measure.document import document_from_comparison, draw_measurements, frame_from_comparison
 from optpipe.measure.groups import RecordedMeasurement
-from optpipe.measure.overview import compare_workspace, find_bench_runs
 from optpipe.measure.search import Slo
 from optpipe.report.charts import draw_comparison
 from optpipe.report.html import render_html

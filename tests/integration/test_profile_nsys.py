@@ -146,7 +146,11 @@ def test_a_qdstrm_without_a_report_is_imported(tmp_path: Path) -> None:
 def test_a_process_that_dies_under_nsys_shows_its_own_error(tmp_path: Path, program: str, words: str) -> None:
     job = WorkerJob(tmp_path)
     (tmp_path / JOB).write_bytes(json_from_record(job))
-    broken = f"record.run_job = lambda job: exec({program!r})\nrecord.main({str(tmp_path / JOB)!r})\n"
+    broken = (
+        "from optpipe.trace import record\n"
+        f"record.run_job = lambda job: exec({program!r})\n"
+        f"record.main({str(tmp_path / JOB)!r})\n"
+    )
     recorded = record_program([sys.executable, "-c", broken], tmp_path, frozenset(), on_gpu=False)
     with pytest.raises(StageError, match=f"the profiled process crashed.*{words}"):
         read_result(job, recorded)

@@ -202,17 +202,32 @@ class OnnxRuntimeSession:
         """Buffers for these shapes; with `cuda_graph`, each binding has its own graph."""
         outputs = self.run(inputs)
         if self.device == "cpu":
-            return HostBinding(self._session, inputs, {name: array.copy() for name, array in outputs.items()})
+            copies = {name: value.copy() for name, value in outputs.items()}
+            return OnnxRuntimeBinding(self._session, copy_arrays(inputs), copies)
         import torch
 
         self._graphs += 1
-        graph_id = self._graphs if self._cuda_graph else None
         filled = {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
         empty = {name: torch.empty_like(torch.from_numpy(array), device="cuda") for name, array in outputs.items()}
-        return _DeviceBinding(self._session, filled, empty, graph_id=graph_id, waits=self._own_stream)
+        return self.bind_in_place(filled, empty, self._graphs if self._cuda_graph else None)
 
-    def bind_in_place(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Binding:
-        return _DeviceBinding(self._session, inputs, outputs, graph_id=-1, waits=self._own_stream)
+    def bind_in_place(
+        self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], graph_id: int | None = -1
+    ) -> Binding:
+        """Binds CUDA tensors. A session with a separate stream waits: nothing else orders a launch before torch's next kernel."""
+        import onnxruntime as ort
+
+        options = ort.RunOptions()
+        if not self._own_stream:
+            options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        if graph_id is not None:
+            options.add_run_config_entry("gpu_graph_id", str(graph_id))
+        return OnnxRuntimeBinding(self._session, inputs, outputs, options)
+
+
+def copy_arrays(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
+    """Contiguous copies, as a binding needs them."""
+    return {name: array.copy(order="C") for name, array in arrays.items()}
 
 
 def mark_source(path: Path, inputs: Iterable[InputSpec]) -> MarkedGraph:
@@ -255,52 +270,26 @@ def _make_spec(value: Any) -> TensorSpec:
     return TensorSpec(value.name, _ORT_TYPES.get(value.type, value.type), shape)
 
 
-class HostBinding:
-    """A copy of `inputs`, and the arrays `outputs`, which have the shapes of the session's outputs."""
-
-    def __init__(self, session: Any, inputs: Mapping[str, "np.ndarray"], outputs: Mapping[str, "np.ndarray"]) -> None:
-        import numpy as np
-
-        self.inputs = {name: np.array(array, order="C") for name, array in inputs.items()}
-        self.outputs = outputs
-        self._session = session
-        self._io = session.io_binding()
-        for bind, arrays in ((self._io.bind_input, self.inputs), (self._io.bind_output, outputs)):
-            for name, array in arrays.items():
-                bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-
-    def launch(self) -> None:
-        self._session.run_with_iobinding(self._io)
-
-
-class _DeviceBinding:
-    """CUDA tensors, bound without a copy.
-
-    `waits` makes each launch synchronous. It is needed if the session has a separate stream, since nothing else would order
-    a launch before torch's next kernel.
-    """
+class OnnxRuntimeBinding:
+    """NumPy arrays, or CUDA tensors, bound without a copy; the outputs have the shapes of the session's."""
 
     def __init__(
-        self, session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any], *, graph_id: int | None, waits: bool
+        self, session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any], options: Any | None = None
     ) -> None:
         import numpy as np
-        import onnxruntime as ort
 
         self.inputs, self.outputs = dict(inputs), dict(outputs)
-        self._session = session
-        self._options = ort.RunOptions()
-        if not waits:
-            self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        if graph_id is not None:
-            self._options.add_run_config_entry("gpu_graph_id", str(graph_id))
-        self._io = session.io_binding()
-        for bind, tensors in ((self._io.bind_input, self.inputs), (self._io.bind_output, self.outputs)):
-            for name, tensor in tensors.items():
-                dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
-                bind(name, "cuda", 0, dtype, tuple(tensor.shape), tensor.data_ptr())
+        self._session, self._options, self._io = session, options, session.io_binding()
+        for bind, values in ((self._io.bind_input, self.inputs), (self._io.bind_output, self.outputs)):
+            for name, value in values.items():
+                dtype = np.dtype(str(value.dtype).removeprefix("torch."))
+                if isinstance(value, np.ndarray):
+                    bind(name, "cpu", 0, dtype, value.shape, value.ctypes.data)
+                else:
+                    bind(name, "cuda", 0, dtype, tuple(value.shape), value.data_ptr())
 
     def launch(self) -> None:
-        """Enqueues on the stream that was torch's current stream when the session was loaded."""
+        """Enqueues CUDA tensors on the stream that was torch's current stream when the session was loaded."""
         self._session.run_with_iobinding(self._io, self._options)
 
 

@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 
 from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import expose_tensors
-from optpipe.backends.onnxruntime_session import HostBinding, create_inference_session, translate_runtime_errors
+from optpipe.backends.onnxruntime_session import (
+    OnnxRuntimeBinding,
+    copy_arrays,
+    create_inference_session,
+    translate_runtime_errors,
+)
 from optpipe.core.entries import SampleSetSummary
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.files import hash_text
@@ -315,7 +320,7 @@ class Collector:
         self._low: dict[str, float] = {}
         self._high: dict[str, float] = {}
         self._counts: dict[str, Any] = {}
-        self._bound: HostBinding | None = None
+        self._bound: OnnxRuntimeBinding | None = None
         self._session = open_exposed_session(graph, tensors, device)
         self._fed = {each.name for each in self._session.get_inputs()} & set(tensors)
         self._outputs = tuple(name for name in tensors if name not in self._fed)
@@ -350,7 +355,8 @@ class Collector:
         if bound is None or any(value.shape != batch[name].shape for name, value in bound.inputs.items()):
             bound = self._bound = None  # free the old memory first
             values = self._session.run(list(self._outputs), dict(batch))
-            self._bound = HostBinding(self._session, batch, dict(zip(self._outputs, values, strict=True)))
+            outputs = dict(zip(self._outputs, values, strict=True))
+            self._bound = OnnxRuntimeBinding(self._session, copy_arrays(batch), outputs)
             return self._bound.outputs
         for name, value in bound.inputs.items():
             np.copyto(value, batch[name])

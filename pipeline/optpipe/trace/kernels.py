@@ -40,6 +40,7 @@ class KernelKind(StrEnum):
     OTHER = "other"
 
 
+_MATRIX_WORK = {KernelKind.MATRIX, KernelKind.ATTENTION}
 # The first match wins, so specific words stand first.
 _KINDS: tuple[tuple[KernelKind, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern, re.IGNORECASE))
@@ -80,7 +81,7 @@ def classify_kernel(name: str) -> KernelKind:
 
 def uses_tensor_cores(name: str) -> bool | None:
     """None for matrix work whose name does not tell."""
-    if classify_kernel(name) not in {KernelKind.MATRIX, KernelKind.ATTENTION}:
+    if classify_kernel(name) not in _MATRIX_WORK:
         return False
     if _TRITON_TEMPLATE.search(name):
         return None
@@ -89,26 +90,14 @@ def uses_tensor_cores(name: str) -> bool | None:
     return bool(_TENSOR.search(name))
 
 
-def is_matrix_work(name: str) -> bool:
-    """True for matrix products, convolutions, and attention, and false for their helpers."""
-    if re.search(r"splitk?reduce|gemv|dot_kernel", name, re.IGNORECASE):
-        return False
-    return classify_kernel(name) in {KernelKind.MATRIX, KernelKind.ATTENTION}
-
-
 def classify_kernels(names: pl.Series) -> pl.DataFrame:
-    """One row per distinct name: `name`, `kind`, `tensor_core`, `matrix`."""
-    distinct = names.cast(pl.String).unique().drop_nulls().sort()
-    texts = distinct.to_list()
-    return pl.DataFrame(
-        {
-            "name": texts,
-            "kind": [classify_kernel(text).value for text in texts],
-            "tensor_core": [uses_tensor_cores(text) for text in texts],
-            "matrix": [is_matrix_work(text) for text in texts],
-        },
-        schema={"name": pl.String, "kind": pl.String, "tensor_core": pl.Boolean, "matrix": pl.Boolean},
-    )
+    """One row per distinct name: `name`, `kind`, `tensor_core`, and `matrix`, false for the helpers of products and attention."""
+    rows = []
+    for name in names.cast(pl.String).unique().drop_nulls().sort():
+        kind, helps = classify_kernel(name), re.search(r"splitk?reduce|gemv|dot_kernel", name, re.IGNORECASE)
+        rows.append((name, kind.value, uses_tensor_cores(name), kind in _MATRIX_WORK and not helps))
+    schema = {"name": pl.String, "kind": pl.String, "tensor_core": pl.Boolean, "matrix": pl.Boolean}
+    return pl.DataFrame(rows, schema, orient="row")
 
 
 def shorten_name(name: str, width: int = 60) -> str:

@@ -30,6 +30,7 @@ from optpipe.backends.torch_program import (
     mark_source,
     record_tensors,
     refuse_pickles,
+    run_as_it_is,
     type_name_from_torch,
 )
 from optpipe.core.entries import ArtifactInfo
@@ -74,7 +75,7 @@ class TorchEager(TorchBackend):
         refuse_pickles(request.directory / PROGRAM_FILE)
         program = torch.export.load(request.directory / PROGRAM_FILE).run_decompositions({}).module()
         module = mark_source(request)
-        return module, MarkedProgram(program, request, lambda marked, _: marked, module)
+        return module, MarkedProgram(program, request, run_as_it_is, module)
 
     @contextmanager
     def layer_times(

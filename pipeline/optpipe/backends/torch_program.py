@@ -346,6 +346,29 @@ def get_layer_name(node: Any) -> str:
     return path.removeprefix("L['self'].") or str(node.name)
 
 
+REPRODUCER = """# {tensor}: compiled by AOTInductor, and run as it is. Needs torch alone, unless it imports more.
+
+from pathlib import Path
+
+import torch
+{needed}
+here = Path(__file__).parent
+program = torch.export.load(here / "subgraph.pt2")
+inputs = torch.load(here / "inputs.pt", weights_only=True)
+expected = program.module()(*inputs)[0].double()
+package = torch._inductor.aoti_compile_and_package(program, package_path=str(here / "compiled.pt2"))
+found = torch._inductor.aoti_load_package(package)(*inputs)[0].double()
+noise = (found - expected).square().sum()
+print(torch.__version__, f"SNR {{10 * torch.log10(expected.square().sum() / noise):.1f}} dB",
+      f"largest difference {{(found - expected).abs().max():.3g}}")
+"""
+
+
+def run_as_it_is(program: Any, _examples: Sequence[Any]) -> Any:
+    """Compiles nothing, for a `MarkedProgram`."""
+    return program
+
+
 class MarkedProgram(MarkedNetwork):
     """A `MarkedNetwork` of the GraphModule `program`, made runnable by `compile_program(program, example tensors)`.
 
@@ -363,6 +386,7 @@ class MarkedProgram(MarkedNetwork):
         import torch
 
         self._program, self._card, self._device, self._compile = program, request.card, request.device, compile_program
+        self._made_from = request, like
         found = []
         for node in program.graph.nodes:
             origin, value = node.meta.get("value", node), node.meta.get("val")
@@ -387,7 +411,44 @@ class MarkedProgram(MarkedNetwork):
     def cut(self, tensors: Iterable[str], given: Iterable[str] = ()) -> tuple[tuple[str, ...], Run]:
         import torch
 
-        graph, new, tensors = torch.fx.Graph(), dict[Any, Any](), tuple(tensors)
+        tensors, opened = tuple(tensors), list[Any]()
+        program, read = self._cut_program(tensors, given)
+
+        def run(values: Mapping[str, Any]) -> Mapping[str, Any]:
+            with torch.no_grad():
+                arguments = self._convert_inputs(read, values)
+                if not opened:
+                    opened.append(self._compile(program, arguments))
+                found = zip(tensors, opened[0](*arguments), strict=True)
+                return {name: self._convert(name, value, 1).cpu().numpy() for name, value in found}
+
+        return tuple(name for name in read if name in self._nodes), run
+
+    @property
+    def plain(self) -> "MarkedProgram | None":
+        request, like = self._made_from
+        compiled = self._compile is not run_as_it_is
+        return MarkedProgram(self._program, request, run_as_it_is, like) if compiled else None
+
+    def save(self, tensor: str, given: Iterable[str], values: Mapping[str, Any], folder: Path) -> None:
+        import torch
+
+        program, read = self._cut_program((tensor,), given)
+        with torch.no_grad():
+            arguments = self._convert_inputs(read, values)
+            exported = torch.export.export(program, tuple(arguments))
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.export.save(exported, folder / "subgraph.pt2")
+        torch.save(arguments, folder / "inputs.pt")
+        own = "from optpipe.backends.torch_layers.operators import register_operator\n\nregister_operator()\n"
+        needed = own if "optpipe" in str(exported.graph) else ""
+        (folder / "reproduce.py").write_text(REPRODUCER.format(tensor=tensor, needed=needed), encoding="utf-8")
+
+    def _cut_program(self, tensors: tuple[str, ...], given: Iterable[str]) -> tuple[Any, tuple[str, ...]]:
+        """The program that computes `tensors`, and the names of its inputs."""
+        import torch
+
+        graph, new = torch.fx.Graph(), dict[Any, Any]()
         ends = dict(zip(self.outputs, graph.graph_copy(self._program.graph, new), strict=True))
         inputs = [each for each in graph.nodes if each.op == "placeholder"]
         feeds = dict(zip(inputs, (each.name for each in self._card.inputs), strict=True))
@@ -403,17 +464,12 @@ class MarkedProgram(MarkedNetwork):
         for node in [each for each in feeds if not each.users]:
             graph.erase_node(node)
         read = tuple(feeds[each] for each in graph.nodes if each.op == "placeholder")
-        program, opened = torch.fx.GraphModule(self._program, graph), list[Any]()
+        return torch.fx.GraphModule(self._program, graph), read
 
-        def run(values: Mapping[str, Any]) -> Mapping[str, Any]:
-            with torch.no_grad():
-                arguments = [self._convert(name, torch.from_numpy(values[name]).to(self._device), 0) for name in read]
-                if not opened:
-                    opened.append(self._compile(program, arguments))
-                found = zip(tensors, opened[0](*arguments), strict=True)
-                return {name: self._convert(name, value, 1).cpu().numpy() for name, value in found}
+    def _convert_inputs(self, read: tuple[str, ...], values: Mapping[str, Any]) -> list[Any]:
+        import torch
 
-        return tuple(name for name in read if name in self._nodes), run
+        return [self._convert(name, torch.from_numpy(values[name]).to(self._device), 0) for name in read]
 
     def _convert(self, name: str, value: Any, at: int) -> Any:
         """An intermediate tensor in its type (`at` 0), or in FP32 again (1)."""
@@ -427,7 +483,7 @@ def mark_source(request: BuildRequest) -> MarkedProgram:
     """The module in FP32 on the CPU."""
     wanted = replace(request, precision=Precision.FP32, device="cpu")
     program = export_program(wanted).run_decompositions({}).module()
-    return MarkedProgram(program, wanted, lambda marked, _: marked)
+    return MarkedProgram(program, wanted, run_as_it_is)
 
 
 class TorchBackend(Backend):

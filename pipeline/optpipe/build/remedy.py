@@ -1,4 +1,4 @@
-"""What to do about a build that diverges: other ranges, and layers in floating point, built and evaluated on the same samples."""
+"""Remedies of a build that diverges: other ranges, and layers in floating point, built and evaluated on the same samples."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,7 +33,7 @@ from optpipe.workspace.store import Store
 GAIN_DB = 6.0
 """Without a budget, the error of the outputs shall be halved."""
 Plans = Iterator[tuple[BuildPlan, tuple[str, ...]]]
-"""What to build, and the layers that it keeps in floating point."""
+"""Each build to try, with the layers that it keeps in floating point."""
 
 
 def try_remedies(

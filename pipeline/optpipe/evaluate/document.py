@@ -82,6 +82,10 @@ def document_from_layers(found: LayerComparison) -> Document:
         facts += [f"not read: {build.hidden}"] if build.hidden else []
         facts.append(f"the outputs while tensors are read {same}")
         notes = [Sentence(f"{each.tensor}: {each.range_loss}", Tone.DOUBTFUL, "range") for each in build.range_losses]
+        if build.compiled is not None and build.uncompiled is not None:
+            text = f"{build.compiled.name} has {_format_error(build.compiled)} compiled and {_format_error(build.uncompiled)} without"
+            said = f"{text} the compiler, in the same precision and on the same inputs"
+            notes.append(Sentence(said, Tone.BAD, "compiler", remedy=f"python {build.reproducer}/reproduce.py"))
         faint = Sentence("; ".join(facts), Tone.FAINT)
         parts.append(Section(build.build, (verdict, make_table(columns, rows), *notes, faint, *_list_remedies(build))))
     reasons = found.not_compared.items()

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 GROUP_VALUES = 1 << 26
 """Values of the tensors that are read together, of one sample; 0.25 GB in FP32 for each network."""
 WORST = 5
+COMPILER_LOSS_DB = 6.0
+"""A compiled subgraph with twice the error of the same one without the compiler is the compiler's fault."""
 CLIPPED = 1e-3
 """Share of clipped values from which a range saturates."""
 OUTLIER = 32
@@ -58,7 +60,7 @@ class TensorDivergence:
 
     @property
     def range_loss(self) -> str:
-        """What its range loses, in words; empty if that is little."""
+        """The loss by its range, in words; empty if that is little."""
         if not self.error.finite:
             return "overflow: values leave the range of the precision"
         if (self.clipped or 0) >= CLIPPED:
@@ -98,6 +100,12 @@ class BuildDivergence:
     evaluated: EvaluatedModel | None = None
     """The build on the samples that its remedies were tried on."""
     remedies: tuple[Remedy, ...] = ()
+    compiled: OutputError | None = None
+    """If the compiler is at fault: the error of the smallest subgraph that shows it."""
+    uncompiled: OutputError | None = None
+    """The error of the same subgraph without the compiler."""
+    reproducer: str = ""
+    """The folder with that subgraph, its inputs, and a program."""
 
     @property
     def range_losses(self) -> list[TensorDivergence]:
@@ -195,6 +203,48 @@ def compare_tensors(
     return tuple(rows), pool_sums("outputs", np.concatenate(marked))
 
 
+def find_compiler_fault(
+    source: MarkedNetwork,
+    build: MarkedNetwork,
+    inputs: Mapping[str, "NDArray[Any]"],
+    tensor: str,
+    limit_db: float,
+    folder: Path,
+) -> tuple[OutputError, OutputError] | None:
+    """Errors of the fewest layers up to `tensor` that lose by compilation alone, with and without it; writes them into `folder`.
+
+    The number of layers is doubled until they show it, then bisected. None if they do not show it.
+    """
+    plain, both = build.plain, choose_tensors(source, build)
+    if plain is None:
+        return None
+    at = both.index(tensor)
+
+    def measure(width: int) -> tuple[OutputError, OutputError] | None:
+        given = [*both[: at + 1 - width], *both[at + 1 :]]
+        (needed, run), (_, run_plain) = (each.cut([tensor], given) for each in (build, plain))
+        expected = source.cut(dict.fromkeys([tensor, *needed]))[1](inputs)
+        errors = [
+            pool_sums(tensor, sum_errors(expected[tensor], each({**inputs, **expected})[tensor]))
+            for each in (run, run_plain)
+        ]
+        found, without = (math.inf if each.snr_db is None else each.snr_db for each in errors)
+        shows = found < min(limit_db, without - COMPILER_LOSS_DB)
+        if shows:
+            build.save(tensor, given, {**inputs, **expected}, folder)
+        return (errors[0], errors[1]) if shows else None
+
+    fails, shown, width = 0, None, 1
+    while shown is None and fails < at + 1:
+        shown = measure(width)
+        fails, width = (fails, width) if shown else (width, min(2 * width, at + 1))
+    while shown and width - fails > 1:
+        middle = (fails + width) // 2
+        better = measure(middle)
+        fails, width, shown = (fails, middle, better) if better else (middle, width, shown)
+    return shown
+
+
 def compare_layers(
     model: Model,
     data: Path | None,
@@ -242,7 +292,14 @@ def compare_layers(
             continue
         limit = -20 * math.log10(TOLERATED_RELATIVE_ERROR[info.precision])
         left_out = len([name for name in source.layers if name not in build.layers])
-        found.append(BuildDivergence(info.label, entry.id, limit, divergences, left_out, build.hidden, marked))
+        diverged = BuildDivergence(info.label, entry.id, limit, divergences, left_out, build.hidden, marked)
+        if diverged.first is not None and build.plain is not None:
+            folder = store.workspace / "reproducers" / entry.id
+            with listener.step(f"compile {diverged.first.tensor} apart"):
+                fault = find_compiler_fault(source, build, samples[0], diverged.first.tensor, limit, folder)
+            if fault is not None:
+                diverged = replace(diverged, compiled=fault[0], uncompiled=fault[1], reproducer=str(folder))
+        found.append(diverged)
     if not found and wanted:
         raise BadInputError(next(iter(refused.values())))
     return LayerComparison(card.name, chosen.data, len(samples), tuple(found), refused)

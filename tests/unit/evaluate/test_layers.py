@@ -1,7 +1,9 @@
 """Divergence by layer: faults planted in real networks are found where they were planted."""
 
+import runpy
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,12 @@ from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnxruntime_session import mark_source
 from optpipe.backends.registry import BACKENDS
 from optpipe.backends.torch_layers.lowering import lower_program
-from optpipe.backends.torch_program import MarkedProgram
+from optpipe.backends.torch_program import MarkedProgram, run_as_it_is
 from optpipe.backends.torch_program import mark_source as mark_module
 from optpipe.core.card import InputSpec
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision
-from optpipe.evaluate.layers import BuildDivergence, choose_tensors, compare_tensors, group_tensors
+from optpipe.evaluate.layers import BuildDivergence, choose_tensors, compare_tensors, find_compiler_fault, group_tensors
 from optpipe.quantize.qdq import place_qdq, qdq_from_onnx
 
 SPEC = InputSpec("x", "float32", (1, 3, 16, 16), (2, 3, 16, 16), (4, 3, 16, 16))
@@ -71,7 +73,7 @@ def compare(backend: str, precision: str, fault: str, folder, good) -> BuildDive
     request = BuildRequest(card, Precision(precision), bad, partial(Network, fault), "cpu", {}, folder)
     build: Any
     if backend == "emulation":
-        build = MarkedProgram(lower_program(request)[0], request, lambda marked, _: marked, source)
+        build = MarkedProgram(lower_program(request)[0], request, run_as_it_is, source)
         plain = build.cut(build.outputs)[1]
     else:
         made = BACKENDS[backend].build(request)
@@ -114,6 +116,29 @@ def test_a_planted_fault_is_named(backend, precision, fault, expected, tmp_path,
 @pytest.mark.parametrize(("backend", "precision"), [("onnxruntime", "int8"), ("emulation", "int8"), ("torch", "fp16")])
 def test_without_a_fault_no_tensor_is_named(backend, precision, tmp_path, good) -> None:
     assert compare(backend, precision, "", tmp_path, good).first is None
+
+
+@pytest.mark.slow
+def test_a_fault_of_the_compiler_is_cut_out_of_the_network(tmp_path, monkeypatch, capsys) -> None:
+    def break_sigmoids(graph: torch.fx.Graph) -> None:
+        for node in graph.nodes:
+            if node.target is torch.ops.aten.sigmoid.default:
+                node.target = torch.ops.aten.tanh.default
+
+    card = export_quickly(Network(), SPEC, tmp_path / "m.onnx")
+    request = BuildRequest(card, Precision.FP16, tmp_path / "m.onnx", Network, "cpu", {}, tmp_path)
+    source, build = BACKENDS["inductor"].open_marked(artifact_info(precision="fp16", device="cpu"), request, Path())
+    tensor = next(name for name, layer in source.layers.items() if "sigmoid" in layer)
+    inputs = {"x": draw(SPEC)[:1].numpy()}
+    assert find_compiler_fault(source, build, inputs, tensor, 34, tmp_path) is None
+
+    monkeypatch.setattr(torch._inductor.config, "post_grad_custom_post_pass", break_sigmoids)
+    compiled, uncompiled = find_compiler_fault(source, build, inputs, tensor, 34, tmp_path)
+    assert compiled.snr_db < 10 < 50 < uncompiled.snr_db
+    cut = torch.export.load(tmp_path / "subgraph.pt2").graph
+    assert len([node for node in cut.nodes if node.op == "call_function"]) == 1, "the sigmoid alone"
+    runpy.run_path(str(tmp_path / "reproduce.py"))
+    assert float(capsys.readouterr().out.split("SNR ")[1].split(" dB")[0]) < 10
 
 
 def test_an_unknown_tensor_has_a_nearest_one_and_an_if_is_reported(tmp_path) -> None:

@@ -117,9 +117,7 @@ def find_quantized_operators(model: Any) -> list[str]:
 
 def find_selected_outputs(path: Path) -> frozenset[str]:
     """The outputs of a graph whose rows NonMaxSuppression or TopK selects, and anything computed from those."""
-    import onnx
-
-    graph = onnx.load(path, load_external_data=False).graph
+    graph = load_onnx(path, weights=False).graph
     selected: set[str] = set()
     for node in graph.node:
         if node.op_type in ("NonMaxSuppression", "TopK") or selected & list_read_names(node):
@@ -128,9 +126,7 @@ def find_selected_outputs(path: Path) -> frozenset[str]:
 
 
 def is_quantized_dynamically(path: Path) -> bool:
-    import onnx
-
-    found = find_quantized_operators(onnx.load(path, load_external_data=False))
+    found = find_quantized_operators(load_onnx(path, weights=False))
     return bool({"DynamicQuantizeLinear", *_QUANTIZES_ITS_DATA} & set(found))
 
 
@@ -165,6 +161,13 @@ def find_own_precision(graph: Any) -> Precision | None:
             sizes[kind] = sizes.get(kind, 0) + tensor.ByteSize()
     largest = max(sizes, key=lambda kind: sizes[kind], default="fp32")
     return Precision(largest) if largest in HALF_TYPES else None
+
+
+def load_onnx(path: Path, *, weights: bool = True) -> Any:
+    """The model in a file; external data are left out without `weights`."""
+    import onnx
+
+    return onnx.load(path, load_external_data=weights)
 
 
 def name_nodes(model: Any) -> Any:

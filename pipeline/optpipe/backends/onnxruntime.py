@@ -24,7 +24,7 @@ from optpipe.backends.base import (
     Serving,
     prefers_channels_last,
 )
-from optpipe.backends.onnx_graph import MarkedGraph, OnnxGraph, layers_from_onnx
+from optpipe.backends.onnx_graph import MarkedGraph, OnnxGraph, layers_from_onnx, load_onnx
 from optpipe.backends.onnxruntime_session import PROVIDERS, QDQ_AS_WRITTEN
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
@@ -145,8 +145,6 @@ class OnnxRuntime(Backend):
         return OnnxRuntimeSession(directory / GRAPH_FILE, info.device, merged, tensor_cores=tensor_cores)
 
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
-        import onnx
-
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, mark_source
 
         options = {**self.merge_options(info.options, info.device), "cuda_graph": False}
@@ -155,7 +153,7 @@ class OnnxRuntime(Backend):
             cores = bool(info.details.get("tensor_cores"))
             return OnnxRuntimeSession(model.SerializeToString(), info.device, options, tensor_cores=cores).run
 
-        stored, written = (onnx.load(each) for each in (request.directory / GRAPH_FILE, request.graph))
+        stored, written = (load_onnx(each) for each in (request.directory / GRAPH_FILE, request.graph))
         inputs = request.card.inputs
         return mark_source(source, inputs), MarkedGraph(stored, written, inputs, open_graph)
 

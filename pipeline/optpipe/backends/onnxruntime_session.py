@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding, NodeRun
-from optpipe.backends.onnx_graph import MarkedGraph
+from optpipe.backends.onnx_graph import MarkedGraph, load_onnx
 from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.precision import MAX_OTHERS, LayerType, PlacedNode, Placement
@@ -231,9 +231,7 @@ def copy_arrays(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
 
 
 def mark_source(path: Path, inputs: Iterable[InputSpec]) -> MarkedGraph:
-    import onnx
-
-    model = onnx.load(path)
+    model = load_onnx(path)
     return MarkedGraph(
         model, model, inputs, lambda marked, _: OnnxRuntimeSession(marked.SerializeToString(), "cpu", {}).run
     )

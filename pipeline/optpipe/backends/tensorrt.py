@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import Backend, BuildRequest, BuildResult, Capability, Device, Option, Serving, merge_options
-from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, iterate_nodes, list_sparse_products
+from optpipe.backends.onnx_graph import (
+    count_node_macs,
+    infer_graph_types,
+    iterate_nodes,
+    list_sparse_products,
+    load_onnx,
+)
 from optpipe.backends.tensorrt_engine import (
     BuilderOptions,
     TensorRTSession,
@@ -119,10 +125,8 @@ class TensorRT(Backend):
         return tuple(dict.fromkeys(f"{name}: {reason}" for name, reason in zip(named, reasons, strict=True)))
 
     def build(self, request: BuildRequest) -> BuildResult:
-        import onnx
-
         trt, options = self._library(), self._read_options(request.options)
-        if options.sparse_weights and not list_sparse_products(onnx.load(request.graph)):
+        if options.sparse_weights and not list_sparse_products(load_onnx(request.graph)):
             raise BadInputError(
                 "option sparse_weights=true: no convolution or matrix product has weights in the 2:4 pattern; "
                 "prune the model to it, or omit the option"
@@ -329,9 +333,7 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
     node as `[ONNX Layer: NAME | ...]` and proceeds node by node, so a layer without a name belongs to the previous layer's node.
     A product of an unknown node is `unattributed`: its share is not proven.
     """
-    import onnx
-
-    model = onnx.load(request.graph)
+    model = load_onnx(request.graph)
     known = infer_graph_types(model, request.card.inputs)
     macs = {node.name: count_node_macs(node, known) for node in iterate_nodes(model.graph)}
     parsed = [network.get_layer(index) for index in range(network.num_layers)]

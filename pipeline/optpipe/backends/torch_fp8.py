@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq
+from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_onnx
 from optpipe.backends.torch_program import copy_where_needed, export_with_weights, read_product
 from optpipe.core.precision import Precision
 
@@ -22,11 +22,9 @@ def lower_fp8(request: BuildRequest, around: Precision = Precision.FP16) -> tupl
     """The program as a GraphModule for all shapes of the card, with the type `around` outside its FP8 layers, and a remark if layers of
     the graph keep that type because no linear layer of the program has their weights.
     """
-    import onnx
-
     exported, wide = export_with_weights(request, around)
     program = exported.run_decompositions({}).module()
-    missed = replace_linear_layers(program, layers_from_qdq(onnx.load(request.graph), _have_same_weights), wide)
+    missed = replace_linear_layers(program, layers_from_qdq(load_onnx(request.graph), _have_same_weights), wide)
     copy_where_needed(program)
     why = "for the torch program has no linear layer with their weights"
     return program, (f"{len(missed)} layers stay in fp16, {why}: {missed[0]}",) if missed else ()

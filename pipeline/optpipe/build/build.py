@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from optpipe.backends.base import Backend, BuildRequest, Device
+from optpipe.backends.onnx_graph import load_onnx
 from optpipe.backends.onnx_lint import lint_graph
 from optpipe.build.records import BuiltArtifact, ModelBuild, Omission, StageTime
 from optpipe.build.verify import verify_session
@@ -385,12 +386,10 @@ def build_artifact(
 
 def _lint_graph(graph: Entry[ModelInfo] | Entry[GraphInfo], device: Device, precision: Precision) -> LintSummary:
     """Obstacles to Tensor Cores, the first ones in full; the graph's entry or `optpipe calibrate` lists all."""
-    import onnx
-
     if device != "cuda" or precision not in (Precision.FP16, Precision.BF16, Precision.INT8):
         return LintSummary()
     known = graph.info.lint if isinstance(graph.info, GraphInfo) else None
-    findings = lint_graph(onnx.load(graph.file(ONNX))) if known is None else known
+    findings = lint_graph(load_onnx(graph.file(ONNX))) if known is None else known
     counts = Counter(each.rule for each in findings)
     return LintSummary(dict(counts.most_common()), findings[:LISTED_FINDINGS])
 

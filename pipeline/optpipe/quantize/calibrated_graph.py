@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from optpipe.backends.base import Device
-from optpipe.backends.onnx_graph import drop_unknown_sizes
+from optpipe.backends.onnx_graph import drop_unknown_sizes, load_onnx
 from optpipe.backends.onnx_lint import lint_graph
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import (
@@ -212,13 +212,11 @@ def _compute_ranges(
     device: Device,
     listener: Listener,
 ) -> dict[str, dict[str, TensorRange]]:
-    import onnx
-
     if model.info.own_precision is Precision.INT8:
         raise BadInputError(
             f"{card.name} is quantized already; `optpipe build` with --precision int8 builds it as it is"
         )
-    graph = onnx.load(model.file(ONNX))
+    graph = load_onnx(model.file(ONNX))
     placed = [place_qdq(graph, target) for target in targets]
     wanted = {name for each in placed for name in each.tensors}
     if not wanted:
@@ -298,9 +296,7 @@ def make_calibrated_graph(
 
 def _require_linear_layers(model: Entry[ModelInfo]) -> None:
     """Checked before calibration: with fewer linear layers the precision could not be proven."""
-    import onnx
-
-    graph = onnx.load(model.file(ONNX))
+    graph = load_onnx(model.file(ONNX))
     macs, placed = count_layer_macs(graph, card_from_file(model.file(CARD))), place_qdq(graph, "fp8")
     share = sum(macs.get(name, 0) for name in placed.layers) / max(sum(macs.values()), 1)
     if share < REQUIRED_SHARE:
@@ -441,8 +437,6 @@ class CalibrationResult:
 
 
 def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener: Listener) -> CalibrationResult:
-    import onnx
-
     if plan.output is not None:
         require_writable_folder(plan.output, "--output")
     store.require_writable()
@@ -473,7 +467,7 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
             path = folder / f"table-{best.method}-spared.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_table(path, best)
-    graph, placed = quantize_graph(onnx.load(exported.file(ONNX)), best, plan.target)
+    graph, placed = quantize_graph(load_onnx(exported.file(ONNX)), best, plan.target)
     return CalibrationResult(
         model=exported.info.name,
         model_id=exported.id,

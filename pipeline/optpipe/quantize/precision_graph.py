@@ -18,6 +18,7 @@ from optpipe.backends.onnx_graph import (
     iterate_graphs,
     iterate_nodes,
     list_read_names,
+    load_onnx,
     name_nodes,
 )
 from optpipe.core.card import InputSpec, card_from_file
@@ -242,11 +243,9 @@ def convert_within_budget(
     recipe = {**_describe_recipe(Precision.FP16, model, reference), "selection": selection.id}
 
     def make(directory: Path) -> GraphInfo:
-        import onnx
-
         kept = selection.info.keep
         reasons = _convert(Precision.FP16, model, reference, directory, kept)
-        half = find_half_nodes(onnx.load(directory / ONNX), card_from_file(model.file(CARD)).inputs)
+        half = find_half_nodes(load_onnx(directory / ONNX), card_from_file(model.file(CARD)).inputs)
         if wrong := sorted(half & frozenset(kept)):
             raise GateError(f"ModelOpt converts {escape(wrong[0])} to fp16 although the budget keeps it in fp32")
         ranking = rank_layers(model, lowering, samples, store, listener)[0].info.layers if kept else ()
@@ -262,11 +261,9 @@ def lower_to_half(model: Entry[ModelInfo], base: Entry[GraphInfo]) -> "Lowering"
     from optpipe.quantize.sensitivity import Lowering
 
     def load() -> "LoweredLayers":
-        import onnx
-
         inputs = card_from_file(model.file(CARD)).inputs
-        graph = name_nodes(onnx.load(model.file(ONNX)))
-        half, known = find_half_nodes(onnx.load(base.file(ONNX)), inputs), infer_graph_types(graph, inputs)
+        graph = name_nodes(load_onnx(model.file(ONNX)))
+        half, known = find_half_nodes(load_onnx(base.file(ONNX)), inputs), infer_graph_types(graph, inputs)
         layers = tuple(node.name for node in graph.graph.node if node.name in half)
         return layers, lambda names: round_nodes(graph, names, known)
 

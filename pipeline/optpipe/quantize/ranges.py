@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.base import Device
-from optpipe.backends.onnx_graph import expose_tensors
+from optpipe.backends.onnx_graph import expose_tensors, load_onnx
 from optpipe.backends.onnxruntime_session import (
     OnnxRuntimeBinding,
     copy_arrays,
@@ -405,9 +405,7 @@ class Collector:
 
 def open_exposed_session(graph: Path, tensors: Sequence[str], device: Device) -> Any:
     """An ONNX Runtime session of `graph` with `tensors` as additional outputs; on CUDA without TF32."""
-    import onnx
-
-    return open_model_session(expose_tensors(onnx.load(graph), tensors), device)
+    return open_model_session(expose_tensors(load_onnx(graph), tensors), device)
 
 
 def open_model_session(model: Any, device: Device = "cpu") -> Any:

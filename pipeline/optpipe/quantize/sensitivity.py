@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, name_nodes
+from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, load_onnx, name_nodes
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, GateError
@@ -45,14 +45,12 @@ class Fp32Reference:
     """The FP32 graph's predictions on `samples`. Raises BadInputError if its outputs do not fit the task."""
 
     def __init__(self, model: Entry[ModelInfo], samples: SampleSet, step: ProgressStep = UNWATCHED) -> None:
-        import onnx
-
         self.model, self.samples, self.card = model, samples, card_from_file(model.file(CARD))
         task = TASKS.get(self.card.task, TASKS[Task.CLASSIFICATION])  # without a task the largest output counts
         if self.card.task in TASKS:
             task.require_model(self.card)
         self.task = task
-        self.reference, self.others = self._predict(onnx.load(model.file(ONNX)), step)
+        self.reference, self.others = self._predict(load_onnx(model.file(ONNX)), step)
         self.truths: Sequence[Any] | None = None
         with suppress(NothingJudgedError):  # possible in a few samples that were drawn from many
             self.truths = task.read_truths(samples, self.card, task.count_classes(self.card) or self.reference.classes)
@@ -145,9 +143,7 @@ def lower_by_table(model: Entry[ModelInfo], table: CalibrationTable, target: Tar
     table = replace(table, keep=())
 
     def load() -> LoweredLayers:
-        import onnx
-
-        graph = onnx.load(model.file(ONNX))
+        graph = load_onnx(model.file(ONNX))
         layers = quantize_graph(graph, table, target)[1].layers
 
         def lower(chosen: Collection[str]) -> Any:
@@ -174,9 +170,7 @@ def compare_methods(
     recipe = describe_recipe(model, few) | {"target": target, "tables": found}
 
     def make(_: object) -> MethodsInfo:
-        import onnx
-
-        graph, costs = onnx.load(model.file(ONNX)), {}
+        graph, costs = load_onnx(model.file(ONNX)), {}
         with listener.step("compare methods", total=(1 + len(tables)) * len(few.files)) as step:
             against = Fp32Reference(model, few, step)
             for method, table in tables.items():
@@ -195,13 +189,11 @@ def rank_layers(
     recipe = describe_recipe(model, few) | dict(lowering.recipe)
 
     def make(_: object) -> SensitivityInfo:
-        import onnx
-
         layers, lower = lowering.load()
         title = f"{lowering.precision} in {len(layers)} layers one by one"
         with listener.step(title, total=(1 + len(layers)) * len(few.files)) as step:
             against = Fp32Reference(model, few, step)
-            macs = count_layer_macs(onnx.load(model.file(ONNX)), against.card)
+            macs = count_layer_macs(load_onnx(model.file(ONNX)), against.card)
             rows = [
                 LayerCost(layer, against.measure_cost(lower((layer,)), step), macs.get(layer, 0)) for layer in layers
             ]
@@ -282,15 +274,13 @@ def select_kept_layers(
     recipe = describe_recipe(model, samples) | dict(lowering.recipe) | {"budget": plain_from_record(budget)}
 
     def make(_: object) -> SelectionInfo:
-        import onnx
-
         (layers, lower), order = lowering.load(), list[str]()
         tried: dict[int, KeptTrial] = {}
         trials = math.ceil(math.log2(len(layers) + 1)) + 1
         title = f"search for the fewest layers to keep out of {lowering.precision}"
         with listener.step(title, total=(1 + trials) * len(samples.files)) as step:
             against = Fp32Reference(model, samples, step)
-            macs = count_layer_macs(onnx.load(model.file(ONNX)), against.card)
+            macs = count_layer_macs(load_onnx(model.file(ONNX)), against.card)
             for kept in _search_kept_counts(len(layers), tried, budget):
                 if kept and not order:
                     ranked, _ = rank_layers(model, lowering, samples, store, listener)
@@ -360,9 +350,7 @@ def describe_mixed(
     """The kept layers of a graph within a budget: those of `selection`, those with another reason, and all others with MACs that are
     not `lowered`.
     """
-    import onnx
-
-    graph = name_nodes(onnx.load(model.file(ONNX)))
+    graph = name_nodes(load_onnx(model.file(ONNX)))
     macs = count_layer_macs(graph, card_from_file(model.file(CARD)))
     ops = {node.name: node.op_type for node in graph.graph.node}
     alone = {row.layer: row.cost for row in ranking}

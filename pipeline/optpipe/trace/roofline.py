@@ -30,6 +30,7 @@ import numpy as np
 import polars as pl
 
 from optpipe.backends.base import NodeCost, NodeRun, ProgramCosts
+from optpipe.backends.onnx_graph import load_onnx
 from optpipe.core.card import InputSpec
 from optpipe.core.errors import StageError
 from optpipe.measure.trials import time_call
@@ -321,11 +322,9 @@ def graph_costs_from_onnx(
     path: Path, inputs: Sequence[InputSpec], batch_size: int, peaks: Peaks, *, tf32: bool = False
 ) -> GraphCosts:
     """With `tf32`, products of fp32 tensors count as TF32; products of dequantized tensors count as INT8."""
-    import onnx
-
     from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types
 
-    model = onnx.load(path, load_external_data=False)
+    model = load_onnx(path, weights=False)
     ranges = ((each, each.batch_range) for each in inputs)
     sized = [
         each if found is None else each.with_batch(min(found[0], batch_size), batch_size, max(found[2], batch_size))
@@ -556,9 +555,7 @@ def match_source_names(graph: Path, runtime_names: Sequence[str]) -> dict[str, s
     The CUDA provider's NHWC conversion numbers a node that keeps its name (`_token_12`). The CPU provider names a blocked
     convolution after the tensor that it writes (`relu_3_nchwc`): its node is the product that elementwise steps follow.
     """
-    import onnx
-
-    nodes = list(onnx.load(graph, load_external_data=False).graph.node)
+    nodes = list(load_onnx(graph, weights=False).graph.node)
     known = {node.name for node in nodes}
     writers = {output: node for node in nodes for output in node.output}
     found: dict[str, str] = {}

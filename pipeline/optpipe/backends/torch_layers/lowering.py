@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq
+from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_onnx
 from optpipe.backends.torch_layers import steps, tactics
 from optpipe.backends.torch_layers.emulation import quantize
 from optpipe.backends.torch_layers.operators import register_operator
@@ -50,13 +50,11 @@ def lower_program(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
 
     Layers that share a weight are taken in order. In FP16 the request's graph is not read.
     """
-    import onnx
-
     register_operator()
     exported, wide = export_with_weights(request, Precision.FP16)
     program = exported.run_decompositions({}).module()
     half = request.precision is Precision.FP16
-    layers = [] if half else [*layers_from_qdq(onnx.load(request.graph), _have_same_weights)]
+    layers = [] if half else [*layers_from_qdq(load_onnx(request.graph), _have_same_weights)]
     missed = _Lowering(program, layers, wide, half).run()
     return program, (f"{len(missed)} layers stay in fp16: {missed[0]}",) if missed else ()
 

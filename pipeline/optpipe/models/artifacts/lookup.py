@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.base import Device
+from optpipe.backends.onnx_graph import load_onnx
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.core.card import ModelCard, card_from_file, name_from_factory
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
@@ -303,8 +304,6 @@ def describe_network(model: Entry[ModelInfo]) -> str | None:
 
     None if the store no longer has its files.
     """
-    import onnx
-
     if not {CARD, ONNX} <= set(model.manifest.files):
         return None
     card = card_from_file(model.file(CARD))
@@ -319,7 +318,7 @@ def describe_network(model: Entry[ModelInfo]) -> str | None:
         )
         for side in (inputs, [(each, each.shape) for each in card.outputs])
     ]
-    tensors = onnx.load(model.file(ONNX), load_external_data=False).graph.initializer
+    tensors = load_onnx(model.file(ONNX), weights=False).graph.initializer
     count = sum(
         math.prod(each.dims) for each in tensors if len(each.dims) > 1
     )  # whether others are folded depends on the exporter
@@ -373,10 +372,8 @@ def require_card_lengths(card: ModelCard, lengths: Sequence[int], name: str, way
 
 def _has_fixed_batch(artifact: StoredArtifact) -> bool:
     """Whether it was built from an ONNX file with a fixed batch, which no other build can change."""
-    import onnx
-
     axes = {each.name: each.batch for each in artifact.card.inputs if each.batch is not None}
-    graph = onnx.load(artifact.model.file(ONNX), load_external_data=False).graph
+    graph = load_onnx(artifact.model.file(ONNX), weights=False).graph
     return artifact.entry.info.weights.source == "embedded" and any(
         each.type.tensor_type.shape.dim[axes[each.name]].dim_value > 0 for each in graph.input if each.name in axes
     )

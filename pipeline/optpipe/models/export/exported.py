@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from optpipe.backends.onnx_graph import find_own_precision, is_quantized_dynamically
+from optpipe.backends.onnx_graph import find_own_precision, is_quantized_dynamically, load_onnx
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.core.card import ModelCard, Shape, card_from_file, require_matching_input
 from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo, WeightsRequest
@@ -73,10 +73,8 @@ class Model:
         return self._loaded
 
     def is_quantized(self) -> bool:
-        import onnx
-
         path = self.load().onnx
-        return path is not None and find_own_precision(onnx.load(path, load_external_data=False)) is Precision.INT8
+        return path is not None and find_own_precision(load_onnx(path, weights=False)) is Precision.INT8
 
     def fresh_module(self) -> Any:
         """A new copy of the module, since backends change the types of parameters in place."""

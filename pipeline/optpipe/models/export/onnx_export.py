@@ -9,6 +9,7 @@ from optpipe.backends.onnx_graph import (
     find_compared_values,
     find_index_bounds,
     infer_graph_types,
+    load_onnx,
     name_nodes,
     separate_int8_constants,
 )
@@ -177,9 +178,7 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
 
     Raises BadInputError if the graph does not take the card's inputs in all shapes of the card.
     """
-    import onnx
-
-    graph = onnx.load(path, load_external_data=False)
+    graph = load_onnx(path, weights=False)
     taken = {each.name: each for each in graph.graph.input}
     for each in card.inputs:
         if each.name not in taken:

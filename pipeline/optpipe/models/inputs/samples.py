@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from PIL import Image
 
-from optpipe.backends.onnx_graph import find_compared_values
+from optpipe.backends.onnx_graph import find_compared_values, load_onnx
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import Listener, SilentListener
 from optpipe.core.files import hash_file, hash_text, hash_value
@@ -130,12 +130,10 @@ def _hold_out(found: SampleSet, most: int, card: ModelCard, listener: Listener) 
 
 def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | None = None) -> dict[str, NDArray[Any]]:
     """A row per sample, or SAMPLE_COUNT rows of noise; repeated until they fill the smallest batch."""
-    import onnx
-
     least = card.batch_range[0]
     if samples.drawn is None:
         made, count = {}, max(SAMPLE_COUNT, least)
-        compared = find_compared_values(onnx.load(model.file(ONNX), load_external_data=False)) if model else {}
+        compared = find_compared_values(load_onnx(model.file(ONNX), weights=False)) if model else {}
         for seed, each in enumerate(card.inputs):
             shared = each.batch is None and card.batched
             shape = (1 if shared else count, *each.sample)

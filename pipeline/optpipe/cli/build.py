@@ -147,8 +147,7 @@ def calibrate(
     from optpipe.core.errors import require_existing
     from optpipe.core.precision import Budget
     from optpipe.core.quantity import drop_from_text
-    from optpipe.quantize.calibrated_graph import CalibrationPlan, run_calibration
-    from optpipe.quantize.document import document_from_calibration
+    from optpipe.quantize.calibrated_graph import CalibrationPlan, document_from_calibration, run_calibration
     from optpipe.quantize.ranges import methods_from_text
 
     require_existing(data, "--images/--data")

@@ -20,8 +20,7 @@ IdArgument = Annotated[
 
 def ls(store: "Store") -> Outcome:
     """List stored artifacts and runs, oldest first."""
-    from optpipe.models.artifacts.housekeeping import list_stored
-    from optpipe.models.document import document_from_listing
+    from optpipe.models.artifacts.housekeeping import document_from_listing, list_stored
 
     return Outcome(list_stored(store), document_from_listing)
 
@@ -31,8 +30,7 @@ def show(id: IdArgument, store: "Store") -> Outcome:
 
     Of a TensorRT engine also its layers with their types and, where known, tactics.
     """
-    from optpipe.models.artifacts.housekeeping import describe_entry, describe_run, find_run
-    from optpipe.models.document import document_from_entry
+    from optpipe.models.artifacts.housekeeping import describe_entry, describe_run, document_from_entry, find_run
 
     if (folder := find_run(store, id)) is not None:
         return Outcome(describe_run(folder), document_from_entry)
@@ -47,8 +45,7 @@ def rm(
     ] = False,
 ) -> Outcome:
     """Remove one entry or run."""
-    from optpipe.models.artifacts.housekeeping import remove_stored
-    from optpipe.models.document import document_from_removal
+    from optpipe.models.artifacts.housekeeping import document_from_removal, remove_stored
 
     return Outcome(remove_stored(store, id, with_dependents=with_dependents), document_from_removal)
 
@@ -64,8 +61,7 @@ def gc(
     Removes leftovers of killed runs, damaged entries, and models and graphs from which nothing was made. Artifacts, calibration tables and
     preprocessing pipelines stay.
     """
-    from optpipe.models.artifacts.housekeeping import collect_garbage
-    from optpipe.models.document import document_from_removal
+    from optpipe.models.artifacts.housekeeping import collect_garbage, document_from_removal
 
     planned = collect_garbage(store, dry_run=True)
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not (yes or json)

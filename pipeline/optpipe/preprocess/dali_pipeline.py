@@ -106,7 +106,6 @@ def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int |
 
 def make_steps_pipeline(transform: Transform, plan: DaliPlan) -> Any:
     """The same pipeline with an output after decoding and after every resize and crop, then the packed tensor."""
-    require_dali()
     require_translatable(transform)
 
     def graph() -> Any:
@@ -123,7 +122,6 @@ def make_single_step_pipeline(
     transform: Transform, step: Resize | CenterCrop | None, plan: DaliPlan, *, floats: bool = False
 ) -> Any:
     """One step on given pixels, to measure its share of the difference; None stands for everything after the geometry."""
-    require_dali()
     geometry = (*transform.geometry, None)
     hidden = isinstance(step, Resize) and is_border_hidden(step, geometry[geometry.index(step) + 1])
 
@@ -149,7 +147,6 @@ def make_reading_pipeline(
     Each file is checked once, here: if none is an edge case the graph needs no branch for them, which would cost a tenth
     of the rate on a GPU.
     """
-    require_dali()
     require_translatable(transform)
     plan = replace(plan, edge_cases=plan.edge_cases and any(is_edge_case(path, plan.decode) for path in paths))
 
@@ -167,7 +164,6 @@ def make_reading_pipeline(
 
 def make_bytes_pipeline(paths: Sequence[Path], plan: DaliPlan) -> Any:
     """Measures the rate that storage and page cache allow."""
-    require_dali()
 
     def graph() -> Any:
         from nvidia.dali import fn
@@ -206,6 +202,7 @@ def decode_files(encoded: Any, transform: Transform, plan: DaliPlan, index: Any 
 def _build_pipeline(
     graph: Callable[[], Any], plan: DaliPlan, prefetch: int | None, *, conditionals: bool | None = None, **declared: Any
 ) -> Any:
+    require_dali()
     from nvidia.dali import pipeline_def
 
     define = pipeline_def(

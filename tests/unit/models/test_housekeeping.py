@@ -18,12 +18,14 @@ from optpipe.models.artifacts.housekeeping import (
     StoreListing,
     collect_garbage,
     describe_run,
+    document_from_entry,
+    document_from_listing,
+    document_from_removal,
     find_run,
     list_stored,
     remove_stored,
 )
 from optpipe.models.artifacts.lookup import hash_engine, measure_engine
-from optpipe.models.document import document_from_entry, document_from_listing, document_from_removal
 from optpipe.workspace.entry import MANIFEST, Manifest
 from optpipe.workspace.files import FileHash
 from optpipe.workspace.runs import begin_run, finish_run

@@ -18,12 +18,12 @@ from optpipe.models.inputs.tensor_set import read_tensor_set
 from optpipe.quantize.calibrated_graph import (
     CalibrationResult,
     MethodResult,
+    document_from_calibration,
     find_tables,
     graph_from_table,
     make_calibrated_graph,
     resolve_data,
 )
-from optpipe.quantize.document import document_from_calibration
 from optpipe.quantize.ranges import CalibrationTable, TensorRange, read_table, write_table
 from optpipe.quantize.sensitivity import KeptTrial, LayerCost, SelectionInfo, SensitivityInfo
 from optpipe.workspace.file_names import CARD, ONNX

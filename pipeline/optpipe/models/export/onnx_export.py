@@ -270,7 +270,6 @@ def _find_changing_axes(
 
 
 def _run_for_shapes(path: Path, card: ModelCard, size: int, compared: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-
     specs = [each.with_batch(size, size, size) for each in card.inputs]
     try:
         with OnnxRuntimeSession(path, "cpu", {}) as session:

@@ -211,7 +211,6 @@ def _select_readable(
 
 
 def _find_defect(path: Path) -> str | None:
-
     try:
         str(path).encode()  # manifests and tables hold names as UTF-8
     except UnicodeEncodeError:

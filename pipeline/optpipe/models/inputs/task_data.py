@@ -181,20 +181,18 @@ def iterate_rows(
     if isinstance(samples, TensorSet):
         yield from samples.batches(size)
         return
-    if isinstance(samples, TextSet) and samples.windows:
-        windows = [samples.windows[each.path] for each in samples.files]
-        if by_length:
-            windows.sort(key=lambda each: len(each.ids))
-        for start in range(0, len(windows), size):
-            part = windows[start : start + size]
-            yield pad_tokens(card, [each.ids for each in part], [each.types for each in part])
-        return
     if isinstance(samples, TextSet):
-        assert model is not None
-        texts = [samples.texts[each.path] for each in samples.files]
-        rows = [each.ids for each in tokenize(texts, model.file(TOKENIZER), compute_max_tokens(card))]
+        if samples.windows:
+            rows = [
+                (each.ids, each.types)
+                for each in map(samples.windows.__getitem__, (file.path for file in samples.files))
+            ]
+        else:
+            assert model is not None
+            texts = [samples.texts[each.path] for each in samples.files]
+            rows = [(each.ids, ()) for each in tokenize(texts, model.file(TOKENIZER), compute_max_tokens(card))]
         if by_length:
-            rows.sort(key=len)
+            rows.sort(key=lambda each: len(each[0]))
         yield from (pad_tokens(card, rows[start : start + size]) for start in range(0, len(rows), size))
         return
     assert isinstance(samples, ImageSet)

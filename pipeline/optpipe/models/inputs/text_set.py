@@ -252,22 +252,15 @@ def compute_max_tokens(card: ModelCard) -> int:
     return min(card.tokenization.max_length, card.inputs[0].max[1])
 
 
-def pad_tokens(
-    card: ModelCard, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
-) -> "dict[str, np.ndarray]":
-    """Rows of token identifiers as a text model's inputs: padded to the longest, or to the minimum length of the profile.
-
-    `types` are the token types; 0 without it.
-    """
+def pad_tokens(card: ModelCard, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, np.ndarray]:
+    """Rows of (token identifiers, their types or nothing) as a text model's inputs, padded to the longest or the profile's minimum."""
     assert card.tokenization is not None
-    width = max(card.inputs[0].min[1], *(len(row) for row in rows))
+    width = max(card.inputs[0].min[1], *(len(row) for row, _ in rows))
     ids = np.full((len(rows), width), card.tokenization.pad_id, np.int64)
-    mask = np.zeros((len(rows), width), np.int64)
-    for index, row in enumerate(rows):
+    mask, kinds = np.zeros_like(ids), np.zeros_like(ids)
+    for index, (row, types) in enumerate(rows):
         ids[index, : len(row)] = row
         mask[index, : len(row)] = 1
-    kinds = np.zeros_like(ids)
-    for index, row in enumerate(types or ()):
-        kinds[index, : len(row)] = row
+        kinds[index, : len(types)] = types
     known = {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds}
     return {each.name: known[each.name].astype(each.dtype) for each in card.inputs}

@@ -102,13 +102,19 @@ class UserCode:
         """Uses torch's defaults as this file set them before, and restores the others afterwards."""
         import torch
 
-        gradients, before = torch.is_grad_enabled(), _get_defaults()
-        _set_defaults(self._defaults or before)
+        def use(dtype: Any, device: Any) -> tuple[Any, Any]:
+            before = torch.get_default_dtype(), torch.get_default_device()
+            torch.set_default_dtype(dtype)
+            if device != before[1]:  # setting it adds a mode to every call
+                torch.set_default_device(device)
+            return before
+
+        gradients, now = torch.is_grad_enabled(), (torch.get_default_dtype(), torch.get_default_device())
+        before = use(*(self._defaults or now))
         try:
             yield
         finally:
-            self._defaults = _get_defaults()
-            _set_defaults(before)
+            self._defaults = use(*before)
             torch.set_grad_enabled(gradients)
 
     def import_definitions(self) -> ModuleType:
@@ -151,21 +157,6 @@ class UserCode:
             for each in sorted(paths)
             if not each.startswith(_SYSTEM) and not _is_installed(each) and Path(each).is_file() and each != given
         }
-
-
-def _get_defaults() -> tuple[Any, Any]:
-    import torch
-
-    return torch.get_default_dtype(), torch.get_default_device()
-
-
-def _set_defaults(wanted: tuple[Any, Any]) -> None:
-    import torch
-
-    dtype, device = wanted
-    torch.set_default_dtype(dtype)
-    if device != torch.get_default_device():  # setting it adds a mode to every call
-        torch.set_default_device(device)
 
 
 def describe_user_error(error: BaseException) -> str:

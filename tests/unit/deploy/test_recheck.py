@@ -176,6 +176,14 @@ def test_a_deployment_that_was_proven_in_part():
     assert_golden(text_of(document_from_deployment(DeployResult("served", RECORD, (), PROOF))), "deploy-proven.txt")
 
 
+def test_a_deployment_with_a_reason_on_another_machine():
+    reason = replace(RECORD.dossier, verdict=Verdict.INCONCLUSIVE, because="a trial on the staging host")
+    found = DeployResult(
+        "served", replace(RECORD, dossier=reason), ("CPU: the evidence is from a CPU; this machine has b",)
+    )
+    assert_golden(text_of(document_from_deployment(found)), "deploy-because.txt")
+
+
 def test_a_recheck():
     found = RecheckRecord(
         dossier="digits-onnxruntime-int8-20261122T125811",

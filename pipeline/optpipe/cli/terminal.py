@@ -99,7 +99,7 @@ class Terminal:
                 seconds, done, total = monotonic() - started, shown.completed, shown.total
                 left = (
                     f", {done:.0f} of {total:.0f}, about {seconds * (total - done) / done:.0f} s left"
-                    if total and done
+                    if total and 0 < done < total
                     else ""
                 )
                 self.console.print(f"{name}: running for {seconds:.0f} s{left}")

@@ -225,7 +225,7 @@ def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
             of = " of the service time"
         yield _invalidate(
             "dispersion",
-            f"coefficient of variation {cv:.1%}{of} exceeds {limit:.1%}",
+            f"coefficient of variation {100 * cv:.3g}%{of} exceeds {limit:.1%}",
             "stop other work, lock the clocks, pin the worker (--affinity, with matching --option BACKEND.threads); "
             "or raise --max-cv, which is recorded",
             cv=cv,

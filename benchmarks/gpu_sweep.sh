@@ -3,9 +3,10 @@
 # usage: benchmarks/gpu_sweep.sh OUTPUT_DIRECTORY [cpu]     about 8 minutes on four GPUs, at most BUDGET (520) seconds; 3 files come back
 #   build     two networks with random weights in two precisions, each once, copied to the workspaces of all others
 #   all       40 jobs on all GPUs            one    the same on one GPU: the wall clock, and every figure taken alone
-#   half      the same on half of the GPUs (skipped on two)     ray    the same on a Ray cluster of this host
 #   kill      the same, with one GPU's worker killed in the middle; `rest` continues it
-#   other     some of them on the last GPU alone: A/A           merge  all rows in one workspace, then `compare --fleet`
+#   other     some of them on the last GPU alone: A/A
+#   ray       the same on a Ray cluster of this host     half   the same on half of the GPUs (skipped on two, or if time is up)
+#   merge     all rows in one workspace, then `compare --fleet`
 # A failed step does not stop the next. With `cpu` the same on parts of this machine's processors, with a tiny model.
 set -u
 mkdir -p "${1:?usage: benchmarks/gpu_sweep.sh OUTPUT_DIRECTORY [cpu]}"
@@ -57,14 +58,6 @@ sweep 180 build built $models --precision $all --batch 1
 for each in all one half ray kill other; do prepare $each; done
 sweep 120 all all --again $matrix
 sweep 230 one one --again $matrix --set slots=1
-[ "$count" -lt 4 ] || sweep 130 half half --again $matrix --set slots=$((count / 2))
-python3 -m ray.scripts.scripts start --head --block --port 6391 --node-ip-address 127.0.0.1 --include-dashboard=false --disable-usage-stats \
-  --num-cpus $((count + 4)) --num-gpus "$gpus" --object-store-memory 2000000000 </dev/null >"$work/start.log" 2>&1 &
-cluster=$!
-for _ in {1..60}; do grep -q 'Ray runtime started' "$work/start.log" || ! kill -0 $cluster 2>/dev/null || sleep 1; done
-echo "== ray start: $(grep -c 'Ray runtime started' "$work/start.log") node, ${SECONDS} s so far"
-RAY_ADDRESS=127.0.0.1:6391 sweep 130 ray ray --again $matrix --on ray
-kill $cluster && wait $cluster
 sweep 110 kill kill --again $matrix &
 sweeping=$!
 timeout -k 5 90 python3 "$here/benchmarks/gpu_sweep_table.py" kill "$work/kill" >"$work/killed.json" 2>"$work/killed.log" &
@@ -77,6 +70,14 @@ sweep 60 rest kill $matrix
 [ "$gpus" = 0 ] || export CUDA_VISIBLE_DEVICES=$((gpus - 1))
 sweep 60 other other --again $some --batch $batches $last
 unset CUDA_VISIBLE_DEVICES
+python3 -m ray.scripts.scripts start --head --block --port 6391 --node-ip-address 127.0.0.1 --include-dashboard=false --disable-usage-stats \
+  --num-cpus $((count + 4)) --num-gpus "$gpus" --object-store-memory 2000000000 </dev/null >"$work/start.log" 2>&1 &
+cluster=$!
+for _ in {1..60}; do grep -q 'Ray runtime started' "$work/start.log" || ! kill -0 $cluster 2>/dev/null || sleep 1; done
+echo "== ray start: $(grep -c 'Ray runtime started' "$work/start.log") node, ${SECONDS} s so far"
+RAY_ADDRESS=127.0.0.1:6391 sweep 130 ray ray --again $matrix --on ray
+kill $cluster && wait $cluster
+[ "$count" -lt 4 ] || sweep 130 half half --again $matrix --set slots=$((count / 2))
 for each in all one half ray kill other; do [ -s "$work/$each.json" ] && sources="${sources:-} $work/$each"; done
 reserve=0
 run 60 merge store merge ${sources:-} --workspace "$work/merged"

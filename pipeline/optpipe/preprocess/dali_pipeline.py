@@ -391,13 +391,14 @@ def run_dali_jobs(module: str, jobs: Sequence[object], kind: type[Result], limit
         yield explain_failure(result, limit_s) if isinstance(result, JobFailure) else result
 
 
-def explain_operator_error(text: str) -> str | None:
-    """The message of a DALI operator, between a traceback and the pipeline's end."""
+def explain_dali_error(text: str) -> str:
+    """The message of a DALI operator, between a traceback and the pipeline's end; otherwise the last line that names an error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if "encountered:" not in lines[:-1]:
-        return None
-    said = lines[lines.index("encountered:") + 1].rstrip(" :")
-    return _IMAGE_CODEC.get(said, said)[:200]
+    if "encountered:" in lines[:-1]:
+        said = lines[lines.index("encountered:") + 1].rstrip(" :")
+        return _IMAGE_CODEC.get(said, said)[:200]
+    named = [line for line in lines if "Error" in line or line.startswith("Assert")]
+    return (named or lines or [""])[-1][:300]
 
 
 def explain_failure(failure: JobFailure, limit_s: float) -> str:
@@ -408,11 +409,9 @@ def explain_failure(failure: JobFailure, limit_s: float) -> str:
         return "out of memory; use a smaller --batch-size or fewer threads"
     if status < 0:
         return f"killed by signal {-status}" + (" (out of host memory?)" if status == -9 else "")
-    if said := explain_operator_error(stderr):
-        refused = "fn.decoders" in stderr
-        return f"DALI: {said}" + (
-            "; `optpipe preprocess MODEL --images DIR` lists the files it cannot decode" if refused else ""
-        )
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    named = [line for line in lines if "Error" in line]
-    return (named or lines or [f"exit status {status}"])[-1][:300]
+    if "encountered:" not in stderr:
+        return explain_dali_error(stderr) or f"exit status {status}"
+    way_out = (
+        "; `optpipe preprocess MODEL --images DIR` lists the files it cannot decode" if "fn.decoders" in stderr else ""
+    )
+    return f"DALI: {explain_dali_error(stderr)}{way_out}"

@@ -21,7 +21,7 @@ from optpipe.preprocess.dali_pipeline import (
     INPUT,
     DaliPlan,
     dali_from_transform,
-    explain_operator_error,
+    explain_dali_error,
     make_single_step_pipeline,
     make_steps_pipeline,
 )
@@ -167,18 +167,8 @@ def _run_one_by_one(
             kept.append((name, data))
         except RuntimeError as error:
             pipeline = None
-            pixels.refused.append(RefusedImage(name, _explain_dali_error(error)))
+            pixels.refused.append(RefusedImage(name, explain_dali_error(str(error))))
     return outputs, kept
-
-
-def _explain_dali_error(error: Exception) -> str:
-    """The line of DALI's message that names the cause."""
-    if said := explain_operator_error(str(error)):
-        return said
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    marked = [line for line in lines if line.startswith(("Error", "Assert", "[")) or "rror:" in line]
-    text = next((line for line in marked if "operator" not in line), lines[-1] if lines else type(error).__name__)
-    return text[:200]
 
 
 def _run_reference(data: bytes, transform: Transform) -> list[np.ndarray]:

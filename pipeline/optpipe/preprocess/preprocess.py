@@ -36,7 +36,6 @@ from optpipe.preprocess.proof import (
 from optpipe.preprocess.throughput import (
     Throughput,
     ThroughputTuning,
-    TuningSearch,
     frame_from_throughputs,
     tune_preprocessing,
     warm_page_cache,
@@ -104,7 +103,7 @@ def derive_preprocessing(
     if request.throughput:
         warm_page_cache(images.paths)
         speed, times = tune_preprocessing(
-            TuningSearch(images.paths, transform, plan, count_cores(), request.seconds, listener, request.fixed)
+            images.paths, transform, plan, count_cores(), request.seconds, listener, request.fixed
         )
         for each in (speed.dataloader, speed.dali):
             warn_about_other_load(each.other_cpu_cores, each.implementation, listener)

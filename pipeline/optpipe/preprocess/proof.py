@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -216,8 +216,7 @@ ResNet-50 with random weights: 90 dB with exact arithmetic, 67 dB with DALI's re
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Judgment:
+class Judgment(NamedTuple):
     verdict: Verdict
     reason: str
     remedy: str | None = None
@@ -463,7 +462,7 @@ def proof_from_rows(
         score=score,
         predicted=predicted,
     )
-    return Proof(judgment.verdict, judgment.reason, judgment.remedy, error, top1, accuracy, score, predicted)
+    return Proof(*judgment, error, top1, accuracy, score, predicted)
 
 
 def row_errors_from_table(rows: pl.DataFrame) -> dict[str, np.ndarray]:

@@ -256,41 +256,38 @@ QUICK = 0.5
 """Measuring time of the search as a share of that of the winners."""
 
 
-@dataclass(frozen=True, slots=True)
-class TuningSearch:
-    paths: Sequence[Path]
-    transform: Transform
-    plan: DaliPlan
-    cores: int
-    seconds: float
-    """Measuring time of the winners; QUICK of it while searching."""
-    listener: Listener
-    fixed: frozenset[str] = frozenset()
-    """Fields of `plan` that the search does not change."""
-
-    def make_quick_jobs(self, settings: Sequence[DaliPlan | LoaderPlan]) -> list[ThroughputJob]:
-        """The search does not wait for a configuration to become steady."""
-        jobs = (make_job(self.paths, self.transform, each, self.seconds * QUICK) for each in settings)
-        return [replace(each, patience=1.0) for each in jobs]
+QuickJobs = Callable[[Sequence[DaliPlan | LoaderPlan]], list[ThroughputJob]]
 
 
-def tune_preprocessing(search: TuningSearch) -> tuple[ThroughputTuning, tuple[Throughput, ...]]:
-    """Sweeps workers from all cores down, then the decoder, its shares, and threads.
+def tune_preprocessing(
+    paths: Sequence[Path],
+    transform: Transform,
+    plan: DaliPlan,
+    cores: int,
+    seconds: float,
+    listener: Listener,
+    fixed: frozenset[str] = frozenset(),
+) -> tuple[ThroughputTuning, tuple[Throughput, ...]]:
+    """Sweeps workers from all cores down, then the decoder, its shares, and threads; not the fields of `plan` in `fixed`.
+
+    The winners are measured for `seconds`; the search takes QUICK of it and does not wait for a steady configuration.
 
     Also returns the raw times of all configurations in that order, then those of the DataLoader, DALI and decoding alone, measured
     again. A failure (such as out of memory) is a row with its reason. Raises StageError if nothing of a kind worked.
     """
-    loaders, left_out = _try_loaders(search)
-    found = _try_pipelines(search)
+
+    def make_quick_jobs(settings: Sequence[DaliPlan | LoaderPlan]) -> list[ThroughputJob]:
+        return [replace(make_job(paths, transform, each, seconds * QUICK), patience=1.0) for each in settings]
+
+    loaders, left_out = _try_loaders(plan, cores, make_quick_jobs, listener)
+    found = _try_pipelines(plan, cores, make_quick_jobs, listener, fixed)
     plan = max(found, key=lambda each: found[each].images_per_s)
     loader = max(loaders, key=lambda row: row.images_per_s)
-    again = replace(loader.job, seconds=search.seconds, patience=PATIENCE)
-    ours, decode = (
-        make_job(search.paths, search.transform, plan, search.seconds, decode_only=only) for only in (False, True)
-    )
+    again = replace(loader.job, seconds=seconds, patience=PATIENCE)
+    ours, decode = (make_job(paths, transform, plan, seconds, decode_only=only) for only in (False, True))
     seed = randbits(32)
     # in rounds, so that drift of the machine affects all equally
-    with search.listener.step("both, interleaved", total=3 * ROUNDS) as step:
+    with listener.step("both, interleaved", total=3 * ROUNDS) as step:
 
         def measure(*jobs: ThroughputJob) -> list[Throughput]:
             rows = []
@@ -307,19 +304,21 @@ def tune_preprocessing(search: TuningSearch) -> tuple[ThroughputTuning, tuple[Th
     return record, (*tried, dataloader, dali, decode_only)
 
 
-def _try_loaders(search: TuningSearch) -> tuple[list[Throughput], str | None]:
+def _try_loaders(
+    plan: DaliPlan, cores: int, make_jobs: QuickJobs, listener: Listener
+) -> tuple[list[Throughput], str | None]:
     """The DataLoader with fewer and fewer workers until it is clearly slower; also what was not tried.
 
     From all cores down: three quarters, then powers of two; with few cores also 0, this process.
     """
-    cores, batch_size = search.cores, min(search.plan.batch_size, LOADER_BATCH)
+    batch_size = min(plan.batch_size, LOADER_BATCH)
     powers = [1 << power for power in range(1, cores.bit_length()) if 1 << power <= cores]
     few = (0, 1) if cores <= 4 else ()
     counts = sorted({*few, *powers, cores * 3 // 4 or 1, cores}, reverse=True)
-    device: Literal["cpu", "cuda"] = "cuda" if search.plan.device == "gpu" else "cpu"
-    jobs = search.make_quick_jobs([LoaderPlan(workers, batch_size, device) for workers in counts])
+    device: Literal["cpu", "cuda"] = "cuda" if plan.device == "gpu" else "cpu"
+    jobs = make_jobs([LoaderPlan(workers, batch_size, device) for workers in counts])
     rows: list[Throughput] = []
-    with search.listener.step("DataLoader by workers", total=len(jobs)) as step:
+    with listener.step("DataLoader by workers", total=len(jobs)) as step:
         measured = measure_throughputs(jobs)
         for row in measured:
             rows.append(row)
@@ -335,16 +334,17 @@ def _try_loaders(search: TuningSearch) -> tuple[list[Throughput], str | None]:
     return rows, None
 
 
-def _try_pipelines(search: TuningSearch) -> dict[DaliPlan, Throughput]:
+def _try_pipelines(
+    plan: DaliPlan, cores: int, make_jobs: QuickJobs, listener: Listener, fixed: frozenset[str]
+) -> dict[DaliPlan, Throughput]:
     """DALI: first the decoder, on a GPU with its share and the CPU's; then the threads of the best."""
     tried: dict[DaliPlan, Throughput] = {}
-    kept = {field: getattr(search.plan, field) for field in search.fixed}
-    plan, cores = search.plan, search.cores
+    kept = {field: getattr(plan, field) for field in fixed}
 
     def measure(plans: Iterable[DaliPlan], name: str) -> DaliPlan:
         new = [each for each in dict.fromkeys(replace(each, **kept) for each in plans) if each not in tried]
-        with search.listener.step(name, total=len(new)) as step:
-            for each, row in zip(new, measure_throughputs(search.make_quick_jobs(new)), strict=True):
+        with listener.step(name, total=len(new)) as step:
+            for each, row in zip(new, measure_throughputs(make_jobs(new)), strict=True):
                 tried[each] = row
                 step.advance()
         return max(tried, key=lambda each: tried[each].images_per_s)

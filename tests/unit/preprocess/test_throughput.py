@@ -18,7 +18,6 @@ from optpipe.preprocess.throughput import (
     BatchTimes,
     Throughput,
     ThroughputJob,
-    TuningSearch,
     compute_images_per_s,
     compute_rate_interval,
     make_job,
@@ -82,7 +81,7 @@ def simulated(monkeypatch, rate_of_dali, rate_of_loader):
 
 
 def tuned(plan, cores=16, fixed=frozenset()):
-    return tune_preprocessing(TuningSearch([], TRANSFORM, plan, cores, 1.0, SilentListener(), fixed))[0]
+    return tune_preprocessing([], TRANSFORM, plan, cores, 1.0, SilentListener(), fixed)[0]
 
 
 def test_the_fastest_of_each_kind_is_found_on_a_gpu(monkeypatch):

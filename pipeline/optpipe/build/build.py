@@ -39,8 +39,8 @@ from optpipe.models.export.exported import (
     read_tokenizer,
     reference_from_file,
 )
+from optpipe.models.inputs.rows import holds_tensors, read_tensor_set, save_batches
 from optpipe.models.inputs.samples import choose_samples
-from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set, save_batches
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.models.sources.resolve import CardSource
 from optpipe.quantize.calibrated_graph import find_tables, require_calibration, resolve_data

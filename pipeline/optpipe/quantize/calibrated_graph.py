@@ -31,6 +31,7 @@ from optpipe.core.quantity import format_count
 from optpipe.evaluate.tasks import require_fitting_task
 from optpipe.models.export.exported import Model, export_model, prepare_model, read_card, read_tokenizer
 from optpipe.models.inputs.image_set import image_set_from_path
+from optpipe.models.inputs.rows import FORMS, check_rows, holds_tensors, read_tensor_set, save_batches
 from optpipe.models.inputs.sample_set import (
     FEW_SAMPLES,
     SampleSet,
@@ -46,7 +47,6 @@ from optpipe.models.inputs.task_data import (
     load_sample_set,
     resolve_texts,
 )
-from optpipe.models.inputs.tensor_set import FORMS, check_rows, holds_tensors, read_tensor_set, save_batches
 from optpipe.models.sources.python_file import read_calibration
 from optpipe.quantize.qdq import Target, place_qdq, quantize_graph
 from optpipe.quantize.ranges import (

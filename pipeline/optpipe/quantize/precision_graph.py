@@ -28,9 +28,8 @@ from optpipe.core.events import Listener
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision
 from optpipe.core.process import redirect_output
 from optpipe.models.export.exported import reference_from_file
-from optpipe.models.inputs.rows import split_batches
+from optpipe.models.inputs.rows import split_batches, tensor_set_from_parts
 from optpipe.models.inputs.sample_set import SampleSet
-from optpipe.models.inputs.tensor_set import tensor_set_from_parts
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX, REFERENCE

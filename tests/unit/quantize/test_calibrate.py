@@ -14,7 +14,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Budget, Precision, PrecisionCost
 from optpipe.core.transform import Decode, Pack, Transform
-from optpipe.models.inputs.tensor_set import read_tensor_set
+from optpipe.models.inputs.rows import read_tensor_set
 from optpipe.quantize.calibrated_graph import (
     CalibrationResult,
     MethodResult,

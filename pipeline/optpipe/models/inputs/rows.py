@@ -1,18 +1,27 @@
 """Converts between rows (samples, ...) and a model's batches, whose batch axes are in its card.
 
 Everything that is stored or compared is rows; a value that all samples of a call share (a sampling rate) is repeated
-for each.
+for each. Tensors are data for any model: .npz, and folders of .npy or .npz, whose names, types and shapes are checked
+before anything runs; `labels`, one integer per sample, may accompany the inputs.
 """
 
+import os
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise, repeat
+from math import prod
+from pathlib import Path
+from typing import IO, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.core.card import InputSpec, ModelCard, TensorSpec
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, read_as_user_file
+from optpipe.core.files import get_memory_bytes, hash_arrays, hash_text
+from optpipe.core.quantity import format_bytes
+from optpipe.models.inputs.sample_set import SampleSet, SetFile, stratify_indices
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -148,3 +157,211 @@ def fill_sequences(card: ModelCard, rows: Arrays, length: int, most: int) -> dic
 def _find_axes(card: ModelCard) -> dict[str, int]:
     batches = {each.name: each.batch or 0 for each in card.inputs}
     return {name: axis if axis > batches[name] else axis + 1 for name, axis in card.length_axes.items()}
+
+
+SUFFIXES = (".npz", ".npy")
+LABELS = "labels"
+FORMS = "a .npz with an array per input, or a folder of .npy or .npz files"
+
+
+@dataclass(frozen=True)
+class TensorSet(SampleSet):
+    """Rows by input; `files[].path` is `PART:ROW`. Rows of one part have equal shapes and equal values of inputs without a batch axis."""
+
+    format: ClassVar[str] = "optpipe.tensor-set/1"
+    kind: ClassVar[str] = "tensors"
+
+    parts: tuple[Arrays, ...] = field(default=())
+
+    def batches(self, size: int) -> Iterator[Arrays]:
+        """The samples in order, at most `size` rows at a time, each time from one part."""
+        chosen: dict[int, list[int]] = {}
+        for each in self.files:
+            part, row = map(int, each.path.split(":"))
+            chosen.setdefault(part, []).append(row)
+        for part, rows in chosen.items():
+            for start in range(0, len(rows), size):
+                yield {name: value[rows[start : start + size]] for name, value in self.parts[part].items()}
+
+    def keep_usual_shapes(self) -> "TensorSet":
+        groups: dict[object, list[SetFile]] = {}
+        for each in self.files:
+            rows = self.parts[int(each.path.partition(":")[0])]
+            groups.setdefault(tuple(rows[name].shape[1:] for name in sorted(rows)), []).append(each)
+        most = max(groups.values(), key=len)
+        return replace(self, files=tuple(most))
+
+
+def holds_tensors(source: Path) -> bool:
+    return any(each.suffix.lower() in SUFFIXES for each in (source.iterdir() if source.is_dir() else (source,)))
+
+
+def read_shapes(source: Path) -> dict[str, tuple[int, ...]]:
+    if source.suffix.lower() != ".npz":
+        return {}
+    with read_as_user_file(source, "tensors", f"give {FORMS}"):
+        _require_room(source)
+        with np.load(source, allow_pickle=False) as stored:
+            return {name: stored[name].shape for name in stored.files}
+
+
+def _require_room(source: Path) -> None:
+    """Raises BadInputError for a .npz that declares more than the memory or its file holds, before unpacking it."""
+    with zipfile.ZipFile(source) as packed:
+        size = sum(each.file_size for each in packed.infolist())
+        if size > get_memory_bytes() // 2:
+            raise BadInputError(f"{source} unpacks to {format_bytes(size)}, more than half of this machine's memory")
+        for each in packed.infolist():
+            with packed.open(each) as file:
+                _require_whole(f"{source}, {each.filename}", file, each.file_size)
+
+
+def _require_whole(where: str, file: IO[bytes], size: int) -> None:
+    """Raises BadInputError for a .npy of `size` bytes whose header declares more, since NumPy allocates what it declares."""
+    header = np.lib.format
+    read = {(1, 0): header.read_array_header_1_0, (2, 0): header.read_array_header_2_0}.get(header.read_magic(file))
+    shape, _, dtype = read(file) if read else ((), False, np.dtype("uint8"))
+    if (declared := prod(shape) * dtype.itemsize) > size:
+        raise BadInputError(f"{where} declares {format_bytes(declared)}, but holds {format_bytes(size)}")
+
+
+def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None = None, seed: int = 0) -> TensorSet:
+    """The set in `source`, or a sample of `count`.
+
+    Raises BadInputError for an unreadable file, and for a name, type or shape that the model does not take.
+    """
+    parts, labels = [], []
+    with read_as_user_file(source, "tensors", f"give {FORMS}"):
+        for where, found in _iterate_feeds(source, inputs):
+            marked = found.get(LABELS) if LABELS not in {each.name for each in inputs} else None
+            rows = check_rows(
+                where, {name: value for name, value in found.items() if name != LABELS or marked is None}, inputs
+            )
+            labels += _read_labels(where, marked, count_rows(rows))
+            parts += [{name: value[run] for name, value in rows.items()} for run in list_runs(inputs, rows)]
+    if not any(map(count_rows, parts)):
+        raise BadInputError(f"{source} holds no samples; give {FORMS}")
+    whole = replace(tensor_set_from_parts(source.resolve().name, parts, labels), root=source, seed=seed)
+    files = whole.files
+    if count is None or count >= len(files):
+        return whole
+    chosen = sorted(stratify_indices([each.label for each in files], count, seed)[:count])
+    return replace(whole, files=tuple(files[index] for index in chosen))
+
+
+def tensor_set_from_parts(name: str, parts: Sequence[Arrays], labels: Sequence[str | None] = ()) -> TensorSet:
+    remaining = chain(labels, repeat(None))
+    files = tuple(
+        SetFile(f"{index}:{row}", hash_arrays({key: value[row] for key, value in rows.items()}), next(remaining))
+        for index, rows in enumerate(parts)
+        for row in range(count_rows(rows))
+    )
+    names = tuple(sorted({label for label in labels if label is not None}))
+    return TensorSet(name, Path(), 0, files, names, parts=tuple(parts))
+
+
+def save_batches(batches: Sequence[Mapping[str, NDArray[Any]]], folder: Path) -> Path:
+    """Writes a .npz per batch to a folder named after their content; returns the folder, which `read_tensor_set` reads."""
+    content = hash_text("".join(hash_arrays(each) for each in batches))
+    target = folder / content[:12]
+    if not target.is_dir():
+        scratch = folder / f".{content[:12]}.{os.getpid()}"
+        scratch.mkdir(parents=True, exist_ok=True)
+        for index, each in enumerate(batches):
+            np.savez(scratch / f"{index:05}.npz", allow_pickle=False, **dict(each))
+        scratch.rename(target)
+    return target
+
+
+def _read_labels(where: str, marked: NDArray[Any] | None, count: int) -> list[str | None]:
+    if marked is None:
+        return [None] * count
+    if marked.shape != (count,) or marked.dtype.kind not in "iu":
+        raise BadInputError(
+            f"{where}: labels are {marked.dtype} of {marked.shape}; give one integer for each of the {count} samples"
+        )
+    return [str(int(each)) for each in marked]
+
+
+def _iterate_feeds(source: Path, inputs: Sequence[InputSpec]) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
+    """Yields the location of each group of arrays, and the arrays by name."""
+    if source.is_dir():
+        yield from _iterate_folder_feeds(source, inputs)
+    elif source.suffix.lower() == ".npy":
+        if len(inputs) != 1:
+            names = ", ".join(f"{each.name}.npy" for each in inputs)
+            raise BadInputError(
+                f"{source} is one array, and the model takes {len(inputs)} inputs: give a folder with {names}, or a .npz"
+            )
+        yield str(source), {inputs[0].name: _load_array(source)}
+    else:
+        _require_room(source)
+        with np.load(source, allow_pickle=False) as stored:
+            yield str(source), {name: stored[name] for name in stored.files}
+
+
+def _iterate_folder_feeds(
+    folder: Path, inputs: Sequence[InputSpec]
+) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
+    """Reads one .npy per input, named after it, or files of samples: .npz of all inputs, .npy of the only one."""
+    files = sorted(each for each in folder.iterdir() if each.suffix.lower() in SUFFIXES)
+    arrays = {each.stem: each for each in files if each.suffix.lower() == ".npy"}
+    if {each.name for each in inputs} <= set(arrays):
+        wanted = {each.name for each in inputs} | {LABELS}
+        yield str(folder), {name: _load_array(file) for name, file in arrays.items() if name in wanted}
+        return
+    for file in files:
+        if file.stem != LABELS:
+            yield from _iterate_feeds(file, inputs)
+
+
+def _load_array(path: Path) -> NDArray[Any]:
+    with path.open("rb") as file:
+        _require_whole(str(path), file, path.stat().st_size)
+    found: NDArray[Any] = np.load(path, allow_pickle=False)
+    return found
+
+
+def check_rows(where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
+    """Checks each array against its input; returns rows."""
+    names = [each.name for each in inputs]
+    for wrong, what in ((set(names) - set(found), "lacks input"), (set(found) - set(names), "has the unknown array")):
+        if wrong:
+            raise BadInputError(f"{where} {what} '{min(wrong)}'; the model takes {', '.join(names)}")
+    counts, single = {}, set()
+    for each in inputs:
+        value = _require_fit(where, found[each.name], each)
+        if each.batch is not None or value.ndim > len(each.min):
+            counts[each.name] = value.shape[each.batch or 0]
+        else:
+            single.add(each.name)
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise BadInputError(f"{where}: its inputs have different numbers of samples: {shown}")
+    count = next(iter(counts.values()), 1)
+    axes = {each.name: None if each.name in single else each.batch or 0 for each in inputs}
+    return {name: np.ascontiguousarray(to_rows(found[name], axis, count)) for name, axis in axes.items()}
+
+
+def _require_fit(where: str, value: NDArray[Any], spec: InputSpec) -> NDArray[Any]:
+    """Checks an array. One without a batch axis may be one value for all samples, or have a leading axis of samples."""
+    if str(value.dtype) != spec.dtype:
+        way = f"; save it as .astype('{spec.dtype}')" if value.dtype.kind in "iufb" else ""
+        raise BadInputError(f"{where}: input '{spec.name}' is {value.dtype}, and the model takes {spec.dtype}{way}")
+    shape = value.shape[1:] if spec.batch is None and value.ndim == len(spec.min) + 1 else value.shape
+    fits = len(shape) == len(spec.min) and all(
+        axis == spec.batch or low <= size <= high
+        for axis, (size, low, high) in enumerate(zip(shape, spec.min, spec.max, strict=True))
+    )
+    if not fits or value.size == 0:
+        more = ", or that after an axis of samples" if spec.batch is None else ""
+        raise BadInputError(
+            f"{where}: input '{spec.name}' is {'x'.join(map(str, value.shape)) or 'a single value'}, and the model takes "
+            f"{spec.format_profile()}{more}"
+        )
+    if spec.below is not None and (value.max() >= spec.below or value.min() < -spec.below):
+        wrong = value.max() if value.max() >= spec.below else value.min()
+        raise BadInputError(
+            f"{where}: input '{spec.name}' contains {wrong}, and the model looks it up in a table of {spec.below} rows"
+        )
+    return value

@@ -22,10 +22,9 @@ from optpipe.core.events import Listener, SilentListener
 from optpipe.core.files import hash_file, hash_text, hash_value
 from optpipe.core.transform import CenterCrop, Transform
 from optpipe.models.inputs.image_set import ImageSet, find_images
-from optpipe.models.inputs.rows import count_rows, list_runs
+from optpipe.models.inputs.rows import TensorSet, count_rows, holds_tensors, list_runs
 from optpipe.models.inputs.sample_set import SampleSet, SetFile, draw_subset
 from optpipe.models.inputs.task_data import drop_unknown_labels, find_label_indices, iterate_rows, load_sample_set
-from optpipe.models.inputs.tensor_set import TensorSet, holds_tensors
 from optpipe.models.inputs.text_set import SENTENCES, TextSet
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version

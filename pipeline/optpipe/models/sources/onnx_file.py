@@ -13,7 +13,7 @@ from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, escape, read_as_user_file
 from optpipe.core.files import get_memory_bytes, hash_file, hash_value
 from optpipe.core.quantity import format_bytes
-from optpipe.models.inputs.tensor_set import read_shapes
+from optpipe.models.inputs.rows import read_shapes
 from optpipe.models.sources.modules import DEFAULT_BATCH_PROFILE, LoadedModel
 
 Dims = Sequence[int | str | None]

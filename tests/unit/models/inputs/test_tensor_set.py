@@ -9,9 +9,8 @@ from tests.fakes.small_disk import fill_disk, mount_small_disk
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.models.inputs.rows import rows_from_outputs, split_batches
+from optpipe.models.inputs.rows import holds_tensors, read_tensor_set, rows_from_outputs, split_batches
 from optpipe.models.inputs.samples import choose_samples, load_sample_inputs, save_pool
-from optpipe.models.inputs.tensor_set import holds_tensors, read_tensor_set
 
 X = InputSpec("x", "float32", (1, 3), (2, 3), (8, 3))
 STATE = InputSpec("state", "float32", (2, 1, 5), (2, 2, 5), (2, 8, 5), batch=1)
@@ -130,7 +129,7 @@ def test_labels_lie_beside_the_inputs(tmp_path) -> None:
 
 def test_an_archive_that_would_fill_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch) -> None:
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((1000, 1000), np.float32))
-    monkeypatch.setattr("optpipe.models.inputs.tensor_set.get_memory_bytes", lambda: 7_000_000)
+    monkeypatch.setattr("optpipe.models.inputs.rows.get_memory_bytes", lambda: 7_000_000)
     with pytest.raises(BadInputError, match=r"unpacks to 3.81 MiB, more than half of this machine's memory"):
         read_tensor_set(tmp_path / "bomb.npz", (X,))
 

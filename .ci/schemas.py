@@ -19,8 +19,7 @@ from optpipe.cli.app import SCHEMA_VERSION
 from optpipe.core.entries import Environment
 from optpipe.core.quantity import NUMBER, Dimension
 from optpipe.core.verdict import StepRecord, Verdict
-from optpipe.signoff.policy import POLICY_SCHEMA
-from optpipe.signoff.policy_format import SECTIONS, Limit, LoadFilter, Name, PolicyDocument, list_metrics
+from optpipe.signoff.policy import POLICY_SCHEMA, SECTIONS, Limit, LoadFilter, Name, PolicyDocument, list_metrics
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]

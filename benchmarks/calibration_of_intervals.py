@@ -49,8 +49,7 @@ from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.judge import decide_overall_verdict, judge_criteria
-from optpipe.signoff.policy import Criterion
-from optpipe.signoff.policy_format import Sense
+from optpipe.signoff.policy import Criterion, Sense
 from optpipe.stats.means import (
     count_processes_needed,
     estimate_run_scatter,

@@ -151,7 +151,11 @@ def recheck(build: SignedBuild, plan: RecheckPlan, store: Store, listener: Liste
     require_enough_rounds(plan.rounds)
     if (blocker := BACKENDS[info.backend].find_run_blocker(info)) is not None:
         raise MissingError(f"artifact {build.artifact.id} cannot be measured here: {blocker}")
-    group = _choose_group(build)
+    groups = [group for group in group_processes(build.measured) if group.load.rate_per_s is None]
+    if not groups:
+        raise BadInputError(f"{build.folder} has no measurement of a closed loop; measure one, sign off, then recheck")
+    # a comparison needs MIN_VALUES processes; of several loads the newest
+    group = max(reversed(groups), key=lambda each: min(each.count_processes(), MIN_VALUES))
     if plan.python is None and group.compute_mean("p50") is None:
         shown, count = group.count_showing("p50"), group.count_processes()
         raise BadInputError(
@@ -217,14 +221,6 @@ def judge_recheck(
         seen.append(text)
     verdict = Verdict.FAIL if failed else Verdict.INCONCLUSIVE if open_points else Verdict.PASS
     return verdict, (*failed, *open_points, *seen)
-
-
-def _choose_group(build: SignedBuild) -> ProcessGroup:
-    """The closed loop with the most VALID processes up to MIN_VALUES, which a comparison needs; the newest of several."""
-    groups = [group for group in group_processes(build.measured) if group.load.rate_per_s is None]
-    if not groups:
-        raise BadInputError(f"{build.folder} has no measurement of a closed loop; measure one, sign off, then recheck")
-    return max(reversed(groups), key=lambda group: min(group.count_processes(), MIN_VALUES))
 
 
 def _list_version_changes(

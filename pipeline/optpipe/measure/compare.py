@@ -75,23 +75,20 @@ def mark_frontier(rows: list[ComparisonRow], shown: Claims) -> list[ComparisonRo
     judged = []
     for row in rows:
         rivals = [each for each in rows if each.valid and _kind(each) == _kind(row) and each is not row]
-        better = {each.id: _find_better(each, row, shown) for each in rivals if row.valid}
-        winner = next((name for name, found in better.items() if found), None)
-        why = f"{winner}: better in {', '.join(better[winner])}, no worse in anything else" if winner else None
-        judged.append(replace(row, on_frontier=row.valid and winner is None, dominated_by=why))
+        why = None
+        for rival in rivals if row.valid else ():
+            mine, theirs = _objectives(rival), _objectives(row)
+            worse = any(name not in mine or mine[name] < value for name, value in theirs.items())
+            better = [name for name in theirs if (rival.id, row.id, name) in shown]
+            if better and not worse:
+                why = f"{rival.id}: better in {', '.join(better)}, no worse in anything else"
+                break
+        judged.append(replace(row, on_frontier=row.valid and why is None, dominated_by=why))
     return judged
 
 
 def _kind(row: ComparisonRow) -> tuple[str, str, str, int | None]:
     return row.model, row.load.scenario, row.load.mode, row.load.length
-
-
-def _find_better(one: ComparisonRow, other: ComparisonRow, shown: Claims) -> list[str]:
-    """Objectives in which `one` is shown to be better, if it is worse in none; empty otherwise."""
-    mine, theirs = _objectives(one), _objectives(other)
-    if any(name not in mine or mine[name] < value for name, value in theirs.items()):
-        return []
-    return [name for name in theirs if (one.id, other.id, name) in shown]
 
 
 def find_best_rows(

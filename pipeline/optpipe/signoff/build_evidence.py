@@ -34,8 +34,7 @@ from optpipe.measure.pair import RecordedPair
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.preprocess.proof import observe_preprocessing
-from optpipe.signoff.policy import Criterion, Policy
-from optpipe.signoff.policy_format import LoadFilter
+from optpipe.signoff.policy import Criterion, LoadFilter, Policy
 from optpipe.stats.means import (
     MAX_RUNS,
     MIN_VALUES,

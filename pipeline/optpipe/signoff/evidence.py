@@ -52,8 +52,7 @@ from optpipe.signoff.build_evidence import (
     suggest_pair,
     suggest_runs,
 )
-from optpipe.signoff.policy import Criterion
-from optpipe.signoff.policy_format import LoadFilter, Sense
+from optpipe.signoff.policy import Criterion, LoadFilter, Sense
 from optpipe.stats.means import MIN_VALUES, mean_from_runs, widen_for_unseen_speed
 from optpipe.stats.paired import SampledFigure, Share, count_samples_to_decide
 from optpipe.stats.ratio import SMALLEST_ROUNDS

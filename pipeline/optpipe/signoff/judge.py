@@ -45,8 +45,7 @@ from optpipe.signoff.build_evidence import (
 )
 from optpipe.signoff.dossier import Dossier, DossierRequest, split_runs
 from optpipe.signoff.evidence import find_kind, observe
-from optpipe.signoff.policy import Criterion, Policy
-from optpipe.signoff.policy_format import LoadFilter, Sense
+from optpipe.signoff.policy import Criterion, LoadFilter, Policy, Sense
 from optpipe.stats.means import (
     SPEED_GAP,
     compute_look_confidence,

@@ -50,8 +50,7 @@ from optpipe.signoff.collect import (
 from optpipe.signoff.dossier import finish_dossier, read_dossier, split_runs
 from optpipe.signoff.evidence import JUDGED_RUNS, find_kind, observe
 from optpipe.signoff.judge import judge_criteria, judge_dossier
-from optpipe.signoff.policy import Criterion
-from optpipe.signoff.policy_format import SECTIONS, LoadFilter, MeasuredSection
+from optpipe.signoff.policy import SECTIONS, Criterion, LoadFilter, MeasuredSection
 from optpipe.signoff.reports import list_drawing_versions, render_dossier, write_reports
 from optpipe.signoff.verify import VerifiedDossier, describe_looser_rules
 from optpipe.stats.means import MIN_VALUES

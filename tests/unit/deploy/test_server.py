@@ -22,8 +22,7 @@ from optpipe.deploy.live import judge_latencies, send_at_rate
 from optpipe.deploy.proof import MAX_FAILED
 from optpipe.deploy.server import find_server
 from optpipe.deploy.session_process import list_captured_sizes, send_in_flight
-from optpipe.signoff.policy import Criterion
-from optpipe.signoff.policy_format import Sense
+from optpipe.signoff.policy import Criterion, Sense
 
 
 def test_no_server_is_a_missing_tool_with_the_way_to_get_one(monkeypatch, tmp_path):

@@ -18,8 +18,7 @@ from optpipe.measure.process import MachineSampler, read_busy_ticks
 from optpipe.measure.validity import ValidityEvidence
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence, observe_group
-from optpipe.signoff.policy import Criterion
-from optpipe.signoff.policy_format import Sense
+from optpipe.signoff.policy import Criterion, Sense
 
 CALLS = st.lists(
     st.tuples(st.one_of(st.integers(0, 10**15), st.just(1_000_000)), st.integers(1, 512)), min_size=1, max_size=45

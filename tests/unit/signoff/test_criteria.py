@@ -22,8 +22,7 @@ from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.judge import decide_overall_verdict, judge_criteria, judge_dossier
-from optpipe.signoff.policy import Criterion, policy_from_toml
-from optpipe.signoff.policy_format import Sense
+from optpipe.signoff.policy import Criterion, Sense, policy_from_toml
 from optpipe.signoff.release import compare_anew
 from optpipe.stats.means import Mean
 from optpipe.trace.read import trace_from_sqlite

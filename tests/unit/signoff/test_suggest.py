@@ -11,7 +11,7 @@ from optpipe.core.measurement import Mode, Reason, Scenario
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.signoff.build_evidence import suggest_bench, suggest_fix, suggest_narrowing
-from optpipe.signoff.policy_format import SECTIONS, LoadFilter, QueryRate
+from optpipe.signoff.policy import SECTIONS, LoadFilter, QueryRate
 
 EVERYTHING = """schema = 1
 [build]

@@ -65,7 +65,7 @@ def find_missing_release(info: ArtifactInfo, version: str) -> str | None:
     return f"to serve it: {needed}" if needed.startswith("no Triton release") else None
 
 
-def parse_options(texts: Iterable[str], flag: str = "--option") -> dict[str, dict[str, str]]:
+def parse_options(texts: Iterable[str]) -> dict[str, dict[str, str]]:
     """Reads texts such as `BACKEND.KEY=VALUE` as options by backend. Raises BadInputError for anything else."""
     options: dict[str, dict[str, str]] = {}
     for text in texts:
@@ -73,7 +73,7 @@ def parse_options(texts: Iterable[str], flag: str = "--option") -> dict[str, dic
         backend, _, key = name.partition(".")
         if not key or not value or backend not in BACKENDS:
             raise BadInputError(
-                f"{flag} {text}: expected BACKEND.KEY=VALUE, where BACKEND is one of {', '.join(BACKENDS)}"
+                f"--option {text}: expected BACKEND.KEY=VALUE, where BACKEND is one of {', '.join(BACKENDS)}"
             )
         options.setdefault(backend, {})[key] = value
     return options

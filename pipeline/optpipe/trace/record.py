@@ -166,9 +166,8 @@ def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: List
     worker_job = make_worker_job(job, plan, scratch)
     (scratch / JOB).write_bytes(json_from_record(worker_job))
     for whole in (False, True):
-        came = record_program(
-            make_worker_command(worker_job), scratch, set(plan.record), on_gpu=job.on_gpu, whole=whole
-        )
+        program = [sys.executable, "-m", "optpipe.trace.record", str(scratch / JOB)]
+        came = record_program(program, scratch, set(plan.record), on_gpu=job.on_gpu, whole=whole)
         found = read_result(worker_job, came)
         trace = trace_from_sqlite(export_recording(came, scratch))
         if whole or not job.on_gpu or isinstance(job.work, BuildJob):
@@ -222,10 +221,6 @@ def read_profiled_rows(artifact: Entry[ArtifactInfo], store: Store) -> tuple[Mod
     if (kept := find_reference(artifact, model, store)) is not None:
         return card, dict(reference_from_file(store.verify_entry(kept, REFERENCE).file(REFERENCE)).inputs)
     return card, load_sample_inputs(card, choose_samples(card, None))
-
-
-def make_worker_command(job: WorkerJob) -> list[str]:
-    return [sys.executable, "-m", "optpipe.trace.record", str(job.scratch / JOB)]
 
 
 def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:

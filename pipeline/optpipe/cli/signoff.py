@@ -225,7 +225,13 @@ def verify(
         Path | None, typer.Option(metavar="DIR", help="Also check these attestations; needs --public-key.")
     ] = None,
     public_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Public key in PEM.")] = None,
-    badge: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an SVG badge with the verdict.")] = None,
+    badge: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the verdict as an SVG badge, or as FILE.html the report with who signed and approved it.",
+        ),
+    ] = None,
     audit: Annotated[
         str | None,
         typer.Option(
@@ -238,12 +244,13 @@ def verify(
     Exit status: 2 if any byte changed, 1 if a number does not match the raw files, otherwise that of the verdict. With --audit: 0
     if every drawn criterion agrees with the dossier, 1 if one differs, 5 if one is undecided.
     """
+    import html
     from secrets import randbits
 
     from optpipe.core.verdict import CriterionResult, VerificationRecord, combine_verdicts
     from optpipe.report.html import render_badge
     from optpipe.signoff.release import audit_dossier
-    from optpipe.signoff.reports import document_from_verification
+    from optpipe.signoff.reports import HTML, document_from_verification
     from optpipe.signoff.verify import find_attestation_problems, verify_dossier
     from optpipe.workspace.files import write_bytes
     from optpipe.workspace.places import require_writable_file
@@ -292,7 +299,11 @@ def verify(
         audit=anew,
         audit_seed=seed,
     )
-    if badge is not None:
+    if badge is not None and badge.suffix == ".html":
+        checked.require_intact()
+        page, line = checked.files.read(HTML).decode(), f'<p class="identity"><span>{html.escape(signature)}</span></p>'
+        write_bytes(badge, page.replace("</h1>", f"</h1>\n{line}", 1).encode())
+    elif badge is not None:
         write_bytes(badge, render_badge(verdict.verdict if verdict else "NOT INTACT").encode())
     return Outcome(record, document_from_verification, status)
 

@@ -66,8 +66,8 @@ def _hash_best(output: "np.ndarray") -> "np.ndarray":
 def compute_row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str, np.ndarray]":
     """Per sample (first axis) the sums for `pool_errors`; stored with a proof, they reproduce its figures."""
     count = len(reference) if reference.ndim else 1
-    expected, found = (each.astype(np.float64).reshape(count, -1 if each.size else 0) for each in (reference, got))
     with np.errstate(invalid="ignore", over="ignore"):  # `finite` reports it
+        expected, found = (each.astype(np.float64).reshape(count, -1 if each.size else 0) for each in (reference, got))
         difference = np.abs(found - expected)
         return {
             "values": np.full(count, expected.shape[1]),

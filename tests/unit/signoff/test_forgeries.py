@@ -20,6 +20,7 @@ from tests.fakes.console import text_of
 from tests.fakes.dossiers import VERIFIER, edit, examine, seal_anew
 from tests.fakes.mutations import mutate_bytes
 
+from optpipe.cli.app import app
 from optpipe.cli.signoff import verify
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
@@ -331,6 +332,12 @@ def test_a_signature_by_an_unknown_key_is_named(dossier, tmp_path):
     approve_folder(dossier, tmp_path / "key", "Ada", "release manager", None)
     assert "approved by Ada (release manager) on " in show(dossier)
     assert examine(dossier)[0].differs == []
+    (tmp_path / "signers").write_text(f"ada@example.com {(tmp_path / 'key.pub').read_text()}")
+    for words, signer in (((), "unknown key"), (("--allowed-signers", tmp_path / "signers"), "ada@example.com")):
+        with pytest.raises(SystemExit):
+            app([*map(str, ("verify", dossier, *words, "--badge", tmp_path / "approved.html"))])
+        first_page = (tmp_path / "approved.html").read_text().partition('<section id="criteria"')[0]
+        assert signer in first_page.partition("approved by Ada (release manager) on ")[2]
     edit(dossier / "approval.json", "by", value="Eve")
     assert verify_dossier(dossier).problems
 

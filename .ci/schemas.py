@@ -19,7 +19,17 @@ from optpipe.cli.app import SCHEMA_VERSION
 from optpipe.core.entries import Environment
 from optpipe.core.quantity import NUMBER, Dimension
 from optpipe.core.verdict import StepRecord, Verdict
-from optpipe.signoff.policy import POLICY_SCHEMA, SECTIONS, Limit, LoadFilter, Name, PolicyDocument, list_metrics
+from optpipe.evaluate.tasks.detection import SCORE_THRESHOLDS
+from optpipe.signoff.policy import (
+    POLICY_SCHEMA,
+    SECTIONS,
+    Limit,
+    LoadFilter,
+    Name,
+    PolicyDocument,
+    ScoreThreshold,
+    list_metrics,
+)
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]
@@ -181,6 +191,8 @@ def _describe_type(kind: type) -> Json:
         if kind.dimension is Dimension.NUMBER:
             return {"type": "number", "minimum": 0, "description": kind.__doc__, "examples": [float(example)]}
         return {"type": "string", "pattern": pattern, "description": kind.__doc__, "examples": [example]}
+    if kind is ScoreThreshold:
+        return {"type": "string", "enum": [f"{each:.0%}" for each in SCORE_THRESHOLDS], "description": kind.__doc__}
     name = {"type": "string", "pattern": r"\S"}
     return name if issubclass(kind, Name) else {"anyOf": [{"type": ["number", "boolean"]}, name]}
 

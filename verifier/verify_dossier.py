@@ -39,7 +39,7 @@ LIMITS = {"max_cv": 0.025, "max_drift": 0.025, "max_other_cpu_share": 0.1, "max_
           "max_gpu_temperature_c": 85.0}
 GAP = math.log1p(0.05)
 SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 1e3, "MB": 1e6, "GB": 1e9}
-SCORES = ("top1", "mIoU", "pixel-accuracy", "AP", "AP50", "AP75", "Spearman", "F1", "EM")
+SCORES = ("top1", "mIoU", "pixel-accuracy", "AP", "AP50", "AP75", "Spearman", "F1", "EM", "recall")
 UNITS = {
     "ns": {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}, "images/s": {"images/s": 1, "samples/s": 1}, "fraction": {"%": 0.01},
     "points": dict.fromkeys(("points", "point", "pt", *SCORES), 1), "bytes": SIZES, "dB": {"dB": 1}, "1": {"": 1},
@@ -51,7 +51,7 @@ SECTIONS = {  # §4: of each key, whether it is a lower limit, and its base unit
     "regression": dict.fromkeys((*TAILS, "throughput"), (False, "fraction")), "memory": {"maximum": (False, "bytes")},
     "energy": {"maximum": (False, "J/image")}, "stability": {"maximum_cv": (False, "fraction")},
     "accuracy": {"maximum_drop": (False, "points"), "minimum_score": (True, "points"), "minimum_top1": (True, "fraction"),
-                 "minimum_agreement": (True, "fraction")},
+                 "minimum_agreement": (True, "fraction"), "maximum_f1_drop": (False, "points")},
     "preprocessing": {"minimum_agreement": (True, "fraction"), "minimum_snr": (True, "dB")},
     "outputs": {"minimum_snr": (True, "dB"), "minimum_cosine": (True, "1"), "minimum_agreement": (True, "fraction"),
                 "maximum_abs_error": (False, "1")},
@@ -721,6 +721,7 @@ def read_policy(content):
                 least, unit = limits[key]
                 of = str(table[key]).split()[-1]
                 score = of if unit == "points" and of in SCORES else None
+                score = f"F1@{parse(get('at_threshold', '25%'), 'fraction'):.0%}" if key == "maximum_f1_drop" else score
                 name = ".".join(filter(None, (section, key, *(slug if section in TIMED else ()), score, get("output"))))
                 limit, shown = parse(table[key], unit), unit.replace("image", "sample") if "sample" in str(table[key]) else unit
                 criteria.append(Box(name=name, section=section, key=key, least=least, limit=limit, unit=shown, where=where, score=score))

@@ -21,7 +21,7 @@ from optpipe.preprocess.dali_pipeline import DaliPlan, make_steps_pipeline
 from optpipe.preprocess.preprocess import PreprocessRequest, derive_preprocessing
 from optpipe.preprocess.proof import PreprocessRecord
 from optpipe.workspace.store import Store
-from tests.fakes.dossiers import edit, seal_anew
+from tests.fakes.dossiers import edit, examine, seal_anew
 from tests.integration.conftest import Ran, optpipe
 
 Run = Callable[..., Ran]
@@ -75,6 +75,8 @@ def test_three_policies_three_verdicts_that_verify_recomputes(built, inside):
         1: f'minimum_score = "97 {score}"',
         5: f'minimum_score = "{near} points"',
     }
+    if model == "shapes-detector":
+        limits[0] = f'maximum_f1_drop = "5 points"\nat_threshold = "40%"\n{limits[0]}'
     forgeries = {0: _raise_score_and_seal, 1: _replace_and_seal, 5: _replace_predictions}
     for status in limits if model == "shapes-segmenter" else (0,):
         policy = folder / f"policy-{status}.toml"
@@ -84,6 +86,7 @@ def test_three_policies_three_verdicts_that_verify_recomputes(built, inside):
         assert ran.status == status, ran.stderr
         dossier = sorted((folder / ".optpipe" / "dossiers").iterdir())[-1]
         assert inside("verify", dossier, cwd=folder).status == status
+        assert status or examine(dossier)[0].differs == []
         copy = Path(shutil.copytree(dossier, folder / f"forged-{status}"))
         refusal = forgeries[status](copy, score)
         found = inside("verify", copy, "--json", cwd=folder)

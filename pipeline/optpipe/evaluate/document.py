@@ -6,6 +6,7 @@ from optpipe.core.errors import escape
 from optpipe.core.quantity import format_snr
 from optpipe.evaluate.layers import BuildDivergence, LayerComparison
 from optpipe.evaluate.result import EvaluatedModel, Evaluation
+from optpipe.evaluate.tasks.detection import PARITY_SCORE
 from optpipe.report.document import (
     TONES,
     Cell,
@@ -35,6 +36,7 @@ def document_from_evaluation(found: Evaluation) -> Document:
             Sentence(found.scoring, Tone.FAINT) if found.scoring else None,
             _tabulate(found),
             *_list_class_drops(found),
+            *_list_detection_changes(found),
             *(
                 Sentence(
                     f"{row.backend} {row.precision}: {row.why_not}",
@@ -170,6 +172,23 @@ def _format_scores(row: EvaluatedModel, count: int) -> list[str]:
     first = row.scores.scores[0]
     drop = "" if row.artifact is None else format_drop(first.drop, first.drop_ci)
     return [*(f"{each.value:.2%}" for each in row.scores.scores), drop]
+
+
+def _list_detection_changes(found: Evaluation) -> Iterator[Sentence]:
+    """F1 and recall at the threshold of shown boxes, and how far the scores of matched boxes moved."""
+    for row in (each for each in found.results if each.artifact is not None):
+        rates = [each for each in (row.scores.scores if row.scores else ()) if each.name in ("F1", "recall")]
+        drops = [f"drop of {each.name} {format_drop(each.drop, each.drop_ci)}" for each in rates]
+        shift = row.agreement.score_shift if row.agreement else None
+        if found.task != Task.DETECTION or not (shift or drops):
+            continue
+        if shift is not None:
+            mean = f"{shift['mean']:+.3f} [{shift['low']:+.3f}, {shift['high']:+.3f}]"
+            moved = f"scores of {shift['boxes']:.0f} matched boxes shift by {mean}"
+            drops.append(f"{moved}, 5% of them by {shift['p5']:+.3f} or less, 5% by {shift['p95']:+.3f} or more")
+        yield Sentence(
+            f"{row.artifact}, boxes with a score of at least {PARITY_SCORE:g}: {'; '.join(drops)}", Tone.FAINT
+        )
 
 
 def _list_class_drops(found: Evaluation) -> Iterator[Sentence]:

@@ -1,5 +1,6 @@
 """The records of an evaluation, as in `evaluate.json` and `--json`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from optpipe.core.entries import WeightsRecord
@@ -25,6 +26,9 @@ class Agreement:
     ci: Bounds
     moved: tuple[MovedPredictions, ...]
     """Sorted by count, largest first."""
+    score_shift: Mapping[str, float] | None = None
+    """The artifact's score less the source's, over a detector's matched boxes: `mean`, its bounds `low` and `high`, `p5`, `p50`, `p95`;
+    and the number of `boxes`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,6 +289,7 @@ def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Obse
 def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     wanted = {
         "maximum_drop": "drop",
+        "maximum_f1_drop": "drop",
         "minimum_score": "score",
         "minimum_top1": "top1",
         "minimum_agreement": "agreement",

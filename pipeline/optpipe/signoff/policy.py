@@ -23,6 +23,7 @@ from optpipe.core.measurement import MEAN, Mode, Scenario, format_option, percen
 from optpipe.core.plan import BATCH, LENGTH, MODE, RATE, SCENARIO, STREAMS
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import Dimension, choose_dimension, format_quantity, quantity_from_text, score_from_text
+from optpipe.evaluate.tasks.detection import PARITY_SCORE, SCORE_THRESHOLDS
 
 MAX_COUNT = 1_000_000
 
@@ -76,6 +77,17 @@ class MaxShare(Limit, sense=Sense.AT_MOST, dimension=Dimension.SHARE):
 
 class MaxDrop(Limit, sense=Sense.AT_MOST, dimension=Dimension.POINTS):
     """Maximum drop in percentage points of the task's first score, or of the score that it names."""
+
+
+class ScoreThreshold(float):
+    """The score from which a detector's boxes count: a multiple of 5%."""
+
+    @classmethod
+    def from_toml(cls, value: object) -> "ScoreThreshold":
+        found = quantity_from_text(value, Dimension.SHARE)
+        if min(abs(found - each) for each in SCORE_THRESHOLDS) > 1e-9:
+            raise ValueError(f'"{value}" must be 5%, 10%, …, or 95%')
+        return cls(found)
 
 
 class MinScore(Limit, sense=Sense.AT_LEAST, dimension=Dimension.POINTS):
@@ -262,6 +274,20 @@ class Accuracy(Section, frozen=True):
     minimum_score: MinScore | None = None
     minimum_top1: MinShare | None = None
     minimum_agreement: MinShare | None = None
+    maximum_f1_drop: MaxDrop | None = None
+    """The drop of F1 of a detector at `at_threshold`."""
+    at_threshold: ScoreThreshold | None = None
+    """By default 25%."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a threshold without the limit that it belongs to."""
+        super().__post_init__()
+        if self.at_threshold is not None and self.maximum_f1_drop is None:
+            raise ValueError("at_threshold is the score of maximum_f1_drop, which is not limited")
+
+    @property
+    def f1(self) -> str:
+        return f"F1@{self.at_threshold or PARITY_SCORE:.0%}"
 
 
 class Preprocessing(Section, frozen=True):
@@ -372,7 +398,7 @@ def list_keys(section: type[Table]) -> list[str]:
 
 
 def list_metrics(section: type[Section]) -> list[str]:
-    narrowing = LoadFilter.__struct_fields__ if issubclass(section, LoadFilter) else ("output",)
+    narrowing = LoadFilter.__struct_fields__ if issubclass(section, LoadFilter) else ("output", "at_threshold")
     return [name for name in list_keys(section) if name not in narrowing]
 
 
@@ -495,7 +521,14 @@ def _list_criteria(document: PolicyDocument) -> Iterator[Criterion]:
             where = table.where if isinstance(table, MeasuredSection) else LoadFilter()
             output = str(table.output) if isinstance(table, Outputs) and table.output else None
             for metric, limit in table.list_limits():
-                yield Criterion(name, metric, limit.sense, float(limit), limit.dimension, where, limit.score, output)
+                score = limit.score
+                if isinstance(table, Accuracy) and metric == "maximum_f1_drop":
+                    if score not in (None, "F1"):
+                        raise ValueError(
+                            f"accuracy.maximum_f1_drop is a drop of F1, not of {score}: write it in points"
+                        )
+                    score = table.f1
+                yield Criterion(name, metric, limit.sense, float(limit), limit.dimension, where, score, output)
 
 
 def _refuse_contradictions(criteria: tuple[Criterion, ...], wanted: Precision | None) -> None:

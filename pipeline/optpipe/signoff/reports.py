@@ -95,6 +95,7 @@ _NAMES = {
     "energy.maximum": "Energy",
     "stability.maximum_cv": "Stability",
     "accuracy.maximum_drop": "Accuracy drop",
+    "accuracy.maximum_f1_drop": "F1 drop",
     "accuracy.minimum_score": "Score",
     "accuracy.minimum_top1": "Top-1 accuracy",
     "accuracy.minimum_agreement": "Agreement with the source model",

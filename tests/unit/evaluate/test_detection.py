@@ -72,7 +72,7 @@ def test_the_figures_are_those_of_two_libraries(seed: int) -> None:
     truths, predictions = draw(seed)
     if not any(row[6] == 0 for rows in truths for row in rows) or not any(predictions):
         return
-    mine = TASK.compute_scores(TASK.gather(truths, predictions), np.ones((1, len(truths))))[0]
+    mine = TASK.compute_scores(TASK.gather(truths, predictions), np.ones((1, len(truths))))[0, :3]
     assert mine == pytest.approx(evaluate(COCO, COCOeval, truths, predictions), abs=1e-6)
     assert mine == pytest.approx(evaluate(FasterCOCO, COCOeval_faster, truths, predictions), abs=1e-6)
 
@@ -84,6 +84,27 @@ def test_a_weight_is_an_image_that_often() -> None:
     weighted = TASK.compute_scores(TASK.gather(truths, predictions), weights[None].astype(float))[0]
     expected = TASK.gather([truths[place] for place in repeated], [predictions[place] for place in repeated])
     assert weighted == pytest.approx(TASK.compute_scores(expected, np.ones((1, len(repeated))))[0], abs=0.01)
+
+
+def test_the_shown_boxes_have_f1_recall_and_score_shifts() -> None:
+    truths, _ = draw(3, images=40)
+    plain = [[row for row in rows if not row[6]] for rows in truths]
+    source = [[[*row[:4], 0.5, row[4]] for row in rows] for rows in plain]
+    lower = [[[*row[:5][:4], 0.3 - 0.08 * (place % 2), row[4]] for place, row in enumerate(rows)] for rows in plain]
+    kept = sum(len(rows[::2]) for rows in plain)
+    total = sum(map(len, plain))
+    scored = {each.name: each for each in TASK.score_predictions(plain, source, lower).scores}
+    assert scored["recall"].value == pytest.approx(kept / total)
+    assert scored["F1"].value == pytest.approx(2 * kept / (kept + total))
+    assert scored["F1"].drop_ci[0] > 0, "AP does not see that boxes fall below the threshold"
+    shift = TASK.compute_parity(source, lower).score_shift
+    assert shift["boxes"] == total
+    assert shift["mean"] == pytest.approx((-0.2 * kept - 0.28 * (total - kept)) / total)
+    assert shift["low"] < shift["mean"] < shift["high"]
+    figures = TASK.observe(plain, source, lower, 0.95, "")
+    assert figures["drop of F1@20%"].value == pytest.approx(0)
+    assert figures["drop of F1@25%"].value == pytest.approx(scored["F1"].drop)
+    assert figures["F1@40%"].value == 0
 
 
 @pytest.mark.slow

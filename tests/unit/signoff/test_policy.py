@@ -143,6 +143,8 @@ FIGURES = {
     "AP": Observation(0.58, 0.55, 0.61),
     "drop of AP": Observation(0.002, -0.001, 0.004),
     "drop of AP50": Observation(0.01, 0.005, 0.02),
+    "drop of F1@25%": Observation(0.03, 0.02, 0.04),
+    "drop of F1@30%": Observation(0.007, 0.005, 0.02),
 }
 ACCURACY = {**FIGURES, "score": FIGURES["AP"], "drop": FIGURES["drop of AP"]}
 
@@ -158,11 +160,21 @@ def observe_limit(limit: str):
 
 
 @pytest.mark.parametrize(
+    "limit", ['at_threshold = "33%"', 'maximum_f1_drop = "1 AP"', 'at_threshold = "5%"\nminimum_score = "9 AP"']
+)
+def test_a_threshold_is_one_of_the_grid_and_goes_with_f1(limit: str) -> None:
+    with pytest.raises(BadInputError):
+        read_criterion(limit)
+
+
+@pytest.mark.parametrize(
     ("limit", "name", "said", "value"),
     [
         ('maximum_drop = "0.5 AP"', "accuracy.maximum_drop.AP", "at most 0.5 AP", 0.2),
         ('maximum_drop = "0.5 points"', "accuracy.maximum_drop", "at most 0.5 points", 0.2),
         ('maximum_drop = "2 AP50"', "accuracy.maximum_drop.AP50", "at most 2 AP50", 1.0),
+        ('maximum_f1_drop = "5 points"', "accuracy.maximum_f1_drop.F1@25%", "at most 5 F1@25%", 3.0),
+        ('maximum_f1_drop = "1 F1"\nat_threshold = "30%"', "accuracy.maximum_f1_drop.F1@30%", "at most 1 point", 0.7),
         ('minimum_score = "50 AP"', "accuracy.minimum_score.AP", "at least 50 AP", 58.0),
         ('minimum_score = "50 points"', "accuracy.minimum_score", "at least 50 points", 58.0),
     ],

@@ -17,7 +17,7 @@ its head:
 import contextlib
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,10 +25,13 @@ import numpy as np
 from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import compute_geometry
+from optpipe.core.verdict import Observation
+from optpipe.evaluate.result import Agreement
 from optpipe.evaluate.tasks.contract import TaskContract, Values, require_labels, suggest_task
 from optpipe.models.inputs.image_set import ImageSet, read_boxes, read_image_size
 from optpipe.models.inputs.rows import Arrays, rows_from_outputs, split_batches
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
+from optpipe.stats.paired import CONFIDENCE, figure_from_samples
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -202,6 +205,8 @@ CELLS = 1 << 24
 """Weights of detections in memory at once."""
 MAX_BOXES = 100
 """Judged boxes of an image and class, best first, as in COCO."""
+SCORE_THRESHOLDS = tuple(each / 20 for each in range(1, 20))
+"""The scores from which a policy can count boxes."""
 PARITY_SCORE, PARITY_IOU = 0.25, 0.5
 """Compares boxes with at least this score; boxes that overlap this much are the same."""
 
@@ -216,6 +221,8 @@ class MatchedClass:
     """(thresholds, detections): matched to an object that counts."""
     wrong: "NDArray[np.bool_]"
     """(thresholds, detections): not matched; a match with a crowd is neither right nor wrong."""
+    score: "NDArray[np.float64]"
+    """(detections,)"""
     objects: "NDArray[np.float64]"
     """(images,), without crowds."""
 
@@ -248,7 +255,7 @@ def match_boxes(truths: Sequence[Any], predictions: Sequence[Any]) -> list[Match
             counts = np.zeros((classes, len(truths)))
             for image, row in annotations:
                 counts[int(row[4]), image] += not row[6]
-            return [MatchedClass(np.zeros(0, np.int64), none, none, each) for each in counts]
+            return [MatchedClass(np.zeros(0, np.int64), none, none, np.zeros(0), each) for each in counts]
         evaluated = COCOeval(reference, reference.loadRes(np.array(table, np.float64)), "bbox")
         evaluated.params.areaRng, evaluated.params.areaRngLbl = [[0, 1e10]], ["all"]
         evaluated.params.maxDets = [MAX_BOXES]
@@ -271,7 +278,23 @@ def _collect(images: Sequence[Any]) -> MatchedClass:
     image = np.concatenate([np.full(len(each["dtScores"]), place) for place, each in there]) if there else scores
     order = np.argsort(-scores, kind="mergesort")
     matched, counted = matches[:, order] > 0, ignored[:, order] == 0
-    return MatchedClass(image[order].astype(np.int64), matched & counted, ~matched & counted, objects)
+    right, wrong = matched & counted, ~matched & counted
+    return MatchedClass(image[order].astype(np.int64), right, wrong, scores[order], objects)
+
+
+def compute_rates(
+    gathered: Sequence[MatchedClass], weights: "NDArray[np.float64]", score: float
+) -> tuple["NDArray[np.float64]", "NDArray[np.float64]"]:
+    """F1 and recall (rows,) of all classes together, of boxes with at least `score` that match at an IoU of 0.5."""
+    right, wrong, objects = np.zeros((3, weights.shape[1]))
+    for one in gathered:
+        shown = one.score >= score
+        right += np.bincount(one.image, one.right[0] & shown, weights.shape[1])
+        wrong += np.bincount(one.image, one.wrong[0] & shown, weights.shape[1])
+        objects += one.objects
+    hits, misses, there = weights @ right, weights @ wrong, weights @ objects
+    least = np.spacing(1.0)
+    return 2 * hits / np.maximum(hits + misses + there, least), hits / np.maximum(there, least)
 
 
 def compute_average_precision(matched: MatchedClass, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
@@ -309,7 +332,8 @@ class Detection(TaskContract):
     Boxes are in pixels of the source image, clipped to it.
     """
 
-    scores: ClassVar[tuple[str, ...]] = ("AP", "AP50", "AP75")
+    scores: ClassVar[tuple[str, ...]] = ("AP", "AP50", "AP75", "F1", "recall")
+    """F1 and recall are of the boxes with a score of at least PARITY_SCORE."""
 
     def require_model(self, card: ModelCard) -> None:
         head = find_head(card)
@@ -379,11 +403,10 @@ class Detection(TaskContract):
         return match_boxes(truths, predictions)
 
     def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
-        """AP over thresholds of 0.50 to 0.95, AP50 and AP75: means over the classes that occur."""
+        """AP over thresholds of 0.50 to 0.95, AP50 and AP75: means over the classes that occur; then F1 and recall."""
         each = np.stack([compute_average_precision(one, weights) for one in gathered if one.objects.any()])
-        return np.stack(
-            [np.nanmean(each, axis=(0, 2)), np.nanmean(each[..., 0], 0), np.nanmean(each[..., 5], 0)], axis=1
-        )
+        means = [np.nanmean(each, axis=(0, 2)), np.nanmean(each[..., 0], 0), np.nanmean(each[..., 5], 0)]
+        return np.stack([*means, *compute_rates(gathered, weights, PARITY_SCORE)], axis=1)
 
     def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
         return np.array([compute_average_precision(one, np.ones((1, len(one.objects))))[0].mean() for one in gathered])
@@ -391,6 +414,40 @@ class Detection(TaskContract):
     def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
         """F1 of each image's boxes of one class with an IoU of at least PARITY_IOU; 1 if neither model has any."""
         return np.array([_compute_overlap(one, other) for one, other in zip(source, found, strict=True)])
+
+    def compute_parity(self, source: Values, found: Values) -> Agreement | None:
+        """Adds the shift of the scores of the source's shown boxes: their mean with its interval, and quantiles."""
+        agreement = TaskContract.compute_parity(self, source, found)
+        each = [np.array(_list_score_shifts(*pair)) for pair in zip(source, found, strict=True)]
+        shifts = np.concatenate(each) if each else np.zeros(0)
+        if agreement is None or not shifts.size:
+            return agreement
+        mean = float(shifts.mean())
+        parts = np.array([len(each) * (one.sum() - mean * one.size) / shifts.size for one in each])
+        low, high = figure_from_samples(mean, parts, len(each), (-1.0, 1.0)).interval(CONFIDENCE)
+        quantiles = {f"p{at}": float(np.percentile(shifts, at)) for at in (5, 50, 95)}
+        shift = {"boxes": float(shifts.size), "mean": mean, "low": low, "high": high, **quantiles}
+        return replace(agreement, score_shift=shift)
+
+    def observe(
+        self, truths: Values | None, source: Values, found: Values, confidence: float, about: str
+    ) -> dict[str, Observation]:
+        """Adds F1 and its drop at each of SCORE_THRESHOLDS, as `F1@25%`."""
+        figures = TaskContract.observe(self, truths, source, found, confidence, about)
+        if truths is None:
+            return figures
+        more = TaskContract.observe(AT_THRESHOLDS, truths, source, found, confidence, about)
+        return figures | {name: each for name, each in more.items() if "@" in name}
+
+
+class _AtThresholds(Detection):
+    scores = tuple(f"F1@{each:.0%}" for each in SCORE_THRESHOLDS)
+
+    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        return np.stack([compute_rates(gathered, weights, each)[0] for each in SCORE_THRESHOLDS], axis=1)
+
+
+AT_THRESHOLDS = _AtThresholds()
 
 
 def _decode_boxes(outputs: Arrays, card: ModelCard) -> list[Found]:
@@ -411,13 +468,24 @@ def _compute_overlap(one: Sequence[Any], other: Sequence[Any]) -> float:
     mine, theirs = ([row for row in rows if row[4] >= PARITY_SCORE] for rows in (one, other))
     if not mine and not theirs:
         return 1.0
-    free, same = list(theirs), 0
+    return 2 * len(_pair_boxes(mine, theirs)) / (len(mine) + len(theirs))
+
+
+def _list_score_shifts(source: Sequence[Any], found: Sequence[Any]) -> list[float]:
+    """The difference of the scores of each of the source's shown boxes that `found` has with any score."""
+    shown = [row for row in source if row[4] >= PARITY_SCORE]
+    return [other[4] - row[4] for row, other in _pair_boxes(shown, found)]
+
+
+def _pair_boxes(mine: Sequence[Any], theirs: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Each box of `mine` with the free one of `theirs` that overlaps it most, by PARITY_IOU or more."""
+    free, pairs = list(theirs), []
     for row in mine:
         best = max(free, key=lambda each: _compute_iou(row, each), default=None)
         if best is not None and _compute_iou(row, best) >= PARITY_IOU:
             free.remove(best)
-            same += 1
-    return 2 * same / (len(mine) + len(theirs))
+            pairs.append((row, best))
+    return pairs
 
 
 def _compute_iou(one: Sequence[float], other: Sequence[float]) -> float:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 SCHEMAS = runpy.run_path(str(ROOT / ".ci" / "schemas.py"))
 STATUSES = {
     ExitStatus.DONE: "Done. For a verdict: PASS.",
-    ExitStatus.FAIL: "The verdict is FAIL. `verify`: a figure does not follow from the raw files. `store merge`: results that differ.",
+    ExitStatus.FAIL: "The verdict is FAIL. `verify`: a figure does not follow from the raw files. `store merge`: entries that differ.",
     ExitStatus.BAD_INPUT: "Wrong use or bad input. `verify`: a byte of the dossier has changed.",
     ExitStatus.MISSING: "A tool, driver, or GPU that the request needs is missing.",
     ExitStatus.STAGE_FAILED: "A stage failed on good input.",

@@ -1,5 +1,6 @@
 """A running Triton server against the deployment that it should serve; a proxy before it plants each fault."""
 
+import json
 import shutil
 from contextlib import suppress
 from http.client import HTTPConnection
@@ -73,6 +74,7 @@ def test_a_server_that_is_not_there_decides_nothing_and_another_one_fails(served
         assert reason in " ".join((ran.stdout + ran.stderr).split())
     assert 'verdict="FAIL"} 1\n' in (tmp_path / "check.prom").read_text(), "an old PASS must not stay"
     assert "NUMBER@RATE" in optpipe("deploy", folder, "--check", f"http://{http}", "--load", "many").expect(2).stderr
+    assert "or more" in optpipe("deploy", "--check", folder, "--tune", "--seconds", "0.1").expect(2).stderr
     assert "requires the deployment" in optpipe("deploy", "--check", f"http://{http}").expect(2).stderr
 
 
@@ -172,3 +174,27 @@ def test_a_server_that_does_not_answer_in_time_is_asked_once(served, behind, mon
     found = live.check_live(served[0], behind(delay(2.0)), None, None, SilentListener()).proof
     (answers,) = (each for each in found.criteria if each.name.startswith("answers"))
     assert (answers.verdict, found.comparisons[0].requests) == ("FAIL", 1)
+
+
+def test_tuning_moves_away_from_a_planted_delay_and_keeps_the_evidence(served, tmp_path, monkeypatch):
+    from optpipe.core.events import SilentListener
+    from optpipe.deploy import tune
+    from optpipe.deploy.check import check_deployment
+    from optpipe.deploy.server import find_server
+    from optpipe.workspace.seal import seal_folder
+    from optpipe.workspace.store import Store
+
+    folder = shutil.copytree(served[0], tmp_path / "served")
+    (folder / "policy.toml").write_text(POLICY.partition("[[latency]]")[0])
+    planted = "max_batch_size: 16\ndynamic_batching { preferred_batch_size: 16 max_queue_delay_microseconds: 200000 }"
+    config = folder / "models/digits_engine/config.pbtxt"
+    config.write_text(config.read_text().replace("max_batch_size: 1", planted, 1))
+    seal_folder(folder)
+    monkeypatch.setattr(tune, "_list_neighbors", lambda best, _: [(1, 0, ()), (1, 2 * best[1], best[2])])
+    checked = check_deployment(folder)
+    tune.tune_deployment(checked, find_server(SERVER), 8.0, Store(tmp_path / "workspace"), SilentListener())
+    found = check_deployment(folder).record
+    assert {each.setting: each.value for each in found.choices}[tune.DELAY] == "0"
+    first = json.loads((folder / "tuning.json").read_text())["steps"][0]
+    assert list(first["shown_better"]) == ["1 instance, delay 0 µs, preferred []"]
+    assert all(len(rounds) == tune.ROUNDS for rounds in first["rounds_ns"].values())

@@ -17,6 +17,7 @@ from optpipe.core.plan import Param
 from optpipe.sweep.job import Matrix, SweepOptions
 
 MAX_RATE = 10_000.0
+MIN_TUNE_S = 0.5
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +74,13 @@ def deploy(
     batching: Annotated[
         bool, Param("Let the server join requests; --no-batching: run each request separately.")
     ] = True,
-    prove: Annotated[bool, Param("Serve it and compare the served outputs.")] = False,
+    prove: Annotated[
+        bool | None,
+        Param(
+            "Serve it and compare the served outputs; --tune: before that, search instances and batching.",
+            "prove/--tune",
+        ),
+    ] = None,
     server: Annotated[
         str | None,
         Param(
@@ -83,7 +90,10 @@ def deploy(
         ),
     ] = None,
     seconds: Annotated[
-        float, Param("Time to measure the server's cost at each load; 0: not measured.", minimum=0, maximum=600)
+        float,
+        Param(
+            "Time at each load of --prove (0: not measured) and of each candidate of --tune.", minimum=0, maximum=600
+        ),
     ] = 4.0,
 ) -> Outcome:
     """Deploy a signed-off build, and prove it on a server.
@@ -101,6 +111,7 @@ def deploy(
     from optpipe.deploy.server import find_server
     from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
     from optpipe.deploy.triton_config import require_tritonclient
+    from optpipe.deploy.tune import tune_deployment
     from optpipe.workspace.places import require_unused_path
 
     if check is not None and "://" in check:
@@ -119,9 +130,12 @@ def deploy(
             "deploy requires DOSSIER with --output DIR, or --check DIR, or the deployment's folder with --check URL"
         )
     program = None
-    if prove:
+    tune = prove is False
+    if prove is not None:
         if to == "folder":
-            raise BadInputError("--prove needs a server: use --to triton")
+            raise BadInputError("--prove and --tune need a server: use --to triton")
+        if tune and seconds < MIN_TUNE_S:
+            raise BadInputError(f"--tune requires --seconds {MIN_TUNE_S:g} or more")
         require_tritonclient()
         program = find_server(server)
     if dossier is not None:
@@ -143,7 +157,10 @@ def deploy(
         with terminal.step("check"):
             checked = check_deployment(folder)
         if program is not None and checked.serving is None:
-            raise BadInputError(f"{folder} is a deployment to a folder; --prove needs one to triton")
+            raise BadInputError(f"{folder} is a deployment to a folder; a server needs one to triton")
+        if program is not None and tune:
+            tune_deployment(checked, program, seconds, store, terminal)
+            checked = check_deployment(folder)
         if program is not None:
             proof = prove_deployment(checked, program, seconds, store, terminal)
     except (OptpipeError, KeyboardInterrupt):

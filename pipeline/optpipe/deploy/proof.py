@@ -127,7 +127,7 @@ def measure_server(
             f"{limits[-1].name} of the policy" if limits else "the policy has no latency limit: one request at a time"
         )
         with listener.step(f"server cost, {load}"):
-            served = _make_served_trial(url, record.engine, name_inputs(checked.serving, rows))
+            served = make_served_trial(url, record.engine, name_inputs(checked.serving, rows))
             costs.append(_measure_cost(partial(_time_requests, partial(engine, [rows])), served, load, source, seconds))
     rows = _take_rows(inputs, 1) if largest else dict(inputs)
     with open_load_clients(url, record.engine, name_inputs(checked.serving, rows)) as run_trial:
@@ -209,7 +209,7 @@ def _iterate_due(rate_per_s: float, seconds: float, seed: int) -> Iterator[int]:
             return
 
 
-def _make_served_trial(url: str, model: str, rows: "Mapping[str, np.ndarray]") -> Trial:
+def make_served_trial(url: str, model: str, rows: "Mapping[str, np.ndarray]") -> Trial:
     """Keeps requests of an open loop in flight together, so that the server can form batches."""
     from tritonclient import grpc
 
@@ -253,7 +253,7 @@ def prove_deployment(
         )
     with store.scratch("prove") as folder:
         scratch = folder.resolve()  # the server's processes have other working directories
-        models = _arrange_models(checked, program, scratch / MODELS)
+        models = arrange_models(checked, program, scratch / MODELS)
         largest = read_config(checked.folder / MODELS / checked.record.engine / CONFIG).max_batch_size
         with listener.step("in-process outputs"):
             engine = open_artifact(
@@ -286,7 +286,7 @@ def prove_deployment(
     return ProofRecord(str(checked.folder), server, models, tuple(comparisons), costs, rates, notes)
 
 
-def _arrange_models(checked: CheckedDeployment, program: ServerProgram, target: Path) -> dict[str, str]:
+def arrange_models(checked: CheckedDeployment, program: ServerProgram, target: Path) -> dict[str, str]:
     """Links the repository; models without a backend on this server get the Python backend."""
     have, found = list_backends(program), {}
     for source in sorted((checked.folder / MODELS).resolve().glob("*/")):

@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as arrays
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.core.quantity import Dimension
+from optpipe.deploy import tune
 from optpipe.deploy.frames import SharedMemory, read_frame, write_frame
 from optpipe.deploy.live import judge_latencies, send_at_rate
 from optpipe.deploy.proof import MAX_FAILED
@@ -156,3 +157,13 @@ def test_a_load_ends_after_a_few_failed_requests(connections):
     latencies, failed = send_at_rate(lambda: client, "net", {}, 1000, 1e4, connections)
     assert latencies == []
     assert MAX_FAILED <= len(failed) < MAX_FAILED + connections
+
+
+@given(st.integers(1, 8), st.integers(0, 10_000), st.sampled_from([(), (8,), (4, 8)]))
+def test_neighbors_of_a_setting_differ_in_one_value(instances, delay, preferred):
+    config = SimpleNamespace(max_batch_size=8, HasField=lambda _: True)
+    setting = (instances, delay, preferred)
+    for each in tune._list_neighbors(setting, config):
+        assert sum(one != other for one, other in zip(each, setting, strict=True)) <= 1
+        assert each[0] >= 1
+        assert each[1] >= 0

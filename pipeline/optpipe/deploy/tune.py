@@ -1,0 +1,207 @@
+"""`deploy --tune`: searches the instances, queue delay, and preferred batch sizes of the engine on a running Triton server.
+
+All candidates of a step are models of one server and take turns under the policy's load, so that they meet the same
+disturbances. The search moves to the fastest candidate that is shown to be faster and within the policy's strictest limit,
+and ends when none is. Triton's own Model Analyzer measures each configuration once, one after the other.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain, count
+from pathlib import Path
+from secrets import randbits
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.errors import MissingError, StageError
+from optpipe.core.events import Listener
+from optpipe.core.measurement import LoadSpec, percent_from_name
+from optpipe.core.records import json_from_record
+from optpipe.deploy.check import CheckedDeployment
+from optpipe.deploy.proof import (
+    CONCURRENCY,
+    MAX_WARM_UP_S,
+    arrange_models,
+    fill_load,
+    loads_from_policy,
+    make_served_trial,
+    name_inputs,
+)
+from optpipe.deploy.records import DEPLOYMENT, MODELS, Choice
+from optpipe.deploy.requests import list_expected
+from optpipe.deploy.server import ServerProgram, run_server
+from optpipe.deploy.session_process import open_load_clients
+from optpipe.deploy.triton_config import CONFIG, read_config, write_config
+from optpipe.signoff.policy import policy_from_toml
+from optpipe.stats.percentiles import summary_from_ns
+from optpipe.stats.ratio import alternate, compute_exchange_p_value, ratio_from_rounds
+from optpipe.workspace.file_names import POLICY
+from optpipe.workspace.files import write_bytes, write_json
+from optpipe.workspace.seal import seal_folder
+from optpipe.workspace.store import Store
+
+if TYPE_CHECKING:
+    import numpy as np
+
+TUNING = "tuning.json"
+"""In a deployment: the figures of every round of every candidate."""
+ROUNDS = 10
+"""With fewer rounds the exchange test of one among seven candidates has no outcome that is rare enough."""
+ERROR_RATE = 0.05
+"""Probability that a step moves although all candidates are equal."""
+MOST_INSTANCES = 8
+FIRST_DELAY_US = 100
+DELAY, PREFERRED = "dynamic_batching.max_queue_delay_microseconds", "dynamic_batching.preferred_batch_size"
+IN_FLIGHT = CONCURRENCY[1]
+"""Requests in flight if the policy names no rate."""
+Setting = tuple[int, int, tuple[int, ...]]
+"""Instances, the largest queue delay in µs, and preferred batch sizes."""
+Trial = Callable[[], tuple[float, list[int]]]
+"""Loads a candidate once; returns its figure in ns, of which less is better, and the latencies."""
+
+
+def tune_deployment(
+    checked: CheckedDeployment, program: ServerProgram, seconds: float, store: Store, listener: Listener
+) -> None:
+    """Writes the best configuration with its evidence into the deployment, and seals it again.
+
+    A candidate is loaded for `seconds` in each step. Raises MissingError if the server lacks the engine's backend, StageError with
+    the server's reason if it does not load a candidate.
+    """
+    import numpy as np
+
+    folder, record = checked.folder, checked.record
+    policy = policy_from_toml(checked.files.read(POLICY), str(folder / POLICY))
+    limits = [each for each in policy.criteria if each.section == "latency"]
+    limit = min(limits, key=lambda each: float(each.threshold), default=None)
+    percent = percent_from_name(limit.metric) if limit else 50.0
+    loads = loads_from_policy(policy, checked.card.batch_range[2])
+    load = next((each for each in loads if each.rate_per_s is not None), None)
+    known = next(list_expected(folder, record, checked.card)).inputs
+    wanted, rows = fill_load(checked, load or replace(next(iter(loads)), batch_size=1), known)
+    about = str(wanted) if load else f"{IN_FLIGHT} requests of one sample in flight"
+    config = read_config(folder / MODELS / record.engine / CONFIG)
+    batching = config.dynamic_batching
+    best: Setting = (
+        sum(each.count for each in config.instance_group),
+        batching.max_queue_delay_microseconds,
+        tuple(batching.preferred_batch_size),
+    )
+    tried, steps, server = {best}, list[dict[str, object]](), ""
+    while candidates := [each for each in dict.fromkeys(_list_neighbors(best, config)) if each not in tried]:
+        tried |= set(candidates)
+        seed = randbits(32)
+        with (
+            listener.step(f"{len(candidates)} candidates and {_describe(best)}, {about}"),
+            store.scratch("tune") as scratch,
+        ):
+            names = {each: f"candidate_{number}" for number, each in enumerate((best, *candidates))}
+            _write_candidates(checked, program, names, scratch.resolve() / MODELS)
+            with ExitStack() as stack:
+                _, url, told = stack.enter_context(run_server(program, scratch.resolve() / MODELS, scratch.resolve()))
+                trials = {
+                    name: _open_trial(stack, url, name, name_inputs(checked.serving, rows), load, seconds / ROUNDS)
+                    for name in names.values()
+                }
+                found, server = alternate(trials, ROUNDS, seed), f"{told.program} {told.version}"
+        figures = {each: [figure for figure, _ in found[name]] for each, name in names.items()}
+        share, better = ERROR_RATE / len(candidates), {}
+        for each in candidates:
+            ratio = ratio_from_rounds(figures[best], figures[each], 1 - share)
+            chance = max(ratio.p_value, compute_exchange_p_value(figures[best], figures[each]))
+            latencies = np.fromiter(chain.from_iterable(several for _, several in found[names[each]]), np.int64)
+            shown = summary_from_ns(latencies, (percent,)).percentile(percent)
+            kept = limit is None or (shown is not None and shown.bounds[1] <= float(limit.threshold))
+            if ratio.value < 1 and chance <= share and kept:
+                better[each] = ratio
+        step = {"load": about, "server": server, "seed": seed, "before": _describe(best), "confidence": 1 - share}
+        figures_ns = {_describe(each): values for each, values in figures.items()}
+        faster = {_describe(each): [ratio.value, *ratio.ci] for each, ratio in better.items()}
+        steps.append({**step, "rounds_ns": figures_ns, "shown_better": faster})
+        if not better:
+            break
+        before, best = best, min(better, key=lambda each: better[each].value)
+        listener.inform(f"{_describe(best)}: {better[best]} times as long as {_describe(before)}")
+    write_config(_configure(config, best), folder / MODELS / record.engine)
+    write_json(folder / TUNING, {"schema_version": 1, "chosen": _describe(best), "steps": steps})
+    why = f"tuned on {server}, {about}: nothing better is shown after {len(steps)} steps of {ROUNDS} rounds ({TUNING})"
+    values = ("instance_group.count", best[0]), (DELAY, best[1]), (PREFERRED, list(best[2]))
+    tuned = {name: Choice(name, str(value), why) for name, value in values}
+    choices = tuple(tuned.get(each.setting, each) for each in record.choices)
+    write_bytes(folder / DEPLOYMENT, json_from_record(replace(record, choices=choices)))
+    seal_folder(folder)
+
+
+def _describe(setting: Setting) -> str:
+    return f"{setting[0]} instance{'s' if setting[0] > 1 else ''}, delay {setting[1]} µs, preferred {list(setting[2])}"
+
+
+def _list_neighbors(setting: Setting, config: Any) -> Iterator[Setting]:
+    """Settings that differ in one value."""
+    instances, delay_us, preferred = setting
+    largest = config.max_batch_size
+    for each in (instances * 2, instances // 2):
+        if 1 <= each <= MOST_INSTANCES:
+            yield each, delay_us, preferred
+    if config.HasField("dynamic_batching"):
+        for other in (delay_us * 2 or FIRST_DELAY_US, delay_us // 2, 0):
+            yield instances, other, preferred
+        for sizes in ((), (largest,), tuple(dict.fromkeys((max(largest // 2, 1), largest)))):
+            yield instances, delay_us, sizes
+
+
+def _configure(config: Any, setting: Setting) -> Any:
+    """A copy with one group of instances."""
+    found = type(config)()
+    found.CopyFrom(config)
+    del found.instance_group[1:]
+    found.instance_group[0].count = setting[0]
+    if found.HasField("dynamic_batching"):
+        found.dynamic_batching.max_queue_delay_microseconds = setting[1]
+        found.dynamic_batching.preferred_batch_size[:] = setting[2]
+    return found
+
+
+def _write_candidates(
+    checked: CheckedDeployment, program: ServerProgram, names: Mapping[Setting, str], models: Path
+) -> None:
+    """Links the engine under each name, with its setting."""
+    engine = checked.record.engine
+    proven = arrange_models(checked, program, models)[engine]
+    if proven.startswith("configured"):
+        raise MissingError(f"{engine}: the server lacks its backend; tune it with the server that will serve it")
+    config = read_config(models / engine / CONFIG)
+    for setting, name in names.items():
+        shutil.copytree(models / engine, models / name, symlinks=True)
+        candidate = _configure(config, setting)
+        candidate.name = name
+        write_config(candidate, models / name)
+    for each in models.iterdir():
+        if each.name not in names.values():
+            shutil.rmtree(each)
+
+
+def _open_trial(
+    stack: ExitStack, url: str, name: str, inputs: "Mapping[str, np.ndarray]", load: LoadSpec | None, seconds: float
+) -> Trial:
+    if load is not None:
+        send, seeds = make_served_trial(url, name, inputs), count()
+
+        def run_open() -> tuple[float, list[int]]:
+            latencies = send(load, seconds, next(seeds))  # the same arrivals for every candidate
+            return fmean(latencies), latencies
+
+        return run_open
+    run_trial = stack.enter_context(open_load_clients(url, name, inputs))
+    for _ in range(2):  # the first ends while the clients start
+        run_trial(IN_FLIGHT, MAX_WARM_UP_S)
+
+    def run_closed() -> tuple[float, list[int]]:
+        rate, latencies = run_trial(IN_FLIGHT, seconds)
+        if not latencies:
+            raise StageError("no request was answered in a trial; increase --seconds")
+        return 1e9 / rate, latencies
+
+    return run_closed

@@ -145,14 +145,15 @@ def choose_tensors(source: MarkedNetwork, build: MarkedNetwork, wanted: Sequence
     return [name for name in both if not wanted or name in wanted]
 
 
-def group_tensors(tensors: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
-    groups, room = list[list[str]](), 0
+def group_tensors(tensors: Sequence[str], sizes: Mapping[str, int], part: float = 1.0) -> list[list[str]]:
+    """`sizes` are those of the profile's `opt` batch, of which a sample is a `part`."""
+    groups, room = list[list[str]](), 0.0
     for name in tensors:
-        if not groups or sizes[name] > room:
+        if not groups or sizes[name] * part > room:
             groups.append([])
             room = GROUP_VALUES
         groups[-1].append(name)
-        room -= sizes[name]
+        room -= sizes[name] * part
     return groups
 
 
@@ -163,6 +164,7 @@ def compare_tensors(
     tensors: Sequence[str],
     plain: Run,
     step: ProgressStep = UNWATCHED,
+    part: float = 1.0,
 ) -> tuple[tuple[TensorDivergence, ...], OutputError]:
     """The divergence of `tensors` on all samples, and the difference of the marked network's outputs from those of `plain`.
 
@@ -170,7 +172,7 @@ def compare_tensors(
     """
     rows, marked, both = list[TensorDivergence](), [], choose_tensors(source, build)
     answers = [plain(inputs) for inputs in samples]
-    for group in group_tensors(tensors, source.sizes):
+    for group in group_tensors(tensors, source.sizes, part):
         needed, run_alone = build.cut(group, both)
         _, run_source = source.cut(dict.fromkeys([*group, *needed]))
         _, run_build = build.cut(dict.fromkeys([*build.outputs, *group]))
@@ -271,7 +273,7 @@ def compare_layers(
         chosen = replace(chosen, drawn=draw_subset(chosen.drawn, count or SAMPLE_COUNT))
     rows = load_sample_inputs(card, chosen, exported)
     samples = [batch for batch, _ in split_batches(card, rows, card.batch_range[0])][:count]
-    found, refused = [], {}
+    found, refused, part = [], {}, card.batch_range[0] / card.batch_range[1]
     for entry in artifacts:
         info, backend = entry.info, BACKENDS[entry.info.backend]
         if (why_not := backend.find_run_blocker(info)) is not None:
@@ -284,9 +286,9 @@ def compare_layers(
             with backend.load(place, info, {}) as session:
                 source, build = backend.open_marked(info, request, exported.file(ONNX))
                 tensors = choose_tensors(source, build, wanted)
-                total = len(group_tensors(tensors, source.sizes)) * len(samples)
+                total = len(group_tensors(tensors, source.sizes, part)) * len(samples)
                 with listener.step(f"{len(tensors)} tensors of {info.label}", total=total) as step:
-                    divergences, marked = compare_tensors(source, build, samples, tensors, session.run, step)
+                    divergences, marked = compare_tensors(source, build, samples, tensors, session.run, step, part)
         except OptpipeError as error:
             refused[info.label] = str(error)
             continue

@@ -157,7 +157,7 @@ def find_disagreements(
     """Lists where a stored document differs from a computed one, one line each, except in keys of `leave_out`."""
     if isinstance(computed, Mapping) and isinstance(stored, Mapping):
         pairs = [
-            (f"{place}: {name}", stored.get(name, "nothing"), computed.get(name, "nothing"))
+            (f"{place}: {name}", stored.get(name), computed.get(name))  # a field that is newer than the record is null
             for name in sorted((set(stored) | set(computed)) - set(leave_out))
         ]
     elif isinstance(computed, list) and isinstance(stored, list) and len(computed) == len(stored):

@@ -38,7 +38,7 @@ BUILD_KINDS = {
 }  # fmt: skip
 
 
-VERIFIER = "3aec231380077113aa53dbbc9ddb8c5e1857559a1d0ef321863dab6658b6fbdd"
+VERIFIER = "e65f613d200494abde8822e82d19eaac76562f53b1d74532e2b3e97ebb8877e6"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

@@ -9,10 +9,9 @@ from optpipe.signoff.verify import verify_dossier
 from optpipe.workspace.seal import SUMS
 
 REPORTS = Path(__file__).parents[2] / "reports"
-DOSSIERS = sorted(path.parent for path in REPORTS.rglob(SUMS))
 
 
-@pytest.mark.parametrize("folder", DOSSIERS, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", sorted(path.parent for path in REPORTS.rglob(SUMS)), ids=lambda path: path.name)
 def test_a_dossier_of_record_is_intact_and_recomputed(folder):
     checked = verify_dossier(folder)
     assert checked.problems == ()
@@ -25,6 +24,5 @@ def test_the_comparison_of_the_gallery_is_drawn_by_this_version(tmp_path, inside
     copytree(REPORTS / "resnet50-h200" / "runs", tmp_path / "resnet50-h200" / "runs")
     runs = sorted(path.relative_to(tmp_path) for path in (tmp_path / "resnet50-h200" / "runs").glob("bench-*"))
     assert inside("compare", *runs, "--output", "gallery/comparison", cwd=tmp_path).status == 0
-    for kept in (REPORTS / "gallery" / "comparison").iterdir():
-        found = tmp_path / "gallery" / "comparison" / kept.name
-        assert kept.read_bytes() == found.read_bytes(), "run reports/gallery.sh again"
+    kept, made = REPORTS / "gallery" / "comparison", tmp_path / "gallery" / "comparison"
+    assert [each.name for each in kept.iterdir() if each.read_bytes() != (made / each.name).read_bytes()] == []

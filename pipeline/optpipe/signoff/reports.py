@@ -51,9 +51,8 @@ from optpipe.report.document import (
     tabulate_results,
 )
 from optpipe.signoff.dossier import Dossier
-from optpipe.trace.analysis import Analysis
 from optpipe.trace.document import draw_profile
-from optpipe.trace.report import TraceProfile, analyze_stage, read_profile
+from optpipe.trace.report import StageProfile, TraceProfile, analyze_stage, read_profile
 from optpipe.workspace.entry import MANIFEST, Entry, Run
 from optpipe.workspace.file_names import BUILDS, PREPROCESSING, PROFILE, ROWS
 from optpipe.workspace.files import write_bytes
@@ -397,16 +396,18 @@ def make_dossier_page(
     figures: bool,
 ) -> Page:
     folder, runs = dossier.folder, dossier.every_run
-    profile, inference, profile_files = _find_profile(runs, folder)
+    profiled = _find_profile(runs, folder)
     drawn: list[Figure] = []
     if figures:
         names = [f"{BUILDS}/{entry.path.name}/{MANIFEST}" for entry in dossier.builds]
         stage_files = tuple(RawFile(name, dossier.files.hash(name), len(dossier.files.read(name))) for name in names)
         stages = tuple(_list_stage_bars(dossier))
         drawn = draw_measurements(comparison, measured, runs, folder, stages, stage_files)
-        drawn += [] if profile is None else list(draw_profile(profile, profile_files, inference))
+        if profiled is not None:
+            run, stage, profile_files = profiled
+            drawn += draw_profile(stage.profile, profile_files, analyze_stage(run, stage))
     pictures, files = list(_list_pictures(runs, folder)), list_raw_files(runs, folder)
-    return page_from_verdict(verdict, comparison, drawn, pictures, profile, files)
+    return page_from_verdict(verdict, comparison, drawn, pictures, profiled[1].profile if profiled else None, files)
 
 
 def write_comparison(
@@ -506,16 +507,16 @@ def _describe_build(build: Entry[ArtifactInfo]) -> str:
     return f"{build.info.backend} {build.info.precision}"
 
 
-def _find_profile(runs: Sequence[Run], root: Path) -> tuple[TraceProfile | None, Analysis | None, tuple[RawFile, ...]]:
-    """The newest profile of an inference, otherwise of another stage, its trace, and its files relative to `root`."""
+def _find_profile(runs: Sequence[Run], root: Path) -> tuple[Run, StageProfile, tuple[RawFile, ...]] | None:
+    """The run of the newest profile, its last inference, otherwise its last stage, and the files relative to `root`."""
     for run in newest_runs(runs, "profile"):
         stages = read_profile(run).stages
         if stages:
             shown = next((stage for stage in stages[::-1] if stage.subject.kind == "inference"), stages[-1])
             tables = [path for path in run.manifest.files if path.startswith(f"{shown.folder}/tables/")]
             files = (file for name in (PROFILE, *tables) for file in list_raw_files((run,), root, name))
-            return shown.profile, analyze_stage(run, shown), tuple(files)
-    return None, None, ()
+            return run, shown, tuple(files)
+    return None
 
 
 def _list_pictures(runs: Sequence[Run], root: Path) -> Iterator[Figure]:

@@ -430,12 +430,8 @@ _MOST_BARS = 400
 
 def _draw_inference(measured: Analysis, files: tuple[RawFile, ...]) -> Iterator[Figure]:
     """The iteration of median length: CUDA calls, copies, kernels, and why the GPU was idle. Nothing without kernels."""
-    whole = pl.max_horizontal("end_ns", "gpu_end_ns")
-    rows = (
-        measured.iterations.drop_nulls("gpu_start_ns")
-        .with_columns(until=whole)
-        .sort(pl.col("until") - pl.col("start_ns"))
-    )
+    rows = measured.iterations.drop_nulls("gpu_start_ns")
+    rows = rows.with_columns(until=pl.max_horizontal("end_ns", "gpu_end_ns")).sort(pl.col("until") - pl.col("start_ns"))
     if rows.is_empty() or measured.kernels.is_empty():
         return
     begin, end = (int(rows[name][rows.height // 2]) for name in ("start_ns", "until"))

@@ -157,7 +157,11 @@ def find_disagreements(
     """Lists where a stored document differs from a computed one, one line each, except in keys of `leave_out`."""
     if isinstance(computed, Mapping) and isinstance(stored, Mapping):
         pairs = [
-            (f"{place}: {name}", stored.get(name), computed.get(name))  # a field that is newer than the record is null
+            (
+                f"{place}: {name}",
+                stored.get(name),
+                computed.get(name, "nothing"),
+            )  # a newer field is null in an older record
             for name in sorted((set(stored) | set(computed)) - set(leave_out))
         ]
     elif isinstance(computed, list) and isinstance(stored, list) and len(computed) == len(stored):

@@ -99,7 +99,7 @@ def test_the_fastest_of_each_kind_is_found_on_a_gpu(monkeypatch):
     assert found.dataloader.loader.batch_size == 64
     assert found.speedup == pytest.approx(10_500 / 500)
     assert found.share_of_decode_only == pytest.approx(0.5)
-    assert found.left_out.startswith("2 workers")
+    assert found.left_out == "2 workers were left out because 4 reached 0.60× the best rate"
 
 
 def test_the_cpu_takes_a_share_where_that_is_faster(monkeypatch):

@@ -259,10 +259,13 @@ def verify(
         if badge.resolve().is_relative_to(dossier.resolve()):
             raise BadInputError(f"--badge {badge}: a file in the dossier would break its seal; write it elsewhere")
         require_writable_file(badge, "--badge")
+    if (attestations is None) != (public_key is None):
+        raise BadInputError("--attestations DIR and --public-key FILE belong together")
+    count, _, drawn = (audit or "").partition(":")
+    if audit is not None and (not count.isdecimal() or int(count) < 1 or not (drawn or "0").isdecimal()):
+        raise BadInputError(f"--audit {audit}: expected COUNT or COUNT:SEED, such as 3 or 3:17")
     with terminal.step("verify"):
         checked = verify_dossier(dossier, allowed_signers)
-        if (attestations is None) != (public_key is None):
-            raise BadInputError("--attestations DIR and --public-key FILE belong together")
         if attestations is not None and public_key is not None:
             found = tuple(find_attestation_problems(attestations, checked, public_key))
             problems, sealed = (*checked.problems, *found), checked.as_sealed and not found
@@ -273,17 +276,13 @@ def verify(
             "" if signature == "not signed" else f", {signature.removeprefix('not signed; ')}"
         )
     verdict, sizes = checked.verdict if checked.intact else None, checked.list_sizes()
-    anew: tuple[CriterionResult, ...] = ()
+    audited: tuple[CriterionResult, ...] = ()
     seed, status = None, checked.exit_status
     if audit is not None:
-        text, _, drawn = audit.partition(":")
-        if not text.isdecimal() or int(text) < 1 or not (drawn or "0").isdecimal():
-            raise BadInputError(f"--audit {audit}: expected COUNT or COUNT:SEED, such as 3 or 3:17")
         seed = int(drawn) if drawn else randbits(32)
-        model = checked.require_intact()[1].model
-        source = partial(model_from_options, model, ModelOptions(), store)
-        anew = tuple(audit_dossier(checked, int(text), seed, source, store, terminal))
-        status = combine_verdicts(one.verdict for one in anew).exit_status
+        source = partial(model_from_options, checked.require_intact()[1].model, ModelOptions(), store)
+        audited = tuple(audit_dossier(checked, int(count), seed, source, store, terminal))
+        status = combine_verdicts(one.verdict for one in audited).exit_status
     record = VerificationRecord(
         dossier=str(dossier),
         intact=verdict is not None,
@@ -296,7 +295,7 @@ def verify(
         signature=signature,
         files=len(sizes),
         size_bytes=sum(sizes),
-        audit=anew,
+        audit=audited,
         audit_seed=seed,
     )
     if badge is not None and badge.suffix == ".html":

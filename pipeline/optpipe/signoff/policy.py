@@ -354,7 +354,7 @@ class EvidenceRules(Table, frozen=True):
 
 
 class EnvironmentFilter(Table, frozen=True):
-    """Where the figures must come from: the GPU's name or "none", the CPU's, and the versions of driver, Python, packages."""
+    """The GPU's name or "none", the CPU's name, and the versions of driver, Python, and packages that a figure must come from."""
 
     gpu: Name | None = None
     driver: Name | None = None
@@ -626,7 +626,7 @@ def _find_line(text: str, section: str, number: int, key: str | None) -> int | N
 
 TEMPLATE = Path(__file__).with_name("policy-template.toml")
 POLICY_SCHEMA = Path(__file__).with_name("policy.schema.json")
-"""Of `PolicyDocument`, for editors; `.ci/schemas.py` makes it."""
+"""The JSON Schema of `PolicyDocument` for editors, written by `.ci/schemas.py`."""
 
 
 def read_policy_template(*, labeled: bool = True) -> str:

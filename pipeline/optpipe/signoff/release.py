@@ -349,7 +349,7 @@ def audit_dossier(
     then = next((run.manifest.environment for run in dossier.runs if run.name in verdict.runs), None)
     elsewhere = find_environment_differences(then, describe_environment()) if then else []
     for criterion, now in zip(drawn, found, strict=True):
-        yield compare_anew(criterion, known[criterion.name], now, elsewhere)
+        yield judge_audit(criterion, known[criterion.name], now, elsewhere)
 
 
 def _describe_tolerance(criterion: Criterion) -> str:
@@ -358,7 +358,7 @@ def _describe_tolerance(criterion: Criterion) -> str:
     return f"tolerance {f'{tolerance:.0%}' if relative else format_quantity(tolerance, criterion.dimension)}"
 
 
-def compare_anew(
+def judge_audit(
     criterion: Criterion, before: CriterionResult, now: CriterionResult, elsewhere: Sequence[str]
 ) -> CriterionResult:
     """Compares by intervals; scores on the same data and shares of layers have none, because nothing in them is drawn."""

@@ -23,7 +23,7 @@ from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.judge import decide_overall_verdict, judge_criteria, judge_dossier
 from optpipe.signoff.policy import Criterion, Sense, policy_from_toml
-from optpipe.signoff.release import compare_anew
+from optpipe.signoff.release import judge_audit
 from optpipe.stats.means import Mean
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.workspace.seal import seal_folder, store_baseline
@@ -248,16 +248,16 @@ def audited(ms, share):
 @given(st.floats(1, 1e9), st.floats(0.2, 5), st.floats(0, 0.3), st.floats(0, 0.3))
 def test_an_audit_is_symmetric_and_a_wider_interval_only_makes_it_undecided(ms, ratio, one, other):
     limit, before, now = criterion(Sense.AT_MOST, 1.0), audited(ms, one), audited(ms * ratio, other)
-    verdict = compare_anew(limit, before, now, ()).verdict
-    assert compare_anew(limit, now, before, ()).verdict is verdict
-    assert compare_anew(limit, before, audited(ms * ratio, 2 * other), ()).verdict in (verdict, Verdict.INCONCLUSIVE)
+    verdict = judge_audit(limit, before, now, ()).verdict
+    assert judge_audit(limit, now, before, ()).verdict is verdict
+    assert judge_audit(limit, before, audited(ms * ratio, 2 * other), ()).verdict in (verdict, Verdict.INCONCLUSIVE)
     if one == other == 0.0 and abs(ratio / 1.1 - 1) > 1e-9 and abs(ratio * 1.1 - 1) > 1e-9:
         assert verdict is (Verdict.PASS if 1 / 1.1 < ratio < 1.1 else Verdict.FAIL)
-    assert compare_anew(limit, before, now, ("gpu: one and another",)).verdict is Verdict.INCONCLUSIVE
+    assert judge_audit(limit, before, now, ("gpu: one and another",)).verdict is Verdict.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(("points", "verdict"), [(0.3, Verdict.PASS), (0.7, Verdict.FAIL)])
 def test_an_audit_compares_scores_on_the_same_data_as_they_are(points, verdict):
     limit = Criterion("accuracy", "maximum_drop", Sense.AT_MOST, 1.0, Dimension.POINTS)
     before, now = (CriterionResult("a", Verdict.PASS, "", observed=each, ci=(-9.0, 9.0)) for each in (0.0, points))
-    assert compare_anew(limit, before, now, ()).verdict is verdict
+    assert judge_audit(limit, before, now, ()).verdict is verdict

@@ -41,7 +41,6 @@ from optpipe.measure.compare import compare_measurements
 from optpipe.measure.figures import estimate_throughput
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement
 from optpipe.measure.pair import run_interleaved
-from optpipe.measure.race import TuningRecord, tune_options
 from optpipe.measure.search import Slo, find_highest_rate
 from optpipe.measure.validity import ValidityEvidence, find_reasons
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR
@@ -810,31 +809,6 @@ def server(generator, scale) -> Iterator[Row]:
         yield share(beyond, most=0.05, what=f"rate found for p99 ≤ {limit:g} services breaks it", claimed="", note=note)
 
 
-# ---------------------------------------------------------------------- tuning
-
-
-def tuning(generator, scale) -> Iterator[Row]:
-    """`--tune` on a CPU of eight cores: leaving the defaults where nothing matters, and finding what does."""
-    defaults = {"threads": 0, "spinning": True}
-    for noise in (0.005, 0.01, 0.02, 0.03):
-        left = [tuned(generator, defaults, noise, 1.0) != defaults for _ in range(round(300 * scale))]
-        yield share(
-            left, most=0.05, what=f"--tune leaves the defaults, nothing matters, scatter {noise:.1%}", claimed=""
-        )
-    for noise, gain in ((0.01, 1.05), (0.02, 1.1)):
-        found = [tuned(generator, defaults, noise, gain)["threads"] == 4 for _ in range(round(200 * scale))]
-        yield share(found, 0.8, what=f"--tune finds {gain - 1:.0%} more, scatter {noise:.1%}", claimed="power")
-
-
-def tuned(generator, defaults, noise, gain):
-    def measured(options):
-        level = np.exp(noise * generator.standard_normal()) / (gain if options["threads"] == 4 else 1.0)
-        return (planted(level, options=options),)
-
-    blank = TuningRecord("", "", int(generator.integers(2**32)))
-    return tune_options(measured, blank, defaults, (1,), 8).chosen[1]
-
-
 PARTS: dict[str, Callable[..., Iterator[Row]]] = {
     each.__name__: each
     for each in (
@@ -853,7 +827,6 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         interleaving,
         validity,
         server,
-        tuning,
     )
 }
 

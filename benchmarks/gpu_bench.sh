@@ -16,8 +16,8 @@ step() { # seconds allowed, name, then the arguments of optpipe; the JSON docume
   echo "== $name: optpipe $* (exit $?, ${SECONDS} s so far)"
   tail -n 3 "$out/$name.log" | cut -c1-300
 }
-sweep() { # seconds allowed, backend, precision: every batch size, tuned
-  step "$1" "sweep-$2-$3" bench resnet50 --backend "$2" --precision "$3" --device cuda --batch 1:256 --set all-sizes=true --tune $fast
+sweep() { # seconds allowed, backend, precision: every batch size
+  step "$1" "sweep-$2-$3" bench resnet50 --backend "$2" --precision "$3" --device cuda --batch 1:256 --set all-sizes=true $fast
 }
 fast="--min-time 0.6 --set warm-up=0.3 --percentile 90 --set max-warm-up=3 --max-time 6"
 random="resnet50 --weights random --device cuda --batch 1:64:256" # the sweep goes to batch 256, so the profile must hold it

@@ -87,16 +87,6 @@ def test_the_document_the_run_and_the_raw_samples_agree(workspace):
         assert row["inputs"]["kind"] == "images"
 
 
-def test_tuning_tries_threads_and_says_what_it_chose(workspace):
-    fixed = ("--option", "onnxruntime.spinning=true")  # a race less
-    document = bench(workspace, *ORT, "--batch", "2", "--tune", *fixed, *QUICK, "--json").expect(0).document
-    tuning = document["tuning"][0]
-    tried = {trial["options"]["threads"] for trial in tuning["trials"]}
-    assert tried >= {0, 1}
-    assert document["measurements"][0]["subject"]["options"] == tuning["chosen"]["2"]
-    assert (Path(document["run_dir"]) / "tuning.json").is_file()
-
-
 def test_an_artifact_against_itself(workspace, artifact, inside, monkeypatch, tmp_path):
     monkeypatch.setattr("optpipe.measure.figures.find_reasons", lambda _: ())  # else rounds are measured again
     monkeypatch.setattr("optpipe.measure.pair.MAX_ROUND_FACTOR", 1)  # no more of them on a noisy machine
@@ -236,27 +226,17 @@ def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monke
     assert text_of(outcome.show(outcome.document))
 
 
-@pytest.mark.parametrize(
-    ("scenario", "search"),
-    [(Scenario.SERVER, {"slo": "p50=10s"}), (Scenario.SINGLE_STREAM, {"tune": True})],
-    ids=["rate", "options"],
-)
-def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(
-    workspace, artifact, monkeypatch, scenario, search
-):
+def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(workspace, artifact, monkeypatch):
     def told_to_stop(*arguments):
         return replace(measure(*arguments), interrupted=True)
 
     measure = WorkerProcess.measure
     monkeypatch.setattr(WorkerProcess, "measure", told_to_stop)
-    how = BenchOptions(batch=(1,), **search)
-    outcome = call(bench_command, model=[artifact], load={**SHORT, "scenario": scenario}, how=how, workspace=workspace)
+    how, load = BenchOptions(batch=(1,), slo="p50=10s"), {**SHORT, "scenario": Scenario.SERVER}
+    outcome = call(bench_command, model=[artifact], load=load, how=how, workspace=workspace)
     document = outcome.document
     assert outcome.status == 130
-    assert len(document.measurements) == (0 if "tune" in search else 1)
-    if "tune" in search:
-        assert document.tuning[0].chosen == {}
-        assert "interrupted (1 tried): nothing was chosen" in text_of(outcome.show(outcome.document))
+    assert len(document.measurements) == 1
 
 
 def test_a_rate_so_low_that_nobody_comes_ends_when_the_time_is_up(workspace, artifact):

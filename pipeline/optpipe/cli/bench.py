@@ -93,7 +93,6 @@ class BenchOptions:
     resume: Annotated[
         Path | None, Param("Finish a run that was killed, from the samples that it left.", metavar="RUN_DIR")
     ] = None
-    tune: Annotated[bool, Param("Tune the runtime options first.")] = False
     processes: Annotated[
         int | None, replace(params.PROCESSES, help=f"{params.PROCESSES.help} Default: {PROCESSES}.")
     ] = None
@@ -208,9 +207,8 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
         raise BadInputError(
             f"--scenario server with --slo searches the rate at one batch size, not {len(how.batch)}; use --batch {how.batch[-1]}"
         )
-    if how.length and len(how.length) > 1 and (limit or how.tune):
-        flag = "--slo" if limit else "--tune"
-        raise BadInputError(f"{flag} searches at one length, not {len(how.length)}; use --length {how.length[-1]}")
+    if how.length and len(how.length) > 1 and limit:
+        raise BadInputError(f"--slo searches at one length, not {len(how.length)}; use --length {how.length[-1]}")
     if how.interval is not None and how.interval >= 1:
         raise BadInputError(f"--interval {share_to_text(how.interval)}: must be less than 100% of p50, such as 1%")
     require_existing(how.images, "--images")
@@ -221,7 +219,6 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
         slo=limit,
         processes=how.processes or PROCESSES,
         interval=how.interval,
-        tune=how.tune,
         to_the_end=how.all_sizes,
         keep_going=how.keep_going,
         options=parse_options(targets.option),

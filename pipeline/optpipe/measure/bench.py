@@ -1,12 +1,10 @@
 """Measures stored artifacts into one run folder, or finishes a run that was cut off."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import log2
 from pathlib import Path
-from secrets import randbits
 from time import monotonic
 
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
@@ -17,7 +15,6 @@ from optpipe.core.measurement import (
     MEASUREMENTS_FILE,
     LoadSpec,
     Measurement,
-    Options,
     Reason,
     Scenario,
     read_measurements,
@@ -25,7 +22,6 @@ from optpipe.core.measurement import (
 from optpipe.core.plan import for_workspace
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.quantity import format_duration
-from optpipe.core.records import json_from_record
 from optpipe.measure.figures import recorded_from_files
 from optpipe.measure.groups import ProcessGroup, count_more_processes, group_processes, merge_group, summarize_group
 from optpipe.measure.int8_notes import add_int8_notes
@@ -41,7 +37,6 @@ from optpipe.measure.measure import (
 )
 from optpipe.measure.pair import BenchRecord
 from optpipe.measure.process import WorkerPool, WorkerProcess
-from optpipe.measure.race import FINAL_ROUNDS, TuningRecord, tune_options
 from optpipe.measure.search import (
     ArtifactLimit,
     Slo,
@@ -56,8 +51,6 @@ from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, 
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.stats.ratio import Order
 from optpipe.workspace.entry import MANIFEST, Run
-from optpipe.workspace.environment import count_cores
-from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import OpenRun, begin_run, finish_run
 from optpipe.workspace.store import Store
 
@@ -74,7 +67,6 @@ class BenchState:
     measurements: list[Measurement] = field(default_factory=list)
     refusals: list[OptpipeError] = field(default_factory=list)
     interrupted: bool = False
-    trials: int = 0
     processes: int = 0
     place: str = ""
     """Progress of the run: `process 2 of 5, about 40 s left: `."""
@@ -92,17 +84,16 @@ class BenchState:
 
 
 class BenchSubject:
-    """One artifact, its inputs on disk, and the worker that keeps it loaded while options stay the same."""
+    """One artifact, with its inputs on disk."""
 
     def __init__(self, artifact: StoredArtifact, running: BenchState) -> None:
         self.artifact, self.running = artifact, running
         self.searched: list[Measurement] = []
         self.best_rate: Measurement | None = None
-        self.points: list[tuple[LoadSpec, Options]] = []
-        """Points of every process."""
+        self.points: list[LoadSpec] = []
+        """Loads of every process."""
         self.defaults = artifact.resolve_effective_options(running.plan.options)
-        if not running.plan.tune:  # tuning tries numbers of threads
-            warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
+        warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
         self.trials: dict[int | None, TrialSubject] = {}
         for length in running.plan.lengths or (None,):
             scratch = running.scratch / artifact.entry.id / str(length)
@@ -111,57 +102,40 @@ class BenchSubject:
             )
             self.trials[trial.blank.load.length] = trial
 
-    def measure_all(self, sizes: Sequence[int], tunings: list[TuningRecord]) -> None:
-        """Tunes if asked, then sweeps or searches in a first process, which determines the points of the others."""
-        running, plan = self.running, self.running.plan
-        options = dict.fromkeys(sizes, self.defaults)
-        first = next(iter(self.trials))
-        if plan.tune:
-            # both ends and the middle; other sizes take the nearest one's choice
-            tried = tuple(dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])))
-            tuning = self._tuned(tried, first)
-            tunings.append(tuning)
-            if running.interrupted:  # untried options cannot lose
-                return
-            options = {size: dict(each) for size, each in tuning.chosen.items()}
+    def measure_all(self, sizes: Sequence[int]) -> None:
+        """Sweeps or searches in a first process, which determines the points of the others."""
+        plan = self.running.plan
         with _Workers(self.running) as workers:
             if plan.load.scenario is Scenario.SERVER and plan.slo is not None:
-                self._search_rate(
-                    workers, replace(plan.load, batch_size=sizes[0], length=first), options[sizes[0]], plan.slo
-                )
+                first = next(iter(self.trials))
+                self._search_rate(workers, replace(plan.load, batch_size=sizes[0], length=first), plan.slo)
                 return
             for length in self.trials:
-                self.searched += self._sweep(workers, sizes, options, length)
-        self.points = [(each.load, each.subject.options) for each in self.searched if has_figures(each)]
+                self.searched += self._sweep(workers, sizes, length)
+        self.points = [each.load for each in self.searched if has_figures(each)]
 
-    def _sweep(
-        self, workers: "_Workers", sizes: Sequence[int], options: Mapping[int, Options], length: int | None
-    ) -> list[Measurement]:
+    def _sweep(self, workers: "_Workers", sizes: Sequence[int], length: int | None) -> list[Measurement]:
         plan = self.running.plan
         if self.running.interrupted:
             return []
         return sweep_batch_sizes(
-            lambda size: self._one(
-                workers,
-                replace(plan.load, batch_size=size, length=length),
-                options[min(options, key=lambda known: abs(log2(known / size)))],
-            ),
+            lambda size: self._one(workers, replace(plan.load, batch_size=size, length=length)),
             sizes,
             plan.slo,
             to_the_end=plan.to_the_end,
         )
 
     def expect(self, times: int) -> None:
-        """Prepares standby workers for `times` repetitions: one per set of options and length."""
-        changes = sum((a.length, one) != (b.length, other) for (a, one), (b, other) in pairwise(self.points))
+        """Prepares standby workers for `times` repetitions: one per length."""
+        changes = sum(one.length != other.length for one, other in pairwise(self.points))
         self.running.pool.expect(self.artifact.label, times * (changes + 1) if self.points else 0)
 
     def repeat(self, *, second_stage: bool = False) -> None:
         """Measures every point in a fresh process."""
         with _Workers(self.running) as workers:
-            for load, options in self.points:
+            for load in self.points:
                 if not self.running.interrupted:
-                    self._one(workers, load, options, second_stage=second_stage)
+                    self._one(workers, load, second_stage=second_stage)
 
     def list_groups(self) -> list[ProcessGroup]:
         run = self.running.run
@@ -184,50 +158,22 @@ class BenchSubject:
             best = None
         return judge_limit(self.artifact.entry.id, self.artifact.label, slo, found, best)
 
-    def _search_rate(self, workers: "_Workers", load: LoadSpec, options: Options, slo: Slo) -> None:
+    def _search_rate(self, workers: "_Workers", load: LoadSpec, slo: Slo) -> None:
         quick = replace(load, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0)
-        first = self._one(workers, quick, options)
+        first = self._one(workers, quick)
         if first.latency_ns is None or first.interrupted:
             return
         self.searched, self.best_rate = find_highest_rate(
-            lambda rate: self._one(workers, replace(load, rate_per_s=rate), options), first.latency_ns.mean / 1e9, slo
+            lambda rate: self._one(workers, replace(load, rate_per_s=rate)), first.latency_ns.mean / 1e9, slo
         )
-        self.points = [(self.best_rate.load, options)] if self.best_rate else []
+        self.points = [self.best_rate.load] if self.best_rate else []
 
-    def _tuned(self, sizes: Sequence[int], length: int | None) -> TuningRecord:
-        quick = replace(
-            self.running.plan.load, length=length,
-            scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=0.5, max_seconds=5.0,
-            warm_up_seconds=0.3, max_warm_up_seconds=3.0, cache_probes=2, output_checks=4,
-        )  # fmt: skip
-
-        def measured(options: Options) -> tuple[Measurement, ...]:
-            with _Workers(self.running) as workers:
-                return tuple(
-                    self._one(workers, replace(quick, batch_size=size), options, trial=True)
-                    for size in sizes
-                    if not self.running.interrupted
-                )
-
-        cpus = len(self.running.plan.affinity or ()) or count_cores()
-        self.running.pool.expect(self.artifact.label, 2 * FINAL_ROUNDS)  # the length of a race is unknown
-        blank = TuningRecord(self.artifact.entry.id, self.artifact.label, randbits(32))
-        return tune_options(measured, blank, self.defaults, sizes, cpus, self.artifact.given(self.running.plan.options))
-
-    def _one(
-        self, workers: "_Workers", load: LoadSpec, options: Options, *, trial: bool = False, second_stage: bool = False
-    ) -> Measurement:
+    def _one(self, workers: "_Workers", load: LoadSpec, *, second_stage: bool = False) -> Measurement:
         running = self.running
-        if trial:
-            running.trials += 1
-            name = f"t{running.trials:03}"
-        else:
-            name = f"m{len(running.measurements):03}"
-        subject = self.trials[load.length].with_options(options)
+        subject = self.trials[load.length]
         worker = workers.take(subject)
-        text = f"{'tune ' if trial else running.place}{self.artifact.label} {load.size}" + (
-            f" at {load.rate_per_s:.4g}/s" if load.rate_per_s else ""
-        )
+        rate = f" at {load.rate_per_s:.4g}/s" if load.rate_per_s else ""
+        text = f"{running.place}{self.artifact.label} {load.size}{rate}"
         wanted, shown = count_samples_needed(load.percentile), 0
         with running.listener.step(text, total=wanted) as step:
 
@@ -237,11 +183,11 @@ class BenchSubject:
                 shown = max(shown, min(count, wanted))
 
             worker.on_progress = progress
+            name = f"m{len(running.measurements):03}"
             found, answer = measure_load(worker, subject.blank, load, name, subject.directory)
         found = replace(found, process=running.processes, second_stage=second_stage)
-        if not trial:
-            running.measurements.append(found)
-            write_measurements(running.run.path, running.measurements)
+        running.measurements.append(found)
+        write_measurements(running.run.path, running.measurements)
         running.interrupted = running.interrupted or answer.interrupted
         if answer.failure == "refused":
             running.refusals.append(OptpipeError(answer.message))
@@ -250,7 +196,7 @@ class BenchSubject:
 
 
 class _Workers(ExitStack):
-    """At most one worker at a time; other options, another length or a dead worker start a fresh process."""
+    """At most one worker at a time; another length or a dead worker starts a fresh process."""
 
     def __init__(self, running: BenchState) -> None:
         super().__init__()
@@ -264,9 +210,6 @@ class _Workers(ExitStack):
             self._worker, self._loaded = self.enter_context(subject.open()), subject
             self._running.processes += 1
         return self._worker
-
-
-TUNING_FILE = "tuning.json"
 
 
 def choose_exit_status(
@@ -305,13 +248,12 @@ def bench_artifacts(
     with offer_recovery(run, listener), store.scratch("bench") as scratch, WorkerPool(scratch, plan.affinity) as pool:
         bench_run = BenchState(run, plan, store, listener, scratch, pool)
         limits: list[ArtifactLimit] = []
-        tunings: list[TuningRecord] = []
         try:
             subjects: list[BenchSubject] = []
             bench_run.place = f"process 1 of {plan.processes}: " if plan.processes > 1 else ""
             for artifact in artifacts:
                 one = BenchSubject(artifact, bench_run)
-                one.measure_all(sizes[artifact.entry.id], tunings)
+                one.measure_all(sizes[artifact.entry.id])
                 subjects.append(one)
                 if bench_run.interrupted:
                     break
@@ -327,14 +269,12 @@ def bench_artifacts(
         if bench_run.refusals and not any(has_figures(each) for each in found):
             raise bench_run.refusals[0]
         write_measurements(run.path, found)
-        if tunings:
-            write_bytes(run.path / TUNING_FILE, json_from_record({"tuning": tunings, "schema_version": 1}))
         finished = finish_run(
             run,
             parents=[each.entry.id for each in artifacts],
             status="interrupted" if bench_run.interrupted else "complete",
         )
-        return record_from_run(finished, found, tuple(limits), tuple(tunings), interrupted=bench_run.interrupted)
+        return record_from_run(finished, found, tuple(limits), interrupted=bench_run.interrupted)
 
 
 def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
@@ -376,7 +316,6 @@ def record_from_run(
     run: Run,
     measurements: tuple[Measurement, ...],
     limits: tuple[ArtifactLimit, ...] = (),
-    tuning: tuple[TuningRecord, ...] = (),
     *,
     interrupted: bool = False,
 ) -> BenchRecord:
@@ -390,7 +329,6 @@ def record_from_run(
         environment=environment,
         exit_status=int(choose_exit_status(measurements, limits, interrupted=interrupted)),
         limits=limits,
-        tuning=tuning,
         interrupted=interrupted,
     )
 

@@ -14,9 +14,7 @@ from optpipe.core.measurement import (
     ComparisonRow,
     Measurement,
     MeasurementGroup,
-    Options,
     Validity,
-    format_option,
     format_settings,
     name_sample,
 )
@@ -25,7 +23,6 @@ from optpipe.core.records import plain_from_record
 from optpipe.measure.figures import read_samples
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.pair import BenchRecord
-from optpipe.measure.race import TuningRecord
 from optpipe.measure.search import ArtifactLimit, name_point
 from optpipe.measure.validity import HOST_CAUSES
 from optpipe.report.charts import Bar, Curve, Point, draw_comparison
@@ -73,7 +70,6 @@ def document_from_bench(record: BenchRecord, sort: BenchSort) -> Document:
         [
             _tabulate_groups(groups, called),
             *_answer_limits(record.limits, called),
-            *_describe_tuning(record.tuning, called),
             Sentence(f"{what}: no interval; use --processes 5", Tone.DOUBTFUL) if few else None,
             *_describe_lengths(rows),
             *_list_reasons(rows, called),
@@ -223,32 +219,10 @@ def _answer_limits(limits: Sequence[ArtifactLimit], called: Mapping[str, str]) -
             yield Sentence(text, Tone.DOUBTFUL)
 
 
-def _format_options(label: str, options: Options) -> str:
-    backend = label.partition(" ")[0]
-    return " ".join(f"--option {backend}.{name}={format_option(value)}" for name, value in options.items())
-
-
-def _format_label(record: ArtifactLimit | TuningRecord, called: Mapping[str, str]) -> str:
+def _format_label(record: ArtifactLimit, called: Mapping[str, str]) -> str:
     """`onnxruntime fp32 (cpu)`, with the artifact's unique name."""
     plain, _, device = record.label.partition(" (")
     return f"{called.get(record.artifact, plain)} ({device}" if device else plain
-
-
-def _describe_tuning(tuning: Sequence[TuningRecord], called: Mapping[str, str]) -> Iterator[Sentence]:
-    for each in tuning:
-        label, tried = _format_label(each, called), len(each.trials)
-        sizes: dict[str, list[str]] = {}
-        for size, options in each.chosen.items():
-            sizes.setdefault(_format_options(each.label, options), []).append(str(size))
-        for text, batches in sizes.items():
-            yield Sentence(f"tuned {label}, batch {', '.join(batches)}: {text} (of {tried} tried)")
-        if not sizes:
-            yield Sentence(f"tuning {label} was interrupted ({tried} tried): nothing was chosen", Tone.DOUBTFUL)
-        for trial in each.trials:
-            if trial.wrong_outputs:
-                batches = list(map(str, trial.wrong_outputs))
-                text = f"rejected for wrong outputs, batch {', '.join(batches)}: {_format_options(each.label, trial.options)}"
-                yield Sentence(text, Tone.BAD)
 
 
 def _list_reasons(rows: Sequence[Measurement], called: Mapping[str, str]) -> Iterator[Sentence]:

@@ -211,7 +211,6 @@ class BenchPlan:
     processes: int = PROCESSES
     interval: float | None = None
     """Requested half width of p50's interval, as a share of p50."""
-    tune: bool = False
     to_the_end: bool = False
     keep_going: bool = True
     """Continues after two processes that are INVALID for the same cause on the host."""

@@ -38,7 +38,6 @@ from optpipe.measure.measure import (
     write_measurements,
 )
 from optpipe.measure.process import WorkerPool
-from optpipe.measure.race import TuningRecord
 from optpipe.measure.search import ArtifactLimit
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
@@ -86,7 +85,6 @@ class BenchRecord:
     comparison: PairedComparison | None = None
     """None if it was interrupted."""
     limits: tuple[ArtifactLimit, ...] = ()
-    tuning: tuple[TuningRecord, ...] = ()
     interrupted: bool = False
     warnings: tuple[str, ...] = field(default=())
 

@@ -156,11 +156,11 @@ def suggest_narrowing(section: str, build: JudgedBuild) -> str:
 
 def suggest_fix(section: str, build: JudgedBuild) -> str:
     """The command that helps to meet a section's limits; empty if none is known."""
-    compare, bench = f"optpipe compare --model {shlex.quote(build.model)}", f"optpipe bench {build.artifact} --tune"
+    compare = f"optpipe compare --model {shlex.quote(build.model)}"
     profile = suggest_profile(build)
     said = {
         "latency": f"`{profile}` identifies the bottleneck; `{compare}` lists faster builds",
-        "throughput": f"`{compare}` shows the best batch size and build; `{bench}` tunes runtime options",
+        "throughput": f"`{compare}` shows the best batch size and build; `optpipe doctor --options` lists runtime options to sweep",
         "regression": "`optpipe profile --diff BEFORE AFTER` shows what is slower than the baseline",
         "accuracy": f"`optpipe calibrate {build.argument} --sensitivity` finds the layers to keep out of INT8",
         "preprocessing": f"`optpipe preprocess {build.argument}` shows which step contributes most",

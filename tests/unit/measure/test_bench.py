@@ -35,7 +35,6 @@ from optpipe.measure.figures import recompute_bench
 from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
 from optpipe.measure.measure import _find_coarsest_precision, offer_recovery, warn_about_threads
 from optpipe.measure.pair import BenchRecord, PairedComparison
-from optpipe.measure.race import TuningRecord, trial_from_measurements
 from optpipe.measure.search import ArtifactLimit
 from optpipe.stats.ratio import Change, Ratio
 from optpipe.workspace.entry import MANIFEST, load_run
@@ -215,15 +214,3 @@ def test_a_pair_is_answered_in_words():
     equal = replace(found, ratio=replace(ratio, change=Change.NO_DIFFERENCE), invalid={}, invalid_processes=0)
     records = (record, replace(record, comparison=equal), replace(record, comparison=None))
     assert_golden(text_of(*(document_from_pair(each) for each in records)), "bench-against.txt")
-
-
-def test_options_that_give_wrong_outputs_are_named():
-    wrong = Reason("wrong-output", "a timed output is wrong", "choose another", invalidates=True)
-    trials = [
-        trial_from_measurements({"nhwc": nhwc}, [planted(SUBJECT, size, 1.0, reasons=found) for size in (1, 64)])
-        for nhwc, found in ((True, ()), (False, (wrong,)))
-    ]
-    chosen: dict[int, dict[str, bool | int | str]] = {size: {"nhwc": True} for size in (1, 64)}
-    record = TuningRecord("a", "onnxruntime fp16 (cuda)", 0, chosen, {}, tuple(trials))
-    assert [each.reasons[64] for each in record.trials] == [(), ("wrong-output",)]
-    assert_golden(table_of(row(1, 0.5), tuning=(record,)), "bench-tuned.txt")

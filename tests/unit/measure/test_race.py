@@ -1,7 +1,6 @@
-"""The trial engine on a clock of its own, and races of builds and of options on simulated machines."""
+"""The trial engine on a clock of its own, and races of builds on simulated machines."""
 
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from random import Random
@@ -10,22 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.entries import artifact_info
-from tests.fakes.measurements import planted
 
-from optpipe.backends.registry import BACKENDS, resolve_effective_options
-from optpipe.core.measurement import Reason, Subject
 from optpipe.measure import trials
 from optpipe.measure.race import (
     FINAL_ROUNDS,
     MAX_FINALISTS,
     RACE_ROUNDS,
-    TuningRecord,
     count_processes,
-    list_alternatives,
-    list_choices,
     race_builds,
-    tune_options,
 )
 from optpipe.measure.trials import iterate_arrivals, time_calls, time_calls_for, warm_up
 from optpipe.stats.ratio import Change, Order, alternate
@@ -98,92 +89,6 @@ def test_without_noise_the_fastest_wins_in_no_more_processes_than_announced(leve
     assert machine.started.total() <= count_processes(len(levels))
     assert all(count <= RACE_ROUNDS + FINAL_ROUNDS for count in machine.started.values())
     assert len(found.ratios) <= MAX_FINALISTS - 1
-
-
-DEFAULTS: dict[str, bool | int | str] = {
-    "nhwc": True,
-    "cuda_graph": True,
-    "cudnn_search": "EXHAUSTIVE",
-    "fuse_conv_bias": False,
-    "threads": 0,
-    "unknown": 1,
-}
-PLACES = [(name, device) for name, backend in BACKENDS.items() for device in backend.devices()]
-
-
-SIZES = (1, 64)
-
-
-def tuned(latency, reasons=lambda _options: (), fixed=(), noise=0.0, seed=0):
-    generator = np.random.default_rng(seed)
-
-    def measured(options):
-        invalid = [Reason(code, code, "remedy", invalidates=True) for code in reasons(options)]
-        subject = Subject("a", "fake", "fp32", "cpu", options=options)
-        level = np.exp(noise * generator.standard_normal())
-        return tuple(planted(subject, size, level * latency(options, size), reasons=invalid) for size in SIZES)
-
-    return tune_options(measured, TuningRecord("a", "a", seed), DEFAULTS, SIZES, 4, fixed)
-
-
-def test_tuning_finds_the_fastest_and_nothing_outside_the_choices():
-    joint = tuned(lambda options, size: size * (1 - 0.2 * (not options["nhwc"]) - 0.3 * (options["threads"] == 2)))
-    assert all(trial.options["unknown"] == 1 for trial in joint.trials)
-    for size in SIZES:
-        assert joint.chosen[size]["nhwc"] is False
-        assert joint.chosen[size]["threads"] == 2
-        assert joint.final[size].value == pytest.approx(0.5)
-
-
-def test_what_is_faster_at_one_size_only_is_chosen_there():
-    found = tuned(lambda options, size: size * (0.8 if not options["nhwc"] and size == 64 else 1.0))
-    assert found.chosen[64]["nhwc"] is False
-    assert found.chosen[1] == DEFAULTS
-
-
-def test_every_trial_has_its_own_options_and_what_was_asked_for_stays():
-    found = tuned(lambda options, size: size * (1 - 0.2 * (not options["nhwc"])), fixed={"threads": 0, "nhwc": True})
-    options = [tuple(trial.options.items()) for trial in found.trials]
-    assert len(options) == len(set(options))
-    assert {(trial.options["threads"], trial.options["nhwc"]) for trial in found.trials} == {(0, True)}
-
-
-def test_a_wrong_answer_never_wins():
-    found = tuned(
-        lambda options, size: size * (1.0 if options["nhwc"] else 0.1),
-        reasons=lambda options: () if options["nhwc"] else ("wrong-output",),
-    )
-    assert found.chosen[1]["nhwc"] is True
-
-
-def test_nothing_is_chosen_of_an_interrupted_tuning():
-    def measured(options):
-        stopped = replace(planted(Subject("a", "fake", "fp32", "cpu"), 1, 1.0), interrupted=True)
-        return (stopped,)
-
-    assert tune_options(measured, TuningRecord("a", "a", 0), DEFAULTS, (1,), 4).chosen == {}
-
-
-def tunable_options(name, device):
-    """The options of a session but for files, which change where something lies and not how fast it runs."""
-    return {option: value for option, value in BACKENDS[name].runtime_options(device).items() if value != ""}
-
-
-def test_what_is_tried_are_the_options_of_the_backends_and_all_of_them():
-    assert set(list_choices(4)) == {option for name, device in PLACES for option in tunable_options(name, device)}
-
-
-@pytest.mark.parametrize(("name", "device"), PLACES)
-def test_every_alternative_is_another_value_that_the_backend_takes(name, device):
-    defaults = BACKENDS[name].runtime_options(device)
-    tunable = tunable_options(name, device)
-    assert list_alternatives(defaults, 4).keys() == tunable.keys(), "an option without an alternative cannot be tuned"
-    for option, values in list_alternatives(defaults, 4).items():
-        for value in values:
-            found = resolve_effective_options(artifact_info(backend=name, device=device), {option: str(value)})
-            assert found == {**defaults, option: value}
-            assert value != defaults[option]
-            assert type(value) is type(defaults[option])
 
 
 @given(st.integers(0, 1 << 32), st.integers(1, 6), st.integers(1, 30))

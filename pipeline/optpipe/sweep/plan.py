@@ -99,7 +99,7 @@ def _learn_times(records: Sequence[JobRecord]) -> _Times:
     for one in records:
         if one.run is not None and one.seconds > 0:
             recipe = one.cell.recipe
-            share = one.seconds / one.cell.processes
+            share = one.seconds / _weigh(one.cell)
             for key in _list_likenesses(recipe):
                 times.setdefault(key, []).append(share)
     return times
@@ -108,8 +108,16 @@ def _learn_times(records: Sequence[JobRecord]) -> _Times:
 def _estimate(cell: Cell, times: _Times) -> float | None:
     for key in _list_likenesses(cell.recipe):
         if found := times.get(key):
-            return median(found) * cell.processes
+            return median(found) * _weigh(cell)
     return None
+
+
+def _weigh(cell: Cell) -> float:
+    """How long a job takes, relative to one process at batch size 0.
+
+    A load at batch 59 took 1.15 to 2.2 times as long as one at batch 6 (means of five sizes, four builds; reports/h200/sweep-fleet.json).
+    """
+    return cell.processes * (1 + cell.load.batch_size / 64)
 
 
 def _list_likenesses(recipe: Recipe) -> tuple[tuple[str, ...], ...]:
@@ -130,7 +138,7 @@ def list_tasks(rows: Sequence[SweepRow], loads_per_process: int) -> tuple[Task, 
         for at in range(0, len(group), loads_per_process):
             part = group[at : at + loads_per_process]
             cells = tuple(row.cell for row in part)
-            guesses = [each.processes * (LOAD_S + each.load.warm_up_seconds + each.load.min_seconds) for each in cells]
+            guesses = [_weigh(each) * (LOAD_S + each.load.warm_up_seconds + each.load.min_seconds) for each in cells]
             times = [guess if row.seconds is None else row.seconds for row, guess in zip(part, guesses, strict=True)]
             found.append(Task(cells[0].recipe, cells[0].kind, cells, fmean(times)))
     return tuple(found)

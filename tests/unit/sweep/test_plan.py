@@ -70,9 +70,16 @@ def test_a_kind_that_is_not_here_is_a_row_and_its_merged_result_is_shown():
 
 def test_the_estimate_is_from_jobs_like_it_over_the_slots():
     measured = make_record(make_cell(batch=1))
-    plan = plan_of([make_cell(batch=size) for size in (1, 2, 4, 8, 16)], [measured])
+    plan = plan_of([make_cell(batch=size, precision="fp32") for size in (1, 1, 1, 1)], [measured])
     assert estimate_total(plan, (make_slot(0), make_slot(1))) == 4 * 12.0 / 2
     assert estimate_total(plan_of([make_cell()]), [make_slot()]) is None
+
+
+@pytest.mark.parametrize("records", [(), (make_record(make_cell(batch=1)),)])
+def test_large_batches_run_first(records):
+    cells = [make_cell(batch=size, precision=precision) for precision in ("fp16", "fp32") for size in (2, 4, 32, 64)]
+    works = sort_tasks(list_tasks(plan_of(cells, records), 2))
+    assert [[cell.load.batch_size for cell in work.cells] for work in works] == [[32, 64], [32, 64], [2, 4], [2, 4]]
 
 
 def test_one_process_takes_loads_of_one_recipe():

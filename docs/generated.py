@@ -17,7 +17,6 @@ import click
 import msgspec
 import typer
 
-from optpipe.backends import onnx_lint
 from optpipe.build.doctor import list_options
 from optpipe.cli.app import SCHEMA_VERSION, SECTIONS, app
 from optpipe.core.errors import ExitStatus
@@ -222,16 +221,6 @@ def make_code(code: str) -> Iterator[str]:
     yield f"({code})=\n### {code}\n"
     text = f"**{effect}**" + (f": {_escape(message)}. " if message else ". ")
     yield text.replace("….", "…") + (f"Remedy: {_escape(remedy)}.\n" if remedy else "\n")
-
-
-def make_lint(_: str) -> Iterator[str]:
-    """Findings in an exported graph."""
-    rows = []
-    for rule in onnx_lint.LINT_RULES:
-        calls = [each for each in ast.walk(ast.parse(inspect.getsource(rule))) if isinstance(each, ast.Call)]
-        [call] = [each for each in calls if getattr(each.func, "id", "") == "LintFinding"]
-        rows.append((f"`{_read_text(call.args[0])}`", str(rule.__doc__), _read_text(call.args[3]) or "see the finding"))
-    yield from make_table(("Code", "Cause", "Remedy"), rows)
 
 
 def make_findings(_: str) -> Iterator[str]:

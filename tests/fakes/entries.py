@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from optpipe.core.entries import ArtifactInfo, LintFinding, ReferenceInfo, VerificationInfo, WeightsRecord
+from optpipe.core.entries import ArtifactInfo, ReferenceInfo, VerificationInfo, WeightsRecord
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import (
     Budget,
@@ -17,7 +17,6 @@ from optpipe.core.precision import (
 )
 
 HASH = "a1b2c3d4e5f6" + "0" * 52
-FINDING = LintFinding("reformat", "conv7", "floating point between INT8 layers", "quantize its input")
 WRONG = PrecisionProof(
     PrecisionShare({}, {"fp16": 0.6, "fp32": 0.4}, 1000), False, "60.0% of MACs in fp16, 80% required",
     (LayerType("fc", "Gemm", "fp32", 400),), 3,

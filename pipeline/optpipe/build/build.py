@@ -1,6 +1,5 @@
 """From a model to verified artifacts: export, reference, precision, build, proof, verification."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,15 +7,12 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from optpipe.backends.base import Backend, BuildRequest, Device
-from optpipe.backends.onnx_graph import load_onnx
-from optpipe.backends.onnx_lint import lint_graph
 from optpipe.build.records import BuiltArtifact, ModelBuild, Omission, StageTime
 from optpipe.build.verify import verify_session
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import (
     ArtifactInfo,
     GraphInfo,
-    LintSummary,
     ModelInfo,
     ReferenceInfo,
     VerificationInfo,
@@ -329,7 +325,6 @@ def _run_step(name: str, times: list[StageTime], listener: Listener, work: Calla
 
 REVISION = 4
 BUILD_LOG = "build.log"
-LISTED_FINDINGS = 10
 
 
 def build_artifact(
@@ -374,7 +369,6 @@ def build_artifact(
             more_files=built.more_files,
             weights=model.info.weights,
             precision_proof=prove_precision(precision, built.layers, built.placement),
-            lint=_lint_graph(graph, device, precision),
             options=built.options,
             details=built.details,
             remarks=built.remarks,
@@ -382,16 +376,6 @@ def build_artifact(
         )
 
     return store.produce(ArtifactInfo, recipe, make, parents=(model.id, graph.id), listener=listener)
-
-
-def _lint_graph(graph: Entry[ModelInfo] | Entry[GraphInfo], device: Device, precision: Precision) -> LintSummary:
-    """Obstacles to Tensor Cores, the first ones in full; the graph's entry or `optpipe calibrate` lists all."""
-    if device != "cuda" or precision not in (Precision.FP16, Precision.BF16, Precision.INT8):
-        return LintSummary()
-    known = graph.info.lint if isinstance(graph.info, GraphInfo) else None
-    findings = lint_graph(load_onnx(graph.file(ONNX))) if known is None else known
-    counts = Counter(each.rule for each in findings)
-    return LintSummary(dict(counts.most_common()), findings[:LISTED_FINDINGS])
 
 
 VERIFICATION_REVISION = 3

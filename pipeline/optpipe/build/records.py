@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from optpipe.core.entries import (
     ArtifactInfo,
     Device,
-    LintSummary,
     ModelInfo,
     SkippedLayer,
     VerificationInfo,
@@ -93,7 +92,6 @@ class ArtifactResult:
     build_seconds: float
     why_not: str | None
     precision_proof: PrecisionProof
-    lint: LintSummary
     parity: VerificationInfo | None
     mixed: MixedPrecision | None = None
     kept: tuple[SkippedLayer, ...] = ()
@@ -158,7 +156,6 @@ def result_from_build(result: ModelBuild, requested_weights: str, warnings: Sequ
                 build_seconds=each.entry.manifest.seconds,
                 why_not=each.why_not,
                 precision_proof=each.entry.info.precision_proof,
-                lint=each.entry.info.lint,
                 parity=each.verification.info if each.verification else None,
                 mixed=each.entry.info.mixed,
                 kept=each.kept,
@@ -287,11 +284,6 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
         placement = each.precision_proof.placement
         if placement and placement.count:
             yield Sentence(f"{each.id}: {format_placement(placement)}", Tone.DOUBTFUL, "elsewhere")
-    for each in artifacts:
-        if lint := each.lint.findings:
-            counted = ", ".join(f"{count} × {rule}" for rule, count in each.lint.counts.items())
-            text = f"{each.id}: {counted}, such as {lint[0].layer}: {lint[0].message}; optpipe store show {each.id} lists them"
-            yield Sentence(text, Tone.DOUBTFUL, "lint")
     for each in artifacts:
         if each.mixed is not None:
             text = f"{each.id}: {format_mixed(each.mixed)}; optpipe store show {each.id} lists the layers"

@@ -73,14 +73,6 @@ class OutputError:
 
 
 @dataclass(frozen=True, slots=True)
-class LintFinding:
-    rule: str
-    layer: str
-    message: str
-    advice: str
-
-
-@dataclass(frozen=True, slots=True)
 class SampleSetSummary:
     name: str
     sha256: str
@@ -171,8 +163,6 @@ class GraphInfo:
     int8_layers: tuple[str, ...] = ()
     """Layers between Q/DQ pairs, in FP8 graphs too."""
     kept: tuple[SkippedLayer, ...] = ()
-    lint: tuple[LintFinding, ...] | None = None
-    """None if it was not linted."""
     mixed: MixedPrecision | None = None
     """None if it was made without a budget."""
 
@@ -185,13 +175,6 @@ class CalibrationInfo:
     set: SampleSetSummary
     methods: tuple[str, ...]
     tensors: int
-
-
-@dataclass(frozen=True, slots=True)
-class LintSummary:
-    counts: Mapping[str, int] = field(default_factory=dict)
-    findings: tuple[LintFinding, ...] = ()
-    """The first few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +191,6 @@ class ArtifactInfo:
     file: str
     weights: WeightsRecord
     precision_proof: PrecisionProof
-    lint: LintSummary = field(default_factory=LintSummary)
     options: Mapping[str, Any] = field(default_factory=dict)
     """Backend options of the build, which are also the defaults of a run."""
     details: Mapping[str, Any] = field(default_factory=dict)

@@ -96,16 +96,10 @@ BUDGET = 0.01
 
 
 def find_int8_causes(info: ArtifactInfo) -> str:
-    """Why an INT8 or FP8 artifact may be slow, from its manifest: layers of other types, then linter findings by rule."""
-    if info.precision not in CALIBRATED:
-        return ""
+    """Why an INT8 or FP8 artifact may be slow: layers of other types."""
     share = info.precision_proof.share.counted.get(info.precision, 0.0)
-    found = [f"only {share:.0%} of its MACs run in {info.precision}"] if share < REQUIRED_SHARE else []
-    if info.lint.findings:
-        first = info.lint.findings[0]
-        listed = ", ".join(f"{count} × {rule}" for rule, count in info.lint.counts.items())
-        found.append(f"the linter reports {listed} ({first.layer}: {first.message})")
-    return "; ".join(found)
+    found = info.precision in CALIBRATED and share < REQUIRED_SHARE
+    return f"only {share:.0%} of its MACs run in {info.precision}" if found else ""
 
 
 def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float = 0.95) -> Note | None:

@@ -11,12 +11,10 @@ import numpy as np
 
 from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import drop_unknown_sizes, load_onnx
-from optpipe.backends.onnx_lint import lint_graph
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import (
     CalibrationInfo,
     GraphInfo,
-    LintFinding,
     ModelInfo,
     SampleSetSummary,
     SkippedLayer,
@@ -363,9 +361,7 @@ def graph_from_table(
         import onnx
 
         graph, placed = quantize_graph(onnx.load(model.file(ONNX)), table, target)
-        findings: tuple[LintFinding, ...] = ()
         if target == "tensorrt":  # FP16 around the Q/DQ pairs; ModelOpt keeps the operators that need FP32
-            findings = lint_graph(graph)
             with redirect_output(directory / MODELOPT_LOG):
                 from modelopt.onnx.autocast import convert_to_f16
 
@@ -383,7 +379,6 @@ def graph_from_table(
             set=table.set,
             int8_layers=placed.layers,
             kept=placed.skipped,
-            lint=findings,
             mixed=mixed,
         )
 
@@ -446,7 +441,6 @@ class CalibrationResult:
     best: str
     compared_on_images: int
     skipped: tuple[SkippedLayer, ...]
-    lint: tuple[LintFinding, ...]
     sensitivity: SensitivityInfo | None = None
     selection: SelectionInfo | None = None
     table: str | None = None
@@ -484,7 +478,7 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
             path = folder / f"table-{best.method}-spared.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_table(path, best)
-    graph, placed = quantize_graph(load_onnx(exported.file(ONNX)), best, plan.target)
+    _, placed = quantize_graph(load_onnx(exported.file(ONNX)), best, plan.target)
     return CalibrationResult(
         model=exported.info.name,
         model_id=exported.id,
@@ -502,7 +496,6 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
         best=compared.info.best,
         compared_on_images=compared.info.images,
         skipped=placed.skipped,
-        lint=lint_graph(graph) if plan.target == "tensorrt" else (),
         sensitivity=sensitivity,
         selection=selection,
         table=str(path) if path else None,
@@ -546,10 +539,6 @@ def document_from_calibration(result: CalibrationResult) -> Document:
             _tabulate_layers(result.sensitivity, result.kind) if result.sensitivity else None,
             _tabulate_trials(result.selection) if result.selection else None,
             _list_skipped(result),
-            *(
-                Sentence(f"{each.layer}: {each.message}; {each.advice}", Tone.DOUBTFUL, each.rule)
-                for each in result.lint[:MAX_LAYERS_LISTED]
-            ),
             warn_of_random_weights(result.weights),
             Sentence(f"to build with it: {build}"),
         ]

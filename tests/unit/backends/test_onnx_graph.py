@@ -1,4 +1,4 @@
-"""What an ONNX graph computes, layer by layer; the 2:4 pattern of its weights; and the causes of slow INT8 that `lint_graph` names."""
+"""What an ONNX graph computes, layer by layer, and the 2:4 pattern of its weights."""
 
 import numpy as np
 import onnx
@@ -14,10 +14,7 @@ from optpipe.backends.onnx_graph import (
     list_sparse_products,
     separate_int8_constants,
 )
-from optpipe.backends.onnx_lint import lint_graph
 from optpipe.core.card import InputSpec
-from optpipe.quantize.qdq import place_qdq, qdq_from_onnx
-from optpipe.quantize.ranges import TensorRange
 
 IMAGE = InputSpec("x", "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))
 QUANTIZE, DEQUANTIZE = ("QuantizeLinear", "x s z", "q"), ("DequantizeLinear", "q s z", "d")
@@ -115,74 +112,3 @@ def test_sparse_products_are_found_through_casts_and_quantization(op, axis) -> N
     assert list_sparse_products(onnx_model(nodes, {"x": None}, dict.fromkeys(("sparse", "full")), **constants)) == (
         "sparse",
     )
-
-
-def graph(nodes, weights):
-    """From x with 16 channels to y; "w", "w1" and "w2" are INT8 behind DequantizeLinear where `weights` has no such name."""
-    read = {name for node in nodes for name in node[1].split()}
-    constants = {"s": np.float32(0.1), "z": np.int8(0), **weights}
-    made = []
-    for name in sorted({"w", "w1", "w2"} & read - weights.keys()):
-        scale = weights.get(f"{name}_s", np.full(16, 0.01, np.float32))
-        constants |= {
-            f"{name}_i": np.ones((16, 16, 1, 1), np.int8),
-            f"{name}_s": scale,
-            f"{name}_z": np.zeros(scale.shape, np.int8),
-        }
-        constants |= {key: value for key, value in weights.items() if key.startswith(name)}
-        made.append(("DequantizeLinear", f"{name}_i {name}_s {name}_z", name, {"axis": 0}))
-    return onnx_model([*made, *nodes], {"x": ["n", 16, 8, 8]}, {"y": ["n", None, None, None]}, opset=20, **constants)
-
-
-def pair(name):
-    return ("QuantizeLinear", f"{name} s z", f"{name}_q"), ("DequantizeLinear", f"{name}_q s z", f"{name}_dq")
-
-
-def node(kind, read, made, name):
-    return kind, read, made, {"name": name}
-
-
-def shortcut(added):
-    """A convolution to which `added` is added, and another one."""
-    first = node("Conv", "x_dq w1", "a", "c1"), node("Add", f"a {added}", "b", "add"), node("Relu", "b", "r", "relu")
-    return [*pair("x"), *first, *pair("r"), node("Conv", "r_dq w2", "y", "c2")]
-
-
-ODD = {"w_i": np.ones((20, 16, 1, 1), np.int8), "w_s": np.full(20, 0.01, np.float32)}
-ALONE = [node("Conv", "x w", "y", "c")]
-QUANTIZED = [*pair("x"), node("Conv", "x_dq w", "y", "c")]
-SPLIT = [*pair("x"), node("Conv", "x_dq w", "a", "c"), *pair("a"), node("Relu", "a_dq", "y", "r")]
-BETWEEN = [
-    *pair("x"),
-    *(node("Conv", "x_dq w1", "a", "c1"), node("Relu", "a", "b", "r1"), node("Conv", "b wf", "c", "middle")),
-    *pair("c"),
-    node("Conv", "c_dq w2", "y", "c2"),
-]
-CAUSES = {
-    "int8, 16 channels": (QUANTIZED, {}, set()),
-    "int8, 20 channels": (QUANTIZED, ODD, {("channels", "c")}),
-    "fp16, 12 channels": (ALONE, {"w": np.ones((12, 16, 1, 1), np.float32)}, {("channels", "c")}),
-    "fp16, 24 channels": (ALONE, {"w": np.ones((24, 16, 1, 1), np.float32)}, set()),
-    "a pair between convolution and relu": (SPLIT, {}, {("split-fusion", "c"), ("lonely-pair", "a_dq")}),
-    "a pair that no INT8 kernel reads": ([*pair("x"), node("Softmax", "x_dq", "y", "s")], {}, {("lonely-pair", "x_dq")}),
-    "one scale for all weights": (QUANTIZED, {"w_s": np.float32(0.01)}, {("per-tensor-weights", "c")}),
-    "a shortcut in INT8": (shortcut("x_dq"), {}, set()),
-    "a shortcut in floating point": (shortcut("x"), {}, {("floating-shortcut", "add")}),
-    "floating point between": (BETWEEN, {"wf": np.ones((16, 16, 1, 1), np.float32)}, {("reformat", "middle")}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("cause", CAUSES)
-def test_each_cause_planted_alone_is_named_at_its_layer(cause) -> None:
-    nodes, weights, expected = CAUSES[cause]
-    assert {(each.rule, each.layer) for each in lint_graph(graph(nodes, weights))} == expected
-
-
-def test_our_own_placement_is_clean() -> None:
-    weights = {f"w{i}": np.random.default_rng(i).random((16, 16, 1, 1), np.float32) for i in (1, 2)}
-    nodes = node("Conv", "x w1", "a", "c1"), node("Add", "a x", "b", "add"), node("Relu", "b", "r", "relu")
-    plain = graph([*nodes, node("Conv", "r w2", "y", "c2")], weights)
-    placed = place_qdq(plain, "tensorrt")
-    quantized = qdq_from_onnx(plain, placed, {name: TensorRange(1.0, -1.0, 1.0) for name in placed.tensors})
-    assert list(lint_graph(quantized)) == []
-    onnx.checker.check_model(quantized)

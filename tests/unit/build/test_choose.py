@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.fakes.console import assert_golden, text_of
-from tests.fakes.entries import FINDING, HASH, MIXED, WRONG, artifact_info, proof
+from tests.fakes.entries import HASH, MIXED, WRONG, artifact_info, proof
 
 from optpipe.build.choose import ChoiceResult, judge_status, list_candidates
 from optpipe.build.doctor import ToolStatus, document_from_diagnosis, document_from_options, list_options
@@ -17,7 +17,7 @@ from optpipe.build.records import (
     document_from_build,
     document_from_choice,
 )
-from optpipe.core.entries import LintSummary, SkippedLayer, VerificationInfo, WeightsRecord
+from optpipe.core.entries import SkippedLayer, VerificationInfo, WeightsRecord
 from optpipe.core.errors import ExitStatus
 from optpipe.core.precision import Budget, Precision
 from optpipe.core.records import json_from_record, record_from_json
@@ -133,7 +133,7 @@ def verified(**changes):
 def built(ident, backend, precision, **changes):
     known = {
         "path": "p", "sha256": HASH, "size_bytes": 705_000, "build_seconds": 1.25, "why_not": None,
-        "precision_proof": proof(precision), "lint": LintSummary(), "parity": verified(),
+        "precision_proof": proof(precision), "parity": verified(),
     }  # fmt: skip
     return ArtifactResult(ident, backend, Precision(precision), "cuda", **{**known, **changes})
 
@@ -141,8 +141,7 @@ def built(ident, backend, precision, **changes):
 def test_a_build():
     artifacts = (
         built("0123456789ab", "tensorrt", "fp16"),
-        built("1123456789ab", "onnxruntime", "int8", lint=LintSummary({"reformat": 3}, (FINDING,)),
-              parity=verified(passed=False, snr_db=3.2)),
+        built("1123456789ab", "onnxruntime", "int8", parity=verified(passed=False, snr_db=3.2)),
         built("2123456789ab", "torch", "fp16", precision_proof=WRONG, parity=verified(snr_db=None, top1_accuracy=None),
               kept=(SkippedLayer("fc", "its weights are not constant"),)),
         built("4123456789ab", "onnxruntime", "int8", kept=(SkippedLayer("loop/dot", "inside Loop: not quantized"),), parity=verified(

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from tests.fakes.console import assert_golden, text_of
-from tests.fakes.entries import FINDING, HASH, put
+from tests.fakes.entries import HASH, put
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.entries import ModelInfo, SampleSetSummary, SkippedLayer, WeightsRecord
@@ -163,7 +163,6 @@ def test_a_calibration():
         best="mse",
         compared_on_images=128,
         skipped=tuple(SkippedLayer(f"conv{index}", "fewer than 16 channels") for index in range(14)),
-        lint=(FINDING,),
         sensitivity=SensitivityInfo(128, (LayerCost("conv1", cost, 1_200_000),), 10_000_000),
         selection=selection,
         table="/w/table-mse-spared.json",

@@ -20,8 +20,6 @@ MAX_RATE = 10_000.0
 MIN_TUNE_S = 0.5
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from optpipe.cli.terminal import Terminal
     from optpipe.sweep.job import JobRecord
     from optpipe.sweep.plan import SweepRecord
@@ -202,7 +200,6 @@ def sweep(
     from optpipe.sweep.plan import select_shard, shard_from_text
     from optpipe.sweep.slots import list_kinds
     from optpipe.sweep.sweep import run_sweep
-    from optpipe.sweep.transport import is_bucket
     from optpipe.workspace.places import require_writable_folder
     from optpipe.workspace.store import Store
 
@@ -218,9 +215,13 @@ def sweep(
     given = {**wanted, **({"models": models} if models else {}), **({"options": [option]} if option else {})}
     full = matrix_from_options(Matrix() if matrix is None else matrix_from_file(matrix), given)
     require_sound(full)
-    if how.store is not None and not is_bucket(how.store):
-        store = Store(Path(how.store))
-    slots, executor = _connect(how, store, terminal.warn)
+    if how.store is not None:
+        if ":/" in str(how.store):
+            raise BadInputError(
+                f"--store {how.store}: expected a folder that all nodes mount; without --store Ray sends all"
+            )
+        store = Store(how.store)
+    slots, executor = _connect(how, store)
     full = resolve_models(full, store, local=how.on is None)
     cells = add_contents(select_shard(cells_from_matrix(full, list_kinds(slots)), shard), store, terminal)
     # Ray prints the log of a failed node; the table already has the result of its jobs
@@ -249,16 +250,15 @@ def _judge(
     return replace(record, regression=found, exit_status=status)
 
 
-def _connect(how: SweepOptions, store: "Store", warn: "Callable[[str], None]") -> "tuple[tuple[Slot, ...], Executor]":
+def _connect(how: SweepOptions, store: "Store") -> "tuple[tuple[Slot, ...], Executor]":
     from optpipe.sweep.cluster import selector_from_text
     from optpipe.sweep.local import LocalExecutor
     from optpipe.sweep.slots import list_slots
-    from optpipe.sweep.transport import is_bucket, require_bucket
 
     selectors = dict(map(selector_from_text, how.node))
     if how.on is None:
-        if selectors or (how.store is not None and is_bucket(how.store)):
-            raise BadInputError(f"{'--node' if selectors else '--store ' + str(how.store)} requires --on ray")
+        if selectors:
+            raise BadInputError("--node requires --on ray")
         if how.cpu_slots > (have := len(os.sched_getaffinity(0))):
             raise BadInputError(f"--set cpu-slots={how.cpu_slots}: only {have} processors are available")
         slots = list_slots(how.cpu_slots)
@@ -270,14 +270,10 @@ def _connect(how: SweepOptions, store: "Store", warn: "Callable[[str], None]") -
         raise BadInputError("--node: each label may be given once")
     from optpipe.sweep.cluster import RayExecutor, connect, list_cluster_slots
 
-    shared = how.store
-    if shared is not None and is_bucket(shared):
-        require_bucket(shared)
-    elif shared is not None:
-        shared = str(Path(shared).resolve())
+    shared = None if how.store is None else str(how.store.resolve())
     connect(how.on)
     slots = list_cluster_slots(selectors)
-    return slots, RayExecutor(slots, store, how, shared, selectors, warn=warn)
+    return slots, RayExecutor(slots, store, how, shared, selectors)
 
 
 def _write_report(record: "SweepRecord", folder: Path) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,7 +24,7 @@ from optpipe.sweep.local import PROGRAM, run_exclusively
 from optpipe.sweep.matrix import choose_device_of_kind
 from optpipe.sweep.slots import Slot, list_devices, list_slots
 from optpipe.sweep.task import tell_on_one_line
-from optpipe.sweep.transport import Transport, get_chunk, list_all, pack, put_chunks, unpack
+from optpipe.sweep.transport import list_all, list_needed, pack, unpack
 from optpipe.workspace.store import Store
 
 PREFIX = "optpipe/"
@@ -194,14 +194,14 @@ class NodeTask:
     program: tuple[str, ...]
     workspace: str | None
     """A workspace that driver and nodes see under one path; None if its content is sent."""
-    bucket: str | None
-    """A folder that fsspec opens (`s3://…`, `gs://…`) and that replaces Ray's object store."""
     fingerprints: tuple[str, ...]
     """Fingerprints of the nodes with this kind of GPU, as the driver sees them."""
 
 
-def run_on_node(content: bytes, inputs: Sequence[Any], fetch: Callable[[Any], bytes]) -> Iterator[bytes]:
+def run_on_node(content: bytes, inputs: Sequence[Any]) -> Iterator[bytes]:
     """On the node: yields BEGUN, runs the task, and yields its result, then chunks of what it made."""
+    import ray
+
     given = record_from_json(content, NodeTask, "the driver")
     yield BEGUN
     with suppress(PermissionError):  # Ray starts workers at nice 15, and their children would be measured at it
@@ -210,7 +210,7 @@ def run_on_node(content: bytes, inputs: Sequence[Any], fetch: Callable[[Any], by
         workspace, task = Path(given.workspace or folder), given.task
         try:
             slot = _find_slot(task.kind, given.fingerprints)
-            unpack((fetch(each) for each in inputs), Store(workspace))
+            unpack(map(ray.get, inputs), Store(workspace))
         except OptpipeError as error:
             yield json_from_record(fail_task(task, tell_on_one_line(error), given.fingerprints[0]))
             return
@@ -220,10 +220,7 @@ def run_on_node(content: bytes, inputs: Sequence[Any], fetch: Callable[[Any], by
         yield json_from_record(result)
         if given.workspace is None:
             runs = dict.fromkeys(f"runs/{one.run}" for one in result.outcomes if one.run)
-            chunks = pack(workspace, runs if task.timing else list_all(workspace))
-            yield from (
-                chunks if given.bucket is None else (name.encode() for name in put_chunks(given.bucket, chunks))
-            )
+            yield from pack(workspace, runs if task.timing else list_all(workspace))
 
 
 def _find_slot(kind: str, fingerprints: Sequence[str]) -> Slot:
@@ -249,9 +246,7 @@ def make_remote(*, gpu: bool, streaming: bool) -> Any:
     import ray
 
     def stream(content: bytes, inputs: list[Any], _starts: Any, _name: str) -> Iterator[bytes]:
-        yield from run_on_node(
-            content, inputs, lambda each: get_chunk(each) if isinstance(each, str) else ray.get(each)
-        )
+        yield from run_on_node(content, inputs)
 
     def gather(content: bytes, inputs: list[Any], starts: Any, name: str) -> list[bytes]:
         ray.get(starts.add.remote(name))
@@ -289,10 +284,7 @@ class _Sent:
 
 
 class RayExecutor:
-    """Runs tasks on the connected cluster and imports their results into the store.
-
-    `shared` is a workspace that all nodes see, or the address of a folder that fsspec opens.
-    """
+    """Runs tasks on the connected cluster and imports their results into the store; `shared` is a workspace that all nodes see."""
 
     remote = True
 
@@ -304,11 +296,11 @@ class RayExecutor:
         shared: str | None = None,
         selectors: Mapping[str, str] = {},
         program: Sequence[str] = PROGRAM,
-        warn: Callable[[str], None] = warnings.warn,
     ) -> None:
-        self.slots, self.options, self.program, self.warn = slots, options, tuple(program), warn
-        self.transport = Transport(store, shared)
-        self.selectors = selectors
+        self.slots, self.options, self.program = slots, options, tuple(program)
+        self.store, self.shared, self.selectors = store, shared, selectors
+        self._artifacts: dict[str, list[Any]] = {}
+        """The chunks of each artifact that was sent; the driver owns them, so that they outlive the workers."""
         from ray.util.client import ray as client
 
         self.starts = make_start_list() if client.is_connected() else None
@@ -319,17 +311,28 @@ class RayExecutor:
         """Sends the task and its artifact to a node of the slot's kind; without labels, to the slot's own node while it lives."""
         import ray
 
-        transport, name = self.transport, secrets.token_hex(8)
+        name = secrets.token_hex(8)
         prints = tuple(dict.fromkeys(each.fingerprint for each in self.slots if each.kind == task.kind))
-        given = NodeTask(task, self.options, self.program, transport.workspace, transport.bucket, prints)
+        given = NodeTask(task, self.options, self.program, self.shared, prints)
         selector = {**self.selectors, LABEL: label_from_kind(task.kind)}
         if slot.node:
             alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
             others = {each.node for each in self.slots if each.kind == task.kind and each.node in alive}
             selector = {NODE_ID: slot.node if slot.node in alive or not others else f"in({', '.join(sorted(others))})"}
         remote = self.remotes[choose_device_of_kind(task.kind)].options(label_selector=selector)
-        stream = remote.remote(json_from_record(given), transport.send(task.artifact), self.starts, name)
+        stream = remote.remote(json_from_record(given), self._send(task.artifact), self.starts, name)
         return _Sent(task, name, stream, slot.fingerprint, monotonic())
+
+    def _send(self, artifact: str | None) -> list[Any]:
+        """The chunks that hold an artifact and what a bench of it reads."""
+        import ray
+
+        if artifact is None or self.shared is not None:
+            return []
+        if artifact not in self._artifacts:
+            chunks = pack(self.store.workspace, list_needed(self.store, artifact))
+            self._artifacts[artifact] = [ray.put(chunk) for chunk in chunks]
+        return self._artifacts[artifact]
 
     def poll(self, running: Collection[_Sent], timeout_s: float) -> Iterator[tuple[_Sent, Result]]:
         import ray
@@ -361,8 +364,7 @@ class RayExecutor:
         return ()
 
     def close(self) -> None:
-        if (left := self.transport.close()) is not None:
-            self.warn(left)
+        """Nothing is left: a task's folder ends with it."""
 
     def _receive(self, sent: _Sent) -> Result | None:
         """None until all of the result is in the store: a record never names a run that is missing."""
@@ -383,7 +385,7 @@ class RayExecutor:
             return self._fail(sent, "the node ended without a result")
         _, result, *chunks = sent.items
         try:
-            unpack(self.transport.fetch(chunks), self.transport.store)
+            unpack(chunks, self.store)
         except (OptpipeError, OSError) as error:  # damaged on the way, or this host's disk is full
             return self._fail(sent, first_line(error))
         return record_from_json(result, Result, "a node")

@@ -326,8 +326,8 @@ class SweepOptions:
         Param("Only nodes of the cluster with this label (or LABEL!=VALUE).", metavar="LABEL=VALUE"),
     ] = ()
     store: Annotated[
-        str | None,
-        Param("Workspace under one path on all nodes, or s3://, gs://; default: Ray's store.", metavar="DIR|URL"),
+        Path | None,
+        Param("Workspace under one path on all nodes; default: Ray's object store.", metavar="DIR"),
     ] = None
     pending_s: Annotated[
         float, Param("Seconds that a cluster may take to place a job.", flag="pending-timeout", setting=True)

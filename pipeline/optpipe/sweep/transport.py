@@ -1,116 +1,19 @@
-"""Sends artifacts and runs between a cluster's driver and its nodes: through Ray's object store, a bucket, or a shared folder."""
+"""Packs artifacts and runs that travel between a cluster's driver and its nodes, and unpacks them where they arrive."""
 
 import hashlib
-import secrets
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
-from optpipe.core.errors import BadInputError, MissingError, StageError, escape, first_line
+from optpipe.core.errors import StageError, escape
 from optpipe.models.artifacts.lookup import find_reference
 from optpipe.sweep.ledger import take_in
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
-
-REQUEST_S = 300
-"""Seconds of one request: gcsfs without a limit waits forever for a server that does not respond; s3fs has limits."""
-REMOVAL_S = 600
-"""Seconds of a folder's removal, over all its requests."""
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-"""The extra of optpipe with the library for each kind of address."""
-
-
-def is_bucket(store: str) -> bool:
-    return "://" in store
-
-
-def require_bucket(url: str) -> None:
-    """Writes, reads and removes a few bytes. Raises MissingError for a missing library, BadInputError if access fails."""
-    _require_library(url)
-    name, content = f"{url.rstrip('/')}/optpipe-{secrets.token_hex(8)}", secrets.token_bytes(16)
-    try:
-        (written,) = put_chunks(name, [content])
-        found = get_chunk(written)
-        remove_folder(name)
-    except StageError as error:
-        raise BadInputError(f"--store {url}: {error}\ncheck its name, the credentials and the endpoint") from error
-    if found != content:
-        raise BadInputError(f"--store {url}: the content read back differs from the content written")
-
-
-def _require_library(url: str) -> None:
-    import fsspec
-
-    kind = url.partition("://")[0]
-    try:
-        fsspec.get_filesystem_class(kind)
-    except ImportError as error:
-        extra = _EXTRAS.get(kind)
-        way_out = f"here and on every node: pip install 'optpipe[{extra}]'" if extra else first_line(error)
-        raise MissingError(f"--store {url} requires a library that is not installed; {way_out}") from error
-    except ValueError as error:
-        raise BadInputError(f"--store {url}: {first_line(error)}; expected a folder, s3://… or gs://…") from error
-
-
-def put_chunks(folder: str, chunks: Iterable[bytes]) -> Iterator[str]:
-    """Writes each chunk to a new name in the folder, and yields its address. Raises StageError."""
-    token = secrets.token_hex(8)
-    for at, chunk in enumerate(chunks):
-        name = f"{folder}/{token}-{at:04}"
-        with _explain(f"cannot write {name}"), _open(name, "wb") as file:
-            file.write(chunk)
-        yield name
-
-
-def get_chunk(name: str) -> bytes:
-    """Raises StageError if it cannot be read."""
-    with _explain(f"cannot read {name}"), _open(name, "rb") as file:
-        content: bytes = file.read()
-    return content
-
-
-def remove_folder(folder: str) -> None:
-    """Removes the folder if it exists. Raises StageError."""
-    with _explain(f"cannot remove {folder}"), suppress(FileNotFoundError):
-        system, path = _find(folder)
-        system.invalidate_cache()  # others have written to it
-        system.rm(path, recursive=True, **({"timeout": REMOVAL_S} if system.async_impl else {}))
-
-
-def _open(name: str, mode: str) -> Any:
-    system, path = _find(name)  # fsspec.open would create a bucket that is not there
-    return system.open(path, mode)
-
-
-def _find(name: str) -> tuple[Any, str]:
-    import fsspec
-
-    kind = name.partition("://")[0]
-    options = (
-        {"auto_mkdir": True} if kind == "file" else {"requests_timeout": REQUEST_S} if kind in ("gs", "gcs") else {}
-    )
-    system, path = fsspec.core.url_to_fs(name, **options)
-    return system, str(path)
-
-
-@contextmanager
-def _explain(what: str) -> Iterator[None]:
-    """Raises every library's errors as StageError."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise StageError(f"{what}: no such bucket or object") from error
-    except TimeoutError as error:
-        raise StageError(f"{what}: the server did not respond in time") from error
-    except Exception as error:
-        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
-        raise StageError(f"{what}: {kind}{first_line(error)}") from error
-
 
 CHUNK_BYTES = 32 << 20
 _DIGEST_BYTES = 32
@@ -187,44 +90,3 @@ def _extract(tar: tarfile.TarFile, folder: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as out:
             shutil.copyfileobj(cast("IO[bytes]", tar.extractfile(member)), out)
-
-
-class Transport:
-    """The driver's side of `--store`: a workspace that all nodes see, the address of a folder that fsspec opens, or None."""
-
-    def __init__(self, store: Store, shared: str | None) -> None:
-        self.store = store
-        self.bucket: str | None = None
-        self.workspace: str | None = None
-        if shared is not None and is_bucket(shared):
-            self.bucket = f"{shared.rstrip('/')}/optpipe-{secrets.token_hex(8)}"
-        else:
-            self.workspace = shared
-        self._sent: dict[str, list[Any]] = {}
-
-    def send(self, artifact: str | None) -> list[Any]:
-        """The chunks that hold an artifact and what a bench of it reads; the driver owns them, so that they outlive the workers."""
-        if artifact is None or self.workspace is not None:
-            return []
-        if artifact not in self._sent:
-            chunks = pack(self.store.workspace, list_needed(self.store, artifact))
-            if self.bucket is not None:
-                self._sent[artifact] = list(put_chunks(self.bucket, chunks))
-            else:
-                import ray
-
-                self._sent[artifact] = [ray.put(chunk) for chunk in chunks]
-        return self._sent[artifact]
-
-    def fetch(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
-        """A node's chunks, or their addresses in the bucket."""
-        return iter(chunks) if self.bucket is None else (get_chunk(name.decode()) for name in chunks)
-
-    def close(self) -> str | None:
-        """Removes this sweep's folder from the bucket. Returns why it could not: the results are safe."""
-        try:
-            if self.bucket is not None:
-                remove_folder(self.bucket)
-        except StageError as error:
-            return f"{error}; remove it yourself, the results are in the workspace"
-        return None

@@ -16,6 +16,7 @@ from optpipe.core.entries import ArtifactInfo, VerificationInfo
 from optpipe.sweep.job import Matrix, SweepOptions
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.matrix import cells_from_matrix
+from optpipe.sweep.transport import pack, unpack
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
 from tests.fakes.ray_nodes import add_node
@@ -32,6 +33,36 @@ def test_jobs_run_on_nodes_of_their_kind_and_come_back_whole(cluster, tmp_path):
     record = sweep(tmp_path, (1, 2))
     assert_each_once(tmp_path, record, 4)
     assert {row.cell.kind for row in record.rows} == set(KINDS)
+
+
+def test_a_real_model_as_a_user_runs_it(cluster, tmp_path):
+    quick = ("--processes", "1", "--min-time", "0.2", "--max-time", "3", "--set", "percentile=90", "--max-cv", "500%")
+    ran = optpipe(
+        "sweep", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--gpu", "cpu-a", "--batch", "1,8",
+        "--on", "ray", *quick, "--json", workspace=tmp_path,
+    )  # fmt: skip
+    assert ran.status in (0, 5), ran.stderr
+    assert {row["state"] for row in ran.document["rows"]} <= {"done", "invalid"}
+    for records in read_jobs(tmp_path).values():
+        assert load_run(tmp_path / "runs" / records[0].run).find_problems() == []
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_a_byte_that_changes_on_the_way_is_found(cluster, tmp_path, monkeypatch, way):
+    from optpipe.sweep import cluster as driver
+
+    def spoil(*arguments):
+        for chunk in pack(*arguments):
+            yield chunk[:-1] + bytes([chunk[-1] ^ 1])
+
+    def unpack_spoiled(chunks, store):
+        unpack([chunk[:-1] + bytes([chunk[-1] ^ 1]) for chunk in chunks], store)
+
+    monkeypatch.setattr(driver, *(("pack", spoil) if way == "there" else ("unpack", unpack_spoiled)))
+    limits = SweepOptions(retries=0, pending_s=60)
+    (row,) = sweep(tmp_path, (1,), kinds=("cpu-a",), limits=limits).rows
+    assert (row.state, row.reason) == ("failed", "damaged in transfer: chunk 1 does not match its SHA-256")
+    assert not [each for each in (tmp_path / "runs").iterdir() if not each.name.startswith("job-")]
 
 
 def test_a_kind_without_a_node_is_a_row(cluster, tmp_path):

@@ -4,14 +4,12 @@ import hashlib
 import io
 import json
 import shutil
-import sys
 import tarfile
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fsspec.registry import _registry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.entries import artifact_info, put_verified
@@ -19,7 +17,7 @@ from tests.fakes.entries import put as put_entry
 from tests.fakes.sweeps import make_cell, make_record
 
 from optpipe.core.entries import ArtifactInfo, Environment, ModelInfo, WeightsRecord
-from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_file
 from optpipe.core.records import json_from_record
@@ -34,7 +32,7 @@ from optpipe.sweep.ledger import (
     sort_records,
     write_job,
 )
-from optpipe.sweep.transport import list_all, list_needed, pack, require_bucket, unpack
+from optpipe.sweep.transport import list_all, list_needed, pack, unpack
 from optpipe.workspace.entry import MANIFEST, Manifest
 from optpipe.workspace.files import hash_files
 from optpipe.workspace.store import Store
@@ -208,24 +206,6 @@ def test_nothing_is_written_outside_of_the_store_and_no_links(tmp_path, name, ki
     with pytest.raises(StageError, match="escaped is not a file of a workspace"):
         unpack([seal(file.getvalue())], Store(tmp_path / "there"))
     assert not list(tmp_path.rglob("escaped"))
-
-
-def test_a_bucket_is_tried_before_anything_runs(tmp_path, monkeypatch):
-    require_bucket(f"file://{tmp_path}/bucket")
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    (tmp_path / "in-the-way").write_text("")
-    with pytest.raises(BadInputError, match="check its name, the credentials and the endpoint"):
-        require_bucket(f"file://{tmp_path}/in-the-way")
-    with pytest.raises(BadInputError, match="expected a folder, s3://"):
-        require_bucket("nope://x")
-    for module, url, extra in (("s3fs", "s3://bucket", "s3"), ("gcsfs", "gs://bucket", "gcs")):
-        monkeypatch.setitem(sys.modules, module, None)
-        monkeypatch.delitem(_registry, url.partition(":")[0], raising=False)
-        with pytest.raises(
-            MissingError,
-            match=rf"every node: pip install 'optpipe\[{extra}\]'",
-        ):
-            require_bucket(url)
 
 
 def test_an_artifact_whose_loading_runs_code_is_foreign_until_approved(tmp_path):

@@ -101,7 +101,7 @@ DOCUMENTS: dict[str, tuple[str | type, ...]] = {
         "trace.report:TraceProfile",
         "trace.report:ProfileDiff",
     ),
-    "compare": ("core.measurement:Comparison", "sweep.fleet:FleetRecord"),
+    "compare": ("core.measurement:Comparison",),
     "signoff": ("core.verdict:VerdictRecord", PolicyTemplate),
     "signoff approve": (Approval,),
     "signoff attest": ("signoff.verify:AttestRecord",),

@@ -6,7 +6,7 @@
 #   kill      the same, with one GPU's worker killed in the middle; `rest` continues it
 #   other     some of them on the last GPU alone: A/A
 #   ray       the same on a Ray cluster of this host     half   the same on half of the GPUs (skipped on two, or if time is up)
-#   merge     all rows in one workspace, then `compare --fleet`
+#   merge     all rows in one workspace, then `compare`
 # A failed step does not stop the next. With `cpu` the same on parts of this machine's processors, with a tiny model.
 set -u
 mkdir -p "${1:?usage: benchmarks/gpu_sweep.sh OUTPUT_DIRECTORY [cpu]}"
@@ -81,7 +81,7 @@ kill $cluster && wait $cluster
 for each in all one half ray kill other; do [ -s "$work/$each.json" ] && sources="${sources:-} $work/$each"; done
 reserve=0
 run 60 merge store merge ${sources:-} --workspace "$work/merged"
-run 40 compare compare --fleet --slo p90=20ms --load 50000 --workspace "$work/merged"
+run 40 compare compare --across --slo p90=20ms --workspace "$work/merged"
 timeout -k 5 60 python3 "$here/benchmarks/gpu_sweep_table.py" table "$work" "$out" | tee "$out/sweep-fleet.md"
 [ -s "$out/sweep-fleet.md" ] || tail -n 5 "$work"/*.log
 rm -rf "$work"

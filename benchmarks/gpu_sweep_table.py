@@ -182,8 +182,8 @@ def print_medians(sweeps):
         print(f"| {' '.join(map(str, cell))} | {' | '.join(texts)} |")
 
 
-def print_fleet(work, sweeps):
-    killed, merged, fleet = (read(work / f"{name}.json") for name in ("killed", "merge", "compare"))
+def print_kill_and_merge(work, sweeps):
+    killed, merged, compared = (read(work / f"{name}.json") for name in ("killed", "merge", "compare"))
     cells = {(row["model"], row["precision"], row["batch"]) for row in sweeps["all"]["rows"]}
     rows = sweeps["rest"]["rows"] or sweeps["kill"]["rows"]
     after = {(row["model"], row["precision"], row["batch"]): row["state"] for row in rows if row["run"]}
@@ -194,18 +194,9 @@ def print_fleet(work, sweeps):
     print(f"of {len(cells)} cells {len(after)} are there at the end, in {len(rows)} rows")
     told = {key: merged.get(key) for key in ("added", "present", "conflicts", "damaged")}
     print(f"merged: {told}")
-    rows = fleet.get("rows", [])
-    kinds = {(row["kind"], row["fingerprint"]) for row in rows}
-    print(f"compare --fleet: {len(rows)} rows, {len(fleet.get('missing', []))} missing, {len(kinds)} environments")
-    for row in rows:
-        if row["best"] or row["on_frontier"]:
-            gpus = row["gpus"] and row["gpus"]["value"]
-            rate = row["throughput"]["value"]
-            print(
-                f"- {row['kind']} {row['model']} {row['build']} batch {row['batch_size']}: {rate:,.0f}/s"
-                f"{', best' if row['best'] else ''}{'' if gpus is None else f', {gpus:.0f} GPUs'}"
-            )
-    return {"killed": killed, "merged": merged, "compare": fleet}
+    rows = compared.get("rows", [])
+    print(f"compare: {len(rows)} rows, {sum(row['on_frontier'] for row in rows)} on the frontier")
+    return {"killed": killed, "merged": merged, "compare": compared}
 
 
 def main():
@@ -237,7 +228,7 @@ def main():
         print(f"\n| {head} |\n|---|---|---|---|---|---|---|")
         for each in found:
             print_comparison(each)
-        kept |= print_fleet(work, sweeps)
+        kept |= print_kill_and_merge(work, sweeps)
         print_medians(sweeps)
     finally:
         (out / "sweep-fleet.json").write_text(json.dumps(kept, separators=(",", ":")) + "\n")

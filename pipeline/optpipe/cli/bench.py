@@ -351,11 +351,6 @@ def compare(
     goal: Annotated[Goal | None, Param("Sort by goal.", flag="for")] = None,
     slo: Annotated[str | None, Param("Latency limit that the best builds must meet.", metavar="p99=15ms")] = None,
     across: Annotated[bool, Param("Allow comparison across different GPUs, drivers or CPUs.")] = False,
-    fleet: Annotated[bool, Param("Compare kinds of GPU by the jobs of `optpipe sweep`: engines, GPUs needed.")] = False,
-    load: Annotated[
-        float | None,
-        Param("Images or samples per second for --fleet: how many GPUs does it need?", metavar="PER_S"),
-    ] = None,
     output: Annotated[
         Path | None, Param("Folder for HTML, Markdown, CSV, Parquet and JSON reports.", metavar="DIR")
     ] = None,
@@ -365,26 +360,14 @@ def compare(
     Each row is all processes that measured a build with its options under one load. Speedups are relative to the
     baseline build with the same options if measured, otherwise to the fastest baseline build.
     """
-    from optpipe.core.errors import BadInputError
     from optpipe.measure.compare import compare_workspace, sort_by_goal
     from optpipe.measure.document import document_from_comparison, frame_from_comparison
     from optpipe.measure.search import slo_from_text
     from optpipe.signoff.reports import write_comparison
-    from optpipe.sweep.document import document_from_fleet
-    from optpipe.sweep.fleet import compare_fleet
-    from optpipe.sweep.ledger import keep_backed, read_jobs
     from optpipe.workspace.files import write_bytes, write_parquet
     from optpipe.workspace.places import require_writable_folder
 
     limit = slo_from_text(slo) if slo is not None else None
-    if fleet or load is not None:
-        if output is not None:
-            raise BadInputError("--fleet writes no reports: use --json instead of --output")
-        if load is not None and not 0 < load < 1e9:
-            raise BadInputError(f"--load {load:g}: expected images (or samples) per second, more than 0 and under 1e9")
-        jobs = keep_backed(store.workspace, read_jobs(store.workspace))
-        model = model or next(iter(runs or ()), None)
-        return Outcome(compare_fleet(jobs, model=model, slo=limit, load_per_s=load), document_from_fleet)
     if output is not None:
         require_writable_folder(output, "--output")
     with terminal.step("compare"):

@@ -216,7 +216,7 @@ def compare_measurements(
     elif any(group.newest.measurement.subject.precision == "fp32" for group in groups.values()):
         baseline = BaselineRecord("fp32 build of each backend", "precision")
     rows = mark_frontier(rows, shown)
-    warnings += [*notes, *_list_int8_notes(rows, [*map(merge_group, groups.values())], [*facts.values()])]
+    warnings += [*notes, *_list_int8_notes(rows, list(groups.values()), [*facts.values()])]
     best, why = find_best_rows(rows, slo, shown)
     return Comparison(
         rows=tuple(sorted(rows, key=lambda row: (row.model, *_order(row.load), row.configuration))),
@@ -287,8 +287,8 @@ def _compare_groups(
 
 
 _Groups = Mapping[tuple[object, ...], ProcessGroup]
-_Build = tuple[str | None, str, str, str]
-"""Model, backend, precision and device."""
+_Build = tuple[str | None, str, str, str, str]
+"""Model, backend, precision, device and the processor's name."""
 
 
 class _Names:
@@ -297,30 +297,31 @@ class _Names:
     def __init__(self, measured: Sequence[RecordedMeasurement]) -> None:
         settings: dict[_Build, list[Mapping[str, str]]] = {}
         for one in measured:
-            settings.setdefault(_build(one.measurement), []).append(one.measurement.subject.settings)
+            settings.setdefault(_build(one), []).append(one.measurement.subject.settings)
         self.differing = {build: find_differing_settings(found) for build, found in settings.items()}
 
     def build(self, one: RecordedMeasurement) -> str:
-        """`onnxruntime int8`, with its model first and its device last if others differ in them."""
-        model, backend, precision, device = _build(one.measurement)
+        """`onnxruntime int8`, with its model first and its device or processor last if others differ in them."""
+        model, backend, precision, device, processor = _build(one)
         several_models = len({each[0] for each in self.differing}) > 1
-        several_devices = len([each for each in self.differing if each[:3] == (model, backend, precision)]) > 1
-        first, last = f"{model} " if several_models else "", f" ({device})" if several_devices else ""
+        places = [each[3:] for each in self.differing if each[:3] == (model, backend, precision)]
+        place = device if sum(each[0] == device for each in places) == 1 else processor
+        first, last = f"{model} " if several_models else "", f" ({place})" if len(places) > 1 else ""
         return f"{first}{backend} {precision}{last}"
 
     def setting(self, one: RecordedMeasurement) -> str:
         """`threads=2`: the settings that distinguish `one` from others of its build."""
-        return format_settings(one.measurement.subject.settings, self.differing[_build(one.measurement)])
+        return format_settings(one.measurement.subject.settings, self.differing[_build(one)])
 
     def configuration(self, one: RecordedMeasurement) -> str:
         return f"{self.build(one)} {self.setting(one)}".rstrip()
 
 
 def _group_by_key(measured: Sequence[RecordedMeasurement]) -> dict[tuple[object, ...], ProcessGroup]:
-    """The processes by `Measurement.key`, of the last measured artifact only: a rebuilt artifact is another one."""
+    """The processes by processor and `Measurement.key`, of the last measured artifact only: a rebuilt artifact is another one."""
 
     def key(one: RecordedMeasurement) -> tuple[object, ...]:
-        return one.measurement.key
+        return _name_processor(one), *one.measurement.key
 
     ordered = sorted(measured, key=lambda one: (str(key(one)), one.measurement.started_utc, one.run))
     groups = {}
@@ -402,18 +403,22 @@ def _find_counterpart(
     of = group.newest.measurement
     where = str(of.load)
     same_load = {key: found.newest for key, found in baselines.items() if _load(found) == _load(group)}
-    wanted = (of.subject.backend, "fp32", of.subject.device) if own else _build(of)[1:]
-    fitting = {key: one for key, one in same_load.items() if _build(one.measurement)[1:] == wanted}
-    builds = {_build(one.measurement) for one in same_load.values()}
+    end = 5 if own else 4  # a given baseline may be of another processor
+    backend, precision, *place = _build(group.newest)[1:end]
+    wanted = (backend, "fp32" if own else precision, *place)
+    fitting = {key: one for key, one in same_load.items() if _build(one)[1:end] == wanted}
+    builds = {_build(one) for one in same_load.values()}
     if not fitting and not own and len(builds) == 1:
         fitting = same_load
     found = pick_baseline(of, [one.measurement for one in fitting.values()], lambda one: -(_get_p50(one) or inf))
     if found is not None:
-        mine, theirs = names.configuration(group.newest), names.configuration(fitting[found.key])
+        key = next(key for key, one in fitting.items() if one.measurement is found)
+        mine, theirs = names.configuration(group.newest), names.configuration(fitting[key])
         said = f"{mine} is compared with {theirs}"
         said += f", the fastest of {len(fitting)} settings" if len(fitting) > 1 else ""
-        settled = found.subject.settings == of.subject.settings or (len(fitting) == 1 and _build(found) != _build(of))
-        return baselines[found.key], "" if settled else said
+        other = _build(fitting[key]) != _build(group.newest)
+        settled = found.subject.settings == of.subject.settings or (len(fitting) == 1 and other)
+        return baselines[key], "" if settled else said
     if own:
         return None, f"no fp32 build of {of.subject.backend} was measured at {where}"
     if builds:
@@ -426,9 +431,13 @@ def _load(group: ProcessGroup) -> tuple[object, ...]:
     return found.subject.model, *found.load.key
 
 
-def _build(found: Measurement) -> _Build:
-    of = found.subject
-    return of.model, of.backend, of.precision, of.device
+def _build(one: RecordedMeasurement) -> _Build:
+    of = one.measurement.subject
+    return of.model, of.backend, of.precision, of.device, _name_processor(one)
+
+
+def _name_processor(one: RecordedMeasurement) -> str:
+    return one.environment.get_fact("cpu" if one.measurement.subject.device == "cpu" else "gpu")
 
 
 def _compute_speedup(
@@ -459,16 +468,17 @@ def _get_p50(one: Measurement) -> float | None:
 
 
 def _list_int8_notes(
-    rows: Sequence[ComparisonRow], measured: Sequence[Measurement], of: Sequence[BuildFacts]
+    rows: Sequence[ComparisonRow], groups: Sequence[ProcessGroup], of: Sequence[BuildFacts]
 ) -> list[str]:
     """INT8 builds that may exceed their accuracy budget, then INT8 builds not shown to be faster than a wider type.
 
-    `measured` and `of` are parallel to `rows`.
+    `groups` and `of` are parallel to `rows`.
     """
     found = [f"{row.build}: {about.accuracy}" for row, about in zip(rows, of, strict=True) if about.accuracy]
-    valid = [one for one in measured if one.is_valid]
-    for row, one, about in zip(rows, measured, of, strict=True):
-        if row.valid and (reason := check_int8_speed(one, valid, about.causes)) is not None:
+    measured = [(_name_processor(group.newest), merge_group(group)) for group in groups]
+    for row, (where, one), about in zip(rows, measured, of, strict=True):
+        beside = [other for place, other in measured if other.is_valid and place == where]
+        if row.valid and (reason := check_int8_speed(one, beside, about.causes)) is not None:
             seen = f"{one.subject.precision.upper()} is not significantly faster than {reason.evidence['than']}"
             ratio = f"{reason.evidence['ratio']:.2f} times as fast"
             found.append(f"{row.label}: {seen} ({ratio})" + (f"; {about.causes}" if about.causes else ""))

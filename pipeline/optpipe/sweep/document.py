@@ -1,4 +1,4 @@
-"""The documents of sweeps, fleets and merges."""
+"""The documents of sweeps and merges."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,9 @@ from optpipe.report.document import (
     cell_from_estimate,
     cell_from_latency,
     figure_column,
-    figure_columns,
     make_document,
     make_table,
 )
-from optpipe.sweep.fleet import FleetRecord
 from optpipe.sweep.ledger import MergeRecord
 from optpipe.sweep.plan import SweepRecord, SweepRow
 
@@ -117,48 +115,6 @@ def _judge_cells(record: SweepRecord) -> Iterator[Sentence]:
         f"at most {found.level:.1%} false FAIL over all cells ({found.method})",
         TONES.get(found.verdict, Tone.PLAIN),
         found.verdict,
-    )
-
-
-def document_from_fleet(record: FleetRecord) -> Document:
-    rate = f"{name_sample(row.sample for row in record.rows)}s/s"
-    columns: list[Column | str] = [
-        "model",
-        "GPU",
-        "build",
-        *figure_columns("length", "batch"),
-        figure_column((record.slo or "p50").partition(" ")[0], "ms"),
-        *figure_columns(rate, "GPUs"),
-        Column("standing", ColumnKind.STATE, rank=0),
-    ]
-    rows = [
-        (
-            row.model,
-            row.kind,
-            row.build,
-            "" if row.length is None else str(row.length),
-            str(row.batch_size),
-            cell_from_latency(row.latency_ns),
-            cell_from_estimate(row.throughput, "{:,.0f}"),
-            cell_from_estimate(
-                row.gpus, "{:,.0f}", interval=row.gpus is not None and row.gpus.bounds[0] != row.gpus.bounds[1]
-            ),
-            ", ".join(name for name, is_so in (("best", row.best), ("frontier", row.on_frontier)) if is_so),
-        )
-        for row in record.rows
-    ]
-    how = "simulated queue with batching" if record.slo else "throughput alone; --slo adds the queue"
-    return make_document(
-        [
-            make_table(columns, rows) if rows else None,
-            *(Sentence(each, Tone.DOUBTFUL, "warning") for each in record.warnings),
-            *(
-                Sentence(f"{each.kind}: {each.label}: {each.why}", Tone.DOUBTFUL, "missing", (each.command,))
-                for each in record.missing
-            ),
-            Sentence(f"batch sizes are the fastest that meet {record.slo}", Tone.FAINT) if record.slo else None,
-            Sentence(f"GPUs for {record.load_per_s:,.0f} {rate}: {how}", Tone.FAINT) if record.load_per_s else None,
-        ]
     )
 
 

@@ -201,6 +201,21 @@ def test_different_machines_are_refused_unless_asked_for():
     assert "different machines" in compare_measurements([here, there], across=True).warnings[0]
 
 
+def test_across_processors_each_has_its_rows_and_its_own_baseline():
+    tries = [
+        one
+        for cpu, ms in (("one", 1.0), ("two", 3.0))
+        for precision, times in (("fp32", 2.0), ("fp16", 1.0))
+        for one in processes(
+            precision, ms * times, 0.01, precision=precision, run=f"run-{cpu}", environment=Environment(cpu=cpu)
+        )
+    ]
+    found = compare_measurements(tries, across=True)
+    assert {row.build: row.speedup and round(row.speedup.value, 1) for row in found.rows} == {
+        "torch fp32 (one)": None, "torch fp32 (two)": None, "torch fp16 (one)": 2.0, "torch fp16 (two)": 2.0,
+    }  # fmt: skip
+
+
 def test_what_has_no_counterpart_is_listed():
     found = compare_measurements(
         [measured("a", 1.0, 0.1, batch=2)], baseline=BASELINE, against=(measured("b", 1.0, 0.1),)

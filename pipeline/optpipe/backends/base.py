@@ -320,10 +320,7 @@ class Backend(ABC):
         raise BadInputError(f"--layers: the tensors inside an engine of {self.name} cannot be read")
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002
-        """How an artifact is served with the runtime `options`; `version` is the version of `package` in the evidence.
-
-        Raises BadInputError for an artifact that needs more than its files.
-        """
+        """How an artifact is served with the runtime `options`; `version` is the version of `package` in the evidence."""
         return Serving()
 
     def describe_details(self, details: Mapping[str, Any]) -> Iterable[str]:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Layers of ONNX graphs with their types and MACs, quantized layers, and 2:4 sparsity."""
+"""Layers of ONNX graphs with their types and MACs, and quantized layers."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -525,43 +525,3 @@ class MarkedGraph(MarkedNetwork):
             return read
 
         return (*needed,), run
-
-
-# 2:4 structured sparsity: at most two of each four values along the axis that a product sums over are not zero.
-#
-# Source: NVIDIA TensorRT documentation, "Structured Sparsity"; Mishra et al., Accelerating Sparse Deep Neural Networks, 2021.
-
-
-GROUP, KEPT = 4, 2
-_SAME_ZEROS = ("Cast", "DequantizeLinear", "Identity", "QuantizeLinear")
-"""Operators between a weight and its product that preserve zeros: quantization of weights is symmetric."""
-
-
-def list_sparse_products(model: Any) -> tuple[str, ...]:
-    """The names of convolutions and matrix products whose constant weights have the pattern."""
-    from onnx import numpy_helper
-
-    graph = OnnxGraph(model)
-    found = []
-    for node in iterate_nodes(model.graph):
-        if node.op_type not in ("Conv", "Gemm", "MatMul"):
-            continue
-        name = node.input[1]
-        while name in graph.producers and graph.producers[name].op_type in _SAME_ZEROS:
-            name = graph.producers[name].input[0]
-        if name in graph.weights:
-            transposed = any(each.name == "transB" and each.i for each in node.attribute)
-            axis = 1 if node.op_type == "Conv" or transposed else -2
-            if has_pattern(numpy_helper.to_array(graph.weights[name]), axis):
-                found.append(node.name or node.output[0])
-    return tuple(found)
-
-
-def has_pattern(weight: "NDArray[Any]", axis: int) -> bool:
-    """Whether `weight` has the pattern along `axis`; False if the axis is not a multiple of four."""
-    import numpy as np
-
-    if weight.ndim < 2 or weight.shape[axis] % GROUP:
-        return False
-    groups = np.moveaxis(weight, axis, -1).reshape(-1, GROUP)
-    return bool((np.count_nonzero(groups, axis=1) <= KEPT).all())

@@ -7,7 +7,6 @@ Source: NVIDIA TensorRT 11 documentation, "Strongly Typed Networks" and "Working
 
 import importlib
 import importlib.util
-import json
 from collections import Counter
 from collections.abc import Mapping
 from math import prod
@@ -19,39 +18,32 @@ from optpipe.backends.onnx_graph import (
     count_node_macs,
     infer_graph_types,
     iterate_nodes,
-    list_sparse_products,
     load_onnx,
 )
 from optpipe.backends.tensorrt_engine import (
-    BuilderOptions,
     TensorRTSession,
-    copy_plugins,
     create_config,
     create_logger,
     create_network,
     describe_in_key,
     find_profiles,
     list_builder_options,
-    list_plugins,
-    list_session_options,
-    load_plugins,
-    options_from_details,
     options_from_given,
     require_supported,
-    write_timing_cache,
 )
-from optpipe.backends.torch_program import TORCH_PRECISIONS, export_program, layers_from_program
-from optpipe.core.entries import ENGINE_LAYERS, ArtifactInfo, EngineLayer, EngineLayers
-from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.backends.torch_program import CUDA_GRAPH, TORCH_PRECISIONS, export_program, layers_from_program
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import MissingError, StageError
 from optpipe.core.precision import LayerType, Precision
-from optpipe.core.records import json_from_record, plain_from_record
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
-from optpipe.workspace.file_names import ONNX
+from optpipe.workspace.files import write_bytes
 
 if TYPE_CHECKING:
     from optpipe.backends.base import Session
 
 ENGINE_FILE = "model.engine"
+INSPECTOR_FILE = "inspector.json"
+"""The output of TensorRT's engine inspector (NVIDIA TensorRT 11 documentation, "Engine Inspector"), which needs the GPU."""
 
 
 class TensorRT(Backend):
@@ -65,7 +57,7 @@ class TensorRT(Backend):
     install = "`uv sync --extra tensorrt` (11) or `uv sync --no-dev --extra tensorrt10` in a checkout; it comes from NVIDIA's index"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:  # noqa: ARG002
-        return (*list_builder_options(self.library), *list_session_options(self.library))
+        return (*list_builder_options(self.library), CUDA_GRAPH)
 
     def precisions(self, device: Device) -> frozenset[Precision]:  # noqa: ARG002
         return frozenset(Precision) - {Precision.FP8}
@@ -98,18 +90,17 @@ class TensorRT(Backend):
     def _tuned_for(self) -> str | None:
         return None if self.ahead_of_time else get_gpu_name()
 
-    def _read_options(self, given: Mapping[str, Any]) -> BuilderOptions:
+    def _read_options(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         options = options_from_given(given, self.library, self.name)
-        narrowed = options.tactic_sources or options.compute_capabilities or options.hardware_compatibility != "none"
+        narrowed = options["compute_capabilities"] or options["hardware_compatibility"] != "none"
         if narrowed and importlib.util.find_spec(self.library):
             require_supported(self._library(), options)
         return options
 
     def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
-        trt, options = self._library(), self._read_options(request.options)
+        trt = self._library()
         logger = create_logger(trt)
         builder = trt.Builder(logger)
-        load_plugins(builder.get_plugin_registry(), list_plugins(options), self.library, logger)
         network = create_network(trt, builder)  # builder and network must outlive the parser
         parser = trt.OnnxParser(network, logger)
         if parser.parse_from_file(str(request.graph)):
@@ -126,12 +117,6 @@ class TensorRT(Backend):
 
     def build(self, request: BuildRequest) -> BuildResult:
         trt, options = self._library(), self._read_options(request.options)
-        if options.sparse_weights and not list_sparse_products(load_onnx(request.graph)):
-            raise BadInputError(
-                "option sparse_weights=true: no convolution or matrix product has weights in the 2:4 pattern; "
-                "prune the model to it, or omit the option"
-            )
-        copy_plugins(options, request.directory)  # `find_unsupported` has loaded them
         logger = create_logger(trt)
         builder = trt.Builder(logger)
         network = create_network(trt, builder)
@@ -143,16 +128,15 @@ class TensorRT(Backend):
         if plan is None:
             raise StageError(f"{self.name} failed to build an engine: {logger.first_error or 'no reason given'}")
         (request.directory / ENGINE_FILE).write_bytes(plan)
-        keep_layers(trt, logger, plan, network, request.directory)
-        if options.timing_cache:
-            write_timing_cache(config, Path(options.timing_cache))
+        engine = trt.Runtime(logger).deserialize_cuda_engine(plan) if list_gpus() else None
+        if engine is not None:
+            inspected = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+            write_bytes(request.directory / INSPECTOR_FILE, inspected.encode())
+        if options["timing_cache"]:
+            write_bytes(Path(options["timing_cache"]), bytes(config.get_timing_cache().serialize()))
+        gpu = self._tuned_for() if options["hardware_compatibility"] == "none" else None
         layers = layers_from_network(trt, network, request)
-        details = {
-            "gpu": self._tuned_for() if options.hardware_compatibility == "none" else None,
-            "builder": plain_from_record(options),
-            **({"refit_from": request.graph.parent.name} if options.strip_weights else {}),
-        }
-        return BuildResult(layers, ENGINE_FILE, details=details)
+        return BuildResult(layers, ENGINE_FILE, details={"gpu": gpu, "builder": dict(options)})
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         why_not = self.probe_capability(info.device).why_not
@@ -164,23 +148,12 @@ class TensorRT(Backend):
             return f"built for compute capability {targets}, this is {list_gpus()[0].compute_capability}"
         return why_not
 
-    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
-        weights = info.details.get("refit_from")
-        graph = directory.parent / str(weights) / ONNX if weights else None
-        lean_runtime = bool(info.details.get("builder", {}).get("version_compatible"))
-        engine = directory / ENGINE_FILE
-        return TensorRTSession(self._library(), engine, options, weights=graph, lean_runtime=lean_runtime)
+    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":  # noqa: ARG002
+        return TensorRTSession(self._library(), directory / ENGINE_FILE, options)
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
         """Triton's own backend loads only the engine's file, for one version of the library."""
-        built_with = options_from_details(info.details)
-        _require_weights(built_with)
-        if built_with.plugins:
-            raise BadInputError(
-                "the engine needs plugin libraries, which Triton loads for a whole server (--backend-config=tensorrt,plugins=FILE) "
-                "and no model configuration can name; build without plugins"
-            )
-        count = len(find_profiles(built_with))
+        count = len(find_profiles(info.details.get("builder", {})))
         return Serving(
             name_server_release(self.package, version),
             "tensorrt",
@@ -212,17 +185,9 @@ class TensorRTRTX(TensorRT):
             return None
         return f"TensorRT-RTX does not support compute capability {compute_capability} (only 7.5, 8.x, and 12.x)"
 
-    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
-        """Triton has no backend for it; optpipe's session also loads plugin libraries."""
-        _require_weights(options_from_details(info.details))
-        return Backend.serving(self, info, options, version)
-
-
-def _require_weights(built_with: BuilderOptions) -> None:
-    if built_with.strip_weights:
-        raise BadInputError(
-            "the engine holds no weights, and a deployment has no graph to take them from; build without strip_weights"
-        )
+    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002
+        """Triton has no backend for it."""
+        return Serving()
 
 
 def name_server_release(package: str, version: str) -> str:
@@ -375,66 +340,3 @@ def get_type_name(dtype: Any) -> str:
     """`fp16` for the library's HALF, and so on; other types keep the library's name in lower case."""
     name = get_enum_name(dtype)
     return _TYPES.get(name, name.lower())
-
-
-# The output of TensorRT's engine inspector is stored with the artifact.
-#
-# The inspector needs a deserialized engine, which needs the GPU; without one, the layers of the parsed network are stored.
-# Source: NVIDIA TensorRT 11 documentation, "Engine Inspector".
-
-
-INSPECTOR_FILE = "inspector.json"
-"""The inspector's JSON, unchanged."""
-FROM_INSPECTOR = "engine inspector"
-
-
-def keep_layers(trt: Any, logger: Any, plan: Any, network: Any, directory: Path) -> None:
-    runtime = trt.Runtime(logger) if list_gpus() else None
-    engine = runtime.deserialize_cuda_engine(plan) if runtime is not None else None
-    if engine is None:
-        why = "the engine does not load on this GPU" if list_gpus() else "no NVIDIA GPU to deserialize the engine on"
-        found = EngineLayers(f"parsed network; {why}", layers_from_parsed(network))
-    else:
-        text = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
-        (directory / INSPECTOR_FILE).write_text(text, encoding="utf-8")
-        found = EngineLayers(FROM_INSPECTOR, layers_from_inspector(text))
-    (directory / ENGINE_LAYERS).write_bytes(json_from_record(found))
-
-
-def layers_from_parsed(network: Any) -> tuple[EngineLayer, ...]:
-    """The layers of a network before fusion, without those that depend only on constants.
-
-    A product of a dequantized input has an INT8 input, since the builder fuses the two.
-    """
-    found = []
-    constant: set[str] = set()
-    dequantized: set[str] = set()
-    for layer in (network.get_layer(index) for index in range(network.num_layers)):
-        op = get_enum_name(layer.type)
-        tensors = [each for each in map(layer.get_input, range(layer.num_inputs)) if each is not None]
-        written = [layer.get_output(index) for index in range(layer.num_outputs)]
-        if all(each.name in constant for each in tensors):
-            constant |= {each.name for each in written}
-        else:
-            fused = dequantized if op in PRODUCT_LAYERS else set()
-            inputs = tuple("int8" if each.name in fused else get_type_name(each.dtype) for each in tensors)
-            found.append(EngineLayer(layer.name, op, inputs, tuple(get_type_name(each.dtype) for each in written)))
-        if op == "DEQUANTIZE":
-            dequantized |= {each.name for each in written}
-    return tuple(found)
-
-
-def layers_from_inspector(text: str) -> tuple[EngineLayer, ...]:
-    """Reads the inspector's JSON; for an engine that was built without details, it holds only names."""
-    found = []
-    for layer in json.loads(text)["Layers"]:
-        if isinstance(layer, str):
-            found.append(EngineLayer(layer, "", (), ()))
-            continue
-        inputs, outputs = (
-            tuple(str(each.get("Format/Datatype", each.get("Format", "unknown"))) for each in layer.get(side, ()))
-            for side in ("Inputs", "Outputs")
-        )
-        op, tactic = str(layer.get("LayerType", "")), layer.get("TacticName") or None
-        found.append(EngineLayer(str(layer.get("Name", "")), op, inputs, outputs, tactic))
-    return tuple(found)

@@ -20,7 +20,6 @@ from optpipe.core.entries import (
 )
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener
-from optpipe.core.files import hash_file
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, prove_precision
 from optpipe.core.process import redirect_output
 from optpipe.evaluate.tasks import TASKS, require_fitting_task
@@ -209,7 +208,7 @@ def _list_combinations(plan: BuildPlan, listener: Listener) -> list[tuple[Backen
 def _require_sound_plan(plan: BuildPlan, listener: Listener) -> None:
     """Raises MissingError for a named backend that is not here, and BadInputError for an unknown option or value.
 
-    Warns about options without effect, and about plugins, whose code runs.
+    Warns about options without effect.
     """
     for backend in plan.backends if plan.named else ():
         if plan.device is not None and plan.device not in backend.devices():
@@ -218,15 +217,9 @@ def _require_sound_plan(plan: BuildPlan, listener: Listener) -> None:
             raise MissingError(f"backend {backend.name} cannot build on this machine: {reason}")
     for name in sorted({*plan.options} - {each.name for each in plan.backends}):
         listener.warn(f"--option {name}.… has no effect: {name} is not built")
-    named: list[str] = []
     for backend in plan.backends:
         if given := plan.options.get(backend.name):
             backend.recipe(backend.choose_device(plan.device), given)
-            named += str(given.get("plugins", "")).split(",")
-    for path in dict.fromkeys(path.strip() for path in named if path.strip()):
-        listener.warn(
-            f"plugin library {path} runs its code here and wherever the artifact loads, sha256 {hash_file(Path(path))}"
-        )
 
 
 def _require_buildable(model: Model, plan: BuildPlan, listener: Listener) -> None:

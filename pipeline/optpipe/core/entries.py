@@ -1,6 +1,5 @@
 """Records in the manifests of store entries that several verbs read."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,32 +205,6 @@ class ArtifactInfo:
     def label(self) -> str:
         """`onnxruntime fp16 (cuda)`."""
         return f"{self.backend} {self.precision} ({self.device})"
-
-
-ENGINE_LAYERS = "layers.json"
-"""File of the `EngineLayers` in an artifact."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLayer:
-    name: str
-    op: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    tactic: str | None = None
-    """Kernel that the builder chose; None if only the network is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLayers:
-    origin: str
-    """`engine inspector`, or why only the parsed network is known."""
-    layers: tuple[EngineLayer, ...]
-
-    def count_types(self) -> dict[str, int]:
-        """Number of layers by the type of their first input, in descending order."""
-        counted = Counter(layer.inputs[0] for layer in self.layers if layer.inputs)
-        return dict(counted.most_common())
 
 
 @dataclass(frozen=True, slots=True)

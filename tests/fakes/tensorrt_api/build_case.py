@@ -20,13 +20,11 @@ from optpipe.core.precision import Precision, prove_precision
 SPEC = InputSpec("x", "float32", (1, 3, 16, 16), (8, 3, 16, 16), (32, 3, 16, 16))
 
 
-def save_graph(folder, *, sparse=True):
-    """x (batch, 3, 16, 16) through two convolutions; the weights of the second have the 2:4 pattern if `sparse`."""
+def save_graph(folder):
+    """x (batch, 3, 16, 16) through two convolutions."""
     generator = np.random.default_rng(0)
     sizes = {"w": (16, 3, 3, 3), "v": (10, 16, 1, 1)}
     weights = {name: generator.normal(size=size).astype(np.float32) for name, size in sizes.items()}
-    if sparse:
-        weights["v"][:, ::2] = 0
     nodes = [
         ("Conv", "x w", "a", {"name": "first", "pads": [1, 1, 1, 1]}),
         ("Relu", "a", "b", {"name": "relu"}),

@@ -19,7 +19,6 @@ import optpipe
 from optpipe.backends.base import Backend, BuildResult, Capability, LayerTimes, Option
 from optpipe.backends.onnx_graph import layers_from_onnx
 from optpipe.backends.registry import BACKENDS, backends_from_text, resolve_effective_options
-from optpipe.backends.tensorrt_engine import BuilderOptions
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.build.doctor import diagnose_machine
 from optpipe.core.card import TensorSpec, card_from_file
@@ -27,7 +26,6 @@ from optpipe.core.entries import ReferenceInfo, WeightsRequest
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
-from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.deploy.check import check_deployment
 from optpipe.deploy.records import DossierReference
@@ -259,24 +257,15 @@ def test_what_cannot_be_meant_is_refused_by_name(name, value):
 @pytest.mark.parametrize("name", ["tensorrt", "tensorrt-rtx", "torch-tensorrt", "inductor"])
 def test_what_only_a_build_takes_is_not_in_force_at_run_time(name):
     built = artifact_info(backend=name, device="cuda", options=BACKENDS[name].recipe("cuda", {})["options"])
-    assert resolve_effective_options(built, {}).keys() <= {"cuda_graph", "runtime_cache"}
+    assert resolve_effective_options(built, {}).keys() <= {"cuda_graph"}
     given = next(key for key in built.options if key != "cuda_graph")
     with pytest.raises(BadInputError, match=rf"is a build option of {name}: optpipe build --option {name}\.{given}=7"):
         resolve_effective_options(built, {given: "7"})
 
 
-def serve(backend="tensorrt", options=(), version="1.31.1", **built_with):
-    details = {"builder": plain_from_record(BuilderOptions(**built_with))}
-    info = artifact_info(backend=backend, device="cuda", details=details)
+def serve(backend="tensorrt", options=(), version="1.31.1"):
+    info = artifact_info(backend=backend, device="cuda", details={"builder": {}})
     return BACKENDS[backend].serving(info, dict(options), version)
-
-
-def test_an_engine_that_needs_more_than_its_file_is_refused() -> None:
-    assert serve("tensorrt-rtx", plugins="a.so").own_session, "it loads the plugins"
-    with pytest.raises(BadInputError, match="build without strip_weights"):
-        serve(strip_weights=True)
-    with pytest.raises(BadInputError, match="build without plugins"):
-        serve(plugins="a.so")
 
 
 def test_options_that_a_server_does_not_take_over_are_named() -> None:

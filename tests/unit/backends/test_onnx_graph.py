@@ -1,17 +1,13 @@
-"""What an ONNX graph computes, layer by layer, and the 2:4 pattern of its weights."""
+"""What an ONNX graph computes, layer by layer."""
 
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.onnx_graph import (
     find_index_bounds,
-    has_pattern,
     layers_from_onnx,
-    list_sparse_products,
     separate_int8_constants,
 )
 from optpipe.core.card import InputSpec
@@ -77,38 +73,3 @@ def test_how_far_an_index_may_go_is_that_of_the_smallest_table() -> None:
     inputs, tables = dict.fromkeys(("ids", "other"), ("INT64", ["n", 5])), {"a": 10, "b": 7}
     constants = {name: np.zeros((rows, 4), np.float32) for name, rows in tables.items()}
     assert find_index_bounds(onnx_model(nodes, inputs, {"z": ["n", 5, 4]}, **constants)) == {"ids": 7}
-
-
-def prune(weight, axis):
-    """The two smallest of each four along `axis` set to zero."""
-    moved = np.moveaxis(weight, axis, -1)
-    groups = moved.reshape(-1, 4).copy()
-    np.put_along_axis(groups, np.argsort(np.abs(groups), axis=1)[:, :2], 0, axis=1)
-    return np.moveaxis(groups.reshape(moved.shape), -1, axis)
-
-
-@given(st.integers(1, 5), st.integers(1, 6), st.integers(0, 2**31), st.sampled_from([0, 1]))
-def test_pruned_weights_have_the_pattern_and_dense_ones_do_not(rows, groups, seed, axis) -> None:
-    weight = np.random.default_rng(seed).normal(size=(rows, 4 * groups))
-    weight = weight if axis == 1 else weight.T
-    assert not has_pattern(weight, axis)
-    pruned = prune(weight, axis)
-    assert has_pattern(-3 * pruned, axis)
-    assert has_pattern(np.round(pruned / (np.abs(pruned).max() / 127)).astype(np.int8), axis)
-    assert not has_pattern(np.zeros((8, 6)), 1), "a length that is no multiple of four"
-
-
-@pytest.mark.parametrize(("op", "axis"), [("Conv", 1), ("Gemm", 0), ("MatMul", 0)])
-def test_sparse_products_are_found_through_casts_and_quantization(op, axis) -> None:
-    size = (8, 16, 1, 1) if op == "Conv" else (16, 8)
-    quantized = np.round(prune(np.random.default_rng(0).normal(size=size), axis) * 40).astype(np.int8)
-    nodes = [
-        ("DequantizeLinear", "q scale", "w"),
-        (op, "x w", "sparse"),
-        ("Cast", "dense", "d", {"to": onnx.TensorProto.FLOAT}),
-        (op, "x d", "full"),
-    ]
-    constants = {"q": quantized, "scale": np.float32(0.025), "dense": np.ones(size, np.float16)}
-    assert list_sparse_products(onnx_model(nodes, {"x": None}, dict.fromkeys(("sparse", "full")), **constants)) == (
-        "sparse",
-    )

@@ -1,37 +1,28 @@
-"""TensorRT without a GPU: its options, its timing cache, and what TensorRT-RTX's own parser makes of a graph."""
+"""TensorRT without a GPU: its options, and what TensorRT-RTX's own parser makes of a graph."""
 
 import ast
-import json
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.graphs import onnx_model
-from tests.fakes.tensorrt_api.build_case import SPEC, save_graph
+from tests.fakes.tensorrt_api.build_case import SPEC
 
 import optpipe.backends
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.registry import BACKENDS
-from optpipe.backends.tensorrt import TENSORRT_RTX, layers_from_inspector, layers_from_network
+from optpipe.backends.tensorrt import TENSORRT_RTX, layers_from_network
 from optpipe.backends.tensorrt_engine import (
-    BuilderOptions,
     choose_profile,
     describe_in_key,
     list_profile_shapes,
     options_from_given,
-    write_timing_cache,
 )
 from optpipe.core.card import InputSpec, ModelCard, Task, batch_ranges_from_text, join_batch_ranges
-from optpipe.core.entries import ENGINE_LAYERS, EngineLayer, EngineLayers
-from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision, prove_precision
-from optpipe.core.records import read_record
-from optpipe.workspace.environment import list_gpus
 
 RANGES = st.lists(st.integers(1, 256), min_size=3, max_size=3).map(sorted).map(tuple)
 
@@ -59,16 +50,10 @@ def test_every_option_is_described_and_has_its_own_default(backend) -> None:
         assert all(each.default in each.choices for each in options if each.choices)
 
 
-def test_options_at_their_defaults_rename_no_artifact_and_a_plugin_counts_by_its_bytes(tmp_path) -> None:
-    assert describe_in_key(BuilderOptions()) == {"workspace_bytes": 0, "optimization_level": -1}
-    assert describe_in_key(options_from_given({"refit": "false", "aux_streams": "-1"}, "tensorrt", "tensorrt")) == (
-        describe_in_key(BuilderOptions())
-    )
-    for folder, content in (("a", b"one"), ("b", b"one"), ("c", b"two")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "plugin.so").write_bytes(content)
-    keys = [describe_in_key(BuilderOptions(plugins=str(tmp_path / folder / "plugin.so"))) for folder in "abc"]
-    assert keys[0] == keys[1] != keys[2]
+def test_options_at_their_defaults_rename_no_artifact() -> None:
+    defaults = {"workspace_bytes": 0, "optimization_level": -1}
+    assert describe_in_key(options_from_given({}, "tensorrt", "tensorrt")) == defaults
+    assert describe_in_key(options_from_given({"profiles": ""}, "tensorrt", "tensorrt")) == defaults
 
 
 @given(st.lists(RANGES, min_size=1, max_size=4), st.integers(1, 300))
@@ -78,9 +63,7 @@ def test_the_joined_range_holds_every_profile_and_a_shape_runs_in_one_that_holds
     assert low <= usual <= high
     text = ",".join(":".join(map(str, each)) for each in ranges)
     assert batch_ranges_from_text(text) == tuple(ranges)
-    shapes = list_profile_shapes(
-        BuilderOptions(profiles=text), (InputSpec("x", "float32", (low, 3), (usual, 3), (high, 3)),)
-    )
+    shapes = list_profile_shapes({"profiles": text}, (InputSpec("x", "float32", (low, 3), (usual, 3), (high, 3)),))
     assert [(each.min[0], each.opt[0], each.max[0]) for (each,) in shapes] == list(ranges)
     chosen = choose_profile([{"x": tuple((edge, 3) for edge in each)} for each in ranges], {"x": (size, 3)})
     holding = [index for index, (low, _, high) in enumerate(ranges) if low <= size <= high]
@@ -89,85 +72,7 @@ def test_the_joined_range_holds_every_profile_and_a_shape_runs_in_one_that_holds
     assert not exact or ranges[chosen][1] == size, "where one is tuned for just this size, it is taken"
 
 
-# the timing cache: the library's is a set of words here
-
-MARK = b"ptrtd\0\0\0"
-
-
-class Cache:
-    """As TensorRT's ITimingCache: it combines with one of the same GPU, and refuses another's."""
-
-    def __init__(self, content):
-        self.gpu, *words = content.removeprefix(MARK).decode().split()
-        self.words = set(words)
-
-    def serialize(self):
-        return MARK + " ".join([self.gpu, *sorted(self.words)]).encode()
-
-    def combine(self, other, ignore_mismatch):
-        assert not ignore_mismatch
-        if other.gpu != self.gpu:
-            return False
-        self.words |= other.words
-        return True
-
-
-def config(gpu, *words):
-    cache = Cache(MARK + " ".join([gpu, *words]).encode())
-    return SimpleNamespace(
-        create_timing_cache=lambda content: Cache(content or MARK + gpu.encode()), get_timing_cache=lambda: cache
-    )
-
-
-def test_builds_at_once_lose_nothing_that_one_of_them_timed_and_another_gpu_changes_nothing(tmp_path, capsys) -> None:
-    file = tmp_path / "timings"
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda index: write_timing_cache(config("h200", f"kernel{index}"), file), range(40)))
-    before = file.read_bytes()
-    assert Cache(before).words == {f"kernel{index}" for index in range(40)}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".timings.lock", "timings"]
-    write_timing_cache(config("l40s", "two"), file)
-    assert file.read_bytes() == before
-    assert "of another GPU" in capsys.readouterr().out
-
-
-# the layers of an engine: out of the inspector's JSON, and of a network that TensorRT-RTX parsed
-
-
-def test_the_inspector_tells_types_and_tactics() -> None:
-    """JSON of the form in NVIDIA's documentation; none was recorded by us."""
-    kind, tactic = "Channel major FP16 format", "sm80_xmma_fprop_implicit_gemm_f16f16_f16f16_f16_nhwckrsc_nhwc"
-    values = {name: [{"Name": name, "Dimensions": [8, 3, 16, 16], "Format/Datatype": kind}] for name in "xb"}
-    first = {
-        "Name": "conv1 + relu1", "LayerType": "CaskConvolution", "Inputs": values["x"], "Outputs": values["b"],
-        "TacticName": tactic, "TacticValue": "0x9b1d0d9dbb1c1ed0",
-    }  # fmt: skip
-    second = {"Name": "reshape", "LayerType": "NoOp", "Inputs": [], "Outputs": []}
-    inspected = {"Layers": [first, second, "a name alone"], "Bindings": ["x", "y"]}
-    assert list(layers_from_inspector(json.dumps(inspected))) == [
-        EngineLayer("conv1 + relu1", "CaskConvolution", (kind,), (kind,), tactic),
-        EngineLayer("reshape", "NoOp", (), ()),
-        EngineLayer("a name alone", "", (), ()),
-    ]
-
-
-@pytest.mark.skipif(bool(list_gpus()), reason="needs a machine without an NVIDIA GPU")
-def test_without_a_gpu_the_parsed_network_is_kept_and_says_so(tmp_path, library) -> None:
-    save_graph(tmp_path)
-    TENSORRT_RTX.build(request_for(tmp_path))
-    found = read_record(tmp_path / ENGINE_LAYERS, EngineLayers)
-    assert found.origin.startswith("parsed network")
-    computing = [each for each in found.layers if each.op in ("CONVOLUTION", "ACTIVATION")]
-    assert [(each.name, each.inputs[:1], each.outputs) for each in computing] == [
-        (name, ("fp32",), ("fp32",)) for name in ("first", "relu", "second")
-    ]
-    assert found.count_types()["fp32"] >= 3
-
-
-def test_sparsity_is_refused_where_no_weight_has_the_pattern(tmp_path, library) -> None:
-    save_graph(tmp_path, sparse=False)
-    with pytest.raises(BadInputError, match="2:4 pattern"):
-        TENSORRT_RTX.build(request_for(tmp_path, sparse_weights="true"))
+# the layers of a network that TensorRT-RTX parsed
 
 
 @pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
@@ -215,7 +120,7 @@ LIBRARY_OBJECTS = {
     "_engine", "_context", "_runtime",
 }  # fmt: skip
 RTX_ONLY = {
-    "ComputeCapability", "num_compute_capabilities", "set_compute_capability", "create_runtime_cache", "set_runtime_cache",
+    "ComputeCapability", "num_compute_capabilities", "set_compute_capability",
 }  # fmt: skip
 
 
@@ -257,4 +162,4 @@ def test_every_name_that_we_use_exists_in_tensorrt_11_and_none_that_it_removed(b
 
 def test_what_only_tensorrt_rtx_has_exists_there(library) -> None:
     assert names_used() >= RTX_ONLY
-    assert set(dir(library)) | set(dir(library.IBuilderConfig)) | set(dir(library.IRuntimeConfig)) >= RTX_ONLY
+    assert set(dir(library)) | set(dir(library.IBuilderConfig)) >= RTX_ONLY

@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.console import assert_golden, text_of
 from tests.fakes.entries import HASH, MIXED, WRONG, artifact_info, proof, put, thing_of
 
-from optpipe.core.entries import EngineLayer, EngineLayers, Environment, SkippedLayer
+from optpipe.core.entries import Environment, SkippedLayer
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import PlacedNode, Placement
 from optpipe.core.records import plain_from_record
@@ -175,7 +175,7 @@ def test_what_is_stored():
     assert_golden(text_of(*parts), "stored.txt")
 
 
-def test_the_layers_of_an_engine():
+def test_an_engine():
     entry = EntrySummary("0123456789ab", "artifact", "digits", "tensorrt", "int8", "cuda", 705_000,
                          "2026-11-22T10:50:20+00:00", "/w/store/artifact-0123456789ab")  # fmt: skip
     placement = Placement(
@@ -195,10 +195,5 @@ def test_the_layers_of_an_engine():
         "2026-11-22T10:50:17.5+00:00",
         entry.created,
     )
-    first = EngineLayer("conv1 + relu1", "CaskConvolution", ("Int8 NHWC",), ("Int8 NHWC",), "sm90_xmma_fprop")
-    rest = tuple(EngineLayer(f"copy{index}", "NoOp", ("fp32", "int32"), ("fp32",)) for index in range(21))
-    layers = EngineLayers("engine inspector", (first, *rest))
     skipped = (SkippedLayer("conv\x1b", "3 input channels: INT8 kernels pad them to 16"),)
-    assert_golden(
-        text_of(document_from_entry(EntryDetails(entry, manifest, layers, kept=skipped))), "engine-layers.txt"
-    )
+    assert_golden(text_of(document_from_entry(EntryDetails(entry, manifest, kept=skipped))), "entry.txt")

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.entries import ENGINE_LAYERS, EngineLayers, GraphInfo, SkippedLayer
+from optpipe.core.entries import GraphInfo, SkippedLayer
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import MixedPrecision, Placement
 from optpipe.core.quantity import format_bytes, format_count, format_duration
-from optpipe.core.records import json_from_record, read_record, record_from_plain
+from optpipe.core.records import json_from_record, record_from_plain
 from optpipe.models.artifacts.decisions import find_decision, read_decision
 from optpipe.report.document import (
     Cell,
@@ -67,7 +67,6 @@ class StoreListing:
 class EntryDetails:
     entry: EntrySummary
     manifest: Manifest
-    layers: EngineLayers | None = None
     chosen: str | None = None
     """The loads at which `build --precision auto` found it to be the fastest, and the run; for that run, its choice."""
     kept: tuple[SkippedLayer, ...] = ()
@@ -102,13 +101,11 @@ def _summarize(entry: Entry[Any]) -> EntrySummary:
 
 
 def describe_entry(entry: Entry[Any], store: Store) -> EntryDetails:
-    file = entry.file(ENGINE_LAYERS)
-    layers = read_record(file, EngineLayers) if file.is_file() else None
     decided = find_decision(store.workspace, {entry.id})
     chosen = None if decided is None else f"{decided[0].describe(entry.id)} ({decided[1]})"
     made_of = {entry.id, *entry.manifest.parents}
     graph = next((each for each in store.scan_entries(GraphInfo)[0] if each.id in made_of), None)
-    return EntryDetails(_summarize(entry), entry.manifest, layers, chosen, graph.info.kept if graph else ())
+    return EntryDetails(_summarize(entry), entry.manifest, chosen, graph.info.kept if graph else ())
 
 
 def list_stored(store: Store) -> StoreListing:
@@ -315,7 +312,6 @@ def document_from_entry(found: EntryDetails) -> Document:
             Sentence(f"{weights['source']} {weights['sha256']}", Tone.STRONG, "weights") if weights else None,
             Sentence(packages, Tone.STRONG, "with") if packages else None,
             Sentence(str(entry.path), Tone.STRONG, "path"),
-            *(_list_layers(found.layers) if found.layers is not None else ()),
         ]
     )
 
@@ -341,18 +337,6 @@ def _describe_kept(found: EntryDetails) -> Iterator[Sentence]:
     yield from (Sentence(f"{each.layer}: {each.reason}", Tone.STRONG, "kept") for each in found.kept[:SHOWN_LAYERS])
     if (more := len(found.kept) - SHOWN_LAYERS) > 0:
         yield Sentence(f"{more} more layers; --json lists all", Tone.FAINT, "kept")
-
-
-def _list_layers(found: EngineLayers) -> Iterator[Table | Sentence]:
-    counted = ", ".join(f"{count} {kind}" for kind, count in found.count_types().items())
-    rows = [
-        (each.name, each.op, ", ".join(each.inputs), ", ".join(each.outputs), each.tactic)
-        for each in found.layers[:SHOWN_LAYERS]
-    ]
-    title = f"{len(found.layers)} layers ({counted}), from the {found.origin}"
-    yield make_table(("layer", "operation", "in", "out", "tactic"), rows, title=title)
-    if (more := len(found.layers) - SHOWN_LAYERS) > 0:
-        yield Sentence(f"{more} more layers; --json lists all", Tone.FAINT)
 
 
 def document_from_removal(removal: Removal) -> Document:

@@ -19,7 +19,6 @@ from optpipe.quantize.ranges import TensorRange
 VIT = """
 import torch, torchvision
 INPUTS = [{"name": "image", "dtype": "float32", "min": [1, 3, 32, 32], "opt": [4, 3, 32, 32], "max": [16, 3, 32, 32]}]
-CALIBRATION = ({"image": torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(seed)).numpy()} for seed in range(4))
 def make():
     torch.manual_seed(0)
     found = torchvision.models.VisionTransformer(
@@ -32,9 +31,6 @@ BERT = """
 import torch
 from transformers import BertConfig, BertModel
 INPUTS = [{"name": "input_ids", "dtype": "int64", "min": [1, 16], "opt": [4, 16], "max": [16, 16], "below": 100}]
-CALIBRATION = (
-    {"input_ids": torch.randint(100, (8, 16), generator=torch.Generator().manual_seed(seed)).numpy()} for seed in range(4)
-)
 class Encoder(torch.nn.Module):
     def __init__(self):
         super().__init__()

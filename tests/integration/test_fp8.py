@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from tests.fakes.fp8_models import BERT, VIT
@@ -14,7 +15,18 @@ compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++"
 @compiler
 def test_a_transformer_is_built_proven_verified_and_shown(tmp_path):
     (tmp_path / "net.py").write_text(BERT)
-    words = ("build", "net.py:make", "--precision", "fp8", "--backend", "inductor", "--json")
+    np.savez(tmp_path / "data.npz", input_ids=np.random.default_rng(0).integers(0, 100, (32, 16)))
+    words = (
+        "build",
+        "net.py:make",
+        "--calibration",
+        "data.npz",
+        "--precision",
+        "fp8",
+        "--backend",
+        "inductor",
+        "--json",
+    )
     (artifact,) = optpipe(*words, cwd=tmp_path).expect(0).document["artifacts"]
     proof = artifact["precision_proof"]
     assert proof["proven"]
@@ -34,7 +46,7 @@ def test_what_has_no_fp8_is_refused(exported, tmp_path):
     assert said.startswith("FP8 fits 0.0% of the MACs of digits, 80% required (")
     assert said.endswith(": a convolution; FP8 is for linear layers)")
     assert way_out == "build it in fp16 or int8"
-    (tmp_path / "net.py").write_text("\n".join(line for line in VIT.splitlines() if not line.startswith("CALIBRATION")))
+    (tmp_path / "net.py").write_text(VIT)
     for arguments, status, said in (
         (("net.py:make",), 2, "FP8 needs real inputs to calibrate net.make on"),
         (("net.py:make", "--backend", "onnxruntime"), 3, "onnxruntime has no fp8 kernels on cpu, only fp32, int8"),

@@ -1,18 +1,16 @@
-"""Tags and answers in made-up texts: tiny models trained here, from words or questions to INT8 and the verdict."""
+"""Tags in made-up texts: a tiny model trained here, from words to INT8 and its entities."""
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 
 from optpipe.core.entries import WeightsRequest
 from optpipe.models.sources.libraries import HuggingFaceSource
 from tests.fakes.text_models import make_tokenizer, train
-from tests.integration.conftest import Ran, build_and_evaluate, optpipe, require_three_verdicts
+from tests.integration.conftest import build_and_evaluate, optpipe
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
 
@@ -96,96 +94,3 @@ def test_swapped_tags_fail_the_budget(folder: Path) -> None:
         "evaluate", f"hf:{folder / 'tagger'}", "--data", folder / "swapped.jsonl", "--json", cwd=folder
     ).expect(0)
     assert json.loads(ran.stdout)["results"][0]["scores"]["scores"][0]["value"] < 0.05
-
-
-KINDS = {
-    "who": ("ada", "grace", "alan", "emmy"),
-    "where": ("paris", "oslo", "quito", "lima"),
-    "what": ("acme", "globex", "initech", "hooli"),
-}
-SECOND = {"who": "smith", "where": "north", "what": "works"}
-FILLERS = ("met", "left", "at", "talk", "and", "paid", "saw", "then")
-
-
-def make_question(draw: random.Random, most: int = 12) -> tuple[str, str, str]:
-    """A question of one word, a context with at most one name of each kind, and the answer, empty for a kind that is not there."""
-    words = [draw.choice(FILLERS) for _ in range(draw.randint(4, most))]
-    said = {}
-    for kind in draw.sample(list(KINDS), 2):
-        said[kind] = draw.choice(KINDS[kind]) + (f" {SECOND[kind]}" if draw.random() < 0.5 else "")
-        words.insert(draw.randint(0, len(words)), said[kind])
-    asked = draw.choice([*KINDS, *said])
-    return asked, " ".join(words), said.get(asked, "")
-
-
-def write_questions(path: Path, count: int, seed: int, most: int = 12, wrong: float = 0.0) -> Path:
-    """As SQuAD 2.0 has them, in JSON lines; a share of the answers is `wrong`, so that no model has them all."""
-    draw, lines = random.Random(seed), []
-    for _ in range(count):
-        question, context, answer = make_question(draw, most)
-        if answer and draw.random() < wrong:
-            answer = draw.choice(context.split())
-        answers = {"text": [answer] if answer else []}
-        lines.append(json.dumps({"question": question, "context": context, "answers": answers}))
-    path.write_text("\n".join(lines))
-    return path
-
-
-def train_reader(answers: Path) -> None:
-    import torch
-
-    names = [name for kind in KINDS.values() for name in kind]
-    tokenizer, draw = make_tokenizer([*KINDS, *names, *SECOND.values(), *FILLERS], ends=True), random.Random(1)
-
-    def compute_loss(model: Any) -> Any:
-        rows = [make_question(draw, 20) for _ in range(64)]
-        batch = tokenizer(
-            [row[0] for row in rows], [row[1] for row in rows], padding=True, return_tensors="pt",
-            return_token_type_ids=True,
-        )  # fmt: skip
-        begin = [3 + context[: context.index(answer)].count(" ") if answer else 0 for _, context, answer in rows]
-        end = [place + row[2].count(" ") for place, row in zip(begin, rows, strict=True)]
-        return model(**batch, start_positions=torch.tensor(begin), end_positions=torch.tensor(end)).loss
-
-    train(
-        answers,
-        tokenizer,
-        transformers.BertForQuestionAnswering,
-        compute_loss,
-        600,
-        attention_probs_dropout_prob=0.0,
-    )
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("answers")
-    train_reader(place / "reader")
-    write_questions(place / "train.jsonl", 200, seed=2)
-    write_questions(place / "validation.jsonl", 200, seed=3, most=40, wrong=0.1)
-    return place
-
-
-def test_from_questions_to_int8_and_three_verdicts(answers: Path, inside: Callable[..., Ran]) -> None:
-    model = f"hf:{answers / 'reader'}"
-    judged, found = build_and_evaluate(model, answers, answers / "train.jsonl", answers / "validation.jsonl")
-    assert "are read in overlapping windows" in judged.stderr
-    assert found.task == "question-answering"
-    for row in found.results:
-        assert row.scores is not None
-        assert [each.name for each in row.scores.scores] == ["F1", "exact match"]
-        assert row.scores.scores[0].value > 0.7
-        assert [each.label for each in row.scores.classes] == ["with an answer", "without an answer"]
-    run = next((answers / ".optpipe" / "runs").glob("evaluate-*"))
-    assert pl.read_parquet(run / "predictions.parquet").height > 200
-    assert (found.dataset.count, found.dataset.kind) == (200, "questions")
-    require_three_verdicts(inside, model, answers, found)
-    dossier = sorted((answers / ".optpipe" / "dossiers").iterdir())[-1]
-    assert "200 questions" in (dossier / "report.md").read_text()
-    assert inside("verify", dossier, cwd=answers).status == 5
-
-
-def test_texts_without_a_question_are_refused(answers: Path) -> None:
-    (answers / "texts.jsonl").write_text('{"text": "ada met alan"}\n')
-    ran = optpipe("evaluate", f"hf:{answers / 'reader'}", "--data", answers / "texts.jsonl", cwd=answers).expect(2)
-    assert 'line 1: reader answers questions, and needs a "question" with its "context"' in ran.stderr

@@ -34,7 +34,7 @@ from optpipe.models.export.exported import (
     read_tokenizer,
     reference_from_file,
 )
-from optpipe.models.inputs.rows import holds_tensors, read_tensor_set, save_batches
+from optpipe.models.inputs.rows import holds_tensors, read_tensor_set
 from optpipe.models.inputs.samples import choose_samples
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.models.sources.resolve import CardSource
@@ -121,7 +121,7 @@ def _require_evaluable(model: Model, stored: Entry[ModelInfo] | None, store: Sto
 
 
 def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: Store, listener: Listener) -> BuildPlan:
-    """`plan` with its calibration data checked against the model's inputs, or with those of the model's file.
+    """`plan` with its calibration data checked against the model's inputs.
 
     Raises BadInputError before the export if INT8 or FP8 has no calibration data, or a budget is in points and the model's task is
     not evaluated.
@@ -144,9 +144,6 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
         return replace(plan, calibration=source)
     if "calibration" in card.data or (stored and stored.info.own_precision) or model.is_quantized():
         return plan
-    if (given := model.load().calibration) is not None:
-        with listener.step("calibration data of the model's file"):
-            return replace(plan, calibration=save_batches(given(), store.workspace / "calibration"))
     if len(wanted) == 1 and stored and (tables := find_tables(wanted[0], stored, store)):
         listener.warn(
             f"{card.name} is built in {wanted[0]} as it was calibrated before; --calibration gives other data"
@@ -157,11 +154,9 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
 
 
 def find_calibration(model: Model, precision: Precision, store: Store) -> Path | None:
-    """The calibration data of a build without --calibration: the card's, or the last table. None for those of the model's code."""
+    """The calibration data of a build without --calibration: the card's, or the last table."""
     if isinstance(model.source, CardSource) and (data := model.source.card.data.get("calibration")) is not None:
         return Path(data)
-    if model.source.runs_code and model.load().calibration is not None:
-        return None
     drawn = replace(model, weights=WeightsRequest("random", model.weights.seed))  # if there are no trained weights
     stored = find_stored_model(model, store) or find_stored_model(drawn, store)
     tables = find_tables(precision, stored, store) if stored is not None else []

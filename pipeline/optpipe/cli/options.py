@@ -84,8 +84,7 @@ class CalibrationOptions:
     calibration: Annotated[
         Path | None,
         Param(
-            "Calibration data: images, texts, tensors (.npz, .npy, a .py with CALIBRATION), a set manifest, "
-            "or a table.",
+            "Calibration data: images, texts, tensors (.npz), a set manifest, or a table.",
             metavar="PATH",
         ),
     ] = None

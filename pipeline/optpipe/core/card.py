@@ -206,7 +206,6 @@ class Task(StrEnum):
     CLASSIFICATION = "classification"
     TEXT_CLASSIFICATION = "text-classification"
     TOKEN_CLASSIFICATION = "token-classification"
-    QUESTION_ANSWERING = "question-answering"
     DETECTION = "detection"
     SEGMENTATION = "segmentation"
     EMBEDDING = "embedding"

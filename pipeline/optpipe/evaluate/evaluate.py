@@ -294,7 +294,7 @@ def run_evaluation(
     truths = task.read_truths(samples, card, classes) if truths is None else truths
     labels = card.labels if task.names_classes else ()
     selected = card.task is Task.DETECTION and card.outputs[0].name in find_selected_outputs(exported.file(ONNX))
-    units, kind = task.count_samples(rows[0].predictions.values), task.sample_kind or samples.kind
+    units, kind = len(rows[0].predictions.values), samples.kind
     if truths is not None:
         units, kind = task.count_units(truths), task.unit_kind or kind
         if left_out := task.describe_left_out(truths):
@@ -310,9 +310,9 @@ def run_evaluation(
             weights=exported.info.weights,
             dataset=Dataset(
                 name=samples.name,
-                kind=task.sample_kind or samples.kind,
+                kind=samples.kind,
                 sha256=samples.sha256,
-                count=task.count_samples(rows[0].predictions.values),
+                count=len(rows[0].predictions.values),
                 unreadable=tuple(str(path) for path, _ in unreadable),
                 labeled=truths is not None,
                 classes=classes,

@@ -77,7 +77,7 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
     task, frame = _find_task(stored), _read_table(run)
     truths, source = _read_truths(frame, task), _read_predictions(frame, task, "source")
     assert source is not None
-    yield f"{EVALUATION}: dataset", stored.dataset, replace(stored.dataset, count=task.count_samples(source))
+    yield f"{EVALUATION}: dataset", stored.dataset, replace(stored.dataset, count=len(source))
     for row in stored.results:
         name = row.artifact or "source"
         found = source if name == "source" else _read_predictions(frame, task, name)
@@ -96,7 +96,7 @@ def recompute_accuracy(run: Run, artifact: str | None, confidence: float) -> dic
     found, source = (_read_predictions(frame, task, str(name)) for name in (artifact, "source"))
     if found is None or source is None:
         return {}
-    judged = replace(evaluated.dataset, count=task.count_samples(source))
+    judged = replace(evaluated.dataset, count=len(source))
     # reports of older versions do not name the data, and `verify` must render the same bytes
     about = judged.describe() if judged.validation is None else judged.identify()
     return task.observe(_read_truths(frame, task), source, found, confidence, about)

@@ -29,7 +29,7 @@ from optpipe.core.quantity import format_count
 from optpipe.evaluate.tasks import require_fitting_task
 from optpipe.models.export.exported import Model, export_model, prepare_model, read_card, read_tokenizer
 from optpipe.models.inputs.image_set import image_set_from_path
-from optpipe.models.inputs.rows import FORMS, check_rows, holds_tensors, read_tensor_set, save_batches
+from optpipe.models.inputs.rows import FORMS, holds_tensors, read_tensor_set
 from optpipe.models.inputs.sample_set import (
     FEW_SAMPLES,
     SampleSet,
@@ -45,7 +45,6 @@ from optpipe.models.inputs.task_data import (
     load_sample_set,
     resolve_texts,
 )
-from optpipe.models.sources.python_file import read_calibration
 from optpipe.quantize.qdq import Target, place_qdq, quantize_graph
 from optpipe.quantize.ranges import (
     METHODS,
@@ -130,15 +129,10 @@ def _require_own(found: SampleSet, card: ModelCard) -> None:
 def resolve_data(
     source: Path, card: ModelCard, tokenizer: str | None, store: Store, option: str, *, truncate: bool = False
 ) -> Path:
-    """`source` of `option`, the folder of a Python file's CALIBRATION batches, or the manifest of truncated texts.
+    """`source` of `option`, or the manifest of truncated texts.
 
     `tokenizer` is the content of a text model's. Raises BadInputError, before any computation, for inputs that the model rejects.
     """
-    if source.suffix.lower() == ".py":
-        batches = read_calibration(source, tuple(each.name for each in card.inputs))
-        for index, each in enumerate(batches):
-            check_rows(f"{source}, batch {index}", each, card.inputs)
-        source = save_batches(batches, store.workspace / "calibration") if batches else source
     if holds_tensors(source):
         for rows in read_tensor_set(source, card.inputs).parts:
             for name, values in rows.items():
@@ -146,8 +140,7 @@ def resolve_data(
                     raise BadInputError(f"{source}: input '{name}' contains NaN or Inf; give finite values")
     elif card.transform is None and card.tokenization is None and not is_table(source):
         raise BadInputError(
-            f"{source} holds no inputs of {card.name} ({', '.join(each.name for each in card.inputs)})\n"
-            f"give {FORMS}; or a Python file that defines CALIBRATION"
+            f"{source} holds no inputs of {card.name} ({', '.join(each.name for each in card.inputs)})\ngive {FORMS}"
         )
     if is_table(source):
         return source
@@ -453,7 +446,10 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
     require_fitting_task(model, stored)
-    source = _find_source(model, stored, plan, store)
+    source = plan.source
+    if source is not None:
+        card, tokenizer = read_card(model, stored), read_tokenizer(model, stored)
+        source = resolve_data(source, card, tokenizer, store, "calibrate --data", truncate=plan.truncate)
     exported, _ = export_model(model, store, listener, stored)
     samples, unreadable = load_calibration_data(exported, source, plan.count, plan.seed, listener)
     entry, _ = calibrate_model(exported, samples, plan.methods, TARGETS, choose_calibration_device(), store, listener)
@@ -511,16 +507,6 @@ def _warn_of_drop(compared: MethodsInfo, listener: Listener) -> None:
         f"INT8 by {compared.best} costs accuracy: {100 * cost.drop:.2f} [{100 * cost.drop_ci[0]:.2f},"
         f" {100 * cost.drop_ci[1]:.2f}] points; {others}keep layers in floating point with --accuracy-budget"
     )
-
-
-def _find_source(model: Model, stored: Entry[ModelInfo] | None, plan: CalibrationPlan, store: Store) -> Path | None:
-    """The given data or those of the model's file; None for the card's data."""
-    card = read_card(model, stored)
-    if plan.source is not None:
-        tokenizer = read_tokenizer(model, stored)
-        return resolve_data(plan.source, card, tokenizer, store, "calibrate --data", truncate=plan.truncate)
-    own = None if "calibration" in card.data else model.load().calibration
-    return None if own is None else save_batches(own(), store.workspace / "calibration")
 
 
 MAX_LAYERS_LISTED = 12

@@ -9,7 +9,7 @@ from optpipe.core.entries import WeightsRequest, weights_from_text
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Resize
 from optpipe.models.export.exported import Model
-from optpipe.models.sources.python_file import PythonFileSource, read_calibration
+from optpipe.models.sources.python_file import PythonFileSource
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.preprocess.preprocess import require_image_transform
 
@@ -91,12 +91,9 @@ def test_defaults_that_the_file_sets_hold_for_its_own_code_only(tmp_path):
 
 
 SAID = """
-import numpy as np, torch
+import torch
 INPUTS = [dict(name="x", min=[1, 8], opt=[2, 8], max=[4, 8])]
 TASK, LABELS = "classification", ["a", "b", "c"]
-def CALIBRATION():
-    for size in (2, 3):
-        yield torch.full((size, 8), float(size))
 make = lambda: torch.nn.Linear(8, 3)
 """
 
@@ -109,31 +106,9 @@ def load(folder, text, card=None):
     return source_from_text(str(folder / "card.toml")).load(weights_from_text("default", 0))
 
 
-def test_a_file_says_its_task_labels_and_calibration_data(tmp_path):
+def test_a_file_says_its_task_and_labels(tmp_path):
     found = load(tmp_path, SAID)
     assert (found.card.task, found.card.labels) == ("classification", ("a", "b", "c"))
-    assert [each["x"].shape for each in found.calibration()] == [(2, 8), (3, 8)]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("CALIBRATION = ({'x': [[1.0]]} for _ in range(2))", None),
-        ("make = 1", "does not define CALIBRATION, a generator of mappings with x"),
-        ("CALIBRATION = lambda: 1 / 0", "CALIBRATION raised ZeroDivisionError"),
-        ("1 / 0", "cannot be imported"),
-        (None, "no such file"),
-    ],
-)
-def test_a_file_of_its_own_gives_calibration_data(tmp_path, text, said):
-    path = tmp_path / "data.py"
-    if text is not None:
-        path.write_text(text)
-    if said is None:
-        assert [each["x"].shape for each in read_calibration(path, ("x",))] == [(1, 1), (1, 1)]
-        return
-    with pytest.raises(BadInputError, match=said):
-        read_calibration(path, ("x",))
 
 
 def test_a_card_takes_from_the_file_what_it_leaves_out(tmp_path):
@@ -147,14 +122,12 @@ def test_a_card_takes_from_the_file_what_it_leaves_out(tmp_path):
     [
         (SAID.replace('"classification"', '"sorting"'), "TASK is 'sorting'; give one of classification"),
         (SAID.replace('["a", "b", "c"]', "3"), "LABELS is not a list"),
-        (SAID.replace("torch.full((size, 8), float(size))", "1 / 0"), "CALIBRATION raised ZeroDivisionError"),
-        (SAID.replace("torch.full((size, 8), float(size))", "(1, 2)"), "CALIBRATION raised ValueError"),
         (SAID.replace("INPUTS", "INPUT"), "define INPUTS in it or write a model card"),
     ],
 )
 def test_what_it_says_wrongly_is_one_line(tmp_path, text, said):
     with pytest.raises(BadInputError, match=said):
-        load(tmp_path, text).calibration()
+        load(tmp_path, text)
 
 
 NET = """

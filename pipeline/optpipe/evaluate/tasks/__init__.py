@@ -14,7 +14,7 @@ from optpipe.evaluate.tasks.classification import Classification
 from optpipe.evaluate.tasks.contract import TaskContract, suggest_task
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.segmentation import Segmentation
-from optpipe.evaluate.tasks.texts import Embedding, QuestionAnswering, TokenClassification
+from optpipe.evaluate.tasks.texts import Embedding, TokenClassification
 from optpipe.models.artifacts.lookup import format_model_argument
 from optpipe.models.export.exported import Model, read_card
 from optpipe.models.export.onnx_export import read_outputs_early
@@ -25,12 +25,11 @@ TASKS: Mapping[Task, TaskContract] = {
     Task.TEXT_CLASSIFICATION: Classification(),
     Task.DETECTION: Detection(),
     Task.EMBEDDING: Embedding(),
-    Task.QUESTION_ANSWERING: QuestionAnswering(),
     Task.SEGMENTATION: Segmentation(),
     Task.TOKEN_CLASSIFICATION: TokenClassification(),
 }
 
-_OF_TEXTS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING)
+_OF_TEXTS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
 
 
 def require_fitting_task(model: Model, stored: Entry[ModelInfo] | None) -> None:

@@ -55,10 +55,8 @@ class TaskContract:
     prediction_column: ClassVar[str] = "prediction"
     names_classes: ClassVar[bool] = True
     """True if the task lists scores by class."""
-    sample_kind: ClassVar[str | None] = None
-    """Name of the counted units in the plural, if they are not the set's samples."""
     unit_kind: ClassVar[str | None] = None
-    """Name of the units of `count_units` in the plural, if they differ from those of `count_samples`."""
+    """Name of the units of `count_units` in the plural, if they are not the set's samples."""
 
     @property
     def score(self) -> str:
@@ -85,12 +83,9 @@ class TaskContract:
         """The samples that the scores leave out; empty without any."""
         return ""
 
-    def count_samples(self, predictions: Values) -> int:
-        return len(predictions)
-
     def count_units(self, truths: Values) -> int:
         """Number of independent units; the samples by default."""
-        return self.count_samples(truths)
+        return len(truths)
 
     def count_classes(self, card: ModelCard) -> int | None:
         """Classes of the model's outputs; None if the task or the shape has none."""
@@ -245,7 +240,7 @@ def suggest_task(card: ModelCard) -> str:
     """Completes an error if the outputs have the ranks of another task: `; task = "segmentation" would fit`."""
     ranks = tuple(sorted(len(each.shape) for each in card.outputs))
     if card.tokenization is not None:
-        fits = {(2,): Task.TEXT_CLASSIFICATION, (3,): Task.TOKEN_CLASSIFICATION, (2, 2): Task.QUESTION_ANSWERING}
+        fits: dict[tuple[int, ...], Task] = {(2,): Task.TEXT_CLASSIFICATION, (3,): Task.TOKEN_CLASSIFICATION}
     else:
         fits = {(2,): Task.CLASSIFICATION}
     if card.takes_images:

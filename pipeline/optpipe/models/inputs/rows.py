@@ -1,11 +1,10 @@
 """Converts between rows (samples, ...) and a model's batches, whose batch axes are in its card.
 
 Everything that is stored or compared is rows; a value that all samples of a call share (a sampling rate) is repeated
-for each. Tensors are data for any model: .npz, and folders of .npy or .npz, whose names, types and shapes are checked
-before anything runs; `labels`, one integer per sample, may accompany the inputs.
+for each. Tensors are data for any model: .npz, and folders of .npz, whose names, types and shapes are checked before
+anything runs; `labels`, one integer per sample, may accompany the inputs.
 """
 
-import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from optpipe.core.card import InputSpec, ModelCard, TensorSpec
 from optpipe.core.errors import BadInputError, read_as_user_file
-from optpipe.core.files import get_memory_bytes, hash_arrays, hash_text
+from optpipe.core.files import get_memory_bytes, hash_arrays
 from optpipe.core.quantity import format_bytes
 from optpipe.models.inputs.sample_set import SampleSet, SetFile, stratify_indices
 
@@ -159,9 +158,9 @@ def _find_axes(card: ModelCard) -> dict[str, int]:
     return {name: axis if axis > batches[name] else axis + 1 for name, axis in card.length_axes.items()}
 
 
-SUFFIXES = (".npz", ".npy")
+SUFFIX = ".npz"
 LABELS = "labels"
-FORMS = "a .npz with an array per input, or a folder of .npy or .npz files"
+FORMS = "a .npz with an array per input, or a folder of them"
 
 
 @dataclass(frozen=True)
@@ -193,11 +192,11 @@ class TensorSet(SampleSet):
 
 
 def holds_tensors(source: Path) -> bool:
-    return any(each.suffix.lower() in SUFFIXES for each in (source.iterdir() if source.is_dir() else (source,)))
+    return any(each.suffix.lower() == SUFFIX for each in (source.iterdir() if source.is_dir() else (source,)))
 
 
 def read_shapes(source: Path) -> dict[str, tuple[int, ...]]:
-    if source.suffix.lower() != ".npz":
+    if source.suffix.lower() != SUFFIX:
         return {}
     with read_as_user_file(source, "tensors", f"give {FORMS}"):
         _require_room(source)
@@ -232,7 +231,7 @@ def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None
     """
     parts, labels = [], []
     with read_as_user_file(source, "tensors", f"give {FORMS}"):
-        for where, found in _iterate_feeds(source, inputs):
+        for where, found in _iterate_feeds(source):
             marked = found.get(LABELS) if LABELS not in {each.name for each in inputs} else None
             rows = check_rows(
                 where, {name: value for name, value in found.items() if name != LABELS or marked is None}, inputs
@@ -260,19 +259,6 @@ def tensor_set_from_parts(name: str, parts: Sequence[Arrays], labels: Sequence[s
     return TensorSet(name, Path(), 0, files, names, parts=tuple(parts))
 
 
-def save_batches(batches: Sequence[Mapping[str, NDArray[Any]]], folder: Path) -> Path:
-    """Writes a .npz per batch to a folder named after their content; returns the folder, which `read_tensor_set` reads."""
-    content = hash_text("".join(hash_arrays(each) for each in batches))
-    target = folder / content[:12]
-    if not target.is_dir():
-        scratch = folder / f".{content[:12]}.{os.getpid()}"
-        scratch.mkdir(parents=True, exist_ok=True)
-        for index, each in enumerate(batches):
-            np.savez(scratch / f"{index:05}.npz", allow_pickle=False, **dict(each))
-        scratch.rename(target)
-    return target
-
-
 def _read_labels(where: str, marked: NDArray[Any] | None, count: int) -> list[str | None]:
     if marked is None:
         return [None] * count
@@ -283,43 +269,13 @@ def _read_labels(where: str, marked: NDArray[Any] | None, count: int) -> list[st
     return [str(int(each)) for each in marked]
 
 
-def _iterate_feeds(source: Path, inputs: Sequence[InputSpec]) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
-    """Yields the location of each group of arrays, and the arrays by name."""
-    if source.is_dir():
-        yield from _iterate_folder_feeds(source, inputs)
-    elif source.suffix.lower() == ".npy":
-        if len(inputs) != 1:
-            names = ", ".join(f"{each.name}.npy" for each in inputs)
-            raise BadInputError(
-                f"{source} is one array, and the model takes {len(inputs)} inputs: give a folder with {names}, or a .npz"
-            )
-        yield str(source), {inputs[0].name: _load_array(source)}
-    else:
-        _require_room(source)
-        with np.load(source, allow_pickle=False) as stored:
-            yield str(source), {name: stored[name] for name in stored.files}
-
-
-def _iterate_folder_feeds(
-    folder: Path, inputs: Sequence[InputSpec]
-) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
-    """Reads one .npy per input, named after it, or files of samples: .npz of all inputs, .npy of the only one."""
-    files = sorted(each for each in folder.iterdir() if each.suffix.lower() in SUFFIXES)
-    arrays = {each.stem: each for each in files if each.suffix.lower() == ".npy"}
-    if {each.name for each in inputs} <= set(arrays):
-        wanted = {each.name for each in inputs} | {LABELS}
-        yield str(folder), {name: _load_array(file) for name, file in arrays.items() if name in wanted}
-        return
+def _iterate_feeds(source: Path) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
+    """Yields the file of each group of arrays, and the arrays by name."""
+    files = sorted(each for each in source.iterdir() if each.suffix.lower() == SUFFIX) if source.is_dir() else [source]
     for file in files:
-        if file.stem != LABELS:
-            yield from _iterate_feeds(file, inputs)
-
-
-def _load_array(path: Path) -> NDArray[Any]:
-    with path.open("rb") as file:
-        _require_whole(str(path), file, path.stat().st_size)
-    found: NDArray[Any] = np.load(path, allow_pickle=False)
-    return found
+        _require_room(file)
+        with np.load(file, allow_pickle=False) as stored:
+            yield str(file), {name: stored[name] for name in stored.files}
 
 
 def check_rows(where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:

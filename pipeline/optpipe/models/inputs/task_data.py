@@ -36,7 +36,6 @@ from optpipe.models.inputs.sample_set import AnySet, SampleSet, Unusable, format
 from optpipe.models.inputs.text_set import (
     TextSet,
     compute_max_tokens,
-    cut_windows,
     find_first_tokens,
     find_long_texts,
     pad_tokens,
@@ -86,18 +85,6 @@ def load_sample_set(
     if isinstance(found, TextSet):
         assert model is not None
         longest, tokenizer = compute_max_tokens(card), model.file(TOKENIZER)
-        if card.task is Task.QUESTION_ANSWERING:
-            odd = next((path for path, text in found.texts.items() if "\n" not in text), None)
-            if odd is not None:
-                raise BadInputError(
-                    f'{found.name}, line {odd}: {card.name} answers questions, and needs a "question" with its "context"'
-                )
-            cut = cut_windows(found, tokenizer, card, longest)
-            if many := len({each.path.partition(".")[0] for each in cut.files if "." in each.path}):
-                listener.inform(
-                    f"{many} of {len(found.files)} contexts are longer than {longest} tokens and are read in overlapping windows"
-                )
-            return cut, unusable
         found = fit_texts(found, tokenizer.read_text(encoding="utf-8"), card, truncate=truncate)
         if found.truncated:
             listener.warn(f"{found.truncated} of {len(found.files)} texts are truncated to {longest} tokens")
@@ -132,9 +119,9 @@ def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool
 def resolve_texts(source: Path, card: ModelCard, tokenizer: str | None, folder: Path, *, truncate: bool) -> Path:
     """Checks `source` with `fit_texts` before the export; returns it, or a manifest in `folder` if texts are cut.
 
-    A model without a tokenizer, or one that reads long texts in windows, needs no check.
+    A model without a tokenizer needs no check.
     """
-    if card.tokenization is None or tokenizer is None or card.task is Task.QUESTION_ANSWERING or holds_tensors(source):
+    if card.tokenization is None or tokenizer is None or holds_tensors(source):
         return source
     require_task_data(card)
     found = fit_texts(text_set_from_path(source)[0], tokenizer, card, truncate=truncate)
@@ -150,7 +137,7 @@ def require_task_data(card: ModelCard) -> None:
     if card.transform is not None:
         return
     if card.tokenization is None:
-        if card.task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.EMBEDDING, Task.QUESTION_ANSWERING):
+        if card.task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.EMBEDDING):
             message = f"{card.name} has no tokenizer to convert texts to inputs; save one next to the model"
         else:
             message = (
@@ -189,17 +176,11 @@ def iterate_rows(
         yield from samples.batches(size)
         return
     if isinstance(samples, TextSet):
-        if samples.windows:
-            rows = [
-                (each.ids, each.types)
-                for each in map(samples.windows.__getitem__, (file.path for file in samples.files))
-            ]
-        else:
-            assert model is not None
-            texts = [samples.texts[each.path] for each in samples.files]
-            rows = [(each.ids, ()) for each in tokenize(texts, model.file(TOKENIZER), compute_max_tokens(card))]
+        assert model is not None
+        texts = [samples.texts[each.path] for each in samples.files]
+        rows = [each.ids for each in tokenize(texts, model.file(TOKENIZER), compute_max_tokens(card))]
         if by_length:
-            rows.sort(key=lambda each: len(each[0]))
+            rows.sort(key=len)
         yield from (pad_tokens(card, rows[start : start + size]) for start in range(0, len(rows), size))
         return
     assert isinstance(samples, ImageSet)

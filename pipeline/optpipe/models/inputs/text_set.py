@@ -1,7 +1,6 @@
 """Text sets with provenance from JSON lines.
 
-`{"text": "...", "label": "..."}`; words with tags: `{"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}`; or a
-question: `{"question": "...", "context": "...", "answers": {"text": ["..."]}}`.
+`{"text": "...", "label": "..."}`, or words with tags: `{"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}`.
 """
 
 import json
@@ -25,20 +24,6 @@ from optpipe.models.inputs.sample_set import (
     format_unreadable,
 )
 
-STRIDE = 128
-"""Maximum tokens that adjacent windows share, as in Hugging Face's examples; at most a quarter of the model's input length."""
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A question with a part of its context that fits the model's input."""
-
-    ids: tuple[int, ...]
-    types: tuple[int, ...]
-    spans: tuple[tuple[int, int], ...]
-    """(begin, end) of each token in the context, in characters; (-1, -1) for tokens of the question and special tokens."""
-    context: str
-
 
 @dataclass(frozen=True)
 class TextSet(SampleSet):
@@ -48,44 +33,12 @@ class TextSet(SampleSet):
     texts: Mapping[str, str] = field(default_factory=dict)
     first_tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """The first token of each word, whose tag is the word's, by `files[].path`; -1 for a truncated word."""
-    windows: Mapping[str, "Window"] = field(default_factory=dict)
-    """Windows of questions by `files[].path`: `7` is the first window of line 7, `7.1` the next."""
     truncated: int = 0
-    some_unanswerable: bool = False
 
     def read_objects(self) -> list[dict[str, Any]]:
         """The JSON object of each sample's line, in the order of `files`."""
         lines = dict(_read_raw_lines(self.root))
-        return [json.loads(lines[int(each.path.partition(".")[0])]) for each in self.files]
-
-
-def cut_windows(found: TextSet, tokenizer: Path, card: ModelCard, longest: int) -> TextSet:
-    """The set with one sample per window of each question. Raises BadInputError for a question that is too long."""
-    from tokenizers import Tokenizer
-
-    loaded = Tokenizer.from_file(str(tokenizer))
-    loaded.no_padding()
-    files, windows = [], {}
-    for each in found.files:
-        question, _, context = found.texts[each.path].partition("\n")
-        loaded.no_truncation()
-        taken = len(loaded.encode(question, "").ids)
-        if taken > longest // 2:
-            raise BadInputError(
-                f"{found.name}, line {each.path}: the question has {taken} tokens; the maximum is {longest // 2}, "
-                f"half of {card.name}'s input length"
-            )
-        loaded.enable_truncation(longest, stride=min(STRIDE, longest // 4), strategy="only_second")
-        first = loaded.encode(question, context)
-        for number, part in enumerate((first, *first.overflowing)):
-            pairs = zip(part.sequence_ids, part.offsets, strict=True)
-            spans = tuple(span if sequence == 1 else (-1, -1) for sequence, span in pairs)
-            path = f"{each.path}.{number}" if number else each.path
-            files.append(replace(each, path=path))
-            windows[path] = Window(tuple(part.ids), tuple(part.type_ids), spans, context)
-    answers = [value.get("answers") for value in found.read_objects()]
-    empty = any((each.get("text") if isinstance(each, dict) else each) == [] for each in answers)
-    return replace(found, files=tuple(files), windows=windows, some_unanswerable=empty)
+        return [json.loads(lines[int(each.path)]) for each in self.files]
 
 
 Line = tuple[str, str | None, str | None]
@@ -105,18 +58,15 @@ def text_set_from_path(source: Path, count: int | None = None, seed: int = 0) ->
         is_manifest = TextSet.format.partition("/")[0].encode() in file.read(200)
     if is_manifest:
         whole = TextSet.from_manifest(source)
-        files = tuple(
-            each for each in whole.files if "." not in each.path
-        )  # further windows of a question are cut again
         lines, texts = _parse_lines(whole.root)[0], {}
-        for each in files:
+        for each in whole.files:
             text = lines[int(each.path)][0] if each.path.isdecimal() and int(each.path) in lines else None
             if text is None or hash_text(text) != each.sha256:
                 raise BadInputError(
                     f"text set {whole.name}: line {each.path} of {whole.root} has changed; draw the set again"
                 )
             texts[each.path] = text
-        whole = replace(whole, files=files, texts=texts, pairs=_name_pairs(lines))
+        whole = replace(whole, texts=texts, pairs=_name_pairs(lines))
         return (whole if count is None else draw_subset(whole, count, seed)), ()
     lines, bad = _parse_lines(source)
     allowed = max(1, MAX_UNREADABLE_SHARE * (len(lines) + len(bad)))
@@ -172,11 +122,6 @@ def _parse_line(value: Any) -> Line:
         if not isinstance(words, list) or not all(isinstance(each, str) and each.split() == [each] for each in words):
             raise TypeError('its "tokens" are not a list of words without spaces')
         value = {**value, "text": " ".join(words)}
-    if isinstance(value, dict) and "question" in value and "text" not in value:
-        question, context = value["question"], value.get("context")
-        if not (isinstance(question, str) and isinstance(context, str) and question.strip() and context.strip()):
-            raise TypeError('its "question" or "context" is missing or empty')
-        value = {"text": " ".join(question.split()) + "\n" + context}  # the first line is the question
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
         raise TypeError('not an object with a "text"')
     if not value["text"].strip():
@@ -252,15 +197,14 @@ def compute_max_tokens(card: ModelCard) -> int:
     return min(card.tokenization.max_length, card.inputs[0].max[1])
 
 
-def pad_tokens(card: ModelCard, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, np.ndarray]:
-    """Rows of (token identifiers, their types or nothing) as a text model's inputs, padded to the longest or the profile's minimum."""
+def pad_tokens(card: ModelCard, rows: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+    """Rows of token identifiers as a text model's inputs, padded to the longest or the profile's minimum."""
     assert card.tokenization is not None
-    width = max(card.inputs[0].min[1], *(len(row) for row, _ in rows))
+    width = max(card.inputs[0].min[1], *map(len, rows))
     ids = np.full((len(rows), width), card.tokenization.pad_id, np.int64)
-    mask, kinds = np.zeros_like(ids), np.zeros_like(ids)
-    for index, (row, types) in enumerate(rows):
+    mask = np.zeros_like(ids)
+    for index, row in enumerate(rows):
         ids[index, : len(row)] = row
         mask[index, : len(row)] = 1
-        kinds[index, : len(types)] = types
-    known = {"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds}
+    known = {"input_ids": ids, "attention_mask": mask}
     return {each.name: known[each.name].astype(each.dtype) for each in card.inputs}

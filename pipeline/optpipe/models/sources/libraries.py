@@ -1,7 +1,7 @@
 """Models of libraries: `hf:google/vit-base-patch16-224`, `hf:./my-model` (a local folder), `timm:NAME`, `torchvision:resnet50`.
 
-The hub serves image, text and token classification, question answering, and text encoders: a checkpoint without a head gives
-embeddings, pooled over tokens inside the model. The configuration is required (from the hub, its cache or the folder);
+The hub serves image, text and token classification, and text encoders: a checkpoint without a head gives embeddings, pooled over
+tokens inside the model. The configuration is required (from the hub, its cache or the folder);
 the weights may be replaced by random ones.
 """
 
@@ -213,10 +213,8 @@ class HuggingFaceSource:
             (batch, min(length, limit))
             for batch, length in zip(DEFAULT_BATCH_PROFILE, DEFAULT_SEQUENCE_PROFILE, strict=True)
         ]
-        answers = task is Task.QUESTION_ANSWERING
-        kinds = ("token_type_ids",) if answers and getattr(config, "type_vocab_size", 0) > 1 else ()
-        inputs = tuple(InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask", *kinds))
-        labels = () if answers else tuple(config.id2label[key] for key in sorted(config.id2label))
+        inputs = tuple(InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask"))
+        labels = tuple(config.id2label[key] for key in sorted(config.id2label))
         tokenization = _describe_tokenization(tokenizer, config, limit) if tokenizer else None
         return ModelCard(self._short_name, self.name, task, inputs, labels=labels, tokenization=tokenization)
 
@@ -239,12 +237,11 @@ def _choose_head(transformers: Any, config: Any, name: str) -> tuple[Any, Task]:
         return transformers.AutoModel, Task.EMBEDDING
     if any(each.endswith("ForTokenClassification") for each in architectures):
         return transformers.AutoModelForTokenClassification, Task.TOKEN_CLASSIFICATION
-    if any(each.endswith("ForQuestionAnswering") for each in architectures):
-        return transformers.AutoModelForQuestionAnswering, Task.QUESTION_ANSWERING
     if type(config) in transformers.AutoModelForSequenceClassification._model_mapping:
         return transformers.AutoModelForSequenceClassification, Task.TEXT_CLASSIFICATION
     raise BadInputError(
-        f"{name} is a {config.model_type} model without a head for classifying images, texts or tokens, or for answering questions"
+        f"{name} is a {config.model_type} model without a head for classifying images, texts or tokens\n"
+        "give a file.py:factory that returns it"
     )
 
 

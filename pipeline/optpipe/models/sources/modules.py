@@ -1,7 +1,7 @@
 """Models in memory, made exportable: tensors in, a flat tuple of tensors out; weights from a file that cannot run code, or seeded."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -27,8 +27,6 @@ class LoadedModel:
     module: Any = None
     onnx: Path | None = None
     tokenizer: str | None = None
-    calibration: Callable[[], Sequence[Mapping[str, Any]]] | None = None
-    """Makes the inputs for INT8 calibration, by name; from `CALIBRATION` of a Python file."""
     code_identity: Mapping[str, Any] = field(default_factory=dict)
     """Identity besides the source's, known only after loading; for models with `runs_code`."""
 

@@ -4,8 +4,7 @@ The file runs as under `python FILE`; its modules and the files it reads are rec
 
 The file may define `INPUTS = [{"name": "x", "dtype": "float32", "min": [1, 3, 32, 32], "opt": [8, 3, 32, 32], "max":
 [64, 3, 32, 32]}]`; `TRANSFORM = Compose([...])` of torchvision, from an RGB Pillow image to the only input; `TASK =
-"classification"` and `LABELS = ["cat", "dog"]`; `CALIBRATION`, a generator of inputs for INT8 calibration. A model card
-may have the same values and takes precedence.
+"classification"` and `LABELS = ["cat", "dog"]`. A model card may have the same values and takes precedence.
 """
 
 import copy
@@ -21,14 +20,11 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from importlib.machinery import PathFinder
-from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
-
-import numpy as np
 
 import optpipe
 from optpipe.core.card import InputSpec, ModelCard, Task, input_from_dict, name_from_factory
@@ -240,10 +236,6 @@ def _list_package_folders() -> tuple[str, ...]:
     return tuple(f"{folder}/" for each in folders for folder in {each, os.path.realpath(each)})
 
 
-CALIBRATION_BATCHES = 1000
-"""Maximum batches taken from a file's generator."""
-
-
 @dataclass(frozen=True)
 class PythonFileSource:
     path: Path
@@ -288,10 +280,8 @@ class PythonFileSource:
             "card": hash_value(replace(card, data={}).to_dict()),
         }
         names = tuple(each.name for each in card.inputs)
-        given = getattr(self._code.import_definitions(), "CALIBRATION", None)
-        calibration = None if given is None else partial(_run_calibration, self._code, given, names)
         flat = flatten_module(module, keywords=_match_input_names(module, names))
-        return LoadedModel(card, record, module=flat, calibration=calibration, code_identity=made)
+        return LoadedModel(card, record, module=flat, code_identity=made)
 
     def _require_file(self) -> None:
         if not self.path.is_file():
@@ -377,46 +367,6 @@ class PythonFileSource:
         if isinstance(said, list | tuple) and all(isinstance(each, str) for each in said):
             return tuple(said)
         raise BadInputError(f"{self.path}: LABELS is not a list of the classes' names, in the order of the outputs")
-
-
-def read_calibration(path: Path, names: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    """The batches of CALIBRATION in the Python file `path`, by the inputs' `names`. Runs the file's code.
-
-    Raises BadInputError if the file cannot be imported, has no CALIBRATION, or CALIBRATION raises.
-    """
-    if not path.is_file():
-        raise BadInputError(f"{path}: no such file")
-    code = UserCode(path)
-    with code.running():
-        given = getattr(code.import_definitions(), "CALIBRATION", None)
-    if given is None:
-        raise BadInputError(f"{path} does not define CALIBRATION, a generator of mappings with {', '.join(names)}")
-    return _run_calibration(code, given, names)
-
-
-def _run_calibration(code: UserCode, given: Any, names: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    """At most CALIBRATION_BATCHES batches: mappings from inputs to arrays, or tensors of the only input."""
-    with code.running():
-        try:
-            found = list(islice(given() if callable(given) else given, CALIBRATION_BATCHES))
-            return [_to_arrays(each, names) for each in found]
-        except (Exception, SystemExit) as error:
-            raise BadInputError(
-                f"{code.path}: CALIBRATION raised {describe_user_error(error)}\nexpected mappings with {', '.join(names)}"
-            ) from error
-
-
-def _to_arrays(given: Any, names: tuple[str, ...]) -> Mapping[str, Any]:
-    """Arrays of one batch by input. Raises TypeError for other values."""
-    import torch
-
-    if not isinstance(given, Mapping):
-        values = given if isinstance(given, tuple | list) else (given,)
-        given = dict(zip(names, values, strict=True))
-    return {
-        str(name): value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-        for name, value in given.items()
-    }
 
 
 def _match_input_names(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -99,7 +99,6 @@ DOCUMENTS: dict[str, tuple[str | type, ...]] = {
     "profile": (
         "trace.profile_model:ModelProfileDocument",
         "trace.report:TraceProfile",
-        "trace.report:ProfileDiff",
     ),
     "compare": ("core.measurement:Comparison",),
     "signoff": ("core.verdict:VerdictRecord", PolicyTemplate),

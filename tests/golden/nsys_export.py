@@ -33,7 +33,6 @@ _TABLES = {
     "graphs": """CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, "end" INTEGER, graphId INTEGER,
         correlationId INTEGER)""",
     "diagnostics": "CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, severity INTEGER, text TEXT)",
-    "os_calls": 'CREATE TABLE OSRT_API (start INTEGER, "end" INTEGER, globalTid INTEGER, nameId INTEGER)',
 }
 
 
@@ -75,10 +74,6 @@ class Recording:
     def range(self, name: str, start: float, end: float, thread: int = THREAD) -> None:
         """A push/pop range."""
         self._add("ranges", (_ns(start), _ns(end), 59, name, None, thread, 0))
-
-    def os_call(self, name: str, start: float, end: float, thread: int = THREAD) -> None:
-        """A call to the operating system."""
-        self._add("os_calls", (_ns(start), _ns(end), thread, self._string(name)))
 
     def graph(self, start: float, end: float) -> None:
         """A CUDA graph recorded as one opaque row."""

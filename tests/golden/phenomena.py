@@ -151,14 +151,6 @@ def without_gpu() -> Recording:
     return trace
 
 
-def reading_files() -> Recording:
-    """As above, with 80 of each 100 µs in read()."""
-    trace = without_gpu()
-    for iteration in range(3):
-        trace.os_call("read", 100 * iteration + 5, 100 * iteration + 85)
-    return trace
-
-
 def two_threads() -> Recording:
     """The launching thread is never in a waiting call; another thread waits all the time, and is no cause."""
     trace = Recording()

@@ -74,8 +74,7 @@ sweep --dry-run nothing.onnx | nothing.onnx: no such file
 signoff --init --output there | --output is for the dossier; signoff --init --policy there writes the template there
 bench digits --interval 200% | --interval 200%: must be less than 100% of p50, such as 1%
 bench digits --interval 1 | --interval 1: the number has no unit; write 1% or 100%
-profile --diff before.json after.json | before.json: no such file
-profile --diff before.json | Option '--diff' requires 2 arguments
+profile --trace before.json | before.json: no such file
 compare | no measurements
 compare --slo p99=15 | has no unit
 compare --for glory | is not one of 'latency', 'throughput', 'efficiency'

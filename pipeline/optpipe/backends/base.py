@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from optpipe.core.card import ModelCard, TensorSpec
 from optpipe.core.entries import ArtifactInfo
@@ -204,15 +204,6 @@ ProgramCosts = tuple[tuple[NodeCost, ...], int]
 """The nodes of one call, and the size of its inputs, weights, and outputs."""
 
 
-class NodeRun(NamedTuple):
-    """One run of one node on the host, on the system clock."""
-
-    name: str
-    op: str
-    start_ns: int
-    end_ns: int
-
-
 Mark = Callable[[str], AbstractContextManager[Any]]
 """A context manager that records what runs inside it as a range with this name."""
 
@@ -222,13 +213,11 @@ class LayerTimes:
     """How to run one iteration layer by layer while it is recorded, and the result, complete when the block ends."""
 
     iteration: Callable[[], None] | None = None
-    """Runs once and marks a range for each layer, or lets the runtime time its nodes; None if layers are not recorded."""
+    """Runs once and marks a range for each layer; None if layers are not recorded."""
     program: ProgramCosts | None = None
     """Costs of the layers that `iteration` marks."""
     layer_ns: Mapping[str, float] | None = None
     """The median time of each node, if the runtime measured it without a recording."""
-    node_runs: tuple[NodeRun, ...] = ()
-    """When each node ran, if the runtime measured it by a clock that the recording does not have."""
 
 
 FUSING = "inductor,onnxruntime"

@@ -4,7 +4,6 @@ The artifact is the graph as ONNX Runtime optimized it for one execution provide
 Source of session and provider options: onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html
 """
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -195,45 +194,17 @@ class OnnxRuntime(Backend):
         mark: Mark,  # noqa: ARG002
         scratch: Path,
     ) -> Iterator[LayerTimes]:
-        """Times nodes in a second session, because timing slows the session down.
+        """Times nodes on the CPU in a second session, because timing slows the session down."""
+        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, read_node_times
 
-        The session launches nodes one by one, also on a GPU: a CUDA graph's replay would run no nodes.
-        """
-        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, read_node_runs
-
-        merged = {**self.merge_options(options, info.device), "cuda_graph": False}
-        tensor_cores, profile = bool(info.details.get("tensor_cores")), scratch / "nodes"
         found = LayerTimes()
+        yield found  # the caller measures before this session uses the processor
         if info.device == "cpu":
-            yield found  # the caller measures before this session uses the processor
-        with OnnxRuntimeSession(
-            directory / GRAPH_FILE, info.device, merged, tensor_cores=tensor_cores, profile=profile
-        ) as session:
-            if info.device == "cpu":
+            merged = self.merge_options(options, info.device)
+            with OnnxRuntimeSession(directory / GRAPH_FILE, "cpu", merged, profile=scratch / "nodes") as session:
                 for _ in range(5):
                     session.run(inputs)
-            else:
-                import torch
-
-                binding = session.bind(inputs)
-
-                def iteration() -> None:
-                    binding.launch()
-                    torch.cuda.current_stream().synchronize()
-
-                found.iteration = iteration
-                for _ in range(3):
-                    found.iteration()
-                yield found
-            started_ns, noted = session.end_profiling()
-        runs = tuple(read_node_runs(noted, started_ns))
-        if info.device == "cuda":
-            found.node_runs = runs
-        else:
-            times: dict[str, list[int]] = {}
-            for run in runs:
-                times.setdefault(run.name, []).append(run.end_ns - run.start_ns)
-            found.layer_ns = {name: float(statistics.median(values)) for name, values in times.items()}
+                found.layer_ns = read_node_times(session.end_profiling())
 
 
 def find_triton_releases(version: str) -> str:

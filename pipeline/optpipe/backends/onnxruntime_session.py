@@ -1,12 +1,13 @@
 """An ONNX Runtime session on host arrays, or bound to fixed buffers on the CPU or a GPU."""
 
 import json
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from optpipe.backends.base import Binding, NodeRun
+from optpipe.backends.base import Binding
 from optpipe.backends.onnx_graph import MarkedGraph, load_onnx
 from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, StageError
@@ -194,9 +195,8 @@ class OnnxRuntimeSession:
     def find_placement(self, layers: Iterable[LayerType]) -> Placement:
         return placement_from_session(self._session, PROVIDERS[self.device], layers)
 
-    def end_profiling(self) -> tuple[int, Path]:
-        started_ns = int(self._session.get_profiling_start_time_ns())
-        return started_ns, Path(self._session.end_profiling())
+    def end_profiling(self) -> Path:
+        return Path(self._session.end_profiling())
 
     def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
         """Buffers for these shapes; with `cuda_graph`, each binding has its own graph."""
@@ -237,23 +237,19 @@ def mark_source(path: Path, inputs: Iterable[InputSpec]) -> MarkedGraph:
     )
 
 
-def read_node_runs(profile: Path, started_ns: int) -> Iterator[NodeRun]:
-    """The node runs of an ONNX Runtime profile that began at `started_ns`, in order. Raises StageError for another file."""
+def read_node_times(profile: Path) -> dict[str, float]:
+    """The median time in ns of each node in an ONNX Runtime profile. Raises StageError for another file."""
+    times: dict[str, list[int]] = {}
     try:
-        events = json.loads(profile.read_text(encoding="utf-8"))
-        named = (
-            each for each in events if each.get("cat") == "Node" and str(each.get("name", "")).endswith(_NODE_SUFFIX)
-        )
-        nodes = sorted(named, key=lambda event: int(event["ts"]))
+        for event in json.loads(profile.read_text(encoding="utf-8")):
+            if event.get("cat") == "Node" and str(event.get("name", "")).endswith(_NODE_SUFFIX):
+                name = str(event["name"]).removesuffix(_NODE_SUFFIX)
+                times.setdefault(name, []).append(1_000 * int(event["dur"]))  # whole microseconds
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StageError(
             f"{profile.name}: not an ONNX Runtime profile ({type(error).__name__}: {str(error)[:120]})"
         ) from error
-    for event in nodes:
-        start_ns = started_ns + int(event["ts"]) * 1_000  # whole microseconds
-        name = str(event["name"]).removesuffix(_NODE_SUFFIX)
-        op = str(event.get("args", {}).get("op_name", ""))
-        yield NodeRun(name, op, start_ns, start_ns + int(event["dur"]) * 1_000)
+    return {name: float(statistics.median(values)) for name, values in times.items()}
 
 
 def _get_stream_handle() -> int:

@@ -283,9 +283,7 @@ def profile(
     terminal: "Terminal",
     model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="MODEL", help="As for `optpipe build`; omit with --trace and --diff.", show_default=False
-        ),
+        typer.Argument(metavar="MODEL", help="As for `optpipe build`; omit with --trace.", show_default=False),
     ] = None,
     trace: Annotated[
         Path | None,
@@ -293,9 +291,6 @@ def profile(
             "Analyze an existing recording: .nsys-rep, its .sqlite export, or a profile folder.",
             metavar="FILE",
         ),
-    ] = None,
-    diff: Annotated[
-        tuple[Path, Path] | None, Param("Compare two recordings by kernel and by layer.", metavar="BEFORE AFTER")
     ] = None,
     range: Annotated[str | None, Param("Analyze only work launched in this NVTX range.", metavar="NAME")] = None,
     targets: TargetOptions = TargetOptions(),
@@ -305,16 +300,14 @@ def profile(
 ) -> Outcome:
     """Profile each stage with nsys; find the bottleneck."""
     from optpipe.core.errors import BadInputError
-    from optpipe.trace.document import document_from_diff, document_from_profile
-    from optpipe.trace.profile_model import diff_recordings, profile_recording
+    from optpipe.trace.document import document_from_profile
+    from optpipe.trace.profile_model import profile_recording
 
-    if sum(given is not None for given in (model, trace, diff)) != 1:
-        raise BadInputError("specify exactly one of MODEL (record), --trace FILE (analyze), or --diff BEFORE AFTER")
+    if (model is None) == (trace is None):
+        raise BadInputError("specify exactly one of MODEL (record) and --trace FILE (analyze)")
     given = [word for each in (targets, shapes, ranges, capture) for word in list_words(each)]
     if model is None and given:
         raise BadInputError(f"{' '.join(given)}: valid only with MODEL; existing recordings accept --range and --json")
-    if diff is not None:
-        return Outcome(diff_recordings(*diff, range, terminal), document_from_diff)
     if trace is not None:
         return Outcome(profile_recording(trace, range, terminal), document_from_profile)
     assert model is not None

@@ -161,7 +161,7 @@ def suggest_fix(section: str, build: JudgedBuild) -> str:
     said = {
         "latency": f"`{profile}` identifies the bottleneck; `{compare}` lists faster builds",
         "throughput": f"`{compare}` shows the best batch size and build; `optpipe doctor --options` lists runtime options to sweep",
-        "regression": "`optpipe profile --diff BEFORE AFTER` shows what is slower than the baseline",
+        "regression": f"`{profile}` lists the kernels, to compare with those of the baseline",
         "accuracy": f"`optpipe calibrate {build.argument} --sensitivity` finds the layers to keep out of INT8",
         "preprocessing": f"`optpipe preprocess {build.argument}` shows which step contributes most",
         "outputs": f"`optpipe build {build.argument} --budget 30dB` keeps the layers in float that cost the most",

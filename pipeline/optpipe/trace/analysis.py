@@ -162,8 +162,7 @@ class Timeline:
 def timeline_from_trace(trace: Trace) -> Timeline:
     """The timeline from the first GPU operation, API call, or range to the last."""
     operations = _list_operations(trace)
-    frames = (trace.kernels, trace.copies, trace.api, trace.ranges, trace.os_runtime)
-    spanning = [frame for frame in frames if frame.height]
+    spanning = [frame for frame in trace.tables.values() if frame.height]
     start_ns = min((int(array_from_column(frame, "start_ns").min()) for frame in spanning), default=0)
     end_ns = max((int(array_from_column(frame, "end_ns").max()) for frame in spanning), default=0)
     busy = unite_intervals(operations.starts[operations.is_kernel], operations.ends[operations.is_kernel])
@@ -289,10 +288,8 @@ class Analysis:
     kernels: pl.DataFrame
     api: pl.DataFrame
     copies: pl.DataFrame
-    os_runtime: pl.DataFrame
     launches: pl.DataFrame
-    """One row per kernel with a known launch: `name`, `start_ns`, `kernel_ns`, and the call's `thread`, `called_ns`, `returned_ns`.
-    `is_first` marks the first kernel of each call; one call launches all kernels of a CUDA graph."""
+    """One row per kernel with a known launch: `name`, `kernel_ns`, and the call's `thread` and `called_ns`."""
     projection: pl.DataFrame
     """One row per NVTX range."""
     ranges: pl.DataFrame
@@ -330,10 +327,6 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
     calls = trace.api.with_columns(rename_distinct(trace.api["name"], VERSION_SUFFIX, ""))
     copies = summarize(trace.copies, "kind", "source_memory", "target_memory", bytes=pl.col("bytes").sum())
     rate = pl.when(pl.col("total_ns") > 0).then(pl.col("bytes") / (pl.col("total_ns") / 1e9))
-    # nsys itself adds a call to report that it traces the operating system
-    os_calls = trace.os_runtime.filter(
-        ~pl.Series(match_names(trace.os_runtime, "profiling started$"), dtype=pl.Boolean)
-    )
     projection = project_ranges(trace, timeline)
     ranges = projection.group_by(pl.col("family").alias("name")).agg(
         pl.len().cast(pl.Int64).alias("count"),
@@ -349,7 +342,6 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
         kernels=kernels,
         api=summarize(calls, "name"),
         copies=copies.with_columns(rate.alias("bytes_per_s")),
-        os_runtime=summarize(os_calls, "name"),
         launches=_list_launches(trace, timeline),
         projection=projection,
         ranges=ranges.sort("wall_ns", "name", descending=[True, False]),
@@ -405,7 +397,7 @@ def select_measured_part(analysis: Analysis, range_name: str | None = None) -> A
         names = ", ".join(analysis.ranges["name"].head(8).to_list()) or "none"
         raise BadInputError(f"no NVTX range named {range_name!r};  the trace has: {names}")
     # a range that holds everything cuts nothing: kernels whose launches were not recorded stay
-    frames = [frame for frame in (analysis.trace.api, analysis.trace.ranges, analysis.trace.os_runtime) if frame.height]
+    frames = [frame for frame in (analysis.trace.api, analysis.trace.ranges) if frame.height]
     within = (pl.min("start_ns") >= found["start_ns"][0]) & (pl.max("start_ns") < found["end_ns"][0])
     if found.height == 1 and all(frame.select(within).item() for frame in frames):
         return replace(analysis, scope=wanted)
@@ -432,7 +424,6 @@ def _cut_trace(analysis: Analysis, ranges: pl.DataFrame) -> Trace:
         kernels=trace.kernels[np.sort(operations.row[launched & operations.is_kernel])],
         copies=trace.copies[np.sort(operations.row[launched & ~operations.is_kernel])],
         ranges=trace.ranges.filter(inside(trace.ranges)),
-        os_runtime=trace.os_runtime.filter(inside(trace.os_runtime)),
     )
 
 
@@ -518,10 +509,6 @@ VERSION_SUFFIX = r"_v\d{4,5}(_ptsz|_ptds)?$"
 def _list_launches(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     operations = timeline.operations
     known = operations.is_kernel & (operations.api_row >= 0)
-    calls = trace.api.select("thread", called_ns="start_ns", returned_ns="end_ns")[operations.api_row[known]]
-    kernels = trace.kernels.select("name", "start_ns", kernel_ns=pl.col("end_ns") - pl.col("start_ns"))
-    return (
-        kernels[operations.row[known]]
-        .hstack(calls)
-        .with_columns(is_first=pl.Series(operations.api_row[known]).is_first_distinct())
-    )
+    calls = trace.api.select("thread", called_ns="start_ns")[operations.api_row[known]]
+    kernels = trace.kernels.select("name", kernel_ns=pl.col("end_ns") - pl.col("start_ns"))
+    return kernels[operations.row[known]].hstack(calls)

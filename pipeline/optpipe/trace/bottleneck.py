@@ -23,21 +23,17 @@ from optpipe.trace.analysis import (
     sum_within,
     unite_intervals,
 )
-from optpipe.trace.kernels import KernelKind, shorten_name
+from optpipe.trace.kernels import shorten_name
 from optpipe.trace.roofline import LIMITED_SHARE, Roofline
 
 GAP_NS = 50_000
 """Longer than any framework takes from one launch to the next (5 to 30 µs)."""
-_NEITHER = "of peak: kernel latency, occupancy, or kernel selection is the limit, not memory or arithmetic"
-_KIND_OF = {"BatchNormalization": KernelKind.NORMALIZATION, "Softmax": KernelKind.SOFTMAX}
-"""Operators that a matrix kernel may take over and whose separate kernels are not of an elementwise kind."""
-_IO_CALLS = r"^(read|pread|readv|write|pwrite|writev|open|openat|fopen|fread|fwrite|fsync|fdatasync|sendfile|stat|lseek|recv|send)"
+_NEITHER = "of peak: kernel latency, occupancy, kernel selection, or elementwise work in separate kernels is the limit"
 GAP_SHARE = 0.05
 _SHOWN = 10
 
 
 class LimitingFactor(StrEnum):
-    IO = "I/O"
     CPU = "CPU"
     LAUNCH = "launch"
     COPY = "copy"
@@ -70,21 +66,12 @@ def find_long_gaps(timeline: Timeline) -> TimeIntervals:
     return intervals_from_disjoint(waits.starts[kept], waits.ends[kept])
 
 
-def find_bottleneck(
-    measured: Analysis, roofs: Roofline | None = None, idle_scale: float = 1.0, part: pl.DataFrame | None = None
-) -> Bottleneck:
-    """Chooses between math, memory, and neither by the roofline; without it, only `GPU` is known.
-
-    Covers the whole timeline, or the GPU's time in the ranges `part` of the projection, which launched something.
-    """
+def find_bottleneck(measured: Analysis, roofs: Roofline | None = None, idle_scale: float = 1.0) -> Bottleneck:
+    """Chooses between math, memory, and neither by the roofline; without it, only `GPU` is known."""
     timeline = measured.timeline
     if measured.trace.kernels.is_empty():
         return _judge_without_gpu(measured)
-    starts, ends = np.array([[timeline.start_ns], [timeline.end_ns]], dtype=np.int64)
-    if part is not None:
-        starts, ends = part["gpu_start_ns"].to_numpy(), part["gpu_end_ns"].to_numpy()
-    away = int(sum_within(find_long_gaps(timeline), starts, ends).sum())
-    idle = {cause: int(sum_within(timeline.idle[cause], starts, ends).sum()) for cause in IdleCause}
+    away, idle = find_long_gaps(timeline).total_ns, timeline.idle_by_cause
     if roofs is not None and measured.iterations.height and measured.timeline.busy.total_ns:
         gpu, basis = _limit_at_peaks(measured, roofs)
     else:
@@ -98,7 +85,7 @@ def find_bottleneck(
         basis += "the model's graph (optpipe profile MODEL)"
     host_ns, kernel_ns = idle[IdleCause.HOST_WAIT] - away, idle[IdleCause.KERNEL_WAIT]
     parts = {
-        gpu: float(sum_within(timeline.busy, starts, ends).sum()),
+        gpu: float(timeline.busy.total_ns),
         LimitingFactor.LAUNCH: idle_scale * (host_ns + kernel_ns),
         LimitingFactor.CPU: idle_scale * away,
         LimitingFactor.COPY: float(idle[IdleCause.COPY]),
@@ -122,56 +109,23 @@ def find_bottleneck(
 
 
 def _limit_at_peaks(measured: Analysis, roofs: Roofline) -> tuple[LimitingFactor, str]:
-    """Compares the layers' time at the peaks with the kernel time; over 70%, arithmetic or memory limits, otherwise neither.
+    """Compares the layers' time at the peaks, with elementwise operators fused, with the kernel time.
 
-    Elementwise nodes count by their own bytes if at least half of them have separate kernels.
+    Over 70%, arithmetic or memory limits, otherwise neither.
     """
-    joining = [each.cost.op for each in roofs.layers if each.cost.fused_bytes == 0 and not each.cost.macs]
-    kinds = {KernelKind.ELEMENTWISE, KernelKind.CAST, *(_KIND_OF[op] for op in joining if op in _KIND_OF)}
-    own = _per_iteration(measured, "count", kinds)
-    cost, counted = (roofs.fused, "as fused") if own < len(joining) / 2 else (roofs.unfused, "individually")
-    folded_ns = 0.0
-    if not any("Normalization" in each.cost.op for each in roofs.layers):
-        folded_ns = _per_iteration(measured, "total_ns", {KernelKind.NORMALIZATION})
-    least_ns, busy_ns = cost.ns + folded_ns, measured.timeline.busy.total_ns / measured.iterations.height
-    math_share = cost.math_share * cost.ns / least_ns if least_ns else 0.0
-    why = (
-        f"at the device's peak rates, the layers take {format_duration(least_ns)} ({math_share:.0%} of it arithmetic), "
-    )
+    least_ns, busy_ns = roofs.fused.ns, measured.timeline.busy.total_ns / measured.iterations.height
+    why = f"at the device's peak rates, the layers take {format_duration(least_ns)} ({roofs.fused.math_share:.0%} of it arithmetic), "
     why += f"{least_ns / busy_ns:.0%} of {format_duration(busy_ns)} per iteration"
-    if joining:
-        why += f"; elementwise nodes are counted {counted}: {own:.0f} kernels for {len(joining)}"
-    if folded_ns:
-        why += f"; normalization folded into other layers counts as memory time, {format_duration(folded_ns)}"
     if least_ns / busy_ns >= LIMITED_SHARE:
-        return (LimitingFactor.MATH if math_share >= 0.5 else LimitingFactor.MEMORY), why
-    why += f"; under {LIMITED_SHARE:.0%} {_NEITHER}"
-    return LimitingFactor.BELOW_PEAKS, why
-
-
-def _per_iteration(measured: Analysis, column: str, kinds: set[KernelKind]) -> float:
-    """Number or time of the kernels of these kinds in one iteration."""
-    found = measured.kernels.filter(pl.col("kind").is_in([str(kind) for kind in kinds]))
-    return float(found[column].sum()) / measured.iterations.height
+        return (LimitingFactor.MATH if roofs.fused.math_share >= 0.5 else LimitingFactor.MEMORY), why
+    return LimitingFactor.BELOW_PEAKS, f"{why}; under {LIMITED_SHARE:.0%} {_NEITHER}"
 
 
 def _judge_without_gpu(measured: Analysis) -> Bottleneck:
     if measured.trace.api.height or measured.trace.graph_launches_untraced:
-        return Bottleneck(
-            LimitingFactor.WITHHELD, 0.0, {}, "CUDA calls but no GPU rows: the trace does not show what limits it"
-        )
-    calls, rows = measured.os_runtime.filter(pl.col("name").str.contains(_IO_CALLS)), measured.trace.os_runtime
-    # the share of I/O in the time of the threads that read or write
-    threads = rows.filter(pl.col("name").cast(pl.String).is_in(calls["name"].to_list()))["thread"].n_unique()
-    threads_ns = measured.timeline.span_ns * threads
-    share = min(1.0, int(calls["total_ns"].sum()) / threads_ns) if threads_ns else 0.0
-    shares = {LimitingFactor.CPU: 1 - share, LimitingFactor.IO: share}
-    if share >= 0.5:
-        return Bottleneck(LimitingFactor.IO, share, shares, "file I/O takes most of the time of the threads that do it")
-    basis = " (OS calls were not traced, so I/O time is unknown; add --record os-calls)"
-    return Bottleneck(
-        LimitingFactor.CPU, 1 - share, shares, f"no GPU work{basis if 'os_runtime' in measured.trace.absent else ''}"
-    )
+        why = "CUDA calls but no GPU rows: the trace does not show what limits it"
+        return Bottleneck(LimitingFactor.WITHHELD, 0.0, {}, why)
+    return Bottleneck(LimitingFactor.CPU, 1.0, {LimitingFactor.CPU: 1.0}, "no GPU work")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +152,7 @@ def find_gaps(measured: Analysis) -> Gaps:
     free = complement_intervals(measured.timeline.busy, measured.timeline.start_ns, measured.timeline.end_ns)
     lengths = free.ends - free.starts
     kept = lengths >= least_ns
-    longest = describe_gaps(measured, free.starts[kept], free.ends[kept], most=_SHOWN)
+    longest = _describe_longest(measured, free.starts[kept], free.ends[kept])
     return Gaps(least_ns, int(kept.sum()), int(lengths[kept].sum()), longest)
 
 
@@ -216,12 +170,11 @@ def has_notable_gaps(measured: Analysis, gaps: TimeIntervals) -> bool:
     return bool((gaps.ends - gaps.starts).max() >= least_ns or gaps.total_ns >= least_ns * iterations)
 
 
-def describe_gaps(measured: Analysis, starts: TimeArray, ends: TimeArray, most: int = 5) -> tuple[Gap, ...]:
-    longest = np.argsort(starts - ends, kind="stable")[:most]
+def _describe_longest(measured: Analysis, starts: TimeArray, ends: TimeArray) -> tuple[Gap, ...]:
+    longest = np.argsort(starts - ends, kind="stable")[:_SHOWN]
     starts, ends = starts[longest], ends[longest]
     causes = {cause: sum_within(measured.timeline.idle[cause], starts, ends).tolist() for cause in IdleCause}
     operations, trace = measured.timeline.operations, measured.trace
-    in_order = trace.api["start_ns"].is_sorted()  # true for almost every export
     gaps = []
     for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         following, before = int(np.searchsorted(operations.starts, end)), None
@@ -229,9 +182,7 @@ def describe_gaps(measured: Analysis, starts: TimeArray, ends: TimeArray, most: 
             row = int(operations.row[following])
             is_kernel = operations.is_kernel[following]
             before = shorten_name(str(trace.kernels["name"][row])) if is_kernel else str(trace.copies["kind"][row])
-        # calls that start later do not matter
-        calls = trace.api.head(int(trace.api["start_ns"].search_sorted(end))) if in_order else trace.api
-        during = calls.filter((pl.col("end_ns") > start) & (pl.col("start_ns") < end))
+        during = trace.api.filter((pl.col("end_ns") > start) & (pl.col("start_ns") < end))
         names = during.sort(pl.col("end_ns") - pl.col("start_ns"), descending=True, maintain_order=True)["name"]
         named = names.cast(pl.String).str.replace(VERSION_SUFFIX, "").unique(maintain_order=True).head(2)
         by_cause = {cause: parts[place] for cause, parts in causes.items() if parts[place]}

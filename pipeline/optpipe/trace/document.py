@@ -31,12 +31,9 @@ from optpipe.trace.profile_model import ModelProfileDocument
 from optpipe.trace.report import (
     CallRow,
     CopyRow,
-    DiffRow,
     KernelRow,
-    ProfileDiff,
     RangeRow,
     Totals,
-    TraceChange,
     TraceProfile,
 )
 from optpipe.trace.roofline import Roofline
@@ -63,9 +60,8 @@ def list_profile_parts(profile: TraceProfile) -> Iterator[Part]:
     if profile.findings:
         advice = tuple(_list_advice(profile.findings, distorted=distorted))
         yield Section("Recommendations, by the time they could save", advice)
-    yield from _tabulate_kernels(measured.kernels, distorted=distorted)
-    yield from _tabulate_calls("API call", measured.api, distorted=distorted)
-    yield from _tabulate_calls("OS call", measured.os_runtime[:5], distorted=distorted)
+    yield from _tabulate_kernels(measured.kernels)
+    yield from _tabulate_calls(measured.api, distorted=distorted)
     yield from _tabulate_copies(measured.copies, measured.totals)
     if not distorted:
         yield from _tabulate_gaps(profile.gaps)
@@ -122,10 +118,9 @@ def _list_advice(findings: Sequence[ProfileFinding], *, distorted: bool) -> Iter
         yield Sentence(evidence, Tone.STRONG, f"{number}. {gain}", remedy=finding.advice)
 
 
-def _tabulate_kernels(rows: Sequence[KernelRow], *, distorted: bool) -> Iterator[Part]:
-    """The kernels that together take 90% of the time; launch and queue times unless host times are distorted."""
+def _tabulate_kernels(rows: Sequence[KernelRow]) -> Iterator[Part]:
+    """The kernels that together take 90% of the time."""
     head = [row for row in rows if row.in_classic_list]
-    queued = not distorted and any(row.queue_ns is not None for row in head)
     cells: list[Row] = [
         (
             _shorten(shorten_name(row.name)),
@@ -133,10 +128,6 @@ def _tabulate_kernels(rows: Sequence[KernelRow], *, distorted: bool) -> Iterator
             format_duration(row.total_ns),
             str(row.count),
             format_duration(row.mean_ns),
-            *(
-                "" if not queued or ns is None else format_duration(ns / row.count)
-                for ns in (row.launch_ns, row.queue_ns)
-            ),
             "?" if row.tensor_core is None else "yes" if row.tensor_core else "",
         )
         for row in head[:_ROWS]
@@ -144,11 +135,9 @@ def _tabulate_kernels(rows: Sequence[KernelRow], *, distorted: bool) -> Iterator
     columns: list[Column | str] = [
         "top kernels (90% of time)",
         *figure_columns("share", "total", "count", "mean"),
-        *(figure_column(name, rank=2) for name in ("launch", "queue")),
         "Tensor Cores",
     ]
-    caption = "launch: time in the launching call; queue: from its return to the kernel's start; both per kernel"
-    yield from _list_table(columns, cells, len(head), caption if queued else "")
+    yield from _list_table(columns, cells, len(head))
 
 
 def _list_table(
@@ -160,14 +149,14 @@ def _list_table(
         yield make_table(columns, cells, caption="\n".join(filter(None, (more, caption))))
 
 
-def _tabulate_calls(what: str, rows: Sequence[CallRow], *, distorted: bool) -> Iterator[Part]:
+def _tabulate_calls(rows: Sequence[CallRow], *, distorted: bool) -> Iterator[Part]:
     """The calls that together take 90% of the time in such calls; shares only if host times are distorted."""
     head = [row for row in rows if row.in_classic_list]
     cells: list[Row] = [
         (_shorten(row.name), f"{row.share:.1%}", "" if distorted else format_duration(row.total_ns), str(row.count))
         for row in head[:_ROWS]
     ]
-    columns: list[Column | str] = [f"top {what}s (90% of time)", *figure_columns("share", "total", "count")]
+    columns: list[Column | str] = ["top API calls (90% of time)", *figure_columns("share", "total", "count")]
     yield from _list_table(columns, cells, len(head))
 
 
@@ -217,10 +206,10 @@ def _tabulate_ranges(rows: Sequence[RangeRow]) -> Iterator[Part]:
     for row in rows[:12]:
         projected_ns = row.projected_ns or 0
         busy = f"{row.busy_ns / projected_ns:.0%}" if projected_ns else ""
-        gpu = (format_duration(row.gpu_ns or 0), format_duration(projected_ns), busy, row.bottleneck)
+        gpu = (format_duration(row.gpu_ns or 0), format_duration(projected_ns), busy)
         host = (_shorten(row.name), str(row.count), format_duration(row.wall_ns))
-        cells.append((*host, *(gpu if on_gpu else ("", "", "", ""))))
-    columns: list[Column | str] = ["range", *figure_columns("count", "host", "GPU", "projected", "busy"), "limited by"]
+        cells.append((*host, *(gpu if on_gpu else ("", "", ""))))
+    columns: list[Column | str] = ["range", *figure_columns("count", "host", "GPU", "projected", "busy")]
     caption = (
         "GPU: total time of what the range launched; projected: from its first start to its last end on the GPU; "
         "busy: share of the projected time in which kernels run"
@@ -266,16 +255,11 @@ def _describe_roofline(found: Roofline) -> Iterator[Part]:
             format_duration(row.measured_ns),
             format_duration(row.bound_ns),
             f"{row.intensity:.1f}",
-            row.quadrant,
         )
         for row in found.layers
         if row.measured_ns
     ]
-    columns: list[Column | str] = [
-        "layers farthest above their bound",
-        *figure_columns("time", "bound", "FLOP/byte"),
-        "regime",
-    ]
+    columns: list[Column | str] = ["layers farthest above their bound", *figure_columns("time", "bound", "FLOP/byte")]
     yield from _list_table(columns, cells[:8], 0)
 
 
@@ -345,56 +329,14 @@ def _format_time(profile: TraceProfile) -> str:
     return format_duration(period_ns or profile.measured.totals.span_ns)
 
 
-def document_from_diff(diff: ProfileDiff) -> Document:
-    unit = "per iteration" if diff.per_iteration else "in total"
-    rows = [(f"time {unit}{', without the profiler' if diff.unprofiled else ''}", diff.host_ns)]
-    on_gpu = any(diff.busy_ns)
-    if on_gpu:
-        rows += [(f"GPU time span {unit}", diff.span_ns), ("GPU busy", diff.busy_ns), ("GPU idle", diff.idle_ns)]
-    cells: list[Row] = [(label, *map(format_duration, times), _format_change(*times)) for label, times in rows]
-    second = ("kernel", diff.kernels) if on_gpu else ("range", diff.ranges)
-    return make_document(
-        [
-            make_table(["total", *figure_columns("before", "after", "change")], cells),
-            _tabulate_changes("layer", diff.layers),
-            _tabulate_changes(*second),
-        ]
-    )
-
-
-def _tabulate_changes(kind: str, found: Sequence[DiffRow]) -> Part:
-    rows = [row for row in found if row.change is not TraceChange.SAME]
-    if not rows:
-        return Sentence(f"no {kind} changed notably" if found else f"no {kind}s to compare", Tone.FAINT)
-    cells: list[Row] = [
-        (
-            _shorten(shorten_name(row.name) if kind == "kernel" else row.name),
-            *map(format_duration, (row.before_ns, row.after_ns)),
-            _format_change(row.before_ns, row.after_ns),
-            row.change,
-        )
-        for row in rows[:15]
-    ]
-    more = f"and {len(rows) - 15} more; see --json" if len(rows) > 15 else ""
-    return make_table([kind, *figure_columns("before", "after", "change"), ""], cells, caption=more)
-
-
-def _format_change(before: float, after: float) -> Cell:
-    if before == after:
-        return Cell("0%")
-    if not before:
-        return Cell("new", Tone.BAD)
-    return Cell(f"{after / before - 1:+.0%}", Tone.GOOD if after < before else Tone.BAD)
-
-
 _UNITS = {True: "Tensor Cores", False: "other units"}
 
 
 def draw_profile(profile: TraceProfile, files: tuple[RawFile, ...], trace: Analysis | None) -> Iterator[Figure]:
-    """Draws one iteration of `trace`, and the longest kernels, the use of Tensor Cores, and the roofline of `profile`."""
+    """Draws one iteration of `trace`, and the longest kernels and the roofline of `profile`."""
     if trace is not None:
         yield from _draw_inference(trace, files)
-    measured, cores, unit = profile.measured, profile.tensor_cores, "ms of kernel time"
+    measured, unit = profile.measured, "ms of kernel time"
     if measured.kernels:
         bars = [
             Bar(shorten_name(row.name, 44), _UNITS[bool(row.tensor_core)], row.total_ns / 1e6)
@@ -403,24 +345,6 @@ def draw_profile(profile: TraceProfile, files: tuple[RawFile, ...], trace: Analy
         yield draw_bars(
             "Kernels", "The kernels that take the most time, each over all its launches.", bars, unit, files
         )
-    if cores is not None:
-        times: dict[str, list[int]] = {}
-        for row in measured.kernels:
-            times.setdefault(row.kind, [0, 0])[bool(row.tensor_core)] += row.total_ns
-        kinds = sorted(times.items(), key=lambda each: (-sum(each[1]), each[0]))
-        bars = [Bar(kind, _UNITS[used], ns[used] / 1e6) for kind, ns in kinds for used in (True, False) if ns[used]]
-        on = sum(ns[True] for ns in times.values()) / max(sum(map(sum, times.values())), 1)
-        caption = f"Kernel time by kind of work; {on:.0%} of it runs on Tensor Cores."
-        if bars:
-            yield draw_bars("Tensor Core use by kind of work", caption, bars, unit, files)
-        bars = [
-            Bar(each.kernel[:48] or each.name[:48], "", each.could_save_ns / 1e6)
-            for each in cores.missed[:15]
-            if each.could_save_ns
-        ]
-        if bars:
-            caption = "Layers that could use Tensor Cores but do not, by the time they could save."
-            yield draw_bars("Missed Tensor Cores", caption, bars, "ms that Tensor Cores could save", files)
     if profile.roofline is not None:
         yield from _draw_roofline(profile.roofline, files)
 

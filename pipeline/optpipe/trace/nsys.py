@@ -13,7 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -78,13 +78,6 @@ NSYS_INSTALL_HINT = "sudo .ci/install-nsys (Debian), or the nsight-systems-cli p
 _IMPORT_TIMEOUT_S = 600
 
 
-class Extra(StrEnum):
-    """Optional parts of a recording; NVTX, and CUDA on a GPU, are always recorded."""
-
-    OS_CALLS = "os-calls"
-    """Every call to the operating system over 1 µs, which is huge for torch."""
-
-
 @dataclass(frozen=True, slots=True)
 class ProfilePlan:
     stage: Annotated[tuple[Stage, ...], Param("Stage to profile; repeatable. Default: all.")] = ()
@@ -97,10 +90,6 @@ class ProfilePlan:
     length: Annotated[tuple[int, ...] | None, params.LENGTHS] = None
     iterations: Annotated[int, Param("Recorded iterations of repeated stages.", minimum=2)] = 20
     warm_up: Annotated[int, Param("Warm-up iterations before recording.", minimum=0, setting=True)] = 5
-    record: Annotated[
-        tuple[Extra, ...],
-        Param("Also record OS calls (large; separates I/O from CPU)."),
-    ] = ()
     keep_raw: Annotated[
         bool,
         Param("Keep the raw recording, which contains the process environment in plain text.", setting=True),
@@ -116,14 +105,10 @@ class Recording(NamedTuple):
     """Output of nsys and the program, interleaved."""
 
 
-def make_nsys_command(extras: Set[Extra], output: Path, *, on_gpu: bool, whole: bool) -> list[str]:
+def make_nsys_command(output: Path, *, on_gpu: bool, whole: bool) -> list[str]:
     """For nsys 2022.4 to 2025.x. `whole`: some drivers do not record CUDA graphs that were made before the range."""
-    traced = [
-        "nvtx",
-        *(("cuda", "cublas", "cudnn") if on_gpu else ()),
-        *(("osrt",) if Extra.OS_CALLS in extras else ()),
-    ]
-    command = ["profile", "--output", str(output), "--force-overwrite", "true", "--trace", ",".join(traced)]
+    traced = "nvtx,cuda,cublas,cudnn" if on_gpu else "nvtx"
+    command = ["profile", "--output", str(output), "--force-overwrite", "true", "--trace", traced]
     command += ["--sample", "none", "--cpuctxsw", "none", "--kill", "none"]
     if on_gpu:
         command += ["--cuda-graph-trace", "node"]
@@ -134,15 +119,13 @@ def make_nsys_command(extras: Set[Extra], output: Path, *, on_gpu: bool, whole: 
     return command
 
 
-def record_program(
-    program: Sequence[str], directory: Path, extras: Set[Extra], *, on_gpu: bool, whole: bool = False
-) -> Recording:
+def record_program(program: Sequence[str], directory: Path, *, on_gpu: bool, whole: bool = False) -> Recording:
     """Runs `program`, and ends all its processes with this one; the recording contains the whole environment.
 
     `directory` is among the program's arguments. Raises StageError after half an hour, and MissingError if nsys cannot run.
     """
     output, log = directory / "recording", directory / "nsys.log"
-    command = [str(find_nsys()), *make_nsys_command(extras, output, on_gpu=on_gpu, whole=whole), *program]
+    command = [str(find_nsys()), *make_nsys_command(output, on_gpu=on_gpu, whole=whole), *program]
     try:
         with open_process_group(command, log, os.environ, ask_s=_TERMINATION_TIMEOUT_S, foreign=True) as process:
             status = process.wait(timeout=_TIMEOUT_S)

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import read_length
 from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples
 from optpipe.preprocess.dali_pipeline import DaliPlan
-from optpipe.trace.analysis import analysis_from_trace, select_measured_part
+from optpipe.trace.analysis import analysis_from_trace
 from optpipe.trace.nsys import BUILD_STAGES, ProfilePlan, Stage
 from optpipe.trace.read import KEEP_RAW_WARNING, trace_from_folder, trace_from_path, write_trace
 from optpipe.trace.record import (
@@ -40,12 +39,10 @@ from optpipe.trace.record import (
 )
 from optpipe.trace.report import (
     FailedStage,
-    ProfileDiff,
     ProfileRecord,
     StageProfile,
     StageSubject,
     TraceProfile,
-    diff_profiles,
     profile_from_trace,
 )
 from optpipe.trace.roofline import (
@@ -56,7 +53,6 @@ from optpipe.trace.roofline import (
     sum_layer_times,
 )
 from optpipe.trace.rules import StageFacts
-from optpipe.trace.tensor_cores import select_layered_part
 from optpipe.workspace.entry import Entry, Status
 from optpipe.workspace.file_names import CARD, ONNX, PROFILE
 from optpipe.workspace.files import write_bytes
@@ -174,17 +170,15 @@ def _list_build_jobs(
         yield ProfileJob("+".join(built), on_gpu, build, stages)
     if Stage.PREPROCESS in wanted and card.transform is not None and images:
         batch_size = max(plan.batch_size)
-        has_dali = find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
         dali = DaliPlan(
             decode="mixed" if on_gpu else "cpu",
             device="gpu" if on_gpu else "cpu",
             batch_size=batch_size,
             threads=_DALI_THREADS[build.device],
         )
-        implementation = "dali" if has_dali else "cpu reference"
-        work = PreprocessJob(store.workspace.resolve(), model.id, images, batch_size, dali if has_dali else None)
-        name = f"preprocess {implementation} batch {batch_size}"
-        subject = StageSubject(name, "preprocess", batch_size=batch_size, implementation=implementation)
+        work = PreprocessJob(store.workspace.resolve(), model.id, images, dali)
+        name = f"preprocess dali batch {batch_size}"
+        subject = StageSubject(name, "preprocess", batch_size=batch_size)
         facts = StageFacts(Stage.PREPROCESS, expects_gpu=on_gpu)
         yield ProfileJob(name, on_gpu, work, ((subject, facts),))
 
@@ -276,14 +270,3 @@ def _find_stage_facts(path: Path, range_name: str | None) -> tuple[StageFacts, G
         return StageFacts(), None
     roofline = stage.profile.roofline
     return stage.facts, graph_costs_from_roofline(roofline) if roofline else None
-
-
-def diff_recordings(before: Path, after: Path, range_name: str | None, listener: Listener) -> ProfileDiff:
-    sides = []
-    for path in (before, after):
-        with listener.step(f"read {path.name}"):
-            whole = analysis_from_trace(trace_from_path(path))
-            measured, (facts, graph) = select_measured_part(whole, range_name), _find_stage_facts(path, range_name)
-            layered, layer_ns = select_layered_part(whole, measured), graph.layer_ns if graph else {}
-            sides.append((measured, layered, layer_ns, facts.unprofiled_iteration_ns))
-    return diff_profiles(*sides)

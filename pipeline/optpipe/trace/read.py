@@ -44,7 +44,6 @@ SCHEMAS: Mapping[str, FrameSchema] = {
     "api": API_SCHEMA,
     "copies": COPY_SCHEMA,
     "ranges": RANGE_SCHEMA,
-    "os_runtime": RANGE_SCHEMA,
 }
 
 
@@ -79,13 +78,10 @@ class TraceHeader:
 
 @dataclass(frozen=True, slots=True)
 class Trace(TraceHeader):
-    absent: tuple[str, ...] = ()
-    """Tables without rows."""
     kernels: pl.DataFrame = field(default_factory=lambda: make_empty_frame("kernels"))
     api: pl.DataFrame = field(default_factory=lambda: make_empty_frame("api"))
     copies: pl.DataFrame = field(default_factory=lambda: make_empty_frame("copies"))
     ranges: pl.DataFrame = field(default_factory=lambda: make_empty_frame("ranges"))
-    os_runtime: pl.DataFrame = field(default_factory=lambda: make_empty_frame("os_runtime"))
 
     @property
     def tables(self) -> dict[str, pl.DataFrame]:
@@ -107,9 +103,8 @@ def trace_from_frames(header: TraceHeader, frames: Mapping[str, pl.DataFrame]) -
             lost.append(f"{frame.height - timed.height} rows of {table} have no possible timestamp")
         if kept[table].height < timed.height:
             lost.append(f"{timed.height - kept[table].height} rows of {table} end before they start")
-    absent = tuple(table for table in SCHEMAS if table not in kept or kept[table].is_empty())
     known = {each.name: getattr(header, each.name) for each in fields(TraceHeader)}
-    return Trace(**known | {"diagnostics": tuple(lost), "absent": absent} | kept)
+    return Trace(**known | {"diagnostics": tuple(lost)} | kept)
 
 
 BATCH_ROWS = 100_000
@@ -232,7 +227,6 @@ _SOURCES: Mapping[str, tuple[str, Mapping[str, str]]] = {
         "CUPTI_ACTIVITY_KIND_MEMSET",
         {**_LAUNCHED, "bytes": "bytes", "kind": str(_MEMSET_KIND), "source_memory": "NULL", "target_memory": "memKind"},
     ),
-    "os_runtime": ("OSRT_API", _CALLED),
 }
 """The table of nsys and the expression of each column."""
 _OPTIONAL = {"globalPid": "0", **dict.fromkeys(("graphNodeId", "srcKind", "dstKind", "memKind"), "NULL")}
@@ -264,7 +258,7 @@ def trace_from_sqlite(path: Path) -> Trace:
         )
     trace = trace_from_frames(header, read)
     if not any(frame.height for frame in trace.tables.values()):
-        raise BadInputError(f"{path}: the recording is empty: no kernels, API calls, NVTX ranges, or OS calls")
+        raise BadInputError(f"{path}: the recording is empty: no kernels, API calls, or NVTX ranges")
     return trace
 
 

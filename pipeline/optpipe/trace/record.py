@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from optpipe.backends.base import Device, NodeRun, ProgramCosts
+from optpipe.backends.base import Device, ProgramCosts
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import InputSpec, ModelCard, Shape, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRequest
@@ -38,7 +38,6 @@ from optpipe.trace.nsys import (
     ITERATION_RANGE,
     LAYERS_RANGE,
     MEASURED_RANGE,
-    Extra,
     ProfilePlan,
     Recording,
     Stage,
@@ -48,14 +47,7 @@ from optpipe.trace.nsys import (
 )
 from optpipe.trace.read import Trace, trace_from_sqlite
 from optpipe.trace.report import StageSubject
-from optpipe.trace.roofline import (
-    ClockAnchor,
-    Peaks,
-    add_node_ranges,
-    match_source_names,
-    measure_cpu_peaks,
-    measure_gpu_peaks,
-)
+from optpipe.trace.roofline import Peaks, measure_cpu_peaks, measure_gpu_peaks
 from optpipe.trace.rules import StageFacts
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD, REFERENCE
@@ -108,9 +100,7 @@ class PreprocessJob:
     workspace: Path
     model: str
     images: tuple[Path, ...]
-    batch_size: int
-    plan: DaliPlan | None
-    """None for the CPU reference."""
+    plan: DaliPlan
 
 
 JOB, RESULT, INPUTS = "job.json", "job-result.json", "inputs.npz"
@@ -141,9 +131,6 @@ class WorkerResult:
     """Costs of a torch program's layers."""
     layer_ns: Mapping[str, float] | None = None
     """Median time of each node in ONNX Runtime on the CPU."""
-    node_runs: tuple[NodeRun, ...] = ()
-    """Times of each node in ONNX Runtime on a GPU; `anchors` align its clock with the recording's."""
-    anchors: tuple[ClockAnchor, ...] = ()
     error: str | None = None
     exit_status: int = 0
 
@@ -167,7 +154,7 @@ def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: List
     (scratch / JOB).write_bytes(json_from_record(worker_job))
     for whole in (False, True):
         program = [sys.executable, "-m", "optpipe.trace.record", str(scratch / JOB)]
-        came = record_program(program, scratch, set(plan.record), on_gpu=job.on_gpu, whole=whole)
+        came = record_program(program, scratch, on_gpu=job.on_gpu, whole=whole)
         found = read_result(worker_job, came)
         trace = trace_from_sqlite(export_recording(came, scratch))
         if whole or not job.on_gpu or isinstance(job.work, BuildJob):
@@ -177,14 +164,6 @@ def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: List
         listener.warn(
             f"{job.name}: nsys recorded no kernels in the measured range; recording the whole process instead"
         )
-    if Extra.OS_CALLS in plan.record and trace.os_runtime.is_empty():
-        listener.warn(f"{job.name}: {trace.tracer} recorded no OS runtime calls")
-    if found.node_runs:
-        names = match_source_names(job.source_graph, [run.name for run in found.node_runs]) if job.source_graph else {}
-        try:
-            trace = add_node_ranges(trace, found.node_runs, found.anchors, names)
-        except StageError as error:
-            listener.warn(f"{job.name}: Tensor Core usage is reported by kernel, not by layer: {error}")
     return trace, found
 
 
@@ -266,7 +245,6 @@ _WARM_UP_S = 0.3
 """Clocks, caches, and thread pools settle by time, not by count."""
 _SETTLING = 3
 """Iterations between the start of a recording and the first that counts."""
-_CPU_THREADS = 2
 
 
 def main(job_file: str) -> None:
@@ -354,40 +332,23 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
             binding.launch()
             synchronize()
 
-        anchors: list[ClockAnchor] = []
         with BACKENDS[work.backend].layer_times(
             entry.path, entry.info, work.options, inputs, mark_range, job.scratch
         ) as layers:
-            unprofiled_ns = _measure(iteration, job, layers.iteration, anchors)
+            unprofiled_ns = _measure(iteration, job, layers.iteration)
         threads = int(work.options.get("threads", 0)) or None
-        first = anchors[0].before_ns if anchors else 0
-        return WorkerResult(
-            unprofiled_ns,
-            measure_gpu_peaks() if on_gpu else measure_cpu_peaks(threads),
-            layers.program,
-            layers.layer_ns,
-            tuple(run for run in layers.node_runs if run.start_ns >= first),
-            tuple(anchors) if layers.node_runs else (),
-        )
+        peaks = measure_gpu_peaks() if on_gpu else measure_cpu_peaks(threads)
+        return WorkerResult(unprofiled_ns, peaks, layers.program, layers.layer_ns)
 
 
 def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
-    """Runs a batch of a DALI pipeline that reads and decodes the images, or of the CPU reference without DALI."""
+    """Runs a batch of a DALI pipeline that reads and decodes the images."""
     import torch
+
+    from optpipe.preprocess.dali_pipeline import make_reading_pipeline
 
     transform = card_from_file(Store(job.workspace).find(job.model).file(CARD)).transform
     assert transform is not None
-    if job.plan is None:
-        from optpipe.models.inputs.images import preprocess_batches
-
-        first = job.images[: job.batch_size]
-
-        def decode() -> None:
-            next(preprocess_batches(first, transform, job.batch_size, threads=_CPU_THREADS))
-
-        return decode
-    from optpipe.preprocess.dali_pipeline import make_reading_pipeline
-
     pipeline = make_reading_pipeline(job.images, transform, job.plan)
     synchronize = _make_synchronizer(on_gpu=torch.cuda.is_available() and job.plan.device == "gpu")
 
@@ -398,22 +359,7 @@ def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
     return iteration
 
 
-def run_anchored(iteration: Callable[[], None]) -> ClockAnchor:
-    """Runs one iteration in its range and reads the system clock on both sides of both its ends."""
-    before_ns = time.time_ns()
-    with mark_range(ITERATION_RANGE):
-        entered_ns = time.time_ns()
-        iteration()
-        leaving_ns = time.time_ns()
-    return ClockAnchor(before_ns, entered_ns, leaving_ns, time.time_ns())
-
-
-def _measure(
-    iteration: Callable[[], None],
-    job: WorkerJob,
-    by_layers: Callable[[], None] | None = None,
-    anchors: list[ClockAnchor] | None = None,
-) -> float:
+def _measure(iteration: Callable[[], None], job: WorkerJob, by_layers: Callable[[], None] | None = None) -> float:
     """Warms up, times, records, and last records `by_layers`; returns the median of the timed iterations in ns."""
     deadline = time.perf_counter() + _WARM_UP_S
     warmed = 0
@@ -428,9 +374,11 @@ def _measure(
             for _ in times:
                 with mark_range(ITERATION_RANGE):
                     iteration()
-        if by_layers is not None and anchors is not None:
+        if by_layers is not None:
             with mark_range(LAYERS_RANGE):
-                anchors += [run_anchored(by_layers) for _ in range(_SETTLING)]
+                for _ in range(_SETTLING):
+                    with mark_range(ITERATION_RANGE):
+                        by_layers()
     return statistics.median(times)
 
 

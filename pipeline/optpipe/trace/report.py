@@ -1,4 +1,4 @@
-"""Judges a trace: quality, tables, limiting factor, findings; and compares two.
+"""Judges a trace: quality, tables, limiting factor, and findings.
 
 The records are those of `profile.json` and `--json`. If a part is None, `trace_quality.withheld` gives the reason; the roofline is
 None without the model's graph.
@@ -6,7 +6,6 @@ None without the model's graph.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from math import nan
 from typing import Literal, TypeVar
 
@@ -17,7 +16,7 @@ from optpipe.core.records import Recomputed, record_from_files, record_from_plai
 from optpipe.core.verdict import Blocker, Observation, Verdict
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.stats.means import MIN_VALUES, compute_ratio_of_sums_interval
-from optpipe.trace.analysis import Analysis, IdleCause, analysis_from_trace, array_from_column, select_measured_part
+from optpipe.trace.analysis import Analysis, IdleCause, analysis_from_trace, select_measured_part
 from optpipe.trace.bottleneck import (
     ABSOLUTE_TIMES,
     UNPROFILED,
@@ -31,15 +30,9 @@ from optpipe.trace.bottleneck import (
 )
 from optpipe.trace.kernels import KernelKind
 from optpipe.trace.read import Gpu, Trace, trace_from_files
-from optpipe.trace.roofline import (
-    GraphCosts,
-    Roofline,
-    compute_roofline,
-    graph_costs_from_roofline,
-    peaks_from_data_sheet,
-)
+from optpipe.trace.roofline import GraphCosts, Roofline, compute_roofline, graph_costs_from_roofline
 from optpipe.trace.rules import ProfileFinding, RuleContext, StageFacts, apply_rules
-from optpipe.trace.tensor_cores import TensorCores, analyze_tensor_cores, attribute_kernels, select_layered_part
+from optpipe.trace.tensor_cores import TensorCores, analyze_tensor_cores, select_layered_part
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PROFILE
 from optpipe.workspace.runs import newest_runs
@@ -47,8 +40,6 @@ from optpipe.workspace.runs import newest_runs
 Row = TypeVar("Row")
 _RANGES_SHOWN = 100
 _NO_FACTS = StageFacts()
-_NOTABLE_SHARE = 0.05
-_NOTABLE_NS = 1_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +54,6 @@ class KernelRow:
     in_classic_list: bool
     """True for the kernels that together take the first 90% of the time."""
     mean_ns: float
-    launch_ns: int | None
-    """Time in the launching calls; None for kernels of CUDA graphs, which share one launch."""
-    queue_ns: int | None
-    """Time from the launching calls' ends to the kernels' starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +92,6 @@ class RangeRow:
     """From the start of each range's first operation to the end of its last."""
     busy_ns: int
     """The time in this window in which kernels run."""
-    bottleneck: LimitingFactor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +118,6 @@ class TraceViews:
     kernels: tuple[KernelRow, ...]
     api: tuple[CallRow, ...]
     copies: tuple[CopyRow, ...]
-    os_runtime: tuple[CallRow, ...]
     ranges: tuple[RangeRow, ...]
 
 
@@ -178,8 +163,6 @@ class StageSubject:
     precision: str | None = None
     device: str | None = None
     batch_size: int | None = None
-    implementation: str | None = None
-    """`dali` or `cpu reference`, of preprocessing."""
     length: int | None = None
     """Tokens of every sequence, padding included."""
     sha256: str | None = None
@@ -234,9 +217,7 @@ def profile_from_trace(
     quality = check_quality(measured, facts.unprofiled_iteration_ns, expects_gpu=facts.expects_gpu)
     cores, layer_ns = None, {}
     if "tensor_cores" not in quality.withheld:
-        peaks = graph.peaks if graph else peaks_from_data_sheet(gpus[0].name) if gpus else None
-        costs = {cost.name: cost for cost in graph.costs} if graph else {}
-        cores = analyze_tensor_cores(select_layered_part(whole, measured), peaks, costs)
+        cores = analyze_tensor_cores(select_layered_part(whole, measured), graph)
         if cores.basis == "layers":
             layer_ns = {each.name: each.time_ns / cores.iterations for each in cores.layers}
     roofline = compute_roofline(graph, facts.unprofiled_iteration_ns, layer_ns) if graph else None
@@ -250,17 +231,7 @@ def profile_from_trace(
         scale = min(1.0, max(0.0, left_ns / waiting_ns))
     bottleneck = find_bottleneck(measured, roofline, scale)
     with_gaps = "idle_by_cause" not in quality.withheld
-    by_range: dict[str, LimitingFactor] = {}
-    if with_gaps:
-        # layers are too short to be judged alone
-        depth = int(measured.iterations["depth"][0]) if measured.iterations.height else 1
-        shallow = measured.ranges.filter(pl.col("depth") <= depth).sort("depth", "first_start_ns")["name"]
-        launching = measured.projection.filter(pl.col("gpu_start_ns").is_not_null())
-        for (name,), part in launching.filter(pl.col("family").is_in(shallow.head(_RANGES_SHOWN).implode())).group_by(
-            "family"
-        ):
-            by_range[str(name)] = find_bottleneck(measured, roofline, scale, part).verdict
-    elif measured.trace.kernels.height or measured.trace.api.height:
+    if not with_gaps and (measured.trace.kernels.height or measured.trace.api.height):
         bottleneck = Bottleneck(LimitingFactor.WITHHELD, 0.0, {}, quality.withheld["idle_by_cause"])
     context = RuleContext(measured, facts, cores, roofline, undisturbed_ns, scale)
     return TraceProfile(
@@ -269,7 +240,7 @@ def profile_from_trace(
         gpus=gpus,
         trace_quality=quality,
         scope=measured.scope,
-        measured=_make_views(measured, quality, by_range),
+        measured=_make_views(measured, quality),
         iterations=_describe_iterations(measured, quality, facts),
         gaps=find_gaps(measured) if with_gaps and not quality.distorts_host else None,
         tensor_cores=cores,
@@ -279,29 +250,15 @@ def profile_from_trace(
     )
 
 
-def _make_views(analysis: Analysis, quality: Quality, by_range: Mapping[str, LimitingFactor]) -> TraceViews:
-    """Makes the tables without those that `quality` withholds; `by_range` names the limit of each range."""
+def _make_views(analysis: Analysis, quality: Quality) -> TraceViews:
+    """Makes the tables without those that `quality` withholds."""
     kernels = analysis.kernels.clear() if "kernels" in quality.withheld else analysis.kernels
-    in_graphs = analysis.trace.kernels.filter(pl.col("graph_node").is_not_null())["name"].cast(pl.String).unique()
-    # a kernel that starts before its launch call returns was not queued; all kernels of a CUDA graph have one launch
-    waits = (
-        analysis.launches.group_by(pl.col("name").cast(pl.String))
-        .agg(
-            launch_ns=(pl.col("returned_ns") - pl.col("called_ns")).filter("is_first").sum(),
-            queue_ns=(pl.col("start_ns") - pl.col("returned_ns")).clip(0).sum(),
-        )
-        .filter(~pl.col("name").is_in(in_graphs.implode()))
-    )
-    ranges = analysis.ranges.head(_RANGES_SHOWN).with_columns(
-        pl.col("name").replace_strict(by_range, default=None, return_dtype=pl.String).alias("bottleneck")
-    )
     return TraceViews(
         totals=_sum_totals(analysis, quality),
-        kernels=rows_from_table(kernels.join(waits, on="name", how="left", maintain_order="left"), KernelRow),
+        kernels=rows_from_table(kernels, KernelRow),
         api=rows_from_table(analysis.api, CallRow),
         copies=rows_from_table(analysis.copies, CopyRow),
-        os_runtime=rows_from_table(analysis.os_runtime, CallRow),
-        ranges=rows_from_table(ranges, RangeRow),
+        ranges=rows_from_table(analysis.ranges.head(_RANGES_SHOWN), RangeRow),
     )
 
 
@@ -340,125 +297,6 @@ def _describe_iterations(measured: Analysis, quality: Quality, facts: StageFacts
         median_gpu_ns=float(np.median(rows["gpu_ns"].to_numpy())),
         kernels=float(np.median(rows["kernels"].to_numpy())),
     )
-
-
-class TraceChange(StrEnum):
-    FASTER = "faster"
-    SLOWER = "slower"
-    APPEARED = "appeared"
-    VANISHED = "vanished"
-    SAME = "same"
-
-
-@dataclass(frozen=True, slots=True)
-class DiffRow:
-    """A kernel, layer, or range in both profiles; 0 if one profile does not have it. Times are in the unit of `ProfileDiff`."""
-
-    name: str
-    before_ns: float
-    after_ns: float
-    change_ns: float
-    before_count: float
-    after_count: float
-    change: TraceChange
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileDiff:
-    """Times are (before, after) in nanoseconds, per iteration or over the whole measured part.
-
-    Rows are sorted by change, largest first; `layers` is empty if one profile has none.
-    """
-
-    per_iteration: bool
-    iterations: tuple[int, int]
-    host_ns: tuple[float, float]
-    """One iteration on the host, or the measured part; without the profiler if `unprofiled`."""
-    unprofiled: bool
-    span_ns: tuple[float, float]
-    busy_ns: tuple[float, float]
-    idle_ns: tuple[float, float]
-    kernels: tuple[DiffRow, ...]
-    layers: tuple[DiffRow, ...]
-    ranges: tuple[DiffRow, ...]
-
-
-DiffSide = tuple[Analysis, Analysis, Mapping[str, float], float | None]
-"""Measured part, part with marked layers, times of layers that the recording lacks, and an iteration without the profiler."""
-
-
-def diff_profiles(*sides: DiffSide) -> ProfileDiff:
-    """Aligns kernels, layers, and ranges of two profiles by name."""
-    per_iteration = all(measured.iterations.height for measured, *_ in sides)
-    unprofiled = per_iteration and all(unprofiled_ns for *_, unprofiled_ns in sides)
-    counts: list[int] = []
-    times: list[tuple[float, float, float]] = []
-    kernels, ranges, layers = [], [], []
-    for measured, part, layer_ns, unprofiled_ns in sides:
-        iterations = measured.iterations
-        span_ns, busy_ns = measured.timeline.span_ns, measured.timeline.busy.total_ns
-        host_ns: float = span_ns
-        launched, marked = measured.kernels.select("name", "count", ns="total_ns"), measured.ranges
-        if per_iteration:
-            host_ns = (unprofiled_ns if unprofiled else measured.iteration_ns) or 0.0
-            span_ns = int((iterations["gpu_end_ns"] - iterations["gpu_start_ns"]).sum())
-            busy_ns = int(iterations["busy_ns"].sum())
-            # the ranges that bound iterations say nothing about an iteration
-            launched, marked = _list_launched(measured), marked.filter(~pl.col("name").str.starts_with("optpipe."))
-        count = max(iterations.height, 1) if per_iteration else 1
-        counts.append(count)
-        times.append((host_ns, span_ns / count, busy_ns / count))
-        kernels.append(launched.with_columns(pl.col("ns", "count") / count))
-        ranges.append(marked.select("name", "count", ns="wall_ns").with_columns(pl.col("ns", "count") / count))
-        found = (
-            attribute_kernels(part)
-            .group_by(name="layer")
-            .agg(count=pl.col("kernels").sum(), ns=pl.col("kernel_ns").sum())
-        )
-        rounds = max(part.iterations.height, 1) if per_iteration else 1
-        if found.is_empty():
-            schema = {"name": pl.String, "count": pl.Float64, "ns": pl.Float64}
-            found = pl.DataFrame(
-                [(name, float(rounds), rounds * ns) for name, ns in layer_ns.items()], schema, orient="row"
-            )
-        layers.append(found.with_columns(pl.col("ns", "count") / rounds))
-    host, span, busy = zip(*times, strict=True)
-    return ProfileDiff(
-        per_iteration=per_iteration,
-        iterations=(counts[0], counts[1]),
-        host_ns=host,
-        unprofiled=unprofiled,
-        span_ns=span,
-        busy_ns=busy,
-        idle_ns=(span[0] - busy[0], span[1] - busy[1]),
-        kernels=_align_rows(*kernels),
-        layers=_align_rows(*layers) if all(each.height for each in layers) else (),
-        ranges=_align_rows(*ranges),
-    )
-
-
-def _list_launched(analysis: Analysis) -> pl.DataFrame:
-    """Kernels that iterations launched, by name, without those that run between iterations."""
-    called = array_from_column(analysis.launches, "called_ns")
-    starts, ends = array_from_column(analysis.iterations, "start_ns"), array_from_column(analysis.iterations, "end_ns")
-    index = starts.searchsorted(called, side="right") - 1
-    rows = analysis.launches.filter((index >= 0) & (called < ends[index.clip(0)]))
-    return rows.group_by(pl.col("name").cast(pl.String)).agg(count=pl.len(), ns=pl.col("kernel_ns").sum())
-
-
-def _align_rows(before: pl.DataFrame, after: pl.DataFrame) -> tuple[DiffRow, ...]:
-    joined = before.join(after, on="name", how="full", coalesce=True, suffix="_after")
-    columns = ("name", "ns", "ns_after", "count", "count_after")
-    rows = []
-    for name, before_ns, after_ns, before_count, after_count in joined.select(columns).iter_rows():
-        was, now = float(before_ns or 0.0), float(after_ns or 0.0)
-        change = TraceChange.FASTER if now < was else TraceChange.SLOWER
-        if before_ns is None or after_ns is None:
-            change = TraceChange.APPEARED if before_ns is None else TraceChange.VANISHED
-        elif abs(now - was) < max(_NOTABLE_SHARE * max(was, now), _NOTABLE_NS):
-            change = TraceChange.SAME
-        rows.append(DiffRow(name, was, now, now - was, before_count or 0.0, after_count or 0.0, change))
-    return tuple(sorted(rows, key=lambda row: (-abs(row.change_ns), row.name)))
 
 
 MORE_ITERATIONS = 30

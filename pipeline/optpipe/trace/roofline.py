@@ -13,37 +13,27 @@ and read once by each group that needs them (a skip connection is read again by 
 the two products of an attention are not moved at all (Dao et al., "FlashAttention", 2022). Subgraphs of constants are
 computed before the run.
 
-Peaks come from a short measurement, or from data sheets: NVIDIA H100/H200/A100/L4/L40S/A10/T4/V100 and B200 product pages;
-dense rates, without sparsity.
+Peaks come from a short measurement.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import polars as pl
-
-from optpipe.backends.base import NodeCost, NodeRun, ProgramCosts
+from optpipe.backends.base import NodeCost, ProgramCosts
 from optpipe.backends.onnx_graph import load_onnx
 from optpipe.core.card import InputSpec
-from optpipe.core.errors import StageError
 from optpipe.measure.trials import time_call
-from optpipe.trace.analysis import array_from_column
-from optpipe.trace.nsys import ITERATION_RANGE, LAYERS_RANGE
-from optpipe.trace.read import NAME_DTYPE, RANGE_SCHEMA, Trace
 from optpipe.workspace.environment import count_cores
 
 _CPU_REPEATS, _GPU_REPEATS, _GPU_ROUNDS = 20, 5, 4
 ALIGNMENT = {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16}
 """Channels of a matrix layer must be multiples of this, by type (NVIDIA, "Matrix Multiplication Background")."""
 LIMITED_SHARE = 0.7
-"""Over 70% of a peak, that peak limits a layer."""
+"""Over 70% of a peak, that peak limits a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,40 +42,12 @@ class Peaks:
 
     device: str
     source: str
-    """`measured` or `data sheet`."""
     flops_per_s: Mapping[str, float]
     bytes_per_s: float
 
     def flops(self, kind: str) -> float:
         """A type without an entry counts as fp32."""
         return self.flops_per_s.get(kind) or self.flops_per_s["fp32"]
-
-
-# dense TFLOP/s for fp32, tf32, fp16 (and bf16), int8; then GB/s. None: the device has no matrix units for the type
-_SHEETS: tuple[tuple[str, tuple[float, float | None, float, float | None], float], ...] = (
-    ("B200", (75, 1100, 2250, 4500), 8000),
-    ("H200", (67, 494.7, 989.4, 1978.9), 4800),
-    ("H100 PCIe", (51.2, 378, 756, 1513), 2000),
-    ("H100", (67, 494.7, 989.4, 1978.9), 3350),
-    ("A100-SXM4-80GB", (19.5, 156, 312, 624), 2039),
-    ("A100 80GB", (19.5, 156, 312, 624), 1935),
-    ("A100", (19.5, 156, 312, 624), 1555),
-    ("L40S", (91.6, 183, 362, 733), 864),
-    ("L4", (30.3, 60, 121, 242), 300),
-    ("A10", (31.2, 62.5, 125, 250), 600),
-    ("T4", (8.1, None, 65, 130), 320),
-    ("V100", (15.7, None, 125, None), 900),
-)
-
-
-def peaks_from_data_sheet(device: str) -> Peaks | None:
-    """The peaks of the first known model in the GPU's name; None if there is none."""
-    for model, (fp32, tf32, fp16, int8), gigabytes in _SHEETS:
-        if model.lower() in device.lower():
-            rates = {"fp32": fp32, "tf32": tf32, "fp16": fp16, "bf16": fp16, "int8": int8}
-            known = {kind: rate * 1e12 for kind, rate in rates.items() if rate}
-            return Peaks(device, "data sheet", known, gigabytes * 1e9)
-    return None
 
 
 def measure_gpu_peaks() -> Peaks:
@@ -172,15 +134,6 @@ def explain_ineligible(cost: NodeCost) -> str | None:
     return None
 
 
-class Quadrant(StrEnum):
-    """The ceiling of a layer, and whether the layer is near it."""
-
-    MATH_LIMITED = "math-limited"
-    MEMORY_LIMITED = "memory-limited"
-    MATH_BOUND_BELOW_PEAK = "math-bound, below its peak"
-    MEMORY_BOUND_BELOW_PEAK = "memory-bound, below its peak"
-
-
 @dataclass(frozen=True, slots=True)
 class GraphCosts:
     """The layers of a model at one batch size, and the peaks of the device."""
@@ -196,15 +149,12 @@ class GraphCosts:
 
 @dataclass(frozen=True, slots=True)
 class LayerRoof:
-    """One layer as a separate node against its bound; shares are None if its time is not known."""
+    """One layer as a separate node against its bound; `measured_ns` is None if its time is not known."""
 
     cost: NodeCost
     intensity: float
     bound_ns: float
     measured_ns: float | None
-    math_peak_share: float | None
-    memory_peak_share: float | None
-    quadrant: Quadrant | None
 
     @property
     def above_bound_ns(self) -> float:
@@ -249,11 +199,9 @@ def compute_roofline(
     known_ns = layer_ns or graph.layer_ns
     layers = []
     for cost in costs:
-        ns, math_ns, memory_ns = known_ns.get(cost.name), compute_math_ns(cost, peaks), compute_memory_ns(cost, peaks)
-        math, memory = (math_ns / ns, memory_ns / ns) if ns else (None, None)
-        quadrant = _classify(math, memory) if math is not None and memory is not None else None
         intensity = 2 * cost.macs / cost.bytes if cost.bytes else 0.0
-        layers.append(LayerRoof(cost, intensity, max(math_ns, memory_ns), ns, math, memory, quadrant))
+        bound_ns = max(compute_math_ns(cost, peaks), compute_memory_ns(cost, peaks))
+        layers.append(LayerRoof(cost, intensity, bound_ns, known_ns.get(cost.name)))
     known_math_ns = sum(compute_math_ns(each, peaks) for each in costs if each.type in peaks.flops_per_s)
     fused = [each if each.fused_bytes is None else replace(each, bytes=each.fused_bytes) for each in costs]
     bound_ns = max(known_math_ns, graph.edge_bytes / peaks.bytes_per_s * 1e9)
@@ -270,13 +218,6 @@ def compute_roofline(
         times_bound=measured_ns / bound_ns if measured_ns and bound_ns else None,
         layers=tuple(sorted(layers, key=lambda each: (-each.above_bound_ns, each.cost.name))),
     )
-
-
-def _classify(math: float, memory: float) -> Quadrant:
-    """Limited over 70% of one peak; otherwise bound by the nearer ceiling, and below it."""
-    if max(math, memory) >= LIMITED_SHARE:
-        return Quadrant.MATH_LIMITED if math >= memory else Quadrant.MEMORY_LIMITED
-    return Quadrant.MATH_BOUND_BELOW_PEAK if math >= memory else Quadrant.MEMORY_BOUND_BELOW_PEAK
 
 
 def _sum_costs(costs: Sequence[NodeCost], peaks: Peaks) -> TotalCost:
@@ -466,112 +407,23 @@ def _get_channels(node: Any, known: Any) -> tuple[int, int] | None:
 _FUSED_DEPTH = 4
 """Nodes that may follow the product in a fused convolution: bias, sum, activation."""
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger", "ConvInteger", "QLinearConv"})
-_NHWC_SUFFIX = re.compile(r"_token_\d+$")
-_STEP_NS = 100
-_TICK_NS = 1_000
-"""The profile truncates its times to whole microseconds."""
-_APART_NS = 50_000
-"""Launches follow each other faster than this, so clocks must be aligned more closely."""
 
 
-class ClockAnchor(NamedTuple):
-    """System-clock times just before a range opens, just inside it at both ends, and just after it closes."""
+def sum_layer_times(graph: Path, node_ns: Mapping[str, float]) -> dict[str, float]:
+    """Times by the names of `graph`'s nodes; nodes of ONNX Runtime's own are left out.
 
-    before_ns: int
-    entered_ns: int
-    leaving_ns: int
-    after_ns: int
-
-
-def add_node_ranges(
-    trace: Trace, runs: Sequence[NodeRun], anchors: Sequence[ClockAnchor], names: Mapping[str, str]
-) -> Trace:
-    """Adds a range for every node that ran inside the marked iterations; `names` maps runtime names to layer names.
-
-    Raises StageError if these iterations are not in the recording, or the clocks cannot be aligned.
-    """
-    name = pl.col("name").cast(pl.String)
-    layers = trace.ranges.filter(name == LAYERS_RANGE)
-    if layers.is_empty():
-        raise StageError("the recording has no layer iterations: it ended before them")
-    within = (pl.col("start_ns") >= layers["start_ns"][0]) & (pl.col("end_ns") <= layers["end_ns"][0])
-    iterations = trace.ranges.filter((name == ITERATION_RANGE) & within).sort("start_ns")
-    offset_ns = _choose_offset_ns(trace, iterations, runs, estimate_clock_offsets_ns(iterations, anchors))
-    thread = int(iterations["thread"][0])
-    starts, ends = iterations["start_ns"].to_list(), iterations["end_ns"].to_list()
-    rows = []
-    for first, second in zip(runs, [*runs[1:], None], strict=True):
-        start, end = first.start_ns - offset_ns, first.end_ns - offset_ns
-        following = second.start_ns - offset_ns if second else end
-        # the profile truncates both ends; a node that holds others (If, Loop) stays whole
-        until = following if abs(end - following) <= 2 * _TICK_NS else end + _TICK_NS
-        inside = next((i for i, begin in enumerate(starts) if begin <= start and until <= ends[i]), None)
-        if inside is not None:
-            rows.append((start, max(until, start + 1), thread, names.get(first.name, first.name)))
-    added = pl.DataFrame(rows, schema={**RANGE_SCHEMA, "name": pl.String}, orient="row").with_columns(
-        pl.col("name").cast(NAME_DTYPE)
-    )
-    return replace(trace, ranges=pl.concat([trace.ranges, added]).sort("start_ns", maintain_order=True))
-
-
-def estimate_clock_offsets_ns(iterations: pl.DataFrame, anchors: Sequence[ClockAnchor]) -> tuple[int, int]:
-    """The range of the system clock's offset from the recording's that all `anchors` allow.
-
-    Raises StageError if the numbers of iterations differ, or the anchors contradict each other by more than 50 µs.
-    """
-    if iterations.height != len(anchors) or not anchors:
-        raise StageError(f"the recording has {iterations.height} layer iterations, but {len(anchors)} were run")
-    starts, ends = iterations["start_ns"].to_list(), iterations["end_ns"].to_list()
-    places = list(zip(anchors, starts, ends, strict=True))
-    least = max(max(each.before_ns - start, each.leaving_ns - end) for each, start, end in places)
-    most = min(min(each.entered_ns - start, each.after_ns - end) for each, start, end in places)
-    if abs(most - least) > _APART_NS:
-        raise StageError(f"the profiler and system clocks can be aligned only to {abs(most - least) / 1e3:.0f} µs")
-    return min(least, most), max(least, most)
-
-
-def _choose_offset_ns(trace: Trace, iterations: pl.DataFrame, runs: Sequence[NodeRun], allowed: tuple[int, int]) -> int:
-    """The allowed offset at which most launches lie inside one node: the anchors leave some microseconds open."""
-    inside = (pl.col("start_ns") >= iterations["start_ns"].min()) & (pl.col("end_ns") <= iterations["end_ns"].max())
-    launches = trace.api.filter(inside).join(trace.kernels.select("correlation_id"), on="correlation_id", how="semi")
-    candidates = np.arange(allowed[0], allowed[1] + 1, _STEP_NS)
-    if launches.is_empty() or not runs:
-        return int(candidates[candidates.size // 2])
-    starts, ends = (np.array([getattr(run, name) for run in runs], dtype=np.int64) for name in ("start_ns", "end_ns"))
-    called, returned = array_from_column(launches, "start_ns"), array_from_column(launches, "end_ns")
-
-    def held(offset: int) -> int:
-        node = np.maximum(np.searchsorted(starts - offset, called, side="right") - 1, 0)
-        return int(((starts[node] - offset <= called) & (returned <= ends[node] - offset + _TICK_NS)).sum())
-
-    counts = np.array([held(int(offset)) for offset in candidates])
-    best = candidates[counts == counts.max()]
-    return int(best[best.size // 2])
-
-
-def match_source_names(graph: Path, runtime_names: Sequence[str]) -> dict[str, str]:
-    """Maps ONNX Runtime's node names to the names of `graph`'s nodes; unknown ones are left out.
-
-    The CUDA provider's NHWC conversion numbers a node that keeps its name (`_token_12`). The CPU provider names a blocked
-    convolution after the tensor that it writes (`relu_3_nchwc`): its node is the product that elementwise steps follow.
+    The CPU provider names a blocked convolution after the tensor that it writes (`relu_3_nchwc`): its node is the product that
+    elementwise steps follow.
     """
     nodes = list(load_onnx(graph, weights=False).graph.node)
     known = {node.name for node in nodes}
     writers = {output: node for node in nodes for output in node.output}
-    found: dict[str, str] = {}
-    for name in dict.fromkeys(runtime_names):
-        plain = _NHWC_SUFFIX.sub("", name.removeprefix("fused "))
-        if plain in known:
-            found[name] = plain
-        elif (product := _find_product_behind(plain.removesuffix("_nchwc"), writers, set(found.values()))) is not None:
-            found[name] = product
-    return found
-
-
-def sum_layer_times(graph: Path, node_ns: Mapping[str, float]) -> dict[str, float]:
     times: dict[str, float] = {}
-    for runtime_name, name in match_source_names(graph, list(node_ns)).items():
-        times[name] = times.get(name, 0.0) + node_ns[runtime_name]
+    for runtime_name, ns in node_ns.items():
+        plain = runtime_name.removeprefix("fused ")
+        name = plain if plain in known else _find_product_behind(plain.removesuffix("_nchwc"), writers, set(times))
+        if name is not None:
+            times[name] = times.get(name, 0.0) + ns
     return times
 
 

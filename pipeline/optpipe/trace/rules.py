@@ -1,4 +1,4 @@
-"""One function for each kind of finding: figures, rows of the trace, and the command to try next.
+"""One function for each kind of finding: figures, and the command to try next.
 
 Gains are upper bounds over the measured part: the time that a trace without the cause would save.
 """
@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import polars as pl
 
 from optpipe.backends.base import FUSING
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.quantity import format_bytes, format_duration
-from optpipe.trace.analysis import WAITING_CALLS, Analysis, IdleCause, TimeIntervals, subtract_intervals
-from optpipe.trace.bottleneck import GAP_NS, describe_gaps, find_long_gaps, has_notable_gaps
-from optpipe.trace.kernels import shorten_name
+from optpipe.trace.analysis import WAITING_CALLS, Analysis, IdleCause, subtract_intervals
+from optpipe.trace.bottleneck import GAP_NS, find_long_gaps, has_notable_gaps
 from optpipe.trace.nsys import Stage
 from optpipe.trace.roofline import Roofline
 from optpipe.trace.tensor_cores import LayerUse, TensorCores
@@ -26,33 +24,15 @@ _WORTH_GAP_SHARE = 0.005
 WITHOUT_PROFILER = "; without the profiler"
 """Evidence after this text holds even if the profiler slowed the host."""
 _Find = TypeVar("_Find", bound="Callable[[RuleContext], _Found | None]")
-_ROWS_SHOWN = 5
 _TUNING = "optpipe preprocess tunes threads, prefetching, and the share of the hardware JPEG decoder, which recordings do not show"
 _LARGER_BATCH = f"use a larger batch; {_TUNING}"
 _PREFETCH = f"prefetch more batches: {_TUNING}"
-_FIRST_SHARE = 0.2
 _ALLOCATIONS = (
     r"^(cudaMalloc|cudaFree|cudaHostAlloc|cudaFreeHost|cudaMallocHost|cuMemAlloc|cuMemFree|cuModuleLoad|cuLibraryLoad|"
     r"cudaStreamCreate|cudaEventCreate)"
 )
 _OPERATOR = r"\[(?:CPU|GPU|Mixed|MIXED) op\] Run (.+)$"
 """DALI's ranges around each of its operators."""
-_KEPT_FOR = {
-    Stage.EXPORT: "the model, its weights, shapes and opset",
-    Stage.QUANTIZE: "the graph, precision, method and calibration images",
-    Stage.BUILD: "the graph, backend and options",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class FindingRow:
-    """A row of the trace that supports a finding: a kernel, copy, call, range, or layer, or a gap and the operation after it."""
-
-    name: str
-    total_ns: float
-    count: int = 1
-    start_ns: int | None = None
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +42,6 @@ class ProfileFinding:
     gain_ns: int
     """An upper bound, over the measured part."""
     advice: str
-    rows: tuple[FindingRow, ...] = ()
     gain_share: float = 0.0
     host_times: bool = False
     """True if the evidence is host times, which a profiler's overhead distorts."""
@@ -102,7 +81,6 @@ class _Found(NamedTuple):
     evidence: str
     gain_ns: int
     advice: str
-    rows: tuple[FindingRow, ...] = ()
 
 
 class _Rule(NamedTuple):
@@ -140,7 +118,7 @@ def apply_rules(context: RuleContext, *, with_gaps: bool = True) -> tuple[Profil
         applies = (rule.on_gpu if has_gpu else rule.on_cpu) and (with_gaps or not rule.gaps)
         if not applies or (found := rule.find(context)) is None:
             continue
-        evidence, gain_ns, advice, rows = found
+        evidence, gain_ns, advice = found
         base_ns: float = context.measured.timeline.span_ns
         if context.undisturbed_ns is not None:
             if rule.gaps:  # the profiler delays launches more than kernels: scale to the iteration without it
@@ -153,7 +131,7 @@ def apply_rules(context: RuleContext, *, with_gaps: bool = True) -> tuple[Profil
         if context.facts.stage is Stage.PREPROCESS and rule.advice_in_preprocessing:
             advice = rule.advice_in_preprocessing
         share = gain_ns / max(base_ns, 1)
-        kept.append(ProfileFinding(rule.name, evidence, gain_ns, advice, rows, share, rule.host_times))
+        kept.append(ProfileFinding(rule.name, evidence, gain_ns, advice, share, rule.host_times))
     return tuple(sorted(kept, key=lambda each: (-each.gain_share, each.rule)))
 
 
@@ -175,7 +153,7 @@ def find_launch_gaps(context: RuleContext) -> _Found | None:
     graph = f"replay a CUDA graph (optpipe build --option {context.facts.backend or 'onnxruntime'}.cuda_graph=true), "
     advice = f"{'' if context.facts.options.get('cuda_graph') else graph}use a larger batch, or launch fewer kernels; "
     advice += _advise_fusion(context)
-    return _Found(evidence, gain, advice, _gap_rows(context, short))
+    return _Found(evidence, gain, advice)
 
 
 @_rule("host-gaps", gaps=True, host_times=True, advice_in_preprocessing=f"the host cannot feed the GPU: {_TUNING}")
@@ -186,10 +164,10 @@ def find_host_gaps(context: RuleContext) -> _Found | None:
         return None
     evidence = f"{_format_gap_count(away.starts.size)} over {format_duration(GAP_NS)}, {format_duration(away.total_ns)} in total, "
     evidence += "during which the host launches nothing"
-    advice = "find out what the host does there: optpipe profile --record os-calls; preprocess on the GPU (optpipe preprocess)"
+    advice = "find out with perf or py-spy what the host does there; preprocess on the GPU (optpipe preprocess)"
     if context.facts.stage is Stage.INFERENCE:
         advice = "launch the next batch before waiting for this one (optpipe bench --streams)"
-    return _Found(evidence, away.total_ns, advice, _gap_rows(context, away))
+    return _Found(evidence, away.total_ns, advice)
 
 
 @_rule("device-gaps", gaps=True, host_times=True, advice_in_preprocessing=_LARGER_BATCH)
@@ -201,7 +179,7 @@ def find_device_gaps(context: RuleContext) -> _Found | None:
     each = format_duration(waits.total_ns / waits.starts.size)
     evidence = f"{_format_gap_count(waits.starts.size)} of {each} between already launched kernels"
     advice = f"use a larger batch, or fewer, larger kernels; {_advise_fusion(context)}"
-    return _Found(evidence, waits.total_ns, advice, _gap_rows(context, waits))
+    return _Found(evidence, waits.total_ns, advice)
 
 
 @_rule("synchronization", gaps=True, host_times=True, advice_in_preprocessing=_PREFETCH)
@@ -217,7 +195,7 @@ def find_synchronizations(context: RuleContext) -> _Found | None:
     advice = (
         "synchronize once per iteration, not once per step; keep several batches in flight (optpipe bench --streams)"
     )
-    return _Found(evidence, idle.total_ns, advice, _gap_rows(context, idle))
+    return _Found(evidence, idle.total_ns, advice)
 
 
 @_rule("exposed-copies", advice_in_preprocessing=_PREFETCH)
@@ -229,7 +207,7 @@ def find_exposed_copies(context: RuleContext) -> _Found | None:
         f"{format_duration(gain)} in which only copies run, of {format_duration(context.measured.copy_ns)} of copies"
     )
     advice = "copy on a second stream while the previous batch computes, or keep the data on the device (I/O binding, DALI output)"
-    return _Found(evidence, gain, advice, _copy_rows(context.measured.copies))
+    return _Found(evidence, gain, advice)
 
 
 @_rule("pageable-copies")
@@ -250,7 +228,7 @@ def find_pageable_copies(context: RuleContext) -> _Found | None:
         f"{format_bytes(rate * 1e9)}/s; gain estimated from {basis}"
     )
     advice = "allocate host buffers as pinned memory (torch: pin_memory=True)"
-    return _Found(evidence, max(0, int(total_ns - size / better)), advice, _copy_rows(pageable))
+    return _Found(evidence, max(0, int(total_ns - size / better)), advice)
 
 
 @_rule("missed-tensor-cores")
@@ -267,7 +245,7 @@ def find_missed_tensor_cores(context: RuleContext) -> _Found | None:
     advice = "optpipe build --precision fp16, or --precision tf32 where fp32 must stay"
     if any(each.type in ("fp16", "bf16", "int8") for each in found.missed):
         advice = "other kernels: build with --backend onnxruntime,inductor,torch, then optpipe bench; onnxruntime.cudnn_search=EXHAUSTIVE"
-    return _Found(evidence, _compute_saving_ns(context, found.missed), advice, _use_rows(found.missed))
+    return _Found(evidence, _compute_saving_ns(context, found.missed), advice)
 
 
 @_rule("ineligible-for-tensor-cores")
@@ -290,7 +268,7 @@ def find_ineligible_layers(context: RuleContext) -> _Found | None:
         "optpipe build --backend torch,inductor, then optpipe bench"
     )
     gain = _compute_saving_ns(context, found.ineligible)
-    return _Found(evidence, gain, advice, _use_rows(found.ineligible))
+    return _Found(evidence, gain, advice)
 
 
 @_rule("unfused-kernels")
@@ -302,7 +280,7 @@ def find_unfused_kernels(context: RuleContext) -> _Found | None:
         f"{count} kernels ({count / context.iterations:.0f} per iteration) do only normalization, casts, or elementwise work: "
         f"{format_duration(total_ns)}"
     )
-    return _Found(evidence, total_ns, _advise_fusion(context), _name_rows(kernels)) if count else None
+    return _Found(evidence, total_ns, _advise_fusion(context)) if count else None
 
 
 @_rule("layout-changes")
@@ -313,7 +291,7 @@ def find_layout_changes(context: RuleContext) -> _Found | None:
     advice = "keep one layout: NHWC for Tensor Cores (onnxruntime.nhwc=true; torch channels_last)"
     if context.facts.options.get("nhwc"):
         advice = "the layout is already NHWC; what is left converts the model's inputs and outputs, which stay NCHW"
-    return _Found(evidence, total_ns, advice, _name_rows(layouts)) if count else None
+    return _Found(evidence, total_ns, advice) if count else None
 
 
 @_rule("underfilled-gpu", advice_in_preprocessing=_LARGER_BATCH)
@@ -342,38 +320,7 @@ def find_allocations(context: RuleContext) -> _Found | None:
     count, total_ns = _sum(calls, "count"), _sum(calls, "total_ns")
     evidence = f"{count} calls in the measured part allocate, free, or load code: {format_duration(total_ns)}"
     advice = "allocate once and reuse (I/O binding); warm up until nothing more is loaded"
-    return _Found(evidence, total_ns, advice, _name_rows(calls)) if count else None
-
-
-@_rule("first-iteration", on_cpu=True, host_times=True, under_profiler=True)
-def find_slow_first_iteration(context: RuleContext) -> _Found | None:
-    walls = context.measured.iterations["wall_ns"].to_list()
-    if len(walls) < 3:
-        return None
-    others = float(np.median(walls[1:]))
-    if walls[0] <= (1 + _FIRST_SHARE) * others:
-        return None
-    evidence = (
-        f"the first of {len(walls)} iterations takes {format_duration(walls[0])}, the others {format_duration(others)}"
-    )
-    on_gpu = context.measured.trace.kernels.height > 0
-    advice = "warm up before serving" + (
-        "; a CUDA graph is uploaded on its first replay" if on_gpu else " (--set warm-up)"
-    )
-    return _Found(evidence, int(walls[0] - others), advice)
-
-
-@_rule("operating-system", on_gpu=False, on_cpu=True, host_times=True, under_profiler=True)
-def find_os_calls(context: RuleContext) -> _Found | None:
-    """Calls to the operating system in a trace without a GPU."""
-    calls = context.measured.os_runtime
-    if calls.is_empty():
-        return None
-    evidence = (
-        f"{_sum(calls, 'count')} operating-system calls, {format_duration(_sum(calls, 'total_ns'))} over all threads"
-    )
-    advice = "prefetch files in another thread; keep them in the page cache"
-    return _Found(evidence, int(calls["total_ns"][0]), advice, _name_rows(calls))
+    return _Found(evidence, total_ns, advice) if count else None
 
 
 def _advise_fusion(context: RuleContext) -> str:
@@ -386,24 +333,6 @@ def _advise_fusion(context: RuleContext) -> str:
     return BACKENDS[facts.backend].advise_fusion(facts.options)
 
 
-@_rule("paid-once", on_gpu=False, on_cpu=True)
-def find_one_time_cost(context: RuleContext) -> _Found | None:
-    """A cached stage: the next run saves all of it; its longest part is named."""
-    kept_for = _KEPT_FOR.get(context.facts.stage) if context.facts.stage else None
-    if kept_for is None:
-        return None
-    measured, span_ns = context.measured, context.measured.timeline.span_ns
-    parts = measured.ranges.filter((pl.col("name") != measured.scope) & (pl.col("wall_ns") < 0.98 * span_ns))
-    rows = tuple(FindingRow(*row) for row in parts.head(_ROWS_SHOWN).select("name", "wall_ns", "count").iter_rows())
-    longest = f", of which {rows[0].name} {format_duration(rows[0].total_ns)}" if rows else ""
-    advice = (
-        f"cached in the workspace: paid once per combination of {kept_for}; keep --workspace between runs (also in CI)"
-    )
-    if rows and rows[0].name.startswith(("calibrate", "optpipe.calibrate")):
-        advice += "; fewer images or --method max make calibration faster"
-    return _Found(f"{format_duration(span_ns)} on the CPU{longest}", span_ns, advice, rows)
-
-
 @_rule("busiest-operator", on_cpu=True, under_profiler=True)
 def find_busiest_operator(context: RuleContext) -> _Found | None:
     """The operator of a preprocessing pipeline that takes the most time of its threads."""
@@ -413,19 +342,14 @@ def find_busiest_operator(context: RuleContext) -> _Found | None:
         return None
     table = (
         operators.group_by(name.str.extract(_OPERATOR).alias("name"))
-        .agg(
-            (pl.col("end_ns") - pl.col("start_ns")).sum().alias("total_ns"),
-            pl.len().alias("count"),
-            pl.col("thread").n_unique(),
-        )
+        .agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("total_ns"), pl.col("thread").n_unique())
         .sort("total_ns", "name", descending=[True, False])
     )
-    rows = tuple(FindingRow(*row) for row in table.head(_ROWS_SHOWN).select("name", "total_ns", "count").iter_rows())
-    first, threads = rows[0], int(table["thread"][0])
-    share = first.total_ns / max(int(table["total_ns"].sum()), 1)
-    evidence = f"{first.name} takes {share:.0%} of the operators' time, on {threads} threads"
+    first, total_ns, threads = table.row(0)
+    share = total_ns / max(_sum(table, "total_ns"), 1)
+    evidence = f"{first} takes {share:.0%} of the operators' time, on {threads} threads"
     advice = "optpipe preprocess tunes threads, prefetching, and the decoder, and reports the rate of decoding alone"
-    return _Found(evidence, int(first.total_ns / threads), advice, rows)
+    return _Found(evidence, int(total_ns / threads), advice)
 
 
 @_rule("slow-layers", on_gpu=False, on_cpu=True)
@@ -448,13 +372,7 @@ def find_slow_layers(context: RuleContext) -> _Found | None:
     advice = "more threads or larger batches: optpipe bench --option onnxruntime.threads=N --batch 1,8,32"
     if not any(each.cost.type == "int8" for each in timed):
         advice += "; INT8 if accuracy allows: optpipe build --precision int8 --backend onnxruntime"
-    rows = tuple(
-        FindingRow(
-            each.cost.name, each.measured_ns or 0.0, detail=f"{each.cost.op}, bound {format_duration(each.bound_ns)}"
-        )
-        for each in timed[:_ROWS_SHOWN]
-    )
-    return _Found(evidence, int(above_ns * context.iterations), advice, rows)
+    return _Found(evidence, int(above_ns * context.iterations), advice)
 
 
 def _compute_saving_ns(context: RuleContext, layers: tuple[LayerUse, ...]) -> int:
@@ -471,31 +389,5 @@ def _each(found: TensorCores) -> str:
     return " per iteration" if found.iterations > 1 else ""
 
 
-def _use_rows(layers: tuple[LayerUse, ...]) -> tuple[FindingRow, ...]:
-    return tuple(
-        FindingRow(each.name, each.time_ns, each.count, detail=each.reason or "") for each in layers[:_ROWS_SHOWN]
-    )
-
-
-def _gap_rows(context: RuleContext, gaps: TimeIntervals) -> tuple[FindingRow, ...]:
-    longest = describe_gaps(context.measured, gaps.starts, gaps.ends, most=_ROWS_SHOWN)
-    return tuple(
-        FindingRow(each.before or "end of trace", each.duration_ns, 1, each.start_ns, each.host) for each in longest
-    )
-
-
 def _sum(frame: pl.DataFrame, column: str) -> int:
     return int(frame[column].sum())
-
-
-def _copy_rows(copies: pl.DataFrame) -> tuple[FindingRow, ...]:
-    columns = ("kind", "total_ns", "count", "source_memory", "target_memory", "bytes")
-    return tuple(
-        FindingRow(kind or "unknown", total_ns, count, detail=f"{source} to {target}, {format_bytes(size)}")
-        for kind, total_ns, count, source, target, size in copies.head(_ROWS_SHOWN).select(columns).iter_rows()
-    )
-
-
-def _name_rows(table: pl.DataFrame) -> tuple[FindingRow, ...]:
-    rows = table.head(_ROWS_SHOWN).select("name", "total_ns", "count").iter_rows()
-    return tuple(FindingRow(shorten_name(name), total_ns, count) for name, total_ns, count in rows)

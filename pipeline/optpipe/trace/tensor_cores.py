@@ -1,6 +1,6 @@
 """Tensor Cores by layer: eligible layers, layers that used them, and possible savings.
 
-Layers are named by NVTX ranges: TensorRT's, torch modules, ONNX Runtime nodes. A kernel belongs to the innermost range that
+Layers are named by NVTX ranges: TensorRT's, torch modules. A kernel belongs to the innermost range that
 was open at its launch. A layer's own time is that of the kernels for which it is the innermost.
 
 Eligible means matrix work whose element type has Tensor Cores on the device and whose channels are aligned (to 8 for
@@ -21,7 +21,14 @@ from optpipe.trace.analysis import Analysis, TimeArray, array_from_column, selec
 from optpipe.trace.kernels import classify_kernels, shorten_name
 from optpipe.trace.nsys import LAYERS_RANGE, LIBRARY_RANGES
 from optpipe.trace.read import RANGE_SCHEMA
-from optpipe.trace.roofline import ALIGNMENT, Peaks, compute_math_ns, compute_memory_ns, explain_ineligible
+from optpipe.trace.roofline import (
+    ALIGNMENT,
+    GraphCosts,
+    Peaks,
+    compute_math_ns,
+    compute_memory_ns,
+    explain_ineligible,
+)
 
 _UNKNOWN_GAIN = 2.0
 """Low speedup assumed for a missed layer on a device with unknown peaks."""
@@ -149,10 +156,9 @@ class TensorCores:
         return _sort_by_saving(each for each in self.layers if not each.eligible and each.reason)
 
 
-def analyze_tensor_cores(
-    measured: Analysis, peaks: Peaks | None = None, costs: Mapping[str, NodeCost] | None = None
-) -> TensorCores:
-    """Counts by layer if ranges name layers, otherwise by kernel; `costs` by layer come from the graph."""
+def analyze_tensor_cores(measured: Analysis, graph: GraphCosts | None = None) -> TensorCores:
+    """Counts by layer if ranges name layers, otherwise by kernel; the costs of layers come from the `graph`."""
+    costs, peaks = ({each.name: each for each in graph.costs}, graph.peaks) if graph else ({}, None)
     by_layer = attribute_kernels(measured)
     named_ns = int(by_layer["kernel_ns"].sum())
     basis: Literal["layers", "kernels"] = "layers"
@@ -171,7 +177,7 @@ def analyze_tensor_cores(
         )
     iterations = max(measured.iterations.height, 1)
     layers = tuple(
-        _judge_layer(row, measured.kernel_ns, peaks, (costs or {}).get(row["layer"]), iterations)
+        _judge_layer(row, measured.kernel_ns, peaks, costs.get(row["layer"]), iterations)
         for row in table.iter_rows(named=True)
     )
     eligible = [each for each in layers if each.eligible]
@@ -245,10 +251,9 @@ def _estimate_saving_ns(row: Mapping[str, Any], peaks: Peaks | None, cost: NodeC
         kind = cost.type if cost.type in ALIGNMENT else "tf32" if "tf32" in peaks.flops_per_s else "fp16"
         reachable_ns = max(compute_math_ns(replace(cost, type=kind), peaks), compute_memory_ns(cost, peaks))
         return max(0, int(row["kernel_ns"] - iterations * reachable_ns))
-    ratio = peaks.flops("tf32") / peaks.flops("fp32") if peaks and "tf32" in peaks.flops_per_s else _UNKNOWN_GAIN
-    if peaks and "fp16" in peaks.flops_per_s and "tf32" not in peaks.flops_per_s:
-        ratio = peaks.flops("fp16") / peaks.flops("fp32")
-    return int(row["matrix_ns"] * (1 - 1 / max(ratio, 1.0)))
+    rates = peaks.flops_per_s if peaks is not None else {}
+    fast = rates.get("tf32") or rates.get("fp16")
+    return int(row["matrix_ns"] * (1 - 1 / max(fast / rates["fp32"] if fast else _UNKNOWN_GAIN, 1.0)))
 
 
 def _explain_missed(kernel: str, element_type: str | None) -> str:

@@ -78,7 +78,7 @@ FORGED = {
     "profile.json": {
         "used_ns says 1": in_json("stages", 0, "profile", "tensor_cores", "used_ns", value=1),
         "busy_ns says 1": in_json("stages", 0, "profile", "measured", "totals", "busy_ns", value=1),
-        "bottleneck: verdict says": in_json("stages", 0, "profile", "bottleneck", "verdict", value="I/O"),
+        "bottleneck: verdict says": in_json("stages", 0, "profile", "bottleneck", "verdict", value="launch"),
     },
     "preprocess.json": {
         "snr_db says 99.0": in_json("parity", "proof", "output", "snr_db", value=99.0),

@@ -11,8 +11,7 @@ from tests.golden.nsys_export import Recording
 from tests.unit.trace.conftest import Judged
 
 from optpipe.backends.base import NodeCost
-from optpipe.trace.analysis import analysis_from_trace
-from optpipe.trace.document import document_from_diff, document_from_profile, document_from_stages
+from optpipe.trace.document import document_from_profile, document_from_stages
 from optpipe.trace.profile_model import ModelProfileDocument
 from optpipe.trace.read import Trace
 from optpipe.trace.report import (
@@ -20,7 +19,6 @@ from optpipe.trace.report import (
     StageProfile,
     StageSubject,
     TraceProfile,
-    diff_profiles,
     profile_from_trace,
 )
 from optpipe.trace.roofline import GraphCosts, Peaks
@@ -50,7 +48,6 @@ def test_the_answer_comes_first(build: Callable[[], Recording], read: Callable[[
         phenomena.overlapping,
         phenomena.lost_events,
         phenomena.graph_replay,
-        phenomena.reading_files,
         phenomena.setup_ahead_of_numbered_iterations,
     ],
     ids=lambda build: build.__name__,
@@ -100,14 +97,3 @@ def test_a_gain_on_the_gpu_is_a_share_of_the_time_without_the_profiler(read: Cal
         share = {each.rule: each.gain_share for each in found}
         assert share["underfilled-gpu"] == pytest.approx(unused_ns / time_ns, rel=1e-3)
         assert share["launch-gaps"] < 0.9  # host times are a share of what was recorded
-
-
-def test_a_diff_of_two_profiles(read: Callable[[Recording], Trace]) -> None:
-    before, after = (
-        (part := analysis_from_trace(read(build())), part, {}, None)
-        for build in (phenomena.launch_bound, phenomena.gpu_bound)
-    )
-    assert_golden(text_of(document_from_diff(diff_profiles(before, after))), "profile-diff.txt")
-    nothing_new = text_of(document_from_diff(diff_profiles(before, before)))
-    assert "no kernel changed notably" in nothing_new
-    assert "no layers to compare" in nothing_new

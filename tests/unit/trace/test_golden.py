@@ -74,8 +74,6 @@ def test_a_gap_matters_from_a_twentieth_of_the_iteration(judged: Judge) -> None:
     assert [gap.duration_ns for gap in gaps.longest] == [60 * US] * 4 + [25 * US] * 4
     assert gaps.longest[0].by_cause == {IdleCause.KERNEL_WAIT: 60 * US}
     assert "device-gaps" in _rules(profile)
-    away = judged(phenomena.host_busy()).findings[0].rows[0]
-    assert away.total_ns == 225 * US  # from 280 to the end of the next launch at 505
 
 
 def test_gaps_that_do_not_matter_are_no_finding(judged: Judge) -> None:
@@ -102,8 +100,7 @@ def test_tensor_cores_by_layer(judged: Judge, build: Callable[[], Recording], sc
     cores = profile.tensor_cores
     assert (cores.basis, cores.eligible, cores.used, cores.used_ns) == ("layers", 2, 1, 60 * US)
     assert [(each.name, each.time_ns) for each in cores.missed] == [("fc", pytest.approx(scale * 120 * US))]
-    # H200's data sheet: tf32 494.7, fp32 67 TFLOP/s
-    assert cores.missed[0].could_save_ns == pytest.approx(scale * 120 * US * (1 - 67 / 494.7), abs=1)
+    assert cores.missed[0].could_save_ns == pytest.approx(scale * 120 * US / 2, abs=1)  # no peaks are known
 
 
 def _end_before_start(table: str) -> Recording:
@@ -171,18 +168,6 @@ def test_without_gpu_rows_only_the_cpu_side_is_judged(judged: Judge) -> None:
     assert profile.trace_quality.verdict is Verdict.INCONCLUSIVE
     assert profile.bottleneck.verdict is LimitingFactor.CPU
     assert profile.profile.measured.totals.busy_ns is None
-
-
-def test_reading_files_is_io_bound_by_the_time_of_the_threads_that_read(judged: Judge) -> None:
-    """Four threads that read all the time are no 400 %."""
-    trace = phenomena.reading_files()
-    for threads in (1, 4):
-        found = judged(trace).bottleneck
-        assert found.verdict is LimitingFactor.IO
-        assert found.shares == pytest.approx({"I/O": 0.8, "CPU": 0.2})
-        for thread in range(1, 4 if threads == 1 else 1):
-            for iteration in range(3):
-                trace.os_call("read", 100 * iteration + 5, 100 * iteration + 85, thread=THREAD + thread)
 
 
 def test_capture_of_a_graph_is_no_lost_event(judged: Judge) -> None:

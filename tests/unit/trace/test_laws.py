@@ -23,7 +23,7 @@ from optpipe.trace.analysis import (
     unite_intervals,
 )
 from optpipe.trace.read import trace_from_sqlite
-from optpipe.trace.report import TraceChange, TraceProfile, diff_profiles, profile_from_trace
+from optpipe.trace.report import TraceProfile, profile_from_trace
 
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=12)
 NAMES = ("sm90_xmma_gemm_f16f16_f16f32", "ampere_sgemm_128x64_tn", "void relu_kernel<float>(int)")
@@ -99,26 +99,6 @@ def test_of_kernels_that_start_at_once_the_first_launched_ends_the_gap() -> None
         "host_wait": 6000,
         "kernel_wait": 1000,
     }
-
-
-@given(recordings())
-def test_a_profile_does_not_differ_from_itself(recording: Recording) -> None:
-    analysis = _analysis(recording)
-    side = (analysis, analysis, {}, None)
-    same = diff_profiles(side, side)
-    assert all(row.change is TraceChange.SAME and row.change_ns == 0 for row in same.kernels)
-
-
-@given(recordings(), recordings())
-@pytest.mark.slow
-def test_diff_mirrors(one: Recording, other: Recording) -> None:
-    forth, back = (
-        diff_profiles(*(pair := [(part := _analysis(each), part, {}, None) for each in (one, other)])),
-        diff_profiles(*pair[::-1]),
-    )
-    mirror = {"faster": "slower", "slower": "faster", "appeared": "vanished", "vanished": "appeared", "same": "same"}
-    expected = {(row.name, mirror[row.change], -row.change_ns) for row in forth.kernels}
-    assert expected == {(row.name, row.change, row.change_ns) for row in back.kernels}
 
 
 @given(recordings())

@@ -29,8 +29,6 @@ from optpipe.trace.document import document_from_profile
 from optpipe.trace.read import trace_from_folder, trace_from_path, trace_from_sqlite, write_trace
 from optpipe.trace.report import TraceProfile, profile_from_trace
 
-NODES = SAMPLE.with_name("h200-digits-fp16-ort-nodes.sqlite")
-
 
 def _write_foreign_database(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
@@ -89,7 +87,7 @@ def test_an_export_with_anything_in_its_columns_is_judged_or_refused(data: st.Da
     """Every other, third … row of a column replaced, a column or a table gone: an answer, or two lines; never a traceback."""
     with TemporaryDirectory() as directory:
         path = Path(directory) / "changed.sqlite"
-        shutil.copyfile(NODES, path)
+        shutil.copyfile(SAMPLE, path)
         with closing(sqlite3.connect(path)) as connection:
             tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             for _ in range(data.draw(st.integers(1, 3))):

@@ -17,7 +17,7 @@ step() { # seconds allowed, name, then the arguments of optpipe; the JSON docume
   tail -n 3 "$out/$name.log" | cut -c1-300
 }
 sweep() { # seconds allowed, backend, precision: every batch size
-  step "$1" "sweep-$2-$3" bench resnet50 --backend "$2" --precision "$3" --device cuda --batch 1:256 --set all-sizes=true $fast
+  step "$1" "sweep-$2-$3" bench resnet50 --backend "$2" --precision "$3" --device cuda --batch 1:256 $fast
 }
 fast="--min-time 0.6 --set warm-up=0.3 --percentile 90 --set max-warm-up=3 --max-time 6"
 random="resnet50 --weights random --device cuda --batch 1:64:256" # the sweep goes to batch 256, so the profile must hold it

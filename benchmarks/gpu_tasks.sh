@@ -37,7 +37,7 @@ measure() { # part, model, batch sizes, then options of build
     step 300 "build-$part-ort" build "$model" --weights random --device $device --precision $precision --backend onnxruntime "$@"
     step 300 "build-$part-torch" build "$model" --weights random --device $device --precision $precision --backend torch,inductor "$@"
   fi
-  [[ ${STEPS:-bench} == *bench* ]] && step "${allowed:-150}" "bench-$part" bench "$name" --device $device --precision $precision --batch "$batches" ${lengths:+--length "$lengths"} --all-sizes $fast
+  [[ ${STEPS:-bench} == *bench* ]] && step "${allowed:-150}" "bench-$part" bench "$name" --device $device --precision $precision --batch "$batches" ${lengths:+--length "$lengths"} $fast
 }
 for part in $parts; do
   lengths= allowed=

@@ -72,8 +72,6 @@ sweep digits --set tolerance=x | --tolerance x
 sweep | no model to sweep
 sweep --dry-run nothing.onnx | nothing.onnx: no such file
 signoff --init --output there | --output is for the dossier; signoff --init --policy there writes the template there
-bench digits --interval 200% | --interval 200%: must be less than 100% of p50, such as 1%
-bench digits --interval 1 | --interval 1: the number has no unit; write 1% or 100%
 profile --trace before.json | before.json: no such file
 compare | no measurements
 compare --slo p99=15 | has no unit

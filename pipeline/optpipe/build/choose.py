@@ -40,7 +40,7 @@ from optpipe.models.artifacts.decisions import (
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.models.export.exported import Model, export_model, prepare_model, read_card
 from optpipe.models.inputs.task_data import load_sample_set
-from optpipe.stats.ratio import Change, Ratio
+from optpipe.stats.ratio import Change
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.files import write_bytes
@@ -75,8 +75,7 @@ def list_candidates(
         for size, race in races.items():
             if id in race.times and (own := race.times[id]).race:
                 slowdown = None if id == race.winner else race.compute_slowdown(id)
-                ratio, dropped = race.ratios.get(id), race.dropped.get(id)
-                times.append(CandidateTimes(size, tuple(own.race), tuple(own.final), ratio, slowdown, dropped))
+                times.append(CandidateTimes(size, tuple(own.race), tuple(own.final), race.ratios.get(id), slowdown))
         found.append(
             Candidate(id, info.backend, info.precision, info.device, standing, reason, each.accuracy, tuple(times))
         )
@@ -89,8 +88,8 @@ def list_candidates(
 
 
 _ORDER = (
-    Standing.CHOSEN, Standing.NO_DIFFERENCE, Standing.SLOWER, Standing.NOT_SHOWN, Standing.OVER_BUDGET,
-    Standing.NOT_PROVEN, Standing.FAILED,
+    Standing.CHOSEN, Standing.NO_DIFFERENCE, Standing.SLOWER, Standing.DROPPED, Standing.NOT_SHOWN,
+    Standing.OVER_BUDGET, Standing.NOT_PROVEN, Standing.FAILED,
 )  # fmt: skip
 
 
@@ -113,13 +112,11 @@ def _explain(
     behind = [(size, race) for size, race in races.items() if race.compute_slowdown(id) is not None]
     if not behind:
         return Standing.FAILED, failures.get(id, "no batch size could be measured")
-    slower = all(_is_slower(race.ratios.get(id) or race.dropped.get(id)) for _, race in behind)
+    changes = {race.ratios[id].change if id in race.ratios else None for _, race in behind}
     reason = "; ".join(_explain_lag(size, race, id) for size, race in behind)
-    return (Standing.SLOWER if slower else Standing.NO_DIFFERENCE), reason
-
-
-def _is_slower(ratio: Ratio | None) -> bool:
-    return ratio is not None and ratio.change is Change.SLOWER
+    if changes == {Change.SLOWER}:
+        return Standing.SLOWER, reason
+    return (Standing.NO_DIFFERENCE if Change.NO_DIFFERENCE in changes else Standing.DROPPED), reason
 
 
 def _explain_accuracy(accuracy: CandidateAccuracy, budget: Budget) -> str:
@@ -155,20 +152,12 @@ def _explain_lead(size: int, race: Race, infos: Mapping[str, ArtifactInfo]) -> s
 
 
 def _explain_lag(size: int, race: Race, artifact: str) -> str:
-    ratio, dropped = race.ratios.get(artifact), race.dropped.get(artifact)
+    ratio, rounds = race.ratios.get(artifact), len(race.times[artifact].race)
     if ratio is not None:
-        return f"batch {size}: {ratio} times the winner's time{_format_doubt(ratio)}"
-    rounds = dropped.rounds if dropped else len(race.times[artifact].race)
-    known = f"from {rounds} round{'s' if rounds > 1 else ''}"
-    if dropped is None or race.scatter is None:
-        slowdown = race.compute_slowdown(artifact)
-        return f"batch {size}: {slowdown:.2f} times the winner's time, {known}; how much rounds scatter is not known"
-    known += f" at {race.scatter.sd:.1%} scatter"
-    return f"batch {size}: {dropped} times the winner's time, {known}{_format_doubt(dropped)}"
-
-
-def _format_doubt(ratio: Ratio) -> str:
-    return "" if _is_slower(ratio) else ", within the error"
+        doubt = "" if ratio.change is Change.SLOWER else ", within the error"
+        return f"batch {size}: {ratio} times the winner's time{doubt}"
+    known = f"{race.compute_slowdown(artifact):.2f} times the winner's time"
+    return f"batch {size}: dropped after {rounds} round{'s' if rounds > 1 else ''} at {known}"
 
 
 SNR_FLOOR = Budget(30.0, "dB")

@@ -15,7 +15,6 @@ from optpipe.core.measurement import (
     MAX_CV,
     PROCESSES,
     ROUNDS,
-    BenchSort,
     Goal,
     LoadSpec,
     PairMetric,
@@ -24,7 +23,6 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.plan import Param, for_workspace
 from optpipe.core.precision import Precision
-from optpipe.core.quantity import share_from_text, share_to_text
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
@@ -96,18 +94,9 @@ class BenchOptions:
     processes: Annotated[
         int | None, replace(params.PROCESSES, help=f"{params.PROCESSES.help} Default: {PROCESSES}.")
     ] = None
-    interval: Annotated[
-        float | None,
-        Param(
-            "Measure more processes until p50 is known to within this, such as 1%.",
-            metavar="SHARE",
-            parse=share_from_text,
-        ),
-    ] = None
     energy: Annotated[bool, Param("Measure energy; takes at least 12 s per process.")] = False
     max_cv: Annotated[float, params.MAX_CV] = MAX_CV
     images: Annotated[Path | None, Param("Folder of images to use as inputs.", metavar="DIR")] = None
-    sort: Annotated[BenchSort, Param("Order of the table.", setting=True)] = BenchSort.GIVEN
     affinity: Annotated[
         tuple[int, ...] | None,
         Param(
@@ -117,7 +106,6 @@ class BenchOptions:
             show=format_cpus,
         ),
     ] = None
-    all_sizes: Annotated[bool, Param("Measure all batch sizes, even past saturation.", setting=True)] = False
     keep_going: Annotated[
         bool, Param("Start all processes, even where other work on the machine makes them INVALID.", setting=True)
     ] = False
@@ -146,9 +134,9 @@ def bench(
     models = model or []
     if how.resume is not None:
         words = [f"MODEL {each}" for each in models]
-        _require_alone("--resume RUN_DIR", how, {"resume", "sort"}, load, *words, *params.list_words(targets))
+        _require_alone("--resume RUN_DIR", how, {"resume"}, load, *words, *params.list_words(targets))
         recovered = replace(recover_run(how.resume), exit_status=int(ExitStatus.DONE))
-        return Outcome(recovered, lambda found: document_from_bench(found, how.sort))
+        return Outcome(recovered, document_from_bench)
     if not models:
         raise BadInputError(f"bench requires MODEL; `{for_workspace('optpipe store ls')}` lists what is built")
     if how.from_images is not None:
@@ -173,7 +161,7 @@ def bench(
     for why in sorted({each.energy_why_not or "" for each in record.measurements} if how.energy else ()):
         if why:
             terminal.warn(f"--energy: not measured: {why}")
-    return Outcome(record, lambda found: document_from_bench(found, how.sort), ExitStatus(record.exit_status))
+    return Outcome(record, document_from_bench, ExitStatus(record.exit_status))
 
 
 def _require_alone(flag: str, how: BenchOptions, beside: set[str], load: Collection[str] = (), *words: str) -> None:
@@ -209,8 +197,6 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
         )
     if how.length and len(how.length) > 1 and limit:
         raise BadInputError(f"--slo searches at one length, not {len(how.length)}; use --length {how.length[-1]}")
-    if how.interval is not None and how.interval >= 1:
-        raise BadInputError(f"--interval {share_to_text(how.interval)}: must be less than 100% of p50, such as 1%")
     require_existing(how.images, "--images")
     return BenchPlan(
         load=spec,
@@ -218,8 +204,6 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
         lengths=how.length,
         slo=limit,
         processes=how.processes or PROCESSES,
-        interval=how.interval,
-        to_the_end=how.all_sizes,
         keep_going=how.keep_going,
         options=parse_options(targets.option),
         images=how.images,

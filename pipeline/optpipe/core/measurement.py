@@ -310,7 +310,7 @@ class Measurement:
     interrupted: bool = False
     process: int = 0
     second_stage: bool = False
-    """Whether the scatter of earlier processes required this one (Stein's two-stage rule)."""
+    """Whether the scatter of earlier processes required this one (Stein's two-stage rule), as in runs of version 0.1."""
     samples_file: str | None = None
     machine_file: str | None = None
     started_utc: str = ""
@@ -445,22 +445,12 @@ class PairMetric(StrEnum):
     THROUGHPUT = "throughput"
 
 
-class BenchSort(StrEnum):
-    GIVEN = "given"
-    LATENCY = "latency"
-    THROUGHPUT = "throughput"
-    MEMORY = "memory"
-    ENERGY = "energy"
-
-
 MAX_CV = 0.025
 """Maximum coefficient of variation of a VALID measurement; trtexec warns above the same value."""
 SENSOR_SHARE = 0.05
 """Relative error of the board's power sensor (NVML documentation of nvmlDeviceGetPowerUsage)."""
 PROCESSES = 5
 """Fresh processes of a measurement (Georges et al., OOPSLA 2007; Kalibera & Jones, ISMM 2013)."""
-MAX_PROCESS_FACTOR = 4
-"""Maximum processes for a requested interval, as a multiple of those requested."""
 ROUNDS = 10
 """Default rounds of a paired comparison."""
 

@@ -39,7 +39,6 @@ from optpipe.deploy.triton_config import (
     write_config,
 )
 from optpipe.measure.groups import ProcessGroup, group_processes
-from optpipe.measure.search import MIN_SWEEP_GAIN
 from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.models.export.exported import Reference, reference_from_file
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
@@ -52,6 +51,8 @@ from optpipe.workspace.file_names import CARD, POLICY, REFERENCE
 from optpipe.workspace.files import write_bytes, write_json
 from optpipe.workspace.store import Store
 
+MIN_GAIN = 1.05
+"""Smallest factor of throughput for which a larger batch or another stream is chosen."""
 NOT_MEASURED = "no VALID single-stream measurement"
 
 
@@ -152,7 +153,7 @@ def _choose_preferred(groups: Sequence[ProcessGroup]) -> tuple[tuple[int, ...], 
     for group in groups:
         rate = group.estimate("throughput", 0.95)
         assert rate is not None
-        if group.load.batch_size > 1 and rate.value >= best * MIN_SWEEP_GAIN:
+        if group.load.batch_size > 1 and rate.value >= best * MIN_GAIN:
             chosen.append((group.load.batch_size, f"{rate.value:,.0f} {group.load.sample}s/s"))
             source = _describe_source(group)
         best = max(best, rate.value)
@@ -190,7 +191,7 @@ def _choose_instances(groups: Sequence[ProcessGroup], limit: tuple[Criterion, fl
     best, best_rate = max(several, key=lambda each: each[1])
     latency = best.estimate(limit[0].metric, 0.95) if limit else None
     shown = f"run {best.newest.run}, {best.load}: {best_rate:,.0f} {best.load.sample}s/s; one stream: {alone:,.0f}"
-    if best_rate < alone * MIN_SWEEP_GAIN or (limit and (latency is None or latency.bounds[1] > limit[1])):
+    if best_rate < alone * MIN_GAIN or (limit and (latency is None or latency.bounds[1] > limit[1])):
         return 1, f"several streams are not faster within the limit ({shown})"
     return best.load.streams, shown
 

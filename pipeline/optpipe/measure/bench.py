@@ -11,7 +11,6 @@ from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.measurement import (
-    MAX_PROCESS_FACTOR,
     MEASUREMENTS_FILE,
     LoadSpec,
     Measurement,
@@ -23,7 +22,7 @@ from optpipe.core.plan import for_workspace
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.quantity import format_duration
 from optpipe.measure.figures import recorded_from_files
-from optpipe.measure.groups import ProcessGroup, count_more_processes, group_processes, merge_group, summarize_group
+from optpipe.measure.groups import ProcessGroup, group_processes, merge_group, summarize_group
 from optpipe.measure.int8_notes import add_int8_notes
 from optpipe.measure.measure import (
     BenchPlan,
@@ -122,7 +121,6 @@ class BenchSubject:
             lambda size: self._one(workers, replace(plan.load, batch_size=size, length=length)),
             sizes,
             plan.slo,
-            to_the_end=plan.to_the_end,
         )
 
     def expect(self, times: int) -> None:
@@ -130,12 +128,12 @@ class BenchSubject:
         changes = sum(one.length != other.length for one, other in pairwise(self.points))
         self.running.pool.expect(self.artifact.label, times * (changes + 1) if self.points else 0)
 
-    def repeat(self, *, second_stage: bool = False) -> None:
+    def repeat(self) -> None:
         """Measures every point in a fresh process."""
         with _Workers(self.running) as workers:
             for load in self.points:
                 if not self.running.interrupted:
-                    self._one(workers, load, second_stage=second_stage)
+                    self._one(workers, load)
 
     def list_groups(self) -> list[ProcessGroup]:
         run = self.running.run
@@ -168,7 +166,7 @@ class BenchSubject:
         )
         self.points = [self.best_rate.load] if self.best_rate else []
 
-    def _one(self, workers: "_Workers", load: LoadSpec, *, second_stage: bool = False) -> Measurement:
+    def _one(self, workers: "_Workers", load: LoadSpec) -> Measurement:
         running = self.running
         subject = self.trials[load.length]
         worker = workers.take(subject)
@@ -185,7 +183,7 @@ class BenchSubject:
             worker.on_progress = progress
             name = f"m{len(running.measurements):03}"
             found, answer = measure_load(worker, subject.blank, load, name, subject.directory)
-        found = replace(found, process=running.processes, second_stage=second_stage)
+        found = replace(found, process=running.processes)
         running.measurements.append(found)
         write_measurements(running.run.path, running.measurements)
         running.interrupted = running.interrupted or answer.interrupted
@@ -278,7 +276,7 @@ def bench_artifacts(
 
 
 def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
-    """Runs the other processes in rounds over all subjects; adds more once if an interval is requested."""
+    """Runs the other processes in rounds over all subjects."""
     plan, order = running.plan, Order(running.plan.seed)
     running.place = f"process 2 of {plan.processes}: "
     for subject in subjects:
@@ -297,19 +295,6 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
             subject.repeat()
         remaining = format_duration((left - 1) * (monotonic() - begun) * 1e9)
         running.place = f"process {done + 2} of {plan.processes}, about {remaining} left: "
-    if plan.interval is None or running.interrupted:
-        return
-    groups = [group for subject in subjects for group in subject.list_groups()]
-    more = max((count_more_processes(group, plan.interval) for group in groups), default=0)
-    most = (MAX_PROCESS_FACTOR - 1) * plan.processes
-    if more > most:
-        running.listener.warn(f"--interval {plan.interval:.2%} needs {more} more processes; {most} are measured")
-    for subject in subjects:
-        subject.expect(min(more, most))
-    for done in range(min(more, most)):
-        running.place = f"process {plan.processes + done + 1} of {plan.processes + min(more, most)}: "
-        for subject in order.draw(subjects):
-            subject.repeat(second_stage=True)
 
 
 def record_from_run(

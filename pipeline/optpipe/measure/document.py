@@ -1,7 +1,7 @@
 """Documents of bench runs, paired comparisons and comparisons of builds."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optpipe.core.measurement import (
-    BenchSort,
     Comparison,
     ComparisonRow,
     Measurement,
@@ -60,10 +59,9 @@ MEAN_P50 = "mean p50"
 VERDICT_COLUMN = Column("verdict", ColumnKind.STATE, rank=0)
 
 
-def document_from_bench(record: BenchRecord, sort: BenchSort) -> Document:
-    rows = record.measurements
+def document_from_bench(record: BenchRecord) -> Document:
+    rows, groups = record.measurements, record.groups
     called = _name_artifacts(rows)
-    groups = _sort_groups(record.groups, sort)
     few = {group.processes for group in groups if 0 < group.processes < 3}
     what = "1 process" if few == {1} else "fewer than 3 processes"
     return make_document(
@@ -77,17 +75,6 @@ def document_from_bench(record: BenchRecord, sort: BenchSort) -> Document:
             Sentence(record.run_dir, Tone.FAINT, "run"),
         ]
     )
-
-
-def _sort_groups(groups: Sequence[MeasurementGroup], sort: BenchSort) -> list[MeasurementGroup]:
-    last = float("inf")
-    keys: dict[BenchSort, Callable[[MeasurementGroup], float]] = {
-        BenchSort.LATENCY: lambda group: _get_value(group, "p50") or last,
-        BenchSort.THROUGHPUT: lambda group: -(_get_value(group, "throughput") or 0.0),
-        BenchSort.MEMORY: lambda group: _find_peak_bytes(group) or last,
-        BenchSort.ENERGY: lambda group: _get_value(group, "energy") or last,
-    }
-    return sorted(groups, key=keys[sort]) if sort in keys else list(groups)
 
 
 def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, str]) -> Table:

@@ -33,7 +33,6 @@ from optpipe.stats.means import (
     Mean,
     Scatter,
     compute_unseen_p_value,
-    count_processes_needed,
     estimate_run_scatter,
     mean_from_runs,
     split_scatter,
@@ -313,15 +312,6 @@ def merge_group(group: ProcessGroup, confidence: float = 0.95) -> Measurement:
         throughput_images_per_s=group.estimate("throughput", confidence),
         throughput_tokens_per_s=group.estimate("tokens", confidence),
     )
-
-
-def count_more_processes(group: ProcessGroup, share: float, confidence: float = 0.95) -> int:
-    """Number of further processes for an interval of p50 of ±`share`, by Stein's two-stage rule."""
-    values = [each for run in group.list_values("p50") for each in run]
-    if len(values) < MIN_VALUES:
-        return 0
-    half = share * sum(values) / len(values)
-    return count_processes_needed(values, half, confidence) - len(values)
 
 
 def group_processes(measured: Iterable[RecordedMeasurement]) -> list[ProcessGroup]:

@@ -209,9 +209,6 @@ class BenchPlan:
     """Tokens per sequence; None for the lengths of the build's verification inputs."""
     slo: Slo | None = None
     processes: int = PROCESSES
-    interval: float | None = None
-    """Requested half width of p50's interval, as a share of p50."""
-    to_the_end: bool = False
     keep_going: bool = True
     """Continues after two processes that are INVALID for the same cause on the host."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

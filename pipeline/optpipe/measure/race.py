@@ -5,19 +5,16 @@ A race comes first: builds that are clearly slower after a round are not started
 that these rounds do not distinguish from the fastest count as equally fast, and of these the first in the given order
 is chosen.
 
-Dropping is a choice, not a finding: of six equally fast builds two never reach the final rounds. A dropped build is
-called slower only if its few rounds show that against the scatter of the final ones, by Tukey's intervals for all pairs
-of builds, since the race has picked the pair. In simulated races of ten equally fast builds one is then called slower
-wrongly in 3% of races where processes scatter by 1 to 11%, in up to 7% where one process in seven is slower by 10 or
-30%. At 5% scatter the fastest build is lost in 0.5% of races, at 11% in 13%, which costs 1% of time on average at most.
+Dropping is a choice, not a finding: of six equally fast builds two never reach the final rounds, and nothing is claimed of
+them. In simulated races the fastest build is lost in 0.5% of races where processes scatter by 5%, in 13% where they scatter
+by 11%, which costs 1% of time on average at most.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 
-from optpipe.stats.means import Scatter, compute_pairwise_confidence
-from optpipe.stats.ratio import Change, Order, Ratio, ratio_from_few_rounds, ratio_from_rounds, scatter_from_rounds
+from optpipe.stats.ratio import Change, Order, Ratio, ratio_from_rounds
 
 RACE_ROUNDS = 3
 BUILD_LAG = 0.15
@@ -25,7 +22,7 @@ BUILD_LAG = 0.15
 FINAL_ROUNDS = 8
 MAX_FINALISTS = 4
 CONFIDENCE = 0.95
-"""Joint confidence of all comparisons with the winner at one batch size (Bonferroni), and of those with dropped builds (Tukey)."""
+"""Joint confidence of all comparisons with the winner at one batch size (Bonferroni)."""
 Times = Mapping[int, float]
 """ns by batch size; a size without a figure is missing."""
 Measure = Callable[[str, Sequence[int]], Times]
@@ -86,9 +83,6 @@ class Race:
         self.winner: str | None = None
         self.ratios: dict[str, Ratio] = {}
         """Times of the other finalists over the winner's."""
-        self.dropped: dict[str, Ratio] = {}
-        """Times of the others over the winner's, from common rounds of the race; empty without final rounds."""
-        self.scatter: Scatter | None = None
 
     def add(self, name: str, found: Times, *, final: bool) -> None:
         own = self.times[name]
@@ -121,14 +115,6 @@ class Race:
             if name == leader or self._compare(name, leader, len(finalists)).change is not Change.SLOWER
         )
         self.ratios = {name: self._compare(name, winner, len(finalists)) for name in finalists if name != winner}
-        self.scatter = scatter = scatter_from_rounds([self.times[name].final for name in finalists])
-        if left := {name: own.race for name, own in self.times.items() if own.race and name not in finalists}:
-            confidence = compute_pairwise_confidence(len(self.times), scatter.freedom, CONFIDENCE)
-            best = self.times[winner].race
-            self.dropped = {
-                name: ratio_from_few_rounds(best[: len(own)], own[: len(best)], scatter, confidence)
-                for name, own in left.items()
-            }
 
     def compute_slowdown(self, name: str) -> float | None:
         """Geometric mean of the time over the winner's, from all common rounds; None if one has no figure."""

@@ -63,17 +63,12 @@ def has_figures(measurement: Measurement) -> bool:
     return measurement.latency_ns is not None
 
 
-MIN_SWEEP_GAIN = 1.05
-"""Two consecutive steps below this gain of throughput mean saturation."""
-
-
 def sweep_batch_sizes(
-    measure: Callable[[int], Measurement], sizes: Sequence[int], slo: Slo | None = None, *, to_the_end: bool = False
+    measure: Callable[[int], Measurement], sizes: Sequence[int], slo: Slo | None = None
 ) -> list[Measurement]:
-    """Measures `sizes` upwards until memory, saturation or the limit stops it; then bisects to the limit.
+    """Measures `sizes` upwards until memory or the limit stops it; then bisects to the limit.
 
-    A size that ran out of memory is in the result, without figures. With a limit, neither saturation nor a withheld
-    percentile stops the sweep.
+    A size that ran out of memory is in the result, without figures. A withheld percentile does not stop the sweep.
     """
     found: list[Measurement] = []
     for size in sorted(set(sizes)):
@@ -82,19 +77,9 @@ def sweep_batch_sizes(
             break
         if slo is not None and not slo.is_met_by(found[-1]) and slo.explain_not_judged(found[-1]) is None:
             break
-        if slo is None and not to_the_end and is_saturated(found):
-            break
     if slo is not None and not found[-1].interrupted:
         found += bisect_batch_size(measure, found, slo)
     return sorted(found, key=lambda each: each.load.batch_size)
-
-
-def is_saturated(found: Sequence[Measurement]) -> bool:
-    """Whether each of the last two sizes gave less than 5% more throughput than the best before them."""
-    rates = [each.throughput_images_per_s.value for each in found if each.throughput_images_per_s]
-    if len(rates) < 3:
-        return False
-    return all(rates[at] < MIN_SWEEP_GAIN * max(rates[:at]) for at in (len(rates) - 2, len(rates) - 1))
 
 
 def bisect_batch_size(

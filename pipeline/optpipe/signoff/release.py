@@ -148,7 +148,6 @@ def run_bench_step(
             batches=batches,
             lengths=None if load.length is None else (load.length,),
             limits={"max_cv": wanted.max_cv},
-            to_the_end=True,
             options={backend: wanted.policy.options} if backend else {},
         )
         result = bench_artifacts(found, plan, store, listener)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import ceil, exp, expm1, hypot, inf, log, log1p, sqrt
 from typing import TYPE_CHECKING
 
@@ -203,21 +202,6 @@ def subtract_across_runs(new: Mean, old: Mean, runs: tuple[int, int], scatter: S
     return Mean(found.value, found.error, min(found.freedom, scatter.freedom))  # both sides may use the same estimate
 
 
-def count_processes_needed(first: Sequence[float], half: float, confidence: float) -> int:
-    """The number of processes for an interval of ±`half`, by the figures of the `first` alone; at least as many as there are.
-
-    Stein's two-stage rule (Annals of Mathematical Statistics 16, 1945): checking after every process whether the interval is
-    narrow enough would stop when the scatter is small by luck.
-    """
-    mean = mean_from_values(first)
-    if mean is None or half <= 0:
-        raise ValueError(
-            f"{len(first)} processes and an interval of {half:g}: give {MIN_VALUES} or more and a width above 0"
-        )
-    quantile = compute_t_quantile(0.5 + confidence / 2, mean.freedom)
-    return max(len(first), ceil(len(first) * (quantile * mean.error / half) ** 2 - 1e-9))
-
-
 def split_scatter(
     values: Sequence[float], half_widths: Sequence[float], confidence: float
 ) -> tuple[float, float] | None:
@@ -267,17 +251,6 @@ def reject_by_holm(p_values: Sequence[float], level: float) -> list[bool]:
             break
         found[at], left = True, left - 1
     return found
-
-
-@cache
-def compute_pairwise_confidence(means: int, freedom: float, confidence: float) -> float:
-    """The confidence of Student's t interval of a difference of two of `means` that makes all pairs hold together.
-
-    Tukey's honestly significant difference: `freedom` is that of the common scatter of all intervals.
-    """
-    from scipy.stats import studentized_range
-
-    return 1 - 2 * compute_t_tail(float(studentized_range.ppf(confidence, means, freedom)) / sqrt(2), freedom)
 
 
 # A few processes that agree cannot exclude that the build has two speeds and all of them ran at one: memory layout and core

@@ -10,14 +10,11 @@ same subject again and again in A B B A, but not in a drawn order (Fisher, The D
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil, exp, hypot, isfinite, log, log1p, sqrt
+from math import ceil, exp, hypot, isfinite, log, log1p
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from optpipe.stats.means import Scatter, compute_t_quantile, compute_t_tail, mean_from_values
-
-if TYPE_CHECKING:
-    import numpy as np
+from optpipe.stats.means import compute_t_quantile, compute_t_tail, mean_from_values
 
 T = TypeVar("T")
 
@@ -92,30 +89,6 @@ def ratio_from_rounds(
     return _ratio(mean.value, mean.error, mean.freedom, count, confidence)
 
 
-def scatter_from_rounds(values: "Sequence[Sequence[float]] | np.ndarray") -> Scatter:
-    """The scatter of processes from `(contenders, rounds)` figures, after removing the levels of contenders and rounds.
-
-    Raises ValueError for fewer than two of either.
-    """
-    import numpy as np
-
-    logs = np.log(values)
-    freedom = (len(logs) - 1) * (logs.shape[1] - 1)
-    if freedom < 1:
-        raise ValueError(f"the scatter of {logs.shape} contenders and rounds is not known")
-    left = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
-    return Scatter(float(np.sqrt(np.square(left).sum() / freedom)), freedom)
-
-
-def ratio_from_few_rounds(
-    baseline: Sequence[float], contender: Sequence[float], scatter: Scatter, confidence: float
-) -> Ratio:
-    """`ratio_from_rounds` of one paired round or more, with the `scatter` of other rounds of the same machine."""
-    logs = _log_ratios(baseline, contender, 1)
-    error = scatter.sd * sqrt(2 / len(logs))
-    return _ratio(sum(logs) / len(logs), error, scatter.freedom, len(logs), confidence)
-
-
 def compute_ratio_interval(
     one: float, one_interval: tuple[float, float], other: float, other_interval: tuple[float, float]
 ) -> tuple[float, float]:
@@ -174,9 +147,9 @@ def _ratio(centre: float, error: float, freedom: float, rounds: int, confidence:
     return Ratio(exp(centre), (exp(low), exp(high)), change, rounds, confidence, p_value, visible)
 
 
-def _log_ratios(baseline: Sequence[float], contender: Sequence[float], fewest: int = SMALLEST_ROUNDS) -> list[float]:
-    if len(baseline) != len(contender) or len(baseline) < fewest:
-        raise ValueError(f"need {fewest} or more rounds of both, got {len(baseline)} and {len(contender)}")
+def _log_ratios(baseline: Sequence[float], contender: Sequence[float]) -> list[float]:
+    if len(baseline) != len(contender) or len(baseline) < SMALLEST_ROUNDS:
+        raise ValueError(f"need {SMALLEST_ROUNDS} or more rounds of both, got {len(baseline)} and {len(contender)}")
     if not all(isfinite(value) and value > 0 for value in (*baseline, *contender)):
         raise ValueError("durations must be positive and finite")
     return [log(after) - log(before) for before, after in zip(baseline, contender, strict=True)]

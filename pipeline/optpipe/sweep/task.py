@@ -134,7 +134,6 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
         batches=tuple(cell.load.batch_size for cell in cells),
         lengths=None if first.load.length is None else (first.load.length,),
         processes=first.processes,
-        to_the_end=True,
         options=parse_options(first.options),
         limits={"max_cv": first.max_cv},
     )

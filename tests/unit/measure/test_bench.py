@@ -17,7 +17,6 @@ from optpipe.core.events import SilentListener
 from optpipe.core.files import Files
 from optpipe.core.measurement import (
     MEASUREMENTS_FILE,
-    BenchSort,
     InputPool,
     LoadSpec,
     PairMetric,
@@ -120,11 +119,11 @@ def row(batch, latency_ms, *reasons, subject=SUBJECT, **more):
     return planted(subject, batch, latency_ms, reasons=reasons, percents=(50.0,), low=0.98, **figures)
 
 
-def table_of(*rows, sort=BenchSort.GIVEN, width=160, **more):
+def table_of(*rows, width=160, **more):
     found = rows
     groups = tuple(summarize_group(group) for group in group_processes(RecordedMeasurement(one, "r") for one in found))
     return text_of(
-        document_from_bench(BenchRecord("r", "r", tuple(found), Environment(), 0, groups, **more), sort), width=width
+        document_from_bench(BenchRecord("r", "r", tuple(found), Environment(), 0, groups, **more)), width=width
     )
 
 
@@ -159,12 +158,6 @@ def test_rows_of_several_models_or_builds_are_told_apart():
 
 def test_a_narrow_terminal_loses_columns_and_no_part_of_a_figure_or_verdict():
     assert_golden(table_of(row(1, 0.5), row(64, 4.0, DRIFT), width=60), "bench-narrow.txt")
-
-
-@pytest.mark.parametrize(("sort", "first"), [("given", 64), ("latency", 1), ("throughput", 64)])
-def test_the_table_sorts_by_what_was_asked_for(sort, first):
-    lines = table_of(row(64, 4.0), row(1, 0.5), sort=BenchSort(sort)).splitlines()
-    assert lines[3].split()[0] == str(first)
 
 
 def limit(met, verdict=Validity.VALID, not_judged=MappingProxyType({})):

@@ -15,7 +15,6 @@ from optpipe.measure.search import (
     Slo,
     find_highest_rate,
     find_largest_inside,
-    is_saturated,
     judge_limit,
     slo_from_text,
     sweep_batch_sizes,
@@ -46,15 +45,6 @@ def runtime(fixed_ms, per_image_ms, memory=10**9):
 
 
 POWERS = sizes_from_text("1:1024", "--batch")
-
-
-def test_a_sweep_stops_at_saturation():
-    measured, asked = runtime(0.5, 0.1)
-    found = sweep_batch_sizes(measured, POWERS)
-    assert asked == [1, 2, 4, 8, 16, 32, 64, 128, 256][: len(asked)]
-    assert len(asked) < len(POWERS)
-    assert is_saturated(found)
-    assert len(sweep_batch_sizes(runtime(0.5, 0.1)[0], POWERS, to_the_end=True)) == len(POWERS)
 
 
 def test_out_of_memory_is_a_row_and_ends_the_sweep():

@@ -1,6 +1,6 @@
 """Means over processes and runs, two speeds, and several hypotheses at once."""
 
-from math import log, sqrt
+from math import log
 
 import numpy as np
 import pytest
@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from optpipe.stats.means import (
     SIMILAR_RUNS_FREEDOM,
     SPEED_GAP,
-    compute_pairwise_confidence,
     compute_ratio_of_sums_interval,
     compute_t_quantile,
     compute_unseen_p_value,
     count_processes_for_reach,
-    count_processes_needed,
     count_runs_needed,
     mean_from_runs,
     mean_from_values,
@@ -80,13 +78,10 @@ def test_two_stages_make_the_interval_as_narrow_as_asked_and_cover():
     covered = []
     for _ in range(1000):
         first = GENERATOR.normal(10.0, 1.0, 5).tolist()
-        more = GENERATOR.normal(10.0, 1.0, count_processes_needed(first, 0.8, 0.95) - 5)
+        more = GENERATOR.normal(10.0, 1.0, 4)
         low, high = mean_from_values([*first, *more], first).interval(0.95)
         covered.append(low <= 10.0 <= high)
     assert np.mean(covered) >= 0.93
-    assert count_processes_needed([1.0, 1.0, 1.0], 0.1, 0.95) == 3
-    with pytest.raises(ValueError, match="processes"):
-        count_processes_needed([1.0, 2.0], 0.1, 0.95)
 
 
 def test_the_scatter_is_split_into_its_two_parts():
@@ -145,13 +140,3 @@ def test_it_rejects_no_less_than_bonferroni_and_no_more_than_each_alone(values, 
     for value, rejected in zip(values, found, strict=True):
         assert rejected or value > level / len(values)
         assert not rejected or value <= level
-
-
-@pytest.mark.parametrize(("means", "freedom", "table"), [(3, 10, 3.88), (8, 20, 4.77), (10, 60, 4.65)])
-def test_all_pairs_hold_together_as_in_tables_of_the_studentized_range(means, freedom, table):
-    each = compute_pairwise_confidence(means, freedom, 0.95)
-    assert compute_t_quantile(0.5 + each / 2, freedom) * sqrt(2) == pytest.approx(table, abs=0.006)
-
-
-def test_one_pair_needs_no_correction():
-    assert compute_pairwise_confidence(2, 7, 0.95) == pytest.approx(0.95)

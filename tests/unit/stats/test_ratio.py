@@ -7,9 +7,7 @@ from optpipe.stats.ratio import (
     Change,
     compute_exchange_p_value,
     count_rounds_needed,
-    ratio_from_few_rounds,
     ratio_from_rounds,
-    scatter_from_rounds,
 )
 
 rounds = st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0.01, 1e4)), min_size=4, max_size=30)
@@ -32,33 +30,6 @@ def test_exchanging_the_two_mirrors_the_answer(pairs):
     assert back.ci == pytest.approx((1 / there.ci[1], 1 / there.ci[0]))
     assert back.change is MIRROR[there.change]
     assert back.p_value == pytest.approx(there.p_value)
-
-
-@given(st.lists(st.tuples(*[st.floats(0.5, 2)] * 2), min_size=4, max_size=30))
-def test_of_two_contenders_their_own_scatter_gives_the_interval_of_their_rounds(pairs):
-    first, second = zip(*pairs, strict=True)
-    usual = ratio_from_rounds(first, second)
-    found = ratio_from_few_rounds(first, second, scatter_from_rounds([first, second]), usual.confidence)
-    assert found.value == pytest.approx(usual.value)
-    assert found.ci == pytest.approx(usual.ci, rel=1e-4)
-
-
-@given(st.lists(st.floats(0.1, 10), min_size=6, max_size=6), st.lists(st.floats(0.1, 10), min_size=3, max_size=3))
-def test_neither_the_level_of_a_contender_nor_of_a_round_is_scatter(by_round, by_contender):
-    noise = np.exp(0.05 * np.random.default_rng(7).standard_normal((3, 6)))
-    plain = scatter_from_rounds(noise)
-    moved = scatter_from_rounds(noise * np.array(by_round) * np.array(by_contender)[:, None])
-    assert moved.sd == pytest.approx(plain.sd)
-    assert moved.freedom == 10
-
-
-def test_the_scatter_of_processes_is_found_and_needs_two_of_both():
-    generator = np.random.default_rng(3)
-    found = scatter_from_rounds(np.exp(0.03 * generator.standard_normal((4, 400))))
-    assert found.sd == pytest.approx(0.03, rel=0.05)
-    for few in ([[1.0, 2.0]], [[1.0], [2.0]]):
-        with pytest.raises(ValueError, match="scatter"):
-            scatter_from_rounds(few)
 
 
 @given(rounds, st.floats(0.01, 100))

@@ -20,7 +20,9 @@ class Standing(StrEnum):
     CHOSEN = "chosen"
     SLOWER = "slower"
     NO_DIFFERENCE = "no difference shown"
-    """The winner is more precise or simpler, or was faster before the final rounds, at one batch size at least."""
+    """The winner is more precise or simpler, at one batch size at least."""
+    DROPPED = "dropped"
+    """Behind in the first rounds at one batch size at least, and not compared in the final ones."""
     OVER_BUDGET = "over budget"
     NOT_SHOWN = "not shown to keep the budget"
     """The interval of its accuracy drop contains the budget."""
@@ -41,8 +43,6 @@ class CandidateTimes:
     """Times of the final rounds over the winner's; None for the winner and for dropped candidates."""
     slowdown: float | None = None
     """Time over the winner's, from all common rounds; None for the winner."""
-    race_ratio: Ratio | None = None
-    """Times of a dropped candidate over the winner's in the race; its interval uses the scatter of the final rounds."""
 
     @property
     def is_equal(self) -> bool:

@@ -57,7 +57,6 @@ signoff digits --policy size.toml --waive size.maximum | --waive requires a one-
 calibrate digits --method median | choose from max, percentile
 calibrate digits --set target=tpu | tpu
 calibrate digits --set seed=-1 | seed
-calibrate digits --accuracy-budget much | --accuracy-budget
 evaluate digits --data none | none
 sweep nothing-of-this-name --precision fp32 | unknown model
 sweep digits --precision fp9 | fp9

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from optpipe.backends.tensorrt import TENSORRT_RTX
 from optpipe.build.build import build_artifact
 from optpipe.core.card import card_from_file
-from optpipe.core.entries import SkippedLayer, weights_from_text
+from optpipe.core.entries import ModelInfo, weights_from_text
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Budget, Precision
 from optpipe.models.export.exported import Model, export_model
@@ -23,9 +23,10 @@ from optpipe.models.inputs.image_set import image_set_from_path
 from optpipe.models.inputs.images import preprocess_batches
 from optpipe.models.inputs.task_data import find_label_indices
 from optpipe.models.sources.resolve import source_from_text
-from optpipe.quantize.calibrated_graph import CalibrationPlan, graph_from_table, run_calibration
+from optpipe.quantize.calibrated_graph import CalibrationPlan, graph_from_table, load_calibration_data, run_calibration
 from optpipe.quantize.qdq import quantize_graph
 from optpipe.quantize.ranges import read_table
+from optpipe.quantize.sensitivity import lower_by_table, select_kept_layers
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.store import Store
@@ -160,20 +161,21 @@ def test_max_fails_on_outliers_and_the_others_recover(hard, digits, validation) 
 def test_the_search_finds_and_spares_the_layer(hard, digits) -> None:
     path, reader = hard
     _, store = digits
-    plan = CalibrationPlan(None, None, 0, ("max",), sensitivity=True, budget=Budget(0.5, "points"))
-    listener = SilentListener()
+    plan, listener = CalibrationPlan(None, None, 0, ("max",), sensitivity=True), SilentListener()
     record = run_calibration(named_model(str(path)), plan, store, listener)
     assert any("INT8 by max costs accuracy" in each and "--method all" in each for each in listener.warnings)
     assert record.sensitivity.layers[0].layer == reader
     first, second, *_ = record.sensitivity.layers
     assert first.cost.snr_db < second.cost.snr_db - 10
-    assert record.selection.keep == (reader,)
-    tried = {each.kept: each.cost for each in record.selection.tried}
+    entry, table = store.find(record.model_id, ModelInfo), read_table(Path(record.tables[0].path))
+    samples, _ = load_calibration_data(entry, None, None, 0, listener)
+    lowering = lower_by_table(entry, table, "tensorrt")
+    chosen, _ = select_kept_layers(entry, lowering, samples, Budget(0.5, "points"), store, listener)
+    assert chosen.info.keep == (reader,)
+    tried = {each.kept: each.cost for each in chosen.info.tried}
     assert tried[0].drop > 0.05
     assert tried[1].drop <= 0.005
     assert len(tried) <= 6  # halving, not one build per layer
-    assert SkippedLayer(reader, "kept in floating point by request") in record.skipped
-    assert read_table(Path(record.table)).keep == (reader,)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -184,26 +184,6 @@ class Serving:
         return self.triton_backend == "python"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCost:
-    """Multiply-adds and memory traffic of all nodes with one name."""
-
-    name: str
-    op: str
-    type: str
-    macs: int
-    bytes: int
-    channels: tuple[int, int] | None = None
-    """Input and output channels of a matrix product, per group of a convolution."""
-    fused_bytes: int | None = None
-    """`bytes` with elementwise operators fused, including those that join this layer; 0 if it joins another layer, None if
-    nothing is fused."""
-
-
-ProgramCosts = tuple[tuple[NodeCost, ...], int]
-"""The nodes of one call, and the size of its inputs, weights, and outputs."""
-
-
 Mark = Callable[[str], AbstractContextManager[Any]]
 """A context manager that records what runs inside it as a range with this name."""
 
@@ -214,14 +194,12 @@ class LayerTimes:
 
     iteration: Callable[[], None] | None = None
     """Runs once and marks a range for each layer; None if layers are not recorded."""
-    program: ProgramCosts | None = None
-    """Costs of the layers that `iteration` marks."""
     layer_ns: Mapping[str, float] | None = None
     """The median time of each node, if the runtime measured it without a recording."""
 
 
-FUSING = "inductor,onnxruntime"
-"""Backends that fuse more than others, as `--backend` takes them."""
+FUSING = ("inductor", "onnxruntime")
+"""Backends that fuse more than others."""
 
 
 class Backend(ABC):
@@ -319,10 +297,6 @@ class Backend(ABC):
     def list_static_batches(self, info: ArtifactInfo) -> tuple[int, ...]:  # noqa: ARG002
         """The batch sizes with dedicated code, which is verified too."""
         return ()
-
-    def advise_fusion(self, options: Mapping[str, Any]) -> str:  # noqa: ARG002
-        """How to fuse elementwise work into the matrix kernels."""
-        return f"another runtime may fuse elementwise work into the matrix kernels: optpipe build --backend {FUSING}, then optpipe bench"
 
     def layer_times(
         self,

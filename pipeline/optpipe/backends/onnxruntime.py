@@ -178,12 +178,6 @@ class OnnxRuntime(Backend):
             loader_settings=runtime,
         )
 
-    def advise_fusion(self, options: Mapping[str, Any]) -> str:  # noqa: ARG002
-        return (
-            "optpipe build --backend inductor, then optpipe bench: it fuses elementwise work into the matrix kernels; "
-            "onnxruntime.fuse_conv_bias=true fuses biases"
-        )
-
     @contextmanager
     def layer_times(
         self,

@@ -508,11 +508,6 @@ class TorchBackend(Backend):
             return f"compiled by torch {made_by}, this is torch {version}"
         return TorchBackend.probe_capability(self, info.device).why_not  # without what only a build needs
 
-    def advise_fusion(self, options: Mapping[str, Any]) -> str:
-        if not options.get("fuse", True):
-            return f"optpipe build --option {self.name}.fuse=true fuses elementwise work into the matrix kernels"
-        return Backend.advise_fusion(self, options).replace(f"{self.name},", "")
-
     def describe_details(self, details: Mapping[str, Any]) -> Iterator[str]:
         """The kernels of an INT8 network at each batch size, and its measured speed relative to FP16."""
         for batch, chosen in details.get("tactics", {}).items():

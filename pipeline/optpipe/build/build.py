@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic
 from typing import Any, TypeVar
 
 from optpipe.backends.base import Backend, BuildRequest, Device
-from optpipe.build.records import BuiltArtifact, ModelBuild, Omission, StageTime
+from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.build.verify import verify_session
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import (
@@ -23,6 +22,7 @@ from optpipe.core.events import Listener
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, prove_precision
 from optpipe.core.process import redirect_output
 from optpipe.evaluate.tasks import TASKS, require_fitting_task
+from optpipe.models.artifacts.decisions import Omission
 from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.models.export.exported import (
     Model,
@@ -73,7 +73,6 @@ class BuildPlan:
 
 def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
     """Builds and verifies every combination in `plan`; a failed one does not stop the others. Raises what export raises."""
-    times: list[StageTime] = []
     _require_sound_plan(plan, listener)
     _require_buildable(model, plan, listener)
     if plan.budget is not None and not set(BUDGETED) & set(plan.precisions):
@@ -99,16 +98,15 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
         kinds = [each for each in plan.precisions if each in CALIBRATED]
         omitted = [Omission(names, kind, str(error), ExitStatus.BAD_INPUT) for kind in kinds]
         plan = replace(plan, precisions=others)
-    exported = _run_step("export", times, listener, lambda: export_model(model, store, listener, stored))
+    exported = _run_step("export", listener, lambda: export_model(model, store, listener, stored))
     _require_evaluable(model, exported, store)
     data = None if plan.calibration is None or is_table(plan.calibration) else plan.calibration
     expected = _run_step(
         "reference",
-        times,
         listener,
         lambda: compute_reference(model, exported, plan.images, store, listener, data, truncate=plan.truncate),
     )
-    result = ModelBuild(exported, model.fallback_reason, failed=omitted, stages=times)
+    result = ModelBuild(exported, model.fallback_reason, failed=omitted)
     for backend, precision, device in _list_combinations(plan, listener):
         _build_one(result, model, plan, backend, precision, device, expected, store, listener)
     return result
@@ -251,7 +249,6 @@ def _build_one(
         if _reads_graph(backend, precision) or result.model.info.own_precision is not None:
             graph = _run_step(
                 f"graph {precision} for {device}",
-                result.stages,
                 listener,
                 lambda: convert_to_precision(
                     precision, device, result.model, expected, plan.calibration, store, listener, plan.budget
@@ -259,7 +256,6 @@ def _build_one(
             )
         entry = _run_step(
             f"build {name}",
-            result.stages,
             listener,
             lambda: build_artifact(
                 backend, precision, device, graph, result.model, model.fresh_module, options, store, listener
@@ -272,7 +268,6 @@ def _build_one(
         if why_not is None:
             checked = _run_step(
                 f"verify {name}",
-                result.stages,
                 listener,
                 lambda: verify_artifact(entry, expected, result.model, backend, store, listener, plan.minimum_snr_db),
             )
@@ -301,13 +296,11 @@ def _reads_graph(backend: Backend, precision: Precision) -> bool:
     return not backend.needs_module or precision in CALIBRATED
 
 
-def _run_step(name: str, times: list[StageTime], listener: Listener, work: Callable[[], tuple[Made, bool]]) -> Made:
-    started = monotonic()
+def _run_step(name: str, listener: Listener, work: Callable[[], tuple[Made, bool]]) -> Made:
     with listener.step(name) as step:
         entry, cached = work()
         if cached:
             step.cached()
-    times.append(StageTime(name, round(monotonic() - started, 3), cached))
     return entry
 
 

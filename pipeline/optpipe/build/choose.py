@@ -10,7 +10,7 @@ from secrets import randbits
 from optpipe.backends.inductor import STATIC_BATCHES
 from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, add_calibration, build_model, require_artifacts
-from optpipe.build.records import BuildResult, BuiltArtifact, Omission, result_from_build
+from optpipe.build.records import BuildResult, BuiltArtifact, result_from_build
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError
@@ -34,7 +34,7 @@ from optpipe.models.artifacts.decisions import (
     CandidateAccuracy,
     CandidateTimes,
     Decision,
-    LeftOut,
+    Omission,
     Standing,
 )
 from optpipe.models.artifacts.lookup import find_artifacts
@@ -373,11 +373,8 @@ def choose_build(
             batch_sizes=sizes,
             winners={size: race.winner for size, race in races.items() if race.winner},
             candidates=list_candidates(judged, races, failures, budget),
-            left_out=tuple(
-                LeftOut(each.backend, each.precision, each.reason, failed=failed)
-                for failed, group in ((False, (*omitted, *build.skipped)), (True, build.failed))
-                for each in group
-            ),
+            left_out=(*omitted, *build.skipped),
+            failed=tuple(build.failed),
             seed=seed,
             score=score,
         )

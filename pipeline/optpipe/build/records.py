@@ -18,7 +18,7 @@ from optpipe.core.errors import ExitStatus
 from optpipe.core.precision import CALIBRATED, MixedPrecision, Precision, PrecisionProof
 from optpipe.core.quantity import format_bytes, format_duration, format_snr
 from optpipe.evaluate.tasks.detection import PARITY_IOU, PARITY_SCORE
-from optpipe.models.artifacts.decisions import Candidate, CandidateAccuracy, Decision, Standing
+from optpipe.models.artifacts.decisions import Candidate, CandidateAccuracy, Decision, Omission, Standing
 from optpipe.models.artifacts.lookup import hash_engine, measure_engine
 from optpipe.report.document import (
     Cell,
@@ -45,13 +45,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StageTime:
-    name: str
-    seconds: float
-    cached: bool
-
-
-@dataclass(frozen=True, slots=True)
 class BuiltArtifact:
     entry: Entry[ArtifactInfo]
     verification: Entry[VerificationInfo] | None
@@ -70,14 +63,6 @@ class BuiltArtifact:
         """Whether the precision is proven and the outputs, if they could be compared, are verified."""
         verified = self.verification is None or self.verification.info.passed is not False
         return self.entry.info.precision_proof.proven and verified
-
-
-@dataclass(frozen=True, slots=True)
-class Omission:
-    backend: str
-    precision: str
-    reason: str
-    status: ExitStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +93,6 @@ class BuildResult:
     artifacts: tuple[ArtifactResult, ...]
     skipped: tuple[Omission, ...]
     failed: tuple[Omission, ...]
-    stages: tuple[StageTime, ...]
     warnings: tuple[str, ...]
     exit_status: ExitStatus
 
@@ -121,7 +105,6 @@ class ModelBuild:
     skipped: list[Omission] = field(default_factory=list)
     """Not available here or anywhere, and not named."""
     failed: list[Omission] = field(default_factory=list)
-    stages: list[StageTime] = field(default_factory=list)
 
     @property
     def status(self) -> ExitStatus:
@@ -164,7 +147,6 @@ def result_from_build(result: ModelBuild, requested_weights: str, warnings: Sequ
         ),
         skipped=tuple(result.skipped),
         failed=tuple(result.failed),
-        stages=tuple(result.stages),
         warnings=tuple(warnings),
         exit_status=result.status,
     )
@@ -177,13 +159,7 @@ def document_from_build(result: BuildResult) -> Document:
             Sentence(f"{result.model} from {result.source}, weights {weights.source} {weights.sha256[:12]}"),
             _tabulate_artifacts(result.artifacts) if result.artifacts else None,
             *_describe_artifacts(result.artifacts),
-            *(
-                Sentence(
-                    f"{each.backend} {each.precision} (exit status {each.status:d}): {each.reason}", Tone.BAD, "failed"
-                )
-                for each in result.failed
-            ),
-            *_list_skipped(result),
+            *_list_omissions(result.failed, result.skipped),
             warn_of_random_weights(weights),
         ]
     )
@@ -290,11 +266,18 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
             yield Sentence(text, Tone.STRONG, "mixed")
 
 
-def _list_skipped(result: BuildResult) -> Iterator[Sentence]:
-    reasons: dict[str, list[str]] = {}
-    for omission in result.skipped:
-        reasons.setdefault(f"{omission.backend}: {omission.reason}", []).append(omission.precision)
-    return (Sentence(f"skipped {', '.join(precisions)} for {text}", Tone.FAINT) for text, precisions in reasons.items())
+def _list_omissions(failed: Sequence[Omission], left_out: Sequence[Omission]) -> Iterator[Sentence]:
+    """Failures, then `fp16, int8 on tensorrt: why`, one line for each reason."""
+    for each in failed:
+        yield Sentence(
+            f"{each.backend} {each.precision} (exit status {each.status:d}): {each.reason}", Tone.BAD, "failed"
+        )
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for each in left_out:
+        reasons.setdefault((each.backend, each.reason), []).append(each.precision)
+    for (backend, reason), precisions in reasons.items():
+        what = " on ".join(part for part in (", ".join(filter(None, precisions)), backend) if part)
+        yield Sentence(f"{what}: {reason}", Tone.FAINT, "not built")
 
 
 _TONES = {Standing.CHOSEN: Tone.GOOD, Standing.FAILED: Tone.BAD, Standing.NOT_PROVEN: Tone.BAD}
@@ -311,12 +294,7 @@ def document_from_choice(result: "ChoiceResult") -> Document:
             Sentence(f"{decision.model}: builds with {budget}, judged on {decision.judged_on}"),
             _tabulate_candidates(decision),
             *_answer_choice(decision),
-            *(
-                Sentence(f"{each.backend} {each.precision}: {each.reason}", Tone.BAD, "failed")
-                for each in decision.left_out
-                if each.failed
-            ),
-            *_list_left_out(decision),
+            *_list_omissions(decision.failed, decision.left_out),
             warn_of_random_weights(result.build.weights),
             Sentence(str(result.run_dir), Tone.FAINT, "run"),
         ]
@@ -384,14 +362,3 @@ def _answer_choice(decision: Decision) -> Iterator[Sentence]:
             f"no build is proven to stay within {decision.budget}: more labeled data or a wider --budget would decide"
         )
     yield Sentence(f"{text}; the nearest is {nearest.label} with {_format_accuracy(nearest.accuracy)}", Tone.BAD)
-
-
-def _list_left_out(decision: Decision) -> Iterator[Sentence]:
-    """`fp16, int8 on tensorrt: why`, one line for each reason."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for each in decision.left_out:
-        if not each.failed:
-            reasons.setdefault((each.backend, each.reason), []).append(each.precision)
-    for (backend, reason), precisions in reasons.items():
-        what = " on ".join(part for part in (", ".join(filter(None, precisions)), backend) if part)
-        yield Sentence(f"{what}: {reason}", Tone.FAINT, "not built")

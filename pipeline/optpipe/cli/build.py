@@ -131,27 +131,17 @@ def calibrate(
         Param("Runtime whose Q/DQ placement is used to evaluate methods and layers.", setting=True),
     ] = "tensorrt",
     sensitivity: Annotated[bool, Param("Rank layers by the error from quantizing each one alone.")] = False,
-    accuracy_budget: Annotated[
-        str | None,
-        Param(
-            "Keep the fewest layers in floating point that keep the accuracy drop within this, such as 1pt.",
-            metavar="POINTS",
-        ),
-    ] = None,
     output: Annotated[Path | None, Param("Also write the set manifest and tables to this folder.", metavar="DIR")] = (
         None
     ),
     shapes: ModelOptions = ModelOptions(),
 ) -> Outcome:
-    """Choose INT8 ranges from data, and layers to keep in float."""
+    """Choose INT8 ranges from data, and rank layers by their cost."""
     from optpipe.core.errors import require_existing
-    from optpipe.core.precision import Budget
-    from optpipe.core.quantity import drop_from_text
     from optpipe.quantize.calibrated_graph import CalibrationPlan, document_from_calibration, run_calibration
     from optpipe.quantize.ranges import methods_from_text
 
     require_existing(data, "--images/--data")
-    budget = accuracy_budget
     plan = CalibrationPlan(
         source=data,
         count=count,
@@ -159,7 +149,6 @@ def calibrate(
         methods=methods_from_text(method),
         target=target,
         sensitivity=sensitivity,
-        budget=Budget(drop_from_text(budget, "--accuracy-budget"), "points") if budget else None,
         output=output,
         truncate=truncate,
     )

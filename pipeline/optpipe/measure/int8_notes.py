@@ -122,7 +122,7 @@ def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: flo
     return Note(
         f"{build.precision}-accuracy",
         f"its accuracy drop ({interval}, {figure.about}) {said} the budget of {100 * budget:g} points",
-        f"`optpipe calibrate {build.argument} --accuracy-budget {100 * budget:g}%` keeps the most sensitive layers in float"
+        f"`optpipe build {build.argument} --precision {build.precision} --budget {100 * budget:g}%` keeps sensitive layers in float"
         if figure.low > budget
         else f"evaluate on more: optpipe evaluate {build.argument} --data DIR",
     )

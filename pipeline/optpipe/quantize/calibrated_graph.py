@@ -406,7 +406,6 @@ class CalibrationPlan:
     target: Target = "tensorrt"
     """The Q/DQ placement in which methods and layers are compared; the tables serve all targets."""
     sensitivity: bool = False
-    budget: Budget | None = None
     output: Path | None = None
     truncate: bool = False
 
@@ -435,8 +434,6 @@ class CalibrationResult:
     compared_on_images: int
     skipped: tuple[SkippedLayer, ...]
     sensitivity: SensitivityInfo | None = None
-    selection: SelectionInfo | None = None
-    table: str | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -463,17 +460,10 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
     else:
         plan.output.mkdir(parents=True, exist_ok=True)
         files = {name: Path(shutil.copyfile(entry.file(name), plan.output / name)) for name in names}
-    sensitivity = selection = path = None
-    if plan.sensitivity or plan.budget is not None:
+    sensitivity = None
+    if plan.sensitivity:
         lowering = lower_by_table(exported, best, plan.target)
         sensitivity = rank_layers(exported, lowering, samples, store, listener)[0].info
-        if plan.budget is not None:
-            chosen, _ = select_kept_layers(exported, lowering, samples, plan.budget, store, listener)
-            selection, best = chosen.info, replace(best, keep=chosen.info.keep)
-            folder = plan.output or store.workspace / "tables" / f"{best.model}-{chosen.id}"
-            path = folder / f"table-{best.method}-spared.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_table(path, best)
     _, placed = quantize_graph(load_onnx(exported.file(ONNX)), best, plan.target)
     return CalibrationResult(
         model=exported.info.name,
@@ -493,8 +483,6 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
         compared_on_images=compared.info.images,
         skipped=placed.skipped,
         sensitivity=sensitivity,
-        selection=selection,
-        table=str(path) if path else None,
     )
 
 
@@ -505,7 +493,7 @@ def _warn_of_drop(compared: MethodsInfo, listener: Listener) -> None:
     others = "" if set(compared.costs) == set(METHODS) else "compare the methods with --method all, or "
     listener.warn(
         f"INT8 by {compared.best} costs accuracy: {100 * cost.drop:.2f} [{100 * cost.drop_ci[0]:.2f},"
-        f" {100 * cost.drop_ci[1]:.2f}] points; {others}keep layers in floating point with --accuracy-budget"
+        f" {100 * cost.drop_ci[1]:.2f}] points; {others}keep layers in floating point with build --budget"
     )
 
 
@@ -514,7 +502,7 @@ MAX_LAYERS_LISTED = 12
 
 def document_from_calibration(result: CalibrationResult) -> Document:
     found = result.set
-    chosen = result.table or next(each.path for each in result.tables if each.method == result.best)
+    chosen = next(each.path for each in result.tables if each.method == result.best)
     build = f"optpipe build {quote(result.model)} --precision int8 --calibration {quote(str(chosen))}"
     return make_document(
         [
@@ -523,7 +511,6 @@ def document_from_calibration(result: CalibrationResult) -> Document:
             ),
             _tabulate_methods(result),
             _tabulate_layers(result.sensitivity, result.kind) if result.sensitivity else None,
-            _tabulate_trials(result.selection) if result.selection else None,
             _list_skipped(result),
             warn_of_random_weights(result.weights),
             Sentence(f"to build with it: {build}"),
@@ -553,21 +540,6 @@ def _tabulate_layers(found: SensitivityInfo, kind: str) -> Table:
     ]
     title = f"layers by the cost of quantizing each alone, on {found.images} {kind}"
     return make_table(["layer", *figure_columns("SNR", "drop, points", "MACs")], rows, title=title)
-
-
-def _tabulate_trials(chosen: SelectionInfo) -> Table:
-    rows = [
-        (
-            f"{row.kept}{' ←' if row.kept == len(chosen.keep) else ''}",
-            f"{row.macs_share:.1%}",
-            _format_drop(row.cost),
-            format_cost_snr(row.cost),
-        )
-        for row in chosen.tried
-    ]
-    kept = f"{len(chosen.keep)} of {chosen.layers} layers stay in floating point"
-    title = f"budget {chosen.budget} of {chosen.metric} on {chosen.images} samples: {kept}"
-    return make_table(["layers kept", *figure_columns("INT8 MACs", "drop, points", "SNR")], rows, title=title)
 
 
 def _list_skipped(result: CalibrationResult) -> Section | None:

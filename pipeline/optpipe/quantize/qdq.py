@@ -15,6 +15,7 @@ A scale is never 0, NaN or inf.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from math import ceil, log2
 from typing import Any, Literal
 
@@ -369,9 +370,7 @@ class _Writer:
     def finished(self) -> Any:
         graph = self._model.graph
         graph.initializer.extend(self._initializers.values())
-        nodes = _sort_nodes(
-            [*graph.node, *self._new], {each.name for each in (*graph.input, *graph.initializer)} | {""}
-        )
+        nodes = _sort_nodes([*graph.node, *self._new])
         del graph.node[:]
         graph.node.extend(nodes)
         used = {each.name for each in graph.output}.union(*map(list_read_names, nodes))
@@ -381,27 +380,14 @@ class _Writer:
         return self._model
 
 
-def _sort_nodes(nodes: list[Any], known: set[str]) -> list[Any]:
-    """`nodes` sorted so that each comes after its inputs; otherwise in the given order, constants' nodes first."""
-    inner = {output for node in nodes for output in node.output}
-    waiting: dict[str, list[int]] = {}
-    missing = []
-    for index, node in enumerate(nodes):
-        needs = {name for name in list_read_names(node) if name in inner and name not in known}
-        missing.append(len(needs))
-        for name in needs:
-            waiting.setdefault(name, []).append(index)
-    ready = [index for index, count in enumerate(missing) if count == 0]
-    order = []
-    while ready:
-        index = ready.pop()
-        order.append(nodes[index])
-        for output in nodes[index].output:
-            for reader in waiting.get(output, []):
-                missing[reader] -= 1
-                if missing[reader] == 0:
-                    ready.append(reader)
-    return order
+def _sort_nodes(nodes: list[Any]) -> list[Any]:
+    """`nodes` sorted so that each comes after its inputs."""
+    writers = {output: index for index, node in enumerate(nodes) for output in node.output}
+    needs = {
+        index: [writers[name] for name in list_read_names(node) if name and name in writers]
+        for index, node in enumerate(nodes)
+    }
+    return [nodes[index] for index in TopologicalSorter(needs).static_order()]
 
 
 # FP8 numbers with 4 bits of exponent and 3 of mantissa: from 2**-9 to 448, no infinity.

@@ -48,7 +48,6 @@ from optpipe.trace.report import (
 from optpipe.trace.roofline import (
     GraphCosts,
     graph_costs_from_onnx,
-    graph_costs_from_program,
     graph_costs_from_roofline,
     sum_layer_times,
 )
@@ -214,16 +213,12 @@ def _list_inference_jobs(
 
 
 def _make_graph(job: ProfileJob, found: WorkerResult) -> GraphCosts | None:
-    """Costs of the program that ran, otherwise of `job.source_graph`; None without peaks or a graph."""
+    """Costs of `job.source_graph`; None without peaks or a graph."""
     subject, peaks = job.stages[0][0], found.peaks
-    if peaks is None or subject.batch_size is None:
+    if peaks is None or subject.batch_size is None or job.source_graph is None:
         return None
-    batch_size, tf32 = subject.batch_size, subject.precision == "tf32"
-    if found.program is not None:
-        return graph_costs_from_program(found.program, batch_size, peaks, tf32=tf32)
-    if job.source_graph is None:
-        return None
-    graph = graph_costs_from_onnx(job.source_graph, job.inputs, batch_size, peaks, tf32=tf32)
+    tf32 = subject.precision == "tf32"
+    graph = graph_costs_from_onnx(job.source_graph, job.inputs, subject.batch_size, peaks, tf32=tf32)
     return replace(graph, layer_ns=sum_layer_times(job.source_graph, found.layer_ns)) if found.layer_ns else graph
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from optpipe.backends.base import Device, ProgramCosts
+from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import InputSpec, ModelCard, Shape, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRequest
@@ -127,8 +127,6 @@ class WorkerResult:
 
     unprofiled_iteration_ns: float | None = None
     peaks: Peaks | None = None
-    program: ProgramCosts | None = None
-    """Costs of a torch program's layers."""
     layer_ns: Mapping[str, float] | None = None
     """Median time of each node in ONNX Runtime on the CPU."""
     error: str | None = None
@@ -338,7 +336,7 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
             unprofiled_ns = _measure(iteration, job, layers.iteration)
         threads = int(work.options.get("threads", 0)) or None
         peaks = measure_gpu_peaks() if on_gpu else measure_cpu_peaks(threads)
-        return WorkerResult(unprofiled_ns, peaks, layers.program, layers.layer_ns)
+        return WorkerResult(unprofiled_ns, peaks, layers.layer_ns)
 
 
 def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:

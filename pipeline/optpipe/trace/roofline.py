@@ -23,7 +23,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.base import NodeCost, ProgramCosts
 from optpipe.backends.onnx_graph import load_onnx
 from optpipe.core.card import InputSpec
 from optpipe.measure.trials import time_call
@@ -114,6 +113,22 @@ def _time_best_gpu_run(torch: Any, work: Callable[[], Any]) -> float:
         end.synchronize()
         best = min(best, start.elapsed_time(end) / 1e3 / _GPU_ROUNDS)
     return best
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCost:
+    """Multiply-adds and memory traffic of all nodes with one name."""
+
+    name: str
+    op: str
+    type: str
+    macs: int
+    bytes: int
+    channels: tuple[int, int] | None = None
+    """Input and output channels of a matrix product, per group of a convolution."""
+    fused_bytes: int | None = None
+    """`bytes` with elementwise operators fused, including those that join this layer; 0 if it joins another layer, None if
+    nothing is fused."""
 
 
 def compute_math_ns(cost: NodeCost, peaks: Peaks) -> float:
@@ -287,13 +302,6 @@ def graph_costs_from_onnx(
             channels = _get_channels(node, known) if macs else None
             label = node.name or node.output[0]
             costs.append(NodeCost(label, node.op_type, kind, macs, sum(moved.values()), channels, fused[index]))
-    return GraphCosts(tuple(costs), peaks, batch_size, edge_bytes)
-
-
-def graph_costs_from_program(program: ProgramCosts, batch_size: int, peaks: Peaks, *, tf32: bool = False) -> GraphCosts:
-    """The nodes of a torch program are its kernels, so none is fused into another."""
-    nodes, edge_bytes = program
-    costs = (replace(node, type="tf32") if tf32 and node.macs and node.type == "fp32" else node for node in nodes)
     return GraphCosts(tuple(costs), peaks, batch_size, edge_bytes)
 
 

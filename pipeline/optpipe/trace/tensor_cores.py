@@ -16,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
-from optpipe.backends.base import NodeCost
 from optpipe.trace.analysis import Analysis, TimeArray, array_from_column, select_measured_part
 from optpipe.trace.kernels import classify_kernels, shorten_name
 from optpipe.trace.nsys import LAYERS_RANGE, LIBRARY_RANGES
@@ -24,6 +23,7 @@ from optpipe.trace.read import RANGE_SCHEMA
 from optpipe.trace.roofline import (
     ALIGNMENT,
     GraphCosts,
+    NodeCost,
     Peaks,
     compute_math_ns,
     compute_memory_ns,

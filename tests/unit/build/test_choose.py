@@ -12,7 +12,6 @@ from optpipe.build.records import (
     ArtifactResult,
     BuildResult,
     BuiltArtifact,
-    Omission,
     document_from_build,
     document_from_choice,
 )
@@ -21,7 +20,7 @@ from optpipe.core.errors import ExitStatus
 from optpipe.core.precision import Budget, Precision
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.measure.race import race_builds
-from optpipe.models.artifacts.decisions import CandidateAccuracy, Decision, LeftOut, Standing
+from optpipe.models.artifacts.decisions import CandidateAccuracy, Decision, Omission, Standing
 
 POINTS = Budget(0.5, "points")
 KEPT = CandidateAccuracy(True, 0.0, (-0.004, 0.004), 134.0)
@@ -44,12 +43,22 @@ def raced(times, sizes=(1,), noise=0.0):
     return race_builds(list(times), sizes, measure, 0)
 
 
-def decided(builds, races, failures=None, left_out=()):
+def decided(builds, races, failures=None, left_out=(), failed=()):
     winners = {size: race.winner for size, race in races.items() if race.winner}
     candidates = list_candidates(builds, races, failures or {}, POINTS)
     sizes = tuple(races) or (1,)
     return Decision(
-        "digits", "m" * 12, str(POINTS), "800 images of validation", sizes, winners, candidates, left_out, 7, "top1"
+        "digits",
+        "m" * 12,
+        str(POINTS),
+        "800 images of validation",
+        sizes,
+        winners,
+        candidates,
+        left_out,
+        7,
+        "top1",
+        failed,
     )
 
 
@@ -65,20 +74,18 @@ def test_the_winner_comes_first_and_every_loser_has_its_reason():
     ]
     races = raced({"aaaa": {1: 2e6, 8: 9e6}, "bbbb": {1: 1e6, 8: 9e6}, "cccc": {1: 9e6, 8: 4e7}}, (1, 8), 0.01)
     left_out = (
-        LeftOut("tensorrt", "", "not installed", failed=False),
-        LeftOut("onnxruntime", "fp16", "has no fp16 kernels on cpu", failed=False),
-        LeftOut("torch", "tf32", "out of memory", failed=True),
+        Omission("tensorrt", "", "not installed"),
+        Omission("onnxruntime", "fp16", "has no fp16 kernels on cpu"),
     )
-    decision = decided(builds, races, left_out=left_out)
+    failed = (Omission("torch", "tf32", "out of memory", ExitStatus.STAGE_FAILED),)
+    decision = decided(builds, races, left_out=left_out, failed=failed)
     assert decision.winners == {1: "bbbb", 8: "aaaa"}
     assert [each.standing for each in decision.candidates] == [
         Standing.CHOSEN, Standing.CHOSEN, Standing.DROPPED, Standing.NOT_SHOWN, Standing.OVER_BUDGET, Standing.NOT_PROVEN,
     ]  # fmt: skip
     assert record_from_json(json_from_record(decision), Decision, "decision") == decision
     weights = WeightsRecord("file", "0" * 64)
-    build = BuildResult(
-        "digits", "card:digits", "m" * 12, weights, "default", None, (), (), (), (), (), ExitStatus.DONE
-    )
+    build = BuildResult("digits", "card:digits", "m" * 12, weights, "default", None, (), (), (), (), ExitStatus.DONE)
     result = ChoiceResult(decision, build, "runs/choose-1", ExitStatus.DONE)
     assert_golden(text_of(document_from_choice(result), width=200), "choose.txt")
 
@@ -145,7 +152,7 @@ def test_a_build():
     found = BuildResult(
         "digits", "card:digits", "m", WeightsRecord("random", HASH, 0, "3 of 8 tensors, first conv1"), "default",
         "no network", artifacts, (Omission("inductor", "int8", "has no int8 kernels on cuda", ExitStatus.MISSING),),
-        (Omission("torch", "bf16", "out of memory", ExitStatus.STAGE_FAILED),), (), (), ExitStatus.FAIL,
+        (Omission("torch", "bf16", "out of memory", ExitStatus.STAGE_FAILED),), (), ExitStatus.FAIL,
     )  # fmt: skip
     assert_golden(text_of(document_from_build(found)), "build.txt")
 

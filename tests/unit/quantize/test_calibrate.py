@@ -24,7 +24,7 @@ from optpipe.quantize.calibrated_graph import (
     resolve_data,
 )
 from optpipe.quantize.ranges import CalibrationTable, TensorRange, read_table, write_table
-from optpipe.quantize.sensitivity import KeptTrial, LayerCost, SelectionInfo, SensitivityInfo
+from optpipe.quantize.sensitivity import LayerCost, SensitivityInfo
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 
@@ -133,9 +133,6 @@ def test_what_does_not_fit_is_said(tmp_path, name, content, said) -> None:
 
 def test_a_calibration():
     cost, constant = PrecisionCost(24.31, 0.0125, (0.004, 0.021)), PrecisionCost(200.0)
-    selection = SelectionInfo(
-        Budget(0.5, "points"), 500, "top1", ("conv1",), 12, (KeptTrial(0, 1.0, cost), KeptTrial(1, 0.93, constant))
-    )
     found = CalibrationResult(
         model="digits",
         model_id="m",
@@ -153,7 +150,5 @@ def test_a_calibration():
         compared_on_images=128,
         skipped=tuple(SkippedLayer(f"conv{index}", "fewer than 16 channels") for index in range(14)),
         sensitivity=SensitivityInfo(128, (LayerCost("conv1", cost, 1_200_000),), 10_000_000),
-        selection=selection,
-        table="/w/table-mse-spared.json",
     )
     assert_golden(text_of(document_from_calibration(found)), "calibrate.txt")

@@ -162,12 +162,11 @@ def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tm
 def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
     from pathlib import Path
 
-    from optpipe.backends.base import NodeCost
     from optpipe.trace.analysis import analysis_from_trace
     from optpipe.trace.document import draw_profile
     from optpipe.trace.read import trace_from_sqlite
     from optpipe.trace.report import profile_from_trace
-    from optpipe.trace.roofline import GraphCosts, Peaks
+    from optpipe.trace.roofline import GraphCosts, NodeCost, Peaks
 
     sample = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
     costs = tuple(NodeCost(f"conv{at}", "Conv", "fp16", 1_000_000 * at, 50_000) for at in range(1, 21))

@@ -10,7 +10,6 @@ from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 from tests.unit.trace.conftest import Judged
 
-from optpipe.backends.base import NodeCost
 from optpipe.trace.document import document_from_profile, document_from_stages
 from optpipe.trace.profile_model import ModelProfileDocument
 from optpipe.trace.read import Trace
@@ -21,7 +20,7 @@ from optpipe.trace.report import (
     TraceProfile,
     profile_from_trace,
 )
-from optpipe.trace.roofline import GraphCosts, Peaks
+from optpipe.trace.roofline import GraphCosts, NodeCost, Peaks
 from optpipe.trace.rules import StageFacts
 
 BUILDERS = [value for value in vars(phenomena).values() if callable(value) and value.__module__ == phenomena.__name__]

@@ -7,13 +7,12 @@ from tests.golden import phenomena
 from tests.golden.nsys_export import THREAD, Recording
 from tests.unit.trace.conftest import Judged, judge
 
-from optpipe.backends.base import NodeCost
 from optpipe.core.verdict import Verdict
 from optpipe.trace.analysis import IdleCause
 from optpipe.trace.bottleneck import LimitingFactor
 from optpipe.trace.nsys import Stage
 from optpipe.trace.read import Trace
-from optpipe.trace.roofline import GraphCosts, Peaks
+from optpipe.trace.roofline import GraphCosts, NodeCost, Peaks
 from optpipe.trace.rules import StageFacts
 
 US = 1_000

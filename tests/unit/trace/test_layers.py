@@ -8,12 +8,11 @@ import pytest
 from tests.golden.nsys_export import US, Recording
 from tests.golden.phenomena import GEMM, RELU
 
-from optpipe.backends.base import NodeCost
 from optpipe.backends.onnxruntime_session import read_node_times
 from optpipe.core.errors import StageError
 from optpipe.trace.read import Trace
 from optpipe.trace.report import profile_from_trace
-from optpipe.trace.roofline import GraphCosts, Peaks
+from optpipe.trace.roofline import GraphCosts, NodeCost, Peaks
 
 Read = Callable[[Recording], Trace]
 DIRECT = "void convolve_common_engine_float_NHWC<__half, __half, (int)128, (int)5>(int)"

@@ -14,20 +14,19 @@ from tests.fakes.graphs import onnx_model
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 
-from optpipe.backends.base import NodeCost
 from optpipe.core.card import InputSpec
 from optpipe.trace.bottleneck import LimitingFactor
 from optpipe.trace.read import Trace
 from optpipe.trace.report import profile_from_trace
 from optpipe.trace.roofline import (
     GraphCosts,
+    NodeCost,
     Peaks,
     compute_math_ns,
     compute_memory_ns,
     compute_roofline,
     explain_ineligible,
     graph_costs_from_onnx,
-    graph_costs_from_program,
     sum_layer_times,
 )
 
@@ -241,17 +240,3 @@ def test_no_figure_is_above_the_next(graph: GraphCosts) -> None:
     assert found.fused.ns <= found.unfused.ns * rounding
     assert found.fused.bytes <= found.unfused.bytes
     assert graph.edge_bytes <= found.unfused.bytes
-
-
-@pytest.mark.parametrize("tf32", [True, False])
-def test_a_torch_program_is_its_own_graph(*, tf32: bool) -> None:
-    conv = NodeCost("conv1", "Conv", "fp32", macs=100, bytes=40, channels=(3, 64))
-    pool = NodeCost("pool", "max_pool2d", "fp32", macs=0, bytes=30, channels=None)
-    peaks = Peaks("GPU", "measured", {"fp32": 1e12, "tf32": 8e12}, 1e12)
-    graph = graph_costs_from_program(((conv, pool), 50), 2, peaks, tf32=tf32)
-    assert [each.type for each in graph.costs] == ["tf32" if tf32 else "fp32", "fp32"]
-    assert graph.costs[0].channels == (3, 64)
-    roofs = compute_roofline(graph)
-    assert roofs.fused == roofs.unfused  # what is one kernel in it is one node
-    assert roofs.unfused.bytes == 70
-    assert roofs.edge_bytes == 50

@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 
 from optpipe.core.entries import Device
+from optpipe.core.errors import ExitStatus
 from optpipe.core.precision import Precision
 from optpipe.core.records import read_record
 from optpipe.stats.ratio import Change, Ratio
@@ -86,13 +87,15 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class Omission:
+    """A build that failed or was not tried."""
+
     backend: str
     """Empty if a precision is left out on all backends."""
     precision: str
     """Empty if a backend is left out in all precisions."""
     reason: str
-    failed: bool
+    status: ExitStatus = ExitStatus.MISSING
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +111,11 @@ class Decision:
     """Ids by batch size; empty if no build is within the budget."""
     candidates: tuple[Candidate, ...]
     """Winners first, then by time, then those that were not timed."""
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[Omission, ...]
     seed: int
     """Seed of the order of processes."""
     score: str = ""
+    failed: tuple[Omission, ...] = ()
     schema_version: int = 1
 
     @property

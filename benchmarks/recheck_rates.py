@@ -20,7 +20,6 @@ from optpipe.core.events import SilentListener
 from optpipe.core.records import line_from_record
 from optpipe.deploy import recheck
 from optpipe.deploy.recheck import open_interpreter
-from optpipe.deploy.records import RecheckPlan
 from optpipe.deploy.signed_build import open_signed_build
 from optpipe.measure.pair import compare_environments
 from optpipe.stats.paired import compute_share_interval
@@ -39,14 +38,13 @@ def main():
     given = parser.parse_args()
     store = Store(given.workspace)
     build = open_signed_build(given.dossier, store, because="a trial")
-    plan = RecheckPlan(given.python, given.rounds)
     for _ in range(given.comparisons):
         for name, factor in (("slower", given.slower), ("equal", 1.0)):
             with (
                 patch.object(recheck, "open_interpreter", open_with_faults),
                 patch.object(recheck, "compare_environments", partial(compare_slowed, factor)),
             ):
-                compare(build, plan, store, name, given.output / f"{name}.jsonl")
+                compare(build, given, store, name, given.output / f"{name}.jsonl")
     for name in ("slower", "equal"):
         print_rates(name, given.output / f"{name}.jsonl")
 
@@ -66,13 +64,13 @@ def compare_slowed(factor, old, new, *more):
     return compare_environments(old, new, *more)
 
 
-def compare(build, plan, store, name, path):
+def compare(build, given, store, name, path):
     begun = monotonic()
-    found = recheck.recheck(build, plan, store, SilentListener())
+    found = recheck.recheck(build, given.python, given.rounds, 0.05, store, SilentListener())
     with path.open("a") as file:
         file.write(line_from_record(found).decode())
     one = found.latency
-    text = f"{one.ratio:.4f} [{one.ci[0]:.4f}, {one.ci[1]:.4f}] {one.change}, {one.how}, {monotonic() - begun:.0f} s"
+    text = f"{one} {one.change}, {one.rounds} rounds, {monotonic() - begun:.0f} s"
     print(f"{name}: {text}", flush=True)
 
 

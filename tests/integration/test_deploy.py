@@ -34,7 +34,7 @@ def deployment(deployed, tmp_path):
 
 
 def prove(folder, workspace, *more, **environment):
-    words = ("deploy", "--check", folder, "--prove", "--seconds", "0", *more)
+    words = ("deploy", "--check", folder, "--prove", *more)
     ran = optpipe(*words, workspace=workspace, **environment)
     left = subprocess.run(["pgrep", "-f", f"{folder}|model-repository={workspace}"], capture_output=True, text=True)
     assert left.stdout == "", "no server and no session may be left"
@@ -45,7 +45,7 @@ def prove(folder, workspace, *more, **environment):
 @needs_server
 def test_an_ensemble_from_images_to_labels_is_proven_over_http_and_grpc(deployed, tmp_path):
     proof = optpipe(
-        "deploy", deployed.dossier, "--to", "triton", "--output", "served", "--prove", "--seconds", "1", "--json",
+        "deploy", deployed.dossier, "--to", "triton", "--output", "served", "--prove", "--json",
         workspace=deployed.workspace, cwd=tmp_path,
     ).expect(0).document["proof"]  # fmt: skip
     assert [(each["model"], each["protocol"]) for each in proof["comparisons"]] == [
@@ -54,9 +54,6 @@ def test_an_ensemble_from_images_to_labels_is_proven_over_http_and_grpc(deployed
     for each in proof["comparisons"]:
         assert each["requests"] == each["equal_bits"] > 0
     assert proof["comparisons"][1]["predictions"] == "32 of 32 equal to the signed-off predictions"
-    assert proof["costs"][0]["server"]["samples"] > 0
-    assert [each["concurrency"] for each in proof["throughputs"]] == [1, 8, 32]
-    assert all(each["server"]["value"] > 0 < each["in_process"]["value"] for each in proof["throughputs"])
     proven = proof["models"]
     assert proven["digits"] == "served by tritonserver"
     assert proven["digits_engine"].startswith("configured, not run: onnxruntime")
@@ -179,7 +176,7 @@ def test_wrong_tensors_of_a_running_server_are_refused(deployment, deployed, mon
     monkeypatch.setattr(proof, "SHIM", {**SHIM, "model.py": planted})
     with pytest.raises(GateError, match="output 'logits' is not the signed-off one"):
         proof.prove_deployment(
-            check_deployment(deployment), find_server(SERVER), None, Store(deployed.workspace), SilentListener()
+            check_deployment(deployment), find_server(SERVER), Store(deployed.workspace), SilentListener()
         )
 
 
@@ -203,7 +200,7 @@ def test_a_folder_predicts_what_was_signed_off_without_optpipe(deployed, tmp_pat
     target = tmp_path / "folder"
     optpipe("deploy", deployed.dossier, "--to", "folder", "--output", target, workspace=deployed.workspace).expect(0)
     images = json.loads((target / "deployment.json").read_text())["images"]
-    files = [target / "requests" / each["file"] for each in images]
+    files = [target / "requests" / name for name in images]
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT_OPTPIPE, target / "predict.py", *files],
@@ -211,7 +208,7 @@ def test_a_folder_predicts_what_was_signed_off_without_optpipe(deployed, tmp_pat
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     labels = [line.split()[1] for line in run.stdout.splitlines()]
-    assert labels == [str(each["prediction"]) for each in images]
+    assert labels == [str(prediction) for prediction in images.values()]
     served = subprocess.run(
         [sys.executable, "-c", FROM_THREADS, *files],
         capture_output=True, text=True, env=alone | {"PYTHONDONTWRITEBYTECODE": "1"}, cwd=target, timeout=120, check=False,
@@ -236,7 +233,7 @@ def test_a_text_model_without_a_pass_needs_a_reason_and_is_served_by_its_engine_
     optpipe("build", model, "--precision", "fp32", "--backend", "onnxruntime", workspace=workspace).expect(0)
     words = ("signoff", model, "--policy", policy, "--no-measure", "--no-figures", "--output", tmp_path / "dossier")
     assert optpipe(*words, workspace=workspace).status == 5, "nothing was measured"
-    deploy = ("deploy", tmp_path / "dossier", "--output", tmp_path / "served", "--prove", "--seconds", "0", "--json")
+    deploy = ("deploy", tmp_path / "dossier", "--output", tmp_path / "served", "--prove", "--json")
     refused = optpipe(*deploy, workspace=workspace).expect(1)
     assert "not an unqualified PASS (INCONCLUSIVE); pass --because TEXT" in refused.stderr
     assert not (tmp_path / "served").exists()
@@ -254,7 +251,7 @@ def test_a_detector_is_served_from_images_to_boxes(tmp_path, shapes):
     policy.write_text('schema = 1\n[build]\nprecision = "fp32"\n[size]\nmaximum = "10 MiB"\n')
     words = ("--policy", policy, "--no-measure", "--no-figures", "--output", dossier)
     optpipe("signoff", "shapes-detector", *words, workspace=tmp_path / "workspace").expect(5)  # it was not measured
-    deploy = ("deploy", dossier, "--because", "trial", "--output", tmp_path / "served", "--prove", "--seconds", "0")
+    deploy = ("deploy", dossier, "--because", "trial", "--output", tmp_path / "served", "--prove")
     ran = optpipe(*deploy, "--json", workspace=tmp_path / "workspace").expect(0)
     compared = {(each["model"], each["protocol"]): each for each in ran.document["proof"]["comparisons"]}
     for protocol in ("http", "grpc"):
@@ -291,7 +288,7 @@ def test_a_server_that_dies_or_is_not_ready_in_time_is_named_and_gone(tmp_path):
     def serve_and_kill() -> None:
         (tmp_path / "one").mkdir()
         with run_server(program, models, tmp_path / "one") as server:
-            assert "python" in server[2].backends
+            assert "NumPy 1" in server[2]
             for pid in subprocess.run(find, capture_output=True, text=True).stdout.split():
                 os.kill(int(pid), signal.SIGKILL)
             while subprocess.run(find, capture_output=True, text=True).stdout:

@@ -17,7 +17,6 @@ from optpipe.core.plan import Param
 from optpipe.sweep.job import Matrix, SweepOptions
 
 MAX_RATE = 10_000.0
-MIN_TUNE_S = 0.5
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
@@ -51,7 +50,7 @@ def deploy(
     to: Annotated[Literal["triton", "folder"], Param("What is written.")] = "triton",
     output: Annotated[
         Path | None,
-        Param("Where to write the deployment; with --check URL: metrics for Prometheus.", metavar="DIR|FILE"),
+        Param("Where to write the deployment.", metavar="DIR"),
     ] = None,
     because: Annotated[
         str | None, Param("Reason; required unless the verdict is PASS without waivers.", metavar="TEXT")
@@ -69,16 +68,8 @@ def deploy(
         ),
     ] = None,
     ensemble: Annotated[bool, Param("Serve encoded images; --no-ensemble deploys the engine alone.")] = True,
-    batching: Annotated[
-        bool, Param("Let the server join requests; --no-batching: run each request separately.")
-    ] = True,
-    prove: Annotated[
-        bool | None,
-        Param(
-            "Serve it and compare the served outputs; --tune: before that, search instances and batching.",
-            "prove/--tune",
-        ),
-    ] = None,
+    prove: Annotated[bool, Param("Serve it and compare the served outputs.")] = False,
+    tune: Annotated[bool, Param("Before --prove, search instances and queue delay.")] = False,
     server: Annotated[
         str | None,
         Param(
@@ -89,9 +80,7 @@ def deploy(
     ] = None,
     seconds: Annotated[
         float,
-        Param(
-            "Time at each load of --prove (0: not measured) and of each candidate of --tune.", minimum=0, maximum=600
-        ),
+        Param("Time of each candidate of --tune.", minimum=0.5, maximum=600),
     ] = 4.0,
 ) -> Outcome:
     """Deploy a signed-off build, and prove it on a server.
@@ -117,7 +106,7 @@ def deploy(
             raise BadInputError(
                 f"--check {check} requires the deployment that it serves: optpipe deploy DIR --check URL"
             )
-        live = check_live(dossier, check, load, output, terminal)
+        live = check_live(dossier, check, load, terminal)
         assert live.proof is not None
         assert live.proof.verdict is not None
         return Outcome(live, document_from_live_check, live.proof.verdict.exit_status)
@@ -128,12 +117,9 @@ def deploy(
             "deploy requires DOSSIER with --output DIR, or --check DIR, or the deployment's folder with --check URL"
         )
     program = None
-    tune = prove is False
-    if prove is not None:
+    if prove or tune:
         if to == "folder":
             raise BadInputError("--prove and --tune need a server: use --to triton")
-        if tune and seconds < MIN_TUNE_S:
-            raise BadInputError(f"--tune requires --seconds {MIN_TUNE_S:g} or more")
         require_tritonclient()
         program = find_server(server)
     if dossier is not None:
@@ -149,7 +135,7 @@ def deploy(
         else:
             build = replace(build, preprocessing=None)
         with terminal.step(f"write the {to} deployment"):
-            write_deployment(build, output, store, to, batching=batching)
+            write_deployment(build, output, store, to)
     folder, proof = Path(check or output or ""), None
     try:
         with terminal.step("check"):
@@ -160,7 +146,7 @@ def deploy(
             tune_deployment(checked, program, seconds, store, terminal)
             checked = check_deployment(folder)
         if program is not None:
-            proof = prove_deployment(checked, program, seconds, store, terminal)
+            proof = prove_deployment(checked, program, store, terminal)
     except (OptpipeError, KeyboardInterrupt):
         if dossier is not None:  # an unproven deployment must not stay
             shutil.rmtree(folder)

@@ -21,10 +21,10 @@ from optpipe.cli.options import (
 )
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import MAX_CV
+from optpipe.core.measurement import MAX_CV, ROUNDS
 from optpipe.core.plan import Param
+from optpipe.core.quantity import share_from_text, share_to_text
 from optpipe.core.records import plain_from_record
-from optpipe.deploy.records import RecheckPlan
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
@@ -362,14 +362,23 @@ def attest(
 
 
 def recheck(
-    dossier: DossierArgument, store: "Store", terminal: "Terminal", plan: RecheckPlan = RecheckPlan()
+    dossier: DossierArgument,
+    store: "Store",
+    terminal: "Terminal",
+    python: Annotated[Path, typer.Option(metavar="ENV", help="Environment to compare with this one.")],
+    rounds: Annotated[
+        int, Param("Rounds, 8 or more; up to three times as many if noise hides a 4% difference.")
+    ] = ROUNDS,
+    max_slowdown: Annotated[
+        float, Param("Slow-down that must be excluded for a PASS.", parse=share_from_text, show=share_to_text)
+    ] = 0.05,
 ) -> Outcome:
-    """Measure a signed-off build again after an upgrade."""
+    """Measure a signed-off build in a new environment before an upgrade."""
     from optpipe.deploy.recheck import recheck as run_recheck
     from optpipe.deploy.records import document_from_recheck
     from optpipe.deploy.signed_build import open_signed_build
 
     with terminal.step("verify the dossier"):
         build = open_signed_build(dossier, store, because="to measure it again")
-    found = run_recheck(build, plan, store, terminal)
+    found = run_recheck(build, python, rounds, max_slowdown, store, terminal)
     return Outcome(found, document_from_recheck, found.verdict.exit_status)

@@ -4,17 +4,13 @@ The endpoint speaks the KServe v2 protocol over HTTP or gRPC, as Triton does. A 
 (INCONCLUSIVE); another model, version, configuration or output, and a single failed request are a FAIL.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from secrets import randbits
-from threading import Barrier, BrokenBarrierError, local
-from time import perf_counter_ns, time
-from typing import TYPE_CHECKING, Any
+from time import perf_counter_ns
+from typing import Any
 from urllib.parse import urlsplit
 
 from optpipe.core.errors import BadInputError, StageError
@@ -24,67 +20,44 @@ from optpipe.core.quantity import Dimension
 from optpipe.core.verdict import CriterionResult, Verdict, combine_verdicts
 from optpipe.deploy.check import CheckedDeployment, check_deployment
 from optpipe.deploy.proof import (
-    MAX_FAILED,
+    CONNECTIONS,
     PROTOCOLS,
-    REQUEST_LIMIT_S,
     Client,
     fill_load,
-    infer,
     judge_failed,
     loads_from_policy,
     name_inputs,
     open_client,
     replay,
+    send_requests,
     translate_errors,
 )
-from optpipe.deploy.records import MODELS, DeploymentRecord, DeployResult, ProofRecord, ServerRecord
+from optpipe.deploy.records import MODELS, DeployResult, ProofRecord
 from optpipe.deploy.requests import list_expected
-from optpipe.deploy.session_process import prepare_inputs
 from optpipe.deploy.triton_config import CONFIG, read_config, require_tritonclient
 from optpipe.measure.trials import iterate_arrivals
-from optpipe.report.document import (
-    TONES,
-    Document,
-    Sentence,
-    Tone,
-    make_document,
-    tabulate_results,
-)
+from optpipe.report.document import TONES, Document, Sentence, Tone, make_document, tabulate_results
 from optpipe.signoff.policy import Criterion, policy_from_toml
 from optpipe.stats.percentiles import summary_from_ns
 from optpipe.workspace.file_names import POLICY
-from optpipe.workspace.files import write_bytes
-from optpipe.workspace.places import require_writable_file
 
-if TYPE_CHECKING:
-    import numpy as np
-
-SENDERS = 16
-"""Connections of a load whose requests arrive at a rate; one that finds none free waits, which counts as latency."""
 CONNECT_LIMIT_S = 10.0
 
 
-def check_live(
-    folder: Path, url: str, load: tuple[int, float] | None, output: Path | None, listener: Listener
-) -> DeployResult:
-    """Checks the server at `url` against a deployment, and writes the verdict as metrics for Prometheus to `output`.
+def check_live(folder: Path, url: str, load: tuple[int, float] | None, listener: Listener) -> DeployResult:
+    """Checks the server at `url` against a deployment.
 
     Raises BadInputError for another kind of address or deployment, and for a `load` that no limit judges.
     """
-    if output is not None:
-        require_writable_file(output, "--output")
     checked = check_deployment(folder)
-    proof = _replay_live(checked, url, load, listener)
-    if output is not None:
-        write_bytes(output, _render_metrics(proof, checked.record).encode())
-    return DeployResult(str(folder), checked.record, (), proof)
+    return DeployResult(str(folder), checked.record, (), _replay_live(checked, url, load, listener))
 
 
 def document_from_live_check(found: DeployResult) -> Document:
     proof, record = found.proof, found.deployment
     assert proof is not None
     assert proof.verdict is not None
-    text = f"{record.model} ({record.backend} {record.precision}) on {proof.server.program} {proof.server.version}"
+    text = f"{record.model} ({record.backend} {record.precision}) on {proof.server}"
     return make_document(
         [
             Sentence(text, TONES[proof.verdict], proof.verdict),
@@ -112,8 +85,7 @@ def _replay_live(
     place = parts.netloc + parts.path.rstrip("/")
     connect = partial(open_client, protocol, place, secure=parts.scheme.endswith("s"))
     client, record = connect(), checked.record
-    server, notes, comparisons = ServerRecord(url, "unknown", None, None, ()), [], []
-    folder = str(checked.folder)
+    notes, comparisons = [], []
     try:
         about = _fetch(client, "server_metadata")
     except StageError as error:
@@ -121,8 +93,8 @@ def _replay_live(
         why = str(error) if lost else f"not a server of the KServe v2 protocol: {error}"
         verdict = Verdict.INCONCLUSIVE if lost else Verdict.FAIL
         result = CriterionResult("server", verdict, why)
-        return ProofRecord(folder, server, {}, (), (), (), (), verdict, (result,))
-    server = ServerRecord(f"{about.get('name', 'server')} at {url}", str(about.get("version")), None, None, ())
+        return ProofRecord(url, {}, (), (), verdict, (result,))
+    server = f"{about.get('name', 'server')} {about.get('version')} at {url}"
     found = [CriterionResult("server", Verdict.PASS, f"answers over {protocol}")]
     expected = list(list_expected(checked.folder, record, checked.card))
     if not any(each.outputs for each in expected):
@@ -143,15 +115,17 @@ def _replay_live(
         for wanted, limits in loads.items():
             spec, rows = fill_load(checked, wanted, expected[0].inputs)
             with listener.step(f"{load[0]:,} requests at {load[1]:g}/s, {spec}"):
-                given = name_inputs(checked.serving, rows)
-                latencies, failed = send_at_rate(
-                    connect, record.engine, given, *load, 1 if spec.rate_per_s is None else SENDERS
+                given, arrivals = name_inputs(checked.serving, rows), iterate_arrivals(load[1], randbits(32))
+                if single := spec.rate_per_s is None:  # its requests follow each other: a latency counts from sending
+                    arrivals = (perf_counter_ns() for _ in arrivals)
+                latencies, failed = send_requests(
+                    connect, record.engine, given, islice(arrivals, load[0]), 1 if single else CONNECTIONS
                 )
                 found.append(judge_failed(f"answers.{limits[0].name}", len(latencies) + len(failed), failed))
                 if latencies and not failed:
                     found += judge_latencies(latencies, limits, spec, load[1])
     verdict = combine_verdicts(each.verdict for each in found)
-    return ProofRecord(folder, server, {}, tuple(comparisons), (), (), tuple(notes), verdict, tuple(found))
+    return ProofRecord(server, {}, tuple(comparisons), tuple(notes), verdict, tuple(found))
 
 
 def _fetch(client: Client, fact: str, *words: str) -> Mapping[str, Any]:
@@ -220,65 +194,3 @@ def judge_latencies(
         more = "send more requests with --load NUMBER@RATE" if verdict is Verdict.INCONCLUSIVE else None
         value, ci = (shown.value, shown.bounds) if shown else (None, None)
         yield CriterionResult(each.name, verdict, why, each.limit, more, value, ci, limit, Dimension.TIME, about)
-
-
-def send_at_rate(
-    connect: Callable[[], Client],
-    model: str,
-    inputs: "Mapping[str, np.ndarray]",
-    count: int,
-    rate_per_s: float,
-    connections: int,
-) -> tuple[list[int], list[str]]:
-    """Sends `count` requests at the arrivals of a Poisson process; returns the latencies in ns, and why others failed.
-
-    A latency counts from the arrival; with one connection, whose requests follow each other, from sending. After MAX_FAILED
-    nothing more is sent.
-    """
-    thread, ready = local(), Barrier(connections)
-    latencies: list[int] = []
-    failed: list[str] = []
-
-    def open_sender(_: int) -> None:
-        client = connect()
-        thread.send = partial(infer, client, model, prepare_inputs(client[0], inputs))
-        with suppress(StageError):
-            thread.send()  # opens the connection
-        with suppress(BrokenBarrierError):
-            ready.wait(REQUEST_LIMIT_S)  # so that each thread takes one of these calls
-
-    def send(due_ns: int) -> None:
-        begun = perf_counter_ns() if connections == 1 else due_ns
-        if len(failed) >= MAX_FAILED:
-            return
-        try:
-            thread.send()
-        except StageError as problem:
-            failed.append(str(problem))
-        else:
-            latencies.append(perf_counter_ns() - begun)
-
-    with ThreadPoolExecutor(connections) as pool:
-        list(pool.map(open_sender, range(connections)))
-        for due in islice(iterate_arrivals(rate_per_s, randbits(32), lambda: len(failed) >= MAX_FAILED), count):
-            pool.submit(send, due)
-    return latencies, failed
-
-
-def _render_metrics(found: ProofRecord, record: DeploymentRecord) -> str:
-    """The verdict, its criteria and figures in Prometheus's text format; times are in seconds."""
-    same = {"model": record.model, "artifact": record.artifact, "server": found.server.program}
-    rows: list[tuple[str, dict[str, str], float]] = [("optpipe_check_time_seconds", {}, time())]
-    rows += [("optpipe_check_verdict", {"verdict": each}, float(each is found.verdict)) for each in Verdict]
-    for one in found.criteria:
-        rows.append(("optpipe_check_criterion_passed", {"criterion": one.name}, float(one.verdict is Verdict.PASS)))
-        if isinstance(one.observed, float) and isinstance(one.threshold, float):
-            rows.append(("optpipe_check_latency_seconds", {"criterion": one.name}, one.observed / 1e9))
-            rows.append(("optpipe_check_limit_seconds", {"criterion": one.name}, one.threshold / 1e9))
-    lines = []
-    for name in dict.fromkeys(name for name, _, _ in rows):
-        lines.append(f"# TYPE {name} gauge")
-        for _, labels, value in (each for each in rows if each[0] == name):
-            pairs = ",".join(f"{key}={json.dumps(str(text))}" for key, text in (same | labels).items())
-            lines.append(f"{name}{{{pairs}}} {value:.17g}")
-    return "\n".join((*lines, ""))

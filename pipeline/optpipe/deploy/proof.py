@@ -2,24 +2,20 @@
 
 If the server lacks a model's backend, optpipe's session serves the model in the Python backend, with the same tensors,
 batching, warm-up, labels, and ensemble; the report then shows "configured, not run".
-
-The time that the server adds to a request is that of equal requests in-process and through gRPC, in alternating rounds. Requests
-follow each other, or a Poisson process in an open loop schedules them: then latency counts from the scheduled time.
 """
 
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from itertools import chain
-from itertools import count as numbers_from
 from pathlib import Path
-from secrets import randbits
+from threading import Barrier, BrokenBarrierError, Lock
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -28,55 +24,25 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import GateError, MissingError, StageError, first_line
 from optpipe.core.events import Listener
-from optpipe.core.measurement import LatencySummary, LoadSpec, Mode, Scenario
-from optpipe.core.quantity import Estimate
+from optpipe.core.measurement import LoadSpec, Mode, Scenario
 from optpipe.core.verdict import CriterionResult, Verdict
 from optpipe.deploy.check import CheckedDeployment
-from optpipe.deploy.records import (
-    MODELS,
-    Comparison,
-    DeploymentRecord,
-    ProofRecord,
-    ServerCost,
-    ServerThroughput,
-)
+from optpipe.deploy.records import MODELS, Comparison, DeploymentRecord, ProofRecord
 from optpipe.deploy.repository import SHIM, add_shim_parameters
 from optpipe.deploy.requests import Expected, list_expected
 from optpipe.deploy.server import ServerProgram, list_backends, run_server
-from optpipe.deploy.session_process import (
-    Answer,
-    open_artifact,
-    open_load_clients,
-    prepare_inputs,
-    send_in_flight,
-)
-from optpipe.deploy.triton_config import CONFIG, list_positions, read_config, require_tritonclient, write_config
-from optpipe.measure.trials import iterate_arrivals, time_call, time_calls_for, warm_up
+from optpipe.deploy.session_process import open_artifact
+from optpipe.deploy.triton_config import CONFIG, TYPES, list_positions, read_config, require_tritonclient, write_config
 from optpipe.models.inputs.rows import fill_sequences, read_length
-from optpipe.signoff.policy import Criterion, Policy, policy_from_toml
-from optpipe.stats.means import mean_from_values
+from optpipe.signoff.policy import Criterion, Policy
 from optpipe.stats.paired import compute_output_error
-from optpipe.stats.percentiles import summary_from_ns
-from optpipe.stats.ratio import alternate
 from optpipe.workspace.entry import entry_from_folder
-from optpipe.workspace.file_names import POLICY
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
 
     from optpipe.backends.base import Serving
-
-ROUNDS = 4
-WARM_UP_S = 0.1
-MAX_WARM_UP_S = 0.5
-RATE_CONFIDENCE = 0.95
-PERCENTS = (50.0, 90.0, 99.0)
-MAX_IN_FLIGHT = 256
-CONCURRENCY = (1, 8, 32)
-"""Requests in flight during throughput trials."""
-Trial = Callable[[LoadSpec, float, int], list[int]]
-"""Loads a subject for a number of seconds, with a seed for the arrivals; returns latencies in ns."""
 
 
 def loads_from_policy(policy: Policy, largest: int) -> dict[LoadSpec, list[Criterion]]:
@@ -99,51 +65,13 @@ def fill_load(
     checked: CheckedDeployment, wanted: LoadSpec, inputs: "Mapping[str, np.ndarray]"
 ) -> "tuple[LoadSpec, dict[str, np.ndarray]]":
     """The load with the length of its sequences, and the rows of one of its requests, drawn from `inputs`."""
+    import numpy as np
+
     rows = dict(inputs)
     if wanted.length is not None:
         rows = fill_sequences(checked.card, rows, wanted.length, wanted.batch_size)
-    return replace(wanted, length=read_length(checked.card, rows)), _take_rows(rows, wanted.batch_size)
-
-
-def measure_server(
-    checked: CheckedDeployment,
-    url: str,
-    seconds: float,
-    inputs: "Mapping[str, np.ndarray]",
-    engine: Answer,
-    largest: int,
-    listener: Listener,
-) -> tuple[tuple[ServerCost, ...], tuple[ServerThroughput, ...]]:
-    """Measures latencies at each load that the policy limits, and requests/s of one sample at every concurrency.
-
-    `url` is the server's gRPC address, `engine` answers in-process; `inputs` are rows to draw from, and `largest` is the
-    deployment's batch, 0 without one.
-    """
-    record, costs, rates = checked.record, [], []
-    policy = policy_from_toml(checked.files.read(POLICY), str(checked.folder / POLICY))
-    for wanted, limits in loads_from_policy(policy, checked.card.batch_range[2]).items():
-        load, rows = fill_load(checked, wanted, inputs)
-        source = (
-            f"{limits[-1].name} of the policy" if limits else "the policy has no latency limit: one request at a time"
-        )
-        with listener.step(f"server cost, {load}"):
-            served = make_served_trial(url, record.engine, name_inputs(checked.serving, rows))
-            costs.append(_measure_cost(partial(_time_requests, partial(engine, [rows])), served, load, source, seconds))
-    rows = _take_rows(inputs, 1) if largest else dict(inputs)
-    with open_load_clients(url, record.engine, name_inputs(checked.serving, rows)) as run_trial:
-        for count in CONCURRENCY:
-            joined, seed = min(count, largest) or 1, randbits(32)
-            subjects = {
-                "in-process": partial(_measure_rate, partial(engine, [rows] * joined), joined, seconds / ROUNDS),
-                "server": partial(run_trial, count, seconds / ROUNDS),
-            }
-            with listener.step(f"throughput, {count} in flight"):
-                run_trial(count, MAX_WARM_UP_S)
-                found = alternate(subjects, ROUNDS, seed)
-            own, through = (_estimate([rate for rate, _ in each]) for each in found.values())
-            latency = _summarize(chain.from_iterable(several for _, several in found["server"]))
-            rates.append(ServerThroughput(count, own, through, latency, seed))
-    return tuple(costs), tuple(rates)
+    taken = {name: np.resize(array, (wanted.batch_size, *array.shape[1:])) for name, array in rows.items()}
+    return replace(wanted, length=read_length(checked.card, rows)), taken
 
 
 def name_inputs(serving: "Serving | None", rows: "Mapping[str, np.ndarray]") -> "Mapping[str, np.ndarray]":
@@ -153,84 +81,14 @@ def name_inputs(serving: "Serving | None", rows: "Mapping[str, np.ndarray]") -> 
     return dict(zip(list_positions("INPUT", len(rows)), rows.values(), strict=True))
 
 
-def _estimate(rates: Sequence[float]) -> Estimate:
-    mean = mean_from_values(rates)
-    assert mean is not None
-    low, high = mean.interval(RATE_CONFIDENCE)
-    return Estimate(mean.value, low, high, f"{RATE_CONFIDENCE:.0%}, over {ROUNDS} rounds")
-
-
-def _measure_rate(call: Callable[[], object], requests: int, seconds: float) -> tuple[float, list[int]]:
-    """Requests per second of calls with `requests` each, and the calls' times in ns."""
-    times = _time_requests(call, LoadSpec(requests), seconds, 0)
-    return requests * len(times) / sum(times) * 1e9, times
-
-
-def _take_rows(inputs: "Mapping[str, np.ndarray]", size: int) -> "dict[str, np.ndarray]":
-    import numpy as np
-
-    return {name: np.resize(array, (size, *array.shape[1:])) for name, array in inputs.items()}
-
-
-def _measure_cost(own: Trial, served: Trial, load: LoadSpec, source: str, seconds: float) -> ServerCost:
-    def in_turn(trial: Trial) -> Callable[[], list[int]]:
-        turns = numbers_from(0)
-        return lambda: trial(load, seconds / ROUNDS, next(turns))  # the same arrivals for both
-
-    seed = randbits(32)
-    found = alternate({"in-process": in_turn(own), "server": in_turn(served)}, ROUNDS, seed)
-    alone, through = (_summarize(chain.from_iterable(each)) for each in found.values())
-    return ServerCost(str(load), source, alone, through, through.mean - alone.mean, seed)
-
-
-def _summarize(latencies: Iterable[int]) -> LatencySummary:
-    import numpy as np
-
-    found = np.fromiter(latencies, np.int64)
-    if not found.size:
-        raise StageError("no request was answered in the time given; increase --seconds")
-    return summary_from_ns(found, PERCENTS)
-
-
-def _time_requests(call: Callable[[], object], load: LoadSpec, seconds: float, seed: int) -> list[int]:
-    """Latencies in ns of successive requests; in an open loop since the scheduled time."""
-    warm_up(partial(time_call, call), WARM_UP_S, MAX_WARM_UP_S)
-    if load.rate_per_s is None:
-        return time_calls_for(call, seconds)
-    return [time_call(call, due) for due in _iterate_due(load.rate_per_s, seconds, seed)]
-
-
-def _iterate_due(rate_per_s: float, seconds: float, seed: int) -> Iterator[int]:
-    """Times at which requests are due; the last one is the first after `seconds`."""
-    end = perf_counter_ns() + seconds * 1e9
-    for due in iterate_arrivals(rate_per_s, seed):
-        yield due
-        if due >= end:
-            return
-
-
-def make_served_trial(url: str, model: str, rows: "Mapping[str, np.ndarray]") -> Trial:
-    """Keeps requests of an open loop in flight together, so that the server can form batches."""
-    from tritonclient import grpc
-
-    client, inputs = grpc.InferenceServerClient(url), prepare_inputs(grpc, rows)
-    ask = partial(client.infer, model, inputs)
-
-    def run(load: LoadSpec, seconds: float, seed: int) -> list[int]:
-        if load.rate_per_s is None:
-            return _time_requests(ask, load, seconds, seed)
-        warm_up(partial(time_call, ask), WARM_UP_S, MAX_WARM_UP_S)
-        return send_in_flight(client, model, inputs, MAX_IN_FLIGHT, _iterate_due(load.rate_per_s, seconds, seed))
-
-    return run
-
-
 PROTOCOLS = ("http", "grpc")
 Client = tuple[Any, Any]
 """A module of tritonclient, and a connection of it."""
 REQUEST_LIMIT_S = 60.0
 MAX_FAILED = 5
 """Failed requests after which nothing more is sent: more would only harm others."""
+CONNECTIONS = 32
+"""The number for requests that arrive at a rate; one that finds all of them busy waits, which counts as latency."""
 VERSION = "1"
 """The version under which a deployment is written."""
 SERVED_TOLERANCE = 2e-2
@@ -238,9 +96,9 @@ SERVED_TOLERANCE = 2e-2
 
 
 def prove_deployment(
-    checked: CheckedDeployment, program: ServerProgram, seconds: float, store: Store, listener: Listener
+    checked: CheckedDeployment, program: ServerProgram, store: Store, listener: Listener
 ) -> ProofRecord:
-    """Runs the server on the deployment and compares; measures the server's cost for `seconds` at each load.
+    """Runs the server on the deployment and compares.
 
     Raises GateError if an output, a label, or a shape is not the signed-off one, StageError with the server's reason if it does
     not load the repository or dies, and MissingError without tritonclient.
@@ -265,8 +123,8 @@ def prove_deployment(
             run_server(program, scratch / MODELS, scratch) as (http, grpc, server),
         ):
             comparisons: list[Comparison] = []
-            for protocol in PROTOCOLS:
-                client = open_client(protocol, http if protocol == "http" else grpc)
+            for protocol, place in zip(PROTOCOLS, (http, grpc), strict=True):
+                client = open_client(protocol, place)
                 for model in dict.fromkeys(each.model for each in expected):
                     found, judged = replay(
                         checked, client, protocol, [each for each in expected if each.model == model]
@@ -275,15 +133,11 @@ def prove_deployment(
                         raise (StageError if one.name.startswith("answers") else GateError)(one.reason)
                     comparisons.append(found)
                 step.advance()
-            costs, rates = (
-                measure_server(checked, grpc, seconds, expected[0].inputs, engine, largest, listener)
-                if seconds
-                else ((), ())
-            )
     behind = [model for model, proven in models.items() if proven.startswith("configured")]
-    lacks = f"{', '.join(behind)}: the server lacks the backend (it has: {', '.join(server.backends)}); prove it again where it is deployed"
+    have = ", ".join(list_backends(program))
+    lacks = f"{', '.join(behind)}: the server lacks the backend (it has: {have}); prove it again where it is deployed"
     notes = (lacks,) if behind else ()
-    return ProofRecord(str(checked.folder), server, models, tuple(comparisons), costs, rates, notes)
+    return ProofRecord(server, models, tuple(comparisons), notes)
 
 
 def arrange_models(checked: CheckedDeployment, program: ServerProgram, target: Path) -> dict[str, str]:
@@ -346,6 +200,54 @@ def translate_errors(problem: str) -> Iterator[None]:
         yield
     except (InferenceServerException, HTTPParseError, OSError, ValueError) as error:
         raise StageError(f"{problem}: {first_line(error)}") from error
+
+
+def prepare_inputs(module: Any, arrays: "Mapping[str, np.ndarray]") -> list[Any]:
+    """The inputs of a request for `tritonclient.grpc` or `tritonclient.http`."""
+    found = []
+    for name, array in arrays.items():
+        found.append(module.InferInput(name, list(array.shape), TYPES[str(array.dtype)].removeprefix("TYPE_")))
+        found[-1].set_data_from_numpy(array)
+    return found
+
+
+def send_requests(
+    connect: Callable[[], Client],
+    model: str,
+    inputs: "Mapping[str, np.ndarray]",
+    arrivals: Iterator[int],
+    connections: int,
+) -> tuple[list[int], list[str]]:
+    """Sends a request at each of `arrivals`; returns the latencies since then in ns, and why others failed.
+
+    A free connection takes the next arrival, so that at most `connections` requests are in flight. After MAX_FAILED nothing more is
+    sent.
+    """
+    ready, turn = Barrier(connections), Lock()
+    latencies: list[int] = []
+    failed: list[str] = []
+
+    def work(_: int) -> None:
+        client = connect()
+        send = partial(infer, client, model, prepare_inputs(client[0], inputs))
+        with suppress(StageError):
+            send()  # opens the connection
+        with suppress(BrokenBarrierError):
+            ready.wait(REQUEST_LIMIT_S)
+        while len(failed) < MAX_FAILED:
+            with turn:
+                if (due := next(arrivals, None)) is None:
+                    return
+            try:
+                send()
+            except StageError as problem:
+                failed.append(str(problem))
+            else:
+                latencies.append(perf_counter_ns() - due)
+
+    with ThreadPoolExecutor(connections) as pool:
+        list(pool.map(work, range(connections)))
+    return latencies, failed
 
 
 def open_client(protocol: str, place: str, *, secure: bool = False) -> Client:

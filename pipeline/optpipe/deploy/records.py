@@ -2,17 +2,12 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass
 
 from optpipe.core.entries import Environment
-from optpipe.core.measurement import ROUNDS, LatencySummary
-from optpipe.core.plan import Param
-from optpipe.core.quantity import Dimension, Estimate, format_quantity, share_from_text, share_to_text
 from optpipe.core.verdict import CriterionResult, Verdict
 from optpipe.report.document import TONES, Document, Sentence, Table, Tone, figure_columns, make_document, make_table
-from optpipe.stats.ratio import Change
+from optpipe.stats.ratio import Ratio
 
 DEPLOYMENT = "deployment.json"
 MODELS = "models"
@@ -34,15 +29,6 @@ class Choice:
     value: str
     source: str
     """The measurement, the policy's limit, or the reason why neither decides."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestImage:
-    """An encoded image with its signed-off class; None for a model that does not classify."""
-
-    file: str
-    sha256: str
-    prediction: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +65,14 @@ class DeploymentRecord:
     """Runtime options without a setting in Triton's backend."""
     tolerance: float
     """Largest relative L2 error of an output against the signed-off one."""
-    images: tuple[RequestImage, ...]
-    """Images in `requests`, from an evaluation in the dossier."""
+    images: Mapping[str, int | None]
+    """Images in `requests`, from an evaluation in the dossier, with the signed-off class; None if the model does not classify."""
     environment: Environment
     """The machine and versions of the evidence, without packages that do not affect it."""
     triton: str
     """Triton releases that can serve it."""
     optpipe: str
     created_utc: str
-
-
-@dataclass(frozen=True, slots=True)
-class ServerRecord:
-    program: str
-    version: str
-    python: str | None
-    numpy: str | None
-    backends: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,40 +91,13 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerCost:
-    """Latency of the same requests in-process and through the server, in alternating rounds."""
-
-    load: str
-    source: str
-    in_process: LatencySummary
-    server: LatencySummary
-    added_ns: float
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ServerThroughput:
-    """Requests/s with `concurrency` requests in flight, in-process and through the server, in alternating rounds."""
-
-    concurrency: int
-    in_process: Estimate
-    """Requests joined to batches of `concurrency` or of the deployment's largest: the bound of dynamic batching."""
-    server: Estimate
-    latency: LatencySummary
-    """Through the server, from sending a request to its answer."""
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class ProofRecord:
-    deployment: str
-    server: ServerRecord
+    server: str
+    """Program and version, of a live check also the address."""
     models: Mapping[str, str]
     """How each was proven: `served by tritonserver`, or `configured, not run: …`."""
     comparisons: tuple[Comparison, ...]
-    costs: tuple[ServerCost, ...]
-    throughputs: tuple[ServerThroughput, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     verdict: Verdict | None = None
     """Only a live check has one; a proof that does not hold is an error instead."""
     criteria: tuple[CriterionResult, ...] = ()
@@ -164,54 +114,17 @@ class DeployResult:
 
 
 @dataclass(frozen=True, slots=True)
-class RecheckPlan:
-    python: Annotated[
-        Path | None,
-        Param("Environment to compare with this one; default: this one with the dossier.", metavar="ENV"),
-    ] = None
-    rounds: Annotated[int, Param("Rounds, 8 or more; up to three times as many if noise hides a 4% difference.")] = (
-        ROUNDS
-    )
-    min_time: Annotated[float, Param("Seconds to measure in each process.", minimum=0.05)] = 0.5
-    max_slowdown: Annotated[
-        float,
-        Param("Slow-down that must be excluded for a PASS.", parse=share_from_text, show=share_to_text),
-    ] = 0.05
-
-
-@dataclass(frozen=True, slots=True)
 class OutputChange:
     name: str
     values: int
     changed: int
     """Values that differ in any bit."""
     first_changed: tuple[int, ...] | None
-    """Index of the first; None if all are equal, or the old values are not known."""
+    """Index of the first; None if all are equal."""
     relative_error: float
-    """‖new − old‖ / ‖old‖; without the old environment, against the source model's outputs."""
+    """‖new − old‖ / ‖old‖."""
     predictions_changed: int | None
     """Samples with another class; None for a model that does not classify."""
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyChange:
-    """`ratio` is new over old: above 1 is slower."""
-
-    metric: str
-    load: str
-    ratio: float
-    ci: tuple[float, float] | None
-    """None if the ratio has no interval."""
-    confidence: float
-    change: Change
-    how: str
-    """`interleaved, 10 rounds`, or the compared processes and the reason why they are not judged."""
-    rounds_to_settle: int | None = None
-    """About how many such rounds would decide the slowdown; None if processes did not alternate."""
-
-    def format_interval(self) -> str:
-        """`0.998 to 1.004 at 99%`."""
-        return f"[{self.ci[0]:.3f}, {self.ci[1]:.3f}] at {self.confidence:.0%}" if self.ci else "no interval"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +136,11 @@ class RecheckRecord:
     versions: Mapping[str, tuple[str, str]]
     """The old and the new version of each changed package."""
     outputs: tuple[OutputChange, ...]
-    outputs_how: str
-    latency: LatencyChange
-    precision: str
+    load: str
+    latency: Ratio
+    """The new p50 over the old one."""
+    rounds_to_settle: int
+    """About how many such rounds would decide the slowdown."""
     max_slowdown: float
     warnings: tuple[str, ...] = ()
 
@@ -255,10 +170,8 @@ def document_from_deployment(found: DeployResult) -> Document:
 
 
 def _describe_proof(proof: ProofRecord) -> Iterator[Sentence | Table]:
-    server = proof.server
-    python = f", Python {server.python}, NumPy {server.numpy}" if server.python else ""
     tone, label = (Tone.DOUBTFUL, "PROVEN IN PART") if proof.notes else (Tone.GOOD, "PROVEN")
-    yield Sentence(f"on {server.program} {server.version}{python}", tone, label)
+    yield Sentence(f"on {proof.server}", tone, label)
     yield make_table(
         ["model", "protocol", *figure_columns("requests", "equal to the bit", "largest error"), "predictions"],
         [
@@ -274,44 +187,12 @@ def _describe_proof(proof: ProofRecord) -> Iterator[Sentence | Table]:
         ],
     )
     yield from (Sentence(f"{model}: {proven}", Tone.FAINT) for model, proven in proof.models.items())
-    if proof.costs:
-        yield make_table(
-            ["load", "through", *figure_columns("requests", "mean", "p50", "p99"), "limited by"],
-            [
-                (
-                    str(cost.load),
-                    name,
-                    str(found.samples),
-                    format_quantity(found.mean, Dimension.TIME),
-                    *(_format_percentile(found, percent) for percent in ("p50", "p99")),
-                    cost.source,
-                )
-                for cost in proof.costs
-                for name, found in (("in-process", cost.in_process), ("server, gRPC", cost.server))
-            ],
-        )
-        yield make_table(
-            figure_columns("in flight", "in-process, joined", "server, gRPC", "server p50", "server p99"),
-            [
-                (
-                    str(each.concurrency),
-                    *(
-                        f"{one.value:,.0f} requests/s ({one.bounds[0]:,.0f} to {one.bounds[1]:,.0f})"
-                        for one in (each.in_process, each.server)
-                    ),
-                    *(_format_percentile(each.latency, percent) for percent in ("p50", "p99")),
-                )
-                for each in proof.throughputs
-            ],
-        )
     yield from (Sentence(each, Tone.DOUBTFUL) for each in proof.notes)
 
 
-def _format_percentile(found: LatencySummary, name: str) -> str:
-    if (each := found.percentiles.get(name)) is None:
-        return ""
-    low, high = (format_quantity(bound, Dimension.TIME) for bound in each.bounds)
-    return f"{format_quantity(each.value, Dimension.TIME)} ({low} to {high})"
+def format_ratio(latency: Ratio) -> str:
+    low, high = latency.ci
+    return f"{latency.value:.3f} times the old ([{low:.3f}, {high:.3f}] at {latency.confidence:.0%})"
 
 
 def document_from_recheck(found: RecheckRecord) -> Document:
@@ -319,18 +200,15 @@ def document_from_recheck(found: RecheckRecord) -> Document:
     versions = [(name, *each) for name, each in found.versions.items()]
     outputs = [
         f"output {one.name}: {f'{one.changed:,} of {one.values:,} values changed' if one.changed else 'equal'}, "
-        f"relative error {one.relative_error:.2g} ({found.outputs_how})"
+        f"relative error {one.relative_error:.2g}"
         for one in found.outputs
     ]
+    turns = f"{latency.rounds} rounds of two processes in turn"
     return make_document(
         [
             Sentence(str(found.dossier), TONES[found.verdict], found.verdict, found.reasons),
             make_table(("changed", "old", "new"), versions) if versions else Sentence("versions: nothing changed"),
             *map(Sentence, outputs),
-            Sentence(
-                f"latency {latency.metric}, {latency.load}: {latency.ratio:.3f} times the old "
-                f"({latency.format_interval()}), {latency.change}; {latency.how}"
-            ),
-            Sentence(f"precision: {found.precision}", Tone.FAINT),
+            Sentence(f"latency p50, {found.load}: {format_ratio(latency)}, {latency.change}; {turns}"),
         ]
     )

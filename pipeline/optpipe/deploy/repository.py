@@ -11,7 +11,7 @@ it runs. So with a latency limit L and the largest batch's latency t, delay + 2Â
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from optpipe.core.files import hash_file
 from optpipe.core.measurement import Options, Scenario
 from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.records import json_from_record
-from optpipe.deploy.records import DEPLOYMENT, MODELS, REQUESTS, TENSORS, Choice, DeploymentRecord, RequestImage
+from optpipe.deploy.records import DEPLOYMENT, MODELS, REQUESTS, TENSORS, Choice, DeploymentRecord
 from optpipe.deploy.requests import DALI_OUTPUT, ENCODED, record_outputs
 from optpipe.deploy.session_process import list_captured_sizes
 from optpipe.deploy.signed_build import DALI, REQUEST_ROWS, SignedBuild, list_signed_images
@@ -60,13 +60,11 @@ NOT_MEASURED = "no VALID single-stream measurement"
 class Settings:
     max_batch_size: int
     """0 for a model without a batch axis, or with a fixed batch."""
-    preferred: tuple[int, ...]
     delay_us: int
     instances: int
     options: Options
     """Runtime options of the measurements that the choices rest on."""
     choices: tuple[Choice, ...]
-    batching: bool = True
 
 
 def choose_settings(build: SignedBuild) -> Settings:
@@ -89,21 +87,19 @@ def choose_settings(build: SignedBuild) -> Settings:
     if not batched or low > 1:
         why = "the model has no batch axis" if high == 1 else f"the build takes batches of {low} to {high} only"
         fixed = Choice("max_batch_size", "0", f"{why}: shapes are written whole, and no batches are formed")
-        return Settings(0, (), 0, instances, options, (fixed, choice))
+        return Settings(0, 0, instances, options, (fixed, choice))
     points = _list_points(groups, limit[0].metric if limit else None)
     size, why = _choose_max_batch(points, limit, high)
     known = [each for each in points if each[0].load.batch_size <= size]
-    preferred, why_preferred = _choose_preferred([group for group, _ in known])
     delay_us, why_delay = _choose_delay(known, limit)
     source = f"run {every[-1].newest.run}" if every else "the build's own: nothing was measured"
     choices = (
         Choice("max_batch_size", str(size), why),
-        Choice("dynamic_batching.preferred_batch_size", str(list(preferred)), why_preferred),
         Choice("dynamic_batching.max_queue_delay_microseconds", str(delay_us), why_delay),
         choice,
         Choice("runtime options", format_options(options), source),
     )
-    return Settings(size, preferred, delay_us, instances, options, choices)
+    return Settings(size, delay_us, instances, options, choices)
 
 
 def format_options(options: Options) -> str:
@@ -147,24 +143,6 @@ def _choose_max_batch(
     return chosen.load.batch_size, f"{why} ({latency}; {_describe_source(chosen)})"
 
 
-def _choose_preferred(groups: Sequence[ProcessGroup]) -> tuple[tuple[int, ...], str]:
-    """The sizes with more throughput than every smaller one, by the gain that ends a sweep."""
-    best, chosen = 0.0, []
-    for group in groups:
-        rate = group.estimate("throughput", 0.95)
-        assert rate is not None
-        if group.load.batch_size > 1 and rate.value >= best * MIN_GAIN:
-            chosen.append((group.load.batch_size, f"{rate.value:,.0f} {group.load.sample}s/s"))
-            source = _describe_source(group)
-        best = max(best, rate.value)
-    if not groups:
-        return (), f"{NOT_MEASURED}: batches are formed as requests wait"
-    if not chosen:
-        return (), "no measured batch has more throughput than a smaller one: batches are formed as requests wait"
-    rates = ", ".join(f"{size}: {text}" for size, text in chosen)
-    return tuple(size for size, _ in chosen), f"at least 5% more throughput than any smaller ({rates}; {source})"
-
-
 def _choose_delay(
     known: Sequence[tuple[ProcessGroup, float]], limit: tuple[Criterion, float] | None
 ) -> tuple[int, str]:
@@ -206,30 +184,19 @@ SHIM = {
 """Files of a model on Triton's Python backend."""
 
 
-def write_deployment(
-    build: SignedBuild,
-    output: Path,
-    store: Store,
-    target: Literal["triton", "folder"],
-    *,
-    batching: bool = True,
-) -> None:
+def write_deployment(build: SignedBuild, output: Path, store: Store, target: Literal["triton", "folder"]) -> None:
     """Writes everything in one step: `output` is complete or does not exist.
 
-    Without `batching` each request runs separately. Raises BadInputError if `output` exists, and for an artifact that needs
-    other files or has no loader for a folder.
+    Raises BadInputError if `output` exists, and for an artifact that needs other files or has no loader for a folder.
     """
     settings, backend = choose_settings(build), BACKENDS[build.artifact.info.backend]
-    if not batching and target != "folder":
-        kept = tuple(each for each in settings.choices if not each.setting.startswith("dynamic_batching"))
-        off = Choice("dynamic_batching", "off", "asked for with --no-batching")
-        settings = replace(settings, preferred=(), delay_us=0, batching=False, choices=(*kept, off))
     place = build.place.get_fact(f"packages.{backend.package}")
     serving = backend.serving(build.artifact.info, settings.options, place)
     with store.scratch("deploy") as scratch:
         images = list_signed_images(build)
         known = write_requests(build, images, scratch / REQUESTS)
-        record = describe_deployment(build, settings, serving, images)
+        named = {name: prediction for name, (_, prediction) in images.items()}
+        record = describe_deployment(build, settings, serving, named)
         if target == "folder":
             record = _write_folder(build, record, serving, scratch)
         else:
@@ -240,7 +207,7 @@ def write_deployment(
             if build.preprocessing is None:
                 record = replace(record, preprocessing=None, ensemble=None)
             else:
-                pictures = [scratch / REQUESTS / each.file for each in record.images]
+                pictures = [scratch / REQUESTS / name for name in images]
                 choices += _write_preprocessing(build, settings, pictures, models / f"{name}_preprocess")
                 _write_ensemble(build, record, serving, settings, models / name)
             record = replace(record, choices=tuple(choices))
@@ -256,10 +223,7 @@ def write_deployment(
 
 
 def describe_deployment(
-    build: SignedBuild,
-    settings: Settings,
-    serving: Serving,
-    images: Sequence[tuple[Path, RequestImage]],
+    build: SignedBuild, settings: Settings, serving: Serving, images: Mapping[str, int | None]
 ) -> DeploymentRecord:
     info, place = build.artifact.info, build.place
     names = [BACKENDS[info.backend].package, *([DALI] if build.preprocessing else [])]
@@ -280,7 +244,7 @@ def describe_deployment(
         choices=(Choice("runtime options", format_options(settings.options), "as measured"),),
         not_carried=serving.not_carried,
         tolerance=TOLERATED_RELATIVE_ERROR[info.precision],
-        images=tuple(image for _, image in images),
+        images=images,
         environment=replace(
             place,
             packages={name: place.get_fact(f"packages.{name}") for name in names},
@@ -292,7 +256,7 @@ def describe_deployment(
     )
 
 
-def write_requests(build: SignedBuild, images: Sequence[tuple[Path, RequestImage]], folder: Path) -> Reference:
+def write_requests(build: SignedBuild, images: Mapping[str, tuple[Path, int | None]], folder: Path) -> Reference:
     """Writes the requests of a proof: reference inputs with the source model's outputs, and signed-off images."""
     import numpy as np
 
@@ -310,8 +274,8 @@ def write_requests(build: SignedBuild, images: Sequence[tuple[Path, RequestImage
     }
     folder.mkdir()
     np.savez(folder / TENSORS, allow_pickle=False, **rows)
-    for path, image in images:
-        shutil.copyfile(path, folder / image.file)
+    for name, (path, _) in images.items():
+        shutil.copyfile(path, folder / name)
     return reference_from_file(folder / TENSORS)
 
 
@@ -326,7 +290,7 @@ def _write_engine(
 ) -> Choice:
     """Writes the artifact as a Triton model and returns its warm-up: rows of the reference.
 
-    The warm-up has one request of one sample, of each preferred batch, and of each CUDA graph's size.
+    The warm-up has one request of one sample, of the largest batch, and of each CUDA graph's size.
     """
     pb, info = require_tritonclient(), build.artifact.info
     copy_artifact(build, folder / "1")
@@ -350,13 +314,9 @@ def _write_engine(
         config.parameters[name].string_value = value
     if serving.cuda_graph:
         config.optimization.cuda.graphs = True
-        for size in settings.preferred:
-            spec = config.optimization.cuda.graph_spec.add(batch_size=size)
-            for each in config.input:
-                spec.input[each.name].dim.extend(each.dims)
     largest = settings.max_batch_size
     captured = list_captured_sizes(largest) if largest and serving.own_session and info.device == "cuda" else ()
-    sizes = sorted({1, *settings.preferred, largest, *captured}) if largest else [0]
+    sizes = sorted({1, largest, *captured}) if largest else [0]
     for size in sizes:
         given = []
         for spec, each in zip(build.card.inputs, inputs, strict=True):
@@ -375,8 +335,7 @@ def add_shim_parameters(config: Any, folder: Path, kind: str) -> None:
 
 
 def _set_batching(config: Any, settings: Settings) -> None:
-    if settings.max_batch_size > 1 and settings.batching:
-        config.dynamic_batching.preferred_batch_size.extend(settings.preferred)
+    if settings.max_batch_size > 1:
         config.dynamic_batching.max_queue_delay_microseconds = settings.delay_us
 
 
@@ -485,7 +444,7 @@ def _write_folder(build: SignedBuild, record: DeploymentRecord, serving: Serving
     }
     write_json(folder / SETTINGS, settings)
     shutil.copyfile(serving.loader, folder / PREDICT)
-    image = record.images[0].file if record.images and classifies else None
+    image = next(iter(record.images), None) if classifies else None
     (folder / "README.md").write_text(_make_readme(build, record, image), encoding="utf-8")
     return replace(record, preprocessing=pipeline)
 

@@ -102,6 +102,6 @@ def _list_requests(folder: Path, record: DeploymentRecord, card: ModelCard) -> I
         yield Expected(record.engine, {name: array[:step] for name, array in inputs.items()})
     if record.ensemble is not None:
         files = Files(folder).below(REQUESTS)
-        for image in record.images:
-            content = np.frombuffer(files.read(image.file), np.uint8)[np.newaxis]
-            yield Expected(record.ensemble, {ENCODED: content}, prediction=image.prediction)
+        for name, prediction in record.images.items():
+            content = np.frombuffer(files.read(name), np.uint8)[np.newaxis]
+            yield Expected(record.ensemble, {ENCODED: content}, prediction=prediction)

@@ -23,7 +23,6 @@ from urllib.request import urlopen
 
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape
 from optpipe.core.process import open_process_group
-from optpipe.deploy.records import ServerRecord
 
 SERVER_VARIABLE = "OPTPIPE_TRITON"
 READY_LIMIT_S = 120.0
@@ -36,10 +35,10 @@ INSTALL = (
 
 @dataclass(frozen=True, slots=True)
 class ServerProgram:
-    command: tuple[str, ...]
+    program: str
     environment: Mapping[str, str]
-    python: str | None = None
-    numpy: str | None = None
+    about: str = ""
+    """Versions of the bundled server's Python and NumPy."""
     stub: Path | None = None
     """The bundled server's stub for its interpreter, to be placed in the folder of the Python backend."""
     backends: Path | None = None
@@ -51,11 +50,9 @@ def find_server(wanted: str | None) -> ServerProgram:
     if wanted is None:
         if (program := shutil.which("tritonserver")) is None:
             raise MissingError(f"no tritonserver on PATH; use NVIDIA's container, or a bundled one: {INSTALL}")
-        return ServerProgram((program,), dict(os.environ))
+        return ServerProgram(program, dict(os.environ))
     found = find_python(Path(wanted), "--server")
-    return (
-        _describe_bundled(found) if found.name.startswith("python") else ServerProgram((str(found),), dict(os.environ))
-    )
+    return _describe_bundled(found) if found.name.startswith("python") else ServerProgram(str(found), dict(os.environ))
 
 
 def find_python(path: Path, option: str) -> Path:
@@ -110,21 +107,20 @@ def _describe_bundled(python: Path) -> ServerProgram:
         )
     shared = f"{libraries}:{root.parent.parent / 'nvidia_pytriton.libs'}"
     environment = {**plain, "LD_LIBRARY_PATH": shared, "PATH": f"{python.parent}:{plain.get('PATH', '')}"}
-    return ServerProgram(
-        (str(root / "bin" / "tritonserver"),), environment, facts["python"], facts["numpy"], stub, root / "backends"
-    )
+    about = f", Python {facts['python']}, NumPy {facts['numpy']}"
+    return ServerProgram(str(root / "bin" / "tritonserver"), environment, about, stub, root / "backends")
 
 
 def list_backends(program: ServerProgram) -> tuple[str, ...]:
-    folder = program.backends or Path(program.command[0]).resolve().parents[1] / "backends"
+    folder = program.backends or Path(program.program).resolve().parents[1] / "backends"
     return tuple(sorted(path.name for path in folder.glob("*/"))) if folder.is_dir() else ()
 
 
 @contextmanager
 def run_server(
     program: ServerProgram, repository: Path, scratch: Path, *, limit_s: float = READY_LIMIT_S
-) -> Iterator[tuple[str, str, ServerRecord]]:
-    """Yields the HTTP and gRPC addresses of a ready server on `repository`, and its record; ends it with the block.
+) -> Iterator[tuple[str, str, str]]:
+    """Yields the HTTP and gRPC addresses of a ready server on `repository`, and its version; ends it with the block.
 
     Raises StageError with the server's reason if it dies, does not become ready, or refuses a model.
     """
@@ -132,7 +128,7 @@ def run_server(
         sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         ports = [each.getsockname()[1] for each in sockets]
     command = [
-        *program.command,
+        program.program,
         f"--model-repository={repository}",
         *(f"--{kind}-port={port}" for kind, port in zip(("http", "grpc", "metrics"), ports, strict=True)),
         *(f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")),
@@ -148,8 +144,7 @@ def run_server(
         try:
             with urlopen(f"http://{http}/v2", timeout=5) as answer:
                 version = str(json.load(answer).get("version", "unknown"))
-            name, backends = Path(program.command[0]).name, list_backends(program)
-            yield http, grpc, ServerRecord(name, version, program.python, program.numpy, backends)
+            yield http, grpc, f"{Path(program.program).name} {version}{program.about}"
         except StageError as error:
             if process.poll() is None:
                 raise

@@ -1,8 +1,5 @@
 """`python -m optpipe.deploy.session_process KIND FOLDER OPTIONS [LARGEST IN OUT]`: a session behind Triton's Python backend.
 
-`… load URL MODEL` is a client that keeps requests in flight: one Python process sends fewer requests than a server answers, so a
-server's throughput needs several clients. Its first frame holds a request's inputs; each of the following requests a trial.
-
 Requests and answers are frames on standard input and output. Requests with `more` and the one after them are one batch; each
 gets one answer. KIND is `artifact` or `preprocessing`; FOLDER holds the files with the store's manifest or
 `preprocessing.json`. LARGEST is the largest batch, 0 without a batch axis; IN and OUT are descriptors of files in memory for
@@ -16,15 +13,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
-from itertools import takewhile
-from operator import gt
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from threading import Semaphore
-from time import perf_counter_ns, sleep
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from optpipe.core.errors import BadInputError, OptpipeError, StageError, escape, first_line
@@ -88,9 +80,6 @@ class FrameProcess:
 
 def main() -> None:
     end_with_parent()
-    if sys.argv[1] == "load":
-        _run_trials(sys.argv[2], sys.argv[3])
-        return
     kind, folder, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     largest, *descriptors = map(int, sys.argv[4:] or ["0"])
     arriving, leaving = map(SharedMemory, descriptors) if descriptors else (None, None)
@@ -262,101 +251,6 @@ class _Buffers:
             tensor.copy_(self._binding.outputs[name], non_blocking=True)
         torch.cuda.synchronize()
         return {name: tensor.numpy()[:count].copy() for name, tensor in self._found.items()}
-
-
-CORES_PER_CLIENT = 4
-MOST_CLIENTS = 8
-START_AFTER_NS = 20_000_000
-"""Delay after which a trial begins in all clients at once."""
-
-
-@contextmanager
-def open_load_clients(
-    url: str, model: str, inputs: Arrays
-) -> Iterator[Callable[[int, float], tuple[float, list[int]]]]:
-    """Opens clients for a gRPC address, as many as this machine's cores allow; `inputs` have the server's names.
-
-    Yields a function that runs a trial with a number of requests in flight for some seconds. It returns answers per second, and
-    latencies in ns, and raises StageError if the server fails.
-    """
-    count = min(MOST_CLIENTS, max(1, len(os.sched_getaffinity(0)) // CORES_PER_CLIENT))
-    with ExitStack() as stack:
-        clients = [stack.enter_context(FrameProcess("load", url, model)) for _ in range(count)]
-        for client in clients:
-            client.send({}, inputs)
-
-        def run_trial(in_flight: int, seconds: float) -> tuple[float, list[int]]:
-            chosen = clients[:in_flight]
-            begin, latencies = perf_counter_ns() + START_AFTER_NS, list[int]()
-            for at, client in enumerate(chosen):
-                share = (in_flight - at + len(chosen) - 1) // len(chosen)
-                client.send({"count": share, "begin": begin, "seconds": seconds}, {})
-            end = begin
-            for client in chosen:
-                header, arrays = client.receive()
-                end = max(end, header["end"])
-                latencies += arrays["latencies"].tolist()
-            return len(latencies) / (end - begin) * 1e9, latencies
-
-        yield run_trial
-
-
-def prepare_inputs(module: Any, arrays: Arrays) -> list[Any]:
-    """The inputs of a request for `tritonclient.grpc` or `tritonclient.http`."""
-    from optpipe.deploy.triton_config import TYPES
-
-    found = []
-    for name, array in arrays.items():
-        found.append(module.InferInput(name, list(array.shape), TYPES[str(array.dtype)].removeprefix("TYPE_")))
-        found[-1].set_data_from_numpy(array)
-    return found
-
-
-def send_in_flight(client: Any, model: str, given: Sequence[Any], count: int, arrivals: Iterable[int]) -> list[int]:
-    """Sends a request for each of `arrivals`, at most `count` in flight; returns the latencies since each was due, in ns.
-
-    Takes the next arrival only when there is room for it. After all requests, raises StageError if the server failed.
-    """
-    room = Semaphore(count)
-    found: list[int] = []
-    problems: list[Any] = []
-
-    def finish(due: int, result: Any, error: Any) -> None:  # noqa: ARG001 - called by tritonclient
-        found.append(perf_counter_ns() - due)
-        if error is not None:
-            problems.append(error)
-        room.release()
-
-    room.acquire()
-    for due in arrivals:
-        client.async_infer(model, given, callback=partial(finish, due))
-        room.acquire()
-    for _ in range(count - 1):
-        room.acquire()
-    if problems:
-        raise StageError(f"{model}: tritonserver failed under load: {first_line(problems[0])}")
-    return found
-
-
-def _run_trials(url: str, model: str) -> None:
-    """Answers the frames of `open_load_clients`. Requests that are still in flight at the end of a trial count."""
-    import numpy as np
-    from tritonclient import grpc
-
-    first = read_frame(sys.stdin.buffer)
-    assert first is not None
-    client, given = grpc.InferenceServerClient(url), prepare_inputs(grpc, first[1])
-    while (frame := read_frame(sys.stdin.buffer)) is not None:
-        asked = frame[0]
-        sleep(max(0, asked["begin"] - perf_counter_ns()) / 1e9)
-        end = asked["begin"] + asked["seconds"] * 1e9
-        arrivals = takewhile(partial(gt, end), iter(perf_counter_ns, None))
-        try:
-            found = send_in_flight(client, model, given, asked["count"], arrivals)
-        except StageError as error:
-            write_frame(sys.stdout.buffer, {"error": str(error)}, {})
-        else:
-            write_frame(sys.stdout.buffer, {"end": perf_counter_ns()}, {"latencies": np.asarray(found, np.int64)})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import record_from_files
-from optpipe.deploy.records import DossierReference, RequestImage
+from optpipe.deploy.records import DossierReference
 from optpipe.evaluate.tasks import find_task
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.models.artifacts.lookup import JudgedBuild, hash_engine
@@ -151,13 +151,13 @@ def require_preprocessing(build: SignedBuild, *, served: bool) -> None:
         )
 
 
-def list_signed_images(build: SignedBuild) -> tuple[tuple[Path, RequestImage], ...]:
-    """Unchanged images of the evaluation on this machine, with their signed-off predictions; empty without any."""
+def list_signed_images(build: SignedBuild) -> dict[str, tuple[Path, int | None]]:
+    """Unchanged images of the evaluation on this machine, by a new name, with their signed-off predictions."""
     import polars as pl
 
     source, classifies = build.card.data.get("validation"), build.card.task is Task.CLASSIFICATION
     if source is None or not Path(source).exists():
-        return ()
+        return {}
     root = Path(source) if Path(source).is_dir() else ImageSet.from_manifest(Path(source)).root
     for run in newest_runs(build.runs, "evaluate"):
         table = pl.read_parquet(run.files.read(PREDICTIONS))
@@ -165,11 +165,11 @@ def list_signed_images(build: SignedBuild) -> tuple[tuple[Path, RequestImage], .
         if column in table.columns:
             best = table[column].list.first().to_list() if classifies else [None] * len(table)
             rows = list(zip(table["path"].to_list(), table["sha256"].to_list(), best, strict=True))
-            count, found = min(len(rows), REQUEST_IMAGES), []
+            count, found = min(len(rows), REQUEST_IMAGES), {}
             for at in range(count):
                 name, sha256, prediction = rows[at * len(rows) // count]  # a set is often sorted by class
                 path = root / name
                 if path.is_file() and hash_file(path) == sha256:
-                    found.append((path, RequestImage(f"{at:05}{path.suffix}", sha256, prediction)))
-            return tuple(found)
-    return ()
+                    found[f"{at:05}{path.suffix}"] = path, prediction
+            return found
+    return {}

@@ -1,4 +1,4 @@
-"""`deploy --tune`: searches the instances, queue delay, and preferred batch sizes of the engine on a running Triton server.
+"""`deploy --tune`: searches the instances and the queue delay of the engine on a running Triton server.
 
 All candidates of a step are models of one server and take turns under the policy's load, so that they meet the same
 disturbances. The search moves to the fastest candidate that is shown to be faster and within the policy's strictest limit,
@@ -7,33 +7,34 @@ and ends when none is. Triton's own Model Analyzer measures each configuration o
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
-from itertools import chain, count
+from functools import partial
+from itertools import chain, count, takewhile
 from pathlib import Path
 from secrets import randbits
 from statistics import fmean
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from optpipe.core.errors import MissingError, StageError
 from optpipe.core.events import Listener
-from optpipe.core.measurement import LoadSpec, percent_from_name
+from optpipe.core.measurement import percent_from_name
 from optpipe.core.records import json_from_record
 from optpipe.deploy.check import CheckedDeployment
 from optpipe.deploy.proof import (
-    CONCURRENCY,
-    MAX_WARM_UP_S,
+    CONNECTIONS,
     arrange_models,
     fill_load,
     loads_from_policy,
-    make_served_trial,
     name_inputs,
+    open_client,
+    send_requests,
 )
 from optpipe.deploy.records import DEPLOYMENT, MODELS, Choice
 from optpipe.deploy.requests import list_expected
 from optpipe.deploy.server import ServerProgram, run_server
-from optpipe.deploy.session_process import open_load_clients
 from optpipe.deploy.triton_config import CONFIG, read_config, write_config
+from optpipe.measure.trials import iterate_arrivals
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.stats.percentiles import summary_from_ns
 from optpipe.stats.ratio import alternate, compute_exchange_p_value, ratio_from_rounds
@@ -48,18 +49,16 @@ if TYPE_CHECKING:
 TUNING = "tuning.json"
 """In a deployment: the figures of every round of every candidate."""
 ROUNDS = 10
-"""With fewer rounds the exchange test of one among seven candidates has no outcome that is rare enough."""
+"""With fewer rounds the exchange test of one among five candidates has no outcome that is rare enough."""
 ERROR_RATE = 0.05
 """Probability that a step moves although all candidates are equal."""
 MOST_INSTANCES = 8
 FIRST_DELAY_US = 100
-DELAY, PREFERRED = "dynamic_batching.max_queue_delay_microseconds", "dynamic_batching.preferred_batch_size"
-IN_FLIGHT = CONCURRENCY[1]
+DELAY = "dynamic_batching.max_queue_delay_microseconds"
+IN_FLIGHT = 8
 """Requests in flight if the policy names no rate."""
-Setting = tuple[int, int, tuple[int, ...]]
-"""Instances, the largest queue delay in µs, and preferred batch sizes."""
-Trial = Callable[[], tuple[float, list[int]]]
-"""Loads a candidate once; returns its figure in ns, of which less is better, and the latencies."""
+Setting = tuple[int, int]
+"""Instances, and the largest queue delay in µs."""
 
 
 def tune_deployment(
@@ -83,12 +82,8 @@ def tune_deployment(
     wanted, rows = fill_load(checked, load or replace(next(iter(loads)), batch_size=1), known)
     about = str(wanted) if load else f"{IN_FLIGHT} requests of one sample in flight"
     config = read_config(folder / MODELS / record.engine / CONFIG)
-    batching = config.dynamic_batching
-    best: Setting = (
-        sum(each.count for each in config.instance_group),
-        batching.max_queue_delay_microseconds,
-        tuple(batching.preferred_batch_size),
-    )
+    instances = sum(each.count for each in config.instance_group)
+    best: Setting = instances, config.dynamic_batching.max_queue_delay_microseconds
     tried, steps, server = {best}, list[dict[str, object]](), ""
     while candidates := [each for each in dict.fromkeys(_list_neighbors(best, config)) if each not in tried]:
         tried |= set(candidates)
@@ -99,19 +94,18 @@ def tune_deployment(
         ):
             names = {each: f"candidate_{number}" for number, each in enumerate((best, *candidates))}
             _write_candidates(checked, program, names, scratch.resolve() / MODELS)
-            with ExitStack() as stack:
-                _, url, told = stack.enter_context(run_server(program, scratch.resolve() / MODELS, scratch.resolve()))
-                trials = {
-                    name: _open_trial(stack, url, name, name_inputs(checked.serving, rows), load, seconds / ROUNDS)
-                    for name in names.values()
-                }
-                found, server = alternate(trials, ROUNDS, seed), f"{told.program} {told.version}"
-        figures = {each: [figure for figure, _ in found[name]] for each, name in names.items()}
+            with run_server(program, scratch.resolve() / MODELS, scratch.resolve()) as (_, url, server):
+                rate, given = wanted.rate_per_s, name_inputs(checked.serving, rows)
+                trials = {name: _make_trial(url, name, given, rate, seconds / ROUNDS) for name in names.values()}
+                for trial in trials.values():
+                    trial()  # warms the model and the connections up
+                found = alternate(trials, ROUNDS, seed)
+        figures = {each: [fmean(latencies) for latencies in found[name]] for each, name in names.items()}
         share, better = ERROR_RATE / len(candidates), {}
         for each in candidates:
             ratio = ratio_from_rounds(figures[best], figures[each], 1 - share)
             chance = max(ratio.p_value, compute_exchange_p_value(figures[best], figures[each]))
-            latencies = np.fromiter(chain.from_iterable(several for _, several in found[names[each]]), np.int64)
+            latencies = np.fromiter(chain.from_iterable(found[names[each]]), np.int64)
             shown = summary_from_ns(latencies, (percent,)).percentile(percent)
             kept = limit is None or (shown is not None and shown.bounds[1] <= float(limit.threshold))
             if ratio.value < 1 and chance <= share and kept:
@@ -127,7 +121,7 @@ def tune_deployment(
     write_config(_configure(config, best), folder / MODELS / record.engine)
     write_json(folder / TUNING, {"schema_version": 1, "chosen": _describe(best), "steps": steps})
     why = f"tuned on {server}, {about}: nothing better is shown after {len(steps)} steps of {ROUNDS} rounds ({TUNING})"
-    values = ("instance_group.count", best[0]), (DELAY, best[1]), (PREFERRED, list(best[2]))
+    values = zip(("instance_group.count", DELAY), best, strict=True)
     tuned = {name: Choice(name, str(value), why) for name, value in values}
     choices = tuple(tuned.get(each.setting, each) for each in record.choices)
     write_bytes(folder / DEPLOYMENT, json_from_record(replace(record, choices=choices)))
@@ -135,21 +129,18 @@ def tune_deployment(
 
 
 def _describe(setting: Setting) -> str:
-    return f"{setting[0]} instance{'s' if setting[0] > 1 else ''}, delay {setting[1]} µs, preferred {list(setting[2])}"
+    return f"{setting[0]} instance{'s' if setting[0] > 1 else ''}, delay {setting[1]} µs"
 
 
 def _list_neighbors(setting: Setting, config: Any) -> Iterator[Setting]:
     """Settings that differ in one value."""
-    instances, delay_us, preferred = setting
-    largest = config.max_batch_size
+    instances, delay_us = setting
     for each in (instances * 2, instances // 2):
         if 1 <= each <= MOST_INSTANCES:
-            yield each, delay_us, preferred
+            yield each, delay_us
     if config.HasField("dynamic_batching"):
         for other in (delay_us * 2 or FIRST_DELAY_US, delay_us // 2, 0):
-            yield instances, other, preferred
-        for sizes in ((), (largest,), tuple(dict.fromkeys((max(largest // 2, 1), largest)))):
-            yield instances, delay_us, sizes
+            yield instances, other
 
 
 def _configure(config: Any, setting: Setting) -> Any:
@@ -160,7 +151,6 @@ def _configure(config: Any, setting: Setting) -> Any:
     found.instance_group[0].count = setting[0]
     if found.HasField("dynamic_batching"):
         found.dynamic_batching.max_queue_delay_microseconds = setting[1]
-        found.dynamic_batching.preferred_batch_size[:] = setting[2]
     return found
 
 
@@ -183,25 +173,22 @@ def _write_candidates(
             shutil.rmtree(each)
 
 
-def _open_trial(
-    stack: ExitStack, url: str, name: str, inputs: "Mapping[str, np.ndarray]", load: LoadSpec | None, seconds: float
-) -> Trial:
-    if load is not None:
-        send, seeds = make_served_trial(url, name, inputs), count()
+def _make_trial(
+    url: str, name: str, inputs: "Mapping[str, np.ndarray]", rate_per_s: float | None, seconds: float
+) -> Callable[[], list[int]]:
+    """Loads a candidate once and returns the latencies in ns: at the arrivals of a rate, or whenever one of IN_FLIGHT ends."""
+    seeds = count()
 
-        def run_open() -> tuple[float, list[int]]:
-            latencies = send(load, seconds, next(seeds))  # the same arrivals for every candidate
-            return fmean(latencies), latencies
+    def iterate_due() -> Iterator[int]:
+        end = perf_counter_ns() + seconds * 1e9
+        ever = iter(perf_counter_ns, None) if rate_per_s is None else iterate_arrivals(rate_per_s, next(seeds))
+        yield from takewhile(lambda due: due < end, ever)  # the same arrivals for every candidate
 
-        return run_open
-    run_trial = stack.enter_context(open_load_clients(url, name, inputs))
-    for _ in range(2):  # the first ends while the clients start
-        run_trial(IN_FLIGHT, MAX_WARM_UP_S)
+    def run_trial() -> list[int]:
+        connections = IN_FLIGHT if rate_per_s is None else CONNECTIONS
+        latencies, failed = send_requests(partial(open_client, "grpc", url), name, inputs, iterate_due(), connections)
+        if failed or not latencies:
+            raise StageError(failed[0] if failed else "no request was answered in a trial; increase --seconds")
+        return latencies
 
-    def run_closed() -> tuple[float, list[int]]:
-        rate, latencies = run_trial(IN_FLIGHT, seconds)
-        if not latencies:
-            raise StageError("no request was answered in a trial; increase --seconds")
-        return 1e9 / rate, latencies
-
-    return run_closed
+    return run_trial

@@ -44,7 +44,6 @@ def source(found, name):
 def test_the_largest_batch_keeps_the_limit_and_the_delay_leaves_room_for_two():
     found = settings({1: 2.0, 8: 6.0, 32: 20.0}, limit_ms=15)
     assert found.max_batch_size == 8
-    assert found.preferred == (8,)
     assert found.delay_us == 3000, "15 - 2 * 6 ms"
     assert "run bench-1" in source(found, "max_batch_size")
     assert "15.0 ms" in source(found, "max_batch_size")
@@ -59,7 +58,7 @@ def without_p99(measurement):
 def test_a_batch_whose_limited_percentile_is_not_known_keeps_no_limit():
     large = without_p99(planted(SUBJECT, 32, 14.0, low=1.0, high=1.0))
     found = settings({1: 2.0, 8: 6.0}, limit_ms=15, more=[large])
-    assert (found.max_batch_size, found.preferred) == (8, (8,))
+    assert found.max_batch_size == 8
     found = settings({}, limit_ms=15, more=[large])
     assert (found.max_batch_size, found.delay_us) == (1, 0)
     assert "of p99" in source(found, "max_batch_size")
@@ -72,15 +71,10 @@ def test_without_a_limit_no_request_waits_for_others():
     assert "no latency limit" in source(found, "delay_microseconds")
 
 
-def test_a_batch_without_more_throughput_is_not_preferred():
-    found = settings({1: 1.0, 8: 8.0, 32: 33.0})
-    assert found.preferred == ()
-
-
 @pytest.mark.parametrize(("low", "high"), [(8, 8), (4, 16)])
 def test_a_fixed_batch_is_not_batched_by_the_server(low, high):
     found = settings({8: 6.0}, known=card(low, high))
-    assert (found.max_batch_size, found.preferred) == (0, ())
+    assert found.max_batch_size == 0
 
 
 @pytest.mark.parametrize(("ms", "instances"), [(1.0, 4), (1.95, 1), (60.0, 1)])
@@ -101,7 +95,6 @@ def test_a_request_that_waits_and_follows_a_whole_batch_keeps_the_limit(latencie
     if found.delay_us:
         assert found.delay_us / 1e3 + 2 * slowest <= limit * (1 + 1e-9)
     assert found.max_batch_size in latencies
-    assert set(found.preferred) <= {size for size in latencies if size <= found.max_batch_size}
 
 
 def test_of_several_lengths_the_longest_decides_by_its_own_limit():

@@ -103,7 +103,7 @@ def test_rows_that_were_verified_by_boxes_are_no_answers_to_requests(tmp_path):
         card=card,
         verification=SimpleNamespace(info=info),
     )
-    assert set(write_requests(build, (), tmp_path / "requests").outputs) == {"y"}
+    assert set(write_requests(build, {}, tmp_path / "requests").outputs) == {"y"}
 
 
 def load_predictor(folder, inputs):

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypedDict
@@ -21,14 +22,27 @@ from optpipe.core.quantity import NUMBER, Dimension
 from optpipe.core.verdict import StepRecord, Verdict
 from optpipe.evaluate.tasks.detection import SCORE_THRESHOLDS
 from optpipe.signoff.policy import (
+    MAX_COUNT,
+    MAX_DROP,
+    MAX_ENERGY,
+    MAX_ERROR,
+    MAX_SHARE,
+    MAX_SIZE,
+    MAX_TIME,
+    MEASURED,
+    MIN_COSINE,
+    MIN_RATE,
+    MIN_RATIO,
+    MIN_SCORE,
+    MIN_SHARE,
+    OPTIONS,
+    PACKAGES,
     POLICY_SCHEMA,
+    QUERY_RATE,
+    SCORE_THRESHOLD,
     SECTIONS,
-    Limit,
-    LoadFilter,
-    Name,
-    PolicyDocument,
-    ScoreThreshold,
-    list_metrics,
+    TABLES,
+    Kind,
 )
 
 Json = dict[str, Any]
@@ -169,42 +183,89 @@ def _leave_out_prose(part: Any) -> Any:
     }
 
 
+LIMITS = {
+    MAX_TIME: "Maximum time.",
+    MAX_SHARE: "Maximum share.",
+    MAX_DROP: "Maximum drop in percentage points of the task's first score, or of the score that it names.",
+    MIN_SCORE: "Minimum score, out of 100 points, of the task's first score, or of the score that it names.",
+    MAX_SIZE: "Maximum size.",
+    MAX_ENERGY: "Maximum energy per image or sample.",
+    MIN_RATE: "Minimum images or samples per second.",
+    MIN_SHARE: "Minimum share.",
+    MIN_RATIO: "Minimum signal-to-noise ratio.",
+    MIN_COSINE: "Minimum cosine similarity.",
+    MAX_ERROR: "Maximum absolute error, in the output's own unit.",
+    QUERY_RATE: "Queries per second that arrive in the server scenario.",
+}
+DESCRIPTIONS = {
+    "": "A release policy as it is written. A section may be one table or an array of tables.",
+    "build": "Which build is judged, and with which runtime options it has to be measured.",
+    "evidence": "Which evidence decides.",
+    "environment": "The GPU's name or \"none\", the CPU's name, and the versions of driver, Python, and packages of a figure.",
+    "latency": "Maximum query latency: p50 as the mean over processes, others over all requests, `mean_p99` as p50.",
+    "throughput": "Images, or samples of another kind, per second.",
+    "regression": "Maximum loss compared with the approved baseline, tested against the bound of its interval.",
+    "memory": "Peak memory: device memory on a GPU, process memory on a CPU.",
+    "energy": "Energy per image or sample; approximate, from the driver's counter.",
+    "stability": "Stability of the runtime: coefficient of variation of the latency.",
+    "accuracy": "The task's scores on the validation set, on paired predictions with the source model.",
+    "preprocessing": "Agreement between DALI and the model's own preprocessing, measured on the model's outputs.",
+    "outputs": "The build's outputs against the source model's, on the samples that the build was verified on.",
+    "precision": "Share of the MACs that run in a precision, verified in the built network.",
+    "size": "Size of the engine file.",
+    "tensor_cores": "Share of Tensor Core eligible kernel time that uses Tensor Cores, from the profile.",
+}
+
+
 def make_policy_schema() -> Json:
     """Makes a JSON Schema (draft 2020-12)."""
-    schema = _drop_nulls(msgspec.json.schema(PolicyDocument, schema_hook=_describe_type))
-    whole = schema["$defs"]["PolicyDocument"]
+    parts = {name: _describe_table(name) for name in TABLES if name}
+    whole = _describe_table("")
+    whole["properties"]["schema"] = {"enum": [1]}
+    whole["required"] = ["schema"]
     whole["anyOf"] = [{"required": [name]} for name in (*SECTIONS, "environment")]
-    for name, section in SECTIONS.items():
-        whole["properties"][name]["anyOf"][0]["minItems"] = 1
-        table = schema["$defs"][section.__name__]
-        table["anyOf"] = [{"required": [metric]} for metric in list_metrics(section)]
-        if issubclass(section, LoadFilter):
-            table["allOf"] = _LOADS
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "optpipe release policy", **schema}
+    for name in parts:
+        one: Json = {"$ref": f"#/$defs/{name}"}
+        several = {"anyOf": [{"type": "array", "items": one, "minItems": 1}, one]}
+        whole["properties"][name] = several if name in SECTIONS else one
+    for name, limits in SECTIONS.items():
+        parts[name]["anyOf"] = [{"required": [metric]} for metric in limits]
+        if name in MEASURED:
+            parts[name]["allOf"] = _LOADS
+    parts["accuracy"]["dependentRequired"] = {"at_threshold": ["maximum_f1_drop"]}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "optpipe release policy"}
+    return {**schema, "$ref": "#/$defs/policy", "$defs": {"policy": whole, **parts}}
 
 
-def _describe_type(kind: type) -> Json:
-    if issubclass(kind, Limit):
-        number, units = NUMBER.removeprefix("[+-]?"), "|".join(map(re.escape, kind.dimension.units))
-        pattern, example = rf"^\s*\+?{number}\s*(?:{units})\s*$", kind.dimension.example
-        if kind.dimension is Dimension.NUMBER:
-            return {"type": "number", "minimum": 0, "description": kind.__doc__, "examples": [float(example)]}
-        return {"type": "string", "pattern": pattern, "description": kind.__doc__, "examples": [example]}
-    if kind is ScoreThreshold:
-        return {"type": "string", "enum": [f"{each:.0%}" for each in SCORE_THRESHOLDS], "description": kind.__doc__}
-    name = {"type": "string", "pattern": r"\S"}
-    return name if issubclass(kind, Name) else {"anyOf": [{"type": ["number", "boolean"]}, name]}
+def _describe_table(name: str) -> Json:
+    properties = {key: _describe_kind(kind) for key, kind in TABLES[name].items()}
+    return {
+        "description": DESCRIPTIONS[name], "type": "object", "properties": properties, "additionalProperties": False,
+    }  # fmt: skip
 
 
-def _drop_nulls(schema: Any) -> Any:
-    """Drops null, which TOML does not have, and defaults, which are only null or empty tables."""
-    if isinstance(schema, list):
-        return [_drop_nulls(one) for one in schema if one != {"type": "null"}]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {key: _drop_nulls(value) for key, value in schema.items() if key != "default"}
-    only = kept.get("anyOf", ())
-    return {**{key: value for key, value in kept.items() if key != "anyOf"}, **only[0]} if len(only) == 1 else kept
+def _describe_kind(kind: Kind) -> Json:
+    text = {"type": "string", "pattern": r"\S"}
+    if kind == SCORE_THRESHOLD:
+        about = "The score from which a detector's boxes count: a multiple of 5%."
+        return {"type": "string", "enum": [f"{each:.0%}" for each in SCORE_THRESHOLDS], "description": about}
+    if isinstance(kind, tuple):
+        return _describe_limit(kind[1], LIMITS[kind])
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return {"enum": [str(each) for each in kind]}
+    if kind in (OPTIONS, PACKAGES):
+        inner = text if kind == PACKAGES else {"anyOf": [{"type": ["number", "boolean"]}, text]}
+        return {"type": "object", "additionalProperties": inner}
+    count = {"type": "integer", "minimum": 1, "maximum": MAX_COUNT}
+    return {int: count, bool: {"type": "boolean"}}.get(kind, text)  # type: ignore[arg-type]
+
+
+def _describe_limit(dimension: Dimension, about: str) -> Json:
+    number, units = NUMBER.removeprefix("[+-]?"), "|".join(map(re.escape, dimension.units))
+    pattern, example = rf"^\s*\+?{number}\s*(?:{units})\s*$", dimension.example
+    if dimension is Dimension.NUMBER:
+        return {"type": "number", "minimum": 0, "description": about, "examples": [float(example)]}
+    return {"type": "string", "pattern": pattern, "description": about, "examples": [example]}
 
 
 def _only_with(key: str, scenarios: list[str]) -> Json:

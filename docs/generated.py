@@ -114,7 +114,7 @@ def make_options(_: str) -> Iterator[str]:
 def make_policy(_: str) -> Iterator[str]:
     """Every section of a policy with its keys."""
     parts = SCHEMAS["make_policy_schema"]()["$defs"]
-    top = parts["PolicyDocument"]["properties"]
+    top = parts["policy"]["properties"]
     rows = [(f"`{key}`", _describe_type(value, parts)) for key, value in top.items() if not _find_table(value, parts)]
     yield from make_table(("Key", "Value"), rows)
     for key, value in top.items():

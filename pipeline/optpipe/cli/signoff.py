@@ -195,10 +195,10 @@ def run(
     from optpipe.signoff.reports import document_from_pipeline_run
 
     rules = policy_from_file(policy)
-    waivers, judged = how.read_waivers(), rules.build.precision
+    waivers, judged = how.read_waivers(), rules.build.get("precision")
     wanted = SignoffRequest(model, rules, None, waivers, min_seconds=min_time, max_cv=how.max_cv)
     precisions = targets.precision or ",".join(dict.fromkeys(["fp32", *([judged] if judged else [])]))
-    targets = replace(targets, precision=precisions, backend=targets.backend or rules.build.backend)
+    targets = replace(targets, precision=precisions, backend=targets.backend or rules.build.get("backend"))
     plan = build_plan_from_options(targets, ranges, batch=shapes.batch, images=images)
     left_out = [name for name, asked in (("preprocess", preprocess), ("profile", profile)) if not asked]
     require_step_summary()

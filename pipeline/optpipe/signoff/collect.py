@@ -126,7 +126,7 @@ def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
             f"the policy is for {wanted.policy.model!r}, not {wanted.model!r}; change `model` in the policy or the MODEL argument"
         )
     require_waivable(wanted.waivers, wanted.policy)
-    _require_options(wanted.policy, wanted.policy.build.backend)
+    _require_options(wanted.policy, wanted.policy.build.get("backend"))
 
 
 def _require_model(text: str, store: Store) -> None:
@@ -159,7 +159,7 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
         raise BadInputError(
             f"{wanted.model} has no build in {store.workspace}; first run `{for_workspace(f'optpipe build {shlex.quote(wanted.model)}')}`"
         )
-    named = {**wanted.policy.build.list_wanted(), **({"artifact": wanted.artifact} if wanted.artifact else {})}
+    named = {**wanted.policy.build, **({"artifact": wanted.artifact} if wanted.artifact else {})}
     fitting = [
         one
         for one in built

@@ -50,7 +50,7 @@ from optpipe.signoff.collect import (
 from optpipe.signoff.dossier import finish_dossier, read_dossier, split_runs
 from optpipe.signoff.evidence import JUDGED_RUNS, find_kind, observe
 from optpipe.signoff.judge import judge_criteria, judge_dossier
-from optpipe.signoff.policy import SECTIONS, Criterion, LoadFilter, MeasuredSection
+from optpipe.signoff.policy import MEASURED, Criterion, LoadFilter
 from optpipe.signoff.reports import list_drawing_versions, render_dossier, write_reports
 from optpipe.signoff.verify import VerifiedDossier, describe_looser_rules
 from optpipe.stats.means import MIN_VALUES
@@ -268,7 +268,7 @@ def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> 
                 yield criterion
             continue
         few = isinstance(observe(criterion, evidence), Blocker)
-        if not few and issubclass(SECTIONS.get(criterion.section, object), MeasuredSection):
+        if not few and criterion.section in MEASURED:
             groups = select_groups(criterion.where, evidence.measured)  # an interval needs enough VALID processes
             few = min((group.count_requested(criterion.metric) for group in groups), default=0) < MIN_VALUES
         if few:

@@ -11,7 +11,7 @@ from optpipe.core.measurement import Mode, Reason, Scenario
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.signoff.build_evidence import suggest_bench, suggest_fix, suggest_narrowing
-from optpipe.signoff.policy import SECTIONS, LoadFilter, QueryRate
+from optpipe.signoff.policy import SECTIONS, LoadFilter
 
 EVERYTHING = """schema = 1
 [build]
@@ -161,8 +161,8 @@ def test_a_suggested_measurement_is_of_the_load_that_is_missing(workspace, tmp_p
     [
         LoadFilter(),
         LoadFilter(batch_size=8, mode=Mode.END_TO_END),
-        LoadFilter(batch_size=1, scenario=Scenario.SERVER, rate=QueryRate(1234567.5)),
-        LoadFilter(batch_size=1, scenario=Scenario.SERVER, rate=QueryRate(0.25)),
+        LoadFilter(batch_size=1, scenario=Scenario.SERVER, rate=1234567.5),
+        LoadFilter(batch_size=1, scenario=Scenario.SERVER, rate=0.25),
         LoadFilter(scenario=Scenario.MULTI_STREAM, streams=4),
         LoadFilter(batch_size=8, length=128),
     ],

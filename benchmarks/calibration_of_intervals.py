@@ -20,7 +20,6 @@ from scipy.signal import lfilter
 from scipy.special import ndtri
 
 from optpipe.core.measurement import (
-    BaselineRecord,
     LatencySummary,
     LoadSpec,
     Measurement,
@@ -329,7 +328,7 @@ def tables(generator, scale) -> Iterator[Row]:
                         measured.append(
                             RecordedMeasurement(replace(found, subject=subject, process=process, id=f"m{build}"), name)
                         )
-            table = compare_measurements(measured, baseline=BaselineRecord("b", "run"), against=tuple(measured[:5]))
+            table = compare_measurements(measured, baseline="b", against=tuple(measured[:5]))
             claims.append(
                 any(row.change in ("faster", "slower") or row.dominated_by for row in table.rows)
                 or any(table.best.values())

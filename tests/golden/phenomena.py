@@ -162,25 +162,6 @@ def two_threads() -> Recording:
     return trace
 
 
-def layers_apart() -> Recording:
-    """Two measured iterations without layer ranges, and two more, slower, in `optpipe.layers` that name them."""
-    trace = Recording()
-    trace.range("optpipe.measure", 0, 200)
-    trace.range("optpipe.layers", 300, 700)
-    for iteration in range(2):
-        begin = 100 * iteration
-        trace.range("optpipe.iteration", begin, begin + 90)
-        trace.kernel(GEMM, begin + 10, begin + 40, launch=(begin + 2, begin + 5))
-        trace.kernel(SGEMM, begin + 40, begin + 80, launch=(begin + 25, begin + 30))
-        begin = 300 + 200 * iteration
-        trace.range("optpipe.iteration", begin, begin + 190)
-        trace.range("conv1", begin + 1, begin + 20)
-        trace.kernel(GEMM, begin + 10, begin + 40, launch=(begin + 2, begin + 5))
-        trace.range("fc", begin + 50, begin + 60)
-        trace.kernel(SGEMM, begin + 100, begin + 140, launch=(begin + 52, begin + 55))
-    return trace
-
-
 def setup_ahead_of_numbered_iterations() -> Recording:
     """Somebody's own program: 900 µs of setup, a first iteration of 300 µs, then three of 90 µs with three short kernels each."""
     trace = Recording()

@@ -6,7 +6,6 @@ and addresses once, which measuring, CUDA graphs, and zero-copy preprocessing ne
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -184,20 +183,6 @@ class Serving:
         return self.triton_backend == "python"
 
 
-Mark = Callable[[str], AbstractContextManager[Any]]
-"""A context manager that records what runs inside it as a range with this name."""
-
-
-@dataclass(slots=True)
-class LayerTimes:
-    """How to run one iteration layer by layer while it is recorded, and the result, complete when the block ends."""
-
-    iteration: Callable[[], None] | None = None
-    """Runs once and marks a range for each layer; None if layers are not recorded."""
-    layer_ns: Mapping[str, float] | None = None
-    """The median time of each node, if the runtime measured it without a recording."""
-
-
 FUSING = ("inductor", "onnxruntime")
 """Backends that fuse more than others."""
 
@@ -298,20 +283,19 @@ class Backend(ABC):
         """The batch sizes with dedicated code, which is verified too."""
         return ()
 
-    def layer_times(
+    def time_layers(
         self,
         directory: Path,  # noqa: ARG002
         info: ArtifactInfo,  # noqa: ARG002
         options: Mapping[str, Any],  # noqa: ARG002
         inputs: Mapping[str, "np.ndarray"],  # noqa: ARG002
-        mark: Mark,  # noqa: ARG002
         scratch: Path,  # noqa: ARG002
-    ) -> AbstractContextManager[LayerTimes]:
-        """How `profile` finds the times of an artifact's layers; by default it does not.
+    ) -> Mapping[str, float] | None:
+        """The median time in ns of each node of an artifact on `inputs`, arrays on the host; None if it cannot be measured.
 
-        `inputs` are arrays on the host, by name. `scratch` is a folder for files.
+        `scratch` is a folder for files.
         """
-        return nullcontext(LayerTimes())
+        return None
 
 
 def prefers_channels_last(precision: Precision, device: Device) -> bool:

@@ -4,8 +4,7 @@ The artifact is the graph as ONNX Runtime optimized it for one execution provide
 Source of session and provider options: onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,6 @@ from optpipe.backends.base import (
     BuildResult,
     Capability,
     Device,
-    LayerTimes,
-    Mark,
     Marked,
     Option,
     Serving,
@@ -178,27 +175,24 @@ class OnnxRuntime(Backend):
             loader_settings=runtime,
         )
 
-    @contextmanager
-    def layer_times(
+    def time_layers(
         self,
         directory: Path,
         info: ArtifactInfo,
         options: Mapping[str, Any],
         inputs: Mapping[str, "np.ndarray"],
-        mark: Mark,  # noqa: ARG002
         scratch: Path,
-    ) -> Iterator[LayerTimes]:
+    ) -> Mapping[str, float] | None:
         """Times nodes on the CPU in a second session, because timing slows the session down."""
         from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, read_node_times
 
-        found = LayerTimes()
-        yield found  # the caller measures before this session uses the processor
-        if info.device == "cpu":
-            merged = self.merge_options(options, info.device)
-            with OnnxRuntimeSession(directory / GRAPH_FILE, "cpu", merged, profile=scratch / "nodes") as session:
-                for _ in range(5):
-                    session.run(inputs)
-                found.layer_ns = read_node_times(session.end_profiling())
+        if info.device != "cpu":
+            return None
+        merged = self.merge_options(options, info.device)
+        with OnnxRuntimeSession(directory / GRAPH_FILE, "cpu", merged, profile=scratch / "nodes") as session:
+            for _ in range(5):
+                session.run(inputs)
+            return read_node_times(session.end_profiling())
 
 
 def find_triton_releases(version: str) -> str:

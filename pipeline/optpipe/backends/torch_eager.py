@@ -1,15 +1,12 @@
 """torch itself, eager or replayed from a CUDA graph: the baseline everything else is measured against."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import (
     BuildRequest,
     BuildResult,
     Device,
-    LayerTimes,
-    Mark,
     Marked,
     Option,
 )
@@ -20,7 +17,6 @@ from optpipe.backends.torch_program import (
     TorchBackend,
     TorchSession,
     export_program,
-    get_layer_name,
     layers_from_program,
     mark_source,
     record_tensors,
@@ -32,8 +28,6 @@ from optpipe.workspace.environment import get_package_version
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import numpy as np
 
     from optpipe.backends.base import Session
 
@@ -70,40 +64,6 @@ class TorchEager(TorchBackend):
         program = torch.export.load(request.directory / PROGRAM_FILE).run_decompositions({}).module()
         module = mark_source(request)
         return module, MarkedProgram(program, request, run_as_it_is, module)
-
-    @contextmanager
-    def layer_times(
-        self,
-        directory: "Path",
-        info: ArtifactInfo,
-        options: Mapping[str, Any],  # noqa: ARG002
-        inputs: Mapping[str, "np.ndarray"],
-        mark: Mark,
-        scratch: "Path",  # noqa: ARG002
-    ) -> Iterator[LayerTimes]:
-        if info.device != "cuda":
-            yield LayerTimes()
-        else:
-            yield _mark_modules(directory / PROGRAM_FILE, inputs, mark)
-
-
-def _mark_modules(path: "Path", arrays: Mapping[str, "np.ndarray"], mark: Mark) -> LayerTimes:
-    import torch
-
-    program, inputs = load_program(path), {name: torch.from_numpy(array).cuda() for name, array in arrays.items()}
-
-    class Marked(torch.fx.Interpreter):
-        def run_node(self, n: Any) -> Any:
-            with mark(get_layer_name(n)) if n.op == "call_function" else nullcontext():
-                return super().run_node(n)
-
-    def iteration() -> None:
-        with torch.inference_mode():
-            Marked(program).run(*inputs.values())
-        torch.cuda.synchronize()
-
-    iteration()
-    return LayerTimes(iteration)
 
 
 def load_program(path: "Path") -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from optpipe.cli.groups import Given, Outcome
+from optpipe.cli.groups import Outcome
 from optpipe.cli.options import TargetOptions
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError, ExitStatus
@@ -119,7 +119,7 @@ def bench(
         list[str] | None, typer.Argument(metavar="MODEL", help="Built models or artifact IDs.", show_default=False)
     ] = None,
     targets: TargetOptions = TargetOptions(),
-    load: Annotated[Mapping[str, Any], Given(LoadSpec)] = {},
+    load: Annotated[Mapping[str, Any], LoadSpec] = {},
     how: BenchOptions = BenchOptions(),
 ) -> Outcome:
     """Measure latency, throughput, memory and energy.

@@ -19,7 +19,7 @@ from optpipe.cli.options import (
     model_from_options,
 )
 from optpipe.core import plan as params
-from optpipe.core.plan import Param, complete_choice, list_words
+from optpipe.core.plan import Param, list_words
 from optpipe.trace.nsys import ProfilePlan
 
 if TYPE_CHECKING:
@@ -101,12 +101,6 @@ def build(
     return Outcome(result_from_build(result, shapes.weights, terminal.warnings), document_from_build, result.status)
 
 
-def _complete_method(incomplete: str) -> list[str]:
-    from optpipe.quantize.ranges import METHOD_CHOICES
-
-    return complete_choice(incomplete, METHOD_CHOICES)
-
-
 def calibrate(
     model: ModelArgument,
     store: "Store",
@@ -123,9 +117,7 @@ def calibrate(
     count: Annotated[int | None, COUNT] = None,
     truncate: Annotated[bool, params.TRUNCATE] = False,
     seed: Annotated[int, SAMPLE_SEED] = 0,
-    method: Annotated[
-        str, Param("max, percentile, entropy, mse, or all.", metavar="NAME[,…]", complete=_complete_method)
-    ] = "all",
+    method: Annotated[str, Param("max, percentile, entropy, mse, or all.", metavar="NAME[,…]")] = "all",
     target: Annotated[
         Literal["tensorrt", "cpu"],
         Param("Runtime whose Q/DQ placement is used to evaluate methods and layers.", setting=True),

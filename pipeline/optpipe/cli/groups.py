@@ -35,13 +35,6 @@ SHARED = ("workspace", "json", "store", "terminal")
 """Parameters of commands that are not their options: global options, the workspace's store, the terminal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """Marks a mapping of the given fields of a record, by name."""
-
-    kind: type
-
-
 @cache
 def _read_signature(
     command: Callable[..., Outcome],
@@ -57,7 +50,7 @@ def _read_signature(
         if parameter.name in SHARED:
             continue
         hint = hints[parameter.name]
-        marks = [each.kind for each in getattr(hint, "__metadata__", ()) if isinstance(each, Given)]
+        marks = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, type)]
         if found := list_annotated_fields(parameter.name, hint, parameter.default):
             records[parameter.name], single[parameter.name] = (None, False), found
         elif marks or (isinstance(hint, type) and _list_fields_of(hint)):
@@ -77,7 +70,7 @@ def _read_signature(
 def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     """`command` for Typer: each parameter with a Param, and each field of its records, becomes an option, or a setting of `--set`.
 
-    A command gets the record, or only the given fields if its parameter is `Annotated[Mapping, Given(kind)]`. Of several
+    A command gets the record, or only the given fields if its parameter is `Annotated[Mapping, kind]`. Of several
     options with one flag, that of the command precedes that of a whole record, and both precede that of a mapping.
     """
     own, records, fields = _read_signature(command)
@@ -176,7 +169,7 @@ def _make_parameter(field: Field, *, partial: bool) -> Parameter:
     usual = field.show(field.default) if partial and field.default not in (MISSING, None, False, ()) else ""
     option = typer.Option(
         *flags, metavar=param.metavar, help=f"{param.help}  [default: {usual}]" if usual else param.help,
-        min=param.minimum, max=param.maximum, envvar=param.envvar, autocompletion=param.complete, show_default=not required,
+        min=param.minimum, max=param.maximum, envvar=param.envvar, show_default=not required,
     )  # fmt: skip
     if partial or default is None:
         kind, default = kind | None, None

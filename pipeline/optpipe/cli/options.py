@@ -9,7 +9,7 @@ import typer
 from optpipe.core import plan as params
 from optpipe.core.entries import Device
 from optpipe.core.plan import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
-from optpipe.core.plan import Param, complete_choice
+from optpipe.core.plan import Param
 from optpipe.core.precision import Precision
 
 if TYPE_CHECKING:
@@ -18,18 +18,11 @@ if TYPE_CHECKING:
     from optpipe.workspace.store import Store
 
 
-def _complete_backend(incomplete: str) -> list[str]:
-    from optpipe.backends.registry import BACKENDS
-
-    return complete_choice(incomplete, ["auto", "all", *BACKENDS])
-
-
 PRECISION = Param(
     "Precisions; auto: the fastest build within --budget, or in `bench` the one that was chosen.",
     metavar=f"{'|'.join(Precision)}[,…]",
-    complete=lambda incomplete: complete_choice(incomplete, list(Precision)),
 )
-BACKEND = Param("auto, all, or names; `optpipe doctor` lists them.", metavar="NAME[,…]", complete=_complete_backend)
+BACKEND = Param("auto, all, or names; `optpipe doctor` lists them.", metavar="NAME[,…]")
 SAMPLE_SEED = Param("Seed for sampling.", minimum=0, setting=True)
 COUNT = Param("Number of samples to draw, stratified by label if available; default: all.", minimum=1)
 DROP = Param("Maximum accuracy drop in percentage points, such as 1pt.", metavar="POINTS")

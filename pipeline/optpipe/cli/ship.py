@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from optpipe.cli.groups import Given, Outcome
+from optpipe.cli.groups import Outcome
 from optpipe.core.errors import BadInputError
 from optpipe.core.plan import Param
 from optpipe.sweep.job import Matrix, SweepOptions
@@ -163,7 +163,7 @@ def sweep(
     matrix: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Matrix of the sweep (TOML); a flag replaces its key.")
     ] = None,
-    wanted: Annotated[Mapping[str, Any], Given(Matrix)] = {},
+    wanted: Annotated[Mapping[str, Any], Matrix] = {},
     option: Annotated[list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Runtime option.")] = None,
     how: SweepOptions = SweepOptions(),
 ) -> Outcome:

@@ -539,29 +539,14 @@ class ComparisonRow:
 
 
 @dataclass(frozen=True, slots=True)
-class UnmatchedRow:
-    """A row without a counterpart in the baseline, or a baseline row without one here."""
-
-    row: str
-    label: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class BaselineRecord:
-    name: str
-    kind: str
-    """`run`, `approved` or `precision`."""
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     rows: tuple[ComparisonRow, ...]
     best: Mapping[str, str | None]
     """Row id by goal; None if no valid row meets the limits."""
     best_reason: Mapping[str, str]
-    unmatched: tuple[UnmatchedRow, ...] = ()
-    baseline: BaselineRecord | None = None
+    unmatched: Mapping[str, str] = field(default_factory=dict)
+    """Reasons by the label of a row without a counterpart in the baseline; `baseline: ` precedes labels of the baseline's rows."""
+    baseline: str | None = None
     slo: str | None = None
     warnings: tuple[str, ...] = ()
     environment: Environment = field(default_factory=Environment)

@@ -41,7 +41,6 @@ class Param:
     envvar: str | None = None
     setting: bool = False
     """Whether it is given by `--set NAME=VALUE` instead of an option."""
-    complete: Callable[[str], list[str]] | None = None
 
 
 NAMES_OF_KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
@@ -276,10 +275,3 @@ def choices_from_text(text: str, choices: Collection[str], flag: str) -> tuple[s
     if not words:
         raise BadInputError(f"{flag} is empty; choose from {known}")
     return tuple(dict.fromkeys(words))
-
-
-def complete_choice(incomplete: str, choices: Collection[str]) -> list[str]:
-    """Shell completions of the last word of `incomplete`."""
-    before, comma, last = incomplete.rpartition(",")
-    given = before.split(",")
-    return [f"{before}{comma}{word}" for word in choices if word.startswith(last) and word not in given]

@@ -17,13 +17,11 @@ from pathlib import Path
 from optpipe.core.entries import ArtifactInfo, Environment, ModelInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import (
-    BaselineRecord,
     Comparison,
     ComparisonRow,
     Goal,
     LoadSpec,
     Measurement,
-    UnmatchedRow,
     find_differing_settings,
     format_percentile_name,
     format_settings,
@@ -188,7 +186,7 @@ class BuildFacts:
 def compare_measurements(
     measured: Sequence[RecordedMeasurement],
     *,
-    baseline: BaselineRecord | None = None,
+    baseline: str | None = None,
     against: Sequence[RecordedMeasurement] = (),
     known: Mapping[str, BuildFacts] | None = None,
     slo: Slo | None = None,
@@ -212,9 +210,9 @@ def compare_measurements(
             _row_from_group(group, BuildFacts(), names) for group in baselines.values() if _load(group) not in loads
         ]
         reason = "only the baseline has a measurement at this load"
-        unmatched += [UnmatchedRow(row.id, f"baseline: {row.label}", reason) for row in alone]
+        unmatched |= {f"baseline: {row.label}": reason for row in alone}
     elif any(group.newest.measurement.subject.precision == "fp32" for group in groups.values()):
-        baseline = BaselineRecord("fp32 build of each backend", "precision")
+        baseline = "fp32 build of each backend"
     rows = mark_frontier(rows, shown)
     warnings += [*notes, *_list_int8_notes(rows, list(groups.values()), [*facts.values()])]
     best, why = find_best_rows(rows, slo, shown)
@@ -222,7 +220,7 @@ def compare_measurements(
         rows=tuple(sorted(rows, key=lambda row: (row.model, *_order(row.load), row.configuration))),
         best=best,
         best_reason=why,
-        unmatched=tuple(unmatched),
+        unmatched=unmatched,
         baseline=baseline,
         slo=None if slo is None else str(slo),
         warnings=tuple(dict.fromkeys(warnings)),
@@ -237,14 +235,14 @@ def _compare_groups(
     facts: Mapping[tuple[object, ...], BuildFacts],
     *,
     across: bool,
-) -> tuple[list[ComparisonRow], list[UnmatchedRow], list[str], Claims]:
-    """A row per group with its speedup over the baseline; rows without a counterpart; notes; claims."""
+) -> tuple[list[ComparisonRow], dict[str, str], list[str], Claims]:
+    """A row per group with its speedup over the baseline; labels of rows without a counterpart, and why; notes; claims."""
     rows: list[ComparisonRow] = []
     every = [*groups.values(), *(baselines.values() if baselines is not groups else ())]
     scatters = {name: find_run_scatter(every, name) for name in ("p50", "p99", "throughput", "energy")}
     tests: dict[tuple[str, str, str], float] = {}
     speedups: dict[str, FigureRatio] = {}
-    unmatched: list[UnmatchedRow] = []
+    unmatched: dict[str, str] = {}
     notes: list[str] = []
     chosen: dict[str, list[int]] = {}
     for key, group in groups.items():
@@ -253,7 +251,7 @@ def _compare_groups(
         if other is not None and not across and (apart := explain_clock_difference(group.newest, other.newest)):
             other, said = None, f"{apart}; lock the clocks and measure again, or pass --across"
         if other is None:
-            unmatched.append(UnmatchedRow(row.id, row.label, said))
+            unmatched[row.label] = said
         elif other is not group:
             speedup, change, basis = _compute_speedup(group, other, scatters["p50"])
             held_against = f"{_id(other.newest)}: {names.configuration(other.newest)}"
@@ -547,11 +545,11 @@ def compare_workspace(
         model, names = found, ()
     held_against, against = _find_baseline(store, baseline, model)
     runs = find_bench_runs(store.workspace, names)
-    if held_against is not None and held_against.kind == "run":
-        runs = tuple(run for run in runs if run.name != held_against.name)
+    if held_against is not None:
+        runs = tuple(run for run in runs if run.name != held_against)
         if not runs:
             raise BadInputError(
-                f"the only run is the baseline {held_against.name}; measure something to compare: {for_workspace('optpipe bench MODEL')}"
+                f"the only run is the baseline {held_against}; measure something to compare: {for_workspace('optpipe bench MODEL')}"
             )
     measured = tuple(one for run in runs for one in measurements_from_run(run))
     if model is not None:
@@ -596,12 +594,12 @@ def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> It
 
 def _find_baseline(
     store: Store, name: str | None, model: str | None
-) -> tuple[BaselineRecord | None, tuple[RecordedMeasurement, ...]]:
+) -> tuple[str | None, tuple[RecordedMeasurement, ...]]:
     if name is None:
         return None, ()
     if name != "approved":
         run = find_bench_runs(store.workspace, [name])[0]
-        return BaselineRecord(run.name, "run"), measurements_from_run(run)
+        return run.name, measurements_from_run(run)
     if model is None:
         raise BadInputError("--baseline approved is of one model: add --model MODEL")
     if (files := find_approved_baseline(store.workspace, model)) is None:
@@ -609,7 +607,7 @@ def _find_baseline(
             f"no approved baseline for {model}; approve one with {for_workspace('optpipe signoff approve DOSSIER')}"
         )
     measured = tuple(list_artifact_measurements(runs_from_files(files, "runs"), 0.95, None))
-    return BaselineRecord(f"approved {model}", "approved"), measured
+    return f"approved {model}", measured
 
 
 def collect_build_facts(

@@ -24,7 +24,7 @@ from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.pair import BenchRecord
 from optpipe.measure.search import ArtifactLimit, name_point
 from optpipe.measure.validity import HOST_CAUSES
-from optpipe.report.charts import Bar, Curve, Point, draw_comparison
+from optpipe.report.charts import Curve, Point, draw_comparison
 from optpipe.report.document import (
     PAGE_ONLY,
     TEXT_ONLY,
@@ -307,9 +307,9 @@ def list_comparison_parts(comparison: Comparison) -> Iterator[Part]:
         if not row.valid:
             yield Sentence(f"{row.label}: {', '.join(row.reason_codes)}", Tone.BAD, "INVALID")
     if comparison.baseline:
-        yield Sentence(f"{comparison.baseline.name}; speed-up refers to p50 latency", Tone.FAINT, "baseline")
+        yield Sentence(f"{comparison.baseline}; speed-up refers to p50 latency", Tone.FAINT, "baseline")
     if count := len(comparison.unmatched):
-        listed = _shorten_list([f"{one.label}: {one.reason}" for one in comparison.unmatched])
+        listed = _shorten_list([f"{label}: {reason}" for label, reason in comparison.unmatched.items()])
         text = f"{count} row{' has' if count == 1 else 's have'} no counterpart in the baseline"
         yield Sentence(text, Tone.FAINT, "note", listed)
     yield from (Sentence(one, Tone.DOUBTFUL, "warning") for one in comparison.warnings)
@@ -373,13 +373,6 @@ def _list_comparison_cells(row: ComparisonRow, comparison: Comparison) -> Row:
 
 CURVES = 8
 POINTS = 160
-QUANTITIES = (
-    ("gpu_sm_mhz", "GPU clock (MHz)"),
-    ("gpu_temperature_c", "GPU temperature (°C)"),
-    ("gpu_power_w", "GPU power (W)"),
-    ("cpu_mhz", "CPU clock (MHz)"),
-    ("other_cpu_cores", "CPU cores used by other processes"),
-)
 
 
 def draw_measurements(
@@ -387,16 +380,13 @@ def draw_measurements(
     measured: Sequence[RecordedMeasurement],
     runs: Sequence[Run],
     root: Path,
-    stages: tuple[Bar, ...] = (),
-    stage_files: tuple[RawFile, ...] = (),
 ) -> list[Figure]:
     """Figures of `comparison`; file paths are relative to the report's folder `root`."""
     folders = {run.name: run for run in runs}
     chosen = _choose_measurements(measured, comparison)
     latencies = tuple(_curve_from_measurement(label, one, folders[one.run], root) for label, one in chosen.items())
-    machine = _read_machine_traces(chosen, folders, root)
     processes = tuple(_list_processes(comparison, measured))
-    return draw_comparison(comparison, latencies, machine, stages, stage_files, processes)
+    return draw_comparison(comparison, latencies, processes)
 
 
 def _list_processes(comparison: Comparison, measured: Sequence[RecordedMeasurement]) -> Iterator[Point]:
@@ -453,31 +443,6 @@ def _curve_from_measurement(label: str, one: RecordedMeasurement, run: Run, root
     )
     points = tuple((float(ordered[index]), (index + 1) / count) for index in at)
     return Curve(label, points, list_raw_files((run,), root, name))
-
-
-def _read_machine_traces(
-    chosen: Mapping[str, RecordedMeasurement], folders: dict[str, Run], root: Path
-) -> dict[str, tuple[Curve, ...]]:
-    import polars as pl
-
-    frames = []
-    for label, one in chosen.items():
-        name = one.measurement.machine_file
-        if name and folders[one.run].files.has(name):
-            files = list_raw_files((folders[one.run],), root, name)
-            frames.append((label, pl.read_parquet(folders[one.run].files.read(name)), files))
-    traces = {}
-    for column, title in QUANTITIES:
-        curves = []
-        for label, frame, files in frames:
-            if column not in frame.columns or frame[column].null_count() == frame.height:
-                continue
-            rows = frame.select("time_ns", column).drop_nulls().gather_every(max(1, frame.height // POINTS))
-            start = rows["time_ns"][0]
-            curves.append(Curve(label, tuple(((time - start) / 1e9, float(y)) for time, y in rows.iter_rows()), files))
-        if curves:
-            traces[title] = tuple(curves)
-    return traces
 
 
 def frame_from_comparison(comparison: Comparison) -> "pl.DataFrame":

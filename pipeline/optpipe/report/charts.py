@@ -5,7 +5,7 @@ Vega's `aria-label`, which screen readers read and the page's script shows as a 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,22 +69,23 @@ class Point:
     high: float | None = None
 
 
-def draw_lines(
-    title: str, caption: str, curves: Sequence[Curve], x: str, y: str, *, log: bool = False, shares: bool = False
-) -> Figure:
-    """`shares` are steps from 0% to 100%."""
+def draw_distributions(title: str, caption: str, curves: Sequence[Curve], x: str, y: str) -> Figure:
+    """Draws the share of the queries, from 0% to 100%, over their time."""
     import altair as alt
 
     points = [{"x": _round(px), "y": _round(py), "series": curve.label} for curve in curves for px, py in curve.points]
     labels = [curve.label for curve in curves]
-    scale = choose_axis_scale([each["x"] for each in points], 0) if log else alt.Scale(zero=False)  # type: ignore[misc]
-    form = alt.Axis(format="%", tickCount=5) if shares else alt.Axis(tickCount=5)
     chart = (
         alt.Chart(alt.InlineData(points))
-        .mark_line(strokeWidth=2, interpolate="step-after" if shares else "linear", clip=True)
+        .mark_line(strokeWidth=2, interpolate="step-after", clip=True)
         .encode(
-            x=alt.X("x:Q", title=x, scale=scale, axis=alt.Axis(tickCount=5)),
-            y=alt.Y("y:Q", title=y, scale=alt.Scale(zero=shares), axis=form),
+            x=alt.X(
+                "x:Q",
+                title=x,
+                scale=choose_axis_scale([each["x"] for each in points], 0),  # type: ignore[misc]
+                axis=alt.Axis(tickCount=5),
+            ),
+            y=alt.Y("y:Q", title=y, scale=alt.Scale(zero=True), axis=alt.Axis(format="%", tickCount=5)),
             color=_encode_color(labels),
         )
     )
@@ -240,15 +241,11 @@ def _draw_rows(
 def draw_comparison(
     comparison: Comparison,
     latencies: Sequence[Curve] = (),
-    machine: Mapping[str, Sequence[Curve]] | None = None,
-    stages: Sequence[Bar] = (),
-    stage_files: tuple[RawFile, ...] = (),
     processes: Sequence[Point] = (),
 ) -> list[Figure]:
     """Draws every figure with enough data, in reading order; the first three state what they show.
 
-    `latencies` are empirical distribution functions: ms, share of the queries in [0, 1]. `machine` holds quantities with
-    their units, each over seconds from the start of a measurement; `stages` are seconds by build and stage.
+    `latencies` are empirical distribution functions: ms, share of the queries in [0, 1].
     """
     files = tuple(dict.fromkeys(file for curve in latencies for file in curve.files))
     measured = [row for row in comparison.rows if row.latency_ns and row.throughput_images_per_s]
@@ -280,7 +277,7 @@ def draw_comparison(
         y = "queries completed within"
         times = [x for x, share in latencies[0].points if share >= 0.5]
         finding = f"{latencies[0].label}: half of the queries complete within {times[0]:.3g} ms, all within {times[-1]:.3g} ms"
-        figure = draw_lines("Latency distribution", caption, latencies, "latency (ms)", y, log=True, shares=True)
+        figure = draw_distributions("Latency distribution", caption, latencies, "latency (ms)", y)
         drawn.append(replace(figure, finding=finding))
     if processes:
         drawn.append(draw_processes(processes, files))
@@ -301,16 +298,10 @@ def draw_comparison(
     ]
     if faster:
         faster = sorted(faster, key=lambda bar: -bar.value)[:MAX_SPEEDUPS]
-        baseline = comparison.baseline.name if comparison.baseline else "the baseline"
+        baseline = comparison.baseline or "the baseline"
         caption = f"Ratio of the p50 latencies with its interval; the baseline is {baseline}. "
         caption += "An interval that contains 1 shows no difference."
         drawn.append(draw_bars("Speed-up", caption, faster, "speed-up over the baseline", files, reference=1.0))
-    if stages:
-        caption = "Time each stage took when it ran, not when its result was reused from the store."
-        drawn.append(draw_bars("Build time", caption, stages, "seconds", stage_files))
-    for quantity, curves in (machine or {}).items():
-        caption = "State of the machine during the measurement."
-        drawn.append(draw_lines(quantity, caption, curves, "seconds from the start of the measurement", quantity))
     return drawn
 
 

@@ -5,7 +5,6 @@ Reports are computed only from raw files, so that `verify` renders the same byte
 
 import base64
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -14,7 +13,7 @@ from xml.etree import ElementTree as Xml
 
 from optpipe import __version__
 from optpipe.backends.registry import BACKENDS
-from optpipe.core.entries import ArtifactInfo, Environment
+from optpipe.core.entries import Environment
 from optpipe.core.measurement import Comparison, Goal, read_measurements
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import json_from_record, record_from_files
@@ -25,7 +24,6 @@ from optpipe.measure.figures import measurements_from_run
 from optpipe.measure.groups import RecordedMeasurement, find_environment_differences
 from optpipe.models.artifacts.lookup import judged_build_from_entry
 from optpipe.preprocess.proof import PreprocessRecord
-from optpipe.report.charts import Bar
 from optpipe.report.document import (
     PAGE_ONLY,
     TONES,
@@ -53,8 +51,8 @@ from optpipe.report.document import (
 from optpipe.signoff.dossier import Dossier
 from optpipe.trace.document import draw_profile
 from optpipe.trace.report import StageProfile, TraceProfile, analyze_stage, read_profile
-from optpipe.workspace.entry import MANIFEST, Entry, Run
-from optpipe.workspace.file_names import BUILDS, PREPROCESSING, PROFILE, ROWS
+from optpipe.workspace.entry import Run
+from optpipe.workspace.file_names import PREPROCESSING, PROFILE, ROWS
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import newest_runs
 
@@ -399,10 +397,7 @@ def make_dossier_page(
     profiled = _find_profile(runs, folder)
     drawn: list[Figure] = []
     if figures:
-        names = [f"{BUILDS}/{entry.path.name}/{MANIFEST}" for entry in dossier.builds]
-        stage_files = tuple(RawFile(name, dossier.files.hash(name), len(dossier.files.read(name))) for name in names)
-        stages = tuple(_list_stage_bars(dossier))
-        drawn = draw_measurements(comparison, measured, runs, folder, stages, stage_files)
+        drawn = draw_measurements(comparison, measured, runs, folder)
         if profiled is not None:
             run, stage, profile_files = profiled
             drawn += draw_profile(stage.profile, profile_files, analyze_stage(run, stage))
@@ -492,19 +487,6 @@ def _find_namesakes(dossier: Dossier) -> set[str]:
         for each in labels
         if each != judged and (labels[each] == labels.get(judged) or models[each] != models.get(judged))
     }
-
-
-def _list_stage_bars(dossier: Dossier) -> Iterator[Bar]:
-    """The seconds of each stage of each build."""
-    counts = Counter(_describe_build(each) for each in dossier.artifacts)
-    for build in dossier.artifacts:
-        label = _describe_build(build) + (f" {build.id[:8]}" if counts[_describe_build(build)] > 1 else "")
-        ancestry = [dossier.manifests[each] for each in build.manifest.parents if each in dossier.manifests]
-        yield from (Bar(label, each.kind, each.seconds) for each in (*ancestry, build.manifest))
-
-
-def _describe_build(build: Entry[ArtifactInfo]) -> str:
-    return f"{build.info.backend} {build.info.precision}"
 
 
 def _find_profile(runs: Sequence[Run], root: Path) -> tuple[Run, StageProfile, tuple[RawFile, ...]] | None:

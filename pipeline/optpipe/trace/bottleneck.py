@@ -113,11 +113,11 @@ def _limit_at_peaks(measured: Analysis, roofs: Roofline) -> tuple[LimitingFactor
 
     Over 70%, arithmetic or memory limits, otherwise neither.
     """
-    least_ns, busy_ns = roofs.fused.ns, measured.timeline.busy.total_ns / measured.iterations.height
-    why = f"at the device's peak rates, the layers take {format_duration(least_ns)} ({roofs.fused.math_share:.0%} of it arithmetic), "
+    least_ns, busy_ns = roofs.layers_ns, measured.timeline.busy.total_ns / measured.iterations.height
+    why = f"at the device's peak rates, the layers take {format_duration(least_ns)} ({roofs.math_share:.0%} of it arithmetic), "
     why += f"{least_ns / busy_ns:.0%} of {format_duration(busy_ns)} per iteration"
     if least_ns / busy_ns >= LIMITED_SHARE:
-        return (LimitingFactor.MATH if roofs.fused.math_share >= 0.5 else LimitingFactor.MEMORY), why
+        return (LimitingFactor.MATH if roofs.math_share >= 0.5 else LimitingFactor.MEMORY), why
     return LimitingFactor.BELOW_PEAKS, f"{why}; under {LIMITED_SHARE:.0%} {_NEITHER}"
 
 
@@ -139,21 +139,11 @@ class Gap:
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class Gaps:
-    least_ns: int
-    count: int
-    total_ns: int
-    longest: tuple[Gap, ...]
-
-
-def find_gaps(measured: Analysis) -> Gaps:
-    least_ns = choose_gap_threshold_ns(measured)
+def find_gaps(measured: Analysis) -> tuple[Gap, ...]:
+    """The longest times without a kernel that are not shorter than `choose_gap_threshold_ns`."""
     free = complement_intervals(measured.timeline.busy, measured.timeline.start_ns, measured.timeline.end_ns)
-    lengths = free.ends - free.starts
-    kept = lengths >= least_ns
-    longest = _describe_longest(measured, free.starts[kept], free.ends[kept])
-    return Gaps(least_ns, int(kept.sum()), int(lengths[kept].sum()), longest)
+    kept = free.ends - free.starts >= choose_gap_threshold_ns(measured)
+    return _describe_longest(measured, free.starts[kept], free.ends[kept])
 
 
 def choose_gap_threshold_ns(measured: Analysis) -> int:

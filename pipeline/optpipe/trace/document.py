@@ -25,7 +25,7 @@ from optpipe.report.document import (
     make_table,
 )
 from optpipe.trace.analysis import Analysis, IdleCause, sum_within
-from optpipe.trace.bottleneck import Gaps, LimitingFactor, Quality
+from optpipe.trace.bottleneck import Gap, LimitingFactor, Quality
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.profile_model import ModelProfileDocument
 from optpipe.trace.report import (
@@ -182,22 +182,16 @@ def _tabulate_copies(rows: Sequence[CopyRow], totals: Totals) -> Iterator[Part]:
         yield Sentence(beside, Tone.FAINT)
 
 
-def _tabulate_gaps(found: Gaps | None) -> Iterator[Part]:
-    if found is None or not found.count:
-        return
+def _tabulate_gaps(found: Sequence[Gap]) -> Iterator[Part]:
     rows: list[Row] = []
-    for gap in found.longest[:5]:
+    for gap in found[:5]:
         cause = max(gap.by_cause, key=gap.by_cause.__getitem__, default=None)
         times = format_duration(gap.start_ns), format_duration(gap.duration_ns)
         rows.append(
             (*times, CAUSES[cause] if cause else "", _shorten(gap.before or "end of trace"), _shorten(gap.host))
         )
-    least, total = format_duration(found.least_ns), format_duration(found.total_ns)
-    yield make_table(
-        ("at", figure_column("gap"), "waits for", "then runs", "host meanwhile"),
-        rows,
-        title=f"{found.count} gaps of {least} or more, {total} in total",
-    )
+    columns: list[Column | str] = ["at", figure_column("longest gaps"), "waits for", "then runs", "host meanwhile"]
+    yield from _list_table(columns, rows, len(rows))
 
 
 def _tabulate_ranges(rows: Sequence[RangeRow]) -> Iterator[Part]:
@@ -236,7 +230,7 @@ def _describe_tensor_cores(found: TensorCores) -> Iterator[Part]:
 
 
 def _describe_roofline(found: Roofline) -> Iterator[Part]:
-    peaks, fused = found.peaks, found.fused
+    peaks = found.peaks
     rates = ", ".join(f"{kind} {format_count(rate)}FLOP/s" for kind, rate in peaks.flops_per_s.items())
     text = f"at batch {found.batch_size}: at least {format_duration(found.bound_ns)}"
     if found.times_bound is not None and found.measured_ns is not None:
@@ -244,8 +238,8 @@ def _describe_roofline(found: Roofline) -> Iterator[Part]:
         text += " (weights in a cache, Winograd, or a probe on a busy machine)" if found.times_bound < 1 else ""
     if found.types_without_peak:
         text += f" ({', '.join(found.types_without_peak)} arithmetic has no known peak and is left out)"
-    text += f". Layer by layer {format_duration(fused.ns)} with elementwise operators fused"
-    text += f" ({fused.math_share:.0%} of it arithmetic), {format_duration(found.unfused.ns)} node by node"
+    text += f". Layer by layer {format_duration(found.layers_ns)} with elementwise operators fused"
+    text += f" ({found.math_share:.0%} of it arithmetic)"
     yield Sentence(text, Tone.STRONG, "Roofline")
     device = f"peaks of {peaks.device} ({peaks.source})"
     yield Sentence(f"{device}: {rates}; memory {format_bytes(peaks.bytes_per_s)}/s", Tone.FAINT)
@@ -299,7 +293,7 @@ def document_from_stages(record: ModelProfileDocument) -> Document:
                 findings[0].advice if findings else "",
             )
         )
-    rows += [(failed.name, "", "", "", Cell("failed", Tone.BAD), failed.error) for failed in record.failed]
+    rows += [(name, "", "", "", Cell("failed", Tone.BAD), error) for name, error in record.failed.items()]
     distorted = any(stage.profile.trace_quality.distorts_host for stage in record.stages)
     caption = "*: measured without the profiler, which slowed the host too much; not shown: profiled and unprofiled times disagree"
     main = next((stage for stage in record.stages if stage.subject.name == record.main), None)

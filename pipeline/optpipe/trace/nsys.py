@@ -46,9 +46,6 @@ MEASURED_RANGE = "optpipe.measure"
 
 ITERATION_RANGE = "optpipe.iteration"
 
-LAYERS_RANGE = "optpipe.layers"
-"""Iterations with a range for every layer: they show what a layer launches, not how long it takes."""
-
 LIBRARY_RANGES = (
     r"^(cuBLAS|cuBLASLt|cuDNN|cuSOLVER|cuSPARSE|CUB|CCCL|NCCL|DALI|nvjpeg|nvJPEG|nvImageCodec|TensorRT internal|"
     r"GIL Trace|Python Periodic Sampling)[: ]"

@@ -38,7 +38,6 @@ from optpipe.trace.record import (
     record_job,
 )
 from optpipe.trace.report import (
-    FailedStage,
     ProfileRecord,
     StageProfile,
     StageSubject,
@@ -128,7 +127,7 @@ def profile_model(
         blocked = "; ".join(f"{each.entry.info.backend}: {each.why_not}" for each in artifacts if each.why_not)
         raise BadInputError(f"nothing to profile: {blocked or 'the model has no such stage'}")
     stages: list[StageProfile] = []
-    failed: list[FailedStage] = []
+    failed: dict[str, str] = {}
     errors: list[OptpipeError] = []
     parents = (model.id, *(each.entry.id for each in artifacts))
     with open_run(store.workspace, "profile") as run:
@@ -144,15 +143,14 @@ def profile_model(
                         stages += list(_profile_job(job, plan, run, store, listener))
                 except OptpipeError as error:
                     errors.append(error)
-                    kind = job.stages[0][0].kind
-                    failed.append(FailedStage(job.name, kind, str(error), int(error.exit_status)))
+                    failed[job.name] = str(error)
         except KeyboardInterrupt:
             if stages:
-                finish(ProfileRecord(tuple(stages), tuple(failed)), "interrupted")
+                finish(ProfileRecord(tuple(stages), failed), "interrupted")
             raise
         if not stages:
             raise errors[0]
-        record = ProfileRecord(tuple(stages), tuple(failed))
+        record = ProfileRecord(tuple(stages), failed)
         finish(record, "complete")
     main = next((each for each in stages if each.subject.kind == "inference"), stages[-1]).subject.name
     not_run = {each.entry.id: each.why_not for each in artifacts if each.why_not is not None}

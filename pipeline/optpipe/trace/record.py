@@ -36,7 +36,6 @@ from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.nsys import (
     CAPTURE_RANGE,
     ITERATION_RANGE,
-    LAYERS_RANGE,
     MEASURED_RANGE,
     ProfilePlan,
     Recording,
@@ -330,13 +329,11 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
             binding.launch()
             synchronize()
 
-        with BACKENDS[work.backend].layer_times(
-            entry.path, entry.info, work.options, inputs, mark_range, job.scratch
-        ) as layers:
-            unprofiled_ns = _measure(iteration, job, layers.iteration)
+        unprofiled_ns = _measure(iteration, job)
         threads = int(work.options.get("threads", 0)) or None
         peaks = measure_gpu_peaks() if on_gpu else measure_cpu_peaks(threads)
-        return WorkerResult(unprofiled_ns, peaks, layers.layer_ns)
+        layer_ns = BACKENDS[work.backend].time_layers(entry.path, entry.info, work.options, inputs, job.scratch)
+        return WorkerResult(unprofiled_ns, peaks, layer_ns)
 
 
 def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
@@ -357,8 +354,8 @@ def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
     return iteration
 
 
-def _measure(iteration: Callable[[], None], job: WorkerJob, by_layers: Callable[[], None] | None = None) -> float:
-    """Warms up, times, records, and last records `by_layers`; returns the median of the timed iterations in ns."""
+def _measure(iteration: Callable[[], None], job: WorkerJob) -> float:
+    """Warms up, times, and records; returns the median of the timed iterations in ns."""
     deadline = time.perf_counter() + _WARM_UP_S
     warmed = 0
     while warmed < job.warm_up or time.perf_counter() < deadline:
@@ -372,11 +369,6 @@ def _measure(iteration: Callable[[], None], job: WorkerJob, by_layers: Callable[
             for _ in times:
                 with mark_range(ITERATION_RANGE):
                     iteration()
-        if by_layers is not None:
-            with mark_range(LAYERS_RANGE):
-                for _ in range(_SETTLING):
-                    with mark_range(ITERATION_RANGE):
-                        by_layers()
     return statistics.median(times)
 
 

@@ -5,7 +5,7 @@ None without the model's graph.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import nan
 from typing import Literal, TypeVar
 
@@ -21,7 +21,7 @@ from optpipe.trace.bottleneck import (
     ABSOLUTE_TIMES,
     UNPROFILED,
     Bottleneck,
-    Gaps,
+    Gap,
     LimitingFactor,
     Quality,
     check_quality,
@@ -32,7 +32,7 @@ from optpipe.trace.kernels import KernelKind
 from optpipe.trace.read import Gpu, Trace, trace_from_files
 from optpipe.trace.roofline import GraphCosts, Roofline, compute_roofline, graph_costs_from_roofline
 from optpipe.trace.rules import ProfileFinding, RuleContext, StageFacts, apply_rules
-from optpipe.trace.tensor_cores import TensorCores, analyze_tensor_cores, select_layered_part
+from optpipe.trace.tensor_cores import TensorCores, analyze_tensor_cores
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PROFILE
 from optpipe.workspace.runs import newest_runs
@@ -145,7 +145,7 @@ class TraceProfile:
     scope: str
     measured: TraceViews
     iterations: Iterations | None
-    gaps: Gaps | None
+    gaps: tuple[Gap, ...]
     tensor_cores: TensorCores | None
     roofline: Roofline | None
     bottleneck: Bottleneck
@@ -182,17 +182,10 @@ class StageProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedStage:
-    name: str
-    kind: Literal["build", "preprocess", "inference"]
-    error: str
-    exit_status: int
-
-
-@dataclass(frozen=True, slots=True)
 class ProfileRecord:
     stages: tuple[StageProfile, ...]
-    failed: tuple[FailedStage, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """The error by stage."""
 
 
 def rows_from_table(table: pl.DataFrame, kind: type[Row]) -> tuple[Row, ...]:
@@ -217,7 +210,7 @@ def profile_from_trace(
     quality = check_quality(measured, facts.unprofiled_iteration_ns, expects_gpu=facts.expects_gpu)
     cores, layer_ns = None, {}
     if "tensor_cores" not in quality.withheld:
-        cores = analyze_tensor_cores(select_layered_part(whole, measured), graph)
+        cores = analyze_tensor_cores(measured, graph)
         if cores.basis == "layers":
             layer_ns = {each.name: each.time_ns / cores.iterations for each in cores.layers}
     roofline = compute_roofline(graph, facts.unprofiled_iteration_ns, layer_ns) if graph else None
@@ -242,7 +235,7 @@ def profile_from_trace(
         scope=measured.scope,
         measured=_make_views(measured, quality),
         iterations=_describe_iterations(measured, quality, facts),
-        gaps=find_gaps(measured) if with_gaps and not quality.distorts_host else None,
+        gaps=find_gaps(measured) if with_gaps and not quality.distorts_host else (),
         tensor_cores=cores,
         roofline=roofline,
         bottleneck=bottleneck,

@@ -1,12 +1,11 @@
 """The least time of a model and of its layers on a device, compared with the measured time.
 
 Arithmetic intensity and the two ceilings after Williams, Waterman, Patterson, "Roofline: An Insightful Visual
-Performance Model" (CACM 2009). Three figures for the whole model, at the given peaks:
+Performance Model" (CACM 2009). Two figures for the whole model, at the given peaks:
 
 - the bound: all arithmetic, or the model's inputs, weights, and outputs moved once, whichever takes longer. No fusion gets
   below it; weights that stay in a cache may, and fewer multiplications than the direct algorithm's (Winograd).
-- fused: layer after layer, elementwise operators computed on their producer's registers.
-- unfused: node after node, each moving its own inputs, weights, and outputs.
+- the layers: one after the other, elementwise operators computed on their producer's registers.
 
 A fused elementwise operator computes on its producer's registers: only tensors between such groups are moved, written once
 and read once by each group that needs them (a skip connection is read again by the group that adds it). The scores between
@@ -178,18 +177,8 @@ class LayerRoof:
 
 
 @dataclass(frozen=True, slots=True)
-class TotalCost:
-    """Sum of all layers at the peaks, one after the other."""
-
-    bytes: int
-    ns: float
-    math_share: float
-    """Share of `ns` in layers whose arithmetic takes longer than their bytes."""
-
-
-@dataclass(frozen=True, slots=True)
 class Roofline:
-    """The whole model by three measures (see the module), and its layers, farthest above their bound first."""
+    """The whole model by two measures (see the module), and its layers, farthest above their bound first."""
 
     peaks: Peaks
     batch_size: int
@@ -199,8 +188,10 @@ class Roofline:
     """All arithmetic except that of `types_without_peak`, or `edge_bytes` moved once, whichever takes longer."""
     types_without_peak: tuple[str, ...]
     """Types whose arithmetic the bound leaves out: they may run faster than fp32."""
-    fused: TotalCost
-    unfused: TotalCost
+    layers_ns: float
+    """The layers one after the other at the peaks, with elementwise operators fused."""
+    math_share: float
+    """Share of `layers_ns` in layers whose arithmetic takes longer than their bytes."""
     measured_ns: float | None
     times_bound: float | None
     layers: tuple[LayerRoof, ...]
@@ -219,6 +210,8 @@ def compute_roofline(
         layers.append(LayerRoof(cost, intensity, bound_ns, known_ns.get(cost.name)))
     known_math_ns = sum(compute_math_ns(each, peaks) for each in costs if each.type in peaks.flops_per_s)
     fused = [each if each.fused_bytes is None else replace(each, bytes=each.fused_bytes) for each in costs]
+    times = [(compute_math_ns(each, peaks), compute_memory_ns(each, peaks)) for each in fused]
+    layers_ns, by_math_ns = sum(map(max, times)), sum(math for math, memory in times if math >= memory)
     bound_ns = max(known_math_ns, graph.edge_bytes / peaks.bytes_per_s * 1e9)
     return Roofline(
         peaks=peaks,
@@ -227,18 +220,12 @@ def compute_roofline(
         edge_bytes=graph.edge_bytes,
         bound_ns=bound_ns,
         types_without_peak=tuple(sorted({each.type for each in costs if each.macs} - set(peaks.flops_per_s))),
-        fused=_sum_costs(fused, peaks),
-        unfused=_sum_costs(costs, peaks),
+        layers_ns=layers_ns,
+        math_share=by_math_ns / layers_ns if layers_ns else 0.0,
         measured_ns=measured_ns,
         times_bound=measured_ns / bound_ns if measured_ns and bound_ns else None,
         layers=tuple(sorted(layers, key=lambda each: (-each.above_bound_ns, each.cost.name))),
     )
-
-
-def _sum_costs(costs: Sequence[NodeCost], peaks: Peaks) -> TotalCost:
-    times = [(compute_math_ns(each, peaks), compute_memory_ns(each, peaks)) for each in costs]
-    total, by_math = sum(map(max, times)), sum(math for math, memory in times if math >= memory)
-    return TotalCost(sum(each.bytes for each in costs), total, by_math / total if total else 0.0)
 
 
 def graph_costs_from_roofline(found: Roofline) -> GraphCosts:

@@ -23,6 +23,7 @@ _WORTH_GAP_SHARE = 0.005
 WITHOUT_PROFILER = "; without the profiler"
 """Evidence after this text holds even if the profiler slowed the host."""
 _Find = TypeVar("_Find", bound="Callable[[RuleContext], _Found | None]")
+_FUSE = f"fuse elementwise work into the matrix kernels: torch.compile, or optpipe build --backend {','.join(FUSING)}, then optpipe bench"
 _TUNING = "optpipe preprocess tunes threads, prefetching, and the share of the hardware JPEG decoder, which recordings do not show"
 _LARGER_BATCH = f"use a larger batch; {_TUNING}"
 _PREFETCH = f"prefetch more batches: {_TUNING}"
@@ -151,7 +152,7 @@ def find_launch_gaps(context: RuleContext) -> _Found | None:
     )
     graph = f"replay a CUDA graph (optpipe build --option {context.facts.backend or 'onnxruntime'}.cuda_graph=true), "
     advice = f"{'' if context.facts.options.get('cuda_graph') else graph}use a larger batch, or launch fewer kernels; "
-    advice += _advise_fusion(context)
+    advice += _FUSE
     return _Found(evidence, gain, advice)
 
 
@@ -177,7 +178,7 @@ def find_device_gaps(context: RuleContext) -> _Found | None:
         return None
     each = format_duration(waits.total_ns / waits.starts.size)
     evidence = f"{_format_gap_count(waits.starts.size)} of {each} between already launched kernels"
-    advice = f"use a larger batch, or fewer, larger kernels; {_advise_fusion(context)}"
+    advice = f"use a larger batch, or fewer, larger kernels; {_FUSE}"
     return _Found(evidence, waits.total_ns, advice)
 
 
@@ -279,7 +280,7 @@ def find_unfused_kernels(context: RuleContext) -> _Found | None:
         f"{count} kernels ({count / context.iterations:.0f} per iteration) do only normalization, casts, or elementwise work: "
         f"{format_duration(total_ns)}"
     )
-    return _Found(evidence, total_ns, _advise_fusion(context)) if count else None
+    return _Found(evidence, total_ns, _FUSE) if count else None
 
 
 @_rule("layout-changes")
@@ -320,17 +321,6 @@ def find_allocations(context: RuleContext) -> _Found | None:
     evidence = f"{count} calls in the measured part allocate, free, or load code: {format_duration(total_ns)}"
     advice = "allocate once and reuse (I/O binding); warm up until nothing more is loaded"
     return _Found(evidence, total_ns, advice) if count else None
-
-
-def _advise_fusion(context: RuleContext) -> str:
-    """How to fuse elementwise work into the matrix kernels, with another runtime."""
-    facts = context.facts
-    build = f"optpipe build --backend {','.join(each for each in FUSING if each != facts.backend)}"
-    if context.measured.kernels["name"].str.starts_with("triton_").any():  # torch.compile's names of fused kernels
-        return f"the code is compiled, and these kernels stayed apart; compare another runtime: {build}"
-    if facts.backend is None:
-        return f"fuse elementwise work into the matrix kernels: torch.compile, TensorRT, or {build}"
-    return f"another runtime may fuse elementwise work into the matrix kernels: {build}, then optpipe bench"
 
 
 @_rule("busiest-operator", on_cpu=True, under_profiler=True)

@@ -1,6 +1,6 @@
 """Tensor Cores by layer: eligible layers, layers that used them, and possible savings.
 
-Layers are named by NVTX ranges: TensorRT's, torch modules. A kernel belongs to the innermost range that
+Layers are named by NVTX ranges inside an iteration, such as TensorRT's. A kernel belongs to the innermost range that
 was open at its launch. A layer's own time is that of the kernels for which it is the innermost.
 
 Eligible means matrix work whose element type has Tensor Cores on the device and whose channels are aligned (to 8 for
@@ -16,9 +16,9 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
-from optpipe.trace.analysis import Analysis, TimeArray, array_from_column, select_measured_part
+from optpipe.trace.analysis import Analysis, TimeArray, array_from_column
 from optpipe.trace.kernels import classify_kernels, shorten_name
-from optpipe.trace.nsys import LAYERS_RANGE, LIBRARY_RANGES
+from optpipe.trace.nsys import LIBRARY_RANGES
 from optpipe.trace.read import RANGE_SCHEMA
 from optpipe.trace.roofline import (
     ALIGNMENT,
@@ -34,11 +34,6 @@ _UNKNOWN_GAIN = 2.0
 """Low speedup assumed for a missed layer on a device with unknown peaks."""
 _NAMED_SHARE = 0.5
 """Ranges that cover less of the kernel time (a stray range of a library) do not list the layers."""
-
-
-def select_layered_part(whole: Analysis, measured: Analysis) -> Analysis:
-    """The extra iterations with marked layers in optpipe's recordings, otherwise the measured ones."""
-    return select_measured_part(whole, LAYERS_RANGE) if (whole.ranges["name"] == LAYERS_RANGE).any() else measured
 
 
 def attribute_kernels(measured: Analysis) -> pl.DataFrame:

@@ -218,7 +218,7 @@ def list_locks(slot: Slot, *, timing: bool) -> list[tuple[str, bool]]:
 def hold_locks(
     names: Sequence[tuple[str, bool]], wait_s: float, folder: Path | None = None, stop: threading.Event | None = None
 ) -> Iterator[None]:
-    """Holds all of `names` while the block runs. Raises TakenError, with the holder, after `wait_s`, StageError once `stop` is set."""
+    """Holds all of `names` while the block runs. Raises TakenError after `wait_s`, StageError once `stop` is set."""
     stop = stop or threading.Event()
     deadline = monotonic() + wait_s
     with ExitStack() as stack:
@@ -227,9 +227,9 @@ def hold_locks(
             stack.callback(os.close, descriptor)
             while not try_lock(descriptor, shared=shared):
                 if monotonic() > deadline:
-                    what, holder = "the CPU" if name == QUIET else name, _describe_holder(descriptor)
+                    what, path = "the CPU" if name == QUIET else name, (folder or FOLDER) / name
                     raise TakenError(
-                        f"{what} has been in use by {holder} for more than {wait_s:.0f} s (--set lock-timeout)"
+                        f"{what} has been in use for more than {wait_s:.0f} s (--set lock-timeout); `fuser {path}` names the process"
                     )
                 if stop.wait(POLL_S):
                     raise StageError("interrupted")
@@ -250,21 +250,3 @@ def _open_lock(folder: Path, name: str) -> int:
     except OSError as error:
         why = "is a symbolic link" if error.errno == errno.ELOOP else error.strerror
         raise StageError(f"cannot lock {path}: {why}; without it measurements could disturb each other") from error
-
-
-def _describe_holder(descriptor: int) -> str:
-    """The lock's holder in the kernel's list, which shows processes of this container only."""
-    inode = str(os.fstat(descriptor).st_ino)
-    try:
-        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        words = line.split()
-        if "FLOCK" in words and words[5].rpartition(":")[2] == inode:
-            try:
-                command = Path(f"/proc/{words[4]}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                command = ""
-            return f"process {words[4]} {command.strip()[:80]}".strip()
-    return "another process"

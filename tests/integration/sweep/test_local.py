@@ -174,7 +174,7 @@ def test_a_gpu_that_somebody_holds_ends_in_a_row(tmp_path, monkeypatch):
     with locks.hold_locks([(locks.QUIET, False)], 1):
         record = run_empty(tmp_path / "w", 1, limits=SweepOptions(lock_s=0.5))
     assert record.rows[0].state == JobState.FAILED
-    assert "in use by process" in record.rows[0].reason
+    assert "the CPU has been in use" in record.rows[0].reason
 
 
 @pytest.mark.parametrize("before", [0, 2])

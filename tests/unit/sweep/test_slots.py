@@ -79,7 +79,7 @@ def test_a_gpu_is_locked_by_its_uuid_and_the_processors_by_their_host():
 
 
 def test_one_holder_at_a_time_and_the_other_is_told_who(tmp_path):
-    with hold_locks([("GPU-0", False)], 1, tmp_path), pytest.raises(TakenError, match=f"process {os.getpid()}"):
+    with hold_locks([("GPU-0", False)], 1, tmp_path), pytest.raises(TakenError, match="GPU-0 has been in use"):
         hold_locks([("GPU-0", False)], 0, tmp_path).__enter__()
     with hold_locks([("GPU-0", False)], 0, tmp_path):
         pass

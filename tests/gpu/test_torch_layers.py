@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from tests.fakes.emulation import compute_step
 from tests.fakes.fp8_models import draw, run_onnx
 from tests.fakes.int8_network import (
     NETWORKS,
@@ -21,7 +22,6 @@ from tests.fakes.int8_network import (
 
 from optpipe.backends.inductor import Inductor, find_old_gpu
 from optpipe.backends.torch_layers import steps
-from optpipe.backends.torch_layers.emulation import compute_step
 from optpipe.backends.torch_layers.operators import launch_step
 from optpipe.backends.torch_layers.tactics import Operands, list_tactics
 from optpipe.core.entries import ArtifactInfo, WeightsRecord

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.fakes.emulation import compute_step
 from tests.fakes.int8_network import random_convolution
 from typer.main import get_command
 
-from optpipe.backends.torch_layers.emulation import compute_step
 from optpipe.cli.app import app
 
 ROOT = Path(__file__).parents[2]

@@ -251,10 +251,6 @@ class Backend(ABC):
     def recipe(self, device: Device, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """The part of an artifact's key beyond graph, shapes, and precision: versions, the GPU it is tuned for, options."""
 
-    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:  # noqa: ARG002
-        """The parts of the graph that it does not support, by name."""
-        return ()
-
     @abstractmethod
     def build(self, request: BuildRequest) -> BuildResult:
         """Builds into `request.directory`; raises `StageError` if the runtime refuses."""

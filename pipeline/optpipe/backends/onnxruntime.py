@@ -93,12 +93,6 @@ class OnnxRuntime(Backend):
             **({"qdq": "as written", "nhwc": "where it convolves"} if device == "cuda" else {}),
         }
 
-    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
-        from optpipe.backends.onnxruntime_session import find_graph_refusal
-
-        reason = find_graph_refusal(request.graph, request.device)
-        return () if reason is None else (reason,)
-
     def build(self, request: BuildRequest) -> BuildResult:
         import onnx
 

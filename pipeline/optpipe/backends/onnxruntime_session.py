@@ -92,18 +92,6 @@ def _reason(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rpartition(" : ")[2].rpartition("&) ")[2][:240]
 
 
-def find_graph_refusal(graph: Path, device: "Device") -> str | None:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    try:
-        create_inference_session(graph, device, options, {})
-    except StageError as error:
-        return str(error).partition(": ")[2].splitlines()[0]
-    return None
-
-
 def optimize_graph(graph: Path, target: Path, device: "Device", *, quantize_floats: bool = False) -> None:
     """Writes the graph as the provider fuses it. Layouts depend on the processor, so loading changes them, not this.
 

@@ -97,32 +97,18 @@ class TensorRT(Backend):
             require_supported(self._library(), options)
         return options
 
-    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
-        trt = self._library()
-        logger = create_logger(trt)
-        builder = trt.Builder(logger)
-        network = create_network(trt, builder)  # builder and network must outlive the parser
-        parser = trt.OnnxParser(network, logger)
-        if parser.parse_from_file(str(request.graph)):
-            return ()
-        errors = [parser.get_error(index) for index in range(parser.num_errors)]
-        reasons = (
-            "its zero point is not 0\nquantize the model symmetrically, or build it with --backend onnxruntime"
-            if "shiftIsAllZeros" in each.desc()  # a flag of the C++ API
-            else each.desc()
-            for each in errors
-        )
-        named = (f"{each.node_operator()} ({each.node_name()})" for each in errors)
-        return tuple(dict.fromkeys(f"{name}: {reason}" for name, reason in zip(named, reasons, strict=True)))
-
     def build(self, request: BuildRequest) -> BuildResult:
         trt, options = self._library(), self._read_options(request.options)
         logger = create_logger(trt)
         builder = trt.Builder(logger)
-        network = create_network(trt, builder)
+        network = create_network(trt, builder)  # builder and network must outlive the parser
         parser = trt.OnnxParser(network, logger)
         if not parser.parse_from_file(str(request.graph)):
-            raise StageError(f"{self.name} cannot parse {request.graph.name}: {parser.get_error(0).desc()}")
+            errors = [parser.get_error(index) for index in range(parser.num_errors)]
+            named = dict.fromkeys(
+                f"{each.node_operator()} ({each.node_name()}): {_explain(each.desc())}" for each in errors
+            )
+            raise StageError(f"{self.name} does not support {request.card.name}: {'; '.join([*named][:5])}")
         config = create_config(trt, builder, request, options)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
@@ -190,6 +176,12 @@ class TensorRTRTX(TensorRT):
         return Serving()
 
 
+def _explain(reason: str) -> str:
+    """The parser's reason; one of them is a flag of the C++ API."""
+    asymmetric = "its zero point is not 0\nquantize the model symmetrically, or build it with --backend onnxruntime"
+    return asymmetric if "shiftIsAllZeros" in reason else reason
+
+
 def name_server_release(package: str, version: str) -> str:
     return f"an engine of {package} {version} loads only in a Triton release with the same version: see NVIDIA's support matrix"
 
@@ -237,20 +229,16 @@ class TorchTensorRT(TensorRT):
             "options": merge_options(options, {"workspace_bytes": 0}, self.name),
         }
 
-    def find_unsupported(self, request: BuildRequest) -> tuple[str, ...]:
-        from torch_tensorrt.dynamo import CONVERTERS
-
-        program = export_program(request).run_decompositions()
-        targets = {node.target for node in program.graph.nodes if node.op == "call_function"}
-        return tuple(
-            sorted(str(target) for target in targets if target not in CONVERTERS and hasattr(target, "overloadpacket"))
-        )
-
     def build(self, request: BuildRequest) -> BuildResult:
         """Converts with explicit types, so that the engine has the program's types."""
         import torch_tensorrt
+        from torch_tensorrt.dynamo import CONVERTERS
 
         program = export_program(request)
+        nodes = program.run_decompositions().graph.nodes
+        targets = {node.target for node in nodes if hasattr(node.target, "overloadpacket")}
+        if unknown := sorted(map(str, targets - CONVERTERS.keys())):
+            raise StageError(f"{self.name} does not support {request.card.name}: {'; '.join(unknown[:5])}")
         inputs = [
             torch_tensorrt.Input(min_shape=e.min, opt_shape=e.opt, max_shape=e.max, name=e.name)
             for e in request.card.inputs

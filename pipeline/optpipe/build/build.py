@@ -319,10 +319,7 @@ def build_artifact(
     store: Store,
     listener: Listener,
 ) -> tuple[Entry[ArtifactInfo], bool]:
-    """The store entry `artifact`: the engine, package or optimized graph, with the proof of its precision.
-
-    Raises StageError before the build for operators that the backend does not support.
-    """
+    """The store entry `artifact`: the engine, package or optimized graph, with the proof of its precision."""
     card = card_from_file(model.file(CARD))
     recipe = {
         "revision": REVISION,
@@ -336,8 +333,6 @@ def build_artifact(
 
     def make(directory: Path) -> ArtifactInfo:
         request = BuildRequest(card, precision, graph.file(ONNX), module, device, options, directory)
-        if refused := backend.find_unsupported(request):
-            raise StageError(f"{backend.name} does not support {card.name} in {precision}: {'; '.join(refused[:5])}")
         with redirect_output(directory / BUILD_LOG):
             built = backend.build(request)
         return ArtifactInfo(

@@ -17,7 +17,7 @@ from optpipe.core.errors import BadInputError, ExitStatus, MissingError
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Measurement
 from optpipe.core.precision import CALIBRATED, Budget, Precision
-from optpipe.core.quantity import format_duration, format_snr
+from optpipe.core.quantity import format_snr
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.evaluate.evaluate import run_evaluation
@@ -312,10 +312,6 @@ SHORT_LOAD = LoadSpec(
     1, min_seconds=0.5, max_seconds=5.0, percentile=50.0, warm_up_seconds=0.3, max_warm_up_seconds=3.0,
     output_checks=4, cache_probes=2,
 )  # fmt: skip
-START_S = {"cpu": 4.0, "cuda": 10.0}
-"""Estimated seconds until a process measures: imports, loading, on a GPU the capture of a CUDA graph."""
-LOAD_S = 1.5
-"""Estimated seconds of one short load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +352,6 @@ def choose_build(
     card = card_from_file(exported.file(CARD))
     wanted = add_static_batches(wanted, card, sizes)
     budget, data, score = choose_budget(plan, exported, listener)
-    _announce(wanted, sizes, final_rounds, listener)
     build = build_model(model, wanted, store, listener)
     require_artifacts(build)
     judged, judged_on = judge_builds(budget, data, model, build.artifacts, store, listener, truncate=plan.truncate)
@@ -392,18 +387,6 @@ def _choose_sizes(card: ModelCard, wanted: Sequence[int] | None) -> tuple[int, .
             f"--compare-at {outside[0]}: outside the profile {low}:{usual}:{high}; widen it with --batch {wider}"
         )
     return tuple(wanted or (usual,))
-
-
-def _announce(plan: BuildPlan, sizes: Sequence[int], final_rounds: int, listener: Listener) -> None:
-    known = [(each.choose_device(plan.device), each) for each in plan.backends]
-    count = sum(kind in each.precisions(device) for device, each in known for kind in plan.precisions)
-    processes = count_processes(count, final_rounds)
-    start_s = max(START_S[device] for device, _ in known)
-    seconds = processes * (start_s + len(sizes) * LOAD_S)
-    listener.inform(
-        f"auto: up to {count} builds, then at most {processes} processes to compare them, about {format_duration(seconds * 1e9)}"
-        " or less if some are much slower"
-    )
 
 
 def _race(

@@ -17,12 +17,7 @@ from numpy.typing import NDArray
 
 from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import expose_tensors, load_onnx
-from optpipe.backends.onnxruntime_session import (
-    OnnxRuntimeBinding,
-    copy_arrays,
-    create_inference_session,
-    translate_runtime_errors,
-)
+from optpipe.backends.onnxruntime_session import create_inference_session, translate_runtime_errors
 from optpipe.core.entries import SampleSetSummary
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.files import hash_text
@@ -320,7 +315,6 @@ class Collector:
         self._low: dict[str, float] = {}
         self._high: dict[str, float] = {}
         self._counts: dict[str, Any] = {}
-        self._bound: OnnxRuntimeBinding | None = None
         self._session = open_exposed_session(graph, tensors, device)
         self._fed = {each.name for each in self._session.get_inputs()} & set(tensors)
         self._outputs = tuple(name for name in tensors if name not in self._fed)
@@ -334,7 +328,8 @@ class Collector:
                 self._add_on_host(batch)
 
     def _add_on_host(self, batch: Batch) -> None:
-        found = {**{name: np.asarray(batch[name]) for name in self._fed}, **self._outputs_on_host(batch)}
+        outputs = self._session.run(list(self._outputs), dict(batch)) if self._outputs else ()
+        found = dict(zip(self._outputs, outputs, strict=True)) | {name: np.asarray(batch[name]) for name in self._fed}
         values = [found[name].astype(np.float32, copy=False) for name in self.tensors]
         with ThreadPoolExecutor(COUNTING_THREADS) as pool:
             extremes = pool.map(lambda value: (float(value.min()), float(value.max())), values)
@@ -346,22 +341,6 @@ class Collector:
     def _count(self, name: str, value: NDArray[np.float32]) -> None:
         counts = self._counts.setdefault(name, np.zeros((2, BINS), np.int64))
         counts += count_magnitudes(value)
-
-    def _outputs_on_host(self, batch: Batch) -> Batch:
-        """Reuses the memory while the shapes stay: new pages for every batch cost a sixth of a forward pass."""
-        if not self._outputs:
-            return {}
-        bound = self._bound
-        if bound is None or any(value.shape != batch[name].shape for name, value in bound.inputs.items()):
-            bound = self._bound = None  # free the old memory first
-            values = self._session.run(list(self._outputs), dict(batch))
-            outputs = dict(zip(self._outputs, values, strict=True))
-            self._bound = OnnxRuntimeBinding(self._session, copy_arrays(batch), outputs)
-            return self._bound.outputs
-        for name, value in bound.inputs.items():
-            np.copyto(value, batch[name])
-        bound.launch()
-        return bound.outputs
 
     def _add_on_device(self, batch: Batch) -> None:
         import torch

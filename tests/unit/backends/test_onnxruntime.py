@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from onnx import TensorProto, helper
-from tests.fakes.entries import artifact_info
 from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.base import BuildRequest
@@ -27,11 +26,9 @@ from optpipe.backends.onnxruntime_session import (
     QDQ_AS_WRITTEN,
     RECORD_ASSIGNMENT,
     OnnxRuntimeSession,
-    find_graph_refusal,
     optimize_graph,
     placement_from_session,
 )
-from optpipe.backends.registry import find_missing_release
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import StageError
 from optpipe.core.precision import LayerType, Placement, Precision, prove_precision
@@ -223,10 +220,3 @@ def test_a_type_without_a_kernel_is_said_with_the_way_out(tmp_path) -> None:
     onnx_model([("Sigmoid", "x", "y", {"name": "s"})], *values, path=tmp_path / "bf16.onnx")
     with pytest.raises(StageError, match=r"bf16\.onnx: .*Sigmoid\(13\) node with name 's'\n.*float32"):
         OnnxRuntimeSession(tmp_path / "bf16.onnx", "cpu", {})
-    assert "Sigmoid(13)" in find_graph_refusal(tmp_path / "bf16.onnx", "cpu")
-
-
-def test_a_runtime_that_no_triton_release_carries_is_named_unless_the_engine_needs_more_than_its_file():
-    own = artifact_info(backend="onnxruntime")
-    assert "carries ONNX Runtime 99.1.0" in str(find_missing_release(own, "99.1.0"))
-    assert find_missing_release(own, "1.20.0") is None

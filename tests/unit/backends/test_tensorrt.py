@@ -22,6 +22,7 @@ from optpipe.backends.tensorrt_engine import (
     options_from_given,
 )
 from optpipe.core.card import InputSpec, ModelCard, Task, batch_ranges_from_text, join_batch_ranges
+from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision, prove_precision
 
 RANGES = st.lists(st.integers(1, 256), min_size=3, max_size=3).map(sorted).map(tuple)
@@ -102,8 +103,9 @@ def test_an_asymmetric_graph_is_refused_with_a_way_out_in_two_lines(tmp_path, li
         {"x": [4, 8]}, {"y": [4, 8]}, path=tmp_path / "model.onnx", scale=np.float32(0.1), zero=np.int8(3),
     )  # fmt: skip
     request = request_for(tmp_path, InputSpec("x", "float32", (4, 8), (4, 8), (4, 8)), Precision.INT8)
-    (refused,) = TENSORRT_RTX.find_unsupported(request)
-    problem, way_out = refused.splitlines()
+    with pytest.raises(StageError) as refused:
+        TENSORRT_RTX.build(request)
+    problem, way_out = str(refused.value).splitlines()
     assert "QuantizeLinear (q): its zero point" in problem
     assert "--backend onnxruntime" in way_out
 

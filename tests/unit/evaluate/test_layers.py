@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from tests.fakes.emulation import register_emulation
 from tests.fakes.entries import artifact_info
 from tests.fakes.fp8_models import draw, export_quickly, measure_ranges
 from tests.fakes.graphs import onnx_model
@@ -73,6 +74,7 @@ def compare(backend: str, precision: str, fault: str, folder, good) -> BuildDive
     request = BuildRequest(card, Precision(precision), bad, partial(Network, fault), "cpu", {}, folder)
     build: Any
     if backend == "emulation":
+        register_emulation()
         build = MarkedProgram(lower_program(request)[0], request, run_as_it_is, source)
         plain = build.cut(build.outputs)[1]
     else:

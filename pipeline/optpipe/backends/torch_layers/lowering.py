@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_onnx
 from optpipe.backends.torch_layers import steps, tactics
-from optpipe.backends.torch_layers.emulation import quantize
 from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_program import (
     add_constant,
@@ -438,7 +437,7 @@ def _quantize(value: Any, inverse_scale: float, axis: int, spare: int) -> Any:
     """INT8, with `spare` zeros at the end of `axis`."""
     import torch
 
-    found = quantize(value, inverse_scale)
+    found = (value.float() * inverse_scale).round().clamp(-128, 127).to(torch.int8)
     # as kernels read it: the compiler arranges it while it quantizes
     found = found.contiguous() if axis < 0 or value.dim() != 4 else found.contiguous(memory_format=torch.channels_last)
     behind = -1 - axis if axis < 0 else value.dim() - 1 - axis

@@ -1,7 +1,7 @@
 """A torch operator for INT8 layers, with which programs are exported, compiled, and packaged.
 
-`optpipe::layer` takes a layer's constants as tensors, and its step and tactics as text. On a GPU it launches a kernel; on the CPU
-it computes the same integers. Register the operator before loading such a program.
+`optpipe::layer` takes a layer's constants as tensors, and its step and tactics as text, and launches a kernel. Register the operator
+before loading such a program.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 from optpipe.backends.torch_layers import steps
-from optpipe.backends.torch_layers.emulation import compute_step
 from optpipe.backends.torch_layers.launches import LAUNCHERS
 from optpipe.backends.torch_layers.tactics import Operands, Tactic, list_tactics, tactics_from_text
 
@@ -29,7 +28,6 @@ def register_operator() -> Any:
     set_assembler()
     library = torch.library.Library("optpipe", "DEF")
     library.define(SCHEMA)
-    library.impl("layer", lambda *arguments: compute_step(*_read(*arguments)[:2]), "CPU")
     library.impl("layer", _launch, "CUDA")
     torch.library.register_fake("optpipe::layer", _make_empty, lib=library)
     register_flop_formula(torch.ops.optpipe.layer, get_raw=True)(_count_flops)

@@ -5,9 +5,10 @@ import sys
 
 import triton
 import triton.language as tl
+from tests.fakes import emulation
 from tests.fakes.int8_network import random_convolution, random_depthwise, random_stem
 
-from optpipe.backends.torch_layers import emulation, kernels, operators, steps, tactics
+from optpipe.backends.torch_layers import kernels, operators, steps, tactics
 
 NOT_HERE = ("int8_wgmma_product_at_once", "max_pool", "depthwise_by_torch", "convolution_by_cudnn")
 """Gluon and inline assembly have no interpreter; torch's FP16 convolution rounds otherwise."""

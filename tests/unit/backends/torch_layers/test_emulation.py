@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.emulation import compute_step, quantize
 from tests.fakes.int8_network import random_convolution, random_stem, upload
 
 from optpipe.backends.torch_layers import steps
-from optpipe.backends.torch_layers.emulation import compute_step, quantize
 from optpipe.backends.torch_layers.tactics import Operands, arrange_convolution, arrange_stem, list_tactics
 from optpipe.backends.torch_layers.tuning import ROUNDS, compare_in_turns, explain_speeds, is_faster, record_speeds
 

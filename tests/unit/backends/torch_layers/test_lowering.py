@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from tests.fakes.emulation import compute_step, register_emulation
 from tests.fakes.entries import artifact_info
 from tests.fakes.fp8_models import draw, run_onnx
 from tests.fakes.int8_network import NETWORKS, SPEC, make_int8_request
@@ -18,13 +19,13 @@ from torch.nn import functional
 
 from optpipe.backends.inductor import Inductor, fix_batch
 from optpipe.backends.torch_layers import LOWERING, tuning
-from optpipe.backends.torch_layers.emulation import compute_step
 from optpipe.backends.torch_layers.lowering import lower_program
 from optpipe.backends.torch_layers.steps import step_from_text
 from optpipe.backends.torch_layers.tactics import list_tactics, tactics_from_text
 from optpipe.backends.torch_program import export_rewritten, layers_from_program
 from optpipe.core.precision import Precision, prove_precision
 
+register_emulation()
 GOLDEN = Path(__file__).parents[3] / "golden" / "int8"
 SPARED = {"varied": (1,)}
 """Layers that stay in floating point by request."""

@@ -6,13 +6,14 @@ in another order and may differ by one step of the quantization after them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
+
+import torch
 
 from optpipe.backends.torch_layers import steps
+from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_layers.tactics import Operands
-
-if TYPE_CHECKING:
-    import torch
 
 LOWEST, HIGHEST = -128, 127
 _ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
@@ -25,10 +26,23 @@ _ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-def compute_step(step: steps.Step, given: Operands) -> "torch.Tensor":
-    """A step's output for tensors on the CPU: INT8 or FP16, (images, channels, height, width) or (..., features)."""
-    import torch
+@cache
+def register_emulation() -> Any:
+    """Lets exported programs compute their layers on the CPU; torch forgets an operator when its library is garbage-collected."""
+    register_operator()
+    library = torch.library.Library("optpipe", "IMPL")
+    library.impl("layer", compute_layer, "CPU")
+    return library
 
+
+def compute_layer(
+    given: Any, added: Any, constants: Any, added_scale: float, inverse_scale: float, step: str, _: str
+) -> Any:
+    return compute_step(steps.step_from_text(step), Operands(given, added, constants, added_scale, inverse_scale))
+
+
+def compute_step(step: steps.Step, given: Operands) -> torch.Tensor:
+    """A step's output for tensors on the CPU: INT8 or FP16, (images, channels, height, width) or (..., features)."""
     output = steps.make_output(step, given.data)
     match step:
         case steps.Convolution():
@@ -48,8 +62,6 @@ def compute_step(step: steps.Step, given: Operands) -> "torch.Tensor":
 
 
 def _convolve(step: steps.Convolution, given: Operands) -> Any:
-    import torch
-
     kernel, scale, bias, *_ = given.constants
     rows, columns = step.kernel
     weight = kernel.view(step.outputs, rows, columns, -1)[..., : step.depth].permute(0, 3, 1, 2)
@@ -75,9 +87,7 @@ def _end(step: steps.Convolution | steps.Stem | steps.Depthwise, value: Any, inv
 
 
 def quantize(value: Any, inverse_scale: float) -> Any:
-    """Scales, rounds half to even, and clamps a torch tensor on any device."""
-    import torch
-
+    """Scales, rounds half to even, and clamps."""
     return (value.float() * inverse_scale).round().clamp(LOWEST, HIGHEST).to(torch.int8)
 
 
@@ -93,8 +103,6 @@ def _scale_and_add(total: Any, scale: Any, bias: Any) -> Any:
 
 def _convolve_cells(step: steps.Stem, given: Any, arranged: Any, bias: Any) -> Any:
     """A convolution with stride 1 over cells of 2x2 pixels by 4 channels, as in the kernel."""
-    import torch
-
     spanned, lead = step.count_cells()
     size = [(each + 2 * step.padding[0] - step.kernel[0]) // 2 + 1 for each in given.shape[2:]]
     ahead, whole = step.padding[0] + lead, [2 * (each + spanned - 1) for each in size]

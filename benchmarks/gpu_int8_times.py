@@ -45,9 +45,7 @@ def main(out: Path) -> None:
     }
     card = card_from_file(store.find(artifacts[Precision.FP32].manifest.parents[0]).file(CARD))
     images = next(
-        preprocess_batches(
-            find_images(find_shipped_folder("calibration") / "samples").paths, card.transform, 10, threads=4
-        )
+        preprocess_batches(find_images(find_shipped_folder("calibration") / "samples"), card.transform, 10, threads=4)
     )
     rows = []
     # on torch's default stream ONNX Runtime would take one of its own, and events would time nothing

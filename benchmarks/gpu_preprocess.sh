@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The preprocessing record on a GPU host, all in one run: parity of mixed decoding for three libraries' presets and edge-case
-# files (about 2 minutes); DALI tuned against the best DataLoader, decoding alone, files to predictions overlapped (about 3).
+# The preprocessing record on a GPU host, all in one run: parity of mixed decoding for three libraries' presets and of
+# edge-case files (about 2 minutes); DALI tuned against the best DataLoader, files to predictions overlapped (about 3).
 # usage, from the project's root: bash benchmarks/gpu_preprocess.sh OUTPUT [parity|record]
 set -u
 out=${1:?output directory}; part=${2:-all}; mkdir -p "$out"
@@ -24,7 +24,7 @@ if [ "$part" != parity ]; then
   done
 fi
 if [ "$part" != record ]; then
-  step parity-presets 120 python3 benchmarks/preprocess_parity.py --mixed --exact --images "$work/photographs" \
+  step parity-presets 120 python3 benchmarks/preprocess_parity.py --mixed --images "$work/photographs" \
     --output "$out/parity-presets.json"
   step gpu-tests 60 python3 -m pytest -q -m gpu tests/gpu/test_preprocess_mixed.py
   cat "$out/parity-presets.out"; tail -n 3 "$out/gpu-tests.out"

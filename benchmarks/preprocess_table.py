@@ -28,11 +28,8 @@ def main(folder: Path) -> None:
         )
         lines.append(f"| parity | {proof['verdict']}: {proof['reason']} |")
         lines.append(f"| mean/max levels after each step | {steps} |")
-        odd = [each for each in parity["edge_cases"] if each["outcome"] not in ("equal", "refused by both")]
-        names = ", ".join(f"{each['name']} {each['outcome']} {each['max_levels']}" for each in odd) or "all match"
-        lines.append(f"| edge-case files | {names} |")
     if tuned := found.get("throughput"):
-        for name in ("dataloader", "dali", "decode_only"):
+        for name in ("dataloader", "dali"):
             row = tuned[name]
             interval = "–".join(f"{each:,.0f}" for each in row["ci"] or ())
             lines.append(
@@ -41,7 +38,6 @@ def main(folder: Path) -> None:
         lines.append(
             f"| DALI over the best DataLoader (≥ 9 wanted) | {tuned['speedup']:.2f}, interval {tuned['speedup_ci']} |"
         )
-        lines.append(f"| DALI over decoding alone (≥ 0.9 wanted) | {tuned['share_of_decode_only']:.3f} |")
     for each in (result for document in measured for result in document.get("results", ())):
         figures, what = each["figures"], f"files to predictions, {each['label']}, batch {each['plan']['batch_size']}"
         if figures is None:

@@ -49,7 +49,6 @@ preprocess digits --batch-size 1000000000 | must be between 1 and
 preprocess digits --set threads=100000 | must be between 1 and
 preprocess digits --set seconds=nan | greater than 0
 preprocess digits --set seconds=-1 | greater than 0
-preprocess digits --set max-unreadable=-1 | 0 or greater
 preprocess digits --limit 0 | at least 1
 signoff digits | signoff requires MODEL and --policy FILE
 signoff digits --policy none.toml | cannot read policy none.toml

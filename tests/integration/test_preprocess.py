@@ -34,7 +34,6 @@ def test_digits_pass_on_their_own_validation_images(record):
     assert record["parity"]["proof"]["top1_agreement"]["images"] == 800
     accuracy = record["parity"]["proof"]["accuracy"]
     assert accuracy["dali"] == pytest.approx(accuracy["reference"], abs=0.003)
-    assert {each["outcome"] for each in record["parity"]["edge_cases"]} <= {"equal", "refused by both"}
 
 
 def test_a_picture_that_comes_through_as_another_is_named(workspace, tmp_path):
@@ -69,14 +68,14 @@ def test_the_fastest_configurations_are_found_and_measured_in_turn(workspace, tm
     done = optpipe("preprocess", "digits", *arguments, workspace=workspace)
     record = done.document
     tuned = record["throughput"]
-    winners = [tuned[name] for name in ("dataloader", "dali", "decode_only")]
+    winners = [tuned[name] for name in ("dataloader", "dali")]
     for row in (*tuned["tried"], *winners):
         assert row["error"] is None
         assert row["ci"] is None or row["ci"][0] <= row["images_per_s"] <= row["ci"][1]
     assert tuned["speedup"] == tuned["dali"]["images_per_s"] / tuned["dataloader"]["images_per_s"]
     assert record["pipeline"]["plan"] == tuned["dali"]["plan"]
-    assert [len(each["repeats_images_per_s"]) for each in winners] == [2, 2, 2]
-    assert all(name in done.stderr for name in ("DataLoader by workers", "DALI by decoder", "both, interleaved"))
+    assert [len(each["repeats_images_per_s"]) for each in winners] == [2, 2]
+    assert all(name in done.stderr for name in ("DataLoader by workers", "DALI by decoder"))
 
 
 def test_without_dali_the_install_command_is_given(workspace):

@@ -143,7 +143,6 @@ def test_wrong_preprocessing_fails_on_predictions(built, fault, monkeypatch):
         return make_steps_pipeline(replace(transform, steps=steps), plan)
 
     monkeypatch.setattr(parity, "make_steps_pipeline", make_wrong)
-    monkeypatch.setattr(parity, "check_edge_cases", lambda *_: ())
     request = PreprocessRequest(throughput=False, plan=DaliPlan(threads=2, batch_size=32))
     store = Store(folder / ".optpipe")
     wanted = model_from_options(model, ModelOptions(), store)

@@ -150,9 +150,6 @@ def preprocess(
         Path | None, Param("Folder of images; subfolders named after labels enable accuracy.", metavar="DIR")
     ] = None,
     limit: Annotated[int, Param("Maximum number of images.")] = 1000,
-    max_unreadable: Annotated[
-        int | None, Param("Maximum number of unreadable images; default: skip them with a warning.", setting=True)
-    ] = None,
     decode: Annotated[Literal["auto", "cpu", "mixed"], Param("Decoder; mixed is nvJPEG on the GPU.", setting=True)] = (
         "auto"
     ),
@@ -160,10 +157,6 @@ def preprocess(
         int | None, Param("DALI CPU threads; default: tuned, or up to 8 with --no-throughput.", setting=True)
     ] = None,
     batch_size: Annotated[int | None, Param("Images per batch; default: 256 on a GPU, 32 on a CPU.")] = None,
-    resize: Annotated[
-        Literal["exact", "two-pass", "fused"],
-        Param("exact matches the model's resize; two-pass and fused are DALI's own.", setting=True),
-    ] = "exact",
     throughput: Annotated[bool, Param("Also compare the throughput of DALI and PyTorch's DataLoader.")] = True,
     seconds: Annotated[
         float, Param("Measurement time for the best configurations; the search uses half.", setting=True)
@@ -180,8 +173,7 @@ def preprocess(
     request = PreprocessRequest(
         images=images,
         limit=limit,
-        max_unreadable=max_unreadable,
-        plan=choose_dali_plan(decode, threads, batch_size, resize),
+        plan=choose_dali_plan(decode, threads, batch_size),
         fixed=frozenset(name for name, given in fixed.items() if given),
         throughput=throughput,
         seconds=seconds,

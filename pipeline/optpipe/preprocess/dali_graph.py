@@ -18,7 +18,7 @@ Measured against Pillow and torchvision:
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +32,6 @@ Sides = Any
 """Height and width in pixels: a tuple if the transform fixes them, otherwise a node with a vector of two int32."""
 
 Arguments = Mapping[str, Any]
-Arithmetic = Literal["exact", "two-pass", "fused"]
-"""How to resize: with the renormalized border of the module's docstring; without it; by one DALI operator."""
 
 SUPPORT: dict[Interpolation, int] = {"nearest": 1, "bilinear": 1, "bicubic": 2, "lanczos": 3}
 """Half the width of each filter in pixels of the smaller scale; DALI has no other filters."""
@@ -73,7 +71,7 @@ def require_translatable(transform: Transform) -> None:
         raise BadInputError(f"DALI cannot reproduce this model's preprocessing: {'; '.join(reasons)}")
 
 
-def resize_image(image: GraphImage, step: Resize, arithmetic: Arithmetic, *, border_hidden: bool = False) -> GraphImage:
+def resize_image(image: GraphImage, step: Resize, *, border_hidden: bool = False) -> GraphImage:
     """Resizes as `step.kernel` does; see the module's docstring."""
     from nvidia.dali import fn
 
@@ -81,17 +79,15 @@ def resize_image(image: GraphImage, step: Resize, arithmetic: Arithmetic, *, bor
     floats = step.kernel == "float"
     if step.interpolation == "nearest":
         pixels = _resize_nearest(image, step, new)
-    elif arithmetic == "exact" and step.antialias and not border_hidden:
+    elif step.antialias and not border_hidden:
         first, second = _choose_pass_order(image.sides, new, step)
         half, now = _resize_renormalized(image.pixels, first, second, image.sides, new, step, rounded=not floats)
         pixels, _ = _resize_renormalized(half, second, first, now, new, step, rounded=not floats)
     else:
         filtering = _get_filtering(step, floats=floats)
-        size, pixels = _as_floats(new), image.pixels
-        if arithmetic != "fused":
-            first, _ = _choose_pass_order(image.sides, new, step)
-            pixels = fn.resize(pixels, size=_as_floats(_node(new) * first), **filtering)  # a side of 0 stays as it is
-        pixels = fn.resize(pixels, size=size, **filtering)
+        first, _ = _choose_pass_order(image.sides, new, step)
+        pixels = fn.resize(image.pixels, size=_as_floats(_node(new) * first), **filtering)  # a side of 0 stays as it is
+        pixels = fn.resize(pixels, size=_as_floats(new), **filtering)
     low = min(step.size) if step.fit != "long" and step.max_size is None else 1
     return GraphImage(pixels, new, low, floats or image.floats)
 
@@ -146,26 +142,23 @@ def _get_crop_window(image: GraphImage, crop: CenterCrop) -> Arguments:
     return {"crop": size, "crop_pos_y": along[0], "crop_pos_x": along[1], "rounding": "round"}
 
 
-def apply_each_step(image: GraphImage, transform: Transform, arithmetic: Arithmetic) -> Iterator[GraphImage]:
+def apply_each_step(image: GraphImage, transform: Transform) -> Iterator[GraphImage]:
     geometry = transform.geometry
     for index, step in enumerate(geometry):
         after = geometry[index + 1] if index + 1 < len(geometry) else None
-        hidden = isinstance(step, Resize) and is_border_hidden(step, after)
-        image = apply_dali_step(image, step, arithmetic, border_hidden=hidden)
+        image = _apply_step(image, step, after)
         yield image
 
 
-def apply_dali_step(
-    image: GraphImage, step: Resize | CenterCrop, arithmetic: Arithmetic, *, border_hidden: bool = False
-) -> GraphImage:
+def _apply_step(image: GraphImage, step: Resize | CenterCrop, after: Resize | CenterCrop | None) -> GraphImage:
     if isinstance(step, Resize):
-        return resize_image(image, step, arithmetic, border_hidden=border_hidden)
+        return resize_image(image, step, border_hidden=is_border_hidden(step, after))
     return crop_image(image, step)
 
 
-def process_image(image: GraphImage, transform: Transform, arithmetic: Arithmetic) -> Node:
+def process_image(image: GraphImage, transform: Transform) -> Node:
     last = image
-    steps = apply_each_step(image, transform, arithmetic)
+    steps = apply_each_step(image, transform)
     for _ in transform.geometry[:-1]:
         last = next(steps)
     crop = find_crop_to_pack(transform, last)

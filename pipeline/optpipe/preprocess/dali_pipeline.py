@@ -6,9 +6,9 @@ decoders; others go to the CPU's, which are the libraries that Pillow uses. Meas
 - nvJPEG keeps other colors in a transparent palette PNG, and fills up a truncated JPEG that Pillow rejects. A whole JPEG
   ends with its end-of-image marker; the CPU decodes one with bytes after it, which costs time and no pixels.
 - Pillow clips 16-bit grayscale at 255; DALI scales it to 8 bits.
-- The hardware JPEG decoder limits a tuned pipeline while the CPU idles: the CPU can take a share.
 """
 
+import io
 import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
@@ -16,23 +16,21 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
+from PIL import Image
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import MissingError, StageError, is_out_of_memory
 from optpipe.core.events import Listener
 from optpipe.core.process import JobFailure, run_jobs
 from optpipe.core.records import plain_from_record
-from optpipe.core.transform import CenterCrop, Decode, Resize, Transform
-from optpipe.models.inputs.samples import make_edge_case_files
+from optpipe.core.transform import Decode, Transform
+from optpipe.models.inputs.samples import make_synthetic_image
 from optpipe.preprocess.dali_graph import (
     Arguments,
-    Arithmetic,
     GraphImage,
     Node,
-    apply_dali_step,
     apply_each_step,
     find_crop_to_pack,
-    is_border_hidden,
     pack_image,
     process_image,
     require_translatable,
@@ -44,17 +42,11 @@ from optpipe.workspace.store import Store
 INPUT = "DALI_INPUT_0"
 """Triton's DALI backend gives the first input this name unless a configuration names it."""
 DecodeDevice = Literal["cpu", "mixed"]
-SHARE_PARTS = 16
-"""The CPU's share is counted in parts: it takes the same number of each SHARE_PARTS consecutive files.
-
-A share by the files' sizes, with a varying number per batch for the GPU, halved the rate on an H200; the cause has not
-been measured.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class DaliPlan:
-    """Settings of a derived pipeline; only `decode` and `fancy_upsampling` may change a pixel."""
+    """Settings of a derived pipeline; only `decode` may change a pixel."""
 
     decode: DecodeDevice = "cpu"
     """`cpu`: libjpeg-turbo and similar libraries; `mixed`: nvJPEG, with the pixels on the GPU."""
@@ -67,13 +59,8 @@ class DaliPlan:
 
     On an H200 the decoder's pixels differ from libjpeg-turbo's by single levels, those of the SMs by 0.026 on average.
     """
-    fancy_upsampling: bool = True
-    """Interpolates chroma as libjpeg-turbo (Pillow) does; nvJPEG's default repeats it."""
-    cpu_share: float = 0.0
-    """Share of the images that the CPU decodes with `mixed`."""
     edge_cases: bool = True
     """Sends anything but a whole JPEG to the CPU's decoders and clips 16-bit grayscale, as Pillow reads them."""
-    resize: Arithmetic = "exact"
     prefetch: int = 2
 
 
@@ -97,7 +84,7 @@ def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int |
     from nvidia.dali import types
 
     def graph() -> Any:
-        return process_image(_decode_fed_files(transform, plan), transform, plan.resize)
+        return process_image(_decode_fed_files(transform, plan), transform)
 
     dtype = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[transform.pack.dtype]
     # declared, so that a reader of the serialized pipeline can compare it with its configuration
@@ -110,33 +97,12 @@ def make_steps_pipeline(transform: Transform, plan: DaliPlan) -> Any:
 
     def graph() -> Any:
         image = _decode_fed_files(transform, plan)
-        after = [image, *apply_each_step(image, transform, plan.resize)]
+        after = [image, *apply_each_step(image, transform)]
         crop = find_crop_to_pack(transform, after[-2]) if len(after) > 1 else None
         last = pack_image(after[-2], transform, crop) if crop else pack_image(after[-1], transform)
         return (*(each.pixels for each in after), last)
 
     return _build_pipeline(graph, plan, 1)
-
-
-def make_single_step_pipeline(
-    transform: Transform, step: Resize | CenterCrop | None, plan: DaliPlan, *, floats: bool = False
-) -> Any:
-    """One step on given pixels, to measure its share of the difference; None stands for everything after the geometry."""
-    geometry = (*transform.geometry, None)
-    hidden = isinstance(step, Resize) and is_border_hidden(step, geometry[geometry.index(step) + 1])
-
-    def graph() -> Any:
-        from nvidia.dali import fn, types
-
-        dtype = types.FLOAT if floats else types.UINT8
-        pixels = fn.external_source(name=INPUT, dtype=dtype, ndim=3, layout="HWC", device="cpu")
-        sides = fn.cast(pixels.shape()[0:2], dtype=types.INT32)
-        image = GraphImage(pixels.gpu() if plan.device == "gpu" else pixels, sides)
-        if step is not None:
-            return apply_dali_step(image, step, plan.resize, border_hidden=hidden).pixels
-        return pack_image(image, transform)
-
-    return _build_pipeline(graph, plan, 1, conditionals=False)
 
 
 def make_reading_pipeline(
@@ -156,8 +122,8 @@ def make_reading_pipeline(
         encoded, index = fn.readers.file(
             files=[str(path) for path in paths], name="reader", prefetch_queue_depth=plan.prefetch, lazy_init=True
         )
-        image = decode_files(encoded, transform, plan, index)
-        return (image.pixels if decode_only else process_image(image, transform, plan.resize)), index
+        image = decode_files(encoded, transform, plan)
+        return (image.pixels if decode_only else process_image(image, transform)), index
 
     return _build_pipeline(graph, plan, None)
 
@@ -172,7 +138,7 @@ def make_bytes_pipeline(paths: Sequence[Path], plan: DaliPlan) -> Any:
         encoded, _ = fn.readers.file(files=names, prefetch_queue_depth=plan.prefetch, lazy_init=True)
         return encoded
 
-    return _build_pipeline(graph, replace(plan, decode="cpu", device="cpu"), None, conditionals=False)
+    return _build_pipeline(graph, replace(plan, decode="cpu", device="cpu", edge_cases=False), None)
 
 
 def _decode_fed_files(transform: Transform, plan: DaliPlan) -> GraphImage:
@@ -181,27 +147,17 @@ def _decode_fed_files(transform: Transform, plan: DaliPlan) -> GraphImage:
     return decode_files(fn.external_source(name=INPUT, dtype=types.UINT8, ndim=1, device="cpu"), transform, plan)
 
 
-def decode_files(encoded: Any, transform: Transform, plan: DaliPlan, index: Any = None) -> GraphImage:
-    """Decodes by the plan and moves the pixels to its device.
-
-    The CPU takes its share of files by their `index`, or by their size if there is none.
-    """
+def decode_files(encoded: Any, transform: Transform, plan: DaliPlan) -> GraphImage:
+    """Decodes by the plan and moves the pixels to its device."""
     if plan.decode == "mixed":
-        from nvidia.dali import fn, types
-
-        options = {"hw_decoder_load": plan.hw_decoder_load, "jpeg_fancy_upsampling": plan.fancy_upsampling}
-        number = fn.cast(encoded.shape(), dtype=types.INT32) if index is None else index
-        share = (number, plan.cpu_share) if plan.cpu_share else None
-        return decode_mixed(encoded, transform.decode, options, edge_cases=plan.edge_cases, cpu_share=share)
+        return decode_mixed(encoded, transform.decode, plan)
     image = decode_on_cpu(encoded, transform.decode, edge_cases=plan.edge_cases)
     if plan.device == "gpu":
         image = replace(image, pixels=image.pixels.gpu())
     return image
 
 
-def _build_pipeline(
-    graph: Callable[[], Any], plan: DaliPlan, prefetch: int | None, *, conditionals: bool | None = None, **declared: Any
-) -> Any:
+def _build_pipeline(graph: Callable[[], Any], plan: DaliPlan, prefetch: int | None, **declared: Any) -> Any:
     require_dali()
     from nvidia.dali import pipeline_def
 
@@ -211,7 +167,7 @@ def _build_pipeline(
         num_threads=plan.threads,
         device_id=0 if plan.device == "gpu" else None,
         prefetch_queue_depth=prefetch or plan.prefetch,
-        enable_conditionals=plan.edge_cases or plan.cpu_share > 0 if conditionals is None else conditionals,
+        enable_conditionals=plan.edge_cases,
         **declared,
     )
     pipeline = define()
@@ -229,24 +185,23 @@ def decode_on_cpu(encoded: Node, step: Decode, *, edge_cases: bool) -> GraphImag
     return GraphImage(pixels, _read_sides(encoded, step))
 
 
-def decode_mixed(
-    encoded: Node, step: Decode, options: Arguments, *, edge_cases: bool, cpu_share: tuple[Node, float] | None
-) -> GraphImage:
-    """Decodes to 8 bits on the GPU; the CPU takes files that are not a whole JPEG (`edge_cases`) and a share of the others.
+def decode_mixed(encoded: Node, step: Decode, plan: DaliPlan) -> GraphImage:
+    """Decodes to 8 bits on the GPU; with `plan.edge_cases` the CPU takes files that are not a whole JPEG.
 
-    `options` are nvJPEG's. Needs `enable_conditionals` unless both are off.
+    Chroma is interpolated as libjpeg-turbo (Pillow) does; nvJPEG's default repeats it.
     """
     from nvidia.dali import fn
 
     settings = _get_decode_settings(step)
-    if not edge_cases and cpu_share is None:
+    options: Arguments = {"hw_decoder_load": plan.hw_decoder_load, "jpeg_fancy_upsampling": True}
+    if not plan.edge_cases:
         pixels = fn.decoders.image(encoded, device="mixed", **settings, **options)
         return GraphImage(pixels, _read_sides(encoded, step))
-    for_gpu = _is_for_gpu(encoded, edge_cases=edge_cases, cpu_share=cpu_share)
+    for_gpu = _is_whole_jpeg(encoded)
     if for_gpu:
         pixels = fn.decoders.image(encoded, device="mixed", **settings, **options)
     else:
-        pixels = _decode_pixels_on_cpu(encoded, settings, edge_cases=edge_cases).gpu()
+        pixels = _decode_pixels_on_cpu(encoded, settings, edge_cases=True).gpu()
     return GraphImage(pixels, _read_sides(encoded, step))
 
 
@@ -262,19 +217,12 @@ def is_edge_case(path: Path, decode: str) -> bool:
     return head[:3] != b"\xff\xd8\xff" or tail != b"\xff\xd9"
 
 
-def _is_for_gpu(encoded: Node, *, edge_cases: bool, cpu_share: tuple[Node, float] | None) -> Node:
+def _is_whole_jpeg(encoded: Node) -> Node:
     from nvidia.dali import fn, types
 
-    own = None
-    if cpu_share is not None:
-        index, share = cpu_share
-        own = (index[0] & (SHARE_PARTS - 1)) >= round(share * SHARE_PARTS)
-        if not edge_cases:
-            return own
     size = fn.cast(encoded.shape()[0], dtype=types.INT32)
     # ITU-T T.81, table B.1: a file starts with SOI (FF D8) and another marker, and ends with EOI (FF D9)
-    whole = ((_read_number(encoded, [0], 4) & 0xFFFFFF) == 0xFFD8FF) & (_read_number(encoded, size - 2, 2) == 0xD9FF)
-    return whole if own is None else whole & own
+    return ((_read_number(encoded, [0], 4) & 0xFFFFFF) == 0xFFD8FF) & (_read_number(encoded, size - 2, 2) == 0xD9FF)
 
 
 def _decode_pixels_on_cpu(encoded: Node, settings: Arguments, *, edge_cases: bool) -> Node:
@@ -361,7 +309,9 @@ def _require_same(path: Path, transform: Transform, plan: DaliPlan) -> None:
         filename=str(path), batch_size=1, num_threads=plan.threads, device_id=device_id, prefetch_queue_depth=1
     )
     fresh = dali_from_transform(transform, one, prefetch=1)
-    data = np.frombuffer(next(iter(make_edge_case_files()))[1], np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(make_synthetic_image(231, 309, seed=5)).save(file, "JPEG")
+    data = np.frombuffer(file.getvalue(), np.uint8)
     results = []
     for pipeline in (loaded, fresh):
         pipeline.feed_input(INPUT, [data])

@@ -1,10 +1,10 @@
 """The documents of a preprocessing proof and of end-to-end measurements."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from optpipe.core.quantity import format_duration
 from optpipe.preprocess.end_to_end import EndToEndFigures, EndToEndRecord, EndToEndResult
-from optpipe.preprocess.proof import EdgeCaseFile, ParityRecord, PreprocessRecord, Proof
+from optpipe.preprocess.proof import ParityRecord, PreprocessRecord, Proof
 from optpipe.preprocess.throughput import ThroughputRecord, ThroughputTuning
 from optpipe.report.document import (
     TONES,
@@ -34,7 +34,6 @@ def document_from_preprocess(record: PreprocessRecord) -> Document:
             Sentence(_describe_outputs(proof)),
             *(Sentence(f"{each.image}: {each.reason}", Tone.BAD, "refused by DALI") for each in parity.refused[:5]),
             Sentence(f"worst images, side by side with the difference: {', '.join(worst)}"),
-            _describe_edge_cases(parity.edge_cases),
             _tabulate_throughput(record.throughput, record.images.count) if record.throughput else None,
             Sentence(f"{record.pipeline.path}  sha256 {record.pipeline.sha256[:12]}", Tone.FAINT, "pipeline"),
             Sentence(str(record.run_dir), Tone.FAINT, "evidence"),
@@ -45,20 +44,11 @@ def document_from_preprocess(record: PreprocessRecord) -> Document:
 def _tabulate_steps(parity: ParityRecord) -> Table:
     rows = []
     for each in parity.steps:
-        marked = each.step == parity.largest_step and each.alone.mean_levels > 0
-        rows.append(
-            (
-                each.step + (" ← largest" if marked else ""),
-                f"{each.cumulative.mean_levels:.4f}",
-                f"{each.cumulative.max_levels:.2f}",
-                f"{each.cumulative.off_share:.2%}",
-                f"{each.alone.mean_levels:.4f}",
-                f"{each.alone.max_levels:.2f}",
-            )
-        )
-    names = ("mean |Δ|", "max |Δ|", "levels differing", "alone: mean", "alone: max")
+        found = each.cumulative
+        rows.append((each.step, f"{found.mean_levels:.4f}", f"{found.max_levels:.2f}", f"{found.off_share:.2%}"))
+    names = ("mean |Δ|", "max |Δ|", "levels differing")
     caption = f"in 8-bit levels (0 to 255), {parity.images} images"
-    return make_table(["step", *figure_columns(*names)], rows, caption=caption)
+    return make_table(["after", *figure_columns(*names)], rows, caption=caption)
 
 
 def _describe_outputs(proof: Proof) -> str:
@@ -79,48 +69,26 @@ def _describe_outputs(proof: Proof) -> str:
     return ", ".join(parts)
 
 
-def _describe_edge_cases(files: Sequence[EdgeCaseFile]) -> Sentence:
-    """Lists the edge cases that differ; the verdict is about the images."""
-    rest = [each for each in files if not each.matches]
-    by_outcome: dict[str, list[str]] = {}
-    for each in rest:
-        most = "" if each.max_levels is None else f" (max {each.max_levels:.1f})"
-        by_outcome.setdefault(each.outcome, []).append(f"{each.name}{most}")
-    text = f"edge-case files: {len(files) - len(rest)} of {len(files)} decode identically; not part of the verdict"
-    return Sentence(text, details=tuple(f"{outcome}: {', '.join(names)}" for outcome, names in by_outcome.items()))
-
-
 def _tabulate_throughput(tuning: ThroughputTuning, images: int) -> Table:
     tried = [_list_throughput_cells(each, Tone.FAINT) for each in tuning.tried]
-    final = [_list_throughput_cells(each, Tone.STRONG) for each in (tuning.dataloader, tuning.dali, tuning.decode_only)]
+    final = [_list_throughput_cells(each, Tone.STRONG) for each in (tuning.dataloader, tuning.dali)]
     interval = f" [{tuning.speedup_ci[0]:.2f}, {tuning.speedup_ci[1]:.2f}]" if tuning.speedup_ci else ""
-    text = (
-        f"DALI {tuning.speedup:.2f}× the best DataLoader{interval}, {tuning.share_of_decode_only:.2f}× decoding alone"
-    )
-    text += f"; {tuning.left_out}" if tuning.left_out else ""
-    columns: list[Column | str] = [
-        "implementation",
-        "device",
-        "threads",
-        *figure_columns("images/s", "95% interval", "reader cost", "batch cost"),
-        "error",
-    ]
-    return make_table(columns, [*tried, *final], caption=f"{text}; {images} images, page cache warm")
+    caption = f"DALI {tuning.speedup:.2f}× the best DataLoader{interval}; {images} images, page cache warm"
+    columns: list[Column | str] = ["implementation", "device", "threads"]
+    columns += [*figure_columns("images/s", "95% interval"), "error"]
+    return make_table(columns, [*tried, *final], caption=caption)
 
 
 def _list_throughput_cells(each: ThroughputRecord, tone: Tone) -> list[Cell]:
-    name, device, threads = str(each.implementation), "", ""
+    name, device, threads = each.implementation, "", ""
     if each.plan is not None:
         device, threads = each.plan.decode, str(each.plan.threads)
-        if each.plan.decode == "mixed":
-            name += f" hw {each.plan.hw_decoder_load:g}"
-            name += f" cpu {each.plan.cpu_share:g}" if each.plan.cpu_share else ""
+        name += f" hw {each.plan.hw_decoder_load:g}" if each.plan.decode == "mixed" else ""
     elif each.loader is not None:
         device, threads = each.loader.device, f"{each.loader.workers} workers"
-    figures = ["failed", "", "", "", str(each.error)]
+    figures = ["failed", "", str(each.error)]
     if each.images_per_s is not None:
-        costs = ("" if cost is None else format_duration(cost) for cost in (each.reader_cost_ns, each.batch_cost_ns))
-        figures = [f"{each.images_per_s:,.0f}", format_rate_interval(each.ci), *costs, ""]
+        figures = [f"{each.images_per_s:,.0f}", format_rate_interval(each.ci), ""]
     return [Cell(text, tone) for text in (name, device, threads, *figures)]
 
 
@@ -162,12 +130,9 @@ def _list_end_to_end_cells(result: EndToEndResult, figures: EndToEndFigures) -> 
 
 
 def _describe_end_to_end(result: EndToEndResult, figures: EndToEndFigures) -> Iterator[Sentence]:
-    check, shares = figures.check, ", ".join(f"{name} {share:.0%}" for name, share in figures.timeline.items())
+    check = figures.check
     yield Sentence(f"{result.label}  {figures.bottleneck}: {figures.reason}")
-    yield Sentence(
-        f"  timeline: {shares}; handover {figures.handover}",
-        Tone.FAINT,
-    )
+    yield Sentence(f"  handover {figures.handover}", Tone.FAINT)
     checked = f"  outputs of the timed run: {check.equal} of {check.predictions} match the reference"
     if check.classes < 2:
         checked += ", all of one class, so this proves nothing"

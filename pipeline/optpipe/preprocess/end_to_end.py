@@ -5,7 +5,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -24,9 +24,8 @@ from optpipe.core.records import json_from_record, read_record
 from optpipe.core.transform import Transform
 from optpipe.core.verdict import Verdict, combine_verdicts
 from optpipe.models.artifacts.lookup import StoredArtifact, format_model_argument
-from optpipe.models.inputs.image_set import find_readable_images
 from optpipe.models.inputs.images import preprocess_batches
-from optpipe.models.inputs.sample_set import format_unreadable
+from optpipe.models.inputs.task_data import read_images
 from optpipe.preprocess.dali_pipeline import (
     HARDWARE_QUEUES,
     DaliPlan,
@@ -64,18 +63,6 @@ class EndToEndJob:
     plan: DaliPlan
     options: Mapping[str, Any]
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class OverlappedBatches:
-    """One entry per batch in every list."""
-
-    batch_ns: tuple[int, ...]
-    latency_ns: tuple[int, ...]
-    """From scheduling a batch until its predictions are there; every image waits for its batch."""
-    wait_ns: tuple[int, ...]
-    launch_ns: tuple[int, ...]
-    output_ns: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +104,6 @@ class EndToEndFigures:
     parts_images_per_s: PartRates
     of_slower_part: float
     """The overlapped rate over the rate of the slower part alone: at most 1, apart from noise."""
-    timeline: Mapping[str, float]
-    """Shares of the measured time in the thread that joins the parts."""
     cpu_share: float
     """Share of all cores, while both parts ran."""
     other_cpu_cores: float
@@ -167,26 +152,18 @@ REQUIRED_AGREEMENT = 0.9
 
 
 def compute_figures(
-    batches: OverlappedBatches,
+    batches: BatchTimes,
     parts: PartRates,
     plan: DaliPlan,
     *,
     launch_share: float,
     cpu_share: float,
-    other_cpu_cores: float,
     handover: str,
     environment: Mapping[str, str | None],
     check: PredictionCheck,
 ) -> EndToEndFigures:
     """`launch_share` is the share of launching in the time of inference alone."""
-    total_ns = sum(batches.batch_ns)
     images_per_s = compute_images_per_s(batches.batch_ns, plan.batch_size)
-    shares = {
-        "waiting for preprocessing": batches.wait_ns,
-        "launching": batches.launch_ns,
-        "waiting for outputs": batches.output_ns,
-    }
-    timeline = {name: sum(each) / total_ns for name, each in shares.items()}
     bottleneck, reason = find_bottleneck(images_per_s, parts, plan, cpu_share, launch_share)
     return EndToEndFigures(
         images_per_s=images_per_s,
@@ -195,9 +172,8 @@ def compute_figures(
         latency_p99_ns=_compute_percentile(batches, 99.0),
         parts_images_per_s=parts,
         of_slower_part=images_per_s / parts.slower,
-        timeline=timeline | {"other": max(0.0, 1 - sum(timeline.values()))},
         cpu_share=cpu_share,
-        other_cpu_cores=other_cpu_cores,
+        other_cpu_cores=batches.other_cpu_cores,
         handover=handover,
         environment=environment if plan.device == "gpu" else {},
         bottleneck=bottleneck,
@@ -230,7 +206,7 @@ def find_bottleneck(
     return "GPU" if on_gpu else "CPU", why
 
 
-def _compute_percentile(batches: OverlappedBatches, percent: float) -> float | None:
+def _compute_percentile(batches: BatchTimes, percent: float) -> float | None:
     from optpipe.stats.percentiles import count_samples_needed, find_order_statistic
 
     ordered = np.sort(np.asarray(batches.latency_ns, float))
@@ -270,20 +246,16 @@ def bench_end_to_end(
         chosen = choose_options(each, options)
         transform = require_image_transform(each.card)
         jobs.append(EndToEndJob(store.workspace, each.entry.id, (), transform, plan, chosen, seconds))
-    found = find_readable_images(images, MAX_FILES, threads=count_cores())
-    if found.unreadable:
-        listener.warn(
-            f"{len(found.unreadable)} images cannot be read and are skipped: {format_unreadable(found.unreadable)}"
-        )
+    found, _ = read_images(images, MAX_FILES, 0, listener)
     size_bytes = warm_page_cache(found.paths)
     with open_run(store.workspace, "end-to-end") as run:
         results = []
         for artifact, job in zip(artifacts, jobs, strict=True):
             store.verify_entry(artifact.entry)
             with listener.step(f"files to predictions, {artifact.label}"):
-                results.append(_measure(artifact, replace(job, paths=tuple(found.paths)), run, listener))
+                results.append(_measure(artifact, replace(job, paths=found.paths), run, listener))
         record = EndToEndRecord(
-            folder=str(found.folder),
+            folder=str(found.root),
             images=len(found.paths),
             images_bytes=size_bytes,
             results=tuple(results),
@@ -349,12 +321,13 @@ def find_tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
 def _measure(artifact: StoredArtifact, job: EndToEndJob, run: OpenRun, listener: Listener) -> EndToEndResult:
     """Measures in a new process; the raw times of batches go into the run, a failure into the result."""
     limit_s = LIMIT_S * (SLOW_CPU if job.plan.device == "cpu" else 1) + PATIENCE * job.seconds
-    measured = next(run_dali_jobs(__name__, [job], tuple[OverlappedBatches, EndToEndFigures], limit_s))
+    measured = next(run_dali_jobs(__name__, [job], tuple[BatchTimes, EndToEndFigures], limit_s))
     result = EndToEndResult(artifact.entry.id, artifact.label, job.plan, job.options, Verdict.FAIL)
     if isinstance(measured, str):
         return replace(result, error=measured)
     batches, figures = measured
-    write_parquet(run.path / f"{artifact.entry.id}.parquet", pl.DataFrame(asdict(batches)))
+    raw = pl.DataFrame({"batch_ns": batches.batch_ns, "latency_ns": batches.latency_ns})
+    write_parquet(run.path / f"{artifact.entry.id}.parquet", raw)
     warn_about_other_load(figures.other_cpu_cores, artifact.label, listener)
     if figures.of_slower_part > 1 + NOISE:
         listener.warn(
@@ -466,14 +439,12 @@ def measure_inference(consumer: Consumer, plan: DaliPlan, transform: Transform, 
     pending: deque[Any] = deque()
     launch_ns: list[int] = []
 
-    def batch() -> int:
+    def batch() -> None:
         started = perf_counter_ns()
         pending.append(consumer.launch(tensor))
-        now = perf_counter_ns()
-        launch_ns.append(now - started)
+        launch_ns.append(perf_counter_ns() - started)
         while len(pending) > consumer.in_flight:
             consumer.finish(pending.popleft())
-        return now
 
     found = time_batches(batch, seconds, consumer.in_flight + 1, patience=1.0)
     while pending:
@@ -484,11 +455,10 @@ def measure_inference(consumer: Consumer, plan: DaliPlan, transform: Transform, 
 
 def run_overlapped(
     pipeline: Any, consumer: Consumer, plan: DaliPlan, stream: Any, seconds: float
-) -> tuple[BatchTimes, OverlappedBatches, dict[int, int]]:
-    """The whole path: DALI makes the next batches while the consumer computes. The last result is the best class by file index."""
+) -> tuple[BatchTimes, dict[int, int]]:
+    """The whole path: DALI makes the next batches while the consumer computes. The second result is the best class by file index."""
     scheduled: deque[int] = deque()
     pending: deque[Any] = deque()
-    rows: dict[str, list[int]] = {name: [] for name in ("wait_ns", "launch_ns", "output_ns")}
     taken: list[tuple[int, dict[int, int]]] = []
 
     def schedule() -> None:
@@ -501,35 +471,24 @@ def run_overlapped(
         taken.append((perf_counter_ns() - begun, dict(zip(index, best.tolist(), strict=True))))
         del outputs  # DALI may reuse its memory only now, after the predictions
 
-    def batch() -> int:
-        started = perf_counter_ns()
+    def batch() -> None:
         outputs = pipeline.share_outputs(cuda_stream=stream) if stream is not None else pipeline.share_outputs()
-        ready = perf_counter_ns()
         index = np.asarray(outputs[1].as_cpu().as_tensor()).ravel().tolist()
         pending.append((scheduled.popleft(), index, consumer.launch(outputs[0].as_tensor()), outputs))
-        launched = perf_counter_ns()
         pipeline.release_outputs()
         schedule()
         while len(pending) > consumer.in_flight:
             take()
-        rows["wait_ns"].append(ready - started)
-        rows["launch_ns"].append(launched - ready)
-        rows["output_ns"].append(perf_counter_ns() - launched)
-        return ready
 
     for _ in range(plan.prefetch):
         schedule()
     found = time_batches(batch, seconds, plan.prefetch + consumer.in_flight + 1)
     while pending:
         take()
-    first, count = found.warm_up_batches, len(found.batch_ns)
-    timed = taken[first - consumer.in_flight :]
-    batches = OverlappedBatches(
-        found.batch_ns,
-        tuple(latency for latency, _ in timed[:count]),
-        **{name: tuple(values[first:]) for name, values in rows.items()},
-    )
-    return found, batches, {index: best for _, predicted in timed for index, best in predicted.items()}
+    timed = taken[found.warm_up_batches - consumer.in_flight :]
+    latency_ns = tuple(latency for latency, _ in timed[: len(found.batch_ns)])
+    predictions = {index: best for _, predicted in timed for index, best in predicted.items()}
+    return replace(found, latency_ns=latency_ns), predictions
 
 
 CHECKED_PREDICTIONS = 32
@@ -538,7 +497,7 @@ PART_S = 1.5
 """Seconds of each part alone, before and after the whole."""
 
 
-def measure_job(job: EndToEndJob) -> tuple[OverlappedBatches, EndToEndFigures]:
+def measure_job(job: EndToEndJob) -> tuple[BatchTimes, EndToEndFigures]:
     plan, transform, paths = job.plan, job.transform, job.paths
     entry, part_s = Store(job.workspace).find(job.artifact, ArtifactInfo), min(PART_S, job.seconds)
     backend, device = BACKENDS[entry.info.backend], entry.info.device
@@ -555,7 +514,7 @@ def measure_job(job: EndToEndJob) -> tuple[OverlappedBatches, EndToEndFigures]:
         decode = measure_pipeline(make_reading_pipeline(paths, transform, plan, decode_only=True), plan, part_s)
         before = measure_alone()
         pipeline = make_reading_pipeline(paths, transform, plan)
-        times, batches, predictions = run_overlapped(pipeline, consumer, plan, stream, job.seconds)
+        batches, predictions = run_overlapped(pipeline, consumer, plan, stream, job.seconds)
         after = measure_alone()
         check = _check_predictions(predictions, session, paths, transform, plan.batch_size)
     # the better of two: a disturbed part must not make the overlap look good
@@ -565,8 +524,7 @@ def measure_job(job: EndToEndJob) -> tuple[OverlappedBatches, EndToEndFigures]:
         PartRates(read, decode, preprocess, inference),
         plan,
         launch_share=min(before[1][1], after[1][1]),
-        cpu_share=times.cpu_cores / count_cores(),
-        other_cpu_cores=times.other_cpu_cores,
+        cpu_share=batches.cpu_cores / count_cores(),
         handover=consumer.handover,
         environment={name: os.environ.get(name) for name in HARDWARE_QUEUES},
         check=check,

@@ -1,10 +1,8 @@
 """Compares both pipelines on the same images, in pixels and in the model's outputs."""
 
 import io
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,20 +13,11 @@ import polars as pl
 from optpipe.core.errors import BadInputError, StageError, is_out_of_memory
 from optpipe.core.events import Listener
 from optpipe.core.transform import CenterCrop, Resize, Transform, get_step_name
+from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.images import decode_image, iterate_steps
-from optpipe.models.inputs.samples import make_edge_case_files
-from optpipe.preprocess.dali_pipeline import (
-    INPUT,
-    DaliPlan,
-    dali_from_transform,
-    explain_dali_error,
-    make_single_step_pipeline,
-    make_steps_pipeline,
-)
+from optpipe.preprocess.dali_pipeline import INPUT, DaliPlan, explain_dali_error, make_steps_pipeline
 from optpipe.preprocess.proof import (
     Difference,
-    EdgeCaseFile,
-    Outcome,
     ParityRecord,
     PredictionDecoder,
     RefusedImage,
@@ -39,8 +28,6 @@ from optpipe.preprocess.proof import (
 )
 from optpipe.workspace.files import write_bytes
 
-STEP_IMAGES = 64
-"""Images for the share of each step."""
 GAP = 8
 VISIBLE = 128
 """Levels that the largest difference is stretched to."""
@@ -61,17 +48,12 @@ class PixelDifferences:
         self.transform, self.plan = transform, plan
         self.cumulative = [Difference()] * (len(transform.geometry) + 2)
         """After decoding, each geometric step, and normalization, including all earlier steps."""
-        self.alone = [Difference()] * len(self.cumulative)
-        """Differences of each step alone, on the reference's pixels."""
         self.refused: list[RefusedImage] = []
         """Images that Pillow reads and DALI does not."""
 
     def list_steps(self) -> tuple[StepDifference, ...]:
         names = ["decode", *(get_step_name(step) for step in self.transform.geometry), "normalize"]
-        return tuple(map(StepDifference, names, self.cumulative, self.alone))
-
-    def find_largest_step(self) -> str:
-        return max(self.list_steps(), key=lambda each: each.alone.mean_levels).step
+        return tuple(map(StepDifference, names, self.cumulative))
 
 
 def add_image(total: Difference, levels: np.ndarray) -> Difference:
@@ -94,17 +76,14 @@ def compute_levels_per_unit(transform: Transform) -> float:
 
 
 def compare_images(
-    files: Sequence[tuple[str, bytes | Path]], pixels: PixelDifferences, threads: int = 2
+    files: Sequence[tuple[str, Path]], pixels: PixelDifferences, threads: int = 2
 ) -> Iterator[list[ComparedImage]]:
-    """Sends encoded files through both pipelines, batch by batch, and adds to `pixels`; skips files that DALI cannot decode.
-
-    Reads files given by paths when their batch comes, so that memory does not grow with their number.
-    """
+    """Sends files, by name, through both pipelines, batch by batch, and adds to `pixels`; skips files that DALI cannot decode."""
     transform, plan = pixels.transform, pixels.plan
     pipeline = None
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(files), plan.batch_size):
-            batch = [(name, _read_content(source)) for name, source in files[start : start + plan.batch_size]]
+            batch = [(name, path.read_bytes()) for name, path in files[start : start + plan.batch_size]]
             pipeline = pipeline or make_steps_pipeline(transform, plan)
             try:
                 outputs = _run(pipeline, [data for _, data in batch])
@@ -121,29 +100,6 @@ def compare_images(
                 _compare(name, rows, steps, pixels)
                 for (name, _), rows, steps in zip(batch, outputs, expected, strict=True)
             ]
-
-
-def _read_content(source: bytes | Path) -> bytes:
-    return source if isinstance(source, bytes) else source.read_bytes()
-
-
-def measure_steps_alone(files: Sequence[tuple[str, bytes | Path]], pixels: PixelDifferences) -> None:
-    transform = pixels.transform
-    plan = replace(pixels.plan, batch_size=1)
-    chosen = [_read_content(source) for _, source in files[:: max(1, len(files) // STEP_IMAGES)][:STEP_IMAGES]]
-    values = [_run_reference(data, transform) for data in chosen]
-    pixels.alone[0] = pixels.cumulative[0]
-    steps: list[Resize | CenterCrop | None] = [*transform.geometry, None]
-    for index, step in enumerate(steps):
-        pipelines: dict[bool, Any] = {}
-        for each in values:
-            floats = each[index].dtype != "uint8"
-            if floats not in pipelines:
-                pipelines[floats] = make_single_step_pipeline(transform, step, plan, floats=floats)
-            (rows,) = _run(pipelines[floats], [each[index]])
-            scale = compute_levels_per_unit(transform) if step is None else 1.0
-            levels = _compute_difference(rows[0], each[index + 1]) * scale
-            pixels.alone[index + 1] = add_image(pixels.alone[index + 1], levels)
 
 
 def _run(pipeline: Any, arrays: Sequence[Any]) -> list[list[np.ndarray]]:
@@ -231,7 +187,7 @@ NEAR_MEAN_LEVELS, NEAR_MAX_LEVELS = 0.5, 8.0
 
 
 def prove_parity(
-    paths: Sequence[Path],
+    samples: ImageSet,
     transform: Transform,
     plan: DaliPlan,
     infer: Callable[[np.ndarray], Mapping[str, np.ndarray]],
@@ -243,20 +199,18 @@ def prove_parity(
     threads: int = 2,
     decoder: PredictionDecoder | None = None,
 ) -> tuple[ParityRecord, pl.DataFrame, Sequence[ComparedImage]]:
-    """Compares on `paths`; `infer` maps a batch of inputs to the model's outputs, the first of which is compared.
+    """Compares on `samples`; `infer` maps a batch of inputs to the model's outputs, the first of which is compared.
 
-    `labels` belong to `paths`; `decoder` compares the predictions of a detector or segmenter. Raises BadInputError if DALI
+    `labels` are the samples' classes; `decoder` compares the predictions of a detector or segmenter. Raises BadInputError if DALI
     decodes none of the images.
 
     Returns the record, one row per image as `proof` describes, and the worst images.
     """
-    common = os.path.commonpath([path.parent for path in paths])  # rows leave this machine, its folders do not
-    files = [(path.relative_to(common).as_posix(), path) for path in paths]
+    files = [(each.path, path) for each, path in zip(samples.files, samples.paths, strict=True)]
     truth = dict(zip((name for name, _ in files), labels, strict=True)) if labels is not None else {}
     pixels = PixelDifferences(transform, plan)
     worst: list[ComparedImage] = []
     parts: list[pl.DataFrame] = []
-    by_name = dict(files)
     decoded: tuple[list[Any], list[Any]] = ([], [])
     with listener.step("parity", total=len(files)) as step:
         for batch in compare_images(files, pixels, threads):
@@ -274,16 +228,14 @@ def prove_parity(
                 measured = pl.DataFrame(columns, schema_overrides={"class": pl.Int64})
                 parts.append(measured.hstack(rows_from_outputs(*first, classifies=classifies)))
                 for known, found in zip(decoded, outputs, strict=True):
-                    known += decoder.decode(found, [by_name[each.name] for each in batch]) if decoder else []
+                    known += decoder.decode(found, [each.name for each in batch]) if decoder else []
             worst = sorted([*worst, *batch], key=lambda each: -each.mean_levels)[:WORST]
             step.advance(len(batch))
     if not parts:
         raise BadInputError(f"DALI could not decode any of the {len(files)} images: {pixels.refused[0].reason}")
     rows = pl.concat(parts)
     if decoder:
-        rows = decoder.add_columns(rows, [by_name[name] for name in rows["image"]], *decoded)
-    kept = set(rows["image"])
-    measure_steps_alone([pair for pair in files if pair[0] in kept], pixels)
+        rows = decoder.add_columns(rows, *decoded)
     record = ParityRecord(
         proof_from_rows(
             rows,
@@ -294,41 +246,10 @@ def prove_parity(
         ),
         images=rows.height,
         steps=pixels.list_steps(),
-        largest_step=pixels.find_largest_step(),
         far=sum(not _is_near(*each) for each in zip(rows["mean_levels"], rows["max_levels"], strict=True)),
         refused=tuple(pixels.refused),
-        edge_cases=check_edge_cases(transform, plan),
     )
     return record, rows, worst
-
-
-def check_edge_cases(transform: Transform, plan: DaliPlan) -> tuple[EdgeCaseFile, ...]:
-    """Decodes files that break pipelines. Both pipelines must reject a truncated one."""
-    every, readable = dict(make_edge_case_files()), {}
-    for name, data in every.items():
-        with suppress(BadInputError):  # Pillow refuses it
-            decode_image(data, transform.decode)
-            readable[name] = data
-    pixels = PixelDifferences(transform, replace(plan, batch_size=len(readable)))
-    found = {each.name: each for batch in compare_images(list(readable.items()), pixels) for each in batch}
-    results: list[EdgeCaseFile] = []
-    for name, data in every.items():
-        if name in found:
-            mean, largest = found[name].mean_levels, found[name].max_levels
-            near: Outcome = "near" if _is_near(mean, largest) else "different"
-            results.append(EdgeCaseFile(name, "equal" if largest <= 1.01 else near, mean, largest))
-            continue
-        outcome: Outcome = "refused by DALI"
-        if name not in readable:
-            pipeline = dali_from_transform(transform, plan, prefetch=1)
-            pipeline.feed_input(INPUT, [np.frombuffer(data, np.uint8)])
-            outcome = "refused by Pillow, decoded by DALI"
-            try:
-                pipeline.run()
-            except RuntimeError:
-                outcome = "refused by both"
-        results.append(EdgeCaseFile(name, outcome))
-    return tuple(results)
 
 
 def _is_near(mean_levels: float, max_levels: float) -> bool:

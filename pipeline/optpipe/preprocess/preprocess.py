@@ -1,6 +1,5 @@
 """`optpipe preprocess`: derives the pipeline, proves it, measures it, and stores the evidence."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,9 +19,9 @@ from optpipe.core.transform import Transform, get_step_name
 from optpipe.evaluate.tasks.detection import lacks_image_axis
 from optpipe.models.artifacts.lookup import hash_model
 from optpipe.models.export.exported import Model, export_model, prepare_model
-from optpipe.models.inputs.image_set import ImageFolder, ImageSet, find_readable_images
-from optpipe.models.inputs.sample_set import format_unreadable
-from optpipe.preprocess.dali_graph import Arithmetic, require_translatable
+from optpipe.models.inputs.image_set import ImageSet
+from optpipe.models.inputs.task_data import drop_unknown_labels, find_label_indices, read_images
+from optpipe.preprocess.dali_graph import require_translatable
 from optpipe.preprocess.dali_pipeline import PIPELINE, DaliPlan, build_preprocessing_artifact, require_dali
 from optpipe.preprocess.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, ComparedImage, prove_parity, save_side_by_side
 from optpipe.preprocess.proof import (
@@ -58,7 +57,6 @@ MAX_THREADS, MAX_BATCH_SIZE = 1024, 65536
 class PreprocessRequest:
     images: Path | None = None
     limit: int | None = 1000
-    max_unreadable: int | None = None
     plan: DaliPlan = field(default_factory=DaliPlan)
     fixed: frozenset[str] = frozenset()
     """Given fields of the plan; the others are tuned."""
@@ -70,8 +68,6 @@ class PreprocessRequest:
             raise BadInputError(f"--set seconds={self.seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}")
         if self.limit is not None and self.limit < 1:
             raise BadInputError(f"--limit {self.limit}: must be at least 1")
-        if self.max_unreadable is not None and self.max_unreadable < 0:
-            raise BadInputError(f"--set max-unreadable={self.max_unreadable}: must be 0 or greater")
 
 
 def derive_preprocessing(
@@ -85,8 +81,7 @@ def derive_preprocessing(
     require_dali()
     store.require_writable()
     # the export may take minutes: reject unusable images first
-    which = request.limit, request.max_unreadable
-    given = find_usable_images(request.images, *which, listener) if request.images is not None else None
+    given = None if request.images is None else read_images(request.images, request.limit, 0, listener)
     model, stored = prepare_model(model, store, listener)
     with listener.step("export") as step:
         exported, cached = export_model(model, store, listener, stored)
@@ -94,16 +89,17 @@ def derive_preprocessing(
             step.cached()
     card = card_from_file(exported.file(CARD))
     transform = require_image_transform(card)
-    images, labels = choose_images(card, given, *which, listener)
+    samples, unreadable = given or read_images(choose_images(card), request.limit, 0, listener)
+    labels = read_labels(samples, card, listener)
     trained = exported.info.weights.trained
-    decoder = open_prediction_decoder(card, images, listener) if trained else None
+    decoder = open_prediction_decoder(card, samples, listener) if trained else None
     speed: ThroughputTuning | None = None
     times: tuple[Throughput, ...] = ()
     plan = request.plan
     if request.throughput:
-        warm_page_cache(images.paths)
+        warm_page_cache(samples.paths)
         speed, times = tune_preprocessing(
-            images.paths, transform, plan, count_cores(), request.seconds, listener, request.fixed
+            samples.paths, transform, plan, count_cores(), request.seconds, listener, request.fixed
         )
         for each in (speed.dataloader, speed.dali):
             warn_about_other_load(each.other_cpu_cores, each.implementation, listener)
@@ -117,9 +113,9 @@ def derive_preprocessing(
         open_model_function(exported.file(ONNX), card, every=decodes, boxes=boxes) as infer,
         TemporaryDirectory(prefix="optpipe-") as scratch,
         redirect_output(Path(scratch, "dali.log")),
-    ):  # DALI's decoders print messages about edge cases; the proof lists the differences
+    ):  # DALI's decoders print messages about odd files
         parity, rows, most_different = prove_parity(
-            images.paths,
+            samples,
             transform,
             plan,
             infer,
@@ -138,13 +134,13 @@ def derive_preprocessing(
         if times:
             write_parquet(run.path / "throughput.parquet", frame_from_throughputs(times))
         pipeline, sha256 = artifact.file(PIPELINE), artifact.sha256(PIPELINE)
-        unreadable = tuple(RefusedImage(path.name, reason) for path, reason in images.unreadable)
+        skipped = tuple(RefusedImage(path.name, reason) for path, reason in unreadable)
         record = PreprocessRecord(
             model=card.name,
             classifies=card.task is Task.CLASSIFICATION,
             trained=trained,
             pipeline=PipelineRecord(artifact.id, pipeline.name, sha256, plan, tuple(transform.to_dict()["steps"])),
-            images=ImagesRecord(images.folder.name, len(images.paths), unreadable, images.left_out),
+            images=ImagesRecord(samples.name, len(samples.files), skipped),
             parity=replace(parity, worst=saved),
             throughput=speed,
             verdict=parity.proof.verdict,
@@ -159,13 +155,11 @@ def derive_preprocessing(
         record,
         run_dir=str(run.path),
         pipeline=replace(record.pipeline, path=str(pipeline)),
-        images=replace(record.images, folder=str(images.folder)),
+        images=replace(record.images, folder=str(samples.root)),
     )
 
 
-def choose_dali_plan(
-    decoder: Decoder, threads: int | None = None, batch_size: int | None = None, resize: Arithmetic = "exact"
-) -> DaliPlan:
+def choose_dali_plan(decoder: Decoder, threads: int | None = None, batch_size: int | None = None) -> DaliPlan:
     """The plan to start from; `auto` decodes with nvJPEG if there is a GPU. Raises BadInputError, MissingError."""
     gpus = list_gpus()
     if decoder == "mixed" and not gpus:
@@ -179,7 +173,6 @@ def choose_dali_plan(
         device="gpu" if on_gpu else "cpu",
         threads=threads or min(8, count_cores()),
         batch_size=batch_size or (256 if on_gpu else 32),
-        resize=resize,
     )
 
 
@@ -240,51 +233,18 @@ def _warn_about_differences(record: ParityRecord, most: ComparedImage, listener:
             f"{record.far} of {record.images} images differ visibly (mean over {NEAR_MEAN_LEVELS:g} or max over"
             f" {NEAR_MAX_LEVELS:g} levels); worst: {most.name} (mean {most.mean_levels:.1f}, max {most.max_levels:.0f})"
         )
-    if bad := [each for each in record.edge_cases if not each.matches and each.outcome != "near"]:
-        listener.warn(
-            f"edge-case files that do not match: {', '.join(f'{each.name} ({each.outcome})' for each in bad)}"
-        )
 
 
-def find_usable_images(folder: Path, limit: int | None, max_unreadable: int | None, listener: Listener) -> ImageFolder:
-    """The readable images of a folder; warns about the others. Raises BadInputError if there are too many."""
-    found = find_readable_images(folder, limit, max_unreadable, threads=count_cores())
-    if found.unreadable:
-        listener.warn(
-            f"{len(found.unreadable)} of {len(found.paths) + len(found.unreadable)} images cannot be read and are skipped:"
-            f" {format_unreadable(found.unreadable)}"
-        )
-    if found.left_out:
-        listener.warn(f"{found.left_out} images exceed --limit {limit} and are not used")
-    return found
+def choose_images(card: ModelCard) -> Path:
+    """The card's validation images, or the photographs of the package."""
+    own = card.data.get("validation")
+    return Path(own) if own else find_shipped_folder("calibration") / "samples"
 
 
-def choose_images(
-    card: ModelCard, given: ImageFolder | None, limit: int | None, max_unreadable: int | None, listener: Listener
-) -> tuple[ImageFolder, Sequence[int] | None]:
-    """The given images, or the card's validation images, or the photographs of the package; with their labels.
-
-    A classifier's labels are the names of a folder's sub-folders if all of them are labels of the card.
-    """
-    truth: Mapping[Path, str] = {}
-    if given is not None:
-        found = given
-    elif "validation" in card.data:
-        known = ImageSet.from_manifest(Path(card.data["validation"]))
-        truth = {path: each.label or "" for path, each in zip(known.paths, known.files, strict=True)}
-        folder = Path(os.path.commonpath([path.parent for path in truth]))
-        found = find_usable_images(folder, limit, max_unreadable, listener)
-    else:
-        found = find_usable_images(find_shipped_folder("calibration") / "samples", limit, max_unreadable, listener)
-    if card.task is not Task.CLASSIFICATION:
-        return found, None
-    labels = [truth.get(path, path.parent.name) for path in found.paths]
-    missing = sorted(set(labels) - set(card.labels))
-    if not missing:
-        return found, [card.labels.index(label) for label in labels]
-    if card.labels and any(path.parent != found.folder for path in found.paths):
-        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        listener.warn(
-            f"accuracy not computed: subfolders must be named after labels of {card.name}; not labels: {names}"
-        )
-    return found, None
+def read_labels(samples: ImageSet, card: ModelCard, listener: Listener) -> Sequence[int] | None:
+    """A classifier's class for each image; None without labels, and, with a warning, if some are not classes of the card."""
+    classes = card.outputs[0].classes if card.outputs else None
+    if card.task is not Task.CLASSIFICATION or classes is None:
+        return None
+    found = find_label_indices(drop_unknown_labels(samples, card, listener), card, classes)
+    return None if found is None else found.tolist()

@@ -9,8 +9,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -27,7 +26,7 @@ from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.detection import lacks_image_axis
 from optpipe.models.artifacts.lookup import JudgedBuild
-from optpipe.models.inputs.image_set import ImageFolder, ImageSet, is_annotated
+from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.sample_set import SetFile
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.throughput import ThroughputTuning
@@ -44,11 +43,6 @@ from optpipe.stats.paired import (
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PREPROCESSING, ROWS
 from optpipe.workspace.runs import newest_runs
-
-Outcome = Literal[
-    "equal", "near", "different", "refused by both", "refused by DALI", "refused by Pillow, decoded by DALI"
-]
-"""Result for an edge-case file; `equal` allows one level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +62,6 @@ class StepDifference:
     step: str
     cumulative: Difference
     """After the step, including all earlier steps."""
-    alone: Difference
-    """Difference of the step alone, on the reference's pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +81,15 @@ class WorstImage:
 
 
 @dataclass(frozen=True, slots=True)
-class EdgeCaseFile:
-    name: str
-    outcome: Outcome
-    mean_levels: float | None = None
-    max_levels: float | None = None
-
-    @property
-    def matches(self) -> bool:
-        return self.outcome in ("equal", "refused by both")
-
-
-@dataclass(frozen=True, slots=True)
 class Agreement:
-    """Equal top-1 predictions of both pipelines, with the exact 95% interval of their share."""
+    """Share of equal top-1 predictions of both pipelines, or the mean over images of a task's parity of predictions; from 0 to 1."""
 
-    equal: int
     images: int
     share: float
     ci: tuple[float, float]
+    """95%; exact for top-1 predictions."""
+    equal: int | None = None
+    """Number of equal top-1 predictions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +111,6 @@ class TaskScore:
 
 
 @dataclass(frozen=True, slots=True)
-class PredictionAgreement:
-    """The mean over images of the task's parity of predictions, from 0 to 1, with its 95% interval."""
-
-    share: float
-    ci: tuple[float, float]
-    images: int
-
-
-@dataclass(frozen=True, slots=True)
 class Proof:
     verdict: Verdict
     reason: str
@@ -146,7 +119,7 @@ class Proof:
     top1_agreement: Agreement | None
     accuracy: Accuracy | None
     task_score: TaskScore | None = None
-    prediction_agreement: PredictionAgreement | None = None
+    prediction_agreement: Agreement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +127,9 @@ class ParityRecord:
     proof: Proof
     images: int
     steps: tuple[StepDifference, ...]
-    largest_step: str
     far: int
+    """Images that differ visibly."""
     refused: tuple[RefusedImage, ...]
-    edge_cases: tuple[EdgeCaseFile, ...]
     worst: tuple[WorstImage, ...] = ()
 
 
@@ -180,7 +152,6 @@ class ImagesRecord:
     folder: str
     count: int
     unreadable: tuple[RefusedImage, ...] = ()
-    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +201,7 @@ def compute_agreement(reference: np.ndarray, got: np.ndarray) -> Agreement | Non
 
 
 def agreement_from_counts(equal: int, images: int) -> Agreement:
-    return Agreement(equal, images, equal / images, compute_share_interval(equal, images))
+    return Agreement(images, equal / images, compute_share_interval(equal, images), equal)
 
 
 def judge_parity(
@@ -243,7 +214,7 @@ def judge_parity(
     refused: int,
     blind: bool = False,
     score: TaskScore | None = None,
-    predicted: PredictionAgreement | None = None,
+    predicted: Agreement | None = None,
 ) -> Judgment:
     """The verdict on a derived pipeline; `snr_db` is None for bit-identical outputs.
 
@@ -287,14 +258,14 @@ def judge_parity(
 
 
 def _judge_by_agreement(found: Agreement) -> Judgment:
-    low, high = found.ci
-    agreed = f"{found.equal / found.images:.2%} [{100 * low:.3g}, {100 * high:.3g}]"
-    share = f"{found.equal} of {found.images} top-1 predictions agree, {agreed}"
+    (low, high), equal = found.ci, found.equal or 0
+    agreed = f"{found.share:.2%} [{100 * low:.3g}, {100 * high:.3g}]"
+    share = f"{equal} of {found.images} top-1 predictions agree, {agreed}"
     if low >= REQUIRED_AGREEMENT:
         return Judgment(Verdict.PASS, share)
     if high < REQUIRED_AGREEMENT:
         return Judgment(Verdict.FAIL, f"{share}; {REQUIRED_AGREEMENT:.1%} is required")
-    needed = count_samples_to_decide(Share(found.equal, found.images), REQUIRED_AGREEMENT)
+    needed = count_samples_to_decide(Share(equal, found.images), REQUIRED_AGREEMENT)
     if needed is None:
         remedy = "inspect the worst images; more images will not help"
     else:
@@ -302,7 +273,7 @@ def _judge_by_agreement(found: Agreement) -> Judgment:
     return Judgment(Verdict.INCONCLUSIVE, f"{share}; too few images to prove {REQUIRED_AGREEMENT:.1%}", remedy)
 
 
-def _judge_predictions(score: TaskScore | None, predicted: PredictionAgreement) -> Judgment:
+def _judge_predictions(score: TaskScore | None, predicted: Agreement) -> Judgment:
     """FAIL if the whole interval of the agreement or of the score's drop is outside its limit; PASS if it is inside.
 
     The score's interval decides on PASS with annotations, that of the agreement without.
@@ -343,21 +314,21 @@ class PredictionDecoder:
     task: TaskContract
     card: ModelCard
     samples: ImageSet
-    truths: Mapping[Path, Any]
+    truths: Mapping[str, Any]
+    """By `samples.files[].path`; empty without annotations."""
 
-    def decode(self, outputs: Mapping[str, np.ndarray], paths: Sequence[Path]) -> list[Any]:
-        return list(self.task.decode(outputs, _name_files(paths, self.samples.root), self.samples, self.card))
+    def decode(self, outputs: Mapping[str, np.ndarray], names: Sequence[str]) -> list[Any]:
+        files = [SetFile(name, "") for name in names]
+        return list(self.task.decode(outputs, files, self.samples, self.card))
 
-    def add_columns(
-        self, rows: pl.DataFrame, paths: Sequence[Path], reference: list[Any], got: list[Any]
-    ) -> pl.DataFrame:
+    def add_columns(self, rows: pl.DataFrame, reference: list[Any], got: list[Any]) -> pl.DataFrame:
         columns = dict(zip(_COLUMNS, (reference, got), strict=True))
         if self.truths:
-            columns["truth"] = [self.truths[path] for path in paths]
+            columns["truth"] = [self.truths[name] for name in rows["image"]]
         return rows.hstack(pl.DataFrame(columns))
 
 
-def open_prediction_decoder(card: ModelCard, images: ImageFolder, listener: Listener) -> PredictionDecoder | None:
+def open_prediction_decoder(card: ModelCard, samples: ImageSet, listener: Listener) -> PredictionDecoder | None:
     """The decoder of a detector or segmenter; None for other models, and, with a warning, for outputs that do not fit the task.
 
     Raises BadInputError for annotations that do not fit the images or the model.
@@ -374,27 +345,18 @@ def open_prediction_decoder(card: ModelCard, images: ImageFolder, listener: List
     if problem:
         listener.warn(f"predictions are not compared, only outputs: {problem}")
         return None
-    root = next((each for each in (images.folder, *images.folder.parents) if is_annotated(each)), images.folder)
-    samples = ImageSet(root.name, root, 0, _name_files(images.paths, root))
     truths = task.read_truths(samples, card, task.count_classes(card))
     if truths is None:
-        listener.warn(f"{task.score} not computed: {root} has no annotations")
-    named = {} if truths is None else dict(zip(images.paths, truths, strict=True))
+        listener.warn(f"{task.score} not computed: {samples.name} has no annotations")
+    named = {} if truths is None else dict(zip((each.path for each in samples.files), truths, strict=True))
     return PredictionDecoder(task, card, samples, named)
-
-
-def _name_files(paths: Sequence[Path], root: Path) -> tuple[SetFile, ...]:
-    """The images as files of a set in `root`, without hashes."""
-    return tuple(SetFile(path.relative_to(root).as_posix(), "") for path in paths)
 
 
 def find_stored_task(name: str | None) -> TaskContract | None:
     return TASKS[Task(name)] if name in _TASKS else None
 
 
-def compare_predictions(
-    rows: pl.DataFrame, task: TaskContract | None
-) -> tuple[TaskScore | None, PredictionAgreement | None]:
+def compare_predictions(rows: pl.DataFrame, task: TaskContract | None) -> tuple[TaskScore | None, Agreement | None]:
     """Score and agreement of the predictions in `rows`; None without predictions, or if the reference's prove nothing.
 
     They prove nothing if they are the same for every image, or score 0.
@@ -406,7 +368,7 @@ def compare_predictions(
     if all(each == shown[0] for each in shown):
         return None, None
     same = task.compute_parity(reference, got)
-    agreement = None if same is None else PredictionAgreement(same.share, same.ci, rows.height)
+    agreement = None if same is None else Agreement(rows.height, same.share, same.ci)
     if "truth" not in rows.columns:
         return None, agreement
     first = task.score_predictions(rows["truth"].to_list(), reference, got).scores[0]
@@ -506,7 +468,7 @@ def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> di
     about = f"{rows.height} images"
     found = {}
     if proof.top1_agreement is not None:
-        share = Share(proof.top1_agreement.equal, proof.top1_agreement.images)
+        share = Share(proof.top1_agreement.equal or 0, proof.top1_agreement.images)
         found["agreement"] = Observation(
             share.value, *share.interval(confidence), (*blockers, *weights), about, run.name, share
         )

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
@@ -65,8 +65,6 @@ PREFETCH_FACTOR = 2
 PATIENCE = 2.0
 """A slow or unsteady configuration ends after this many times the given seconds."""
 
-Implementation = Literal["dali", "dali-decode", "dataloader"]
-
 
 @dataclass(frozen=True, slots=True)
 class LoaderPlan:
@@ -75,14 +73,12 @@ class LoaderPlan:
     workers: int
     batch_size: int
     device: Literal["cpu", "cuda"]
-    prefetch_factor: int = PREFETCH_FACTOR
 
 
 @dataclass(frozen=True, slots=True)
 class ThroughputJob:
     """DALI by its `plan`, or a DataLoader by its `loader`."""
 
-    implementation: Implementation
     paths: tuple[Path, ...]
     transform: Transform
     seconds: float
@@ -92,14 +88,16 @@ class ThroughputJob:
     """The factor of `seconds` that a slow or unsteady configuration may take."""
 
     @property
+    def implementation(self) -> Literal["dali", "dataloader"]:
+        return "dali" if self.plan else "dataloader"
+
+    @property
     def batch_size(self) -> int:
         return self.plan.batch_size if self.plan else self.loader.batch_size if self.loader else 0
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    reader_ns: tuple[int, ...]
-    """Per batch, the time until its data arrive."""
     batch_ns: tuple[int, ...]
     """Per batch, from the end of the one before to its own end."""
     group: int = 1
@@ -109,6 +107,8 @@ class BatchTimes:
     """Cores that other processes used meanwhile."""
     cpu_cores: float = 0.0
     """Cores that this process used, user and system."""
+    latency_ns: tuple[int, ...] = ()
+    """Per batch of the whole path, from scheduling it until its predictions are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +144,13 @@ class Throughput:
         return (min(found[0], *rates), max(found[1], *rates)) if found else None
 
     def summarize(self) -> "ThroughputRecord":
-        reader_ns = [value for each in self.repeats for value in each.reader_ns]
-        count = len(reader_ns)
         return ThroughputRecord(
             self.job.implementation,
             self.job.plan,
             self.job.loader,
-            images_per_s=self.images_per_s if count else None,
+            images_per_s=self.images_per_s or None,
             ci=self.compute_interval(),
-            reader_cost_ns=sum(reader_ns) / count if count else None,
-            batch_cost_ns=sum(self.batch_ns) / count if count else None,
-            batches=count,
+            batches=len(self.batch_ns),
             repeats_images_per_s=self.repeated_images_per_s,
             other_cpu_cores=self.other_cpu_cores,
             error=self.error,
@@ -163,15 +159,12 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputRecord:
-    implementation: Implementation
+    implementation: str
     plan: DaliPlan | None
     loader: LoaderPlan | None
     images_per_s: float | None
     ci: tuple[float, float] | None
     """95% interval of the rate; None for too few batches."""
-    reader_cost_ns: float | None
-    """Means per batch with the names of training profilers: until the data arrive, and the whole batch."""
-    batch_cost_ns: float | None
     batches: int
     repeats_images_per_s: tuple[float, ...]
     other_cpu_cores: float | None
@@ -185,11 +178,8 @@ class ThroughputTuning:
     tried: tuple[ThroughputRecord, ...]
     dataloader: ThroughputRecord
     dali: ThroughputRecord
-    decode_only: ThroughputRecord
     speedup: float
     speedup_ci: tuple[float, float] | None
-    share_of_decode_only: float
-    left_out: str | None
     seed: int = 0
     """Seed of the order in which the fastest were measured again."""
 
@@ -204,19 +194,14 @@ def warm_page_cache(paths: Sequence[Path]) -> int:
 
 
 def make_job(
-    paths: Sequence[Path],
-    transform: Transform,
-    setting: DaliPlan | LoaderPlan,
-    seconds: float,
-    *,
-    decode_only: bool = False,
+    paths: Sequence[Path], transform: Transform, setting: DaliPlan | LoaderPlan, seconds: float
 ) -> ThroughputJob:
     if isinstance(setting, LoaderPlan):
-        return ThroughputJob("dataloader", tuple(paths), transform, seconds, loader=setting)
-    return ThroughputJob("dali-decode" if decode_only else "dali", tuple(paths), transform, seconds, plan=setting)
+        return ThroughputJob(tuple(paths), transform, seconds, loader=setting)
+    return ThroughputJob(tuple(paths), transform, seconds, plan=setting)
 
 
-def measure_throughputs(jobs: Sequence[ThroughputJob]) -> Generator[Throughput]:
+def measure_throughputs(jobs: Sequence[ThroughputJob]) -> Iterator[Throughput]:
     """Measures the jobs one after the other, in one process until one fails."""
     limit_s = LIMIT_S + PATIENCE * max((job.seconds for job in jobs), default=0.0)
     for job, result in zip(jobs, run_dali_jobs(__name__, jobs, BatchTimes, limit_s), strict=True):
@@ -224,12 +209,11 @@ def measure_throughputs(jobs: Sequence[ThroughputJob]) -> Generator[Throughput]:
 
 
 def frame_from_throughputs(measured: Sequence[Throughput]) -> pl.DataFrame:
-    """Raw times of every batch; `row` counts the configurations that were tried, then the three measured again."""
+    """Raw times of every batch; `row` counts the configurations that were tried, then the two measured again."""
     rows = [
-        {"row": row, "implementation": each.job.implementation, "reader_ns": reader, "batch_ns": batch}
+        {"row": row, "implementation": each.job.implementation, "batch_ns": batch}
         for row, each in enumerate(measured)
-        for times in each.repeats
-        for reader, batch in zip(times.reader_ns, times.batch_ns, strict=True)
+        for batch in each.batch_ns
     ]
     return pl.DataFrame(rows)
 
@@ -245,12 +229,8 @@ def warn_about_other_load(cpu_cores: float | None, what: str, listener: Listener
 
 LOADER_BATCH = 64
 """Larger batches make the DataLoader no faster and its rounds longer: each worker makes whole batches."""
-LOSING = 0.8
-"""The search for fewer workers stops at a rate below this share of the best."""
 LOADS = (1.0, 0.9)
 """Shares of the hardware JPEG decoder to try; with less the SMs are the limit (0.65: 10% slower, 0: a third)."""
-CPU_SHARES = (0.125, 0.25)
-"""Shares that the CPU's cores may take from a hardware decoder that is the limit."""
 ROUNDS = 2
 QUICK = 0.5
 """Measuring time of the search as a share of that of the winners."""
@@ -268,85 +248,57 @@ def tune_preprocessing(
     listener: Listener,
     fixed: frozenset[str] = frozenset(),
 ) -> tuple[ThroughputTuning, tuple[Throughput, ...]]:
-    """Sweeps workers from all cores down, then the decoder, its shares, and threads; not the fields of `plan` in `fixed`.
+    """Tries the DataLoader by workers, then the decoder, its shares, and threads; not the fields of `plan` in `fixed`.
 
     The winners are measured for `seconds`; the search takes QUICK of it and does not wait for a steady configuration.
 
-    Also returns the raw times of all configurations in that order, then those of the DataLoader, DALI and decoding alone, measured
-    again. A failure (such as out of memory) is a row with its reason. Raises StageError if nothing of a kind worked.
+    Also returns the raw times of all configurations in that order, then those of the DataLoader and DALI, measured again. A failure
+    (such as out of memory) is a row with its reason. Raises StageError if nothing of a kind worked.
     """
 
     def make_quick_jobs(settings: Sequence[DaliPlan | LoaderPlan]) -> list[ThroughputJob]:
         return [replace(make_job(paths, transform, each, seconds * QUICK), patience=1.0) for each in settings]
 
-    loaders, left_out = _try_loaders(plan, cores, make_quick_jobs, listener)
+    few = (0, 1) if cores <= 4 else ()  # 0 workers: this process
+    counts = sorted({*few, cores // 2 or 1, cores * 3 // 4 or 1, cores}, reverse=True)
+    device: Literal["cpu", "cuda"] = "cuda" if plan.device == "gpu" else "cpu"
+    settings = [LoaderPlan(workers, min(plan.batch_size, LOADER_BATCH), device) for workers in counts]
+    loaders = _measure_all(make_quick_jobs(settings), "DataLoader by workers", listener)
     found = _try_pipelines(plan, cores, make_quick_jobs, listener, fixed)
     plan = max(found, key=lambda each: found[each].images_per_s)
     loader = max(loaders, key=lambda row: row.images_per_s)
-    again = replace(loader.job, seconds=seconds, patience=PATIENCE)
-    ours, decode = (make_job(paths, transform, plan, seconds, decode_only=only) for only in (False, True))
+    again = {
+        "loader": replace(loader.job, seconds=seconds, patience=PATIENCE),
+        "dali": make_job(paths, transform, plan, seconds),
+    }
     seed = randbits(32)
-    # in rounds, so that drift of the machine affects all equally
-    with listener.step("both, interleaved", total=3 * ROUNDS) as step:
-
-        def measure(*jobs: ThroughputJob) -> list[Throughput]:
-            rows = []
-            for row in measure_throughputs(jobs):
-                rows.append(row)
-                step.advance()
-            return rows
-
-        rounds = alternate({"loader": partial(measure, again), "dali": partial(measure, ours, decode)}, ROUNDS, seed)
-    kinds = [rows[0] for rows in rounds["loader"]], *zip(*rounds["dali"], strict=True)
+    # in rounds, so that drift of the machine affects both equally
+    measure = {name: partial(_measure_all, [job], name, listener) for name, job in again.items()}
+    rounds = alternate(measure, ROUNDS, seed)
     tried = (*loaders, *found.values())
-    dataloader, dali, decode_only = map(merge_repeats, kinds)
-    record = record_from_throughputs(tried, dataloader, dali, decode_only, left_out, seed)
-    return record, (*tried, dataloader, dali, decode_only)
+    dataloader, dali = (merge_repeats([rows[0] for rows in rounds[name]]) for name in ("loader", "dali"))
+    return record_from_throughputs(tried, dataloader, dali, seed), (*tried, dataloader, dali)
 
 
-def _try_loaders(
-    plan: DaliPlan, cores: int, make_jobs: QuickJobs, listener: Listener
-) -> tuple[list[Throughput], str | None]:
-    """The DataLoader with fewer and fewer workers until it is clearly slower; also what was not tried.
-
-    From all cores down: three quarters, then powers of two; with few cores also 0, this process.
-    """
-    batch_size = min(plan.batch_size, LOADER_BATCH)
-    powers = [1 << power for power in range(1, cores.bit_length()) if 1 << power <= cores]
-    few = (0, 1) if cores <= 4 else ()
-    counts = sorted({*few, *powers, cores * 3 // 4 or 1, cores}, reverse=True)
-    device: Literal["cpu", "cuda"] = "cuda" if plan.device == "gpu" else "cpu"
-    jobs = make_jobs([LoaderPlan(workers, batch_size, device) for workers in counts])
-    rows: list[Throughput] = []
-    with listener.step("DataLoader by workers", total=len(jobs)) as step:
-        measured = measure_throughputs(jobs)
-        for row in measured:
+def _measure_all(jobs: Sequence[ThroughputJob], name: str, listener: Listener) -> list[Throughput]:
+    rows = []
+    with listener.step(name, total=len(jobs)) as step:
+        for row in measure_throughputs(jobs):
             rows.append(row)
             step.advance()
-            best = max(each.images_per_s for each in rows)
-            if len(rows) < len(jobs) and row.error is None and row.images_per_s < LOSING * best:
-                measured.close()
-                fewer, reached = ", ".join(map(str, counts[len(rows) :])), row.images_per_s / best
-                return (
-                    rows,
-                    f"{fewer} workers were left out because {counts[len(rows) - 1]} reached {reached:.2f}× the best rate",
-                )
-    return rows, None
+    return rows
 
 
 def _try_pipelines(
     plan: DaliPlan, cores: int, make_jobs: QuickJobs, listener: Listener, fixed: frozenset[str]
 ) -> dict[DaliPlan, Throughput]:
-    """DALI: first the decoder, on a GPU with its share and the CPU's; then the threads of the best."""
+    """DALI: first the decoder, on a GPU with its share; then the threads of the best."""
     tried: dict[DaliPlan, Throughput] = {}
     kept = {field: getattr(plan, field) for field in fixed}
 
     def measure(plans: Iterable[DaliPlan], name: str) -> DaliPlan:
         new = [each for each in dict.fromkeys(replace(each, **kept) for each in plans) if each not in tried]
-        with listener.step(name, total=len(new)) as step:
-            for each, row in zip(new, measure_throughputs(make_jobs(new)), strict=True):
-                tried[each] = row
-                step.advance()
+        tried.update(zip(new, _measure_all(make_jobs(new), name, listener), strict=True))
         return max(tried, key=lambda each: tried[each].images_per_s)
 
     on_cpu = replace(plan, decode="cpu", threads=cores)
@@ -356,9 +308,7 @@ def _try_pipelines(
         return tried
     mixed = replace(plan, decode="mixed", threads=min(8, cores))
     loads = [replace(mixed, hw_decoder_load=load) for load in LOADS]
-    # the queue hides that the CPU takes longer for its part than the hardware
-    shared = [replace(mixed, threads=cores, prefetch=plan.prefetch + 1, cpu_share=share) for share in CPU_SHARES]
-    best = measure([*loads, *shared, on_cpu], "DALI by decoder")
+    best = measure([*loads, on_cpu], "DALI by decoder")
     counts = sorted({max(1, best.threads // 2), min(cores, best.threads * 2)})
     queued = replace(best, prefetch=best.prefetch + 2)  # a longer queue, for a host that stutters
     measure([*(replace(best, threads=count) for count in counts), queued], "DALI by threads")
@@ -366,25 +316,16 @@ def _try_pipelines(
 
 
 def record_from_throughputs(
-    tried: Sequence[Throughput],
-    dataloader: Throughput,
-    dali: Throughput,
-    decode_only: Throughput,
-    left_out: str | None = None,
-    seed: int = 0,
+    tried: Sequence[Throughput], dataloader: Throughput, dali: Throughput, seed: int = 0
 ) -> ThroughputTuning:
-    ours, theirs, rate, other = (
-        dali.compute_interval(), dataloader.compute_interval(), dali.images_per_s, dataloader.images_per_s
-    )  # fmt: skip
+    ours, theirs = dali.compute_interval(), dataloader.compute_interval()
+    rate, other = dali.images_per_s, dataloader.images_per_s
     return ThroughputTuning(
         tuple(each.summarize() for each in tried),
         dataloader.summarize(),
         dali.summarize(),
-        decode_only.summarize(),
         speedup=rate / other,
         speedup_ci=compute_ratio_interval(rate, ours, other, theirs) if ours and theirs else None,
-        share_of_decode_only=rate / decode_only.images_per_s,
-        left_out=left_out,
         seed=seed,
     )
 
@@ -414,17 +355,12 @@ LOOK_EVERY = 4
 def measure_job(job: ThroughputJob) -> BatchTimes:
     if job.plan is None:
         return _measure_dataloader(job)
-    decode_only = job.implementation == "dali-decode"
-    pipeline = make_reading_pipeline(job.paths, job.transform, job.plan, decode_only=decode_only)
-    return time_pipeline(pipeline, job.plan, job.seconds, job.patience)
+    return time_pipeline(make_reading_pipeline(job.paths, job.transform, job.plan), job.plan, job.seconds, job.patience)
 
 
 def time_pipeline(pipeline: Any, plan: DaliPlan, seconds: float, patience: float) -> BatchTimes:
-    def batch() -> int:
-        pipeline.run()  # synchronous with this batch, while the next ones are being made
-        return perf_counter_ns()
-
-    return time_batches(batch, seconds, prefetched=plan.prefetch + 1, patience=patience)
+    # `run` is synchronous with its batch, while the next ones are being made
+    return time_batches(pipeline.run, seconds, prefetched=plan.prefetch + 1, patience=patience)
 
 
 def _measure_dataloader(job: ThroughputJob) -> BatchTimes:
@@ -441,20 +377,18 @@ def _measure_dataloader(job: ThroughputJob) -> BatchTimes:
         sampler=cycle(range(len(files))),
         num_workers=workers,
         pin_memory=on_gpu,
-        prefetch_factor=job.loader.prefetch_factor if workers else None,
+        prefetch_factor=PREFETCH_FACTOR if workers else None,
         multiprocessing_context="fork" if workers else None,
     )
     batches: Iterator[Any] = iter(loader)
 
-    def batch() -> int:
+    def batch() -> None:
         pixels = next(batches)
-        read_ns = perf_counter_ns()
         if on_gpu:
             pixels.cuda(non_blocking=True)
             torch.cuda.current_stream().synchronize()
-        return read_ns
 
-    prefetched = workers * job.loader.prefetch_factor + 1
+    prefetched = workers * PREFETCH_FACTOR + 1
     return time_batches(batch, job.seconds, prefetched, group=max(1, workers), patience=job.patience)
 
 
@@ -472,14 +406,9 @@ class _Files:
 
 
 def time_batches(
-    batch: Callable[[], int],
-    seconds: float,
-    prefetched: int,
-    *,
-    group: int = 1,
-    patience: float = PATIENCE,
+    batch: Callable[[], object], seconds: float, prefetched: int, *, group: int = 1, patience: float = PATIENCE
 ) -> BatchTimes:
-    """Runs `batch`, which returns the time of its data's arrival, until the rate is known; counts whole groups of batches.
+    """Runs `batch` until the rate is known; counts whole groups of batches.
 
     A slow or unsteady one ends after `patience` times the seconds.
     """
@@ -488,12 +417,10 @@ def time_batches(
     for done, (_, _, ended) in enumerate(calls, 1):
         if done >= 2 * prefetched and not done % group and ended - started >= WARM_UP_S * 1e9:
             break
-    reader_ns: list[int] = []
     batch_ns: list[int] = []
     others, own_ns = _read_others_ticks(), process_time_ns()
     started = last = perf_counter_ns()
-    for _, read, ended in calls:
-        reader_ns.append(read - last)
+    for _, _, ended in calls:
         batch_ns.append(ended - last)
         last = ended
         if not len(batch_ns) % group and has_enough_batches(batch_ns, group, (last - started) / 1e9, seconds, patience):
@@ -501,7 +428,7 @@ def time_batches(
     other_ticks = max(0, _read_others_ticks() - others)
     other_cpu_cores = other_ticks / os.sysconf("SC_CLK_TCK") / ((last - started) / 1e9)
     cpu_cores = (process_time_ns() - own_ns) / sum(batch_ns)
-    return BatchTimes(tuple(reader_ns), tuple(batch_ns), group, done, other_cpu_cores, cpu_cores)
+    return BatchTimes(tuple(batch_ns), group, done, other_cpu_cores, cpu_cores)
 
 
 def _read_others_ticks() -> int:

@@ -338,7 +338,7 @@ def find_busiest_operator(context: RuleContext) -> _Found | None:
     first, total_ns, threads = table.row(0)
     share = total_ns / max(_sum(table, "total_ns"), 1)
     evidence = f"{first} takes {share:.0%} of the operators' time, on {threads} threads"
-    advice = "optpipe preprocess tunes threads, prefetching, and the decoder, and reports the rate of decoding alone"
+    advice = "optpipe preprocess tunes threads, prefetching, and the decoder"
     return _Found(evidence, int(total_ns / threads), advice)
 
 

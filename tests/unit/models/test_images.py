@@ -15,7 +15,6 @@ from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Tr
 from optpipe.models.inputs.image_set import (
     ImageSet,
     find_images,
-    find_readable_images,
     image_set_from_coco,
     image_set_from_path,
     is_coco,
@@ -23,7 +22,7 @@ from optpipe.models.inputs.image_set import (
     read_image_size,
 )
 from optpipe.models.inputs.images import decode_image, preprocess_batches, preprocess_file
-from optpipe.models.inputs.sample_set import format_unreadable, refuse_other_model, refuse_overlap
+from optpipe.models.inputs.sample_set import refuse_other_model, refuse_overlap
 from optpipe.models.inputs.samples import make_synthetic_image
 from optpipe.models.inputs.task_data import hash_data
 from optpipe.workspace.places import find_shipped_folder
@@ -39,29 +38,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_pictures_come_in_natural_order_from_linked_folders_too_and_a_limit_says_what_it_left_out(
-    folder, tmp_path_factory
-):
+def test_pictures_come_in_natural_order_from_linked_folders_too(folder, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("linked")
     (elsewhere / "cats").symlink_to(folder)
     (elsewhere / "again").symlink_to(elsewhere)
     for place in (folder, elsewhere):
-        assert [path.name for path in find_images(place, limit=9).paths] == ["1.png", "2.jpg", "10.jpg"]
-    found = find_images(folder, limit=2)
-    assert ([path.name for path in found.paths], found.left_out) == (["1.png", "2.jpg"], 1)
-    for limit in (0, -1):
-        with pytest.raises(BadInputError, match="at least 1"):
-            find_images(folder, limit=limit)
-
-
-def test_unreadable_files_are_named_with_their_reasons(folder):
-    (folder / "3.jpg").write_bytes((folder / "2.jpg").read_bytes()[:-400])
-    (folder / "4.png").write_bytes(b"")
-    found = find_readable_images(folder)
-    assert [path.name for path, _ in found.unreadable] == ["3.jpg", "4.png"]
-    assert "truncated" in format_unreadable(found.unreadable)
-    assert format_unreadable(found.unreadable, shown=1).endswith("and 1 more")
-    assert len(found.paths) == 3
+        assert [path.name for path in find_images(place)] == ["1.png", "2.jpg", "10.jpg"]
 
 
 def test_no_folder_a_file_or_an_empty_folder_is_bad_input(folder, tmp_path):
@@ -94,7 +76,7 @@ def test_exif_turns_the_picture_only_when_the_models_loader_does(tmp_path):
 
 
 def test_batches_hold_every_picture_in_order(folder):
-    paths = find_images(folder).paths
+    paths = find_images(folder)
     made = list(preprocess_batches(paths, SMALL, batch_size=2, threads=2))
     assert [batch.shape for batch in made] == [(2, 3, 32, 32), (1, 3, 32, 32)]
     assert made[0].dtype == np.float32

@@ -13,14 +13,14 @@ from optpipe.preprocess.document import document_from_end_to_end, document_from_
 from optpipe.preprocess.end_to_end import (
     EndToEndRecord,
     EndToEndResult,
-    OverlappedBatches,
     PartRates,
     PredictionCheck,
     compute_figures,
     find_bottleneck,
     find_tuned_plan,
 )
-from optpipe.preprocess.proof import PredictionAgreement, RefusedImage, TaskScore
+from optpipe.preprocess.proof import Agreement, RefusedImage, TaskScore
+from optpipe.preprocess.throughput import BatchTimes
 from optpipe.workspace.file_names import PREPROCESSING
 from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.store import Store
@@ -30,8 +30,7 @@ CPU = DaliPlan(batch_size=100)
 
 
 def batches(count):
-    named = {"batch_ns": 10, "latency_ns": 25, "wait_ns": 6, "launch_ns": 1, "output_ns": 2}
-    return OverlappedBatches(**{name: (ms * 1_000_000,) * count for name, ms in named.items()})
+    return BatchTimes((10_000_000,) * count, latency_ns=(25_000_000,) * count)
 
 
 def parts(**changed):
@@ -45,7 +44,6 @@ def figures(plan, count=700, check=None, **changed):
         plan,
         launch_share=0.1,
         cpu_share=0.3,
-        other_cpu_cores=0.1,
         handover="none: DLPack",
         environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
         check=check or PredictionCheck(32, 32, 9),
@@ -72,12 +70,11 @@ def test_the_bottleneck_is_named_with_its_numbers(plan, rates, cpu, launch, name
     assert any(character.isdigit() for character in reason)
 
 
-def test_the_figures_are_rates_latencies_and_the_shares_of_the_timeline():
+def test_the_figures_are_rates_and_latencies():
     found = figures(GPU)
     assert found.images_per_s == pytest.approx(10_000)
     assert found.of_slower_part == pytest.approx(10_000 / 11_000)
     assert (found.latency_p50_ns, found.latency_p99_ns) == (25e6, 25e6)
-    assert sum(found.timeline.values()) == pytest.approx(1)
     assert found.environment
     assert not figures(CPU).environment
     few = figures(GPU, 70)
@@ -93,7 +90,7 @@ def test_wrong_predictions_fail_and_one_class_proves_nothing(equal, classes, ver
 
 @pytest.mark.parametrize(("verdict", "taken"), [("PASS", True), ("INCONCLUSIVE", True), ("FAIL", False)])
 def test_a_plan_that_was_shown_to_change_the_predictions_is_not_taken(tmp_path, verdict, taken):
-    plan = DaliPlan(threads=7, resize="fused")
+    plan = DaliPlan(threads=7)
     run = begin_run(tmp_path, "preprocess")
     record = replace(preprocess_record(plan), verdict=Verdict(verdict))
     (run.path / PREPROCESSING).write_bytes(json_from_record(record))
@@ -102,7 +99,7 @@ def test_a_plan_that_was_shown_to_change_the_predictions_is_not_taken(tmp_path, 
     assert find_tuned_plan("digits", Store(tmp_path), gpu=True) is None
 
 
-TUNED_GPU = DaliPlan(decode="mixed", device="gpu", batch_size=64, hw_decoder_load=0.9, cpu_share=0.125)
+TUNED_GPU = DaliPlan(decode="mixed", device="gpu", batch_size=64, hw_decoder_load=0.9)
 
 
 def test_a_proof_with_its_speed():
@@ -127,7 +124,7 @@ def test_a_proof_of_a_detector():
         top1_agreement=None,
         accuracy=None,
         task_score=TaskScore("AP", 0.5837, 0.5836, 0.0001, (-0.0001, 0.0005)),
-        prediction_agreement=PredictionAgreement(0.9993, (0.9982, 1.0), 250),
+        prediction_agreement=Agreement(250, 0.9993, (0.9982, 1.0)),
     )
     record = replace(record, parity=replace(record.parity, proof=proof))
     assert_golden(text_of(document_from_preprocess(record)), "preprocess-detector.txt")

@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 from tests.fakes.graphs import onnx_model
 from tests.fakes.mutations import mutate_bytes
+from tests.fakes.odd_images import make_edge_case_files
 
-from optpipe.core.card import InputSpec, ModelCard, Task, card_from_dict
+from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec, card_from_dict
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_file
@@ -22,9 +23,10 @@ from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale,
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.images import decode_image, preprocess_file
 from optpipe.models.inputs.sample_set import SetFile
-from optpipe.models.inputs.samples import make_edge_case_files, make_synthetic_image
+from optpipe.models.inputs.samples import make_synthetic_image
+from optpipe.models.inputs.task_data import read_images
 from optpipe.preprocess.dali_pipeline import INPUT, PIPELINE, DaliPlan, build_preprocessing_artifact
-from optpipe.preprocess.preprocess import choose_images, open_model_function
+from optpipe.preprocess.preprocess import choose_images, open_model_function, read_labels
 from optpipe.workspace.store import Store
 
 
@@ -36,35 +38,29 @@ class Warned(SilentListener):
         self.texts.append(text)
 
 
-def chosen(folder, listed):
-    """The labels that are taken for the pictures of `folder`, of which a manifest lists some; and the warnings."""
-    for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        Image.fromarray(make_synthetic_image(20, 20, 1)).save(folder / name)
-    manifest = folder / "manifest.json"
-    files = tuple(SetFile(name, hash_file(folder / name), label) for name, label in listed.items())
-    manifest.write_text(json.dumps(ImageSet("pictures", folder, 0, files).to_dict(folder)))
-    card = ModelCard("m", "s", Task.CLASSIFICATION, (), labels=("cat", "dog"), data={"validation": str(manifest)})
-    listener = Warned()
-    _, labels = choose_images(card, None, 1000, None, listener)
-    return labels, listener.texts
-
-
 @pytest.mark.parametrize(
     ("listed", "labels", "warned"),
     [
-        # the manifest before the folders, and the folder's name for what it does not list
         ({"cat/1.png": "dog", "cat/2.png": "cat", "dog/1.png": "dog"}, [1, 0, 1], ""),
-        ({"cat/1.png": "cat", "dog/1.png": "dog"}, [0, 0, 1], ""),
-        ({"cat/1.png": "cat", "cat/2.png": "cat", "dog/1.png": "wolf"}, None, "not labels: wolf"),
+        ({"cat/1.png": "cat", "cat/2.png": "cat", "dog/1.png": "wolf"}, None, "label 'wolf'"),
     ],
 )
-def test_where_the_labels_come_from(tmp_path, listed, labels, warned):
+def test_the_cards_validation_set_gives_the_labels(tmp_path, listed, labels, warned):
     """Without a label for each there is no accuracy."""
-    found, texts = chosen(tmp_path, listed)
-    assert found == labels
-    assert len(texts) == bool(warned)
-    assert warned in "".join(texts)
+    for name in listed:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(make_synthetic_image(20, 20, 1)).save(tmp_path / name)
+    files = tuple(SetFile(name, hash_file(tmp_path / name), label) for name, label in listed.items())
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps(ImageSet("pictures", tmp_path, 0, files).to_dict(tmp_path)))
+    outputs = (TensorSpec("scores", "float32", ("batch", 2)),)
+    card = ModelCard(
+        "m", "s", Task.CLASSIFICATION, (), outputs, labels=("cat", "dog"), data={"validation": str(manifest)}
+    )
+    listener = Warned()
+    samples, _ = read_images(choose_images(card), 1000, 0, listener)
+    assert read_labels(samples, card, listener) == labels
+    assert warned in "".join(listener.texts)
 
 
 def test_boxes_of_one_image_at_a_time_get_as_many_rows(tmp_path):

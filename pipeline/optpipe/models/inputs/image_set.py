@@ -39,18 +39,8 @@ CHECKED_AT_ONCE = 64
 DOCUMENTATION_PREFIXES = (".", "README", "LICENSE", "LICENCE", "NOTICE")
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFolder:
-    """The images of a folder in natural order (`2.jpg` before `10.jpg`), and the omitted ones."""
-
-    folder: Path
-    paths: tuple[Path, ...]
-    unreadable: tuple[Unusable, ...] = ()
-    left_out: int = 0
-
-
-def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
-    """Lists image files below `folder` by name, at most `limit` evenly spread ones; opens none.
+def find_images(folder: Path) -> tuple[Path, ...]:
+    """Image files below `folder` in natural order (`2.jpg` before `10.jpg`); opens none.
 
     An annotated folder has its images in `images/`. Raises BadInputError without such a folder, or without images.
     """
@@ -58,8 +48,6 @@ def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
         raise BadInputError(
             f"{folder}: no such file or folder" if not folder.exists() else f"{folder}: is a file; give its folder"
         )
-    if limit is not None and limit < 1:
-        raise BadInputError(f"the image limit must be at least 1, got {limit}")
     paths = sorted(
         (
             path
@@ -74,11 +62,7 @@ def find_images(folder: Path, limit: int | None = None) -> ImageFolder:
     if not paths:
         kinds = " ".join(sorted(suffix.lstrip(".") for suffix in SUFFIXES))
         raise BadInputError(f"{folder}: no images in this folder or below it (looked for {kinds})")
-    count = min(limit or len(paths), len(paths))
-    kept = tuple(
-        paths[index * len(paths) // count] for index in range(count)
-    )  # keeps the mixture of a set that is sorted by class
-    return ImageFolder(folder, kept, left_out=len(paths) - count)
+    return tuple(paths)
 
 
 def is_annotated(folder: Path) -> bool:
@@ -97,26 +81,6 @@ def walk_files(folder: Path) -> Iterator[Path]:
         seen.add(real)
         below.sort()
         yield from map(here.joinpath, files)
-
-
-def find_readable_images(
-    folder: Path, limit: int | None = None, max_unreadable: int | None = None, threads: int = 2
-) -> ImageFolder:
-    """Finds the images below `folder` and decodes each once to find unreadable ones.
-
-    Raises BadInputError if more than `max_unreadable` cannot be read, or none can.
-    """
-    found = find_images(folder, limit)
-    with ThreadPoolExecutor(threads) as pool:
-        read = list(zip(found.paths, pool.map(find_read_error, found.paths), strict=True))
-    bad = tuple((path, why) for path, why in read if why)
-    good = tuple(path for path, why in read if not why)
-    if not good or (max_unreadable is not None and len(bad) > max_unreadable):
-        allowed = f"; at most {max_unreadable} allowed (--max-unreadable)" if good else ""
-        raise BadInputError(
-            f"{folder}: {len(bad)} of {len(found.paths)} images cannot be read{allowed}\n{format_unreadable(bad, 3)}"
-        )
-    return ImageFolder(folder, good, bad, found.left_out)
 
 
 @dataclass(frozen=True)
@@ -153,7 +117,7 @@ def image_set_from_path(
             return check_image_set(found), ()
         return check_image_set(draw_subset(found, count, seed)), ()
     annotated = is_annotated(source)
-    paths = find_images(source).paths
+    paths = find_images(source)
     labels = [None] * len(paths) if annotated else _labels_from_folders(source, paths)
     wanted = len(paths) if count is None else min(count, len(paths))
     order = stratify_indices(labels, wanted, seed)

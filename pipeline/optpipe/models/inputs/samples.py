@@ -1,11 +1,8 @@
 """Chooses the samples for verification and benchmarks: the user's data first, then seeded variations and synthetic data."""
 
-import io
 import math
 import os
-import struct
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from errno import ENOSPC
 from pathlib import Path
@@ -14,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from PIL import Image
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import Listener, SilentListener
@@ -93,7 +89,7 @@ def choose_samples(
         return _hold_out(found, most, card, listener)
     if card.transform is not None:
         folder = find_shipped_folder("calibration") / "samples"
-        files = tuple(SetFile(path.name, hash_file(path)) for path in find_images(folder, SAMPLE_COUNT).paths)
+        files = tuple(SetFile(path.name, hash_file(path)) for path in find_images(folder)[:SAMPLE_COUNT])
         shipped: SampleSet = ImageSet("photographs", folder, 0, files)
         return Samples("images", "photographs that optpipe ships", shipped, shipped.sha256)
     if tokenizes:
@@ -252,59 +248,3 @@ def _make_photograph_noise(random: np.random.Generator, height: int, width: int,
     mixed = 0.85 * planes[:1] + 0.35 * planes[1:]
     spread = mixed.std()
     return np.moveaxis((mixed - mixed.mean()) / (spread if spread > 0 else 1.0), 0, -1)
-
-
-_ORIENTATION = 0x0112
-
-
-def make_edge_case_files() -> Iterator[tuple[str, bytes]]:
-    """Names and contents; every decoder must refuse `truncated.jpg`."""
-    pixels = make_synthetic_image(231, 309, seed=5)
-    image = Image.fromarray(pixels)
-    gray = image.convert("L")
-    yield "baseline 4:2:0.jpg", _encode(image, "JPEG", quality=90)
-    yield "baseline 4:4:4.jpg", _encode(image, "JPEG", quality=90, subsampling=0)
-    yield "progressive.jpg", _encode(image, "JPEG", quality=90, progressive=True)
-    yield "grayscale.jpg", _encode(gray, "JPEG", quality=90)
-    yield "cmyk.jpg", _encode(image.convert("CMYK"), "JPEG", quality=90)
-    for orientation in (3, 6):
-        exif = Image.Exif()
-        exif[_ORIENTATION] = orientation
-        yield f"exif orientation {orientation}.jpg", _encode(image, "JPEG", quality=90, exif=exif)
-    yield "grayscale.png", _encode(gray, "PNG")
-    yield "grayscale 16 bit.png", _encode(Image.fromarray(np.asarray(gray).astype(np.uint16) * 3), "PNG")
-    yield "rgb 16 bit.png", _encode_png16(pixels)
-    yield "palette.png", _encode(image.convert("P", palette=Image.Palette.ADAPTIVE), "PNG")
-    yield (
-        "palette with transparency.png",
-        _encode(image.convert("P", palette=Image.Palette.ADAPTIVE, colors=16), "PNG", transparency=3),
-    )
-    alpha = np.dstack([pixels, np.linspace(0, 255, pixels[:, :, 0].size).reshape(pixels.shape[:2]).astype(np.uint8)])
-    yield "rgba.png", _encode(Image.fromarray(alpha), "PNG")
-    yield "bilevel.png", _encode(image.convert("1"), "PNG")
-    yield "lossy.webp", _encode(image, "WEBP", quality=90)
-    yield "lossless with alpha.webp", _encode(Image.fromarray(alpha), "WEBP", lossless=True)
-    yield "1×1.jpg", _encode(image.crop((0, 0, 1, 1)), "JPEG")
-    yield "1×1.png", _encode(image.crop((0, 0, 1, 1)), "PNG")
-    yield "very wide.jpg", _encode(Image.fromarray(make_synthetic_image(24, 1900, seed=6)), "JPEG", quality=90)
-    yield "very large.jpg", _encode(image.resize((4000, 3000)), "JPEG", quality=90)
-    whole = _encode(image, "JPEG", quality=90)
-    yield "truncated.jpg", whole[: len(whole) // 2]
-
-
-def _encode(image: Image.Image, kind: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def _encode_png16(pixels: NDArray[np.uint8]) -> bytes:
-    """An RGB PNG of 16 bits per channel, which Pillow reads but does not write (PNG specification, 5 and 11.2)."""
-    height, width = pixels.shape[:2]
-    deep = pixels.astype(">u2") * 257
-    rows = b"".join(b"\0" + deep[row].astype(">u2").tobytes() for row in range(height))
-    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
-    )

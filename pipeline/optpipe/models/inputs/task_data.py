@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,25 +63,13 @@ def load_sample_set(
     Reports omitted samples. Raises BadInputError for a model that takes none of these, and for texts that are longer
     than the model's input, unless `truncate` is set. Only texts need the exported `model`, for its tokenizer.
     """
-    found: SampleSet
     if holds_tensors(source):
         return read_tensor_set(source, card.inputs, count, seed), ()
     require_task_data(card)
-    if card.transform is not None and is_coco(source):
-        with read_as_user_file(source, "COCO annotations"):
-            return image_set_from_coco(source, count, seed), ()
-    with listener.step(f"read {source}", total=count) as step:
-        found, unusable = (
-            text_set_from_path(source, count, seed)
-            if card.tokenization
-            else image_set_from_path(source, count, seed, step)
-        )
+    read = read_texts if card.tokenization else read_images
+    found, unusable = read(source, count, seed, listener)
     if count is not None and len(found.files) < count:
         listener.warn(f"--count {count}: {source} has only {len(found.files)} usable samples; using all of them")
-    if unusable:
-        what = "line" if card.tokenization else "file"
-        count_text = f"1 {what} is" if len(unusable) == 1 else f"{len(unusable)} {what}s are"
-        listener.warn(f"{count_text} skipped: {format_unreadable(unusable, 3)}")
     if isinstance(found, TextSet):
         assert model is not None
         longest, tokenizer = compute_max_tokens(card), model.file(TOKENIZER)
@@ -93,6 +81,33 @@ def load_sample_set(
             firsts = map(find_first_tokens, found.texts.values(), encoded)
             found = replace(found, first_tokens=dict(zip(found.texts, firsts, strict=True)))
     return found, unusable
+
+
+def read_images(
+    source: Path, count: int | None, seed: int, listener: Listener
+) -> tuple[ImageSet, tuple[Unusable, ...]]:
+    """All or `count` images of a folder, a manifest, or a COCO file, and unusable ones, of which it warns. Raises BadInputError."""
+    if is_coco(source):
+        with read_as_user_file(source, "COCO annotations"):
+            return image_set_from_coco(source, count, seed), ()
+    with listener.step(f"read {source}", total=count) as step:
+        found, unusable = image_set_from_path(source, count, seed, step)
+    _warn_of_unusable(unusable, "file", listener)
+    return found, unusable
+
+
+def read_texts(source: Path, count: int | None, seed: int, listener: Listener) -> tuple[TextSet, tuple[Unusable, ...]]:
+    """All or `count` texts of JSON lines or a manifest, and unusable lines, of which it warns. Raises BadInputError."""
+    with listener.step(f"read {source}", total=count):
+        found, unusable = text_set_from_path(source, count, seed)
+    _warn_of_unusable(unusable, "line", listener)
+    return found, unusable
+
+
+def _warn_of_unusable(unusable: Sequence[Unusable], what: str, listener: Listener) -> None:
+    if unusable:
+        count = f"1 {what} is" if len(unusable) == 1 else f"{len(unusable)} {what}s are"
+        listener.warn(f"{count} skipped: {format_unreadable(unusable, 3)}")
 
 
 def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool) -> TextSet:

@@ -84,10 +84,10 @@ def test_from_texts_to_int8_its_accuracy_and_three_verdicts(run: Run, inside: Ru
     found = run("calibrate", model, *options).expect(0).document
     assert found["kind"] == "texts"
     assert found["set"]["count"] == 520
-    assert {each["method"] for each in found["tables"]} == {"max", "percentile", "entropy", "mse"}
+    assert found["tables"].keys() == {"max", "percentile", "entropy", "mse"}
     assert found["sensitivity"]
     assert all(row["cost"]["drop_ci"] for row in found["sensitivity"]["layers"])
-    table = next(each["path"] for each in found["tables"] if each["method"] == found["best"])
+    table = found["tables"][found["compared"]["best"]]
     built = run(
         "build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--calibration", table, "--json"
     ).expect(0)

@@ -271,10 +271,6 @@ class Backend(ABC):
         """How an artifact is served with the runtime `options`; `version` is the version of `package` in the evidence."""
         return Serving()
 
-    def describe_details(self, details: Mapping[str, Any]) -> Iterable[str]:  # noqa: ARG002
-        """An artifact's `details` for the user, one line each."""
-        return ()
-
     def list_static_batches(self, info: ArtifactInfo) -> tuple[int, ...]:  # noqa: ARG002
         """The batch sizes with dedicated code, which is verified too."""
         return ()

@@ -30,7 +30,6 @@ from optpipe.core.card import InputSpec, ModelCard, tensor_from_dict
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import OptpipeError, StageError, escape, first_line, is_out_of_memory
 from optpipe.core.precision import LayerType, Precision
-from optpipe.core.quantity import format_duration
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus, read_cpu_model
 
 if TYPE_CHECKING:
@@ -507,15 +506,6 @@ class TorchBackend(Backend):
         if (made_by := info.details.get("compiled_by", version)) != version:
             return f"compiled by torch {made_by}, this is torch {version}"
         return TorchBackend.probe_capability(self, info.device).why_not  # without what only a build needs
-
-    def describe_details(self, details: Mapping[str, Any]) -> Iterator[str]:
-        """The kernels of an INT8 network at each batch size, and its measured speed relative to FP16."""
-        for batch, chosen in details.get("tactics", {}).items():
-            kernels = ", ".join(f"{name} {count}" for name, count in sorted(chosen["kernels"].items()))
-            yield f"tactics  batch {batch}: {format_duration(chosen['sum_us'] * 1e3)} in {kernels}"
-        for batch, each in details.get("against_fp16", {}).items():
-            ratio = f"{each['speed']:.2f} ({each['low']:.2f} to {each['high']:.2f}) times the speed of fp16"
-            yield f"against fp16  batch {batch}: {ratio}{'' if each['pays'] else ', not shown to be faster'}"
 
 
 def name_processor(device: Device) -> str | None:

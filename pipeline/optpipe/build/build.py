@@ -15,7 +15,6 @@ from optpipe.core.entries import (
     ModelInfo,
     ReferenceInfo,
     VerificationInfo,
-    WeightsRequest,
 )
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener
@@ -28,7 +27,6 @@ from optpipe.models.export.exported import (
     Model,
     compute_reference,
     export_model,
-    find_stored_model,
     prepare_model,
     read_card,
     read_tokenizer,
@@ -37,8 +35,7 @@ from optpipe.models.export.exported import (
 from optpipe.models.inputs.rows import holds_tensors, read_tensor_set
 from optpipe.models.inputs.samples import choose_samples
 from optpipe.models.sources.onnx_file import OnnxFileSource
-from optpipe.models.sources.resolve import CardSource
-from optpipe.quantize.calibrated_graph import find_tables, require_calibration, resolve_data
+from optpipe.quantize.calibrated_graph import require_calibration, resolve_data
 from optpipe.quantize.precision_graph import convert_to_precision
 from optpipe.quantize.ranges import is_table
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
@@ -142,23 +139,8 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
         return replace(plan, calibration=source)
     if "calibration" in card.data or (stored and stored.info.own_precision) or model.is_quantized():
         return plan
-    if len(wanted) == 1 and stored and (tables := find_tables(wanted[0], stored, store)):
-        listener.warn(
-            f"{card.name} is built in {wanted[0]} as it was calibrated before; --calibration gives other data"
-        )
-        return replace(plan, calibration=tables[-1])
     require_calibration(card, wanted[0])
     return plan
-
-
-def find_calibration(model: Model, precision: Precision, store: Store) -> Path | None:
-    """The calibration data of a build without --calibration: the card's, or the last table."""
-    if isinstance(model.source, CardSource) and (data := model.source.card.data.get("calibration")) is not None:
-        return Path(data)
-    drawn = replace(model, weights=WeightsRequest("random", model.weights.seed))  # if there are no trained weights
-    stored = find_stored_model(model, store) or find_stored_model(drawn, store)
-    tables = find_tables(precision, stored, store) if stored is not None else []
-    return tables[-1] if tables else None
 
 
 def _require_measurable(budget: Budget, data: Path | None, card: ModelCard) -> None:

@@ -209,7 +209,7 @@ def sweep(
         store = Store(how.store)
     slots, executor = _connect(how, store)
     full = resolve_models(full, store, local=how.on is None)
-    cells = add_contents(select_shard(cells_from_matrix(full, list_kinds(slots)), shard), store, terminal)
+    cells = add_contents(select_shard(cells_from_matrix(full, list_kinds(slots)), shard), terminal)
     # Ray prints the log of a failed node; the table already has the result of its jobs
     with redirect_stdout(StringIO()) if how.on else nullcontext():
         record = run_sweep(cells, slots, how, store, terminal, executor)

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -22,7 +22,6 @@ from optpipe.core.entries import (
 )
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener, SilentListener
-from optpipe.core.files import hash_file
 from optpipe.core.precision import REQUIRED_SHARE, Budget, Precision, PrecisionCost
 from optpipe.core.process import redirect_output
 from optpipe.core.quantity import format_count
@@ -378,24 +377,6 @@ def graph_from_table(
     return store.produce(GraphInfo, recipe, make, parents=(model.id, *parents), listener=listener)
 
 
-def find_tables(precision: Precision, model: Entry[ModelInfo], store: Store) -> list[Path]:
-    """The calibration tables of the store's graphs of `model` in `precision`, the newest last.
-
-    For a graph within a budget it is the calibration's table, which keeps no layer.
-    """
-    calibrations = {each.id: each for each in store.list_entries(CalibrationInfo)}
-    found: list[Path] = []
-    for each in store.list_entries(GraphInfo):
-        if model.id not in each.manifest.parents or each.info.precision is not precision or each.info.method is None:
-            continue
-        if each.info.mixed is None:
-            found.append(store.verify_entry(each, TABLE).file(TABLE))
-        elif (calibration := calibrations.get(each.manifest.parents[1])) is not None:
-            name = name_table_file(each.info.method)
-            found.append(store.verify_entry(calibration, name).file(name))
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class CalibrationPlan:
     source: Path | None
@@ -411,14 +392,6 @@ class CalibrationPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class MethodResult:
-    method: str
-    path: str
-    sha256: str
-    cost: PrecisionCost
-
-
-@dataclass(frozen=True, slots=True)
 class CalibrationResult:
     model: str
     model_id: str
@@ -429,9 +402,9 @@ class CalibrationResult:
     set_path: str
     unreadable: tuple[str, ...]
     target: Target
-    tables: tuple[MethodResult, ...]
-    best: str
-    compared_on_images: int
+    tables: Mapping[str, str]
+    """Paths by method."""
+    compared: MethodsInfo
     skipped: tuple[SkippedLayer, ...]
     sensitivity: SensitivityInfo | None = None
     warnings: tuple[str, ...] = ()
@@ -474,13 +447,8 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
         set_path=str(files[CALIBRATION_SET]),
         unreadable=tuple(str(path) for path, _ in unreadable),
         target=plan.target,
-        tables=tuple(
-            MethodResult(method, str(file), hash_file(file), compared.info.costs[method])
-            for method in plan.methods
-            for file in (files[name_table_file(method)],)
-        ),
-        best=compared.info.best,
-        compared_on_images=compared.info.images,
+        tables={method: str(files[name_table_file(method)]) for method in plan.methods},
+        compared=compared.info,
         skipped=placed.skipped,
         sensitivity=sensitivity,
     )
@@ -501,9 +469,8 @@ MAX_LAYERS_LISTED = 12
 
 
 def document_from_calibration(result: CalibrationResult) -> Document:
-    found = result.set
-    chosen = next(each.path for each in result.tables if each.method == result.best)
-    build = f"optpipe build {quote(result.model)} --precision int8 --calibration {quote(str(chosen))}"
+    found, chosen = result.set, result.tables[result.compared.best]
+    build = f"optpipe build {quote(result.model)} --precision int8 --calibration {quote(chosen)}"
     return make_document(
         [
             Sentence(
@@ -519,16 +486,12 @@ def document_from_calibration(result: CalibrationResult) -> Document:
 
 
 def _tabulate_methods(result: CalibrationResult) -> Table:
+    best = result.compared.best if len(result.tables) > 1 else None
     rows = [
-        (
-            row.method,
-            format_cost_snr(row.cost),
-            _format_drop(row.cost),
-            "best" if row.method == result.best and len(result.tables) > 1 else "",
-        )
-        for row in result.tables
+        (method, format_cost_snr(cost), _format_drop(cost), "best" if method == best else "")
+        for method, cost in result.compared.costs.items()
     ]
-    title = f"INT8 by method, on {result.compared_on_images} of the {result.kind}, Q/DQ for {result.target}"
+    title = f"INT8 by method, on {result.compared.images} of the {result.kind}, Q/DQ for {result.target}"
     columns: list[Column | str] = ["method", figure_column("SNR vs. FP32"), figure_column("drop, points"), ""]
     return make_table(columns, rows, title=title)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import (
-    HALF_TYPES,
     GraphTypes,
     drop_unknown_sizes,
     infer_graph_types,
@@ -73,7 +72,7 @@ def convert_to_precision(
 
 # Models that come in INT8, FP16 or BF16.
 #
-# They are built as they are in that precision. Half-precision weights are widened for FP32; nothing is quantized twice.
+# They are built as they are, in that precision alone; INT8 models also in FP32, which computes the same integers.
 
 
 AS_GIVEN_REVISION = 1
@@ -90,41 +89,34 @@ def make_graph_as_given(
             "--precision int8 builds it as it is; give the model it was quantized from for other precisions"
         )
     if own is Precision.INT8 and precision is Precision.INT8 and device == "cuda":
-        return _make_changed_graph(Precision.INT8, "folded-biases", _fold_biases, model, store, listener)
+        return _fold_biases(model, store, listener)
     if own is Precision.INT8 or own is precision:
         return model, True
-    if precision in (Precision.FP32, Precision.TF32):
-        return _make_changed_graph(Precision.FP32, "widened", _widen, model, store, listener)
     raise BadInputError(f"{name} has {own} weights; give the model in fp32, which {precision} is made from")
 
 
-def _make_changed_graph(
-    precision: Precision, how: str, change: Any, model: Entry[ModelInfo], store: Store, listener: Listener
-) -> tuple[Entry[GraphInfo], bool]:
-    recipe = {
-        "revision": AS_GIVEN_REVISION,
-        "model": model.id,
-        "change": how,
-        "tools": {"onnx": get_package_version("onnx")},
-    }
+def _fold_biases(model: Entry[ModelInfo], store: Store, listener: Listener) -> tuple[Entry[GraphInfo], bool]:
+    """The store entry `graph` in INT8 whose INT32 constants of DequantizeLinear nodes, such as biases, are their values.
+
+    TensorRT accepts no INT32 there; its documentation requires biases in floating point.
+    """
+    how = "folded-biases"
+    tools = {"onnx": get_package_version("onnx")}
+    recipe = {"revision": AS_GIVEN_REVISION, "model": model.id, "change": how, "tools": tools}
 
     def make(directory: Path) -> GraphInfo:
         import onnx
 
         graph = onnx.load(model.file(ONNX))
-        change(graph)
+        fold_constants(graph)
         onnx.checker.check_model(graph, full_check=True)
         onnx.save(graph, directory / ONNX)
-        return GraphInfo(precision, tool=how)
+        return GraphInfo(Precision.INT8, tool=how)
 
     return store.produce(GraphInfo, recipe, make, parents=(model.id,), listener=listener)
 
 
-def _fold_biases(model: Any) -> None:
-    """Replaces the INT32 constants of DequantizeLinear nodes, such as biases, by their values, in place.
-
-    TensorRT accepts no INT32 there; its documentation requires biases in floating point.
-    """
+def fold_constants(model: Any) -> None:
     from onnx import TensorProto, numpy_helper
 
     graph = model.graph
@@ -143,57 +135,6 @@ def _fold_biases(model: Any) -> None:
     used = [each for each in graph.initializer if each.name in read]
     del graph.initializer[:]
     graph.initializer.extend([*used, *folded])
-
-
-def _widen(model: Any) -> None:
-    """Turns half-precision weights and arithmetic into FP32, in place; inputs and outputs keep their types."""
-    from onnx import TensorProto, helper
-
-    narrow, graph = set(HALF_TYPES.values()), model.graph
-    outer = {each.name: each.type.tensor_type.elem_type for each in (*graph.input, *graph.output)}
-    for each in iterate_graphs(graph):
-        for index, tensor in enumerate(each.initializer):
-            if tensor.data_type in narrow:
-                each.initializer[index].CopyFrom(_widen_tensor(tensor))
-        for value in each.value_info:
-            if value.type.tensor_type.elem_type in narrow:
-                value.type.tensor_type.elem_type = TensorProto.FLOAT
-        for value in (*each.input, *each.output) if each is not graph else ():
-            if value.type.tensor_type.elem_type in narrow:
-                value.type.tensor_type.elem_type = TensorProto.FLOAT
-        for attribute in (attribute for node in each.node for attribute in node.attribute):
-            if attribute.HasField("t") and attribute.t.data_type in narrow:
-                attribute.t.CopyFrom(_widen_tensor(attribute.t))
-            if attribute.name in ("to", "dtype") and attribute.i in narrow:
-                attribute.i = TensorProto.FLOAT
-    casts = []
-    for values, suffix in ((graph.input, "fp32"), (graph.output, "wide")):
-        for value in values:
-            if outer[value.name] in narrow:
-                inner = f"{value.name}_{suffix}"
-                _rename(graph, value.name, inner)
-                pair = ([value.name], [inner]) if suffix == "fp32" else ([inner], [value.name])
-                to = TensorProto.FLOAT if suffix == "fp32" else outer[value.name]
-                casts.append((suffix, helper.make_node("Cast", *pair, name=f"{inner}_cast", to=to)))
-    nodes = [node for side, node in casts if side == "fp32"] + list(graph.node) + [n for s, n in casts if s == "wide"]
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-
-def _widen_tensor(tensor: Any) -> Any:
-    from onnx import numpy_helper
-
-    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype("float32"), tensor.name)
-
-
-def _rename(graph: Any, before: str, after: str) -> None:
-    """Renames `before` in the inputs and outputs of all nodes, also in inner graphs."""
-    for each in iterate_graphs(graph):
-        for node in each.node:
-            for names in (node.input, node.output):
-                for index, name in enumerate(names):
-                    if name == before:
-                        names[index] = after
 
 
 REVISION = 2

@@ -125,14 +125,14 @@ def _list_recipes(matrix: Matrix, kind: str) -> Iterator[Recipe]:
         )
 
 
-def add_contents(cells: Sequence[Cell], store: Store, listener: Listener) -> tuple[Cell, ...]:
+def add_contents(cells: Sequence[Cell], listener: Listener) -> tuple[Cell, ...]:
     """The cells with the hashes of model and calibration data. A user's Python code runs in a child process."""
     recipes = {_list_names(cell.recipe): cell.recipe for cell in cells}
     ours = {names: recipe for names, recipe in recipes.items() if _runs_code(recipe.model)}
-    found = {names: collect_contents(recipe, store) for names, recipe in recipes.items() if names not in ours}
+    found = {names: collect_contents(recipe) for names, recipe in recipes.items() if names not in ours}
     if ours:
         with listener.step("load the models of Python files"):
-            found |= zip(ours, collect_contents_in_child(tuple(ours.values()), store), strict=True)
+            found |= zip(ours, collect_contents_in_child(tuple(ours.values())), strict=True)
     return tuple(replace(cell, recipe=replace(cell.recipe, files=found[_list_names(cell.recipe)])) for cell in cells)
 
 

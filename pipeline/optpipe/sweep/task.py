@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from optpipe.backends.registry import backends_from_text, parse_options
-from optpipe.build.build import BuildPlan, build_model, find_calibration, require_artifacts
+from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.core.card import batch_range_from_text
 from optpipe.core.entries import weights_from_text
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError, first_line, is_out_of_memory
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_text, hash_value
 from optpipe.core.measurement import MeasurementGroup, Reason, read_measurements
-from optpipe.core.precision import CALIBRATED, Precision, precisions_from_text
+from optpipe.core.precision import CALIBRATED, precisions_from_text
 from optpipe.core.process import end_with_parent, handle_interrupts, redirect_stdout_to_stderr
 from optpipe.core.records import json_from_record, read_record, record_from_json
 from optpipe.measure.bench import bench_artifacts
@@ -33,7 +33,7 @@ from optpipe.models.artifacts.lookup import (
 )
 from optpipe.models.export.exported import Model
 from optpipe.models.inputs.task_data import hash_data
-from optpipe.models.sources.resolve import source_from_text
+from optpipe.models.sources.resolve import CardSource, source_from_text
 from optpipe.sweep.job import Cell, CellOutcome, JobState, Recipe, Task, command_from_cell, repeat_outcome
 from optpipe.workspace.entry import Run, load_run
 from optpipe.workspace.files import write_bytes
@@ -69,24 +69,25 @@ def _model_from_recipe(recipe: Recipe) -> Model:
     return Model(source_from_text(recipe.model, {}), weights_from_text(recipe.weights, recipe.seed), batch, {})
 
 
-def collect_contents(recipe: Recipe, store: Store) -> dict[str, str]:
-    """The hashes of `model` with its weights and of `calibration`, including one that a build would find.
+def collect_contents(recipe: Recipe) -> dict[str, str]:
+    """The hashes of `model` with its weights and of `calibration`, or of the card's calibration data.
 
     `error` stands for why something cannot be read. A model that a user's code makes is loaded.
     """
     try:
         model = _model_from_recipe(recipe)
         found, data = {"model": hash_value(model.recipe())}, recipe.calibration and Path(recipe.calibration)
-        if not data and recipe.precision in CALIBRATED:
-            data = find_calibration(model, Precision(recipe.precision), store)
+        if not data and recipe.precision in CALIBRATED and isinstance(model.source, CardSource):
+            own = model.source.card.data.get("calibration")
+            data = own and Path(own)
         return found | {"calibration": hash_data(data)} if data else found
     except OptpipeError as error:
         return {"error": hash_text(str(error))}
 
 
-def collect_contents_in_child(recipes: Sequence[Recipe], store: Store) -> Sequence[dict[str, str]]:
+def collect_contents_in_child(recipes: Sequence[Recipe]) -> Sequence[dict[str, str]]:
     """`collect_contents` of each in another process: a user's code may open a CUDA context, and measurements start from here."""
-    command = [sys.executable, "-m", "optpipe.sweep.task", str(store.workspace)]
+    command = [sys.executable, "-m", "optpipe.sweep.task"]
     done = subprocess.run(command, input=json_from_record(tuple(recipes)), capture_output=True, check=False)
     if done.returncode:
         return [{"error": hash_text(f"status {done.returncode}")} for _ in recipes]
@@ -186,13 +187,13 @@ _FULL_BYTES = 1 << 20
 def main() -> None:
     """Does the task and writes the outcome; expected failures are outcomes.
 
-    With a workspace alone it reads recipes from stdin and writes their contents to stdout.
+    Without arguments it reads recipes from stdin and writes their contents to stdout.
     """
     end_with_parent()
-    if len(sys.argv) == 2:
+    if len(sys.argv) == 1:
         recipes = record_from_json(sys.stdin.buffer.read(), tuple[Recipe, ...], "stdin")
         with redirect_stdout_to_stderr():  # a user's code may print
-            found = tuple(collect_contents(recipe, Store(Path(sys.argv[1]))) for recipe in recipes)
+            found = tuple(map(collect_contents, recipes))
         sys.stdout.buffer.write(json_from_record(found))
         return
     task, path = read_record(Path(sys.argv[1]), Task), Path(sys.argv[2])

@@ -12,19 +12,16 @@ from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.entries import ModelInfo, SampleSetSummary, SkippedLayer, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.precision import Budget, Precision, PrecisionCost
+from optpipe.core.precision import PrecisionCost
 from optpipe.core.transform import Decode, Pack, Transform
 from optpipe.quantize.calibrated_graph import (
     CalibrationResult,
-    MethodResult,
     document_from_calibration,
-    find_tables,
     graph_from_table,
-    make_calibrated_graph,
     resolve_data,
 )
-from optpipe.quantize.ranges import CalibrationTable, TensorRange, read_table, write_table
-from optpipe.quantize.sensitivity import LayerCost, SensitivityInfo
+from optpipe.quantize.ranges import CalibrationTable, TensorRange
+from optpipe.quantize.sensitivity import LayerCost, MethodsInfo, SensitivityInfo
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 
@@ -89,28 +86,6 @@ def test_a_table_that_was_made_with_other_preprocessing_is_refused(export, own, 
         assert graph.info.int8_layers
 
 
-def test_what_a_budget_kept_is_not_kept_where_its_calibration_is_found_again(export, tmp_path):
-    stored, store = export
-    model, data = stored(), tmp_path / "data.npz"
-    np.savez(data, x=np.random.default_rng(0).standard_normal((8, 16, 8, 8)).astype(np.float32))
-    budget = Budget(45, "dB")
-    graph, _ = make_calibrated_graph(Precision.INT8, model, "cpu", data, store, SilentListener(), budget)
-    assert 0 < len(graph.info.int8_layers) < 4
-    (found,) = find_tables(Precision.INT8, model, store)
-    again, _ = make_calibrated_graph(Precision.INT8, model, "cpu", found, store, SilentListener())
-    assert len(again.info.int8_layers) == 4
-    assert read_table(found).method == graph.info.method
-
-
-def test_what_a_table_keeps_that_was_given_is_kept_where_it_is_found_again(export, tmp_path):
-    stored, store = export
-    model = stored()
-    write_table(tmp_path / "table.json", table_of(model, None, keep=("conv2",)))
-    make_calibrated_graph(Precision.INT8, model, "cpu", tmp_path / "table.json", store, SilentListener())
-    (found,) = find_tables(Precision.INT8, model, store)
-    assert read_table(found).keep == ("conv2",)
-
-
 TENSORS = ModelCard("net", "net.onnx", Task.OTHER, (InputSpec("x", "float32", (1, 3), (2, 3), (8, 3)),))
 
 
@@ -142,12 +117,8 @@ def test_a_calibration():
         set_path="/w/set.json",
         unreadable=(),
         target="tensorrt",
-        tables=(
-            MethodResult("max", "/w/max.json", "0" * 64, constant),
-            MethodResult("mse", "/w/mse.json", "0" * 64, cost),
-        ),
-        best="mse",
-        compared_on_images=128,
+        tables={"max": "/w/max.json", "mse": "/w/mse.json"},
+        compared=MethodsInfo(128, {"max": constant, "mse": cost}, "mse"),
         skipped=tuple(SkippedLayer(f"conv{index}", "fewer than 16 channels") for index in range(14)),
         sensitivity=SensitivityInfo(128, (LayerCost("conv1", cost, 1_200_000),), 10_000_000),
     )

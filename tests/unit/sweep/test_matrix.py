@@ -70,7 +70,6 @@ def test_a_cell_counts_by_the_content_of_its_model_and_data_not_by_their_names(t
     nets = [
         onnx_model([("Add", "x w", "y")], {"x": [1]}, {"y": [1]}, w=[value]).SerializeToString() for value in (1.0, 2.0)
     ]
-    store = Store(tmp_path / "work")
 
     def key(folder, changes=(), precision="int8", model="card.toml", **given):
         made = {"net.onnx": nets[0], "card.toml": card, "own/a.npz": b"1", "given/a.npz": b"9"} | dict(changes)
@@ -81,7 +80,7 @@ def test_a_cell_counts_by_the_content_of_its_model_and_data_not_by_their_names(t
         matrix = Matrix(
             models=(str(tmp_path / folder / model),), precisions=(precision,), backends=("onnxruntime",), **named
         )
-        (cell,) = add_contents(cells_from_matrix(matrix, (CPU,)), store, SilentListener())
+        (cell,) = add_contents(cells_from_matrix(matrix, (CPU,)), SilentListener())
         return cell.key
 
     assert key("a") == key("a")
@@ -189,7 +188,7 @@ ODD_LOAD = LoadSpec(
     ],
 )  # fmt: skip
 def test_the_command_of_a_cell_gives_that_cell(capfd, cell, monkeypatch):
-    monkeypatch.setattr(matrix, "collect_contents_in_child", lambda recipes, _store: [{}] * len(recipes))
+    monkeypatch.setattr(matrix, "collect_contents_in_child", lambda recipes: [{}] * len(recipes))
     with pytest.raises(SystemExit):
         app([*shlex.split(command_from_cell(cell))[1:], "--dry-run", "--json", "--workspace", "/tmp/optpipe-none"])
     (row,) = json.loads(capfd.readouterr().out)["rows"]

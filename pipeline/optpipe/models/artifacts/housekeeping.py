@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import GraphInfo, SkippedLayer
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import MixedPrecision, Placement
@@ -293,7 +292,7 @@ def _list_files(files: Mapping[str, FileHash]) -> Iterator[Sentence]:
 
 def document_from_entry(found: EntryDetails) -> Document:
     entry, manifest, info = found.entry, found.manifest, found.manifest.info
-    weights, backend = info.get("weights"), BACKENDS.get(info.get("backend", ""))
+    weights = info.get("weights")
     packages = ", ".join(f"{name} {version}" for name, version in manifest.environment.packages.items())
     parents = ", ".join(dict.fromkeys(manifest.parents))
     verb = "made" if manifest.status == "complete" else manifest.status
@@ -307,7 +306,6 @@ def document_from_entry(found: EntryDetails) -> Document:
             *(_describe_proof(proof, found) if (proof := info.get("precision_proof")) else ()),
             *_describe_kept(found),
             Sentence(str(found.chosen), Tone.STRONG, "chosen") if found.chosen else None,
-            *(map(Sentence, backend.describe_details(info.get("details", {}))) if backend else ()),
             *(Sentence(str(each), Tone.STRONG, "remark") for each in info.get("remarks", ())),
             Sentence(f"{weights['source']} {weights['sha256']}", Tone.STRONG, "weights") if weights else None,
             Sentence(packages, Tone.STRONG, "with") if packages else None,

@@ -92,7 +92,7 @@ def make_graph_as_given(
         return _fold_biases(model, store, listener)
     if own is Precision.INT8 or own is precision:
         return model, True
-    raise BadInputError(f"{name} has {own} weights; give the model in fp32, which {precision} is made from")
+    raise BadInputError(f"{name} has {own} weights and is built in {own} alone; give the model in fp32 for {precision}")
 
 
 def _fold_biases(model: Entry[ModelInfo], store: Store, listener: Listener) -> tuple[Entry[GraphInfo], bool]:

@@ -221,7 +221,7 @@ def test_half_precision_is_kept_and_becomes_nothing_else(tmp_path) -> None:
     entry, found, store = exported(half(tmp_path), tmp_path)
     kept, _ = convert_to_precision(Precision.FP16, "cuda", entry, found, None, store, SilentListener())
     for precision in (Precision.FP32, Precision.INT8):
-        with pytest.raises(BadInputError, match="net has fp16 weights; give the model in fp32"):
+        with pytest.raises(BadInputError, match=f"built in fp16 alone; give the model in fp32 for {precision}"):
             convert_to_precision(precision, "cpu", entry, found, None, store, SilentListener())
     assert kept is entry
 

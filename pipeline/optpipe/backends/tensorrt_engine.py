@@ -31,7 +31,7 @@ BUILDER_OPTIONS = (
         "workspace_bytes", 0, "scratch memory for the builder's kernels, in bytes; 0 is the library's own limit", True
     ),
     Option("optimization_level", -1, "0 to 5: how long the builder searches; -1 is the library's own level", True),
-    Option("profiles", "", "batch ranges of several optimization profiles, as --batch takes them: 1:1:1,1:32:64", True),
+    Option("profiles", "", "batch ranges of several optimization profiles: 1:1:1,1:32:64", True),
     Option(
         "hardware_compatibility",
         "none",

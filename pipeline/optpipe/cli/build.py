@@ -80,7 +80,7 @@ def build(
     wanted = model_from_options(model, shapes, store)
     if targets.precision != "auto" and "auto" in (targets.precision or "").split(","):
         raise BadInputError(f"--precision {targets.precision}: auto tries every precision, so give it alone")
-    plan = build_plan_from_options(targets, ranges, batch=shapes.batch, images=images, budget=budget)
+    plan = build_plan_from_options(targets, ranges, images=images, budget=budget)
     if min_snr is not None:
         plan = replace(plan, minimum_snr_db=read_quantity(min_snr, "--min-snr", Dimension.DECIBEL)[0])
     if targets.precision == "auto":
@@ -278,7 +278,7 @@ def profile(
     if trace is not None:
         return Outcome(profile_recording(trace, range, terminal), document_from_profile)
     assert model is not None
-    builds = build_plan_from_options(targets, ranges, batch=shapes.batch, images=capture.images)
+    builds = build_plan_from_options(targets, ranges, images=capture.images)
     return _profile_model(model, shapes, builds, capture, store, terminal)
 
 

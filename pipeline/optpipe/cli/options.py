@@ -48,7 +48,7 @@ class ModelOptions:
     batch: Annotated[
         str | None,
         Param(
-            "Batch range of the optimization profile, or one fixed size; several for TensorRT, as 1:1:1,1:32:64.",
+            "Batch range of the optimization profile, or one fixed size.",
             metavar="MIN:OPT:MAX",
         ),
     ] = None
@@ -96,7 +96,7 @@ def require_device(device: Device | None) -> Device | None:
 
 def model_from_options(model: str, given: ModelOptions, store: "Store") -> "Model":
     """The model, not loaded yet, with the given weights and shapes. `model` may be the name of a stored one."""
-    from optpipe.core.card import batch_ranges_from_text, join_batch_ranges, shapes_from_text
+    from optpipe.core.card import batch_range_from_text, shapes_from_text
     from optpipe.core.entries import weights_from_text
     from optpipe.models.artifacts.lookup import find_stored_source
     from optpipe.models.export.exported import Model
@@ -106,7 +106,7 @@ def model_from_options(model: str, given: ModelOptions, store: "Store") -> "Mode
     return Model(
         source_from_text(find_stored_source(model, store) or model, shapes),
         weights_from_text(given.weights),
-        join_batch_ranges(batch_ranges_from_text(given.batch)) if given.batch is not None else None,
+        batch_range_from_text(given.batch) if given.batch is not None else None,
         shapes,
     )
 
@@ -115,17 +115,12 @@ def build_plan_from_options(
     targets: TargetOptions,
     ranges: CalibrationOptions,
     *,
-    batch: str | None = None,
     images: Path | None = None,
     budget: str | None = None,
 ) -> "BuildPlan":
-    """The plan of every command that builds: FP16 without `--precision`; without `--backend` one that suits; `auto`: all candidates.
-
-    Several ranges in `batch` become optimization profiles if the backend supports them.
-    """
+    """The plan of every command that builds: FP16 without `--precision`; without `--backend` one that suits; `auto`: all candidates."""
     from optpipe.backends.registry import backends_from_text, parse_options
     from optpipe.build.build import BuildPlan
-    from optpipe.core.card import batch_ranges_from_text
     from optpipe.core.errors import require_existing
     from optpipe.core.precision import budget_from_text, precisions_from_text
 
@@ -136,10 +131,6 @@ def build_plan_from_options(
     precisions = () if choosing else precisions_from_text(targets.precision or "fp16")
     candidates = "all" if choosing and not named else backend
     backends, options = backends_from_text(candidates, target, precisions), parse_options(targets.option)
-    if batch is not None and not choosing and len(batch_ranges_from_text(batch)) > 1:
-        for each in backends:
-            if any(known.name == "profiles" for known in each.describe_options(each.devices()[0])):
-                options.setdefault(each.name, {}).setdefault("profiles", batch)
     return BuildPlan(
         precisions=precisions,
         backends=backends,

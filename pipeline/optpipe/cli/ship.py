@@ -186,15 +186,12 @@ def sweep(
     from optpipe.sweep.plan import select_shard, shard_from_text
     from optpipe.sweep.slots import list_kinds
     from optpipe.sweep.sweep import run_sweep
-    from optpipe.workspace.places import require_writable_folder
     from optpipe.workspace.store import Store
 
     if how.node_labels:
         labels = describe_node()
         return Outcome({"labels": labels}, lambda _: ",".join(f"{name}={value}" for name, value in labels.items()))
     shard = None if how.shard is None else shard_from_text(how.shard)
-    if how.output is not None:
-        require_writable_folder(how.output, "--output")
     baseline = {} if how.against is None or how.dry_run else read_jobs(how.against)
     if how.against is not None and not how.dry_run and not baseline:
         raise BadInputError(f"--against {how.against}: no jobs found; expected the workspace of an earlier sweep")
@@ -215,8 +212,6 @@ def sweep(
         record = run_sweep(cells, slots, how, store, terminal, executor)
     if baseline:
         record = _judge(record, str(how.against), baseline, how.tolerance, store.workspace)
-    if how.output is not None:
-        record = replace(record, written=_write_report(record, how.output))
     return Outcome(record, document_from_sweep, ExitStatus(record.exit_status))
 
 
@@ -260,14 +255,3 @@ def _connect(how: SweepOptions, store: "Store") -> "tuple[tuple[Slot, ...], Exec
     connect(how.on)
     slots = list_cluster_slots(selectors)
     return slots, RayExecutor(slots, store, how, shared, selectors)
-
-
-def _write_report(record: "SweepRecord", folder: Path) -> tuple[str, ...]:
-    from optpipe.core.records import json_from_record
-    from optpipe.report.markdown import render_document
-    from optpipe.sweep.document import document_from_sweep
-    from optpipe.workspace.files import write_bytes
-
-    write_bytes(folder / "sweep.md", render_document("Sweep", document_from_sweep(record)).encode())
-    write_bytes(folder / "sweep.json", json_from_record(record))
-    return str(folder / "sweep.md"), str(folder / "sweep.json")

@@ -199,7 +199,7 @@ def run(
     wanted = SignoffRequest(model, rules, None, waivers, min_seconds=min_time, max_cv=how.max_cv)
     precisions = targets.precision or ",".join(dict.fromkeys(["fp32", *([judged] if judged else [])]))
     targets = replace(targets, precision=precisions, backend=targets.backend or rules.build.get("backend"))
-    plan = build_plan_from_options(targets, ranges, batch=shapes.batch, images=images)
+    plan = build_plan_from_options(targets, ranges, images=images)
     left_out = [name for name, asked in (("preprocess", preprocess), ("profile", profile)) if not asked]
     require_step_summary()
     require_possible(wanted, store, how.output, how.sign, how.junit)

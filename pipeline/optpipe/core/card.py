@@ -176,14 +176,8 @@ def batch_range_from_text(text: str, flag: str = "--batch") -> tuple[int, int, i
 
 
 def batch_ranges_from_text(text: str) -> tuple[tuple[int, int, int], ...]:
-    """Reads `--batch` with one range per optimization profile: `1:1:1,1:32:64`."""
+    """Reads one range for each optimization profile: `1:1:1,1:32:64`."""
     return tuple(batch_range_from_text(part.strip()) for part in text.split(","))
-
-
-def join_batch_ranges(ranges: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
-    """The range that covers all `ranges`, with the opt size of the one that extends furthest."""
-    widest = max(ranges, key=lambda each: (each[2], each[1]))
-    return min(each[0] for each in ranges), widest[1], widest[2]
 
 
 def shapes_from_text(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:

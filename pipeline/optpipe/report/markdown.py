@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from optpipe.core.errors import escape
-from optpipe.report.document import Cell, Column, ColumnKind, Document, Page, Part, Section, Sentence, Table
+from optpipe.report.document import Cell, Column, ColumnKind, Page, Part, Section, Sentence, Table
 
 MARKS = {"PASS": "✅", "FAIL": "❌", "INCONCLUSIVE": "⚠️"}
 
@@ -13,10 +13,6 @@ def render_page(page: Page) -> str:
     heading = f"{MARKS[page.verdict]} {page.verdict}: {page.title}" if page.verdict else page.title
     lines = [f"## {_escape(heading)}", "", _escape(page.answer), "", *_render_parts((*page.alerts, *page.sections))]
     return "\n".join(lines)
-
-
-def render_document(title: str, document: Document) -> str:
-    return "\n".join([f"# {_escape(title)}", "", *_render_parts(document)])
 
 
 def _render_parts(parts: Iterable[Part]) -> Iterator[str]:

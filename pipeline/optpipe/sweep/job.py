@@ -333,4 +333,3 @@ class SweepOptions:
         float, Param("Seconds that a cluster may take to place a job.", flag="pending-timeout", setting=True)
     ] = 300.0
     node_labels: Annotated[bool, Param("Print this node's labels for `ray start`.")] = False
-    output: Annotated[Path | None, Param("Folder for the report (Markdown, JSON).", metavar="DIR")] = None

@@ -231,7 +231,6 @@ class SweepRecord:
     interrupted: bool = False
     regression: Regression | None = None
     warnings: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()
     exit_status: int = 0
 
     @property

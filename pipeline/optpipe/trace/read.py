@@ -56,7 +56,6 @@ class Gpu:
     """A GPU as the trace describes it; None if the export does not say."""
 
     name: str
-    compute_capability: str | None = None
     multiprocessors: int | None = None
 
 
@@ -108,8 +107,6 @@ def trace_from_frames(header: TraceHeader, frames: Mapping[str, pl.DataFrame]) -
 
 
 BATCH_ROWS = 100_000
-_MAGIC = b"SQLite format 3\x00"
-_HEADER_BYTES = 100
 _EXPORT, _WAY_OUT = (
     "an export of Nsight Systems",
     "export it again: nsys export --type sqlite --force-overwrite true FILE.nsys-rep",
@@ -122,14 +119,15 @@ Columns = Mapping[str, frozenset[str]]
 
 
 def read_columns(path: Path) -> Columns:
-    """Raises BadInputError if `path` is not a complete export of Nsight Systems."""
-    _check_whole(path)
+    """Raises BadInputError if `path` is not an export of Nsight Systems."""
+    if not path.is_file():
+        raise BadInputError(f"{path}: no such file; pass an .nsys-rep file or its .sqlite export")
     with closing(_connect(path)) as connection:
         tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         info = "SELECT name FROM pragma_table_info(?)"
         columns = {table: frozenset(row[0] for row in connection.execute(info, (table,))) for table in tables}
     if "StringIds" not in columns:
-        message = f"{path}: an SQLite file, but not an export of Nsight Systems (no StringIds table)"
+        message = f"{path}: empty, or not an export of Nsight Systems (no StringIds table)"
         raise BadInputError(f"{message}\ncreate one with: nsys export --type sqlite FILE.nsys-rep")
     return columns
 
@@ -157,31 +155,6 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _uri(path: Path) -> str:
     return f"file:{quote(str(path.resolve()))}?mode=ro"
-
-
-def _check_whole(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
-        size_bytes = path.stat().st_size
-    except FileNotFoundError:
-        raise BadInputError(f"{path}: no such file; pass an .nsys-rep file or its .sqlite export") from None
-    except OSError as error:
-        raise BadInputError(f"{path}: cannot be read ({error.strerror})") from error
-    if size_bytes == 0:
-        raise BadInputError(f"{path}: the file is empty; export it again: nsys export --type sqlite FILE.nsys-rep")
-    if not header.startswith(_MAGIC):
-        raise BadInputError(
-            f"{path}: not an SQLite export of Nsight Systems; create one with: nsys export --type sqlite"
-        )
-    # https://www.sqlite.org/fileformat.html, 1.3: page size at offset 16 (1 means 65536), page count at offset 28.
-    page_bytes = int.from_bytes(header[16:18], "big")
-    page_bytes = 65536 if page_bytes == 1 else page_bytes
-    expected_bytes = page_bytes * int.from_bytes(header[28:32], "big")
-    if len(header) < _HEADER_BYTES or size_bytes < expected_bytes:
-        raise BadInputError(
-            f"{path}: the export is damaged (truncated: {size_bytes} of {expected_bytes} bytes)\n{_WAY_OUT}"
-        )
 
 
 # CUPTI's enumerations (CUpti_ActivityMemcpyKind, CUpti_ActivityMemoryKind),
@@ -344,12 +317,9 @@ def _read_version(path: Path, columns: Columns) -> str:
 def _read_gpus(path: Path, known: frozenset[str]) -> tuple[Gpu, ...]:
     if "name" not in known:
         return ()
-    wanted = (each if each in known else "NULL" for each in ("name", "computeMajor", "computeMinor", "smCount"))
+    wanted = (each if each in known else "NULL" for each in ("name", "smCount"))
     found = _fetch_rows(path, f"SELECT {', '.join(wanted)} FROM TARGET_INFO_GPU ORDER BY id")
-    return tuple(
-        Gpu(str(name), None if major is None else f"{major}.{minor}", _integer(multiprocessors) or None)
-        for name, major, minor, multiprocessors in found
-    )
+    return tuple(Gpu(str(name), _integer(multiprocessors) or None) for name, multiprocessors in found)
 
 
 def _read_losses(path: Path, known: frozenset[str]) -> tuple[str, ...]:

@@ -36,21 +36,6 @@ _NAMED_SHARE = 0.5
 """Ranges that cover less of the kernel time (a stray range of a library) do not list the layers."""
 
 
-def attribute_kernels(measured: Analysis) -> pl.DataFrame:
-    """Kernel time by layer and kernel name; empty if no range lies below an iteration."""
-    return (
-        _locate_launches(measured)
-        .filter(pl.col("range") >= 0)
-        .group_by("layer", "kernel", "matrix", "tensor_core")
-        .agg(
-            pl.col("range").n_unique().cast(pl.Int64).alias("count"),
-            pl.len().cast(pl.Int64).alias("kernels"),
-            pl.col("kernel_ns").sum(),
-        )
-        .sort("kernel_ns", "layer", "kernel", descending=[True, False, False])
-    )
-
-
 def _locate_launches(measured: Analysis) -> pl.DataFrame:
     """One row per launched kernel: `called_ns`, innermost `range` (-1: none), `layer`, and the facts from its name."""
     ranges = pl.DataFrame(schema=dict(RANGE_SCHEMA))
@@ -68,9 +53,16 @@ def _locate_launches(measured: Analysis) -> pl.DataFrame:
     return located.join(known, left_on="kernel", right_on="name", how="left", maintain_order="left")
 
 
-def _tabulate_layers(kernels_by_layer: pl.DataFrame) -> pl.DataFrame:
+def _tabulate_layers(located: pl.DataFrame) -> pl.DataFrame:
+    """Kernel time by layer, longest first; empty if no range lies below an iteration."""
+    by_kernel = (
+        located.filter(pl.col("range") >= 0)
+        .group_by("layer", "kernel", "matrix", "tensor_core")
+        .agg(pl.col("range").n_unique().cast(pl.Int64).alias("count"), pl.col("kernel_ns").sum())
+        .sort("kernel_ns", "layer", "kernel", descending=[True, False, False])
+    )
     return (
-        kernels_by_layer.group_by("layer")
+        by_kernel.group_by("layer")
         .agg(
             pl.col("count").max(),
             pl.col("kernel_ns").sum(),
@@ -154,12 +146,11 @@ class TensorCores:
 def analyze_tensor_cores(measured: Analysis, graph: GraphCosts | None = None) -> TensorCores:
     """Counts by layer if ranges name layers, otherwise by kernel; the costs of layers come from the `graph`."""
     costs, peaks = ({each.name: each for each in graph.costs}, graph.peaks) if graph else ({}, None)
-    by_layer = attribute_kernels(measured)
-    named_ns = int(by_layer["kernel_ns"].sum())
+    located = _locate_launches(measured)
+    table = _tabulate_layers(located)
+    named_ns = int(table["kernel_ns"].sum())
     basis: Literal["layers", "kernels"] = "layers"
-    if by_layer.height and named_ns >= _NAMED_SHARE * max(measured.kernel_ns, 1):
-        table = _tabulate_layers(by_layer)
-    else:
+    if table.is_empty() or named_ns < _NAMED_SHARE * max(measured.kernel_ns, 1):
         basis, named_ns, ns = "kernels", measured.kernel_ns, pl.col("total_ns")
         table = measured.kernels.select(
             "count",
@@ -178,7 +169,7 @@ def analyze_tensor_cores(measured: Analysis, graph: GraphCosts | None = None) ->
     eligible = [each for each in layers if each.eligible]
     used_ns = int(table["tensor_core_ns"].sum())
     eligible_ns_by_iteration, used_ns_by_iteration = _split_by_iteration(
-        measured, "layer" if basis == "layers" else "kernel", [each.name for each in eligible]
+        located, measured.iterations, "layer" if basis == "layers" else "kernel", [each.name for each in eligible]
     )
     return TensorCores(
         basis=basis,
@@ -197,10 +188,11 @@ def analyze_tensor_cores(measured: Analysis, graph: GraphCosts | None = None) ->
     )
 
 
-def _split_by_iteration(measured: Analysis, by: str, eligible: list[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _split_by_iteration(
+    launches: pl.DataFrame, iterations: pl.DataFrame, by: str, eligible: list[str]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """By iteration that launched any: time of the eligible layers or kernels, and of kernels on Tensor Cores."""
-    launches, starts = _locate_launches(measured), measured.iterations["start_ns"].to_numpy()
-    iteration = np.searchsorted(starts, launches["called_ns"].to_numpy(), side="right") - 1
+    iteration = np.searchsorted(iterations["start_ns"].to_numpy(), launches["called_ns"].to_numpy(), side="right") - 1
     found = (
         launches.with_columns(pl.Series("iteration", iteration))
         .filter(pl.col("iteration") >= 0, pl.col("range") >= 0 if by == "layer" else True)

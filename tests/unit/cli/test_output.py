@@ -8,11 +8,10 @@ from tests.command_line import call
 from optpipe.cli import terminal as terminal_module
 from optpipe.cli.bench import compare
 from optpipe.cli.build import calibrate
-from optpipe.cli.ship import deploy, sweep
+from optpipe.cli.ship import deploy
 from optpipe.cli.signoff import DossierOptions, attest, run, signoff, verify
 from optpipe.cli.terminal import Terminal
 from optpipe.core.errors import BadInputError
-from optpipe.sweep.job import SweepOptions
 
 NOWHERE = Path("/proc/x")
 POLICY = Path("policy.toml")
@@ -27,7 +26,6 @@ COMMANDS = {
     "signoff --junit": lambda: call(signoff, model="digits", policy=POLICY, how=DossierOptions(junit=NOWHERE)),
     "signoff --init": lambda: call(signoff, policy=NOWHERE, init=True),
     "verify --badge": lambda: call(verify, Path("none"), badge=NOWHERE),
-    "sweep": lambda: call(sweep, models=["digits"], how=SweepOptions(output=NOWHERE)),
 }
 
 

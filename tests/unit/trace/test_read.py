@@ -40,9 +40,9 @@ def _write_foreign_database(path: Path) -> None:
     ("write", "said"),
     [
         (lambda _: None, "no such file"),
-        (Path.touch, "the file is empty"),
-        (lambda path: path.write_text("hello " * 100), "not an SQLite export"),
-        (_write_foreign_database, "not an export of Nsight Systems"),
+        (Path.touch, "empty, or not an export"),
+        (lambda path: path.write_text("hello " * 100), "cannot be read as an export"),
+        (_write_foreign_database, "or not an export of Nsight Systems"),
         (lambda path: Recording().write(path), "the recording is empty"),
     ],
 )

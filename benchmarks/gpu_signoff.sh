@@ -45,7 +45,7 @@ else
 fi
 range="--batch $tray:$tray:$large"
 build="$model --device $device --backend $backend --precision int8 $range --calibration $work/model/train"
-bench="bench $name --backend $backend --precision int8 $cv"
+bench="bench $name --backend $backend --precision int8 --set keep-going=true $cv"
 
 timeout 200 "$python" benchmarks/trained_resnet50.py "$work/model" --side $side --epochs $epochs >"$out/train.log" 2>&1
 echo "train: exit $?, $SECONDS s so far, $(tail -n 1 "$out/train.log")" | tee -a "$out/times.txt"

@@ -21,7 +21,7 @@ build digits --backend tensorrt | uv sync
 bench digits --backend nonsense | choose from
 bench digits --option onnxruntime.threads=some | a whole number
 bench digits --option onnxruntime.threads=99999999999999999999 | at most 2147483647
-sweep digits --set truncate=perhaps | true or false
+bench digits --set keep-going=perhaps | true or false
 bench digits --option onnxruntime.nonsense=1 | nonsense
 bench digits --max-cv no | --max-cv
 bench digits --percentile 100 | --percentile

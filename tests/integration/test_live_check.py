@@ -45,21 +45,23 @@ def served(exported, tmp_path_factory):
         yield folder / "served", http, grpc
 
 
-def test_a_server_that_serves_the_deployment_passes_over_both_protocols(served):
+def test_a_server_that_serves_the_deployment_passes_over_both_protocols(served, tmp_path):
     folder, http, grpc = served
     for url in (f"http://{http}", f"grpc://{grpc}"):
-        words = ("deploy", folder, "--check", url, "--json")
+        words = ("deploy", folder, "--check", url, "--output", tmp_path / "check.prom", "--json")
         proof = optpipe(*words).expect(0).document["proof"]
         judged = {each["name"]: each for each in proof["criteria"]}
         assert {each["verdict"] for each in judged.values()} == {"PASS"} == {proof["verdict"]}
         for name in ("answers", "outputs", "version", "configuration"):
             assert f"{name}.digits_engine" in judged
+        assert 'verdict="PASS"} 1\n' in (tmp_path / "check.prom").read_text()
         loaded = optpipe(*words, "--load", "200@500").document["proof"]["criteria"][-1]
         assert loaded["name"] == "latency.p50"
         assert loaded["verdict"] in ("PASS", "INCONCLUSIVE"), "a busy machine answers too irregularly for an interval"
+        assert 'limit_seconds{model="digits"' in (tmp_path / "check.prom").read_text() or loaded["observed"] is None
 
 
-def test_a_server_that_is_not_there_decides_nothing_and_another_one_fails(served):
+def test_a_server_that_is_not_there_decides_nothing_and_another_one_fails(served, tmp_path):
     folder, http, grpc = served
     for url, status, reason in (
         ("http://127.0.0.1:1", 5, "refused"),
@@ -68,8 +70,9 @@ def test_a_server_that_is_not_there_decides_nothing_and_another_one_fails(served
         (f"ftp://{http}", 2, "expected http://"),
         (http, 2, "requires"),
     ):
-        ran = optpipe("deploy", folder, "--check", url).expect(status)
+        ran = optpipe("deploy", folder, "--check", url, "--output", tmp_path / "check.prom").expect(status)
         assert reason in " ".join((ran.stdout + ran.stderr).split())
+    assert 'verdict="FAIL"} 1\n' in (tmp_path / "check.prom").read_text(), "an old PASS must not stay"
     assert "NUMBER@RATE" in optpipe("deploy", folder, "--check", f"http://{http}", "--load", "many").expect(2).stderr
     assert "0.5" in optpipe("deploy", "--check", folder, "--tune", "--seconds", "0.1").expect(2).stderr
     assert "requires the deployment" in optpipe("deploy", "--check", f"http://{http}").expect(2).stderr
@@ -155,7 +158,7 @@ def test_a_planted_fault_is_the_one_criterion_that_fails(served, behind, fault):
     from optpipe.deploy.live import check_live
 
     change, load, named = FAULTS[fault]
-    found = check_live(served[0], behind(change), load, SilentListener()).proof
+    found = check_live(served[0], behind(change), load, None, SilentListener()).proof
     assert found.verdict == "FAIL", found.criteria
     failed = [each for each in found.criteria if each.verdict != "PASS"]
     assert [each.name.startswith(named) for each in failed] == [True], failed
@@ -167,7 +170,7 @@ def test_a_server_that_does_not_answer_in_time_is_asked_once(served, behind, mon
     from optpipe.deploy import live, proof
 
     monkeypatch.setattr(proof, "REQUEST_LIMIT_S", 0.3)
-    found = live.check_live(served[0], behind(delay(2.0)), None, SilentListener()).proof
+    found = live.check_live(served[0], behind(delay(2.0)), None, None, SilentListener()).proof
     (answers,) = (each for each in found.criteria if each.name.startswith("answers"))
     assert (answers.verdict, found.comparisons[0].requests) == ("FAIL", 1)
 

@@ -230,6 +230,21 @@ def find_index_bounds(model: Any) -> dict[str, int]:
     return bounds
 
 
+def find_compared_values(model: Any) -> dict[str, int]:
+    """For each graph input that is compared with constants, such as a sampling rate: the first of them."""
+    from onnx import numpy_helper
+
+    nodes = [each for each in model.graph.node if each.op_type == "Constant"]
+    constants = {node.output[0]: held.t for node in nodes for held in node.attribute if held.HasField("t")}
+    constants |= {each.name: each for each in model.graph.initializer}
+    inputs, found = {each.name for each in model.graph.input}, dict[str, int]()
+    for node in (each for each in model.graph.node if each.op_type == "Equal"):
+        for name, other in (node.input, reversed(node.input)):
+            if name in inputs and other in constants and math.prod(constants[other].dims) == 1:
+                found.setdefault(name, int(numpy_helper.to_array(constants[other]).reshape(-1)[0]))
+    return found
+
+
 class GraphTypes(NamedTuple):
     """Element types and shapes by tensor name, for inputs of `opt` shapes."""
 

@@ -56,6 +56,12 @@ def resolve_effective_options(info: ArtifactInfo, given: Mapping[str, Any]) -> d
     return merge_options({**own, **given}, known, name)
 
 
+def find_missing_release(info: ArtifactInfo, version: str) -> str | None:
+    """Why no Triton release can serve an artifact with `version` of its runtime's package; None if one can, or if that is not known."""
+    needed = BACKENDS[info.backend].serving(info, {}, version).requirement
+    return f"to serve it: {needed}" if needed.startswith("no Triton release") else None
+
+
 def parse_options(texts: Iterable[str]) -> dict[str, dict[str, str]]:
     """Reads texts such as `BACKEND.KEY=VALUE` as options by backend. Raises BadInputError for anything else."""
     options: dict[str, dict[str, str]] = {}

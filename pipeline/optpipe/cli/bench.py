@@ -106,6 +106,9 @@ class BenchOptions:
             show=format_cpus,
         ),
     ] = None
+    keep_going: Annotated[
+        bool, Param("Start all processes, even where other work on the machine makes them INVALID.", setting=True)
+    ] = False
     seed: Annotated[int, Param("Random seed of inputs.", minimum=0, setting=True)] = 0
 
 
@@ -201,6 +204,7 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
         lengths=how.length,
         slo=limit,
         processes=how.processes or PROCESSES,
+        keep_going=how.keep_going,
         options=parse_options(targets.option),
         images=how.images,
         affinity=how.affinity,

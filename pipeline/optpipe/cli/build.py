@@ -70,11 +70,13 @@ def build(
     Exports, calibrates, converts, builds and verifies; all results go to the store. With --precision auto, builds every
     candidate and measures which is fastest here.
     """
+    from optpipe.backends.registry import BACKENDS, find_missing_release
     from optpipe.build.build import build_model
     from optpipe.build.records import document_from_build, document_from_choice, result_from_build
     from optpipe.core.errors import BadInputError, require_existing
     from optpipe.core.plan import sizes_from_text
     from optpipe.core.quantity import Dimension, read_quantity
+    from optpipe.workspace.environment import get_package_version
 
     require_existing(images, "--images/--data")
     wanted = model_from_options(model, shapes, store)
@@ -92,6 +94,10 @@ def build(
     if compare_at is not None:
         raise BadInputError("--compare-at requires --precision auto")
     result = build_model(wanted, plan, store, terminal)
+    for built in {each.entry.info.backend: each for each in result.artifacts}.values():
+        version = get_package_version(BACKENDS[built.entry.info.backend].package)
+        if version and (missing := find_missing_release(built.entry.info, version)):
+            terminal.inform(missing)
     return Outcome(result_from_build(result, shapes.weights, terminal.warnings), document_from_build, result.status)
 
 

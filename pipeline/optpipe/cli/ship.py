@@ -50,7 +50,7 @@ def deploy(
     to: Annotated[Literal["triton", "folder"], Param("What is written.")] = "triton",
     output: Annotated[
         Path | None,
-        Param("Where to write the deployment.", metavar="DIR"),
+        Param("Where to write the deployment; with --check URL: metrics for Prometheus.", metavar="DIR|FILE"),
     ] = None,
     because: Annotated[
         str | None, Param("Reason; required unless the verdict is PASS without waivers.", metavar="TEXT")
@@ -106,7 +106,7 @@ def deploy(
             raise BadInputError(
                 f"--check {check} requires the deployment that it serves: optpipe deploy DIR --check URL"
             )
-        live = check_live(dossier, check, load, terminal)
+        live = check_live(dossier, check, load, output, terminal)
         assert live.proof is not None
         assert live.proof.verdict is not None
         return Outcome(live, document_from_live_check, live.proof.verdict.exit_status)

@@ -4,12 +4,13 @@ The endpoint speaks the KServe v2 protocol over HTTP or gRPC, as Triton does. A 
 (INCONCLUSIVE); another model, version, configuration or output, and a single failed request are a FAIL.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from secrets import randbits
-from time import perf_counter_ns
+from time import perf_counter_ns, time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,7 +33,7 @@ from optpipe.deploy.proof import (
     send_requests,
     translate_errors,
 )
-from optpipe.deploy.records import MODELS, DeployResult, ProofRecord
+from optpipe.deploy.records import MODELS, DeploymentRecord, DeployResult, ProofRecord
 from optpipe.deploy.requests import list_expected
 from optpipe.deploy.triton_config import CONFIG, read_config, require_tritonclient
 from optpipe.measure.trials import iterate_arrivals
@@ -40,17 +41,26 @@ from optpipe.report.document import TONES, Document, Sentence, Tone, make_docume
 from optpipe.signoff.policy import Criterion, policy_from_toml
 from optpipe.stats.percentiles import summary_from_ns
 from optpipe.workspace.file_names import POLICY
+from optpipe.workspace.files import write_bytes
+from optpipe.workspace.places import require_writable_file
 
 CONNECT_LIMIT_S = 10.0
 
 
-def check_live(folder: Path, url: str, load: tuple[int, float] | None, listener: Listener) -> DeployResult:
-    """Checks the server at `url` against a deployment.
+def check_live(
+    folder: Path, url: str, load: tuple[int, float] | None, output: Path | None, listener: Listener
+) -> DeployResult:
+    """Checks the server at `url` against a deployment, and writes the verdict as metrics for Prometheus to `output`.
 
     Raises BadInputError for another kind of address or deployment, and for a `load` that no limit judges.
     """
+    if output is not None:
+        require_writable_file(output, "--output")
     checked = check_deployment(folder)
-    return DeployResult(str(folder), checked.record, (), _replay_live(checked, url, load, listener))
+    proof = _replay_live(checked, url, load, listener)
+    if output is not None:
+        write_bytes(output, _render_metrics(proof, checked.record).encode())
+    return DeployResult(str(folder), checked.record, (), proof)
 
 
 def document_from_live_check(found: DeployResult) -> Document:
@@ -194,3 +204,22 @@ def judge_latencies(
         more = "send more requests with --load NUMBER@RATE" if verdict is Verdict.INCONCLUSIVE else None
         value, ci = (shown.value, shown.bounds) if shown else (None, None)
         yield CriterionResult(each.name, verdict, why, each.limit, more, value, ci, limit, Dimension.TIME, about)
+
+
+def _render_metrics(found: ProofRecord, record: DeploymentRecord) -> str:
+    """The verdict, its criteria and figures in Prometheus's text format; times are in seconds."""
+    same = {"model": record.model, "artifact": record.artifact, "server": found.server}
+    rows: list[tuple[str, dict[str, str], float]] = [("optpipe_check_time_seconds", {}, time())]
+    rows += [("optpipe_check_verdict", {"verdict": each}, float(each is found.verdict)) for each in Verdict]
+    for one in found.criteria:
+        rows.append(("optpipe_check_criterion_passed", {"criterion": one.name}, float(one.verdict is Verdict.PASS)))
+        if isinstance(one.observed, float) and isinstance(one.threshold, float):
+            rows.append(("optpipe_check_latency_seconds", {"criterion": one.name}, one.observed / 1e9))
+            rows.append(("optpipe_check_limit_seconds", {"criterion": one.name}, one.threshold / 1e9))
+    lines = []
+    for name in dict.fromkeys(name for name, _, _ in rows):
+        lines.append(f"# TYPE {name} gauge")
+        for _, labels, value in (each for each in rows if each[0] == name):
+            pairs = ",".join(f"{key}={json.dumps(str(text))}" for key, text in (same | labels).items())
+            lines.append(f"{name}{{{pairs}}} {value:.17g}")
+    return "\n".join((*lines, ""))

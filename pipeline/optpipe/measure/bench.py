@@ -14,9 +14,11 @@ from optpipe.core.measurement import (
     MEASUREMENTS_FILE,
     LoadSpec,
     Measurement,
+    Reason,
     Scenario,
     read_measurements,
 )
+from optpipe.core.plan import for_workspace
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.quantity import format_duration
 from optpipe.measure.figures import recorded_from_files
@@ -43,7 +45,7 @@ from optpipe.measure.search import (
     judge_limit,
     sweep_batch_sizes,
 )
-from optpipe.measure.validity import WRONG_OUTPUTS
+from optpipe.measure.validity import HOST_CAUSES, WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.stats.ratio import Order
@@ -67,6 +69,17 @@ class BenchState:
     processes: int = 0
     place: str = ""
     """Progress of the run: `process 2 of 5, about 40 s left: `."""
+
+    def find_host_cause(self) -> Reason | None:
+        """The host's cause that made both of the last two processes INVALID, alone or with its symptoms; None without one."""
+        processes: dict[int, list[dict[str, Reason]]] = {}
+        for each in self.measurements:
+            causes = {reason.code: reason for reason in each.reasons if reason.code in HOST_CAUSES}
+            processes.setdefault(each.process, []).append(causes)
+        if len(processes) < 2:
+            return None
+        points = [each for process in list(processes.values())[-2:] for each in process]
+        return next((reason for code, reason in points[-1].items() if all(code in each for each in points)), None)
 
 
 class BenchSubject:
@@ -269,10 +282,18 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
     for subject in subjects:
         subject.expect(plan.processes - 1)
     for done in range(1, plan.processes):
+        cause, left = running.find_host_cause(), plan.processes - done
+        if cause is not None and left > 1 and not plan.keep_going and not running.interrupted:
+            against = for_workspace("optpipe bench A --against B")
+            running.listener.warn(
+                f"stopped after process {done} of {plan.processes}: {cause.message}, in the last two processes; {cause.remedy}\n"
+                f"or compare two builds in turn under the same disturbance (`{against}`), or go on with --set keep-going=true"
+            )
+            return
         begun = monotonic()
         for subject in order.draw(subjects):
             subject.repeat()
-        remaining = format_duration((plan.processes - done - 1) * (monotonic() - begun) * 1e9)
+        remaining = format_duration((left - 1) * (monotonic() - begun) * 1e9)
         running.place = f"process {done + 2} of {plan.processes}, about {remaining} left: "
 
 

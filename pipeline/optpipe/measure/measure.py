@@ -209,6 +209,8 @@ class BenchPlan:
     """Tokens per sequence; None for the lengths of the build's verification inputs."""
     slo: Slo | None = None
     processes: int = PROCESSES
+    keep_going: bool = True
+    """Continues after two processes that are INVALID for the same cause on the host."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     images: Path | None = None
     affinity: tuple[int, ...] | None = None

@@ -14,7 +14,7 @@ from random import Random
 from time import monotonic
 
 from optpipe import __version__
-from optpipe.backends.registry import BACKENDS
+from optpipe.backends.registry import BACKENDS, find_missing_release
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.card import card_from_file
@@ -420,10 +420,14 @@ def sign_off(
             collect_evidence(wanted, store, scratch, drawn_with=list_drawing_versions() if figures else {})
         with listener.step("judge"):
             dossier = read_dossier(Files(scratch, kept={}))
-            verdict, _ = judge_dossier(dossier)
+            verdict, evidence = judge_dossier(dossier)
             write_bytes(scratch / VERDICT, json_from_record(verdict))
         if looser := describe_looser_rules(dossier):
             listener.warn(looser)
+        backend = BACKENDS[dossier.artifact.info.backend]
+        for version in {one.environment.get_fact(f"packages.{backend.package}") for one in evidence.measured}:
+            if missing := find_missing_release(dossier.artifact.info, version):
+                listener.inform(missing)
         with listener.step("write the report"):
             reports = render_dossier(dossier, verdict, figures=figures)
             write_reports(reports, scratch)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from onnx import TensorProto, helper
+from tests.fakes.entries import artifact_info
 from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.base import BuildRequest
@@ -29,6 +30,7 @@ from optpipe.backends.onnxruntime_session import (
     optimize_graph,
     placement_from_session,
 )
+from optpipe.backends.registry import find_missing_release
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import StageError
 from optpipe.core.precision import LayerType, Placement, Precision, prove_precision
@@ -220,3 +222,9 @@ def test_a_type_without_a_kernel_is_said_with_the_way_out(tmp_path) -> None:
     onnx_model([("Sigmoid", "x", "y", {"name": "s"})], *values, path=tmp_path / "bf16.onnx")
     with pytest.raises(StageError, match=r"bf16\.onnx: .*Sigmoid\(13\) node with name 's'\n.*float32"):
         OnnxRuntimeSession(tmp_path / "bf16.onnx", "cpu", {})
+
+
+def test_a_runtime_that_no_triton_release_carries_is_named():
+    own = artifact_info(backend="onnxruntime")
+    assert "carries ONNX Runtime 99.1.0" in str(find_missing_release(own, "99.1.0"))
+    assert find_missing_release(own, "1.20.0") is None

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.fakes.console import assert_golden, text_of
@@ -27,7 +28,7 @@ from optpipe.core.measurement import (
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import compare_recomputed, json_from_record
-from optpipe.measure.bench import choose_exit_status, recover_run
+from optpipe.measure.bench import BenchState, choose_exit_status, recover_run
 from optpipe.measure.document import document_from_bench, document_from_pair
 from optpipe.measure.figures import recompute_bench
 from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
@@ -58,6 +59,30 @@ def test_a_model_that_came_quantized_has_the_tolerance_of_int8() -> None:
     quantized = artifact_info(precision="fp32", precision_proof=proof("int8", 0.2))
     assert _find_coarsest_precision(plain) is Precision.FP32
     assert _find_coarsest_precision(quantized) is Precision.INT8
+
+
+def test_a_cause_on_the_host_stops_a_bench_only_where_the_last_two_processes_show_it_at_every_point() -> None:
+    def cause(*processes: tuple[str, ...]) -> str | None:
+        measured = [
+            planted(
+                Subject("a", "fake", "fp32", "cpu"),
+                1,
+                1.0,
+                process=at,
+                reasons=[Reason(code, "", "", invalidates=True)],
+            )
+            for at, codes in enumerate(processes)
+            for code in codes
+        ]
+        state: Any = SimpleNamespace(measurements=measured)
+        found = BenchState.find_host_cause(state)
+        return None if found is None else found.code
+
+    assert cause(("busy-gpu",), ("busy-gpu",)) == "busy-gpu"
+    assert cause(("drift",), ("loaded-host",), ("loaded-host",)) == "loaded-host"
+    for others in ((("loaded-host",),), (("drift",), ("drift",)), (("loaded-host",), ("hot",))):
+        assert cause(*others) is None
+    assert cause(("loaded-host",), ("loaded-host", "drift")) is None
 
 
 @pytest.mark.parametrize("left", [True, False])

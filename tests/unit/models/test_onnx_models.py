@@ -294,6 +294,11 @@ def test_a_state_behind_an_if_has_its_own_axis_and_what_int8_leaves_out_is_said(
     assert "inside If: subgraphs stay in floating point" in found.failed[0].reason
 
 
+def test_an_input_that_is_compared_with_a_constant_is_drawn_as_that(tmp_path) -> None:
+    _, found, _ = exported(branching(tmp_path), tmp_path)
+    assert set(reference_from_file(found.file(REFERENCE)).inputs["sr"]) == {16000}
+
+
 def test_a_loop_that_never_ends_is_refused_before_it_runs(tmp_path) -> None:
     body = helper.make_graph(
         [helper.make_node("Identity", [a], [b]) for a, b in (("more", "again"), ("h", "next"))], "body",

@@ -1,10 +1,12 @@
 """Converts a torch module to a valid, simplified ONNX file that takes the card's inputs."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from optpipe.backends.onnx_graph import (
+    find_compared_values,
     find_index_bounds,
     infer_graph_types,
     load_onnx,
@@ -256,7 +258,8 @@ def _find_changing_axes(
     if any(
         not few.get(each.name) for each in outputs if not names & set(each.shape)
     ):  # for outputs of If, Loop and similar operators
-        few, many = (_run_for_shapes(path, card, size) for size in sizes)
+        compared = find_compared_values(graph)
+        few, many = (_run_for_shapes(path, card, size, compared) for size in sizes)
     found = []
     for each in outputs:
         shapes = few.get(each.name, ()), many.get(each.name, ())
@@ -266,12 +269,15 @@ def _find_changing_axes(
     return found
 
 
-def _run_for_shapes(path: Path, card: ModelCard, size: int) -> dict[str, tuple[int, ...]]:
+def _run_for_shapes(path: Path, card: ModelCard, size: int, compared: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     specs = [each.with_batch(size, size, size) for each in card.inputs]
     try:
         with OnnxRuntimeSession(path, "cpu", {}) as session:
             found = session.run(
-                {each.name: make_synthetic_tensor(each.opt, each.dtype, 0, each.below) for each in specs}
+                {
+                    each.name: make_synthetic_tensor(each.opt, each.dtype, 0, each.below, compared.get(each.name))
+                    for each in specs
+                }
             )
     except OptpipeError:
         return {}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from optpipe.backends.onnx_graph import find_compared_values, load_onnx
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.events import Listener, SilentListener
 from optpipe.core.files import hash_file, hash_text, hash_value
@@ -23,6 +24,7 @@ from optpipe.models.inputs.task_data import drop_unknown_labels, find_label_indi
 from optpipe.models.inputs.text_set import SENTENCES, TextSet
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.places import find_shipped_folder
 
 NOISE = "seeded noise"
@@ -126,10 +128,11 @@ def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | No
     least = card.batch_range[0]
     if samples.drawn is None:
         made, count = {}, max(SAMPLE_COUNT, least)
+        compared = find_compared_values(load_onnx(model.file(ONNX), weights=False)) if model else {}
         for seed, each in enumerate(card.inputs):
             shared = each.batch is None and card.batched
             shape = (1 if shared else count, *each.sample)
-            values = make_synthetic_tensor(shape, each.dtype, seed, each.below)
+            values = make_synthetic_tensor(shape, each.dtype, seed, each.below, compared.get(each.name))
             made[each.name] = values.repeat(count, axis=0) if shared else values
         return made
     if card.transform is not None:
@@ -204,14 +207,21 @@ SMALLEST_VOCABULARY = 1000
 
 
 def make_synthetic_tensor(
-    shape: Sequence[int], dtype: DTypeLike = np.float32, seed: int = 0, below: int | None = None
+    shape: Sequence[int],
+    dtype: DTypeLike = np.float32,
+    seed: int = 0,
+    below: int | None = None,
+    value: int | None = None,
 ) -> NDArray[np.generic]:
     """A tensor like a model's real input, different in every row of the batch.
 
     Four axes with 1 or 3 channels: images with the spectrum of photographs, zero mean, unit variance. Integers: uniform
     below `below` and SMALLEST_VOCABULARY, like token identifiers. Booleans: either. Everything else: standard normal.
+    With a `value`, that everywhere.
     """
     kind = np.dtype(dtype)
+    if value is not None:
+        return np.full(tuple(shape), value, kind)
     random = np.random.default_rng(seed)
     if kind.kind in "iu":
         return random.integers(

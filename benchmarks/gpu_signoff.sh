@@ -56,7 +56,7 @@ measure() { # like step, until END_S
   [ $left -gt 10 ] && step "$1" $left $bench "${@:2}" || echo "$1: not complete" | tee -a "$out/times.txt"
 }
 measure bench-energy --batch $large --mode compute $energy --processes 4 --min-time 2 --max-time 15 --percentile 50
-measure bench-server --batch $tray --mode compute --scenario server --rate $rate --processes 4 --min-time 4 --max-time 15
+measure bench-server --batch $tray --mode compute --scenario server --rate $rate --processes 4 --min-time ${SERVER_S:-24} --max-time 30
 
 rm -rf "$out/dossier"
 step signoff 60 signoff $name --no-measure --policy "$policy" --output "$out/dossier"

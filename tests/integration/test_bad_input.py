@@ -65,8 +65,6 @@ sweep digits --on slurm | --on slurm
 sweep digits --scenario fast | --scenario fast: choose from
 sweep digits --scenario server --rate x | --rate x: expected positive numbers
 sweep digits --gpu cpu --set cpu-slots=10000 | cpu-slots=10000: only
-sweep digits --gpu cpu --precision fp32 --backend onnxruntime --against /no/such | no jobs found
-sweep digits --set tolerance=x | --tolerance x
 sweep | no model to sweep
 sweep --dry-run nothing.onnx | nothing.onnx: no such file
 signoff --init --output there | --output is for the dossier; signoff --init --policy there writes the template there

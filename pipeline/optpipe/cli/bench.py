@@ -331,7 +331,9 @@ def compare(
     ] = None,
     model: Annotated[str | None, Param("Compare only this model.")] = None,
     length: Annotated[int | None, Param("Compare only this sequence length.", metavar="TOKENS")] = None,
-    baseline: Annotated[str | None, Param("Baseline: a run, or the approved baseline.", metavar="RUN|approved")] = None,
+    baseline: Annotated[
+        str | None, Param("Baseline: a run, a workspace, or the approved baseline.", metavar="RUN|DIR|approved")
+    ] = None,
     goal: Annotated[Goal | None, Param("Sort by goal.", flag="for")] = None,
     slo: Annotated[str | None, Param("Latency limit that the best builds must meet.", metavar="p99=15ms")] = None,
     across: Annotated[bool, Param("Allow comparison across different GPUs, drivers or CPUs.")] = False,

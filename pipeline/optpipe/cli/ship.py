@@ -20,8 +20,6 @@ MAX_RATE = 10_000.0
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
-    from optpipe.sweep.job import JobRecord
-    from optpipe.sweep.plan import SweepRecord
     from optpipe.sweep.slots import Slot
     from optpipe.sweep.sweep import Executor
     from optpipe.workspace.store import Store
@@ -174,7 +172,6 @@ def sweep(
     from optpipe.core.errors import ExitStatus
     from optpipe.sweep.cluster import describe_node
     from optpipe.sweep.document import document_from_sweep
-    from optpipe.sweep.ledger import read_jobs
     from optpipe.sweep.matrix import (
         add_contents,
         cells_from_matrix,
@@ -192,9 +189,6 @@ def sweep(
         labels = describe_node()
         return Outcome({"labels": labels}, lambda _: ",".join(f"{name}={value}" for name, value in labels.items()))
     shard = None if how.shard is None else shard_from_text(how.shard)
-    baseline = {} if how.against is None or how.dry_run else read_jobs(how.against)
-    if how.against is not None and not how.dry_run and not baseline:
-        raise BadInputError(f"--against {how.against}: no jobs found; expected the workspace of an earlier sweep")
     given = {**wanted, **({"models": models} if models else {}), **({"options": [option]} if option else {})}
     full = matrix_from_options(Matrix() if matrix is None else matrix_from_file(matrix), given)
     require_sound(full)
@@ -210,25 +204,7 @@ def sweep(
     # Ray prints the log of a failed node; the table already has the result of its jobs
     with redirect_stdout(StringIO()) if how.on else nullcontext():
         record = run_sweep(cells, slots, how, store, terminal, executor)
-    if baseline:
-        record = _judge(record, str(how.against), baseline, how.tolerance, store.workspace)
     return Outcome(record, document_from_sweep, ExitStatus(record.exit_status))
-
-
-def _judge(
-    record: "SweepRecord", name: str, before: "dict[str, list[JobRecord]]", tolerance: float, workspace: Path
-) -> "SweepRecord":
-    """The record with a verdict for each cell; an interrupted sweep keeps its exit status."""
-    from optpipe.sweep.ledger import read_jobs
-    from optpipe.sweep.plan import judge_against
-
-    # with `--again` use the new records, not the older ones of the same key
-    shown = {(row.key, row.run) for row in record.rows}
-    stored = read_jobs(workspace)
-    now = {key: one for key, tries in stored.items() for one in reversed(tries) if (key, one.run) in shown}
-    found = judge_against(record.rows, now, before, name, tolerance)
-    status = record.exit_status if record.interrupted else int(found.verdict.exit_status)
-    return replace(record, regression=found, exit_status=status)
 
 
 def _connect(how: SweepOptions, store: "Store") -> "tuple[tuple[Slot, ...], Executor]":

@@ -47,7 +47,7 @@ from optpipe.measure.search import Slo
 from optpipe.models.artifacts.lookup import describe_network, find_builds, judged_build_from_entry
 from optpipe.stats.means import Scatter, reject_by_holm
 from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, load_run, runs_from_files
-from optpipe.workspace.runs import list_runs
+from optpipe.workspace.runs import RUNS, list_runs
 from optpipe.workspace.seal import find_approved_baseline
 from optpipe.workspace.store import Store
 
@@ -534,7 +534,7 @@ def compare_workspace(
     slo: Slo | None = None,
     across: bool = False,
 ) -> tuple[Comparison, tuple[RecordedMeasurement, ...], tuple[Run, ...]]:
-    """Compares measurements; returns them and their runs too. `baseline` is a run, or `approved` for the dossier of `model`.
+    """Compares measurements; returns them and their runs too. `baseline` is a run, a workspace, or `approved` for the dossier of `model`.
 
     A single name that is a measured model and no run acts as `model`; a file's name selects the builds of that file.
     """
@@ -597,6 +597,9 @@ def _find_baseline(
 ) -> tuple[str | None, tuple[RecordedMeasurement, ...]]:
     if name is None:
         return None, ()
+    if (Path(name) / RUNS).is_dir():
+        every = find_bench_runs(Path(name))
+        return name, tuple(one for run in every for one in measurements_from_run(run))
     if name != "approved":
         run = find_bench_runs(store.workspace, [name])[0]
         return run.name, measurements_from_run(run)

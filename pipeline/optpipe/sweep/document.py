@@ -1,12 +1,10 @@
 """The documents of sweeps and merges."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from optpipe.core.measurement import Mode, Scenario, name_sample
 from optpipe.core.quantity import format_duration
 from optpipe.report.document import (
-    TONES,
     Cell,
     Column,
     ColumnKind,
@@ -33,9 +31,7 @@ _TONES = {
 
 
 def document_from_sweep(record: SweepRecord) -> Document:
-    return make_document(
-        [_tabulate_cells(record), *_list_reasons(record.rows), *_sum_up(record), *_judge_cells(record)]
-    )
+    return make_document([_tabulate_cells(record), *_list_reasons(record.rows), *_sum_up(record)])
 
 
 def _tabulate_cells(record: SweepRecord) -> Table:
@@ -97,25 +93,6 @@ def _sum_up(record: SweepRecord) -> Iterator[Sentence]:
         yield Sentence(text if left else "nothing to run")
         return
     yield Sentence(f"took {format_duration(record.seconds * 1e9)}")
-
-
-def _judge_cells(record: SweepRecord) -> Iterator[Sentence]:
-    found = record.regression
-    if found is None:
-        return
-    for one in found.cells:
-        ratio = cell_from_estimate(one.ratio, "{:.3f}", interval=True)
-        against = f"p50 {ratio.text} {ratio.note} of the baseline".replace("  ", " ") if one.ratio else ""
-        text = "  ".join(each for each in (one.label, against, one.reason) if each)
-        yield Sentence(text, TONES.get(one.verdict, Tone.PLAIN), one.verdict)
-    counts = Counter(one.verdict for one in found.cells)
-    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    yield Sentence(
-        f"against {found.baseline}: {verdicts}; tolerance {found.tolerance:.1%}, "
-        f"at most {found.level:.1%} false FAIL over all cells ({found.method})",
-        TONES.get(found.verdict, Tone.PLAIN),
-        found.verdict,
-    )
 
 
 def document_from_merge(record: MergeRecord) -> Document:

@@ -13,7 +13,6 @@ from optpipe.core.entries import Device, Environment
 from optpipe.core.files import hash_value
 from optpipe.core.measurement import MAX_CV, PROCESSES, LoadSpec, MeasurementGroup, Mode, Scenario
 from optpipe.core.plan import Param, choices_from_text, to_command
-from optpipe.core.quantity import share_from_text, share_to_text
 from optpipe.core.records import plain_from_record
 
 KEY_LENGTH = 16
@@ -85,11 +84,6 @@ class Cell:
         for name in named:
             del asked["recipe"][name]
         return hash_value(asked)[:KEY_LENGTH]
-
-    @property
-    def name_key(self) -> str:
-        """The same before and after a change of the model or data."""
-        return replace(self, recipe=replace(self.recipe, files={})).key
 
 
 START_S = 5.0
@@ -164,8 +158,6 @@ class Place:
     slot: str
     cpus: tuple[int, ...]
     side_by_side: int
-    clock_ahead_s: float = 0.0
-    """How far the host's clock was at least ahead of the driver's; negative: behind; 0: they agreed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +170,6 @@ class Result:
     """None if the task did not run."""
     seconds: float = 0.0
     started_utc: str = ""
-    clock_s: float = 0.0
-    """The host's clock at the end, in Unix seconds."""
     lost: bool = False
     """The process or its node ended without an outcome; a retry may succeed."""
 
@@ -295,20 +285,6 @@ def command_from_cell(cell: Cell) -> str:
 class SweepOptions:
     dry_run: Annotated[bool, Param("Only show the jobs and the estimated time.")] = False
     again: Annotated[bool, Param("Measure again what is stored.")] = False
-    against: Annotated[
-        Path | None,
-        Param("Workspace of the baseline: PASS, FAIL or INCONCLUSIVE for each cell.", metavar="DIR"),
-    ] = None
-    tolerance: Annotated[
-        float,
-        Param(
-            "Slowdown against the baseline that still passes.",
-            metavar="SHARE",
-            parse=share_from_text,
-            show=share_to_text,
-            setting=True,
-        ),
-    ] = 0.02
     shard: Annotated[str | None, Param("Only part I of N (Slurm, Kubernetes, ssh).", metavar="I/N")] = None
     loads_per_process: Annotated[
         int, Param("Loads of one artifact measured by one process.", minimum=1, setting=True)

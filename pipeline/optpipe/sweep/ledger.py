@@ -78,7 +78,11 @@ def _read_records(workspace: Path, prefix: str) -> Iterator[JobRecord]:
 def record_from_entry(entry: Entry[JobRecord]) -> JobRecord:
     """Raises BadInputError if the content does not match the hash in the entry's name."""
     record = replace(entry.info, environment=entry.manifest.environment)
-    if entry.path.name != f"{JobRecord.KIND}-{_compute_id(record)}":
+    written = {
+        **entry.manifest.info,
+        "environment": plain_from_record(record.environment),
+    }  # another version has other fields
+    if entry.path.name != f"{JobRecord.KIND}-{record.key}-{hash_value(written)[:_HASH_LENGTH]}":
         raise BadInputError(f"{entry.path} was changed: its content has another hash than its name")
     return record
 

@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic, sleep, time
+from time import monotonic, sleep
 
 from optpipe import __version__
 from optpipe.core.entries import ArtifactInfo
@@ -101,7 +101,7 @@ def run_task(
         outcomes, lost = _run_process(task, slot, options, stop, program)
     host, seconds = hash_text(platform.node())[:8], round(monotonic() - clock, 3)
     place = Place(host, slot.name, slot.cpus, task.side_by_side)
-    return Result(outcomes, slot.fingerprint, slot.environment, place, seconds, started, time(), lost)
+    return Result(outcomes, slot.fingerprint, slot.environment, place, seconds, started, lost)
 
 
 def _run_process(

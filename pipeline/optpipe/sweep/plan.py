@@ -1,19 +1,17 @@
-"""The plan of a sweep (stored, impossible and runnable cells, with expected times), its rows and its regression test."""
+"""The plan of a sweep (stored, impossible and runnable cells, with expected times), and its rows."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
-from math import exp, floor, log, log1p
+from math import floor
 from statistics import fmean, median
 
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.files import hash_value
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import plain_from_record
-from optpipe.core.verdict import Verdict
-from optpipe.stats.means import Mean, mean_from_values, reject_by_holm, subtract_means
 from optpipe.sweep.job import LOAD_S, START_S, Cell, JobRecord, JobState, Recipe, Task
 from optpipe.sweep.matrix import find_obstacle
 from optpipe.sweep.slots import Slot
@@ -36,8 +34,6 @@ class SweepRow:
     fingerprint: str | None = None
     """Rows of several environments are not comparable."""
     host: str | None = None
-    clock_ahead_s: float = 0.0
-    """Against the clock of the sweep's driver; 0 if they agree."""
     slot: str | None = None
     artifact: str | None = None
     run: str | None = None
@@ -193,35 +189,6 @@ def take_task(waiting: MutableSequence[Task], at: int, ends: Sequence[float], sl
 
 
 @dataclass(frozen=True, slots=True)
-class CellVerdict:
-    cell: str
-    label: str
-    verdict: Verdict
-    reason: str
-    ratio: Estimate | None = None
-    """The p50 now over the p50 of the baseline: above 1 is slower."""
-    p_value: float | None = None
-    """p-value of the hypothesis that the cell is no slower than the tolerance."""
-
-
-@dataclass(frozen=True, slots=True)
-class Regression:
-    baseline: str
-    tolerance: float
-    level: float
-    method: str
-    """The correction that holds it over all cells."""
-    cells: tuple[CellVerdict, ...]
-
-    @property
-    def verdict(self) -> Verdict:
-        verdicts = {one.verdict for one in self.cells}
-        if Verdict.FAIL in verdicts:
-            return Verdict.FAIL
-        return Verdict.PASS if verdicts == {Verdict.PASS} else Verdict.INCONCLUSIVE
-
-
-@dataclass(frozen=True, slots=True)
 class SweepRecord:
     rows: tuple[SweepRow, ...]
     slots: tuple[str, ...]
@@ -229,7 +196,6 @@ class SweepRecord:
     estimate_s: float | None
     dry_run: bool
     interrupted: bool = False
-    regression: Regression | None = None
     warnings: tuple[str, ...] = ()
     exit_status: int = 0
 
@@ -255,7 +221,6 @@ def _row_from_record(record: JobRecord, *, stored: bool = False) -> SweepRow:
         key=record.key,
         fingerprint=record.fingerprint,
         host=record.place.host if record.place else None,
-        clock_ahead_s=record.place.clock_ahead_s if record.place else 0.0,
         slot=record.place.slot if record.place else None,
         artifact=record.artifact,
         run=record.run,
@@ -290,83 +255,9 @@ def list_warnings(rows: Sequence[SweepRow]) -> list[str]:
                 f"{kind}: rows are from {len(prints)} environments (driver, power limit or versions differ); do not compare "
                 "them with each other"
             )
-    clocks = {row.host: row.clock_ahead_s for row in rows if row.clock_ahead_s}
-    found += [
-        f"the clock of host {host} is {abs(ahead):,.0f} s {'ahead of' if ahead > 0 else 'behind'} this host's: the timestamps of its "
-        "rows are off, durations are not affected"
-        for host, ahead in clocks.items()
-    ]
     elsewhere = Counter(row.cell.kind for row in rows if row.state == Standing.ELSEWHERE)
     found += [
         f"{count} cell{'s' if count > 1 else ''} need{'' if count > 1 else 's'} {kind}, which is not available here"
         for kind, count in elsewhere.items()
     ]
     return found
-
-
-LEVEL = 0.025
-
-
-def judge_against(
-    rows: Sequence[SweepRow],
-    now: Mapping[str, JobRecord],
-    baseline: Mapping[str, Sequence[JobRecord]],
-    name: str,
-    tolerance: float,
-) -> Regression:
-    """Each row against the baseline's job of the same key, or else of a cell with the same names. `now` has the records by key."""
-    by_name: dict[str, JobRecord] = {}
-    for records in baseline.values():
-        by_name.setdefault(records[0].cell.name_key, records[0])
-    prepared = []
-    for row in rows:
-        record = now.get(row.key or "")
-        same = baseline.get(row.key or "")
-        prepared.append((row, *_compare(record, same[0] if same else by_name.get(row.cell.name_key))))
-    limit = log1p(tolerance)
-    p_values = [1.0 if ratio is None else ratio.compute_p_value_above(limit) for _, ratio, _ in prepared]
-    failed = reject_by_holm(p_values, LEVEL)
-    cells = [
-        _judge(row, ratio, why, p_value, tolerance, broken=broken)
-        for (row, ratio, why), p_value, broken in zip(prepared, p_values, failed, strict=True)
-    ]
-    return Regression(name, tolerance, LEVEL, "Holm", tuple(cells))
-
-
-def _compare(now: JobRecord | None, before: JobRecord | None) -> tuple[Mean | None, str]:
-    """The mean of the logarithm of the ratio, or why there is none."""
-    if now is None or now.state is not JobState.DONE:
-        return None, "not measured" if now is None else f"{now.state}: {now.reason}"
-    if before is None or before.state is not JobState.DONE:
-        return None, "not measured in the baseline" if before is None else f"the baseline is {before.state}"
-    if now.fingerprint != before.fingerprint:
-        return None, "the baseline was measured in another environment (GPU, driver, power limit or versions)"
-    if now.run == before.run:
-        return None, "it is the baseline's own run"
-    sides = []
-    for record in (now, before):
-        figure = record.group.figures.get("p50") if record.group else None
-        mean = mean_from_values([log(each) for each in figure.processes]) if figure else None
-        if mean is None:
-            return None, "fewer than three VALID processes on one side; raise --processes"
-        sides.append(mean)
-    return subtract_means(sides[0], sides[1]), ""
-
-
-def _judge(
-    row: SweepRow, ratio: Mean | None, why: str, p_value: float, tolerance: float, *, broken: bool
-) -> CellVerdict:
-    if ratio is None:
-        return CellVerdict(row.cell.key, row.cell.label, Verdict.INCONCLUSIVE, why)
-    low, high = (exp(each) for each in ratio.interval(1 - 2 * LEVEL))
-    shown = Estimate(exp(ratio.value), low, high)
-    if broken:
-        verdict, reason = Verdict.FAIL, f"{shown.value - 1:+.1%} exceeds the tolerance of {tolerance:.1%}"
-    elif high <= 1 + tolerance:
-        verdict, reason = Verdict.PASS, ""
-    else:
-        verdict, reason = (
-            Verdict.INCONCLUSIVE,
-            f"the interval reaches {high - 1:+.1%}, beyond the tolerance; use more --processes",
-        )
-    return CellVerdict(row.cell.key, row.cell.label, verdict, reason, shown, p_value)

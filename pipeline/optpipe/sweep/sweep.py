@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic, sleep, time
+from time import monotonic, sleep
 from typing import Any, Protocol
 
 from optpipe.core.errors import OptpipeError
@@ -33,8 +33,6 @@ from optpipe.sweep.task import tell_on_one_line
 from optpipe.workspace.store import Store
 
 POLL_S = 0.5
-CLOCKS_S = 2.0
-"""Clocks of hosts that differ by less are treated as equal."""
 
 
 class Executor(Protocol):
@@ -108,7 +106,6 @@ class _Running:
     slot: Slot
     claims: ExitStack
     started: float
-    started_s: float
 
 
 class Scheduler:
@@ -245,7 +242,7 @@ class Scheduler:
         return next((one for one in found if one is not None and one.finished), None)
 
     def _start(self, task: Task, slot: Slot, claims: ExitStack) -> None:
-        running = _Running(task, slot, claims, monotonic(), time())
+        running = _Running(task, slot, claims, monotonic())
         self.free.remove(slot)
         try:
             self.running[self.executor.start(task, slot)] = running
@@ -266,9 +263,6 @@ class Scheduler:
                     return
             if result.lost and self._try_again(task, result.outcomes[0].reason):
                 return
-            if result.place is not None:
-                ahead = round(bound_clock_difference(running.started_s, result.clock_s, time()), 1)
-                result = replace(result, place=replace(result.place, clock_ahead_s=ahead))
             if task.timing:
                 self._record(task, result)
             else:
@@ -321,12 +315,3 @@ class Scheduler:
             with suppress(OptpipeError):  # a full disk: the row is reported, and the next sweep runs the job again
                 write_job(self.workspace, record)
             self.report(record)
-
-
-def bound_clock_difference(sent_s: float, replied_s: float, received_s: float) -> float:
-    """Seconds that a node's clock is at least ahead of ours (negative: behind), by one reply between sending and receiving.
-
-    0 if the clocks may agree to CLOCKS_S.
-    """
-    ahead, behind = replied_s - received_s, sent_s - replied_s
-    return ahead if ahead > CLOCKS_S else -behind if behind > CLOCKS_S else 0.0

@@ -83,18 +83,6 @@ def test_a_node_whose_environment_is_not_as_its_label_says_measures_nothing(clus
     assert "differs from its label" in found[0].reason
 
 
-def test_a_node_whose_clock_is_an_hour_off_is_said_and_its_figures_are_its_own(cluster, tmp_path, monkeypatch):
-    from optpipe.sweep import sweep as driver
-
-    monkeypatch.setattr(driver, "time", lambda: time.time() - 3600)  # the driver's clock: to it the nodes are ahead
-    record = sweep(tmp_path, (1, 2), kinds=("cpu-a",))
-    assert_each_once(tmp_path, record, 2)
-    (said,) = record.warnings
-    assert "s ahead of this host's: the timestamps of its rows are off" in said
-    assert all(3590 <= row.clock_ahead_s <= 3600 for row in record.rows)
-    assert all(0 < row.seconds < 600 for row in record.rows)
-
-
 def test_only_nodes_with_the_labels_that_are_asked_for_run_jobs(cluster, tmp_path):
     from optpipe.core.errors import MissingError
     from optpipe.sweep.cluster import selector_from_text

@@ -216,6 +216,17 @@ def test_across_processors_each_has_its_rows_and_its_own_baseline():
     }  # fmt: skip
 
 
+def test_another_workspace_is_the_baseline_of_its_own_builds(workspace, measured_workspace):
+    workspace.bench(workspace.artifact("int8"), batches=(1, 8), processes=3)
+    found, *_ = compare_workspace(workspace.store, baseline=str(measured_workspace.path))
+    assert (found.baseline, len(found.unmatched)) == (
+        str(measured_workspace.path),
+        4,
+    )  # batch 8, and three builds at batch 4
+    assert [row.held_against is not None for row in found.rows] == [True, False]
+    assert all("different runs" in str(row.change) for row in found.rows if row.held_against)
+
+
 def test_what_has_no_counterpart_is_listed():
     found = compare_measurements(
         [measured("a", 1.0, 0.1, batch=2)], baseline=BASELINE, against=(measured("b", 1.0, 0.1),)

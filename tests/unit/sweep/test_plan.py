@@ -1,11 +1,10 @@
-"""What a sweep runs, in which order, the rows that come of it, and how they compare with an earlier sweep."""
+"""What a sweep runs, in which order, the rows that come of it."""
 
 import os
 import signal
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,12 +19,10 @@ from optpipe.sweep.job import START_S, CellOutcome, JobState, Result, SweepOptio
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.local import LocalExecutor, find_built, note_built
 from optpipe.sweep.plan import (
-    LEVEL,
     Standing,
     SweepRecord,
     estimate_total,
     fill_rows,
-    judge_against,
     judge_status,
     list_tasks,
     plan_sweep,
@@ -254,84 +251,6 @@ def test_a_cell_of_an_interrupted_run_is_done_only_with_all_its_processes(asked,
     group = replace(make_group(make_cell()), left_out=left_out)
     found = outcome_from_group((group, ()), "artifact", "bench-1", asked)
     assert (found.state, found.run) == (state, "bench-1")
-
-
-def judge(pairs, **options):
-    """The verdicts of cells whose processes gave these medians before and now."""
-    cells = [make_cell(batch=size) for size in range(1, len(pairs) + 1)]
-    before = [make_record(cell, run="before", p50_ms=pair[0]) for cell, pair in zip(cells, pairs, strict=True)]
-    now = [make_record(cell, run="now", p50_ms=pair[1]) for cell, pair in zip(cells, pairs, strict=True)]
-    return judge_records(cells, before, now, **options)
-
-
-def judge_records(cells, before, now, tolerance=0.02):
-    plan = plan_sweep(cells, [make_slot()], {})
-    rows = fill_rows(plan, {one.cell.key: one for one in now})
-    return judge_against(rows, {one.key: one for one in now}, {one.key: [one] for one in before}, "base", tolerance)
-
-
-QUIET = (1.0, 1.001, 0.999, 1.0005, 0.9995)
-
-
-def scaled(factor, values=QUIET):
-    return tuple(factor * each for each in values)
-
-
-def test_the_three_verdicts():
-    noisy = (0.7, 1.0, 1.4, 0.9, 1.2)
-    found = judge([(QUIET, QUIET), (QUIET, scaled(1.1)), (QUIET, noisy), (QUIET, scaled(0.9))])
-    assert [one.verdict for one in found.cells] == ["PASS", "FAIL", "INCONCLUSIVE", "PASS"]
-    assert found.verdict == "FAIL"
-    assert "+10.0% exceeds the tolerance of 2.0%" in found.cells[1].reason
-    assert judge([(QUIET, scaled(1.1))], tolerance=0.2).verdict == "PASS"
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda now: replace(now, state=JobState.INVALID, reason="drift"), "invalid: drift"),
-        (lambda now: replace(now, run="before"), "baseline's own run"),
-        (lambda now: make_record(now.cell, slot=other_environment(make_slot()), run="now"), "another environment"),
-        (lambda now: make_record(now.cell, run="now", p50_ms=(1.0, 1.0)), "fewer than three VALID processes"),
-    ],
-)
-def test_what_cannot_be_compared_is_inconclusive_and_says_why(change, said):
-    cell = make_cell()
-    found = judge_records([cell], [make_record(cell, run="before")], [change(make_record(cell, run="now"))])
-    assert found.verdict == "INCONCLUSIVE"
-    assert said in found.cells[0].reason
-
-
-def test_a_model_that_changed_is_compared_with_what_had_its_name():
-    cell = make_cell(files={"model": "1"})
-    changed = replace(cell, recipe=replace(cell.recipe, files={"model": "2"}))
-    assert changed.key != cell.key
-    before, now = make_record(cell, run="before", p50_ms=QUIET), make_record(changed, run="now", p50_ms=QUIET)
-    found = judge_records([changed], [before], [now])
-    assert found.verdict == "PASS"
-
-
-def test_a_cell_without_a_baseline_is_inconclusive():
-    cell = make_cell()
-    assert "not measured in the baseline" in judge_records([cell], [], [make_record(cell, run="now")]).cells[0].reason
-
-
-@given(st.floats(0.5, 2.0), st.floats(0.0, 0.3), st.floats(0.0, 0.3))
-def test_a_wider_tolerance_never_turns_pass_into_fail(factor, small, more):
-    narrow, wide = (judge([(QUIET, scaled(factor))], tolerance=each + 0.01) for each in (small, small + more))
-    assert not (narrow.verdict == "PASS" and wide.verdict != "PASS")
-    assert not (narrow.verdict != "FAIL" and wide.verdict == "FAIL")
-
-
-@pytest.mark.slow
-def test_false_alarms_are_rare_over_all_cells_together():
-    """Twenty cells exactly at the tolerance, 150 sweeps: false alarms as often as LEVEL allows, four standard errors granted."""
-    draw, alarms, sweeps = np.random.default_rng(5), 0, 150
-    for _ in range(sweeps):
-        noise = np.exp(0.01 * draw.standard_normal((20, 2, 5)))
-        found = judge([(tuple(before), tuple(1.02 * now)) for before, now in noise])
-        alarms += found.verdict == "FAIL"
-    assert alarms <= sweeps * LEVEL + 4 * (sweeps * LEVEL * (1 - LEVEL)) ** 0.5
 
 
 def test_a_build_is_known_again_by_its_content_in_its_environment(tmp_path):

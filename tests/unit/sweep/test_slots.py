@@ -5,14 +5,13 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.gpu_node.pynvml import Driver
-from tests.fakes.sweeps import make_cell, make_record, make_slot
+from tests.fakes.sweeps import make_cell, make_slot
 
 import optpipe.sweep.slots as slots_module
 from optpipe.core.entries import Environment
@@ -20,7 +19,6 @@ from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.sweep.cluster import connect, describe_node, is_selected, selector_from_text
 from optpipe.sweep.job import SweepOptions, Task
 from optpipe.sweep.local import run_task
-from optpipe.sweep.plan import fill_rows, list_warnings, plan_sweep
 from optpipe.sweep.slots import (
     QUIET,
     TakenError,
@@ -33,7 +31,6 @@ from optpipe.sweep.slots import (
     list_locks,
     list_slots,
 )
-from optpipe.sweep.sweep import CLOCKS_S, bound_clock_difference
 from optpipe.workspace.environment import list_gpus
 
 
@@ -233,33 +230,3 @@ def test_an_aborted_connection_is_tried_once_more(calls):
         MissingError, match="no Ray cluster at ray://host:1: failed again\nstart one with `ray start --head`"
     ):
         connect("ray://host:1")
-
-
-seconds = st.floats(0, 1e6)
-
-
-@given(st.floats(0, 2e9), seconds, seconds, st.floats(-1e6, 1e6))
-def test_a_difference_is_never_overstated(sent, there, back, ahead):
-    found = bound_clock_difference(sent, sent + there + ahead, sent + there + back)
-    assert abs(found) <= abs(ahead) + 1e-3
-    assert found * ahead >= 0
-    if abs(ahead) > CLOCKS_S + there + back + 1:
-        assert found != 0
-
-
-def rows_of(*records):
-    plan = plan_sweep([one.cell for one in records], [make_slot()], {})
-    return fill_rows(plan, {one.cell.key: one for one in records})
-
-
-def on_host(record, host, ahead):
-    return replace(record, place=replace(record.place, host=host, clock_ahead_s=ahead))
-
-
-def test_a_clock_that_is_off_is_said_once_for_each_host():
-    records = [make_record(make_cell(batch=size)) for size in (1, 2, 4)]
-    rows = rows_of(on_host(records[0], "a", 3600.0), on_host(records[1], "a", 3600.0), on_host(records[2], "b", -60.0))
-    assert list_warnings(rows) == [
-        f"the clock of host {host} is {said} this host's: the timestamps of its rows are off, durations are not affected"
-        for host, said in (("a", "3,600 s ahead of"), ("b", "60 s behind"))
-    ]

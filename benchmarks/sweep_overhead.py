@@ -22,7 +22,7 @@ from optpipe.core.entries import Environment
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import LoadSpec, MeasurementGroup, Subject
 from optpipe.sweep.cluster import RayExecutor, connect, list_cluster_slots
-from optpipe.sweep.job import JobRecord, JobState, Matrix, Place, SweepOptions, compute_job_key
+from optpipe.sweep.job import JobRecord, JobState, Matrix, SweepOptions, compute_job_key
 from optpipe.sweep.ledger import merge_workspaces, read_jobs, write_job
 from optpipe.sweep.local import LocalExecutor
 from optpipe.sweep.matrix import cells_from_matrix
@@ -91,7 +91,7 @@ def make_records(cells, slot):
     return [
         JobRecord(
             compute_job_key(cell, slot.fingerprint), cell, JobState.DONE, "", slot.environment, slot.fingerprint,
-            Place("host", slot.name, (0,), 1), "a" * 12, f"bench-{at}", replace(group, load=cell.load), 12.0, "2026", (),
+            "host", slot.name, 1, "a" * 12, f"bench-{at}", replace(group, load=cell.load), 12.0, "2026", (),
         )
         for at, cell in enumerate(cells)
     ]  # fmt: skip

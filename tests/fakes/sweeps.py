@@ -7,7 +7,7 @@ from optpipe.core.entries import Environment, Gpu
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import GroupFigure, LoadSpec, MeasurementGroup, Subject
 from optpipe.core.quantity import Estimate
-from optpipe.sweep.job import Cell, JobRecord, JobState, Place, Recipe, compute_job_key
+from optpipe.sweep.job import Cell, JobRecord, JobState, Recipe, compute_job_key
 from optpipe.sweep.slots import Slot
 
 H200, L4 = "NVIDIA H200", "NVIDIA L4"
@@ -55,7 +55,8 @@ def make_record(
         reason=reason,
         environment=slot.environment,
         fingerprint=slot.fingerprint,
-        place=Place("host", slot.name, slot.cpus, 1),
+        host="host",
+        slot=slot.name,
         artifact="a" * 12 if measured else None,
         run=run if measured else None,
         group=make_group(cell, **figures) if measured else None,

@@ -187,38 +187,33 @@ def _ask_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 BEGUN = b"begun"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeTask:
-    task: Task
-    options: SweepOptions
-    program: tuple[str, ...]
-    workspace: str | None
-    """A workspace that driver and nodes see under one path; None if its content is sent."""
-    fingerprints: tuple[str, ...]
-    """Fingerprints of the nodes with this kind of GPU, as the driver sees them."""
-
-
 def run_on_node(content: bytes, inputs: Sequence[Any]) -> Iterator[bytes]:
-    """On the node: yields BEGUN, runs the task, and yields its result, then chunks of what it made."""
+    """On the node: yields BEGUN, runs the task, and yields its result, then chunks of what it made.
+
+    `content` holds the task, the options, the program, and the fingerprints of the nodes with this kind of GPU as the driver sees
+    them. If the task names no workspace, its content is sent.
+    """
     import ray
 
-    given = record_from_json(content, NodeTask, "the driver")
+    task, options, program, fingerprints = record_from_json(
+        content, tuple[Task, SweepOptions, tuple[str, ...], tuple[str, ...]], "the driver"
+    )
     yield BEGUN
     with suppress(PermissionError):  # Ray starts workers at nice 15, and their children would be measured at it
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     with tempfile.TemporaryDirectory(prefix="optpipe-node-") as folder:
-        workspace, task = Path(given.workspace or folder), given.task
+        workspace = Path(task.workspace or folder)
         try:
-            slot = _find_slot(task.kind, given.fingerprints)
+            slot = _find_slot(task.kind, fingerprints)
             unpack(map(ray.get, inputs), Store(workspace))
         except OptpipeError as error:
-            yield json_from_record(fail_task(task, tell_on_one_line(error), given.fingerprints[0]))
+            yield json_from_record(fail_task(task, tell_on_one_line(error), fingerprints[0]))
             return
         beside = 1 if slot.gpu is None else len(list_devices())
-        task = replace(task, workspace=str(workspace), side_by_side=beside)
-        result = run_exclusively(task, slot, given.options, threading.Event(), given.program)
+        here = replace(task, workspace=str(workspace), side_by_side=beside)
+        result = run_exclusively(here, slot, options, threading.Event(), program)
         yield json_from_record(result)
-        if given.workspace is None:
+        if not task.workspace:
             runs = dict.fromkeys(f"runs/{one.run}" for one in result.outcomes if one.run)
             yield from pack(workspace, runs if task.timing else list_all(workspace))
 
@@ -313,7 +308,7 @@ class RayExecutor:
 
         name = secrets.token_hex(8)
         prints = tuple(dict.fromkeys(each.fingerprint for each in self.slots if each.kind == task.kind))
-        given = NodeTask(task, self.options, self.program, self.shared, prints)
+        given = replace(task, workspace=self.shared or ""), self.options, self.program, prints
         selector = {**self.selectors, LABEL: label_from_kind(task.kind)}
         if slot.node:
             alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}

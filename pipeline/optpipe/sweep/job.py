@@ -151,23 +151,15 @@ def compute_fingerprint(environment: Environment, power_limit_w: float | None, m
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place where a job ran. The host is a hash, so that a shared record names neither machine nor user."""
-
-    host: str
-    slot: str
-    cpus: tuple[int, ...]
-    side_by_side: int
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     outcomes: tuple[CellOutcome, ...]
     """One for each cell, or one for a build."""
     fingerprint: str
     environment: Environment = field(default_factory=Environment)
-    place: Place | None = None
-    """None if the task did not run."""
+    host: str = ""
+    """A hash, so that a shared record names neither machine nor user; empty if the task did not run."""
+    slot: str = ""
+    side_by_side: int = 1
     seconds: float = 0.0
     started_utc: str = ""
     lost: bool = False
@@ -192,7 +184,10 @@ class JobRecord:
     reason: str
     fingerprint: str
     environment: Environment = field(default_factory=Environment)
-    place: Place | None = None
+    host: str = ""
+    slot: str = ""
+    side_by_side: int = 1
+    """Slots of its kind on the host, which may measure at the same time."""
     artifact: str | None = None
     run: str | None = None
     group: MeasurementGroup | None = None

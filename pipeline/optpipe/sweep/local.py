@@ -22,7 +22,6 @@ from optpipe.core.records import json_from_record, plain_from_record, read_recor
 from optpipe.sweep.job import (
     CellOutcome,
     JobState,
-    Place,
     Recipe,
     Result,
     SweepOptions,
@@ -100,8 +99,8 @@ def run_task(
     else:
         outcomes, lost = _run_process(task, slot, options, stop, program)
     host, seconds = hash_text(platform.node())[:8], round(monotonic() - clock, 3)
-    place = Place(host, slot.name, slot.cpus, task.side_by_side)
-    return Result(outcomes, slot.fingerprint, slot.environment, place, seconds, started, lost)
+    ran = host, slot.name, task.side_by_side
+    return Result(outcomes, slot.fingerprint, slot.environment, *ran, seconds, started, lost)
 
 
 def _run_process(

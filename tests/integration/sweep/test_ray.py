@@ -136,7 +136,7 @@ def test_an_engine_that_a_node_without_a_gpu_built_is_verified_by_the_gpus_own_n
         (record,) = run_cells(cells_from_matrix(matrix, ()), slots, tmp_path, executor)
     finally:
         cluster.remove_node(node)
-    assert (record.state, record.reason, record.place.slot) == ("done", "", "GPU-0")
+    assert (record.state, record.reason, record.slot) == ("done", "", "GPU-0")
     (built,), (verified,) = store.list_entries(ArtifactInfo), store.list_entries(VerificationInfo)
     assert [gpu.name for gpu in built.manifest.environment.gpus] == []
     assert [gpu.name for gpu in verified.manifest.environment.gpus] == ["NVIDIA L4"]

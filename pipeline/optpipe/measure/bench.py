@@ -23,7 +23,6 @@ from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.quantity import format_duration
 from optpipe.measure.figures import recorded_from_files
 from optpipe.measure.groups import ProcessGroup, group_processes, merge_group, summarize_group
-from optpipe.measure.int8_notes import add_int8_notes
 from optpipe.measure.measure import (
     BenchPlan,
     TrialSubject,
@@ -263,7 +262,7 @@ def bench_artifacts(
                 raise
             acknowledge_interrupt(interruption)
             bench_run.interrupted = True
-        found = add_int8_notes(bench_run.measurements, [each.entry for each in artifacts], store)
+        found = tuple(bench_run.measurements)
         if bench_run.refusals and not any(has_figures(each) for each in found):
             raise bench_run.refusals[0]
         write_measurements(run.path, found)

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.measurement import (
@@ -17,10 +16,8 @@ from optpipe.core.plan import to_command
 from optpipe.core.precision import CALIBRATED, REQUIRED_SHARE
 from optpipe.core.verdict import Note
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
-from optpipe.models.artifacts.lookup import JudgedBuild, judged_build_from_entry
-from optpipe.workspace.entry import Entry, Run
-from optpipe.workspace.runs import list_runs
-from optpipe.workspace.store import Store
+from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.workspace.entry import Run
 
 WIDER_PRECISIONS = dict.fromkeys(map(str, CALIBRATED), ("fp16", "bf16", "fp32"))
 """Types that INT8 and FP8 are compared with on the same runtime, by preference: CPUs only have FP32."""
@@ -126,24 +123,6 @@ def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: flo
         if figure.low > budget
         else f"evaluate on more: optpipe evaluate {build.argument} --data DIR",
     )
-
-
-def add_int8_notes(
-    measurements: Sequence[Measurement], artifacts: Sequence[Entry[ArtifactInfo]], store: Store
-) -> tuple[Measurement, ...]:
-    """The measurements, with reasons on INT8 and FP8 ones that do not pay or exceed their accuracy budget."""
-    causes = {entry.id: find_int8_causes(entry.info) for entry in artifacts}
-    runs = list_runs(store.workspace, "evaluate")
-    dropped = {entry.id: check_int8_accuracy(runs, judged_build_from_entry(entry)) for entry in artifacts}
-    noted = []
-    for each in measurements:
-        slow = check_int8_speed(each, measurements, causes.get(each.subject.artifact, ""))
-        reasons = [] if slow is None else [slow]
-        if (note := dropped.get(each.subject.artifact)) is not None:
-            message = f"{each.subject.precision.upper()}: {note.message}"
-            reasons.append(Reason(note.code, message, note.remedy, invalidates=False))
-        noted.append(replace(each, reasons=(*each.reasons, *reasons)))
-    return tuple(noted)
 
 
 def list_int8_notes(

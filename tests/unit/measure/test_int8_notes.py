@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from optpipe.core.measurement import LoadSpec, Measurement, Subject, Validity, read_measurements
+from optpipe.core.measurement import LoadSpec, Measurement, Subject, Validity
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import json_from_record
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
 from optpipe.evaluate.result import EvaluatedModel
-from optpipe.measure.int8_notes import add_int8_notes, check_int8_accuracy, check_int8_speed, find_int8_causes
+from optpipe.measure.int8_notes import check_int8_accuracy, check_int8_speed, find_int8_causes
 from optpipe.models.artifacts.lookup import judged_build_from_entry
 from optpipe.signoff.verify import check_dossier
 from optpipe.workspace.files import write_bytes
@@ -43,20 +43,6 @@ def test_a_drop_is_held_against_its_budget(built, lost, budget, said) -> None:
     note = check_int8_accuracy([run], judged_build_from_entry(slow))
     assert (note is None) if said is None else (said in note.message)
     assert check_int8_accuracy([run], judged_build_from_entry(fast)) is None
-
-
-def test_bench_marks_both(built) -> None:
-    workspace, slow, fast = built
-    workspace.evaluate(slow, 40)
-    found = [
-        one
-        for entry, mean in ((slow, 20.0), (fast, 10.0))
-        for one in read_measurements(workspace.bench(entry, mean_ms=mean, processes=1).files)
-    ]
-    mine, other = add_int8_notes(found, [slow, fast], workspace.store)
-    assert {"int8-not-faster", "int8-accuracy"} <= {reason.code for reason in mine.reasons}
-    assert not any(reason.code.startswith("int8") for reason in other.reasons)
-    assert "only 40% of its MACs" in next(r.message for r in mine.reasons if r.code == "int8-not-faster")
 
 
 def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:

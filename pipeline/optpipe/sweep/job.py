@@ -12,7 +12,7 @@ from optpipe.core import plan as params
 from optpipe.core.entries import Device, Environment
 from optpipe.core.files import hash_value
 from optpipe.core.measurement import MAX_CV, PROCESSES, LoadSpec, MeasurementGroup, Mode, Scenario
-from optpipe.core.plan import Param, choices_from_text, to_command
+from optpipe.core.plan import Param, choices_from_text
 from optpipe.core.records import plain_from_record
 
 KEY_LENGTH = 16
@@ -249,31 +249,6 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_seconds: Annotated[float, params.MAX_TIME] = 60.0
     warm_up_seconds: Annotated[float, params.WARM_UP] = 0.5
     max_warm_up_seconds: Annotated[float, params.MAX_WARM_UP] = 20.0
-
-
-def command_from_cell(cell: Cell) -> str:
-    """The command that sweeps this cell alone, without options at their defaults."""
-    recipe, load = cell.recipe, cell.load
-    same = {
-        name: getattr(one, name)
-        for one in (recipe, load, cell)
-        for name in Matrix.__struct_fields__
-        if hasattr(one, name)
-    }
-    listed = {
-        "models": (recipe.model,),
-        "precisions": (recipe.precision,),
-        "backends": (recipe.backend,),
-        "batches": (load.batch_size,),
-        "lengths": () if load.length is None else (load.length,),
-        "scenarios": (load.scenario,),
-        "rates": () if load.rate_per_s is None else (load.rate_per_s,),
-        "options": (cell.options,),
-        "gpus": (cell.kind,),
-        "build_options": recipe.options,
-    }
-    options = [word for each in cell.options for word in ("--option", each)]
-    return to_command("sweep", recipe.model, Matrix(**{**same, **listed}), *options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError, first_l
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_text, hash_value
 from optpipe.core.measurement import MeasurementGroup, Reason, read_measurements
+from optpipe.core.plan import to_command
 from optpipe.core.precision import CALIBRATED, precisions_from_text
 from optpipe.core.process import end_with_parent, handle_interrupts, redirect_stdout_to_stderr
 from optpipe.core.records import json_from_record, read_record, record_from_json
@@ -34,7 +35,7 @@ from optpipe.models.artifacts.lookup import (
 from optpipe.models.export.exported import Model
 from optpipe.models.inputs.task_data import hash_data
 from optpipe.models.sources.resolve import CardSource, source_from_text
-from optpipe.sweep.job import Cell, CellOutcome, JobState, Recipe, Task, command_from_cell, repeat_outcome
+from optpipe.sweep.job import Cell, CellOutcome, JobState, Recipe, Task, repeat_outcome
 from optpipe.workspace.entry import Run, load_run
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.store import Store
@@ -124,8 +125,10 @@ def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
 def _suggest_wider(cell: Cell, artifact: StoredArtifact) -> str:
     """The sweep of `cell` with a profile that includes its batch size: no sweep takes a build of `optpipe build`."""
     size, (low, usual, high) = cell.load.batch_size, artifact.card.batch_range
-    profile = f"{min(low, size)}:{usual}:{max(high, size)}"
-    return command_from_cell(replace(cell, recipe=replace(cell.recipe, profile=profile)))
+    words = ("--precision", cell.recipe.precision, "--backend", cell.recipe.backend, "--gpu", cell.kind)
+    return to_command(
+        "sweep", cell.recipe.model, *words, batch=size, profile=f"{min(low, size)}:{usual}:{max(high, size)}"
+    )
 
 
 def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store) -> dict[str, CellOutcome]:

@@ -1,25 +1,18 @@
 """The matrix: each cell once, whatever the order of the lists; what cannot be meant is refused before anything runs."""
 
-import json
-import shlex
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.entries import put
 from tests.fakes.graphs import onnx_model
-from tests.fakes.sweeps import make_cell
 
-from optpipe.cli.app import app
 from optpipe.core.entries import ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.measurement import LoadSpec, Mode, Scenario
-from optpipe.sweep import matrix
-from optpipe.sweep.job import CPU, Cell, Matrix, command_from_cell
+from optpipe.core.measurement import Scenario
+from optpipe.sweep.job import CPU, Matrix
 from optpipe.sweep.matrix import add_contents, cells_from_matrix, find_obstacle, matrix_from_file, resolve_models
 from optpipe.sweep.plan import select_shard, shard_from_text
 from optpipe.workspace.store import Store
@@ -167,29 +160,3 @@ def test_shards_are_a_partition(count, parts):
 def test_a_shard_is_one_of_n(text):
     with pytest.raises(BadInputError, match="expected I/N"):
         shard_from_text(text)
-
-
-ODD_LOAD = LoadSpec(
-    8, Scenario.SERVER, Mode.END_TO_END, rate_per_s=150.5, min_seconds=0.3, max_seconds=9.0, percentile=99.9,
-    warm_up_seconds=0.2, max_warm_up_seconds=3.0, length=32,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        make_cell("cpu", 8, precision="fp32"),
-        replace(
-            make_cell("cpu", precision="fp32", weights="random", seed=3, profile="1:8:64", truncate=True,
-                      options=("onnxruntime.threads=2",)),
-            load=ODD_LOAD, options=("onnxruntime.spinning=0",), max_cv=5.07,
-        ),
-        replace(make_cell("cpu", precision="int8"), load=LoadSpec(4, Scenario.MULTI_STREAM, streams=3)),
-    ],
-)  # fmt: skip
-def test_the_command_of_a_cell_gives_that_cell(capfd, cell, monkeypatch):
-    monkeypatch.setattr(matrix, "collect_contents_in_child", lambda recipes: [{}] * len(recipes))
-    with pytest.raises(SystemExit):
-        app([*shlex.split(command_from_cell(cell))[1:], "--dry-run", "--json", "--workspace", "/tmp/optpipe-none"])
-    (row,) = json.loads(capfd.readouterr().out)["rows"]
-    assert msgspec.convert(row["cell"], Cell).key == cell.key

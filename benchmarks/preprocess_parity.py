@@ -80,12 +80,12 @@ def main(arguments: argparse.Namespace) -> None:
                     "decoder": decoder,
                     "plan": plain_from_record(plan),
                     "photographs": len(files),
-                    "steps": plain_from_record(pixels.list_steps()),
+                    "steps": plain_from_record(pixels.steps),
                 }
             )
             if arguments.output:
                 arguments.output.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-            decode, resized, final = pixels.cumulative[0], pixels.cumulative[1], pixels.cumulative[-1]
+            decode, resized, final = pixels.steps[0], pixels.steps[1], pixels.steps[-1]
             cells = [f"{each.mean_levels:.4f} / {each.max_levels:.1f}" for each in (decode, resized, final)]
             row = (name, decoder, *cells, f"{final.off_share:.2%}")
             print(f"| {' | '.join(row)} |", flush=True)

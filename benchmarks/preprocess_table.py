@@ -23,8 +23,7 @@ def main(folder: Path) -> None:
     if "parity" in found:
         parity, proof = found["parity"], found["parity"]["proof"]
         steps = ", ".join(
-            f"{each['step']} {each['cumulative']['mean_levels']:.3f}/{each['cumulative']['max_levels']:.0f}"
-            for each in parity["steps"]
+            f"{each['step']} {each['mean_levels']:.3f}/{each['max_levels']:.0f}" for each in parity["steps"]
         )
         lines.append(f"| parity | {proof['verdict']}: {proof['reason']} |")
         lines.append(f"| mean/max levels after each step | {steps} |")
@@ -49,7 +48,7 @@ def main(folder: Path) -> None:
         lines.append(f"| {what} | {figures['images_per_s']:,.0f} images/s; alone: {parts} |")
         lines.append(f"| over the slower part (≥ 0.9 wanted) | {figures['of_slower_part']:.3f}; limit: {limit} |")
         lines.append(
-            f"| latency p50 and p99 (ns), handover, check | {latency}, {figures['handover']}, {figures['check']} |"
+            f"| latency p50 and p99 (ns), handover, check | {latency}, {figures['handover']}, {figures['equal']} of {figures['checked']} |"
         )
     text = "\n".join(["| what | measured |", "|---|---|", *lines])
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")

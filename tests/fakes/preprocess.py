@@ -6,7 +6,6 @@ from optpipe.core.verdict import Verdict
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.proof import (
     Accuracy,
-    Difference,
     ImagesRecord,
     ParityRecord,
     PipelineRecord,
@@ -33,11 +32,10 @@ def preprocess_record(plan=CPU, *, proof=None, images=800, trained=True, tuned=T
         agreement_from_counts(800, 800),
         Accuracy(0.995, 0.995),
     )
-    small, none = Difference(0.0094, 9.0, 0.0048, images), Difference(images=images)
     parity = ParityRecord(
         proof,
         images,
-        (StepDifference("decode", none), StepDifference("resize", small)),
+        (StepDifference("decode", 0.0, 0.0, 0.0, images), StepDifference("resize", 0.0094, 9.0, 0.0048, images)),
         far=0,
         refused=(),
         worst=(WorstImage("7/12.png", 0.31, 4.0, "worst-1.png", 32.0),),

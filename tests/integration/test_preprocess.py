@@ -98,8 +98,8 @@ def test_the_predictions_of_the_timed_run_are_the_references(exported, tmp_path)
     record = record_from_json(done.stdout, EndToEndRecord, "stdout")
     (result,) = record.results
     figures = result.figures
-    assert (figures.check.predictions, figures.check.equal) == (32, 32)
-    assert figures.check.classes > 3
+    assert (figures.checked, figures.equal) == (32, 32)
+    assert figures.classes > 3
     assert figures.bottleneck == "CPU"
     assert result.options["spinning"] is False
     assert "optpipe preprocess digits" in " ".join(record.warnings)

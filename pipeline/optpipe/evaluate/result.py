@@ -12,20 +12,9 @@ Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class MovedPredictions:
-    """Samples that the source model assigns to one class and an artifact to another."""
-
-    source_class: int
-    artifact_class: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class Agreement:
     share: float
     ci: Bounds
-    moved: tuple[MovedPredictions, ...]
-    """Sorted by count, largest first."""
     score_shift: Mapping[str, float] | None = None
     """The artifact's score less the source's, over a detector's matched boxes: `mean`, its bounds `low` and `high`, `p5`, `p50`, `p95`;
     and the number of `boxes`."""
@@ -48,7 +37,6 @@ class Accuracy:
     """Samples that only the source model predicts correctly."""
     won: int
     """Samples that only the artifact predicts correctly."""
-    mcnemar_p: float
 
 
 @dataclass(frozen=True, slots=True)

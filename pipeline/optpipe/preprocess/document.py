@@ -42,10 +42,10 @@ def document_from_preprocess(record: PreprocessRecord) -> Document:
 
 
 def _tabulate_steps(parity: ParityRecord) -> Table:
-    rows = []
-    for each in parity.steps:
-        found = each.cumulative
-        rows.append((each.step, f"{found.mean_levels:.4f}", f"{found.max_levels:.2f}", f"{found.off_share:.2%}"))
+    rows = [
+        (each.step, f"{each.mean_levels:.4f}", f"{each.max_levels:.2f}", f"{each.off_share:.2%}")
+        for each in parity.steps
+    ]
     names = ("mean |Δ|", "max |Δ|", "levels differing")
     caption = f"in 8-bit levels (0 to 255), {parity.images} images"
     return make_table(["after", *figure_columns(*names)], rows, caption=caption)
@@ -130,11 +130,10 @@ def _list_end_to_end_cells(result: EndToEndResult, figures: EndToEndFigures) -> 
 
 
 def _describe_end_to_end(result: EndToEndResult, figures: EndToEndFigures) -> Iterator[Sentence]:
-    check = figures.check
     yield Sentence(f"{result.label}  {figures.bottleneck}: {figures.reason}")
     yield Sentence(f"  handover {figures.handover}", Tone.FAINT)
-    checked = f"  outputs of the timed run: {check.equal} of {check.predictions} match the reference"
-    if check.classes < 2:
+    checked = f"  outputs of the timed run: {figures.equal} of {figures.checked} match the reference"
+    if figures.classes < 2:
         checked += ", all of one class, so this proves nothing"
     yield Sentence(checked, Tone.FAINT if result.verdict == "PASS" else TONES[result.verdict])
     if figures.environment:

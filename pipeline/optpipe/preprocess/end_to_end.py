@@ -78,23 +78,6 @@ class PartRates:
 
 
 @dataclass(frozen=True, slots=True)
-class PredictionCheck:
-    """The timed run's predictions against those of the reference preprocessing with the same artifact."""
-
-    predictions: int
-    equal: int
-    classes: int
-    """Different classes in the reference's predictions."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """FAIL if the timed run predicts other classes; INCONCLUSIVE if all are one class."""
-        if self.equal < REQUIRED_AGREEMENT * self.predictions:
-            return Verdict.FAIL
-        return Verdict.PASS if self.classes > 1 else Verdict.INCONCLUSIVE
-
-
-@dataclass(frozen=True, slots=True)
 class EndToEndFigures:
     images_per_s: float
     ci: tuple[float, float] | None
@@ -114,7 +97,18 @@ class EndToEndFigures:
     bottleneck: str
     """The limit of the whole path: `I/O`, `CPU`, `copy`, `GPU` or `launch`."""
     reason: str
-    check: PredictionCheck
+    checked: int
+    """Predictions of the timed run that were compared with those of the reference preprocessing with the same artifact."""
+    equal: int
+    classes: int
+    """Different classes in the reference's predictions."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """FAIL if the timed run predicts other classes; INCONCLUSIVE if all are one class."""
+        if self.equal < REQUIRED_AGREEMENT * self.checked:
+            return Verdict.FAIL
+        return Verdict.PASS if self.classes > 1 else Verdict.INCONCLUSIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +154,10 @@ def compute_figures(
     cpu_share: float,
     handover: str,
     environment: Mapping[str, str | None],
-    check: PredictionCheck,
+    check: tuple[int, int, int],
 ) -> EndToEndFigures:
-    """`launch_share` is the share of launching in the time of inference alone."""
+    """`launch_share` is the share of launching in the time of inference alone; `check` is that of `_check_predictions`."""
+    checked, equal, classes = check
     images_per_s = compute_images_per_s(batches.batch_ns, plan.batch_size)
     bottleneck, reason = find_bottleneck(images_per_s, parts, plan, cpu_share, launch_share)
     return EndToEndFigures(
@@ -178,7 +173,9 @@ def compute_figures(
         environment=environment if plan.device == "gpu" else {},
         bottleneck=bottleneck,
         reason=reason,
-        check=check,
+        checked=checked,
+        equal=equal,
+        classes=classes,
     )
 
 
@@ -334,7 +331,7 @@ def _measure(artifact: StoredArtifact, job: EndToEndJob, run: OpenRun, listener:
             f"{artifact.label}: {figures.of_slower_part:.2f} times as fast as its slower stage: the stages were disturbed "
             "when measured alone; repeat on an idle machine"
         )
-    return replace(result, verdict=figures.check.verdict, figures=figures)
+    return replace(result, verdict=figures.verdict, figures=figures)
 
 
 IN_FLIGHT = 2
@@ -534,7 +531,8 @@ def measure_job(job: EndToEndJob) -> tuple[BatchTimes, EndToEndFigures]:
 
 def _check_predictions(
     latest: Mapping[int, int], session: Session, paths: Sequence[Path], transform: Transform, size: int
-) -> PredictionCheck:
+) -> tuple[int, int, int]:
+    """How many of the `latest` predictions were compared with the reference's, how many are equal, and of how many classes those are."""
     chosen = sorted(latest)[:: max(1, len(latest) // CHECKED_PREDICTIONS)][:CHECKED_PREDICTIONS]
     name, spec = session.outputs[0].name, session.inputs[0]
     rows = [paths[index] for index in chosen]
@@ -545,7 +543,7 @@ def _check_predictions(
         found += np.argmax(scores.reshape(len(scores), -1), axis=1).tolist()
     expected = found[: len(chosen)]
     equal = sum(latest[index] == best for index, best in zip(chosen, expected, strict=True))
-    return PredictionCheck(len(chosen), equal, len(set(expected)))
+    return len(chosen), equal, len(set(expected))
 
 
 if __name__ == "__main__":

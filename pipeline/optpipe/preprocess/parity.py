@@ -17,7 +17,6 @@ from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.images import decode_image, iterate_steps
 from optpipe.preprocess.dali_pipeline import INPUT, DaliPlan, explain_dali_error, make_steps_pipeline
 from optpipe.preprocess.proof import (
-    Difference,
     ParityRecord,
     PredictionDecoder,
     RefusedImage,
@@ -46,21 +45,18 @@ class ComparedImage:
 class PixelDifferences:
     def __init__(self, transform: Transform, plan: DaliPlan) -> None:
         self.transform, self.plan = transform, plan
-        self.cumulative = [Difference()] * (len(transform.geometry) + 2)
-        """After decoding, each geometric step, and normalization, including all earlier steps."""
+        names = ["decode", *(get_step_name(step) for step in transform.geometry), "normalize"]
+        self.steps = [StepDifference(name, 0.0, 0.0, 0.0, 0) for name in names]
         self.refused: list[RefusedImage] = []
         """Images that Pillow reads and DALI does not."""
 
-    def list_steps(self) -> tuple[StepDifference, ...]:
-        names = ["decode", *(get_step_name(step) for step in self.transform.geometry), "normalize"]
-        return tuple(map(StepDifference, names, self.cumulative))
 
-
-def add_image(total: Difference, levels: np.ndarray) -> Difference:
+def add_image(total: StepDifference, levels: np.ndarray) -> StepDifference:
     """`total` with the absolute differences of one more image, in levels and of any shape."""
     images = total.images + 1
     mean, off_share = float(levels.mean()), float((levels > 0.5).mean())
-    return Difference(
+    return StepDifference(
+        total.step,
         total.mean_levels + (mean - total.mean_levels) / images,
         max(total.max_levels, float(levels.max(initial=0.0))),
         total.off_share + (off_share - total.off_share) / images,
@@ -143,7 +139,7 @@ def _compare(
         difference = _compute_difference(ours, theirs) * (
             compute_levels_per_unit(pixels.transform) if index == last else 1.0
         )
-        pixels.cumulative[index] = add_image(pixels.cumulative[index], difference)
+        pixels.steps[index] = add_image(pixels.steps[index], difference)
     assert difference is not None
     return ComparedImage(name, expected[last], got[last], float(difference.mean()), float(difference.max(initial=0.0)))
 
@@ -245,7 +241,7 @@ def prove_parity(
             task=decoder.task if decoder else None,
         ),
         images=rows.height,
-        steps=pixels.list_steps(),
+        steps=tuple(pixels.steps),
         far=sum(not _is_near(*each) for each in zip(rows["mean_levels"], rows["max_levels"], strict=True)),
         refused=tuple(pixels.refused),
     )

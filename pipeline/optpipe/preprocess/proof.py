@@ -46,22 +46,16 @@ from optpipe.workspace.runs import newest_runs
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """Absolute differences in 8-bit levels, over images."""
-
-    mean_levels: float = 0.0
-    """The mean of the images' means: every image has the same weight, whatever its size."""
-    max_levels: float = 0.0
-    off_share: float = 0.0
-    """Share of levels that differ by more than half a level."""
-    images: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class StepDifference:
+    """Absolute differences in 8-bit levels after a step, including all earlier steps, over images."""
+
     step: str
-    cumulative: Difference
-    """After the step, including all earlier steps."""
+    mean_levels: float
+    """The mean of the images' means: every image has the same weight, whatever its size."""
+    max_levels: float
+    off_share: float
+    """Share of levels that differ by more than half a level."""
+    images: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,6 @@ from optpipe.models.inputs.sample_set import (
     SampleSet,
     Unusable,
     draw_subset,
-    refuse_other_model,
     refuse_overlap,
 )
 from optpipe.models.inputs.task_data import (
@@ -119,8 +118,7 @@ def load_calibration_data(
 
 
 def _require_own(found: SampleSet, card: ModelCard) -> None:
-    """Raises BadInputError for a set that was drawn for another model, or has samples of the card's validation set."""
-    refuse_other_model(found, card.name, card.preprocessing_sha256)
+    """Raises BadInputError for a set that has samples of the card's validation set."""
     if "validation" in card.data and Path(card.data["validation"]).exists():
         refuse_overlap(found, image_set_from_path(Path(card.data["validation"]))[0])
 
@@ -194,9 +192,8 @@ def calibrate_model(
                 ranges=found,
             )
             write_table(directory / name_table_file(method), table)
-        drawn_for = {"model": card.name, "transform_sha256": card.preprocessing_sha256}
-        manifest = {**samples.to_dict(directory), **drawn_for}
-        (directory / CALIBRATION_SET).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        manifest = json.dumps(samples.to_dict(directory), indent=1)
+        (directory / CALIBRATION_SET).write_text(manifest + "\n", encoding="utf-8")
         return CalibrationInfo(card.name, about, methods, len(ranges[methods[0]]))
 
     return store.produce(CalibrationInfo, recipe, make, parents=(model.id,), listener=listener)

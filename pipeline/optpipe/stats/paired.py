@@ -205,13 +205,6 @@ def compute_share_interval(hits: int, n: int, confidence: float = CONFIDENCE) ->
     return low, high
 
 
-def compute_mcnemar_p_value(lost: int, won: int) -> float:
-    """The exact two-sided probability of so unequal a split if both are equally good; 1 if they never differ."""
-    from scipy.special import bdtr
-
-    return float(min(1.0, 2 * bdtr(min(lost, won), lost + won, 0.5)))
-
-
 @dataclass(frozen=True, slots=True)
 class Share:
     """`hits` of `n` independent samples."""

@@ -99,18 +99,14 @@ def test_the_source_is_a_row_and_equal_predictions_lose_nothing() -> None:
     assert same.accuracy.drop == 0
     assert same.agreement.share == 1
     assert same.accuracy.drop_ci[1] > 0  # 400 images cannot prove equality
-    assert same.agreement.moved == ()
     assert (source.sha256, same.sha256) == (None, "hash of model.onnx")
 
 
-def test_a_planted_drop_is_found_and_where_it_went() -> None:
+def test_a_planted_drop_is_found() -> None:
     broken = scores(0.95)
     broken[LABELS == 3, 7] = 9.0
     _, row = rows(predictions_from_scores(broken), budget=0.01)
     assert row.accuracy.drop_ci[0] > 0
-    assert row.accuracy.mcnemar_p < 1e-6
-    assert row.agreement.moved[0].source_class == 3
-    assert row.agreement.moved[0].artifact_class == 7
     assert row.verdict == "FAIL"
 
 
@@ -322,9 +318,9 @@ def make_scores(drop: float) -> TaskScores:
 
 
 def test_scores_drops_by_class_and_how_boxes_were_chosen() -> None:
-    agreement = Agreement(0.984, (0.98, 0.99), ())
+    agreement = Agreement(0.984, (0.98, 0.99))
     rows = (
-        EvaluatedModel("source", "source", "cpu", 250, agreement=Agreement(1.0, (1.0, 1.0), ()), scores=make_scores(0.0)),
+        EvaluatedModel("source", "source", "cpu", 250, agreement=Agreement(1.0, (1.0, 1.0)), scores=make_scores(0.0)),
         EvaluatedModel(
             "onnxruntime", "int8", "cpu", 250, "7d95a3c42e4a", snr_db=49.0, agreement=agreement,
             scores=make_scores(0.03), verdict=Verdict.FAIL,
@@ -342,12 +338,12 @@ def test_scores_drops_by_class_and_how_boxes_were_chosen() -> None:
 
 
 def evaluation(kind="images", *, labeled=True):
-    accuracy = Accuracy(0.985, (0.97, 0.99), 0.999, 0.98, 0.004, (-0.001, 0.009), 0.005, (-0.002, 0.012), 9, 5, 0.42)
+    accuracy = Accuracy(0.985, (0.97, 0.99), 0.999, 0.98, 0.004, (-0.001, 0.009), 0.005, (-0.002, 0.012), 9, 5)
     source = EvaluatedModel("source", "source", "cpu", 800, accuracy=accuracy if labeled else None)
     rows = (
         source,
         EvaluatedModel("onnxruntime", "int8", "cpu", 800, "0123456789ab", snr_db=31.4,
-                       agreement=Agreement(0.99, (0.98, 0.995), ()), accuracy=accuracy if labeled else None,
+                       agreement=Agreement(0.99, (0.98, 0.995)), accuracy=accuracy if labeled else None,
                        verdict=Verdict.INCONCLUSIVE),
         EvaluatedModel("onnxruntime", "fp32", "cpu", 800, "1123456789ab", verdict=Verdict.PASS),
         EvaluatedModel("tensorrt", "fp16", "cuda", 800, "2123456789ab", why_not="no NVIDIA GPU on this machine"),

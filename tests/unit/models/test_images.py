@@ -22,7 +22,7 @@ from optpipe.models.inputs.image_set import (
     read_image_size,
 )
 from optpipe.models.inputs.images import decode_image, preprocess_batches, preprocess_file
-from optpipe.models.inputs.sample_set import refuse_other_model, refuse_overlap
+from optpipe.models.inputs.sample_set import refuse_overlap
 from optpipe.models.inputs.samples import make_synthetic_image
 from optpipe.models.inputs.task_data import hash_data
 from optpipe.workspace.places import find_shipped_folder
@@ -154,20 +154,6 @@ def test_what_is_no_manifest(tmp_path, text) -> None:
         image_set_from_path(tmp_path / "set.json")
 
 
-def test_a_set_for_another_model_or_preprocessing_is_refused(pets) -> None:
-    transform = Transform((Decode(), Pack(dtype="uint8")))
-    found, _ = image_set_from_path(pets, 8)
-    refuse_other_model(found, "resnet50", transform.hash)
-    for key, value, said in (
-        ("model", "digits", "drawn for model digits, not for resnet50"),
-        ("transform_sha256", "0" * 64, "drawn for different preprocessing"),
-    ):
-        path = pets.parent / f"{key}.json"
-        path.write_text(json.dumps(found.to_dict(pets.parent) | {key: value}))
-        with pytest.raises(BadInputError, match=said):
-            refuse_other_model(ImageSet.from_manifest(path), "resnet50", transform.hash)
-
-
 TRANSFORM = Transform((Decode(), Resize((32, 32), fit="exact"), Rescale(), Pack()))
 LABELS = ("cat", "dog")
 
@@ -254,7 +240,7 @@ def test_yolo_labels(tmp_path) -> None:
     (tmp_path / "labels").mkdir()
     (tmp_path / "labels" / "0.txt").write_text("1 0.5 0.5 0.25 0.5\n")
     first, second = read_boxes(samples, TRANSFORM, LABELS, 2)
-    assert [(one.box, one.label) for one in first] == [((15, 5, 10, 10), 1)]
+    assert first == [(15, 5, 10, 10, 1, 100, False)]
     assert second == []
     for text, message in (
         ("3 0.5 0.5 0.25 0.5", "class 3, but the model has 2 classes"),

@@ -14,7 +14,6 @@ from optpipe.preprocess.end_to_end import (
     EndToEndRecord,
     EndToEndResult,
     PartRates,
-    PredictionCheck,
     compute_figures,
     find_bottleneck,
     find_tuned_plan,
@@ -46,7 +45,7 @@ def figures(plan, count=700, check=None, **changed):
         cpu_share=0.3,
         handover="none: DLPack",
         environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
-        check=check or PredictionCheck(32, 32, 9),
+        check=check or (32, 32, 9),
     )
 
 
@@ -85,7 +84,7 @@ def test_the_figures_are_rates_and_latencies():
     ("equal", "classes", "verdict"), [(32, 9, "PASS"), (29, 9, "PASS"), (28, 9, "FAIL"), (32, 1, "INCONCLUSIVE")]
 )
 def test_wrong_predictions_fail_and_one_class_proves_nothing(equal, classes, verdict):
-    assert PredictionCheck(32, equal, classes).verdict is Verdict(verdict)
+    assert figures(GPU, check=(32, equal, classes)).verdict is Verdict(verdict)
 
 
 @pytest.mark.parametrize(("verdict", "taken"), [("PASS", True), ("INCONCLUSIVE", True), ("FAIL", False)])
@@ -131,7 +130,7 @@ def test_a_proof_of_a_detector():
 
 
 def test_files_to_predictions():
-    wrong = figures(TUNED_GPU, 70, PredictionCheck(32, 20, 1), preprocess=7_000)
+    wrong = figures(TUNED_GPU, 70, (32, 20, 1), preprocess=7_000)
     results = (
         EndToEndResult("ab", "tensorrt fp16 (cuda)", TUNED_GPU, {}, Verdict.FAIL, wrong),
         EndToEndResult("cd", "onnxruntime fp16 (cuda)", TUNED_GPU, {}, Verdict.FAIL, error="out of memory"),

@@ -9,7 +9,6 @@ from optpipe.stats.paired import (
     Share,
     compare_macro_f1,
     compute_macro_f1,
-    compute_mcnemar_p_value,
     compute_share_interval,
     compute_snr_interval,
     compute_top1_accuracy,
@@ -106,13 +105,6 @@ def test_a_difference_is_above_a_limit_where_its_p_value_says_so(lost, won, same
 def test_no_samples_have_no_share() -> None:
     with pytest.raises(ValueError, match="no samples"):
         compute_share_interval(0, 0)
-
-
-def test_mcnemar_is_the_sign_test() -> None:
-    assert compute_mcnemar_p_value(0, 0) == 1
-    assert compute_mcnemar_p_value(5, 5) == 1
-    assert compute_mcnemar_p_value(6, 0) == pytest.approx(2 / 2**6)
-    assert compute_mcnemar_p_value(10, 2) == compute_mcnemar_p_value(2, 10) == pytest.approx(0.0385742, rel=1e-4)
 
 
 def test_macro_f1_against_scikit_learn() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from optpipe.core.card import ModelCard
-from optpipe.evaluate.result import Accuracy, Agreement, EvaluatedModel, MovedPredictions
+from optpipe.evaluate.result import Accuracy, Agreement, EvaluatedModel
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
@@ -16,7 +16,6 @@ from optpipe.stats.paired import (
     CONFIDENCE,
     compare_macro_f1,
     compute_macro_f1,
-    compute_mcnemar_p_value,
     compute_share_interval,
     figure_from_samples,
 )
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TOP_K = 5
-MAX_MOVED_PAIRS = 10
 
 
 class Classification(TaskContract):
@@ -95,14 +93,8 @@ def compute_agreement(source: "NDArray[np.int64]", found: "NDArray[np.int64]") -
     before, after = source[:, 0], found[:, 0]
     if np.unique(before).size < 2:
         return None
-    same = before == after
-    pairs, counts = np.unique(np.stack([before, after], 1)[~same], axis=0, return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:MAX_MOVED_PAIRS]
-    return Agreement(
-        share=float(same.mean()),
-        ci=compute_share_interval(int(same.sum()), len(same)),
-        moved=tuple(MovedPredictions(int(pairs[i, 0]), int(pairs[i, 1]), int(counts[i])) for i in order),
-    )
+    same = int((before == after).sum())
+    return Agreement(same / len(before), compute_share_interval(same, len(before)))
 
 
 def compute_accuracy(
@@ -126,5 +118,4 @@ def compute_accuracy(
         drop_ci=drop.interval(CONFIDENCE),
         lost=lost,
         won=won,
-        mcnemar_p=compute_mcnemar_p_value(lost, won),
     )

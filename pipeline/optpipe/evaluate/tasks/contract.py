@@ -194,7 +194,7 @@ class TaskContract:
         if not self.shows_something(source):
             return None
         same = mean_from_samples(self.compute_sample_parity(source, found))
-        return Agreement(same.value, same.interval(CONFIDENCE), ())
+        return Agreement(same.value, same.interval(CONFIDENCE))
 
     def observe(
         self, truths: Values | None, source: Values, found: Values, confidence: float, about: str

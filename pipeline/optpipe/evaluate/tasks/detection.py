@@ -352,7 +352,7 @@ class Detection(TaskContract):
         found = read_boxes(samples, card.transform, card.labels, classes)
         if found is None:
             return None
-        return [[[*one.box, float(one.label), one.area, float(one.crowd)] for one in boxes] for boxes in found]
+        return [[[float(each) for each in one] for one in boxes] for boxes in found]
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
         transform, found = card.transform, _decode_boxes(outputs, card)

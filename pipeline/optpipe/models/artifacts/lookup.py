@@ -17,7 +17,7 @@ from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.files import Files, hash_value
 from optpipe.core.plan import for_workspace
 from optpipe.models.sources.onnx_file import hash_onnx_file
-from optpipe.models.sources.resolve import CardSource, find_model_cards, source_from_text
+from optpipe.models.sources.resolve import CardSource, find_model_cards
 from optpipe.workspace.entry import Entry, Manifest, UnreadableManifestError, drop_folder, read_manifest
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
@@ -145,17 +145,6 @@ def find_artifacts(
         if not named and find_builds(text, store, any_content=True):
             here = "; existing builds of that name are from a different file"
         way_out = f"`{for_workspace(f'optpipe build {shlex.quote(text)}{flags}')}` builds it"
-        unable = [name for name in backends if BACKENDS[name].needs_module]
-        if (
-            unable
-            and len(unable) == len(backends)
-            and not source_from_text(find_stored_source(text, store) or text).has_module
-        ):
-            way_out = (
-                f"{' and '.join(unable)} cannot build an ONNX file: give its PyTorch model, or leave --backend out"
-            )
-            if not built:
-                way_out += f" (`{for_workspace(f'optpipe build {shlex.quote(text)}')}` builds it)"
         raise BadInputError(f"no build of {text}{flags} in {store.workspace}{here}\n{way_out}")
     found = []
     for entry in {entry.info.label: entry for entry in wanted}.values():
@@ -341,8 +330,6 @@ def choose_batch_sizes(
         model = format_model_argument(artifact.card.name, artifact.card.source)
         build = f"optpipe build {model} --precision {info.precision} --backend {info.backend} --batch {wider}"
         way_out = f"`{for_workspace(command or build)}` builds one that includes it"
-        if low == high and _has_fixed_batch(artifact):
-            way_out = f"the ONNX file has a fixed batch size of {low}; give --batch {low}, or export it with a dynamic batch dimension"
         raise BadInputError(
             f"batch size {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way_out}"
         )
@@ -368,12 +355,3 @@ def require_card_lengths(card: ModelCard, lengths: Sequence[int], name: str, way
         raise BadInputError(
             f"length {outside[0]} is outside the profile {low}…{high} of {name}\n{way_out}, where the model takes that many tokens"
         )
-
-
-def _has_fixed_batch(artifact: StoredArtifact) -> bool:
-    """Whether it was built from an ONNX file with a fixed batch, which no other build can change."""
-    axes = {each.name: each.batch for each in artifact.card.inputs if each.batch is not None}
-    graph = load_onnx(artifact.model.file(ONNX), weights=False).graph
-    return artifact.entry.info.weights.source == "embedded" and any(
-        each.type.tensor_type.shape.dim[axes[each.name]].dim_value > 0 for each in graph.input if each.name in axes
-    )

@@ -248,19 +248,13 @@ def require_masks(samples: ImageSet, transform: Transform, classes: int | None) 
 OUTSIDE = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class TrueBox:
-    """An annotated object: (left, top, width, height) in pixels of the source image, and its class index."""
-
-    box: tuple[float, float, float, float]
-    label: int
-    area: float
-    crowd: bool = False
+Box = tuple[float, float, float, float, int, float, bool]
+"""An annotated object: left, top, width, height in pixels of the source image, its class, its area, and whether it is a crowd."""
 
 
 def read_boxes(
     samples: ImageSet, transform: Transform, labels: Sequence[str], classes: int | None
-) -> list[list[TrueBox]] | None:
+) -> list[list[Box]] | None:
     """The boxes of every image from `annotations.json` (COCO) or `labels/*.txt` (YOLO); None without either.
 
     Raises BadInputError for an image without annotations, an unknown class, a box outside its image, and annotations of
@@ -280,22 +274,22 @@ def read_boxes(
     for each, boxes, (height, width) in zip(samples.files, found, sizes, strict=True):
         for one in boxes:
             _require_valid(one, each.path, width, height, classes)
-    if all(one.crowd for boxes in found for one in boxes):
+    if all(one[6] for boxes in found for one in boxes):
         others = " other than crowds" if any(found) else ""
         raise NothingJudgedError(f"{samples.name}: none of the {len(found)} images has an annotated box{others}")
     return found
 
 
-def _require_valid(one: TrueBox, image: str, width: int, height: int, classes: int | None) -> None:
-    left, top, wide, high = one.box
+def _require_valid(one: Box, image: str, width: int, height: int, classes: int | None) -> None:
+    left, top, wide, high, label = one[:5]
     inside = (
         min(left, top) >= -OUTSIDE and left + wide <= width + OUTSIDE and top + high <= height + OUTSIDE
     )  # False for NaN
     if not inside or min(wide, high) <= 0:
-        box = ", ".join(f"{value:g}" for value in one.box)
+        box = ", ".join(f"{value:g}" for value in one[:4])
         raise BadInputError(f"{image}: box ({box}) is empty or outside the image of {width}×{height} pixels")
-    if classes is not None and not 0 <= one.label < classes:
-        raise BadInputError(f"{image}: class {one.label}, but the model has {classes} classes (0 to {classes - 1})")
+    if classes is not None and not 0 <= label < classes:
+        raise BadInputError(f"{image}: class {label}, but the model has {classes} classes (0 to {classes - 1})")
 
 
 def is_coco(path: Path) -> bool:
@@ -336,7 +330,7 @@ def _require_images(path: Path, root: Path, names: Sequence[str]) -> None:
 
 def _read_coco(
     path: Path, samples: ImageSet, sizes: Sequence[tuple[int, int]], labels: Sequence[str], classes: int | None
-) -> list[list[TrueBox]]:
+) -> list[list[Box]]:
     with read_as_user_file(path, "COCO annotations"):
         document = json.loads(path.read_bytes())
         names = {int(each["id"]): str(each["name"]) for each in document["categories"]}
@@ -377,17 +371,18 @@ def _index_categories(
     return {category: place for place, category in enumerate(sorted(names))}
 
 
-def _box_from_coco(each: Mapping[str, Any], index: Mapping[int, int]) -> TrueBox:
+def _box_from_coco(each: Mapping[str, Any], index: Mapping[int, int]) -> Box:
     left, top, wide, high = map(float, each["bbox"])
     area = float(each.get("area", wide * high))
-    return TrueBox((left, top, wide, high), index[int(each["category_id"])], area, bool(each.get("iscrowd", 0)))
+    return left, top, wide, high, index[int(each["category_id"])], area, bool(each.get("iscrowd", 0))
 
 
-def _read_yolo(path: Path, size: tuple[int, int]) -> list[TrueBox]:
+def _read_yolo(path: Path, size: tuple[int, int]) -> list[Box]:
     """Reads `class x y width height` per line, with center and sides as shares of the image; empty if the file is missing."""
     if not path.is_file():
         return []
-    height, width, boxes = *size, []
+    boxes: list[Box] = []
+    height, width = size
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         parts = line.split()
         if not parts:
@@ -399,5 +394,5 @@ def _read_yolo(path: Path, size: tuple[int, int]) -> list[TrueBox]:
         if len(parts) != 5 or not math.isfinite(x + y + wide + high):
             raise BadInputError(f"{path}, line {number}: expected `class x y width height`, got {line[:60]!r}")
         box = ((x - wide / 2) * width, (y - high / 2) * height, wide * width, high * height)
-        boxes.append(TrueBox(box, label, box[2] * box[3]))
+        boxes.append((*box, label, box[2] * box[3], False))
     return boxes

@@ -39,7 +39,7 @@ def format_unreadable(unreadable: Iterable[Unusable], shown: int = 5) -> str:
 
 @dataclass(frozen=True)
 class SampleSet:
-    """Samples in `root`, drawn with `seed` for `model` and `transform_sha256`, if given."""
+    """Samples in `root`, drawn with `seed`."""
 
     format: ClassVar[str]
     kind: ClassVar[str]
@@ -49,8 +49,6 @@ class SampleSet:
     seed: int
     files: tuple[SetFile, ...]
     labels: tuple[str, ...] = ()
-    model: str | None = None
-    transform_sha256: str | None = None
     truncate: bool = False
     """Whether samples longer than the model's input are cut; otherwise they are refused."""
     pairs: Mapping[str, str] = field(default_factory=dict)
@@ -71,8 +69,6 @@ class SampleSet:
             "seed": self.seed,
             "count": len(self.files),
             "labels": list(self.labels),
-            "model": self.model,
-            "transform_sha256": self.transform_sha256,
             "truncate": self.truncate or None,
             "sha256": self.sha256,
         }
@@ -91,8 +87,6 @@ class SampleSet:
                 seed=int(value["seed"]),
                 files=files,
                 labels=tuple(value.get("labels", ())),
-                model=value.get("model"),
-                transform_sha256=value.get("transform_sha256"),
                 truncate=value.get("truncate") is True,
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -160,16 +154,4 @@ def refuse_overlap(calibration: SampleSet, validation: SampleSet) -> None:
         raise BadInputError(
             f"{len(shared)} of {len(calibration.files)} calibration {calibration.kind} are also in the validation set"
             f" {validation.name} (such as {shared[0]})\nuse a calibration set without them"
-        )
-
-
-def refuse_other_model(found: SampleSet, model: str, preprocessing_sha256: str | None) -> None:
-    kind = type(found).__name__.replace("Set", " set").lower()
-    if found.model is not None and found.model != model:
-        raise BadInputError(
-            f"{kind} {found.name} was drawn for model {found.model}, not for {model}; pass {found.root} itself"
-        )
-    if found.transform_sha256 is not None and found.transform_sha256 != preprocessing_sha256:
-        raise BadInputError(
-            f"{kind} {found.name} was drawn for different preprocessing than {model}'s; pass {found.root} itself"
         )

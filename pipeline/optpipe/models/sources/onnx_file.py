@@ -4,7 +4,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +13,6 @@ from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, escape, read_as_user_file
 from optpipe.core.files import get_memory_bytes, hash_file, hash_value
 from optpipe.core.quantity import format_bytes
-from optpipe.models.inputs.rows import read_shapes
 from optpipe.models.sources.modules import DEFAULT_BATCH_PROFILE, LoadedModel
 
 Dims = Sequence[int | str | None]
@@ -23,13 +22,8 @@ _NO_BATCH = re.compile(r"seq|time|len|height|width|sample|token|frame|channel|po
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
-def read_input_specs(
-    model: Any,
-    shapes: Mapping[str, tuple[Shape, Shape, Shape]],
-    path: Path,
-    example: Mapping[str, Sequence[int]] | None = None,
-) -> tuple[InputSpec, ...]:
-    """The inputs that are not constants, with `shapes` from `--shape`; `example` gives the shapes of arrays for suggestions.
+def read_input_specs(model: Any, shapes: Mapping[str, tuple[Shape, Shape, Shape]], path: Path) -> tuple[InputSpec, ...]:
+    """The inputs that are not constants, with `shapes` from `--shape`.
 
     Raises BadInputError for an unsupported type, and for open dimensions, with the options to paste.
     """
@@ -44,9 +38,7 @@ def read_input_specs(
         and any(not isinstance(size, int) and index != axis for index, size in enumerate(each))
     ]
     if missing:
-        proposed = [
-            f"--shape {shlex.quote(_propose_shape(model, *each, (example or {}).get(each[0])))}" for each in missing
-        ]
+        proposed = [f"--shape {shlex.quote(_propose_shape(*each))}" for each in missing]
         shown = "x".join(str(size) if isinstance(size, int) else "?" for size in missing[0][1])
         raise BadInputError(
             f"{path}: input '{missing[0][0]}' is {shown}; give its open dimensions as min:opt:max, for example\n"
@@ -87,27 +79,16 @@ def _find_batch_axis(dims: Dims, name: str | None, fixed: int | None) -> int | N
     return dims.index(fixed) if fixed in dims[:2] else None
 
 
-def _propose_shape(model: Any, name: str, dims: Dims, axis: int | None, example: Sequence[int] | None) -> str:
-    """`--shape` for an input: an array's, otherwise from the model's metadata, otherwise the usual size of such an input."""
-    sizes = example if example and len(example) == len(dims) else [_guess_size(model, dims)] * len(dims)
+def _propose_shape(name: str, dims: Dims, axis: int | None) -> str:
+    """`--shape` for an input, with the usual size of such an input."""
+    usual = {4: 224, 1: 1}.get(len(dims), 128)
     shapes = [
         "x".join(
-            str(size if isinstance(size, int) else batch if index == axis else sizes[index])
-            for index, size in enumerate(dims)
+            str(size if isinstance(size, int) else batch if index == axis else usual) for index, size in enumerate(dims)
         )
         for batch in DEFAULT_BATCH_PROFILE
     ]
     return f"{name}={':'.join(dict.fromkeys(shapes))}"
-
-
-def _guess_size(model: Any, dims: Dims) -> int:
-    metadata = {each.key: each.value for each in model.metadata_props}
-    if said := re.search(r"\d+", metadata.get("imgsz", "")):
-        return int(said.group())
-    if len(dims) == 4:
-        scores = len(model.graph.output[0].type.tensor_type.shape.dim) == 2
-        return 224 if scores else 640
-    return 128 if len(dims) > 1 else 1
 
 
 def _make_spec(
@@ -174,7 +155,6 @@ class OnnxFileSource:
     card: ModelCard | None = None
     shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None
     """From `--shape`: needed for open dimensions other than the first."""
-    example: Path | None = field(default=None, compare=False)
     has_module: ClassVar[bool] = False
     runs_code: ClassVar[bool] = False
 
@@ -203,8 +183,7 @@ class OnnxFileSource:
         if self.card is not None and self.card.inputs:
             return LoadedModel(self.card, record, onnx=self.path)
 
-        example = read_shapes(self.example) if self.example is not None else None
-        inputs = read_input_specs(model, self.shapes or {}, self.path, example)
+        inputs = read_input_specs(model, self.shapes or {}, self.path)
         if self.card is not None:
             return LoadedModel(replace(self.card, inputs=inputs), record, onnx=self.path)
         # one image in and one row of scores out is a classifier; other models are only compared by tensors
@@ -252,11 +231,7 @@ def onnx_from_file(path: Path) -> Any:
             )
         _require_tensor_outputs(model.graph, path)
         _require_quick_inference(model, path)
-        try:
-            onnx.checker.check_model(str(path), full_check=True)
-        except onnx.shape_inference.InferenceError:
-            _require_accepted_types(model, path)
-            raise
+        onnx.checker.check_model(str(path), full_check=True)
         room = get_memory_bytes()
         for name, dtype, sizes in _iterate_tensors(_infer_shapes(model)):
             if dtype and math.prod(max(size, 1) for size in sizes) * _count_item_bytes(dtype) > room:
@@ -329,35 +304,13 @@ def _iterate_tensors(model: Any) -> Iterator[tuple[str, int, list[int]]]:
 
 
 def _require_tensor_outputs(graph: Any, path: Path) -> None:
-    """Raises BadInputError for an output that is a sequence or a map, with the command that cuts the file to its tensors."""
-    others = {each.name: each.type.WhichOneof("value") for each in graph.output}
-    others = {name: kind for name, kind in others.items() if kind not in (None, "tensor_type")}
-    if not others:
-        return
-    constant, writers = (
-        {each.name for each in graph.initializer},
-        {out: node for node in graph.node for out in node.output},
-    )
-    tensors: dict[str, None] = {}
-    for name in (each.name for each in graph.output):
-        node = writers.get(name)
-        made_of = (
-            node.input
-            if node is not None and node.op_type in ("SequenceConstruct", "SplitToSequence", "ZipMap")
-            else ()
-        )
-        made_of = made_of[:1] if node is not None and node.op_type == "SplitToSequence" else made_of
-        tensors |= dict.fromkeys(made_of if name in others else (name,))
-    name, kind = next(iter(others.items()))
-    way_out = "return tensors from the model"
-    if tensors:
-        cut = (str(path), str(path.with_name(f"{path.stem}-tensors.onnx")))
-        inputs = [each.name for each in graph.input if each.name not in constant]
-        code = f"from onnx.utils import extract_model; extract_model{(*cut, inputs, list(tensors))}"
-        way_out = f"cut the file to its tensors: python -c {shlex.quote(code)}"
-    raise BadInputError(
-        f"{path}: output '{escape(name)[:80]}' is a {str(kind).removesuffix('_type')}, not a tensor\n{way_out}"
-    )
+    """Raises BadInputError for an output that is a sequence or a map."""
+    for each in graph.output:
+        if (kind := each.type.WhichOneof("value")) not in (None, "tensor_type"):
+            raise BadInputError(
+                f"{path}: output '{escape(each.name)[:80]}' is a {kind.removesuffix('_type')}, not a tensor\n"
+                "return tensors from the model, or cut the file to its tensors with onnx.utils.extract_model"
+            )
 
 
 def _require_quick_inference(model: Any, path: Path) -> None:
@@ -372,39 +325,6 @@ def _require_quick_inference(model: Any, path: Path) -> None:
             f"{path}: the shapes of its nested functions or subgraphs cannot be inferred within {INFERENCE_S} s\n"
             "inline them before the export, or nest them less"
         ) from None
-
-
-def _require_accepted_types(model: Any, path: Path) -> None:
-    """Raises BadInputError for a tensor type that its operator does not take at the file's opset, such as BF16 for Conv at 17."""
-    import onnx
-
-    opset = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
-    types = {name: dtype for name, dtype, _ in _iterate_tensors(_infer_shapes(model)) if dtype}
-    for node in model.graph.node:
-        for place, name in enumerate(node.input):
-            kind = onnx.TensorProto.DataType.Name(types.get(name, 0)).lower()
-            if name not in types or _accepts(node, place, kind, opset):
-                continue
-            newest = onnx.defs.onnx_opset_version()
-            later = next((each for each in range(opset + 1, newest + 1) if _accepts(node, place, kind, each)), None)
-            way_out = f"export it with opset {later} or later" if later else "export it in another type"
-            if kind == "bfloat16":
-                way_out = "export the model in float32; `optpipe build --precision bf16` converts it"
-            raise BadInputError(
-                f"{path}: {node.op_type} ('{escape(node.name or name)[:80]}') does not take {kind} tensors at opset {opset}"
-                + (f", only from opset {later} on" if later else "")
-                + f"\n{way_out}"
-            )
-
-
-def _accepts(node: Any, place: int, kind: str, opset: int) -> bool:
-    """Whether a node's input may have the element type `kind` at an opset; true for operators outside ONNX."""
-    import onnx
-
-    if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, opset):
-        return True
-    inputs = onnx.defs.get_schema(node.op_type, opset).inputs
-    return not inputs or f"tensor({kind})" in inputs[min(place, len(inputs) - 1)].types
 
 
 def _infer_shapes(model: Any) -> Any:

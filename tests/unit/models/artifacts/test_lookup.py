@@ -44,22 +44,6 @@ def verified(store: Store, artifact: Entry, samples: int) -> Any:
     return put_verified(store, store.find(artifact.manifest.parents[0]), artifact, samples)[0]
 
 
-@pytest.mark.parametrize(
-    ("backends", "said", "unsaid"),
-    [
-        (("torch", "inductor"), "torch and inductor cannot build an ONNX file", "--backend torch` builds"),
-        (("torch", "onnxruntime"), "`optpipe build net.onnx --backend torch,onnxruntime` builds it", "cannot"),
-    ],
-)
-def test_a_backend_that_takes_no_onnx_file_is_not_suggested_for_one(store, backends, said, unsaid):
-    save_relu("net.onnx")
-    with pytest.raises(BadInputError) as refused:
-        find_artifacts("net.onnx", store, backends=backends)
-    assert said in str(refused.value)
-    assert unsaid not in str(refused.value)
-    assert len(str(refused.value).splitlines()) == 2
-
-
 def save_relu(path: str) -> None:
     onnx_model([("Relu", "x", "y")], {"x": [4, 8]}, {"y": [4, 8]}, path=Path(path))
 

@@ -60,6 +60,16 @@ class Approval(TypedDict):
     because: str | None
 
 
+class Attestation(TypedDict):
+    """Of `signoff attest`."""
+
+    file: str
+    dossier: str
+    dossier_sha256: str
+    result: str
+    key: str
+
+
 class PolicyTemplate(TypedDict):
     """Of `signoff --init`."""
 
@@ -117,7 +127,7 @@ DOCUMENTS: dict[str, tuple[str | type, ...]] = {
     "compare": ("core.measurement:Comparison",),
     "signoff": ("core.verdict:VerdictRecord", PolicyTemplate),
     "signoff approve": (Approval,),
-    "signoff attest": ("signoff.verify:AttestRecord",),
+    "signoff attest": (Attestation,),
     "signoff recheck": ("deploy.records:RecheckRecord",),
     "verify": ("core.verdict:VerificationRecord",),
     "run": ("core.verdict:VerdictRecord",),

@@ -80,7 +80,7 @@ def test_the_action_refuses_a_build_that_is_too_large(tmp_path, exported):
     assert [each.returncode for each in ended] == [0, 0, 1, 1], ended
     assert (tmp_path / "OUTPUT").read_text() == "verdict=FAIL\n"
     assert "FAIL" in (tmp_path / "STEP_SUMMARY").read_text()
-    assert "<failure" in (tmp_path / "signoff.xml").read_text()
+    assert "<failure" in (tmp_path / "dossier/junit.xml").read_text()
 
 
 def test_the_attestation_examples_run_our_commands_and_ask_for_our_result():

@@ -87,7 +87,7 @@ def test_cold_to_verdict(folder, tmp_path):
 
 def _walked(folder, name):
     (folder / f"{name}.toml").write_text(POLICIES[name])
-    quick = ["--set", "min-time=0.2", "--max-cv", "400%", "--no-profile", "--no-preprocess", "--junit", f"{name}.xml"]
+    quick = ["--set", "min-time=0.2", "--max-cv", "400%", "--no-profile", "--no-preprocess"]
     quick += [] if name == "PASS" else ["--precision", "int8"]  # without FP32, the default beside it
     status, document, errors = finished("run", "digits", "--policy", f"{name}.toml", *quick, cwd=folder)
     assert "criteria" in document, errors
@@ -97,7 +97,7 @@ def _walked(folder, name):
     assert document["expires_if"]
     assert [step["name"] for step in document["steps"]] == ["build", "evaluate", "bench"]
     assert all(step["status"] == "done" for step in document["steps"]), "a finished walk is never answered from notes"
-    assert (folder / f"{name}.xml").read_text().startswith("<?xml")
+    assert (folder / document["dossier"] / "junit.xml").read_text().startswith("<?xml")
     return document
 
 

@@ -1,7 +1,5 @@
 """`optpipe signoff MODEL` and `optpipe run`: judge a build by a policy."""
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,28 +42,6 @@ def policy_from_file(path: Path) -> "Policy":
     return policy_from_toml(source, str(path))
 
 
-STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
-
-
-def require_step_summary() -> None:
-    """Raises BadInputError if the step summary cannot be written."""
-    from optpipe.workspace.places import require_writable_file
-
-    if path := os.environ.get(STEP_SUMMARY):
-        require_writable_file(Path(path), STEP_SUMMARY)
-
-
-def write_ci_files(reports: Mapping[str, str], junit: Path | None) -> None:
-    from optpipe.signoff.reports import JUNIT, MARKDOWN
-
-    if junit is not None:
-        junit.parent.mkdir(parents=True, exist_ok=True)
-        junit.write_text(reports[JUNIT], encoding="utf-8")
-    if path := os.environ.get(STEP_SUMMARY):
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.write(reports[MARKDOWN] + "\n")
-
-
 @dataclass(frozen=True, slots=True)
 class DossierOptions:
     waive: Annotated[tuple[str, ...], Param("Waive a criterion; requires --because.", metavar="CRITERION")] = ()
@@ -73,7 +49,6 @@ class DossierOptions:
         tuple[str, ...], Param("Reason for the waiver: once for all, or once per --waive.", metavar="TEXT")
     ] = ()
     output: Annotated[Path | None, Param("Folder for the dossier.", metavar="DIR")] = None
-    junit: Annotated[Path | None, Param("Also write the verdict as JUnit XML.", metavar="FILE")] = None
     sign: Annotated[Path | None, Param("Sign the dossier with this SSH key.", metavar="KEY")] = None
     max_cv: Annotated[float, params.MAX_CV] = MAX_CV
 
@@ -129,12 +104,10 @@ def signoff(
         None if since is None else since_from_text(since),
         max_cv=how.max_cv,
     )
-    require_step_summary()
-    require_possible(wanted, store, how.output, how.sign, how.junit)
+    require_possible(wanted, store, how.output, how.sign)
     if measure:
         measure_missing_evidence(wanted, lambda: model_from_options(model, ModelOptions(), store), store, terminal)
-    verdict, folder, reports = sign_off(wanted, store, how.output, how.sign, terminal, figures=figures)
-    write_ci_files(reports, how.junit)
+    verdict, folder = sign_off(wanted, store, how.output, how.sign, terminal, figures=figures)
     document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
     return Outcome(document, lambda _: document_from_verdict(verdict, folder), verdict.verdict.exit_status)
 
@@ -201,13 +174,11 @@ def run(
     targets = replace(targets, precision=precisions, backend=targets.backend or rules.build.get("backend"))
     plan = build_plan_from_options(targets, ranges, images=images)
     left_out = [name for name, asked in (("preprocess", preprocess), ("profile", profile)) if not asked]
-    require_step_summary()
-    require_possible(wanted, store, how.output, how.sign, how.junit)
+    require_possible(wanted, store, how.output, how.sign)
     source = model_from_options(model, shapes, store)
     steps, notes = run_pipeline(source, wanted, plan, data, left_out, store, terminal)
-    verdict, folder, reports = sign_off(wanted, store, how.output, how.sign, terminal)
+    verdict, folder = sign_off(wanted, store, how.output, how.sign, terminal)
     notes.unlink(missing_ok=True)
-    write_ci_files(reports, how.junit)
     document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
     shown = document_from_pipeline_run(steps, verdict, folder)
     return Outcome(document | {"steps": plain_from_record(tuple(steps))}, lambda _: shown, verdict.verdict.exit_status)
@@ -357,8 +328,7 @@ def attest(
 
     with terminal.step("attest"):
         found = attest_dossier(dossier, key, output, store)
-    text = f"{found.result}  {', '.join(found.files)} in {found.folder}, signed by key {found.key[:12]}"
-    return Outcome(found, lambda _: text)
+    return Outcome(found, lambda _: f"{found['result']}  {found['file']}, signed by key {found['key'][:12]}")
 
 
 def recheck(

@@ -1,7 +1,7 @@
 """The kinds of evidence: how to recompute each from its raw files, and its observations for a policy's criteria."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from math import exp, expm1, log
 
@@ -240,20 +240,9 @@ def _find_differences(group: ProcessGroup, baseline: ProcessGroup, pair: str) ->
 Observer = Callable[[Criterion, BuildEvidence], Sequence[Observation] | Blocker]
 
 
-@dataclass(frozen=True, slots=True)
-class EvidenceKind:
-    observers: Mapping[str, Observer]
-    """Observations for a criterion in its base unit, by section of the policy."""
-    recompute: tuple[Callable[[Run], Iterator[Recomputed]], ...] = ()
-    """Yields a run's records with their recomputed values; raw files that were too large for a dossier yield nothing."""
-    documents: Mapping[str, type] = field(default_factory=dict)
-    """The record type of each JSON file of a run."""
-
-
 def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     """Observations for `criterion` in its base unit, with the way out."""
-    kind = KINDS[find_kind(criterion.section)]
-    found = kind.observers[criterion.section](criterion, evidence)
+    found = OBSERVERS[find_kind(criterion.section)][criterion.section](criterion, evidence)
     if isinstance(found, Blocker):
         return found
     narrow, fix = (suggest(criterion.section, evidence.build) for suggest in (suggest_narrowing, suggest_fix))
@@ -361,30 +350,41 @@ def _tensor_cores(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Obs
     return [evidence.tensor_core_share]
 
 
-KINDS: Mapping[str, EvidenceKind] = {
-    "evaluate": EvidenceKind({"accuracy": _accuracy}, (recompute_evaluation,), {EVALUATION: Evaluation}),
-    "preprocess": EvidenceKind(
-        {"preprocessing": _preprocessing}, (recompute_preprocessing,), {PREPROCESSING: PreprocessRecord}
-    ),
-    "bench": EvidenceKind(
-        {
-            "latency": lambda criterion, evidence: observe_groups(criterion, evidence, criterion.metric),
-            "throughput": partial(observe_groups, name="throughput"),
-            "regression": observe_regression,
-            "memory": partial(observe_groups, name="memory"),
-            "energy": partial(observe_groups, name="energy"),
-            "stability": partial(observe_groups, name="cv"),
-            "environment": _environment,
-        },
-        (recompute_bench, recompute_pair),
-        {MEASUREMENTS_FILE: MeasurementsRecord, COMPARISON_FILE: PairedComparison},
-    ),
-    "profile": EvidenceKind({"tensor_cores": _tensor_cores}, (recompute_profile,), {PROFILE: ProfileRecord}),
-    "build": EvidenceKind({"outputs": _outputs, "precision": _precision, "size": _size}),
+OBSERVERS: Mapping[str, Mapping[str, Observer]] = {
+    "evaluate": {"accuracy": _accuracy},
+    "preprocess": {"preprocessing": _preprocessing},
+    "bench": {
+        "latency": lambda criterion, evidence: observe_groups(criterion, evidence, criterion.metric),
+        "throughput": partial(observe_groups, name="throughput"),
+        "regression": observe_regression,
+        "memory": partial(observe_groups, name="memory"),
+        "energy": partial(observe_groups, name="energy"),
+        "stability": partial(observe_groups, name="cv"),
+        "environment": _environment,
+    },
+    "profile": {"tensor_cores": _tensor_cores},
+    "build": {"outputs": _outputs, "precision": _precision, "size": _size},
 }
-"""By kind of run, in the order in which a sign-off measures missing evidence; `build` is the build's record."""
-JUDGED_RUNS = tuple(name for name in KINDS if name != "build")
+"""By kind of run, in the order in which a sign-off measures missing evidence, and section of the policy.
+
+`build` is the build's record.
+"""
+JUDGED_RUNS = tuple(name for name in OBSERVERS if name != "build")
+RECOMPUTE: Mapping[str, tuple[Callable[[Run], Iterator[Recomputed]], ...]] = {
+    "evaluate": (recompute_evaluation,),
+    "preprocess": (recompute_preprocessing,),
+    "bench": (recompute_bench, recompute_pair),
+    "profile": (recompute_profile,),
+}
+"""Yield a run's records with their recomputed values; raw files that were too large for a dossier yield nothing."""
+DOCUMENTS: Mapping[str, Mapping[str, type]] = {
+    "evaluate": {EVALUATION: Evaluation},
+    "preprocess": {PREPROCESSING: PreprocessRecord},
+    "bench": {MEASUREMENTS_FILE: MeasurementsRecord, COMPARISON_FILE: PairedComparison},
+    "profile": {PROFILE: ProfileRecord},
+}
+"""The record type of each JSON file of a run."""
 
 
 def find_kind(section: str) -> str:
-    return next(name for name, kind in KINDS.items() if section in kind.observers)
+    return next(name for name, sections in OBSERVERS.items() if section in sections)

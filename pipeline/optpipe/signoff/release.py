@@ -22,8 +22,8 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError, GateError, MissingError, OptpipeError, StageError, require_existing
 from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_value
-from optpipe.core.measurement import LoadSpec, Mode, Scenario, percent_from_name
-from optpipe.core.quantity import Dimension, format_quantity
+from optpipe.core.measurement import MAX_CV, LoadSpec, Mode, Scenario, percent_from_name
+from optpipe.core.quantity import Dimension, format_quantity, share_to_text
 from optpipe.core.records import json_from_record, plain_from_record, record_from_json
 from optpipe.core.verdict import Blocker, CriterionResult, StepRecord, Verdict, VerdictRecord
 from optpipe.evaluate.evaluate import run_evaluation
@@ -52,7 +52,7 @@ from optpipe.signoff.evidence import JUDGED_RUNS, find_kind, observe
 from optpipe.signoff.judge import judge_criteria, judge_dossier
 from optpipe.signoff.policy import MEASURED, Criterion, LoadFilter
 from optpipe.signoff.reports import list_drawing_versions, render_dossier, write_reports
-from optpipe.signoff.verify import VerifiedDossier, describe_looser_rules
+from optpipe.signoff.verify import VerifiedDossier, describe_looser_rules, find_loosest_limits
 from optpipe.stats.means import MIN_VALUES
 from optpipe.trace.nsys import ProfilePlan, Stage, find_nsys
 from optpipe.trace.profile_model import profile_model
@@ -60,7 +60,7 @@ from optpipe.workspace.entry import MANIFEST, Entry, Run
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.file_names import CARD, VERDICT
 from optpipe.workspace.files import write_bytes, write_json
-from optpipe.workspace.places import require_unused_path, require_writable_file
+from optpipe.workspace.places import require_unused_path
 from optpipe.workspace.runs import RUNS, list_runs
 from optpipe.workspace.seal import require_key
 from optpipe.workspace.store import NOTES, Store
@@ -325,7 +325,9 @@ def audit_dossier(
     for each in drawn:
         listener.inform(f"seed {seed} draws {each.name}, {_describe_tolerance(each)}")
     policy = replace(dossier.policy, criteria=tuple(drawn))
-    wanted = SignoffRequest(verdict.model, policy, dossier.artifact.id)
+    max_cv = find_loosest_limits(dossier)["max_cv"]
+    wanted = SignoffRequest(verdict.model, policy, dossier.artifact.id, max_cv=max_cv)
+    valid = f"; VALID as in the dossier: --max-cv {share_to_text(max_cv)}" if max_cv != MAX_CV else ""
     judged = find_judged_artifact(wanted, store)
     store.verify_entry(judged)
     if hash_engine(judged) != hash_engine(dossier.artifact):
@@ -348,7 +350,8 @@ def audit_dossier(
     then = next((run.manifest.environment for run in dossier.runs if run.name in verdict.runs), None)
     elsewhere = find_environment_differences(then, describe_environment()) if then else []
     for criterion, now in zip(drawn, found, strict=True):
-        yield judge_audit(criterion, known[criterion.name], now, elsewhere)
+        one = judge_audit(criterion, known[criterion.name], now, elsewhere)
+        yield replace(one, reason=one.reason + (valid if find_kind(criterion.section) == "bench" else ""))
 
 
 def _describe_tolerance(criterion: Criterion) -> str:
@@ -387,19 +390,13 @@ def judge_audit(
     return replace(now, verdict=verdict, reason=why, remedy=None, limit=before.limit)
 
 
-def require_possible(
-    wanted: SignoffRequest, store: Store, output: Path | None, key: Path | None, junit: Path | None
-) -> None:
+def require_possible(wanted: SignoffRequest, store: Store, output: Path | None, key: Path | None) -> None:
     """Raises BadInputError, before anything is built or measured, if the sign-off could not be written."""
     require_valid_request(wanted, store)
     if output is not None:
         require_unused_path(output)
     if key is not None:
         require_key(key)
-    if junit is not None:
-        require_writable_file(junit, "--junit")
-        if output is not None and junit.resolve().is_relative_to(output.resolve()):
-            raise BadInputError(f"--junit {junit}: {output} is sealed when it is written; choose a place outside it")
 
 
 def sign_off(
@@ -410,11 +407,8 @@ def sign_off(
     listener: Listener,
     *,
     figures: bool = True,
-) -> tuple[VerdictRecord, Path, Mapping[str, str]]:
-    """Gathers the evidence, judges it, writes the reports, and seals the dossier.
-
-    Returns the verdict, the dossier's folder, and its reports.
-    """
+) -> tuple[VerdictRecord, Path]:
+    """Gathers the evidence, judges it, writes the reports, and seals the dossier; returns the verdict and its folder."""
     with store.scratch("dossier") as scratch:
         with listener.step("gather evidence"):
             collect_evidence(wanted, store, scratch, drawn_with=list_drawing_versions() if figures else {})
@@ -429,13 +423,12 @@ def sign_off(
             if missing := find_missing_release(dossier.artifact.info, version):
                 listener.inform(missing)
         with listener.step("write the report"):
-            reports = render_dossier(dossier, verdict, figures=figures)
-            write_reports(reports, scratch)
+            write_reports(render_dossier(dossier, verdict, figures=figures), scratch)
         usual = store.workspace / "dossiers" / verdict.dossier_name  # one build may be judged twice within a second
         numbered = chain([usual], (usual.with_name(f"{usual.name}-{n}") for n in count(2)))
         target = output or next(path for path in numbered if not path.exists())
         finish_dossier(scratch, target, key)
-    return verdict, target, reports
+    return verdict, target
 
 
 def run_pipeline(

@@ -81,38 +81,18 @@ def summarize_verdict(record: VerdictRecord) -> str:
     return f"Do not ship {build} yet: {share} {'is' if len(worst) == 1 else 'are'} undecided. {first}{tail}"
 
 
-_NAMES = {
-    "trust.weights": "Weights",
-    "trust.precision": "Precision",
-    "trust.outputs": "Outputs",
-    "trust.environment": "Measurement environment",
-    "throughput.minimum": "Throughput",
-    "regression.throughput": "Throughput regression",
-    "memory.maximum": "Memory",
-    "energy.maximum": "Energy",
-    "stability.maximum_cv": "Stability",
-    "accuracy.maximum_drop": "Accuracy drop",
-    "accuracy.maximum_f1_drop": "F1 drop",
-    "accuracy.minimum_score": "Score",
-    "accuracy.minimum_top1": "Top-1 accuracy",
-    "accuracy.minimum_agreement": "Agreement with the source model",
-    "preprocessing.minimum_agreement": "Preprocessing agreement",
-    "preprocessing.minimum_snr": "Preprocessing SNR",
-    "outputs.minimum_snr": "Output SNR",
-    "outputs.minimum_cosine": "Output cosine",
-    "outputs.minimum_agreement": "Output agreement",
-    "outputs.maximum_abs_error": "Output error",
-    "size.maximum": "Engine size",
-    "tensor_cores.minimum_share": "Tensor Core use",
-    "environment.gpu": "GPU",
-}
+ACRONYMS = ("cv", "f1", "gpu", "cpu", "snr")
 
 
 def _name_criterion(name: str) -> str:
-    """The words for a criterion: `p99 latency` for `latency.p99.b8`."""
-    section, metric, *_ = name.replace("mean_", "mean ").split(".")
-    known = {"latency": f"{metric} latency", "regression": f"{metric} regression", "precision": f"Share of {metric}"}
-    return _NAMES.get(f"{section}.{metric}") or known.get(section) or f"{section} {metric}".capitalize()
+    """The words for a criterion: `p99 latency` for `latency.p99.b8`, `Accuracy drop` for `accuracy.maximum_drop`."""
+    section, metric, *_ = name.split(".")
+    words = [each for each in metric.split("_") if each not in ("minimum", "maximum")]
+    if section in ("latency", "regression"):
+        return " ".join((*words, section))
+    words = words if section == "trust" else [*section.split("_"), *words]
+    words = [each.upper() if each in ACRONYMS else each for each in words]
+    return " ".join((words[0].title(), *words[1:]))
 
 
 def document_from_verdict(record: VerdictRecord, dossier: Path | None) -> Document:

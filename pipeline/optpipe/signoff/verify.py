@@ -39,7 +39,7 @@ from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.dossier import BUILD_KINDS, Dossier, DossierRequest, read_dossier
-from optpipe.signoff.evidence import JUDGED_RUNS, KINDS
+from optpipe.signoff.evidence import DOCUMENTS, RECOMPUTE
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawing, render_dossier
@@ -153,7 +153,7 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> Verified
         )
         problems += [*serious, *find_contradictions(dossier)]
         for run in (*dossier.baseline_runs, *dossier.every_run):
-            for recompute in KINDS[run.kind].recompute if run.kind in KINDS else ():
+            for recompute in RECOMPUTE.get(run.kind, ()):
                 problems += compare_recomputed(recompute(run))
         unbacked = () if problems else tuple(list_unbacked(dossier, verdict))
     except list_read_errors() as error:
@@ -197,10 +197,9 @@ def _find_unknown_keys(dossier: Dossier) -> Iterator[str]:
         plain = plain_from_record(entry.info)
         info = {key: value for key, value in plain.items() if key in entry.manifest.info or value not in ("", [], None)}
         documents.append((entry.files, MANIFEST, replace(entry.manifest, info=info)))
-        kinds = KINDS[entry.kind].documents if entry.kind in JUDGED_RUNS else {}
         documents += [
             (entry.files, name, record_from_files(entry.files, name, kind))
-            for name, kind in kinds.items()
+            for name, kind in DOCUMENTS.get(entry.kind, {}).items()
             if entry.files.has(name)
         ]
     for files, name, record in documents:
@@ -377,14 +376,19 @@ def _check_subject(subject: Subject, builds: Mapping[str, Entry[Any]], place: st
     yield from _compare(stated, expected, place, name)
 
 
+def find_loosest_limits(dossier: Dossier) -> Mapping[str, float]:
+    """The limits of VALID measurements of the judged build by name, the loosest of all runs."""
+    runs = (run for run in dossier.every_run if run.kind == "bench")
+    every = [one for run in runs for one in read_measurements(run.files)]
+    limits = [one.limits for one in every if one.subject.artifact == dossier.request.artifact]
+    return {name: max((each.get(name, usual) for each in limits), default=usual) for name, usual in LIMITS.items()}
+
+
 def describe_looser_rules(dossier: Dossier) -> str:
     """Tells how much looser than usual the limits of VALID measurements and the confidence are; empty if they are not."""
-    artifact, confidence = dossier.request.artifact, dossier.policy.confidence
-    runs = (run for run in dossier.every_run if run.kind == "bench")
-    limits = [one.limits for run in runs for one in read_measurements(run.files) if one.subject.artifact == artifact]
-    largest = {name: max((each.get(name, usual) for each in limits), default=usual) for name, usual in LIMITS.items()}
-    looser = [name for name, usual in LIMITS.items() if name.startswith("max_") and largest[name] > usual]
-    said = ", ".join(f"{name} {largest[name]:g} instead of {LIMITS[name]:g}" for name in looser)
+    loosest, confidence = find_loosest_limits(dossier), dossier.policy.confidence
+    looser = [name for name, usual in LIMITS.items() if name.startswith("max_") and loosest[name] > usual]
+    said = ", ".join(f"{name} {loosest[name]:g} instead of {LIMITS[name]:g}" for name in looser)
     found = [f"measurements count as VALID by looser limits than usual ({said})"] if said else []
     if confidence < CONFIDENCE:
         found.append(f"intervals have a confidence of {confidence:.4g} instead of {CONFIDENCE:.4g}")
@@ -429,20 +433,11 @@ FILE = "test-result.dsse.json"
 NEW_KEY = "openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in key.pem -pubout -out key.pub.pem"
 
 
-@dataclass(frozen=True, slots=True)
-class AttestRecord:
-    folder: str
-    dossier: str
-    dossier_sha256: str
-    verdict: Verdict
-    result: str
-    """PASSED, WARNED or FAILED."""
-    files: tuple[str, ...]
-    key: str
+def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> Mapping[str, str]:
+    """Writes a signed statement; returns its file, result (PASSED, WARNED, FAILED) and key, and the dossier's name and hash.
 
-
-def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> AttestRecord:
-    """Raises BadInputError if the dossier fails verification, the key cannot be read, or `output` exists."""
+    Raises BadInputError if the dossier fails verification, the key cannot be read, or `output` exists.
+    """
     require_unused_path(output)
     signer = _open_key(key, public=False)
     content, verdict, _ = verify_dossier(dossier).require_intact()
@@ -451,8 +446,13 @@ def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> Atte
     with store.scratch("attest") as scratch:
         write_bytes(scratch / "attestations" / FILE, sign_statement(statement, signer))
         move_folder(scratch / "attestations", output)
-    result, name = statement["predicate"]["result"], verdict.dossier_name
-    return AttestRecord(str(output), name, digest, verdict.verdict, result, (FILE,), signer.public_key.keyid)
+    return {
+        "file": str(output / FILE),
+        "dossier": verdict.dossier_name,
+        "dossier_sha256": digest,
+        "result": statement["predicate"]["result"],
+        "key": signer.public_key.keyid,
+    }
 
 
 def make_statement(digest: str, policy: Policy, verdict: VerdictRecord) -> Mapping[str, Any]:

@@ -21,9 +21,7 @@ COMMANDS = {
     "compare": lambda: call(compare, output=NOWHERE),
     "deploy": lambda: call(deploy, dossier=Path("none"), to="folder", output=NOWHERE),
     "run": lambda: call(run, "digits", POLICY, how=DossierOptions(output=NOWHERE)),
-    "run --junit": lambda: call(run, "digits", POLICY, how=DossierOptions(junit=NOWHERE)),
     "signoff": lambda: call(signoff, model="digits", policy=POLICY, how=DossierOptions(output=NOWHERE)),
-    "signoff --junit": lambda: call(signoff, model="digits", policy=POLICY, how=DossierOptions(junit=NOWHERE)),
     "signoff --init": lambda: call(signoff, policy=NOWHERE, init=True),
     "verify --badge": lambda: call(verify, Path("none"), badge=NOWHERE),
 }
@@ -42,13 +40,6 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(folder, command):
     with pytest.raises(BadInputError, match=f"{option} /proc/x: /proc is not writable"):
         COMMANDS[command]()
     assert [each.name for each in folder.iterdir()] == ["policy.toml"]
-
-
-def test_junit_does_not_lie_in_the_dossier_whose_seal_it_would_break():
-    with pytest.raises(BadInputError, match=r"--junit out/junit\.xml: out is sealed when it is written"):
-        call(
-            signoff, model="digits", policy=POLICY, how=DossierOptions(output=Path("out"), junit=Path("out/junit.xml"))
-        )
 
 
 def test_a_badge_does_not_lie_in_the_dossier_whose_seal_it_would_break():

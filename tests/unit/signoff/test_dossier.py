@@ -205,7 +205,7 @@ def test_the_build_to_judge_must_be_clear(workspace, sign_off):
 def test_what_could_never_be_signed_off_is_refused_before_anything_is_built(workspace, policy, waivers, said):
     wanted = SignoffRequest("digits", policy_from_toml((policy % "5").encode()), None, waivers)
     with pytest.raises(BadInputError, match=said):
-        require_possible(wanted, workspace.store, None, None, None)
+        require_possible(wanted, workspace.store, None, None)
 
 
 def test_approving_replaces_the_baseline_whole_and_a_damaged_one_is_not_taken_for_none(passed, failed, tmp_path):

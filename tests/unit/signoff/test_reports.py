@@ -87,9 +87,7 @@ def test_all_forms_say_the_same(failed):
     assert failed[0].verdict == "FAIL"
     html = (failed[1] / "report.html").read_text()
     assert "<title>FAIL: " in html
-    assert (
-        "Do not ship digits (onnxruntime fp16): 1 of 6 criteria is not met. Engine size, exact, of the file: " in html
-    )
+    assert "Do not ship digits (onnxruntime fp16): 1 of 6 criteria is not met. Size, exact, of the file: " in html
     markdown = (failed[1] / "report.md").read_text()
     assert markdown.startswith("## ❌ FAIL: digits: &lt;script>")
     suite = Xml.fromstring((failed[1] / "junit.xml").read_text())[0]

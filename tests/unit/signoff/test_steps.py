@@ -28,7 +28,7 @@ from optpipe.signoff.collect import SignoffRequest, collect_evidence, find_judge
 from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
-from optpipe.signoff.verify import find_contradictions
+from optpipe.signoff.verify import find_contradictions, verify_dossier
 from optpipe.workspace.entry import MANIFEST
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.runs import list_runs
@@ -320,3 +320,18 @@ def test_the_loads_follow_from_the_policy(text, energy, loads):
     criteria = policy_from_toml(f"schema = 1\n{text}".encode()).criteria
     found = release.loads_from_criteria(criteria, 0.6, 30.0, energy=energy)
     assert [(str(load), sizes, load.percentile, load.min_seconds) for load, sizes in found] == loads
+
+
+def test_an_audit_measures_by_the_limits_of_validity_that_the_dossier_records(workspace, monkeypatch, tmp_path):
+    workspace.bench(workspace.artifact("fp16"))
+    policy = b'schema = 1\n[build]\nprecision = "fp16"\n[[latency]]\np50 = "50 ms"\nbatch_size = 1\n'
+    checked, limits = verify_dossier(workspace.release(policy, tmp_path / "dossier")), []
+
+    def bench(_artifacts, _criteria, wanted, *_):
+        limits.append(wanted.max_cv)
+        raise StageError("it ends here")
+
+    monkeypatch.setattr(release, "run_bench_step", bench)
+    (found,) = release.audit_dossier(checked, 1, 7, lambda: None, workspace.store, SilentListener())
+    assert limits == [0.5]
+    assert found.reason.endswith("VALID as in the dossier: --max-cv 50%")

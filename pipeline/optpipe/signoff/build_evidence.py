@@ -170,7 +170,7 @@ def suggest_fix(section: str, build: JudgedBuild) -> str:
         "size": "use a lower precision for a smaller engine",
         "energy": "use a lower precision or a larger batch to reduce energy per inference",
         "stability": f"stop other work and lock the clocks; `optpipe bench {build.artifact}` reports the cause",
-        "tensor_cores": f"`{profile}` lists eligible layers that do not use Tensor Cores",
+        "tensor_cores": f"`{profile}` lists eligible kernels that do not use Tensor Cores",
     }
     return said.get(section, "")
 

@@ -253,8 +253,6 @@ def _find_waiting(trace: Trace, gaps: TimeIntervals, launch: TimeArray) -> TimeI
     everyone = unite_intervals(array_from_column(calls, "start_ns"), array_from_column(calls, "end_ns"))
     threads = np.unique(array_from_column(calls, "thread"))
     launching = array_from_column(trace.api, "thread")[np.maximum(launch, 0)]
-    if threads.size == 1 and (launching[launch >= 0] == threads[0]).all():
-        return everyone
     parts = [_clip_calls(gaps, launch < 0, everyone)]
     for thread in threads:
         mine = calls.filter(pl.col("thread") == thread)

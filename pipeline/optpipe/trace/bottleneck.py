@@ -125,7 +125,9 @@ def _judge_without_gpu(measured: Analysis) -> Bottleneck:
     if measured.trace.api.height or measured.trace.graph_launches_untraced:
         why = "CUDA calls but no GPU rows: the trace does not show what limits it"
         return Bottleneck(LimitingFactor.WITHHELD, 0.0, {}, why)
-    return Bottleneck(LimitingFactor.CPU, 1.0, {LimitingFactor.CPU: 1.0}, "no GPU work")
+    return Bottleneck(
+        LimitingFactor.CPU, 1.0, {LimitingFactor.CPU: 1.0}, "no GPU work; time in files and locks counts as CPU"
+    )
 
 
 @dataclass(frozen=True, slots=True)

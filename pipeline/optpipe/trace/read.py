@@ -122,6 +122,7 @@ def read_columns(path: Path) -> Columns:
     """Raises BadInputError if `path` is not an export of Nsight Systems."""
     if not path.is_file():
         raise BadInputError(f"{path}: no such file; pass an .nsys-rep file or its .sqlite export")
+    _check_size(path)
     with closing(_connect(path)) as connection:
         tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         info = "SELECT name FROM pragma_table_info(?)"
@@ -130,6 +131,18 @@ def read_columns(path: Path) -> Columns:
         message = f"{path}: empty, or not an export of Nsight Systems (no StringIds table)"
         raise BadInputError(f"{message}\ncreate one with: nsys export --type sqlite FILE.nsys-rep")
     return columns
+
+
+def _check_size(path: Path) -> None:
+    """Refuses a file that ends inside its last page, which SQLite fills with zeros."""
+    with path.open("rb") as file:
+        header = file.read(100)
+    # https://www.sqlite.org/fileformat.html, 1.3: page size at offset 16 (1 means 65536), page count at offset 28.
+    page_bytes = int.from_bytes(header[16:18], "big")
+    expected_bytes = (65536 if page_bytes == 1 else page_bytes) * int.from_bytes(header[28:32], "big")
+    if header.startswith(b"SQLite format 3\x00") and path.stat().st_size < expected_bytes:
+        why = f"truncated: {path.stat().st_size} of {expected_bytes} bytes"
+        raise BadInputError(f"{path}: the export is damaged ({why})\n{_WAY_OUT}")
 
 
 def _fetch_rows(path: Path, sql: str) -> list[tuple[object, ...]]:

@@ -146,7 +146,7 @@ class ProfileJob:
 
 
 def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: Listener) -> tuple[Trace, WorkerResult]:
-    """Runs `job`; returns its trace, layers included, and its results. Raises the stage's error, MissingError if nsys refused."""
+    """Runs `job`; returns its trace and its results. Raises the stage's error, MissingError if nsys refused."""
     worker_job = make_worker_job(job, plan, scratch)
     (scratch / JOB).write_bytes(json_from_record(worker_job))
     for whole in (False, True):
@@ -284,7 +284,6 @@ class _MarkingListener(SilentListener):
 
 
 def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
-    """Exports, quantizes, and builds in a new store, so that nothing is cached."""
     import onnx  # noqa: F401
     import torch  # noqa: F401
 
@@ -337,7 +336,6 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
 
 
 def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
-    """Runs a batch of a DALI pipeline that reads and decodes the images."""
     import torch
 
     from optpipe.preprocess.dali_pipeline import make_reading_pipeline

@@ -12,6 +12,8 @@ from typing import Literal, TypeVar
 import numpy as np
 import polars as pl
 
+from optpipe.core.errors import BadInputError
+from optpipe.core.plan import for_workspace
 from optpipe.core.records import Recomputed, record_from_files, record_from_plain
 from optpipe.core.verdict import Blocker, Observation, Verdict
 from optpipe.models.artifacts.lookup import JudgedBuild
@@ -43,26 +45,21 @@ _NO_FACTS = StageFacts()
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRow:
-    name: str
-    count: int
-    total_ns: int
-    share: float
-    kind: KernelKind
-    tensor_core: bool | None
-    """None if the name does not tell."""
-    in_classic_list: bool
-    """True for the kernels that together take the first 90% of the time."""
-    mean_ns: float
-
-
-@dataclass(frozen=True, slots=True)
 class CallRow:
     name: str
     count: int
     total_ns: int
     share: float
     in_classic_list: bool
+    """True for the rows that together take the first 90% of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow(CallRow):
+    kind: KernelKind
+    tensor_core: bool | None
+    """None if the name does not tell."""
+    mean_ns: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +299,13 @@ def suggest_profile(build: JudgedBuild) -> str:
 
 def read_profile(run: Run) -> ProfileRecord:
     """Raises BadInputError if the record cannot be read."""
-    return record_from_files(run.files, PROFILE, ProfileRecord)
+    try:
+        return record_from_files(run.files, PROFILE, ProfileRecord)
+    except BadInputError as error:
+        way_out = (
+            "another version of optpipe may have written it: profile again, and remove the run from its workspace:"
+        )
+        raise BadInputError(f"{error}\n{way_out} {for_workspace(f'optpipe store rm {run.name}')}") from error
 
 
 def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Observation | None:

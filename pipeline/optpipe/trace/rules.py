@@ -23,7 +23,6 @@ _WORTH_GAP_SHARE = 0.005
 WITHOUT_PROFILER = "; without the profiler"
 """Evidence after this text holds even if the profiler slowed the host."""
 _Find = TypeVar("_Find", bound="Callable[[RuleContext], _Found | None]")
-_FUSE = f"fuse elementwise work into the matrix kernels: torch.compile, or optpipe build --backend {','.join(FUSING)}, then optpipe bench"
 _TUNING = "optpipe preprocess tunes threads, prefetching, and the share of the hardware JPEG decoder, which recordings do not show"
 _LARGER_BATCH = f"use a larger batch; {_TUNING}"
 _PREFETCH = f"prefetch more batches: {_TUNING}"
@@ -152,7 +151,7 @@ def find_launch_gaps(context: RuleContext) -> _Found | None:
     )
     graph = f"replay a CUDA graph (optpipe build --option {context.facts.backend or 'onnxruntime'}.cuda_graph=true), "
     advice = f"{'' if context.facts.options.get('cuda_graph') else graph}use a larger batch, or launch fewer kernels; "
-    advice += _FUSE
+    advice += _advise_fusion(context)
     return _Found(evidence, gain, advice)
 
 
@@ -178,13 +177,12 @@ def find_device_gaps(context: RuleContext) -> _Found | None:
         return None
     each = format_duration(waits.total_ns / waits.starts.size)
     evidence = f"{_format_gap_count(waits.starts.size)} of {each} between already launched kernels"
-    advice = f"use a larger batch, or fewer, larger kernels; {_FUSE}"
+    advice = f"use a larger batch, or fewer, larger kernels; {_advise_fusion(context)}"
     return _Found(evidence, waits.total_ns, advice)
 
 
 @_rule("synchronization", gaps=True, host_times=True, advice_in_preprocessing=_PREFETCH)
 def find_synchronizations(context: RuleContext) -> _Found | None:
-    """Idle time while the host returns from waiting for the GPU."""
     idle = context.measured.timeline.idle[IdleCause.SYNCHRONIZATION]
     if not has_notable_gaps(context.measured, idle):
         return None
@@ -233,19 +231,15 @@ def find_pageable_copies(context: RuleContext) -> _Found | None:
 
 @_rule("missed-tensor-cores")
 def find_missed_tensor_cores(context: RuleContext) -> _Found | None:
-    """Matrix work on the FMA units."""
     found = context.tensor_cores
     if found is None or not found.missed:
         return None
-    missed_ns = sum(each.time_ns for each in found.missed) // found.iterations
-    evidence = (
-        f"{len(found.missed)} of {found.eligible} eligible {found.basis} do not use Tensor Cores: {format_duration(missed_ns)}"
-        f"{_each(found)}"
-    )
+    said = f"{len(found.missed)} of {found.eligible} eligible {found.basis} do not use Tensor Cores"
     advice = "optpipe build --precision fp16, or --precision tf32 where fp32 must stay"
     if any(each.type in ("fp16", "bf16", "int8") for each in found.missed):
         advice = "other kernels: build with --backend onnxruntime,inductor,torch, then optpipe bench; onnxruntime.cudnn_search=EXHAUSTIVE"
-    return _Found(evidence, _compute_saving_ns(context, found.missed), advice)
+    gain = sum(each.could_save_ns for each in found.missed)
+    return _Found(f"{said}: {_format_time(found, found.missed)}", gain, advice)
 
 
 @_rule("ineligible-for-tensor-cores")
@@ -253,13 +247,9 @@ def find_ineligible_layers(context: RuleContext) -> _Found | None:
     found = context.tensor_cores
     if found is None or not found.ineligible:
         return None
-    shut_ns = sum(each.time_ns for each in found.ineligible) // found.iterations
     first, count = found.ineligible[0], len(found.ineligible)
-    evidence = (
-        f"{count} matrix {'layer' if count == 1 else 'layers'} cannot use Tensor Cores as they are: {format_duration(shut_ns)}"
-        f"{_each(found)}; "
-        f"{first.name}: {first.reason}"
-    )
+    evidence = f"{count} matrix {'layer' if count == 1 else 'layers'} cannot use Tensor Cores as they are: "
+    evidence += f"{_format_time(found, found.ineligible)}; {first.name}: {first.reason}"
     by_type = first.reason is not None and "no Tensor Cores" in first.reason
     advice = (
         "optpipe build --precision fp16, or --precision tf32 where fp32 must stay"
@@ -267,8 +257,7 @@ def find_ineligible_layers(context: RuleContext) -> _Found | None:
         else "pad channels and weights with zeros to that multiple (3 input channels to 8), or use a backend that pads: "
         "optpipe build --backend torch,inductor, then optpipe bench"
     )
-    gain = _compute_saving_ns(context, found.ineligible)
-    return _Found(evidence, gain, advice)
+    return _Found(evidence, sum(each.could_save_ns for each in found.ineligible), advice)
 
 
 @_rule("unfused-kernels")
@@ -280,7 +269,7 @@ def find_unfused_kernels(context: RuleContext) -> _Found | None:
         f"{count} kernels ({count / context.iterations:.0f} per iteration) do only normalization, casts, or elementwise work: "
         f"{format_duration(total_ns)}"
     )
-    return _Found(evidence, total_ns, _FUSE) if count else None
+    return _Found(evidence, total_ns, _advise_fusion(context)) if count else None
 
 
 @_rule("layout-changes")
@@ -296,7 +285,6 @@ def find_layout_changes(context: RuleContext) -> _Found | None:
 
 @_rule("underfilled-gpu", advice_in_preprocessing=_LARGER_BATCH)
 def find_underfilled_gpu(context: RuleContext) -> _Found | None:
-    """Kernels with fewer blocks than the GPU has multiprocessors."""
     gpus = context.measured.trace.gpus
     multiprocessors = gpus[0].multiprocessors if gpus else None
     if not multiprocessors:
@@ -315,7 +303,6 @@ def find_underfilled_gpu(context: RuleContext) -> _Found | None:
 
 @_rule("allocations", host_times=True, under_profiler=True)
 def find_allocations(context: RuleContext) -> _Found | None:
-    """Calls inside the measured part that allocate, free, or load code."""
     calls = context.measured.api.filter(pl.col("name").str.contains(_ALLOCATIONS))
     count, total_ns = _sum(calls, "count"), _sum(calls, "total_ns")
     evidence = f"{count} calls in the measured part allocate, free, or load code: {format_duration(total_ns)}"
@@ -325,7 +312,6 @@ def find_allocations(context: RuleContext) -> _Found | None:
 
 @_rule("busiest-operator", on_cpu=True, under_profiler=True)
 def find_busiest_operator(context: RuleContext) -> _Found | None:
-    """The operator of a preprocessing pipeline that takes the most time of its threads."""
     name = pl.col("name").cast(pl.String)
     operators = context.measured.trace.ranges.filter(name.str.contains(_OPERATOR))
     if context.facts.stage is not Stage.PREPROCESS or operators.is_empty():
@@ -344,7 +330,6 @@ def find_busiest_operator(context: RuleContext) -> _Found | None:
 
 @_rule("slow-layers", on_gpu=False, on_cpu=True)
 def find_slow_layers(context: RuleContext) -> _Found | None:
-    """Layers on a CPU that take longer than the roofline's bound."""
     found = context.roofline
     if found is None or context.measured.trace.kernels.height:
         return None
@@ -365,18 +350,18 @@ def find_slow_layers(context: RuleContext) -> _Found | None:
     return _Found(evidence, int(above_ns * context.iterations), advice)
 
 
-def _compute_saving_ns(context: RuleContext, layers: tuple[LayerUse, ...]) -> int:
-    """Scales the saving of `layers` from their iterations to those of the measured part."""
-    iterations = context.tensor_cores.iterations if context.tensor_cores else 1
-    return int(sum(each.could_save_ns for each in layers) / iterations * context.iterations)
+def _advise_fusion(context: RuleContext) -> str:
+    others = ",".join(each for each in FUSING if each != context.facts.backend)
+    return f"fuse elementwise work into the matrix kernels: optpipe build --backend {others}, then optpipe bench"
 
 
 def _format_gap_count(count: int) -> str:
     return "1 gap" if count == 1 else f"{count} gaps"
 
 
-def _each(found: TensorCores) -> str:
-    return " per iteration" if found.iterations > 1 else ""
+def _format_time(found: TensorCores, layers: tuple[LayerUse, ...]) -> str:
+    ns = sum(each.time_ns for each in layers) // found.iterations
+    return f"{format_duration(ns)}{' per iteration' if found.iterations > 1 else ''}"
 
 
 def _sum(frame: pl.DataFrame, column: str) -> int:

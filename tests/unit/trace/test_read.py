@@ -44,6 +44,7 @@ def _write_foreign_database(path: Path) -> None:
         (lambda path: path.write_text("hello " * 100), "cannot be read as an export"),
         (_write_foreign_database, "or not an export of Nsight Systems"),
         (lambda path: Recording().write(path), "the recording is empty"),
+        (lambda path: path.write_bytes(SAMPLE.read_bytes()[:-1]), "truncated: 282623 of 282624 bytes"),
     ],
 )
 def test_what_is_no_recording(tmp_path: Path, write: Callable[[Path], object], said: str) -> None:

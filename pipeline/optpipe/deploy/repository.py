@@ -51,8 +51,6 @@ from optpipe.workspace.file_names import CARD, POLICY, REFERENCE
 from optpipe.workspace.files import write_bytes, write_json
 from optpipe.workspace.store import Store
 
-MIN_GAIN = 1.05
-"""Smallest factor of throughput for which a larger batch or another stream is chosen."""
 NOT_MEASURED = "no VALID single-stream measurement"
 
 
@@ -61,7 +59,6 @@ class Settings:
     max_batch_size: int
     """0 for a model without a batch axis, or with a fixed batch."""
     delay_us: int
-    instances: int
     options: Options
     """Runtime options of the measurements that the choices rest on."""
     choices: tuple[Choice, ...]
@@ -81,13 +78,12 @@ def choose_settings(build: SignedBuild) -> Settings:
     ]
     limit = min(limits, key=lambda each: each[1], default=None)
     low, _, high = build.card.batch_range
-    instances, why_instances = _choose_instances(groups, limit)
-    choice = Choice("instance_group.count", str(instances), why_instances)
+    choice = Choice("instance_group.count", "1", "--tune measures more instances on the server")
     batched = {each.batch for each in build.card.inputs} | {each.batch for each in build.card.outputs} == {0}
     if not batched or low > 1:
         why = "the model has no batch axis" if high == 1 else f"the build takes batches of {low} to {high} only"
         fixed = Choice("max_batch_size", "0", f"{why}: shapes are written whole, and no batches are formed")
-        return Settings(0, 0, instances, options, (fixed, choice))
+        return Settings(0, 0, options, (fixed, choice))
     points = _list_points(groups, limit[0].metric if limit else None)
     size, why = _choose_max_batch(points, limit, high)
     known = [each for each in points if each[0].load.batch_size <= size]
@@ -99,7 +95,7 @@ def choose_settings(build: SignedBuild) -> Settings:
         choice,
         Choice("runtime options", format_options(options), source),
     )
-    return Settings(size, delay_us, instances, options, choices)
+    return Settings(size, delay_us, options, choices)
 
 
 def format_options(options: Options) -> str:
@@ -157,21 +153,6 @@ def _choose_delay(
         f"{criterion.metric} {criterion.limit}, less twice the {latency} of batch {group.load.batch_size}, and no more than one"
         f" of them ({_describe_source(group)})"
     )
-
-
-def _choose_instances(groups: Sequence[ProcessGroup], limit: tuple[Criterion, float] | None) -> tuple[int, str]:
-    """The streams with clearly more throughput than one, if they meet the latency limit."""
-    rates = [(group, rate.value) for group in groups if (rate := group.estimate("throughput", 0.95)) is not None]
-    alone = max((rate for group, rate in rates if group.load.streams == 1), default=0.0)
-    several = [each for each in rates if each[0].load.streams > 1]
-    if not several:
-        return 1, "several streams were not measured"
-    best, best_rate = max(several, key=lambda each: each[1])
-    latency = best.estimate(limit[0].metric, 0.95) if limit else None
-    shown = f"run {best.newest.run}, {best.load}: {best_rate:,.0f} {best.load.sample}s/s; one stream: {alone:,.0f}"
-    if best_rate < alone * MIN_GAIN or (limit and (latency is None or latency.bounds[1] > limit[1])):
-        return 1, f"several streams are not faster within the limit ({shown})"
-    return best.load.streams, shown
 
 
 ENGINE = "engine"
@@ -307,7 +288,7 @@ def _write_engine(
     fill_tensors(config, inputs, outputs)
     _write_labels(record, config, folder)
     kind = "KIND_GPU" if info.device == "cuda" else "KIND_CPU"
-    group = config.instance_group.add(count=settings.instances, kind=pb.ModelInstanceGroup.Kind.Value(kind))
+    group = config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.Kind.Value(kind))
     group.profile.extend(serving.profiles)
     _set_batching(config, settings)
     for name, value in serving.parameters.items():

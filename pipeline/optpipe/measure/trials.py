@@ -5,7 +5,6 @@ steady. Callers keep the samples and decide when there are enough. Compared subj
 """
 
 from collections.abc import Callable, Iterator
-from itertools import takewhile
 from random import Random
 from statistics import median
 from time import perf_counter_ns, sleep
@@ -32,19 +31,11 @@ def time_calls(call: Callable[[], T]) -> Iterator[tuple[int, T, int]]:
         yield started, found, perf_counter_ns()
 
 
-def time_call(call: Callable[[], object], due_ns: int | None = None) -> int:
-    """ns of one call; since `due_ns` if given."""
-    started = perf_counter_ns() if due_ns is None else due_ns
+def time_call(call: Callable[[], object]) -> int:
+    """ns of one call."""
+    started = perf_counter_ns()
     call()
     return perf_counter_ns() - started
-
-
-def time_calls_for(call: Callable[[], object], seconds: float) -> list[int]:
-    """ns of each call that begins within `seconds`; at least one."""
-    calls = time_calls(call)
-    first, _, ended = next(calls)
-    more = takewhile(lambda each: each[0] - first < seconds * 1e9, calls)
-    return [ended - first, *(end - started for started, _, end in more)]
 
 
 def iterate_arrivals(rate_per_s: float, seed: int, is_over: Callable[[], bool] = lambda: False) -> Iterator[int]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from optpipe import __version__
-from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
@@ -39,7 +38,7 @@ from optpipe.workspace.entry import (
     runs_from_files,
     strip_folders,
 )
-from optpipe.workspace.file_names import BUILDS, CARD, OUTPUT_ERRORS, POLICY, PREPROCESSING, REQUEST, ROWS, VERDICT
+from optpipe.workspace.file_names import BUILDS, OUTPUT_ERRORS, POLICY, PREPROCESSING, REQUEST, ROWS, VERDICT
 from optpipe.workspace.files import write_bytes, write_json
 from optpipe.workspace.runs import list_removed_runs, list_runs
 from optpipe.workspace.seal import find_approved_baseline
@@ -194,7 +193,7 @@ def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, f
     model = {each.id for each in store.list_entries() if each.info.get("model") == entry.info.model}
     room = LARGEST_OTHERS_BYTES
     for run in reversed(list_runs(store.workspace)):
-        about = run.kind in JUDGED_RUNS and is_run_about(run, entry, store)
+        about = run.kind in JUDGED_RUNS and is_run_about(run, entry)
         if about and run.kind == "bench" and is_of_other_file(run, build):
             other_file.append(run.name)
         elif about:
@@ -207,20 +206,12 @@ def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, f
     return tuple(reversed(other_file))
 
 
-def is_run_about(run: Run, entry: Entry[ArtifactInfo], store: Store) -> bool:
-    """A parity proof is about every build of its model.
-
-    A proof of an earlier version only names its model, so its preprocessing must be that of the build's card.
-    """
+def is_run_about(run: Run, entry: Entry[ArtifactInfo]) -> bool:
+    """A parity proof is about every build of its model; one that does not name the model's hash is about none."""
     if run.kind != "preprocess":
         return entry.id in run.manifest.parents
-    if run.info.model != entry.info.model:
-        return False
     record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
-    if record.model_sha256 is not None:
-        return is_proof_for(record, judged_build_from_entry(entry))
-    model = store.verify_entry(store.find(entry.manifest.parents[0], ModelInfo), CARD)
-    return record.pipeline.transform == card_from_file(model.file(CARD)).transform
+    return record.model_sha256 is not None and is_proof_for(record, judged_build_from_entry(entry))
 
 
 def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, whole: bool = True) -> int:

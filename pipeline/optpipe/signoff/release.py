@@ -226,7 +226,6 @@ def measure_missing_evidence(
         return []
     store.require_writable()
 
-    @cache
     def source() -> Model:
         """Refuses a model other than the built one: with other weights the accuracy would differ."""
         found = model()
@@ -237,24 +236,33 @@ def measure_missing_evidence(
             f"{wanted.model} was built with non-default options; run optpipe evaluate or optpipe preprocess with the same options"
         )
 
-    made_of = store.find(judged.manifest.parents[0], ModelInfo)
-    blank = BuildPlan((), (), named=True)
-    steps = make_steps(wanted, BuiltArtifact(judged, None, None), [judged], made_of, source, store, listener, blank)
-    done: list[Path] = []
-    for kind, criteria in _group_by_kind(needed, runs):
+    return list(_measure(needed, runs, wanted, judged, source, store, listener))
+
+
+def _measure(
+    needed: Sequence[Criterion],
+    present: Sequence[Run],
+    wanted: SignoffRequest,
+    judged: Entry[ArtifactInfo],
+    model: Callable[[], Model],
+    store: Store,
+    listener: Listener,
+) -> Iterator[Path]:
+    """Takes the steps of the criteria that `present` runs do not show; a step that fails is a warning."""
+    made_of, blank = store.find(judged.manifest.parents[0], ModelInfo), BuildPlan((), (), named=True)
+    built = BuiltArtifact(judged, None, None)
+    steps = make_steps(wanted, built, [judged], made_of, cache(model), store, listener, blank)
+    for kind, criteria in _group_by_kind(needed, present):
         try:
-            done += steps[kind](criteria)
+            yield from steps[kind](criteria)
         except OptpipeError as error:
             listener.warn(f"{kind} was skipped: {error}")
-    return done
 
 
 def _list_present(judged: Entry[ArtifactInfo], store: Store) -> list[Run]:
     """The runs about the judged build, without those of another file under its id."""
     build = judged_build_from_entry(judged)
-    present = (
-        run for run in list_runs(store.workspace) if run.kind in JUDGED_RUNS and is_run_about(run, judged, store)
-    )
+    present = (run for run in list_runs(store.workspace) if run.kind in JUDGED_RUNS and is_run_about(run, judged))
     return [run for run in present if not is_of_other_file(run, build)]
 
 
@@ -334,15 +342,8 @@ def audit_dossier(
         listener.warn(f"artifact {judged.id} has other bytes here: the audit measures a build of the same recipe")
     if (blocker := BACKENDS[judged.info.backend].find_run_blocker(judged.info)) is not None:
         raise MissingError(f"artifact {judged.id} cannot be measured here: {blocker}")
-    made_of, blank = store.find(judged.manifest.parents[0], ModelInfo), BuildPlan((), (), named=True)
-    built = BuiltArtifact(judged, None, None)
-    steps, done = make_steps(wanted, built, [judged], made_of, cache(model), store, listener, blank), []
-    for kind, criteria in _group_by_kind(drawn, ()):
-        try:
-            done += steps[kind](criteria)
-        except OptpipeError as error:
-            listener.warn(f"{kind} was skipped: {error}")
-    names, build = {path.name for path in done}, judged_build_from_entry(judged)
+    names = {path.name for path in _measure(drawn, (), wanted, judged, model, store, listener)}
+    build = judged_build_from_entry(judged)
     runs = [run for run in list_runs(store.workspace) if run.name in names]
     measured = list_artifact_measurements(runs, policy.confidence, build.artifact)
     evidence = evidence_from_runs(build, runs, policy, measured)

@@ -11,7 +11,7 @@ from tests.fakes.entries import artifact_info
 from tests.fakes.measurements import planted
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
-from optpipe.core.measurement import Scenario, Subject
+from optpipe.core.measurement import Subject
 from optpipe.deploy.repository import choose_settings
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.signoff.policy import policy_from_toml
@@ -77,14 +77,6 @@ def test_a_fixed_batch_is_not_batched_by_the_server(low, high):
     assert found.max_batch_size == 0
 
 
-@pytest.mark.parametrize(("ms", "instances"), [(1.0, 4), (1.95, 1), (60.0, 1)])
-def test_streams_become_instances_where_they_are_faster_within_the_limit(ms, instances):
-    several = planted(SUBJECT, 1, ms, low=1.0, high=1.0, streams=4)
-    several = replace(several, load=replace(several.load, scenario=Scenario.MULTI_STREAM))
-    found = settings({1: 2.0}, limit_ms=50, more=[several])
-    assert found.instances == instances
-
-
 @given(
     st.dictionaries(st.sampled_from([1, 2, 4, 8, 16, 32]), st.floats(0.1, 100), min_size=1),
     st.floats(0.1, 500).map(lambda ms: round(ms, 2)),
@@ -98,16 +90,15 @@ def test_a_request_that_waits_and_follows_a_whole_batch_keeps_the_limit(latencie
 
 
 def test_of_several_lengths_the_longest_decides_by_its_own_limit():
-    def at(length, streams=1, **latencies_ms):
+    def at(length, **latencies_ms):
         return [
             replace(one, load=replace(one.load, length=length))
             for size, ms in latencies_ms.items()
-            for one in [planted(SUBJECT, int(size.removeprefix("b")), ms, low=1.0, high=1.0, streams=streams)]
+            for one in [planted(SUBJECT, int(size.removeprefix("b")), ms, low=1.0, high=1.0)]
         ]
 
-    measured = [*at(32, b1=0.5, b8=1.0), *at(512, b1=8.0, b8=30.0), *at(512, streams=2, b1=5.0)]
+    measured = [*at(32, b1=0.5, b8=1.0), *at(512, b1=8.0, b8=30.0)]
     limits = '[[latency]]\np99 = "2 ms"\nlength = 32\n[[latency]]\np99 = "40 ms"\nlength = 512\n'
     found = settings({}, more=measured, limits=limits)
     assert found.max_batch_size == 8, "30 ms at 512 tokens keeps its 40 ms; the 2 ms are for 32"
     assert "length 512" in source(found, "max_batch_size")
-    assert found.instances == 1 or "length 512" in source(found, "count")

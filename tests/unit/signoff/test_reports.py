@@ -156,28 +156,6 @@ def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tm
     assert "is not in" in verify_dossier(found[1], tmp_path / "theirs.allowed").problems[0]
 
 
-@pytest.mark.slow
-def test_a_gpu_profile_gives_kernels_tensor_cores_and_a_roofline():
-    from pathlib import Path
-
-    from optpipe.trace.analysis import analysis_from_trace
-    from optpipe.trace.document import draw_profile
-    from optpipe.trace.read import trace_from_sqlite
-    from optpipe.trace.report import profile_from_trace
-    from optpipe.trace.roofline import GraphCosts, NodeCost, Peaks
-
-    sample = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"
-    costs = tuple(NodeCost(f"conv{at}", "Conv", "fp16", 1_000_000 * at, 50_000) for at in range(1, 21))
-    peaks = Peaks("a device", "measured", {"fp32": 1e12, "fp16": 1e13}, 1e12)
-    trace = trace_from_sqlite(sample)
-    profile = profile_from_trace(trace, graph=GraphCosts(costs, peaks, 8))
-    drawn = {figure.title: figure for figure in draw_profile(profile, (), analysis_from_trace(trace))}
-    assert set(drawn) == {"One inference", "Kernels", "Roofline"}
-    assert drawn["One inference"].image.count("graphics-symbol") > 10
-    assert "Tensor Cores" in drawn["Kernels"].image
-    assert drawn["Roofline"].image.count("graphics-symbol") > 10
-
-
 DOSSIER = Path("optpipe-out/dossiers/digits-onnxruntime-int8-20261122T104716")
 ABOUT, BUILD = "batch 8, single-stream, compute", "builds/artifact-39697758b8e2/manifest.json"
 TRUST = CriterionResult("trust.weights", Verdict.PASS, "trained weights (file)", source=BUILD)

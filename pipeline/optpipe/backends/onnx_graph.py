@@ -444,8 +444,8 @@ class _Place(NamedTuple):
 class MarkedGraph(MarkedNetwork):
     """A `MarkedNetwork` of the graph `model`, which a runtime optimized from `written`.
 
-    `open_graph` returns the function that runs a graph, for example inputs. A tensor that the runtime keeps only in INT8 is read
-    through its Q/DQ pair in `written`.
+    `open_graph` returns the function that runs a graph, for example inputs. A tensor that is only read in INT8 is read through its
+    Q/DQ pair in `written`.
     """
 
     def __init__(
@@ -457,6 +457,7 @@ class MarkedGraph(MarkedNetwork):
         self._model, self._open, inputs = model, open_graph, tuple(inputs)
         known, stored = infer_graph_types(written, inputs), OnnxGraph(written).weights
         produced, fed = OnnxGraph(model).producers.keys(), {each.name for each in inputs}
+        wide = {name for node in written.graph.node if node.op_type != "QuantizeLinear" for name in node.input}
         self._places: dict[str, _Place] = {}
         self.layers, self.ranges = {}, {}
         for node in written.graph.node:
@@ -472,7 +473,10 @@ class MarkedGraph(MarkedNetwork):
                     place, ends = _Place(node.output[0], str(zero.dtype), float(scale), int(zero)), np.iinfo(zero.dtype)
                     low, high = ((each - place.zero) * place.scale for each in (ends.min, ends.max))
                     self.ranges[source] = low, high
-                    self._places[source] = self._places[source] if source in produced & self._places.keys() else place
+                    if source not in produced & self._places.keys() or (
+                        source not in wide and place.tensor in produced
+                    ):
+                        self._places[source] = place
         self.layers = {name: op for name, op in self.layers.items() if self._places[name].tensor in produced}
         self.sizes = {name: math.prod(known.shapes.get(name, (0,))) for name in self.layers}
         inner = sum(len(each.node) for each in iterate_graphs(model.graph)) - len(model.graph.node)

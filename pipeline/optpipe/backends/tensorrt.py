@@ -9,12 +9,15 @@ import importlib
 import importlib.util
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import Backend, BuildRequest, BuildResult, Capability, Device, Option, Serving, merge_options
 from optpipe.backends.onnx_graph import (
+    MarkedGraph,
     count_node_macs,
     infer_graph_types,
     iterate_nodes,
@@ -32,14 +35,16 @@ from optpipe.backends.tensorrt_engine import (
     require_supported,
 )
 from optpipe.backends.torch_program import CUDA_GRAPH, TORCH_PRECISIONS, export_program, layers_from_program
+from optpipe.core.card import InputSpec
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import MissingError, StageError
 from optpipe.core.precision import LayerType, Precision
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
+from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.files import write_bytes
 
 if TYPE_CHECKING:
-    from optpipe.backends.base import Session
+    from optpipe.backends.base import Marked, Run, Session
 
 ENGINE_FILE = "model.engine"
 INSPECTOR_FILE = "inspector.json"
@@ -136,6 +141,27 @@ class TensorRT(Backend):
 
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":  # noqa: ARG002
         return TensorRTSession(self._library(), directory / ENGINE_FILE, options)
+
+    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> "Marked":
+        """Builds the engine's graph again with marked outputs, for the shapes of one sample."""
+        from onnx.shape_inference import infer_shapes
+
+        from optpipe.backends.onnxruntime_session import mark_source
+
+        options = {name: value for name, value in request.options.items() if name != "profiles"}
+        inputs, written = request.card.inputs, load_onnx(request.graph)
+
+        def open_graph(model: Any, feeds: Mapping[str, Any]) -> "Run":
+            shapes = [InputSpec(name, str(each.dtype), *[each.shape] * 3) for name, each in feeds.items()]
+            with TemporaryDirectory() as folder:
+                directory, card = Path(folder), replace(request.card, inputs=tuple(shapes))
+                write_bytes(
+                    directory / ONNX, infer_shapes(model).SerializeToString()
+                )  # the parser needs the outputs' types
+                self.build(replace(request, card=card, graph=directory / ONNX, directory=directory, options=options))
+                return self.load(directory, info, {}).run
+
+        return mark_source(source, inputs), MarkedGraph(written, written, inputs, open_graph)
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
         """Triton's own backend loads only the engine's file, for one version of the library."""
@@ -257,6 +283,9 @@ class TorchTensorRT(TensorRT):
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         return TENSORRT.find_run_blocker(info)
+
+    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> "Marked":
+        return Backend.open_marked(self, info, request, source)
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002
         return Serving(name_server_release(self.package, version))

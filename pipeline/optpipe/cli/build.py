@@ -19,8 +19,11 @@ from optpipe.cli.options import (
     model_from_options,
 )
 from optpipe.core import plan as params
+from optpipe.core.errors import BadInputError
 from optpipe.core.plan import Param, list_words
 from optpipe.trace.nsys import ProfilePlan
+from optpipe.workspace.files import write_bytes
+from optpipe.workspace.places import require_writable_file
 
 if TYPE_CHECKING:
     from optpipe.build.build import BuildPlan
@@ -216,6 +219,9 @@ def evaluate(
             metavar="all|NAME[,…]",
         ),
     ] = None,
+    output: Annotated[
+        Path | None, Param("With --layers: an HTML page that plots the error along the network.", metavar="FILE")
+    ] = None,
     shapes: ModelOptions = ModelOptions(),
 ) -> Outcome:
     """Measure the task accuracy of every build on paired data."""
@@ -225,16 +231,24 @@ def evaluate(
     from optpipe.evaluate.tasks.user_file import UserTask
 
     wanted = model_from_options(model, shapes, store)
+    if output is not None:
+        if layers is None:
+            raise BadInputError("--output requires --layers")
+        require_writable_file(output, "--output")
     if layers is not None:
         from optpipe.build.remedy import try_remedies
         from optpipe.core.precision import Budget
-        from optpipe.evaluate.document import document_from_layers
+        from optpipe.evaluate.document import document_from_layers, page_from_layers
         from optpipe.evaluate.layers import compare_layers
 
         tensors = [] if layers == "all" else layers.split(",")
         points = Budget(drop_from_text(accuracy_budget, "--accuracy-budget"), "points") if accuracy_budget else None
         compared = compare_layers(wanted, data, count, tensors, store, terminal, truncate=truncate)
         compared = try_remedies(wanted, compared, data, points, store, terminal, truncate=truncate)
+        if output is not None:
+            from optpipe.report.html import render_html
+
+            write_bytes(output, render_html(page_from_layers(compared)).encode())
         return Outcome(replace(compared, warnings=tuple(terminal.warnings)), document_from_layers)
     budget = drop_from_text(accuracy_budget, "--accuracy-budget") / 100 if accuracy_budget else None
     found = run_evaluation(

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import replace
 
 from optpipe.core.card import Task
 from optpipe.core.entries import OutputError
@@ -13,6 +14,8 @@ from optpipe.report.document import (
     Column,
     ColumnKind,
     Document,
+    Figure,
+    Page,
     Row,
     Section,
     Sentence,
@@ -92,6 +95,37 @@ def document_from_layers(found: LayerComparison) -> Document:
         parts.append(Section(build.build, (verdict, make_table(columns, rows), *notes, faint, *_list_remedies(build))))
     reasons = found.not_compared.items()
     return make_document([*parts, *(Sentence(f"{build}: {why}", Tone.FAINT, "not compared") for build, why in reasons)])
+
+
+def page_from_layers(found: LayerComparison) -> Page:
+    """The document with a plot for each build: the SNR of its tensors along the network."""
+    title, *parts = document_from_layers(found)
+    sections = [part for part in parts if isinstance(part, Section)]
+    drawn = []
+    for at, (section, build) in enumerate(zip(sections, found.builds, strict=True)):
+        verdict, table, *notes = section.parts
+        assert isinstance(table, Table)
+        folded = Section("Tensors", (replace(table, id=f"tensors-{at}"),))
+        drawn.append(replace(section, id=f"build-{at}", parts=(verdict, *_draw_divergence(build), *notes, folded)))
+    assert isinstance(title, Sentence)
+    alerts = tuple(part for part in parts if isinstance(part, Sentence))
+    return Page(f"Layers of {found.model}", title.text, tuple(drawn), alerts=alerts)
+
+
+def _draw_divergence(build: BuildDivergence) -> Iterator[Figure]:
+    from optpipe.report.charts import Point, draw_points
+
+    points = [
+        Point(series, f"{each.tensor} ({each.layer}): {_format_error(error)}", at, error.snr_db, group=series)
+        for at, each in enumerate(build.tensors, start=1)
+        for series, error in (("up to this tensor", each.error), ("its layer alone", each.own))
+        if error.snr_db is not None and error.finite
+    ]
+    limit = [(1.0, build.limit_db), (float(max(2, len(build.tensors))), build.limit_db)]
+    caption = f"The line is the limit of {format_snr(build.limit_db)}; tensors that equal the source's are left out."
+    title, across = f"SNR along {build.build}", "tensor, in the order of the network"
+    if points:
+        yield draw_points(title, caption, points, across, "SNR in dB", limit=limit, linear=True)
 
 
 def _list_remedies(build: BuildDivergence) -> Iterator[Sentence]:

@@ -102,8 +102,9 @@ def draw_points(
     files: tuple[RawFile, ...] = (),
     *,
     limit: Sequence[tuple[float, float]] = (),
+    linear: bool = False,
 ) -> Figure:
-    """Draws the points with their intervals, below the line `limit`."""
+    """Draws the points with their intervals, and the line `limit`; axes are logarithmic where `choose_axis_scale` makes them so."""
     import altair as alt
 
     rows = [
@@ -113,7 +114,8 @@ def draw_points(
     ]
     labels = [each.series for each in points]
     roof = [{"x": _round(px), "y": _round(py)} for px, py in limit]
-    across, upwards = (choose_axis_scale([row[key] for row in (*rows, *roof)], 16) for key in ("x", "y"))
+    values = ([] if linear else [row[key] for row in (*rows, *roof)] for key in ("x", "y"))
+    across, upwards = (choose_axis_scale(each, 16) for each in values)
     base = alt.Chart(alt.InlineData(rows)).encode(
         x=alt.X("x:Q", title=x, scale=across, axis=alt.Axis(tickCount=5, format="~s")),
         y=alt.Y("y:Q", title=y, scale=upwards, axis=alt.Axis(tickCount=6)),

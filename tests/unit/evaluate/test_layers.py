@@ -25,8 +25,17 @@ from optpipe.backends.torch_program import mark_source as mark_module
 from optpipe.core.card import InputSpec
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision
-from optpipe.evaluate.layers import BuildDivergence, choose_tensors, compare_tensors, find_compiler_fault, group_tensors
+from optpipe.evaluate.document import page_from_layers
+from optpipe.evaluate.layers import (
+    BuildDivergence,
+    LayerComparison,
+    choose_tensors,
+    compare_tensors,
+    find_compiler_fault,
+    group_tensors,
+)
 from optpipe.quantize.qdq import place_qdq, qdq_from_onnx
+from optpipe.report.html import render_html
 
 SPEC = InputSpec("x", "float32", (1, 3, 16, 16), (2, 3, 16, 16), (4, 3, 16, 16))
 SATURATED = "/Relu_1_output_0"
@@ -124,6 +133,9 @@ def test_a_planted_fault_is_named(backend, precision, fault, expected, tmp_path,
     assert found.first in found.worst[:2], "its layer alone has the error too"
     assert (found.marked.snr_db or 100) > 55
     assert fault != "range" or found.first.clipped > 0.1
+    html = render_html(page_from_layers(LayerComparison("small", "noise", 2, (found,), {"torch fp16": "no GPU"})))
+    assert html.count("its layer alone") > 0 < html.count("<svg")
+    assert all(each in html for each in ("torch fp16: no GPU", f"{found.first.tensor} ({found.first.layer}): "))
 
 
 @pytest.mark.parametrize(("backend", "precision"), [("onnxruntime", "int8"), ("emulation", "int8"), ("torch", "fp16")])

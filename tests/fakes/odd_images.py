@@ -1,4 +1,4 @@
-"""Image files that break pipelines."""
+"""Made-up photographs, and image files that break pipelines."""
 
 import io
 import struct
@@ -9,7 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from optpipe.models.inputs.samples import make_synthetic_image
+from optpipe.models.inputs.samples import make_photograph_noise
+
+
+def make_synthetic_image(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    """An 8-bit RGB image (height, width, 3) with a photograph's spectrum and edges of flat shapes."""
+    random = np.random.default_rng(seed)
+    levels = 127 + 48 * make_photograph_noise(random, height, width, 3)
+    rows, columns = np.ogrid[:height, :width]
+    for _ in range(6):
+        centre, radius = random.uniform(0, 1, 2) * (height, width), random.uniform(0.05, 0.25, 2) * (height, width)
+        inside = ((rows - centre[0]) / max(radius[0], 1)) ** 2 + ((columns - centre[1]) / max(radius[1], 1)) ** 2 < 1
+        levels[inside] = 0.4 * levels[inside] + 0.6 * random.uniform(0, 255, 3)
+    return np.ascontiguousarray(np.clip(levels, 0, 255).astype(np.uint8))
+
 
 _ORIENTATION = 0x0112
 

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 from PIL import Image
-from tests.fakes.odd_images import make_edge_case_files
+from tests.fakes.odd_images import make_edge_case_files, make_synthetic_image
 
 from optpipe.core.events import SilentListener
 from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
 from optpipe.models.inputs.image_set import image_set_from_path
 from optpipe.models.inputs.images import preprocess_file
-from optpipe.models.inputs.samples import make_synthetic_image
 from optpipe.preprocess.dali_pipeline import INPUT, DaliPlan, dali_from_transform
 from optpipe.preprocess.parity import prove_parity
 

@@ -124,7 +124,7 @@ def test_a_deployment_answers_texts_of_every_length_as_in_process_and_names_no_f
     )
     words = ("--policy", "policy.toml", "--no-measure", "--no-figures", "--output", "dossier")
     inside("signoff", model, *words, cwd=tmp_path).expect(0)
-    told = ("deploy", "dossier", "--to", "triton", "--output", "served", "--prove", "--seconds", "0", "--json")
+    told = ("deploy", "dossier", "--to", "triton", "--output", "served", "--prove", "--seconds", "0.5", "--json")
     ran = optpipe(*told, cwd=tmp_path).expect(0)
     for each in ran.document["proof"]["comparisons"]:
         assert each["model"] == "topics_engine"

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from optpipe.core.records import read_record, record_from_json
-from optpipe.models.inputs.samples import make_synthetic_image
 from optpipe.preprocess.end_to_end import EndToEndRecord
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.places import find_shipped_folder
+from tests.fakes.odd_images import make_synthetic_image
 from tests.integration.conftest import optpipe
 
 

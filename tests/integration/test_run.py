@@ -25,7 +25,6 @@ def chosen(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], 
 def test_every_candidate_is_judged_raced_and_recorded(chosen: tuple[Path, Ran]) -> None:
     folder, ran = chosen
     assert ran.status == 0, ran.stderr
-    assert "at most" in ran.stderr  # how long it will take
     decision = ran.document["decision"]
     candidates = {each["artifact"]: each for each in decision["candidates"]}
     assert {each["precision"] for each in candidates.values()} == {"fp32", "int8"}

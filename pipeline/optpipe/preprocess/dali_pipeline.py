@@ -24,7 +24,7 @@ from optpipe.core.events import Listener
 from optpipe.core.process import JobFailure, run_jobs
 from optpipe.core.records import plain_from_record
 from optpipe.core.transform import Decode, Transform
-from optpipe.models.inputs.samples import make_synthetic_image
+from optpipe.models.inputs.samples import make_photograph_noise
 from optpipe.preprocess.dali_graph import (
     Arguments,
     GraphImage,
@@ -310,7 +310,8 @@ def _require_same(path: Path, transform: Transform, plan: DaliPlan) -> None:
     )
     fresh = dali_from_transform(transform, one, prefetch=1)
     file = io.BytesIO()
-    Image.fromarray(make_synthetic_image(231, 309, seed=5)).save(file, "JPEG")
+    levels = 127 + 48 * make_photograph_noise(np.random.default_rng(5), 231, 309, 3)
+    Image.fromarray(np.clip(levels, 0, 255).astype(np.uint8)).save(file, "JPEG")
     data = np.frombuffer(file.getvalue(), np.uint8)
     results = []
     for pipeline in (loaded, fresh):

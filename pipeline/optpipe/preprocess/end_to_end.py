@@ -23,7 +23,7 @@ from optpipe.core.process import serve_jobs
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.transform import Transform
 from optpipe.core.verdict import Verdict, combine_verdicts
-from optpipe.models.artifacts.lookup import StoredArtifact, format_model_argument
+from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, format_model_argument
 from optpipe.models.inputs.images import preprocess_batches
 from optpipe.models.inputs.task_data import read_images
 from optpipe.preprocess.dali_pipeline import (
@@ -128,7 +128,6 @@ class EndToEndRecord:
 
     folder: str
     images: int
-    images_bytes: int
     results: tuple[EndToEndResult, ...]
     verdict: Verdict
     run_dir: str
@@ -244,7 +243,7 @@ def bench_end_to_end(
         transform = require_image_transform(each.card)
         jobs.append(EndToEndJob(store.workspace, each.entry.id, (), transform, plan, chosen, seconds))
     found, _ = read_images(images, MAX_FILES, 0, listener)
-    size_bytes = warm_page_cache(found.paths)
+    warm_page_cache(found.paths)
     with open_run(store.workspace, "end-to-end") as run:
         results = []
         for artifact, job in zip(artifacts, jobs, strict=True):
@@ -254,7 +253,6 @@ def bench_end_to_end(
         record = EndToEndRecord(
             folder=str(found.root),
             images=len(found.paths),
-            images_bytes=size_bytes,
             results=tuple(results),
             verdict=combine_verdicts(each.verdict for each in results),
             run_dir=str(run.path),
@@ -291,16 +289,8 @@ def choose_plan(artifact: StoredArtifact, batch_size: int | None, store: Store, 
         listener.warn(
             f"DALI is not tuned for {artifact.card.name} on this machine; run `{for_workspace(tune)}` first for best performance"
         )
-    spec = artifact.card.inputs[0]
-    wanted = batch_size or min(plan.batch_size, spec.max[0])
-    if not spec.min[0] <= wanted <= spec.max[0]:
-        wider = f"{spec.min[0]}:{wanted}:{max(wanted, spec.max[0])}"
-        model = format_model_argument(artifact.card.name, artifact.card.source)
-        raise BadInputError(
-            f"batch size {wanted} is outside the profile {spec.min[0]}…{spec.max[0]} of {artifact.label}\n"
-            f"`{for_workspace(f'optpipe build {model} --batch {wider}')}` builds one that includes it"
-        )
-    return replace(plan, batch_size=wanted)
+    wanted = batch_size or min(plan.batch_size, artifact.card.batch_range[2])
+    return replace(plan, batch_size=choose_batch_sizes(artifact, [wanted])[0])
 
 
 def find_tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:

@@ -78,12 +78,11 @@ NEEDED = {"segmentation": "(n, classes, height, width)", "detection": "logits", 
 
 
 @pytest.mark.parametrize(("task", "needed"), NEEDED.items())
-def test_outputs_that_do_not_fit_the_task_are_refused_with_the_task_that_fits(tmp_path, task, needed):
+def test_outputs_that_do_not_fit_the_task_are_refused(tmp_path, task, needed):
     shapes: Any = {"image": ["n", 3, 4, 4]}, {"logits": ["n", 48]}
     onnx_model([("Flatten", "image", "logits")], *shapes, path=tmp_path / "flat.onnx")
     (tmp_path / "flat.toml").write_text(CARD.format(task=task))
-    said = refuse(tmp_path, BadInputError, '; task = "classification" would fit', source=str(tmp_path / "flat.toml"))
-    assert needed in said
+    refuse(tmp_path, BadInputError, needed, source=str(tmp_path / "flat.toml"))
 
 
 @pytest.mark.parametrize(

@@ -74,16 +74,14 @@ def named(labels) -> ImageSet:
     )
 
 
-@pytest.mark.parametrize(
-    ("shape", "task"), [(("n", 4, 64, 64), "segmentation"), (("n", 7, 84), "detection"), (("n", 10), None)]
-)
-def test_outputs_that_are_no_scores_of_classes_are_refused(shape, task) -> None:
+@pytest.mark.parametrize(("shape", "fits"), [(("n", 4, 64, 64), False), (("n", 7, 84), False), (("n", 10), True)])
+def test_outputs_that_are_no_scores_of_classes_are_refused(shape, fits) -> None:
     image = InputSpec("x", "float32", *[(1, 3, 8, 8)] * 3)
     model = ModelCard("m", "s", Task.CLASSIFICATION, (image,), (TensorSpec("logits", "float32", shape),))
-    if task is None:
+    if fits:
         TASK.require_model(model)
         return
-    with pytest.raises(BadInputError, match=f'logits has shape {"×".join(map(str, shape))}; task = "{task}" would fit'):
+    with pytest.raises(BadInputError, match=f"logits has shape {'×'.join(map(str, shape))}\n.*another task"):
         TASK.require_model(model)
 
 

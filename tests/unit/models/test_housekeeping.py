@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.console import assert_golden, text_of
 from tests.fakes.entries import HASH, MIXED, WRONG, artifact_info, proof, put, thing_of
 
-from optpipe.core.entries import Environment, SkippedLayer
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import PlacedNode, Placement
 from optpipe.core.records import plain_from_record
@@ -195,5 +195,4 @@ def test_an_engine():
         "2026-11-22T10:50:17.5+00:00",
         entry.created,
     )
-    skipped = (SkippedLayer("conv\x1b", "3 input channels: INT8 kernels pad them to 16"),)
-    assert_golden(text_of(document_from_entry(EntryDetails(entry, manifest, kept=skipped))), "entry.txt")
+    assert_golden(text_of(document_from_entry(EntryDetails(entry, manifest))), "entry.txt")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
+from tests.fakes.odd_images import make_synthetic_image
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
@@ -23,7 +24,6 @@ from optpipe.models.inputs.image_set import (
 )
 from optpipe.models.inputs.images import decode_image, preprocess_batches, preprocess_file
 from optpipe.models.inputs.sample_set import refuse_overlap
-from optpipe.models.inputs.samples import make_synthetic_image
 from optpipe.models.inputs.task_data import hash_data
 from optpipe.workspace.places import find_shipped_folder
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.fakes.odd_images import make_synthetic_image
 
 from optpipe.core.card import InputSpec, ModelCard, Task, Tokenization
 from optpipe.core.errors import BadInputError
@@ -22,7 +23,7 @@ from optpipe.models.inputs.rows import (
     to_rows,
 )
 from optpipe.models.inputs.sample_set import format_unreadable
-from optpipe.models.inputs.samples import SMALLEST_VOCABULARY, make_synthetic_image, make_synthetic_tensor
+from optpipe.models.inputs.samples import SMALLEST_VOCABULARY, make_synthetic_tensor
 from optpipe.models.inputs.task_data import fit_texts, resolve_texts
 from optpipe.models.inputs.text_set import text_set_from_path
 

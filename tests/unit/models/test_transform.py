@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, reject
 from hypothesis import strategies as st
 from PIL import Image
+from tests.fakes.odd_images import make_synthetic_image
 from torchvision import models
 from torchvision import transforms as v1
 from torchvision.models import get_model_weights, list_models
@@ -15,7 +16,6 @@ from torchvision.transforms._presets import ImageClassification
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Resize
 from optpipe.models.inputs.images import apply_transform
-from optpipe.models.inputs.samples import make_synthetic_image
 from optpipe.models.sources.libraries import _letterbox
 from optpipe.models.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
 

@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
-from tests.fakes.odd_images import make_edge_case_files
+from tests.fakes.odd_images import make_edge_case_files, make_synthetic_image
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.process import JobFailure
@@ -25,7 +25,6 @@ from optpipe.core.transform import (
     compute_resized_sides,
 )
 from optpipe.models.inputs.images import preprocess_file
-from optpipe.models.inputs.samples import make_synthetic_image
 from optpipe.preprocess.dali_pipeline import (
     INPUT,
     DaliPlan,

@@ -135,5 +135,5 @@ def test_files_to_predictions():
         EndToEndResult("ab", "tensorrt fp16 (cuda)", TUNED_GPU, {}, Verdict.FAIL, wrong),
         EndToEndResult("cd", "onnxruntime fp16 (cuda)", TUNED_GPU, {}, Verdict.FAIL, error="out of memory"),
     )
-    record = EndToEndRecord("/images", 2048, 10**8, results, Verdict.FAIL, "/runs/end-to-end-1")
+    record = EndToEndRecord("/images", 2048, results, Verdict.FAIL, "/runs/end-to-end-1")
     assert_golden(text_of(document_from_end_to_end(record)), "end-to-end.txt")

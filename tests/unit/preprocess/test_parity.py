@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from tests.fakes.odd_images import make_synthetic_image
 
 from optpipe.core.errors import StageError
 from optpipe.core.events import SilentListener
@@ -16,7 +17,6 @@ from optpipe.core.verdict import Verdict
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.sample_set import SetFile
-from optpipe.models.inputs.samples import make_synthetic_image
 from optpipe.preprocess import dali_graph
 from optpipe.preprocess import parity as parity_module
 from optpipe.preprocess.dali_pipeline import DaliPlan

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from tests.fakes.graphs import onnx_model
 from tests.fakes.mutations import mutate_bytes
-from tests.fakes.odd_images import make_edge_case_files
+from tests.fakes.odd_images import make_edge_case_files, make_synthetic_image
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec, card_from_dict
 from optpipe.core.errors import BadInputError
@@ -23,7 +23,6 @@ from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale,
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.images import decode_image, preprocess_file
 from optpipe.models.inputs.sample_set import SetFile
-from optpipe.models.inputs.samples import make_synthetic_image
 from optpipe.models.inputs.task_data import read_images
 from optpipe.preprocess.dali_pipeline import INPUT, PIPELINE, DaliPlan, build_preprocessing_artifact
 from optpipe.preprocess.preprocess import choose_images, open_model_function, read_labels

@@ -11,7 +11,7 @@ from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.plan import for_workspace
 from optpipe.evaluate.tasks.classification import Classification
-from optpipe.evaluate.tasks.contract import TaskContract, suggest_task
+from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.segmentation import Segmentation
 from optpipe.evaluate.tasks.texts import Embedding, TokenClassification
@@ -40,7 +40,10 @@ def require_fitting_task(model: Model, stored: Entry[ModelInfo] | None) -> None:
     if card is None:
         return
     if card.takes_images and card.task in _OF_TEXTS:
-        raise BadInputError(f"{card.name}: {card.task} takes texts, but the model takes images{suggest_task(card)}")
+        raise BadInputError(
+            f"{card.name}: {card.task} takes texts, but the model takes images\n"
+            "set another task in a model card (models/README.md)"
+        )
     TASKS[card.task].require_model(card)
 
 

@@ -67,10 +67,10 @@ class TaskContract:
         """Raises BadInputError if the model's outputs do not fit the task."""
         shape = card.outputs[0].shape if card.outputs else ()
         if self.form and len(shape) != 1 + self.form.count(","):
-            pool = "; pool it over tokens in the model" if card.task is Task.EMBEDDING and len(shape) == 3 else ""
+            pool = "pool it over tokens in the model, or " if card.task is Task.EMBEDDING and len(shape) == 3 else ""
             raise BadInputError(
                 f"{card.name}: {card.task} needs a first output of {self.form}, but {card.outputs[0].name} has shape"
-                f" {'×'.join(map(str, shape))}{pool}{suggest_task(card)}"
+                f" {'×'.join(map(str, shape))}\n{pool}set another task in a model card (models/README.md)"
             )
         if self.names_classes:
             require_labels(card, self.count_classes(card), card.task)
@@ -234,18 +234,6 @@ def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Mea
     without = task.compute_scores(gathered, (np.arange(groups)[:, None] != member).astype(np.float64))
     left = count - np.bincount(member)
     return Measured(gathered, whole, left[:, None] * (whole - without), count, are_means=False)
-
-
-def suggest_task(card: ModelCard) -> str:
-    """Completes an error if the outputs have the ranks of another task: `; task = "segmentation" would fit`."""
-    ranks = tuple(sorted(len(each.shape) for each in card.outputs))
-    if card.tokenization is not None:
-        fits: dict[tuple[int, ...], Task] = {(2,): Task.TEXT_CLASSIFICATION, (3,): Task.TOKEN_CLASSIFICATION}
-    else:
-        fits = {(2,): Task.CLASSIFICATION}
-    if card.takes_images:
-        fits |= {(4,): Task.SEGMENTATION} | dict.fromkeys([(3,), (3, 3), (1, 1, 2)], Task.DETECTION)
-    return f'; task = "{fits[ranks]}" would fit' if ranks in fits and fits[ranks] is not card.task else ""
 
 
 def require_labels(card: ModelCard, classes: int | None, task: Task) -> None:

@@ -27,7 +27,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.transform import compute_geometry
 from optpipe.core.verdict import Observation
 from optpipe.evaluate.result import Agreement
-from optpipe.evaluate.tasks.contract import TaskContract, Values, require_labels, suggest_task
+from optpipe.evaluate.tasks.contract import TaskContract, Values, require_labels
 from optpipe.models.inputs.image_set import ImageSet, read_boxes, read_image_size
 from optpipe.models.inputs.rows import Arrays, rows_from_outputs, split_batches
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
@@ -77,7 +77,7 @@ def find_head(card: ModelCard) -> Head:
     if layout not in LAYOUTS:
         shapes = ", ".join(f"{each.name} {'×'.join(map(str, each.shape))}" for each in card.outputs)
         raise BadInputError(
-            f"{card.name}: no detection head fits its outputs ({shapes}){suggest_task(card)}\n"
+            f"{card.name}: no detection head fits its outputs ({shapes})\n"
             f"a model card names one: [head] layout = {' | '.join(LAYOUTS)}"
         )
     try:

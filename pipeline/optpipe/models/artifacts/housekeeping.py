@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from optpipe.core.entries import GraphInfo, SkippedLayer
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import MixedPrecision, Placement
 from optpipe.core.quantity import format_bytes, format_count, format_duration
@@ -68,7 +67,6 @@ class EntryDetails:
     manifest: Manifest
     chosen: str | None = None
     """The loads at which `build --precision auto` found it to be the fastest, and the run; for that run, its choice."""
-    kept: tuple[SkippedLayer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +100,7 @@ def _summarize(entry: Entry[Any]) -> EntrySummary:
 def describe_entry(entry: Entry[Any], store: Store) -> EntryDetails:
     decided = find_decision(store.workspace, {entry.id})
     chosen = None if decided is None else f"{decided[0].describe(entry.id)} ({decided[1]})"
-    made_of = {entry.id, *entry.manifest.parents}
-    graph = next((each for each in store.scan_entries(GraphInfo)[0] if each.id in made_of), None)
-    return EntryDetails(_summarize(entry), entry.manifest, chosen, graph.info.kept if graph else ())
+    return EntryDetails(_summarize(entry), entry.manifest, chosen)
 
 
 def list_stored(store: Store) -> StoreListing:
@@ -231,9 +227,6 @@ def _sweep(store: Store, *, dry_run: bool) -> int:
     return freed
 
 
-SHOWN_LAYERS = 20
-
-
 def document_from_listing(listing: StoreListing) -> Document:
     entries, runs = listing.entries, listing.runs
     if not (entries or listing.damaged or runs):
@@ -304,7 +297,7 @@ def document_from_entry(found: EntryDetails) -> Document:
             Sentence(parents, Tone.STRONG, "from") if parents else None,
             *_list_files(manifest.files),
             *(_describe_proof(proof, found) if (proof := info.get("precision_proof")) else ()),
-            *_describe_kept(found),
+            *_describe_mixed(found),
             Sentence(str(found.chosen), Tone.STRONG, "chosen") if found.chosen else None,
             *(Sentence(str(each), Tone.STRONG, "remark") for each in info.get("remarks", ())),
             Sentence(f"{weights['source']} {weights['sha256']}", Tone.STRONG, "weights") if weights else None,
@@ -323,18 +316,14 @@ def _describe_proof(proof: Mapping[str, Any], found: EntryDetails) -> Iterator[S
         yield Sentence(format_placement(placement), Tone.DOUBTFUL, "elsewhere")
 
 
-def _describe_kept(found: EntryDetails) -> Iterator[Sentence]:
-    """Layers in floating point: of a build within a budget, or of an INT8 or FP8 graph."""
+def _describe_mixed(found: EntryDetails) -> Iterator[Sentence]:
+    """The layers that a build within a budget has in floating point."""
     if recorded := found.manifest.info.get("mixed"):
         mixed = record_from_plain(recorded, MixedPrecision, found.entry.path)
         details = tuple(
             f"{each.layer} ({each.op}), {format_count(each.macs)} MACs: {each.reason}" for each in mixed.kept
         )
         yield Sentence(format_mixed(mixed), Tone.STRONG, "mixed", details)
-        return
-    yield from (Sentence(f"{each.layer}: {each.reason}", Tone.STRONG, "kept") for each in found.kept[:SHOWN_LAYERS])
-    if (more := len(found.kept) - SHOWN_LAYERS) > 0:
-        yield Sentence(f"{more} more layers; --json lists all", Tone.FAINT, "kept")
 
 
 def document_from_removal(removal: Removal) -> Document:

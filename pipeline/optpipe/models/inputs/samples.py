@@ -230,25 +230,13 @@ def make_synthetic_tensor(
     if kind.kind == "b":
         return random.integers(0, 2, tuple(shape)).astype(kind)
     if len(shape) == 4 and shape[1] in (1, 3):
-        rows = [_make_photograph_noise(random, shape[2], shape[3], shape[1]) for _ in range(shape[0])]
+        rows = [make_photograph_noise(random, shape[2], shape[3], shape[1]) for _ in range(shape[0])]
         values = np.stack([np.moveaxis(row, -1, 0) for row in rows]) if rows else np.zeros(tuple(shape))
         return values.astype(kind)
     return random.standard_normal(tuple(shape)).astype(kind)
 
 
-def make_synthetic_image(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
-    """An 8-bit RGB image (height, width, 3) with a photograph's spectrum and edges of flat shapes."""
-    random = np.random.default_rng(seed)
-    levels = 127 + 48 * _make_photograph_noise(random, height, width, 3)
-    rows, columns = np.ogrid[:height, :width]
-    for _ in range(6):
-        centre, radius = random.uniform(0, 1, 2) * (height, width), random.uniform(0.05, 0.25, 2) * (height, width)
-        inside = ((rows - centre[0]) / max(radius[0], 1)) ** 2 + ((columns - centre[1]) / max(radius[1], 1)) ** 2 < 1
-        levels[inside] = 0.4 * levels[inside] + 0.6 * random.uniform(0, 255, 3)
-    return np.ascontiguousarray(np.clip(levels, 0, 255).astype(np.uint8))
-
-
-def _make_photograph_noise(random: np.random.Generator, height: int, width: int, channels: int) -> NDArray[np.float64]:
+def make_photograph_noise(random: np.random.Generator, height: int, width: int, channels: int) -> NDArray[np.float64]:
     """Noise with amplitude 1/f, as natural scenes have (Field 1987); channels share most of their luminance."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
     frequency[0, 0] = 1.0

@@ -32,9 +32,6 @@ from optpipe.models.sources.modules import (
 from optpipe.models.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
 from optpipe.workspace.environment import get_package_version
 
-HUB = "huggingface.co"
-
-
 DEFAULT_SEQUENCE_PROFILE = (8, 128, 512)
 POOLING_FOLDER = "1_Pooling"
 VOCABULARY_FILES = (

@@ -41,14 +41,13 @@ from optpipe.workspace.store import Store
 
 INPUT = "DALI_INPUT_0"
 """Triton's DALI backend gives the first input this name unless a configuration names it."""
-DecodeDevice = Literal["cpu", "mixed"]
 
 
 @dataclass(frozen=True, slots=True)
 class DaliPlan:
     """Settings of a derived pipeline; only `decode` may change a pixel."""
 
-    decode: DecodeDevice = "cpu"
+    decode: Literal["cpu", "mixed"] = "cpu"
     """`cpu`: libjpeg-turbo and similar libraries; `mixed`: nvJPEG, with the pixels on the GPU."""
     device: Literal["cpu", "gpu"] = "cpu"
     """The device of everything after decoding and of the result; `mixed` needs `gpu`."""

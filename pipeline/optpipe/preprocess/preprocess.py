@@ -47,7 +47,6 @@ from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.runs import finish_run, open_run
 from optpipe.workspace.store import Store
 
-Decoder = Literal["auto", "cpu", "mixed"]
 MAX_SECONDS = 600.0
 MAX_THREADS, MAX_BATCH_SIZE = 1024, 65536
 """Above these DALI ends the process instead of raising."""
@@ -159,7 +158,9 @@ def derive_preprocessing(
     )
 
 
-def choose_dali_plan(decoder: Decoder, threads: int | None = None, batch_size: int | None = None) -> DaliPlan:
+def choose_dali_plan(
+    decoder: Literal["auto", "cpu", "mixed"], threads: int | None = None, batch_size: int | None = None
+) -> DaliPlan:
     """The plan to start from; `auto` decodes with nvJPEG if there is a GPU. Raises BadInputError, MissingError."""
     gpus = list_gpus()
     if decoder == "mixed" and not gpus:

@@ -25,7 +25,7 @@ from optpipe.report.document import (
     make_table,
 )
 from optpipe.workspace.entry import MANIFEST, Entry, Manifest, load_run, require_unchanged
-from optpipe.workspace.files import FileHash, measure_folder_bytes, open_lock, try_lock, write_bytes
+from optpipe.workspace.files import measure_folder_bytes, open_lock, try_lock, write_bytes
 from optpipe.workspace.runs import REMOVED, list_run_folders
 from optpipe.workspace.store import Store
 
@@ -279,23 +279,19 @@ def _tabulate_runs(listing: StoreListing) -> Iterator[Table | Sentence]:
     yield Sentence(f"{len(rows)} run{'' if len(rows) == 1 else 's'}, {total}")
 
 
-def _list_files(files: Mapping[str, FileHash]) -> Iterator[Sentence]:
-    return (Sentence(f"{file.sha256}  {format_bytes(file.size_bytes):>9}  {name}") for name, file in files.items())
-
-
 def document_from_entry(found: EntryDetails) -> Document:
     entry, manifest, info = found.entry, found.manifest, found.manifest.info
     weights = info.get("weights")
     packages = ", ".join(f"{name} {version}" for name, version in manifest.environment.packages.items())
     parents = ", ".join(dict.fromkeys(manifest.parents))
     verb = "made" if manifest.status == "complete" else manifest.status
-    seconds = format_duration(manifest.seconds * 1e9)
+    seconds, files = format_duration(manifest.seconds * 1e9), manifest.files.items()
     return make_document(
         [
             Sentence(f"{manifest.name}  {entry.model or ''}"),
             Sentence(f"{verb} {manifest.started_utc[:19]} in {seconds} by  {manifest.command}"),
             Sentence(parents, Tone.STRONG, "from") if parents else None,
-            *_list_files(manifest.files),
+            *(Sentence(f"{file.sha256}  {format_bytes(file.size_bytes):>9}  {name}") for name, file in files),
             *(_describe_proof(proof, found) if (proof := info.get("precision_proof")) else ()),
             *_describe_mixed(found),
             Sentence(str(found.chosen), Tone.STRONG, "chosen") if found.chosen else None,

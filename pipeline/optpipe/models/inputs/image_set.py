@@ -106,11 +106,14 @@ def check_image_set(found: ImageSet) -> ImageSet:
 def image_set_from_path(
     source: Path, count: int | None = None, seed: int = 0, step: ProgressStep = UNWATCHED
 ) -> tuple[ImageSet, tuple[Unusable, ...]]:
-    """The set that `source` names: a manifest, or `count` images drawn from a folder; and unusable files.
+    """The set that `source` names: a manifest, a COCO file, or `count` images drawn from a folder; and unusable files.
 
     Only `images/` of a folder with annotations is read. If all images lie in class folders, these are the labels, and
     the sample is stratified by them. Raises BadInputError for an empty folder, or too many unusable files.
     """
+    if is_coco(source):
+        with read_as_user_file(source, "COCO annotations"):
+            return image_set_from_coco(source, count, seed), ()
     if source.is_file():
         found = ImageSet.from_manifest(source)
         if count is None or count >= len(found.files):

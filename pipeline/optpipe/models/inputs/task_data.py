@@ -16,7 +16,6 @@ from optpipe.core.files import hash_file, hash_value
 from optpipe.models.inputs.image_set import (
     ANNOTATIONS,
     ImageSet,
-    image_set_from_coco,
     image_set_from_path,
     is_coco,
     list_coco_images,
@@ -86,10 +85,7 @@ def load_sample_set(
 def read_images(
     source: Path, count: int | None, seed: int, listener: Listener
 ) -> tuple[ImageSet, tuple[Unusable, ...]]:
-    """All or `count` images of a folder, a manifest, or a COCO file, and unusable ones, of which it warns. Raises BadInputError."""
-    if is_coco(source):
-        with read_as_user_file(source, "COCO annotations"):
-            return image_set_from_coco(source, count, seed), ()
+    """The result of `image_set_from_path`; warns of unusable images."""
     with listener.step(f"read {source}", total=count) as step:
         found, unusable = image_set_from_path(source, count, seed, step)
     _warn_of_unusable(unusable, "file", listener)
@@ -97,7 +93,7 @@ def read_images(
 
 
 def read_texts(source: Path, count: int | None, seed: int, listener: Listener) -> tuple[TextSet, tuple[Unusable, ...]]:
-    """All or `count` texts of JSON lines or a manifest, and unusable lines, of which it warns. Raises BadInputError."""
+    """The result of `text_set_from_path`; warns of unusable lines."""
     with listener.step(f"read {source}", total=count):
         found, unusable = text_set_from_path(source, count, seed)
     _warn_of_unusable(unusable, "line", listener)

@@ -163,8 +163,6 @@ def describe_user_error(error: BaseException) -> str:
         return (
             text + f"\ninstall the package that provides {package} (`uv pip install`), or add its folder to PYTHONPATH"
         )
-    if isinstance(error, ImportError) and "relative import" in str(error):
-        return text + "\nit uses relative imports: give a file outside the package that imports the factory"
     return text
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from secrets import randbits
-from time import perf_counter_ns, time
+from time import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -125,12 +125,14 @@ def _replay_live(
         for wanted, limits in loads.items():
             spec, rows = fill_load(checked, wanted, expected[0].inputs)
             with listener.step(f"{load[0]:,} requests at {load[1]:g}/s, {spec}"):
-                given, arrivals = name_inputs(checked.serving, rows), iterate_arrivals(load[1], randbits(32))
-                if single := spec.rate_per_s is None:  # its requests follow each other: a latency counts from sending
-                    arrivals = (perf_counter_ns() for _ in arrivals)
-                latencies, failed = send_requests(
-                    connect, record.engine, given, islice(arrivals, load[0]), 1 if single else CONNECTIONS
+                given, due = (
+                    name_inputs(checked.serving, rows),
+                    islice(iterate_arrivals(load[1], randbits(32)), load[0]),
                 )
+                if spec.rate_per_s is None:  # its requests follow each other: a latency counts from sending
+                    latencies, failed = send_requests(connect, record.engine, given, (None for _ in due), 1)
+                else:
+                    latencies, failed = send_requests(connect, record.engine, given, due, CONNECTIONS)
                 found.append(judge_failed(f"answers.{limits[0].name}", len(latencies) + len(failed), failed))
                 if latencies and not failed:
                     found += judge_latencies(latencies, limits, spec, load[1])

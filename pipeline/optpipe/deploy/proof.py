@@ -8,14 +8,14 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from threading import Barrier, BrokenBarrierError, Lock
+from threading import Barrier, BrokenBarrierError, Semaphore, local
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -215,38 +215,44 @@ def send_requests(
     connect: Callable[[], Client],
     model: str,
     inputs: "Mapping[str, np.ndarray]",
-    arrivals: Iterator[int],
+    arrivals: Iterable[int | None],
     connections: int,
 ) -> tuple[list[int], list[str]]:
-    """Sends a request at each of `arrivals`; returns the latencies since then in ns, and why others failed.
+    """Sends a request at each of `arrivals`; returns the latencies since then in ns, for None since sending, and why others failed.
 
     A free connection takes the next arrival, so that at most `connections` requests are in flight. After MAX_FAILED nothing more is
     sent.
     """
-    ready, turn = Barrier(connections), Lock()
+    thread, ready, room = local(), Barrier(connections), Semaphore(connections)
     latencies: list[int] = []
     failed: list[str] = []
 
-    def work(_: int) -> None:
+    def open_sender(_: int) -> None:
         client = connect()
-        send = partial(infer, client, model, prepare_inputs(client[0], inputs))
+        thread.send = partial(infer, client, model, prepare_inputs(client[0], inputs))
         with suppress(StageError):
-            send()  # opens the connection
+            thread.send()  # opens the connection
         with suppress(BrokenBarrierError):
-            ready.wait(REQUEST_LIMIT_S)
-        while len(failed) < MAX_FAILED:
-            with turn:
-                if (due := next(arrivals, None)) is None:
-                    return
-            try:
-                send()
-            except StageError as problem:
-                failed.append(str(problem))
-            else:
-                latencies.append(perf_counter_ns() - due)
+            ready.wait(REQUEST_LIMIT_S)  # so that each thread takes one of these calls
+
+    def send(due: int | None) -> None:
+        begun = perf_counter_ns() if due is None else due
+        try:
+            thread.send()
+        except StageError as problem:
+            failed.append(str(problem))
+        else:
+            latencies.append(perf_counter_ns() - begun)
+        room.release()
 
     with ThreadPoolExecutor(connections) as pool:
-        list(pool.map(work, range(connections)))
+        list(pool.map(open_sender, range(connections)))
+        room.acquire()
+        for due in arrivals:
+            pool.submit(send, due)
+            room.acquire()
+            if len(failed) >= MAX_FAILED:
+                break
     return latencies, failed
 
 

@@ -158,7 +158,11 @@ def recheck(
             listener.warn(f"the old side is not the dossier's environment: {name} {now}, the dossier has {then}")
         with listener.step("outputs"):
             outputs = _compare_outputs(build, old, new, group)
-        with _open_pool(old, scratch / "old") as old_pool, _open_pool(new, scratch / "new") as new_pool:
+        old_pool, new_pool = (
+            WorkerPool(scratch / name, python=one.program, environment=one.environment)
+            for name, one in (("old", old), ("new", new))
+        )
+        with old_pool, new_pool:
             contender = _prepare(build, group, load, store, new_pool, scratch)
             baseline = replace(contender, pool=old_pool)
             for subject in (baseline, contender):
@@ -222,10 +226,6 @@ def _compare_outputs(
     before, after = (outputs_of_interpreter(each, build, known.inputs, options) for each in (old, new))
     classifies = build.card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION)
     return tuple(list_output_changes(before, after, classifies=classifies))
-
-
-def _open_pool(interpreter: Interpreter, folder: Path) -> WorkerPool:
-    return WorkerPool(folder, python=interpreter.program, environment=interpreter.environment)
 
 
 def _prepare(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain, count, groupby
+from itertools import chain, count
 from math import hypot, log, log1p
 from pathlib import Path
 from random import Random
@@ -88,10 +88,10 @@ def loads_from_criteria(
             else:
                 highest = max(known.percentile, percent_from_name(criterion.metric))
                 needed[load.key] = replace(known, percentile=highest)
-    loads = list(needed.values())
-    alike = sorted(loads, key=lambda load: (_order(load), load.batch_size))
-    groups = [list(found) for _, found in groupby(alike, key=_order)]
-    return [(found[0], tuple(dict.fromkeys(load.batch_size for load in found))) for found in groups]
+    groups: dict[LoadSpec, list[int]] = {}
+    for load in needed.values():
+        groups.setdefault(replace(load, batch_size=1), []).append(load.batch_size)
+    return [(replace(load, batch_size=min(sizes)), tuple(sorted(sizes))) for load, sizes in groups.items()]
 
 
 def _load(where: LoadFilter, min_seconds: float, max_seconds: float) -> LoadSpec:
@@ -105,12 +105,6 @@ def _load(where: LoadFilter, min_seconds: float, max_seconds: float) -> LoadSpec
         max_seconds=max(max_seconds, min_seconds),
         length=where.length,
     )
-
-
-def _order(load: LoadSpec) -> tuple[str, str, int, int, float, float, float]:
-    return (
-        str(load.scenario), str(load.mode), load.streams, load.length or 0, load.rate_per_s or 0.0, load.percentile, load.min_seconds,
-    )  # fmt: skip
 
 
 def require_evaluable(model: Model, data: Path, store: Store, listener: Listener, *, truncate: bool) -> None:

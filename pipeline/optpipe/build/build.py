@@ -34,6 +34,7 @@ from optpipe.models.export.exported import (
 )
 from optpipe.models.inputs.rows import holds_tensors, read_tensor_set
 from optpipe.models.inputs.samples import choose_samples
+from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.quantize.calibrated_graph import require_calibration, resolve_data
 from optpipe.quantize.precision_graph import convert_to_precision
 from optpipe.quantize.ranges import is_table
@@ -74,6 +75,8 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     if plan.budget is not None and not set(BUDGETED) & set(plan.precisions):
         raise BadInputError(f"--budget applies to {', '.join(BUDGETED)}; add one of them to --precision")
     store.require_writable()
+    if isinstance(model.source, OnnxFileSource):
+        model = replace(model, source=replace(model.source, example=plan.images or plan.calibration))
     model, stored = prepare_model(model, store, listener)
     _require_evaluable(model, stored, store)
     if plan.images is not None:  # reject unreadable data before the export

@@ -1,15 +1,59 @@
-"""Hugging Face models: checkpoints that lack a part."""
+"""Hugging Face models: a hub out of reach, and checkpoints that lack a part."""
 
 import json
+import socket
 
 import pytest
 from tests.fakes.text_models import make_tokenizer
 
 from optpipe.core.card import Task
 from optpipe.core.entries import WeightsRequest
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, MissingError
 from optpipe.models.export.exported import Model
-from optpipe.models.sources.libraries import HuggingFaceSource
+from optpipe.models.sources.libraries import HuggingFaceSource, use_hub
+
+constants = pytest.importorskip("huggingface_hub.constants", reason="needs huggingface_hub: uv sync --extra hf")
+
+
+@pytest.fixture
+def port(monkeypatch, tmp_path):
+    """Of this machine, where nobody listens; the hub's client takes it for the hub's."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number = free.getsockname()[1]
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{number}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    return number
+
+
+def test_a_hub_that_refuses_is_not_asked_again(port):
+    with use_hub() as unreachable:
+        assert constants.is_offline_mode()
+    assert unreachable == "127.0.0.1 cannot be reached (Connection refused)"
+    assert not constants.is_offline_mode()
+
+
+def test_a_hub_that_takes_its_time_is_waited_for(port):
+    with socket.create_server(("127.0.0.1", port)), use_hub() as unreachable:  # it answers nothing
+        assert (unreachable, constants.is_offline_mode()) == (None, False)
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_model_that_is_not_cached_is_one_message_with_the_way_out(port, monkeypatch, offline, capfd):
+    pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    with pytest.raises(MissingError) as refused:
+        HuggingFaceSource("org/none").load(WeightsRequest())
+    what = "HF_HUB_OFFLINE is set" if offline else "127.0.0.1 cannot be reached (Connection refused)"
+    assert str(refused.value).splitlines() == [
+        f"hf:org/none: {what}, and the Hugging Face cache does not have this model",
+        "use a local folder (hf:FOLDER), or fill the cache with `hf download org/none` where there is a network and HF_HUB_OFFLINE is "
+        "not set",
+    ]
+    assert capfd.readouterr().err == ""
+
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
 

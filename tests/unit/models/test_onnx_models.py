@@ -313,6 +313,15 @@ def test_a_loop_that_never_ends_is_refused_before_it_runs(tmp_path) -> None:
         Model(OnnxFileSource(path), WeightsRequest()).load()
 
 
+def test_shapes_are_proposed_as_the_given_tensors_have_them(tmp_path) -> None:
+    path = saved(tmp_path, [("Relu", ["x"], ["y"], {})], {"x": ("FLOAT", ["n", 3, "h", "w"])},
+                 {"y": ("FLOAT", ["n", 3, "h", "w"])})  # fmt: skip
+    np.savez(tmp_path / "rows.npz", x=normal(5, 3, 48, 320))
+    plan = BuildPlan((Precision.FP32,), (OnnxRuntime(),), named=True, device="cpu", images=tmp_path / "rows.npz")
+    with pytest.raises(BadInputError, match="--shape x=1x3x48x320:8x3x48x320:64x3x48x320"):
+        build_model(Model(OnnxFileSource(path), WeightsRequest()), plan, Store(tmp_path / "ws"), SilentListener())
+
+
 def test_an_output_whose_shape_depends_on_the_data_is_refused_by_that_shape(tmp_path) -> None:
     path = saved(tmp_path, [("NonZero", "x", "places")], {"x": ["batch", 8]}, {"places": ("INT64", [2, "found"])})
     np.savez(tmp_path / "rows.npz", x=np.tri(8, dtype=np.float32)[RANDOM.permutation(8)])

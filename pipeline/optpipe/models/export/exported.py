@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from optpipe.core.card import ModelCard, Shape, card_from_file, require_matching
 from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo, WeightsRequest
 from optpipe.core.errors import BadInputError, GateError, first_line
 from optpipe.core.events import Listener
+from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
 from optpipe.models.inputs.rows import run_rows, split_batches
 from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples, load_sample_inputs, read_sample_labels
+from optpipe.models.sources.libraries import explain_unreachable
 from optpipe.models.sources.modules import LoadedModel, NoWeightsError, Source
 from optpipe.models.sources.onnx_file import name_dimensions
 from optpipe.models.sources.python_file import describe_user_error
@@ -26,9 +29,14 @@ from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, compute_output_error,
 from optpipe.workspace.entry import Entry, compute_entry_id
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX, REFERENCE, TOKENIZER
-from optpipe.workspace.store import Store
+from optpipe.workspace.files import write_json
+from optpipe.workspace.store import NOTES, Store
 
 Arrays = Mapping[str, np.ndarray]
+
+
+PROBE_S = 0.3
+"""Timeout for a host that had no weights before, after which it counts as unreachable again."""
 
 
 @dataclass
@@ -73,16 +81,29 @@ class Model:
         return self.source.load(self.weights).module
 
 
-def choose_available_weights(model: Model, listener: Listener) -> Model:
-    """`model`, with random weights if the default ones cannot be downloaded; warns about it."""
+def choose_available_weights(model: Model, workspace: Path, listener: Listener) -> Model:
+    """`model`, with random weights if the default ones cannot be downloaded; warns about it.
+
+    A failed download is recorded in the workspace while its host does not answer, so that builds without a network are
+    not slowed down each time.
+    """
     if model.weights.kind != "default":
         return model
-    try:
-        model.load()
-    except NoWeightsError as error:
-        reason = str(error)
-    else:
-        return model
+    memory = workspace / NOTES / f"unavailable-{hash_value(dict(model.source.collect_identity()))[:12]}.json"
+
+    reason = None
+    with suppress(OSError, ValueError, KeyError):
+        record = json.loads(memory.read_text(encoding="utf-8"))
+        reason = str(record["reason"]) if explain_unreachable(f"https://{record['host']}", PROBE_S) else None
+    if reason is None:
+        try:
+            model.load()
+        except NoWeightsError as error:
+            reason = str(error)
+            write_json(memory, {"reason": reason, "host": error.host})
+        else:
+            memory.unlink(missing_ok=True)
+            return model
     listener.warn(
         f"{reason}\nusing seeded random weights instead: speed is meaningful, accuracy is not (pass --weights FILE for real weights)"
     )
@@ -124,7 +145,7 @@ def prepare_model(model: Model, store: Store, listener: Listener) -> tuple[Model
             model.load()
     if (stored := find_stored_model(model, store)) is not None:
         return model, stored
-    available = choose_available_weights(model, listener)
+    available = choose_available_weights(model, store.workspace, listener)
     return available, None if available is model else find_stored_model(available, store)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from optpipe.backends.onnx_graph import (
     find_compared_values,
     find_index_bounds,
+    infer_graph_types,
     load_onnx,
     name_nodes,
     separate_int8_constants,
@@ -244,12 +245,21 @@ def _find_output_axes(
 def _find_changing_axes(
     outputs: list[TensorSpec], names: set[str], card: ModelCard, graph: Any, path: Path
 ) -> list[TensorSpec]:
-    """The only axis whose size differs between runs at two batch sizes; None if no size differs."""
+    """The only axis whose size differs between two batch sizes, by shape inference or a run; None if no size differs."""
     low, _, high = card.batch_range
     if low == high:
         return outputs
-    size, compared = max(low, min(2, high - 1)), find_compared_values(graph)
-    few, many = (_run_for_shapes(path, card, each, compared) for each in (size, size + 1))
+    sizes = (high - 1 if high - low > 1 else low, high)
+    for value in graph.graph.output:
+        value.type.tensor_type.ClearField("shape")  # a file may state one size and compute another
+    few, many = (
+        infer_graph_types(graph, [each.with_batch(low, size, high) for each in card.inputs]).shapes for size in sizes
+    )
+    if any(
+        not few.get(each.name) for each in outputs if not names & set(each.shape)
+    ):  # for outputs of If, Loop and similar operators
+        compared = find_compared_values(graph)
+        few, many = (_run_for_shapes(path, card, size, compared) for size in sizes)
     found = []
     for each in outputs:
         shapes = few.get(each.name, ()), many.get(each.name, ())

@@ -195,6 +195,15 @@ def holds_tensors(source: Path) -> bool:
     return any(each.suffix.lower() == SUFFIX for each in (source.iterdir() if source.is_dir() else (source,)))
 
 
+def read_shapes(source: Path) -> dict[str, tuple[int, ...]]:
+    if source.suffix.lower() != SUFFIX:
+        return {}
+    with read_as_user_file(source, "tensors", f"give {FORMS}"):
+        _require_room(source)
+        with np.load(source, allow_pickle=False) as stored:
+            return {name: stored[name].shape for name in stored.files}
+
+
 def _require_room(source: Path) -> None:
     """Raises BadInputError for a .npz that declares more than the memory or its file holds, before unpacking it."""
     with zipfile.ZipFile(source) as packed:

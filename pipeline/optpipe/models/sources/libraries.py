@@ -6,10 +6,14 @@ the weights may be replaced by random ones.
 """
 
 import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlparse, urlsplit
 
 from msgspec import structs
 
@@ -31,6 +35,65 @@ from optpipe.models.sources.modules import (
 )
 from optpipe.models.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
 from optpipe.workspace.environment import get_package_version
+
+HUB = "huggingface.co"
+
+
+@contextmanager
+def use_hub() -> Iterator[str | None]:
+    """Makes the client of an unreachable hub read only its cache, since it would try every file for 20 s and longer.
+
+    Yields the reason; None if the hub is reachable. The timeout is that of the client's own requests, by default 10 s,
+    so that a slow network is used.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        yield "HF_HUB_OFFLINE is set"
+        return
+    why = explain_unreachable(constants.ENDPOINT, constants.HF_HUB_ETAG_TIMEOUT)
+    constants.HF_HUB_OFFLINE = why is not None
+    try:
+        yield None if why is None else f"{urlsplit(constants.ENDPOINT).hostname} cannot be reached ({why})"
+    finally:
+        constants.HF_HUB_OFFLINE = False
+
+
+def explain_hub_error(error: Exception, unreachable: str | None) -> str:
+    if unreachable is not None and is_not_cached(error):
+        return f"{unreachable}, and the Hugging Face cache does not have this model"
+    return first_line(error)
+
+
+def is_not_cached(error: Exception) -> bool:
+    """Whether the client, or transformers for it, reports that neither the hub nor the cache has a file."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    return isinstance(error, LocalEntryNotFoundError) or isinstance(error.__cause__, LocalEntryNotFoundError)
+
+
+def explain_unreachable(url: str, timeout_s: float) -> str | None:
+    """Why the host of `url` cannot be reached; None if it can, and behind a proxy, where only trying tells."""
+    from urllib.request import getproxies
+
+    parts = urlsplit(url)
+    if {parts.scheme, "all"} & set(getproxies()):
+        return None
+    try:
+        found = socket.getaddrinfo(parts.hostname, parts.port or parts.scheme, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return error.strerror or str(error)
+    reason = ""
+    for family, address in {family: address for family, *_, address in found}.items():  # one address per family
+        try:
+            with socket.socket(family) as connection:
+                connection.settimeout(timeout_s)
+                connection.connect(address)
+                return None
+        except OSError as error:
+            reason = error.strerror or str(error)
+    return reason
+
 
 DEFAULT_SEQUENCE_PROFILE = (8, 128, 512)
 POOLING_FOLDER = "1_Pooling"
@@ -75,9 +138,13 @@ class HuggingFaceSource:
 
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()  # the record has the tensors that are not in the checkpoint
-        config = self._read_config(transformers)
+        with nullcontext() if Path(self.repository).exists() else use_hub() as unreachable:
+            return self._load(transformers, weights, unreachable)
+
+    def _load(self, transformers: Any, weights: WeightsRequest, unreachable: str | None) -> LoadedModel:
+        config = self._read_config(transformers, unreachable)
         kind, task = _choose_head(transformers, config, self.name)
-        module, record = self._module(kind, config, weights)
+        module, record = self._module(kind, config, weights, unreachable)
         image = task is Task.CLASSIFICATION
         tokenizer = None if image else _load_tokenizer(transformers, self.repository)
         card = self._make_image_card(transformers, config) if image else self._make_text_card(config, tokenizer, task)
@@ -90,23 +157,30 @@ class HuggingFaceSource:
             card, record, module=flat, tokenizer=tokenizer.backend_tokenizer.to_str() if tokenizer else None
         )
 
-    def _read_config(self, transformers: Any) -> Any:
+    def _read_config(self, transformers: Any, unreachable: str | None) -> Any:
         try:
             return transformers.AutoConfig.from_pretrained(self.repository)
         except (OSError, ValueError) as error:
+            if unreachable is not None and is_not_cached(error):
+                raise MissingError(
+                    f"{self.name}: {explain_hub_error(error, unreachable)}\n"
+                    f"use a local folder (hf:FOLDER), or fill the cache with `hf download {self.repository}` where there is a network"
+                    " and HF_HUB_OFFLINE is not set"
+                ) from error
             raise (BadInputError if Path(self.repository).exists() else MissingError)(
-                f"{self.name}: no configuration found ({first_line(error)})\n"
-                "use a name on huggingface.co or a local folder; without a network, fill the cache and set HF_HUB_OFFLINE=1"
+                f"{self.name}: no configuration found ({first_line(error)}); use a name on {HUB} or a local folder"
             ) from error
 
-    def _module(self, kind: Any, config: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
+    def _module(
+        self, kind: Any, config: Any, request: WeightsRequest, unreachable: str | None
+    ) -> tuple[Any, WeightsRecord]:
         if request.kind != "default":
             return make_with_weights(lambda: kind.from_config(config), request)
         try:
             with use_seed(request.seed):
                 module, said = kind.from_pretrained(self.repository, use_safetensors=True, output_loading_info=True)
         except OSError as error:
-            raise NoWeightsError(f"{self.name}: {first_line(error)}") from error
+            raise NoWeightsError(f"{self.name}: {explain_hub_error(error, unreachable)}", HUB) from error
         except (RuntimeError, ValueError) as error:
             raise BadInputError(
                 f"{self.name}: its checkpoint does not fit its configuration: {first_line(error)}"
@@ -247,10 +321,11 @@ class TimmSource:
     def _module(self, timm: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
         if request.kind != "default":
             return make_with_weights(lambda: timm.create_model(self.model, pretrained=False), request)
-        try:
-            module = timm.create_model(self.model, pretrained=True).eval()
-        except (OSError, RuntimeError) as error:  # hub errors are OSErrors; timm raises RuntimeError without a URL
-            raise NoWeightsError(f"{self.name}: {first_line(error)}") from error
+        with use_hub() as unreachable:
+            try:
+                module = timm.create_model(self.model, pretrained=True).eval()
+            except (OSError, RuntimeError) as error:  # hub errors are OSErrors; timm raises RuntimeError without a URL
+                raise NoWeightsError(f"{self.name}: {explain_hub_error(error, unreachable)}", HUB) from error
         return module, WeightsRecord(f"default:{self.name}", hash_module_weights(module))
 
 
@@ -336,7 +411,8 @@ class TorchvisionSource:
             try:
                 module = models.get_model(self.builder, weights=published).eval()
             except OSError as error:  # URLError, timeouts and refused connections are OSErrors
-                raise NoWeightsError(f"{published} could not be downloaded ({error})") from error
+                reason = f"{published} could not be downloaded ({error})"
+                raise NoWeightsError(reason, urlparse(published.url).hostname or "") from error
             return module, WeightsRecord(f"default:{published}", hash_module_weights(module))
         options = {"weights": None}
         builder = models.get_model_builder(self.builder)

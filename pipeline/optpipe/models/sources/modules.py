@@ -52,7 +52,11 @@ class Source(Protocol):
 
 
 class NoWeightsError(OptpipeError):
-    """The published weights are not available."""
+    """The published weights are not available; `host` would serve them."""
+
+    def __init__(self, reason: str, host: str) -> None:
+        super().__init__(reason)
+        self.host = host
 
 
 def flatten_tensors(value: Any) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, escape, read_as_user_file
 from optpipe.core.files import get_memory_bytes, hash_file, hash_value
 from optpipe.core.quantity import format_bytes
+from optpipe.models.inputs.rows import read_shapes
 from optpipe.models.sources.modules import DEFAULT_BATCH_PROFILE, LoadedModel
 
 Dims = Sequence[int | str | None]
@@ -22,8 +23,13 @@ _NO_BATCH = re.compile(r"seq|time|len|height|width|sample|token|frame|channel|po
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
-def read_input_specs(model: Any, shapes: Mapping[str, tuple[Shape, Shape, Shape]], path: Path) -> tuple[InputSpec, ...]:
-    """The inputs that are not constants, with `shapes` from `--shape`.
+def read_input_specs(
+    model: Any,
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]],
+    path: Path,
+    example: Mapping[str, Sequence[int]] | None = None,
+) -> tuple[InputSpec, ...]:
+    """The inputs that are not constants, with `shapes` from `--shape`; `example` gives the shapes of arrays for suggestions.
 
     Raises BadInputError for an unsupported type, and for open dimensions, with the options to paste.
     """
@@ -38,7 +44,9 @@ def read_input_specs(model: Any, shapes: Mapping[str, tuple[Shape, Shape, Shape]
         and any(not isinstance(size, int) and index != axis for index, size in enumerate(each))
     ]
     if missing:
-        proposed = [f"--shape {shlex.quote(_propose_shape(*each))}" for each in missing]
+        proposed = [
+            f"--shape {shlex.quote(_propose_shape(model, *each, (example or {}).get(each[0])))}" for each in missing
+        ]
         shown = "x".join(str(size) if isinstance(size, int) else "?" for size in missing[0][1])
         raise BadInputError(
             f"{path}: input '{missing[0][0]}' is {shown}; give its open dimensions as min:opt:max, for example\n"
@@ -79,16 +87,27 @@ def _find_batch_axis(dims: Dims, name: str | None, fixed: int | None) -> int | N
     return dims.index(fixed) if fixed in dims[:2] else None
 
 
-def _propose_shape(name: str, dims: Dims, axis: int | None) -> str:
-    """`--shape` for an input, with the usual size of such an input."""
-    usual = {4: 224, 1: 1}.get(len(dims), 128)
+def _propose_shape(model: Any, name: str, dims: Dims, axis: int | None, example: Sequence[int] | None) -> str:
+    """`--shape` for an input: an array's, otherwise from the model's metadata, otherwise the usual size of such an input."""
+    sizes = example if example and len(example) == len(dims) else [_guess_size(model, dims)] * len(dims)
     shapes = [
         "x".join(
-            str(size if isinstance(size, int) else batch if index == axis else usual) for index, size in enumerate(dims)
+            str(size if isinstance(size, int) else batch if index == axis else sizes[index])
+            for index, size in enumerate(dims)
         )
         for batch in DEFAULT_BATCH_PROFILE
     ]
     return f"{name}={':'.join(dict.fromkeys(shapes))}"
+
+
+def _guess_size(model: Any, dims: Dims) -> int:
+    metadata = {each.key: each.value for each in model.metadata_props}
+    if said := re.search(r"\d+", metadata.get("imgsz", "")):
+        return int(said.group())
+    if len(dims) == 4:
+        scores = len(model.graph.output[0].type.tensor_type.shape.dim) == 2
+        return 224 if scores else 640
+    return 128 if len(dims) > 1 else 1
 
 
 def _make_spec(
@@ -155,6 +174,7 @@ class OnnxFileSource:
     card: ModelCard | None = None
     shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None
     """From `--shape`: needed for open dimensions other than the first."""
+    example: Path | None = field(default=None, compare=False)
     has_module: ClassVar[bool] = False
     runs_code: ClassVar[bool] = False
 
@@ -183,7 +203,8 @@ class OnnxFileSource:
         if self.card is not None and self.card.inputs:
             return LoadedModel(self.card, record, onnx=self.path)
 
-        inputs = read_input_specs(model, self.shapes or {}, self.path)
+        example = read_shapes(self.example) if self.example is not None else None
+        inputs = read_input_specs(model, self.shapes or {}, self.path, example)
         if self.card is not None:
             return LoadedModel(replace(self.card, inputs=inputs), record, onnx=self.path)
         # one image in and one row of scores out is a classifier; other models are only compared by tensors
@@ -304,13 +325,35 @@ def _iterate_tensors(model: Any) -> Iterator[tuple[str, int, list[int]]]:
 
 
 def _require_tensor_outputs(graph: Any, path: Path) -> None:
-    """Raises BadInputError for an output that is a sequence or a map."""
-    for each in graph.output:
-        if (kind := each.type.WhichOneof("value")) not in (None, "tensor_type"):
-            raise BadInputError(
-                f"{path}: output '{escape(each.name)[:80]}' is a {kind.removesuffix('_type')}, not a tensor\n"
-                "return tensors from the model, or cut the file to its tensors with onnx.utils.extract_model"
-            )
+    """Raises BadInputError for an output that is a sequence or a map, with the command that cuts the file to its tensors."""
+    others = {each.name: each.type.WhichOneof("value") for each in graph.output}
+    others = {name: kind for name, kind in others.items() if kind not in (None, "tensor_type")}
+    if not others:
+        return
+    constant, writers = (
+        {each.name for each in graph.initializer},
+        {out: node for node in graph.node for out in node.output},
+    )
+    tensors: dict[str, None] = {}
+    for name in (each.name for each in graph.output):
+        node = writers.get(name)
+        made_of = (
+            node.input
+            if node is not None and node.op_type in ("SequenceConstruct", "SplitToSequence", "ZipMap")
+            else ()
+        )
+        made_of = made_of[:1] if node is not None and node.op_type == "SplitToSequence" else made_of
+        tensors |= dict.fromkeys(made_of if name in others else (name,))
+    name, kind = next(iter(others.items()))
+    way_out = "return tensors from the model"
+    if tensors:
+        cut = (str(path), str(path.with_name(f"{path.stem}-tensors.onnx")))
+        inputs = [each.name for each in graph.input if each.name not in constant]
+        code = f"from onnx.utils import extract_model; extract_model{(*cut, inputs, list(tensors))}"
+        way_out = f"cut the file to its tensors: python -c {shlex.quote(code)}"
+    raise BadInputError(
+        f"{path}: output '{escape(name)[:80]}' is a {str(kind).removesuffix('_type')}, not a tensor\n{way_out}"
+    )
 
 
 def _require_quick_inference(model: Any, path: Path) -> None:

@@ -163,6 +163,14 @@ def describe_user_error(error: BaseException) -> str:
         return (
             text + f"\ninstall the package that provides {package} (`uv pip install`), or add its folder to PYTHONPATH"
         )
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        return text + "\nit uses relative imports: give a file outside the package that imports the factory"
+    if isinstance(error, FileNotFoundError) and error.filename and not Path(os.fsdecode(error.filename)).is_absolute():
+        return text + "\nthe path is relative to the working directory; use Path(__file__).parent / ... instead"
+    if type(error).__name__ == "URLError":
+        return text + "\nit downloads something that is out of reach here; load it from a file instead"
+    if isinstance(error, SystemExit):
+        return text + "\nput code that is only for `python FILE` under `if __name__ == '__main__':`"
     return text
 
 

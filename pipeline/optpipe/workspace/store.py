@@ -14,12 +14,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from time import time_ns
 from typing import IO, Any
 
-from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError, OptpipeError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.plan import for_workspace
+from optpipe.core.records import json_from_record, read_record
 from optpipe.workspace.entry import (
     FOREIGN,
     USED,
@@ -32,12 +34,23 @@ from optpipe.workspace.entry import (
     finish_entry,
     get_utc_time,
 )
-from optpipe.workspace.files import hold_lock, list_files, lock, measure_folder_bytes, open_lock, try_lock, unlock
+from optpipe.workspace.files import (
+    hold_lock,
+    list_files,
+    lock,
+    measure_folder_bytes,
+    open_lock,
+    try_lock,
+    unlock,
+    write_bytes,
+)
 from optpipe.workspace.places import explain_os_errors
 
 LOCKS = "locks"
 NOTES = "notes"
 """Folder of the workspace with files that only save time and may be deleted while nothing runs."""
+SETTLED_NS = 2_000_000_000
+"""Age from which a change of a file shows in its times, whatever the resolution of the file system's clock."""
 _IN_USE: dict[Path, IO[str]] = {}
 """Lock files of the stores that this process makes entries in. The locks end with the process, however it ends."""
 
@@ -64,7 +77,24 @@ class Store:
             entry = entry_from_folder(path, kind)
         except UnreadableManifestError:
             return None
-        return entry if entry.find_damage() is None else None
+        return entry if self._is_intact(entry) else None
+
+    def _is_intact(self, entry: Entry[Any]) -> bool:
+        """Whether every byte is as stored. Files with the size and times of the last check are not read again, as in git's index."""
+        note, now = self.workspace / NOTES / f"intact-{entry.id}.json", time_ns()
+        found: list[tuple[str, int, int, int, int]] = []
+        with suppress(OSError):
+            states = [(name, entry.file(name).stat()) for name in entry.manifest.files]
+            found = [(name, one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino) for name, one in states]
+        with suppress(BadInputError):
+            if found and read_record(note, list[tuple[str, int, int, int, int]]) == found:
+                return True
+        if entry.find_damage() is not None:
+            return False
+        if all(max(each[2:4]) < now - SETTLED_NS for each in found):
+            with suppress(OSError, OptpipeError):  # a read-only store can still be read
+                write_bytes(note, json_from_record(found))
+        return True
 
     def produce(
         self,

@@ -99,6 +99,19 @@ def test_every_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, p
             store.verify_entry(entry)
 
 
+def test_a_changed_byte_is_found_although_size_and_time_are_put_right(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("optpipe.workspace.store.SETTLED_NS", 0)
+    store = Store(tmp_path)
+    file = put(store, Thing(), {}, files={"payload": b"x" * 1000}).file("payload")
+    assert store.get(Thing, {}) is not None
+    assert list((tmp_path / "notes").glob("intact-*")), "from now on no byte is read"
+    assert store.get(Thing, {}) is not None
+    before = file.stat()
+    file.write_bytes(b"y" + file.read_bytes()[1:])
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert store.get(Thing, {}) is None
+
+
 def test_a_damaged_entry_is_made_again_and_said(tmp_path: Path) -> None:
     store, listener = Store(tmp_path), SilentListener()
     entry, _ = store.produce(Thing, {}, write_payload, listener=listener)

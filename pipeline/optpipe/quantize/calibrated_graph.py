@@ -248,7 +248,7 @@ def _compute_ranges(
     return found
 
 
-REVISION = 4
+REVISION = 5
 TABLE = "calibration-table.json"
 METHOD_CHOICE_IMAGES = 32
 """Images on which a build chooses the method whose graph keeps the outputs nearest to FP32's."""

@@ -9,8 +9,8 @@ linear layers, in E4M3.
 Weights are per-channel and symmetric (FP8: per-tensor), activations per-tensor.
 
 For TensorRT activations are symmetric INT8 with zero point 0. ONNX Runtime's CPU kernels are fastest, and can fuse a
-ReLU, with unsigned activations: the same range becomes UINT8 with zero point 0 if nothing is negative, and 128 otherwise.
-A scale is never 0, NaN or inf.
+ReLU, with unsigned activations: UINT8 from the smallest to the largest value, each cut at the range's bound, so that the levels
+of the short side of a Swish or an input are not lost. A scale is never 0, NaN or inf.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -184,6 +184,7 @@ def _find_outputs(layers: list[Any], graph: OnnxGraph) -> list[str]:
 
 
 LEVELS = 127
+UNSIGNED_LEVELS = 255
 OPSET = 19
 """The first opset whose Q/DQ nodes take FP16 scales."""
 
@@ -205,11 +206,11 @@ def quantize_activation(each: TensorRange, target: Target) -> tuple[np.float32, 
     """Scale, zero point and dtype."""
     if target == "fp8":
         return choose_scale(each.amax), 0, get_e4m3()
-    unsigned = target == "cpu" and each.low >= 0
-    scale = round_up_to_fp16(np.array([each.amax / (255 if unsigned else LEVELS)], np.float32))[0]
     if target != "cpu":
-        return scale, 0, np.int8
-    return scale, 0 if unsigned else 128, np.uint8
+        return round_up_to_fp16(np.array([each.amax / LEVELS], np.float32))[0], 0, np.int8
+    low, high = max(min(each.low, 0.0), -each.amax), min(max(each.high, 0.0), each.amax)
+    scale = round_up_to_fp16(np.array([(high - low) / UNSIGNED_LEVELS], np.float32))[0]
+    return scale, min(round(-low / float(scale)), UNSIGNED_LEVELS), np.uint8
 
 
 def quantize_weights(values: NDArray[np.float32], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

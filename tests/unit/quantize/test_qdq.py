@@ -139,14 +139,19 @@ def test_rounding_up_never_clips(scale) -> None:
     assert scale <= rounded <= scale * 1.001 + 2.0**-24
 
 
-@given(st.floats(1e-9, 1e9), st.booleans(), st.booleans())
-def test_activation_scales_are_usable(amax, unsigned, unsigned_types) -> None:
-    scale, zero_point, _ = quantize_activation(
-        TensorRange(amax, 0.0 if unsigned else -amax, amax), "cpu" if unsigned_types else "tensorrt"
-    )
-    assert np.isfinite(scale)
-    assert scale > 0
-    assert zero_point == (0 if not unsigned_types or unsigned else 128)
+@given(st.floats(1e-9, 1e9), st.floats(-1e9, 1e9), st.floats(0, 1e9))
+def test_activation_scales_are_usable_and_reach_both_ends(amax, low, span) -> None:
+    high = low + span
+    symmetric, zero_point, _ = quantize_activation(TensorRange(amax, low, high), "tensorrt")
+    assert 0 < symmetric < np.inf
+    assert zero_point == 0
+    scale, zero_point, _ = quantize_activation(TensorRange(amax, low, high), "cpu")
+    assert 0 < scale <= symmetric
+    assert 0 <= zero_point <= 255
+    ends = max(min(low, 0), -amax), min(max(high, 0), amax)
+    if ends[1] - ends[0] < 255 * float(np.finfo(np.float16).max):  # a scale has to fit FP16
+        assert -zero_point * float(scale) <= ends[0] + 0.51 * float(scale)
+        assert (255 - zero_point) * float(scale) >= ends[1] - 0.51 * float(scale)
 
 
 @given(st.floats(1e-4, 1e9))

@@ -343,13 +343,15 @@ def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) 
     request, build, confidence = dossier.request, dossier.build, dossier.policy.confidence
     measured = list_artifact_measurements(dossier.runs, confidence, build.artifact)
     approved = list_artifact_measurements(dossier.baseline_runs, confidence, request.baseline_artifact)
+    evidence = evidence_from_runs(build, dossier.runs, dossier.policy, measured, left_out, len(request.removed))
+    verification, level = dossier.verification, evidence.confidence
     return replace(
-        evidence_from_runs(build, dossier.runs, dossier.policy, measured, left_out, len(request.removed)),
+        evidence,
         baseline=tuple(approved),
         baseline_name=request.baseline,
         pairs=tuple(pairs_from_runs(dossier.runs, request.baseline_artifact, build.artifact, confidence)),
         record=_describe_record(dossier.artifact),
-        outputs={} if dossier.verification is None else observe_outputs(dossier.verification, build, confidence),
+        outputs={} if verification is None else observe_outputs(verification, build, level),
     )
 
 

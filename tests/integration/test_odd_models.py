@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from tests.fakes.dossiers import examine
 from tests.fakes.graphs import onnx_model
 from tests.integration.conftest import Ran, optpipe
 
@@ -215,6 +216,8 @@ def test_a_policy_judges_the_outputs_without_labels(tmp_path, built, inside):
         verdicts[name] = {one["name"]: one["verdict"] for one in criteria if one["name"].startswith("outputs.")}
         checked = inside("verify", name, "--json", cwd=tmp_path)
         assert checked.document["intact"], checked.stdout
+        found, _ = examine(tmp_path / name)
+        assert (found.differs, found.open) == ([], [])
     names = ["minimum_snr", "minimum_cosine", "minimum_agreement.y", "maximum_abs_error.y"]
     # the largest value lies at the same place for every sample: their agreement shows nothing
     assert [verdicts["loose"][f"outputs.{each}"] for each in names] == ["PASS", "PASS", "INCONCLUSIVE", "PASS"]

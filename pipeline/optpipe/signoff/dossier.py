@@ -38,7 +38,7 @@ BUILD_KINDS = {
 }  # fmt: skip
 
 
-VERIFIER = "e65f613d200494abde8822e82d19eaac76562f53b1d74532e2b3e97ebb8877e6"
+VERIFIER = "c6c1d41e752796eee62e954b7a0d276118dbcd2cc1daceb54190dad518d82ab4"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

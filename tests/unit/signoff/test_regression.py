@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from tests.fakes.dossiers import edit, seal_anew
+from tests.fakes.dossiers import edit, examine, seal_anew
 
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.files import Files
@@ -50,7 +50,9 @@ def compared(measured, make_workspace, tmp_path_factory):
 
 
 def sign_off(workspace, tmp_path, name, criterion="regression.p50.b1.compute"):
-    found, _ = workspace.sign_off(POLICY, tmp_path / name)
+    found, folder = workspace.sign_off(POLICY, tmp_path / name)
+    checked, verdict = examine(folder)
+    assert (checked.differs, checked.open, verdict) == ([], [], found.verdict)
     return {one.name: one for one in found.criteria}.get(criterion)
 
 
@@ -158,6 +160,7 @@ def test_a_comparison_that_does_not_follow_from_its_samples_is_found(compared, t
     seal_anew(tmp_path / "one")
     problems = check_dossier(tmp_path / "one").problems
     assert any(said in problem for problem in problems), problems
+    assert examine(tmp_path / "one")[0].differs
 
 
 @pytest.mark.slow

@@ -577,10 +577,11 @@ def read_policy(document):
                 score = text.split()[-1] if text.split()[-1] in SCORES else None
                 if key == "maximum_f1_drop":
                     score = f"F1@{parse(table.get('at_threshold', '25%'), 'fraction'):.0%}"
-                name = ".".join(filter(None, (section, key, *slug, score, table.get("output"))))
+                steps = f"{table['steps']}-steps" if "steps" in table else None
+                name = ".".join(filter(None, (section, key, *slug, score, table.get("output"), steps)))
                 yield Box(name=name, section=section, key=key, least=least, limit=parse(table[key], unit), score=score,
                           unit=unit.replace("image", "sample") if "sample" in text else unit, where=where,
-                          output=table.get("output"))
+                          output=table.get("output"), steps=table.get("steps"))
 
 def get_fact(one, key):
     gpu = (*(one.environment.get("gpus") or ()), {})[0]
@@ -691,7 +692,9 @@ def observe_outputs(dossier, at):  # §8.3
     checked, found = at.verification, {}
     place = f"builds/verification-{checked['id']}/errors.parquet" if checked else ""
     table = dossier.table(place) if checked and "errors.parquet" in checked["files"] else {}
-    stated = {each["name"]: each for each in checked["info"]["outputs"]} if table else {}
+    info = checked["info"] if table else {"outputs": ()}
+    states, steps = {each["name"]: each for each in info.get("trajectory") or ()}, info.get("steps")
+    stated = {each["name"]: each for each in info["outputs"]} | states
     for output in dict.fromkeys(table.get("output", ())):
         at_rows = [row for row, name in enumerate(table["output"]) if name == output]
         rows = {key: [column[row] for row in at_rows] for key, column in table.items()}
@@ -705,7 +708,7 @@ def observe_outputs(dossier, at):  # §8.3
         bound = bound_next(peaks, at.confidence) if finite else inf
         mean = mean_from_runs([[*list_cosines(rows)]])
         share = Share([*map(eq, rows["output_best"], rows["reference_best"])])
-        found |= {output: {
+        found |= {(output, steps if output in states else None): {
             "snr": see(200.0 if snr is None else max(snr, -200.0), low, high, blocked or scattered, place),
             "cosine": see_figure(mean, 1, at, blocked, place) if mean else see(blocked=True, source=place),
             "agreement": see_figure(share, 1, at, blocked or alike, place),
@@ -827,7 +830,8 @@ def observe(criterion, at):
             return None
         return [one if isinstance(one, Box) else see_figure(one[0], factor, at, one[2], one[1], one[3])] if one else []
     if section == "outputs":
-        return [each[key.partition("_")[2]] for name, each in at.outputs.items() if criterion.output in (None, name)]
+        kept = {name: each for (name, steps), each in at.outputs.items() if steps == criterion.steps}
+        return [each[key.partition("_")[2]] for name, each in kept.items() if criterion.output in (None, name)]
     if section == "tensor_cores":
         return None
     groups = select(at.measured, criterion.where).values() if section != "regression" or at.baseline else ()

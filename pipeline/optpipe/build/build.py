@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from optpipe.backends.base import Backend, BuildRequest, Device
 from optpipe.build.records import BuiltArtifact, ModelBuild
-from optpipe.build.verify import verify_session
+from optpipe.build.verify import Trajectory, read_trajectory, verify_session
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import (
     ArtifactInfo,
@@ -38,7 +38,7 @@ from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.quantize.calibrated_graph import require_calibration, resolve_data
 from optpipe.quantize.precision_graph import convert_to_precision
 from optpipe.quantize.ranges import is_table
-from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
+from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, pool_errors
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_gpu_name
 from optpipe.workspace.file_names import CARD, ONNX, OUTPUT_ERRORS, REFERENCE
@@ -66,6 +66,8 @@ class BuildPlan:
     """Whether calibration texts longer than the model's input are cut."""
     minimum_snr_db: float | None = None
     """The minimum SNR of each output; None for the default of its precision."""
+    steps: str | None = None
+    """`--steps`; None without a trajectory."""
 
 
 def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
@@ -103,9 +105,13 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
         listener,
         lambda: compute_reference(model, exported, plan.images, store, listener, data, truncate=plan.truncate),
     )
+    trajectory = None
+    if plan.steps is not None:
+        tensors = reference_from_file(expected.file(REFERENCE))
+        trajectory = read_trajectory(plan.steps, card_from_file(exported.file(CARD)), tensors, exported.file(ONNX))
     result = ModelBuild(exported, model.fallback_reason, failed=omitted)
     for backend, precision, device in _list_combinations(plan, listener):
-        _build_one(result, model, plan, backend, precision, device, expected, store, listener)
+        _build_one(result, model, plan, backend, precision, device, expected, trajectory, store, listener)
     return result
 
 
@@ -217,6 +223,7 @@ def _build_one(
     precision: Precision,
     device: Device,
     expected: Entry[ReferenceInfo],
+    trajectory: Trajectory | None,
     store: Store,
     listener: Listener,
 ) -> None:
@@ -251,7 +258,9 @@ def _build_one(
             checked = _run_step(
                 f"verify {name}",
                 listener,
-                lambda: verify_artifact(entry, expected, result.model, backend, store, listener, plan.minimum_snr_db),
+                lambda: verify_artifact(
+                    entry, expected, result.model, backend, store, listener, plan.minimum_snr_db, trajectory
+                ),
             )
     except OptpipeError as error:
         result.failed.append(Omission(backend.name, str(precision), str(error), error.exit_status))
@@ -347,8 +356,10 @@ def verify_artifact(
     store: Store,
     listener: Listener,
     minimum_snr_db: float | None = None,
+    trajectory: Trajectory | None = None,
 ) -> tuple[Entry[VerificationInfo], bool]:
-    """The store entry `verification`: errors per output and sample, and whether each output has its minimum SNR.
+    """The store entry `verification`: errors per output and sample, of the state after `trajectory` too, and whether each output
+    has its minimum SNR.
 
     Code for single batch sizes also runs at those sizes, and the worst result counts. Repeated if the artifact's bytes, the
     reference or the GPU change.
@@ -360,6 +371,7 @@ def verify_artifact(
         "reference": reference.id,
         "gpu": get_gpu_name() if artifact.info.device == "cuda" else None,
         "minimum_snr_db": minimum_snr_db,
+        **({} if trajectory is None else {"trajectory": trajectory.recipe}),
     }
 
     def make(directory: Path) -> VerificationInfo:
@@ -372,6 +384,10 @@ def verify_artifact(
         with backend.load(store.verify_entry(artifact).path, artifact.info, {}) as session:
             tensors = reference_from_file(reference.file(REFERENCE))
             info, rows = verify_session(session, card, tolerated, tensors, reference.info, sizes, model.file(ONNX))
+            if trajectory is not None:
+                states = trajectory.compare(session)
+                pooled = tuple(pool_errors(name, each) for name, each in states.items())
+                info, rows = replace(info, steps=trajectory.steps, trajectory=pooled), rows | states
         frames = [pl.DataFrame({"output": [name] * len(each["values"]), **each}) for name, each in rows.items()]
         if frames:
             write_parquet(directory / OUTPUT_ERRORS, pl.concat(frames, how="vertical_relaxed"))

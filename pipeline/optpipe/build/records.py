@@ -212,6 +212,9 @@ def _format_verification(parity: VerificationInfo | None) -> Cell:
         text += f", top-1 {parity.top1_accuracy:.2%} ({source})"
     elif parity.top1_agreement is not None:
         text += f", top-1 agreement {parity.top1_agreement:.1%}"
+    for each in parity.trajectory:
+        reached = "exact" if each.snr_db is None else f"SNR {format_snr(each.snr_db)}" if each.finite else "not finite"
+        text += f"; {each.name} {reached}"
     if not parity.passed:
         return Cell(f"FAIL: {text}", Tone.BAD)
     low = parity.snr_db is not None and parity.snr_db < LOW_SNR_DB

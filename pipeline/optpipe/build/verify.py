@@ -1,9 +1,10 @@
-"""Runs an artifact on the reference inputs and compares its outputs with the source model's."""
+"""Runs an artifact on the reference inputs and compares its outputs with the source model's, and the states of a trajectory."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from math import gcd, inf, nan
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import gcd, inf, isfinite, nan
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from optpipe.backends.onnx_graph import find_selected_outputs
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import OutputError, ReferenceInfo, VerificationInfo
-from optpipe.core.errors import read_as_user_file
+from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.precision import CALIBRATED, EXACT_DB
 from optpipe.core.verdict import Blocker, Observation
 from optpipe.evaluate.tasks.detection import Detection
@@ -81,6 +82,100 @@ def verify_session(
     return replace(info, values=values, selected=tuple(sorted(selected))), kept
 
 
+MOST_STEPS = 1000
+STEPS_FORM = "N, or N:STATE:TIME:START with the names of two inputs, such as 20:sample:timestep:1000"
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Euler steps of a flow: x ← x − output/steps, where the time input, if any, runs from `start` to start/steps.
+
+    The start is the reference's input; the rest of the inputs stays as it is. The source is the exported FP32 graph.
+    """
+
+    steps: int
+    state: str
+    output: str
+    time: str | None
+    start: float
+    card: ModelCard
+    inputs: Mapping[str, "np.ndarray"]
+    graph: Path
+
+    @property
+    def name(self) -> str:
+        """`sample after 20 steps (timestep from 1000)`."""
+        return f"{self.state} after {self.steps} steps" + (f" ({self.time} from {self.start:g})" if self.time else "")
+
+    @property
+    def recipe(self) -> list[str | float | None]:
+        return [self.steps, self.state, self.output, self.time, self.start]
+
+    @cached_property
+    def expected(self) -> "np.ndarray":
+        with OnnxRuntimeSession(self.graph, "cpu", {}) as source:
+            found = self.run(source)
+        if not np.isfinite(found).all():
+            raise BadInputError(
+                f"--steps {self.steps}: the source model's {self.name} is not finite\n"
+                "give inputs from which the trajectory stays finite (--data), or leave --steps out"
+            )
+        return found
+
+    def run(self, session: Session) -> "np.ndarray":
+        """The states after the last step (samples, ...), without samples that no batch held."""
+        rows = dict(self.inputs)
+        for step in range(self.steps):
+            if self.time is not None:
+                value, kind = self.start * (1 - step / self.steps), rows[self.time].dtype
+                rows[self.time] = np.full_like(rows[self.time], round(value) if kind.kind in "iu" else value)
+            moved = run_rows(self.card, rows, session.run)[self.output].astype(np.float32) / self.steps
+            rows = {name: value[: len(moved)] for name, value in rows.items()}
+            with np.errstate(over="ignore", invalid="ignore"):
+                rows[self.state] = (rows[self.state] - moved).astype(rows[self.state].dtype)
+        return rows[self.state]
+
+    def compare(self, session: Session) -> dict[str, RowErrors]:
+        """The errors of each sample's state, by its name."""
+        found = self.run(session)
+        return {self.name: compare_rows(self.expected[: len(found)], found)}
+
+
+def read_trajectory(text: str, card: ModelCard, reference: Reference, graph: Path) -> Trajectory:
+    """Reads `--steps N[:STATE[:TIME[:START]]]`. STATE may be left out if one input has the shape of an output, and TIME if one is a
+    single number for each sample; START is 1, and 1000 if TIME is an integer. Raises BadInputError.
+    """
+    number, state, time, start = (*text.split(":", 3), "", "", "")[:4]
+    steps = int(number) if number.isdecimal() else 0
+    try:
+        first = float(start or 1)
+    except ValueError:
+        first = nan
+    if not 1 <= steps <= MOST_STEPS or not isfinite(first):
+        raise BadInputError(f"--steps {text}: expected {STEPS_FORM}; N is at most {MOST_STEPS}")
+    inputs = reference.inputs
+    shapes = {value.shape: name for name, value in reversed([*reference.outputs.items()]) if value.dtype.kind == "f"}
+    states = [name for name, value in inputs.items() if value.dtype.kind == "f" and value.shape in shapes]
+    times = [name for name, value in inputs.items() if value[0].size == 1 and name not in states]
+    if not states:
+        raise BadInputError(
+            f"--steps {text}: no input of {card.name} has the type and shape of an output, to become the next state"
+        )
+    if (state and state not in states) or (not state and len(states) > 1):
+        raise BadInputError(f"--steps {text}: name the state as --steps {steps}:STATE, one of {', '.join(states)}")
+    if (time and time not in inputs) or time == (state or states[0]) or (not time and len(times) > 1):
+        known = times or [name for name in inputs if name not in states]
+        raise BadInputError(f"--steps {text}: name the time as --steps {steps}:STATE:TIME, one of {', '.join(known)}")
+    state, chosen = state or states[0], time or next(iter(times), None)
+    if start and chosen is None:
+        raise BadInputError(
+            f"--steps {text}: {card.name} has no input with one number for each sample to start from {start}"
+        )
+    if not start and chosen is not None and inputs[chosen].dtype.kind in "iu":
+        first = 1000.0
+    return Trajectory(steps, state, shapes[inputs[state].shape], chosen, first, card, inputs, graph)
+
+
 def fill_batches(reference: Reference, size: int) -> Reference:
     """The samples repeated until they fill batches of `size`."""
     times = size // gcd(count_rows(reference.inputs), size)
@@ -137,7 +232,7 @@ def compare_to_reference(
 def observe_outputs(
     checked: Entry[VerificationInfo], build: JudgedBuild, confidence: float
 ) -> dict[str, dict[str, Observation]]:
-    """`snr` (dB), `cosine`, `agreement` (fraction) and `abs_error` of each output, from the errors of each sample.
+    """`snr` (dB), `cosine`, `agreement` (fraction) and `abs_error` of each output and state, from the errors of each sample.
 
     Empty if these are missing or not those of `checked`, and for an output without values. The cosine is the mean over samples,
     the error the largest, up to a bound for the next sample.
@@ -151,7 +246,7 @@ def observe_outputs(
 
 
 def recompute_outputs(checked: Entry[VerificationInfo]) -> tuple[OutputError, ...]:
-    """The errors of each output from those of each sample; empty if these are missing."""
+    """The errors of each output, then of the state, from those of each sample; empty if these are missing."""
     with read_as_user_file(checked.path / OUTPUT_ERRORS, "errors of outputs"):
         return tuple(pool_errors(name, rows) for name, rows in read_output_errors(checked).items())
 
@@ -175,7 +270,8 @@ def _observe_output(
     name: str, rows: RowErrors, checked: Entry[VerificationInfo], build: JudgedBuild, confidence: float
 ) -> dict[str, Observation]:
     count, data = len(rows["values"]), checked.info.data
-    about, more = f"output {name}, {count} samples of {data}", f"optpipe build {build.argument} --data PATH"
+    kind = "state" if name in {each.name for each in checked.info.trajectory} else "output"
+    about, more = f"{kind} {name}, {count} samples of {data}", f"optpipe build {build.argument} --data PATH"
     same = rows["output_best"] == rows["reference_best"]
     hits, pooled = int(same.sum()), pool_errors(name, rows)
     share = Share(hits, count)

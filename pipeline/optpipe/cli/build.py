@@ -63,6 +63,14 @@ def build(
             metavar="DB",
         ),
     ] = None,
+    steps: Annotated[
+        str | None,
+        Param(
+            "Also compare the state after N steps x - output/N, such as those of a flow or denoiser; the time input runs from "
+            "START (1, or 1000 for integers) to START/N.",
+            metavar="N[:STATE[:TIME[:START]]]",
+        ),
+    ] = None,
     compare_at: Annotated[
         str | None,
         Param("Batch sizes at which auto compares builds, such as 1,8; default: OPT.", metavar="SIZES"),
@@ -88,6 +96,7 @@ def build(
     plan = build_plan_from_options(targets, ranges, images=images, budget=budget)
     if min_snr is not None:
         plan = replace(plan, minimum_snr_db=read_quantity(min_snr, "--min-snr", Dimension.DECIBEL)[0])
+    plan = replace(plan, steps=steps)
     if targets.precision == "auto":
         from optpipe.build.choose import choose_build
 

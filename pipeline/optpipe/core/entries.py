@@ -141,6 +141,10 @@ class VerificationInfo:
     """Outputs whose rows NonMaxSuppression or TopK selects: their order and number may differ where the boxes are the same."""
     box_agreement: float | None = None
     """Mean F1 of a detector's boxes over the samples in which either model finds any; replaces the errors of `selected` outputs."""
+    steps: int | None = None
+    """Steps of the trajectory, if there is one."""
+    trajectory: tuple[OutputError, ...] = ()
+    """The error of the state after `steps` steps, which does not count in `passed`."""
 
     @property
     def by_boxes(self) -> tuple[str, ...]:

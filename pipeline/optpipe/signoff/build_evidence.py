@@ -192,6 +192,9 @@ class BuildEvidence:
     """`agreement` as a fraction, `snr` in dB."""
     outputs: Mapping[str, Mapping[str, Observation]] = field(default_factory=dict)
     """By output: `snr` in dB, `cosine`, `agreement` as a fraction, `abs_error`."""
+    states: Mapping[str, Mapping[str, Observation]] = field(default_factory=dict)
+    """As `outputs`, of the state after a trajectory of `steps` steps."""
+    steps: int | None = None
     tensor_core_share: Observation | None = None
     other_file: tuple[str, ...] = ()
     """Kinds of runs of another file under the build's id, which are not evidence: `evaluate`, `profile`."""

@@ -86,8 +86,10 @@ def collect_evidence(
     baseline = find_approved_baseline(store.workspace, entry.info.model)
     approved = None if baseline is None else read_versioned(baseline, REQUEST, DossierRequest)
     other_file = _copy_runs(entry, approved.artifact if approved else None, store, folder)
-    checked = [one.id for one in store.list_entries(VerificationInfo) if entry.id in one.manifest.parents]
-    _copy_builds({entry.id, *checked[-1:]}, store, folder)
+    checked = [one for one in store.list_entries(VerificationInfo) if entry.id in one.manifest.parents]
+    steps = {one.steps for one in wanted.policy.criteria} - {None}
+    checked.sort(key=lambda one: one.info.steps in steps)  # the newest, or the newest trajectory that the policy limits
+    _copy_builds({entry.id, *(one.id for one in checked[-1:])}, store, folder)
     if baseline is not None and approved is not None:
         for run in split_runs(runs_from_files(baseline, "runs"), approved.since)[0]:
             if run.kind == "bench" and approved.artifact in run.manifest.parents:

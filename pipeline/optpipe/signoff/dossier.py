@@ -38,7 +38,7 @@ BUILD_KINDS = {
 }  # fmt: skip
 
 
-VERIFIER = "c6c1d41e752796eee62e954b7a0d276118dbcd2cc1daceb54190dad518d82ab4"
+VERIFIER = "407c5c422175a84203c26305dca0f853621bc0a602b8458551e13cc07232a483"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

@@ -317,8 +317,13 @@ def _preprocessing(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Ob
 
 
 def _outputs(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
-    """Observes the output that the criterion names, or all outputs."""
+    """Observes the output that the criterion names, all outputs, or the state after the criterion's steps."""
     known, command = evidence.outputs, f"{suggest_build_again(evidence.build)} --data PATH"
+    if criterion.steps is not None:
+        known = evidence.states if evidence.steps == criterion.steps else {}
+    if not known and criterion.steps is not None:
+        why = f"the state after {criterion.steps} steps was not compared with the source model's"
+        return Blocker(why, f"{command} --steps {criterion.steps}")
     if not known:
         return Blocker("the errors of each sample's outputs are not recorded for this build", command)
     if criterion.output is not None and criterion.output not in known:

@@ -344,14 +344,19 @@ def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) 
     measured = list_artifact_measurements(dossier.runs, confidence, build.artifact)
     approved = list_artifact_measurements(dossier.baseline_runs, confidence, request.baseline_artifact)
     evidence = evidence_from_runs(build, dossier.runs, dossier.policy, measured, left_out, len(request.removed))
-    verification, level = dossier.verification, evidence.confidence
+    checked = dossier.verification
+    outputs = {} if checked is None else observe_outputs(checked, build, evidence.confidence)
+    trajectory = () if checked is None else checked.info.trajectory
+    states = {each.name: outputs.pop(each.name) for each in trajectory if each.name in outputs}
     return replace(
         evidence,
         baseline=tuple(approved),
         baseline_name=request.baseline,
         pairs=tuple(pairs_from_runs(dossier.runs, request.baseline_artifact, build.artifact, confidence)),
         record=_describe_record(dossier.artifact),
-        outputs={} if verification is None else observe_outputs(verification, build, level),
+        outputs=outputs,
+        states=states,
+        steps=None if checked is None else checked.info.steps,
     )
 
 

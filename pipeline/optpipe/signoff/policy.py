@@ -90,7 +90,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
     **{name: {**LOAD, **limits} for name, limits in MEASURED.items()},
     **{name: limits for name, limits in SECTIONS.items() if name not in MEASURED},
     "accuracy": {**SECTIONS["accuracy"], "at_threshold": SCORE_THRESHOLD},
-    "outputs": {"output": str, **SECTIONS["outputs"]},
+    "outputs": {"output": str, "steps": int, **SECTIONS["outputs"]},
 }
 """The keys of each table of a policy; of the document itself for an empty name."""
 
@@ -136,11 +136,14 @@ class Criterion:
     """The task's score, if the limit names one."""
     output: str | None = None
     """The output, if the section names one."""
+    steps: int | None = None
+    """The steps of a trajectory, whose state is judged in place of the outputs."""
 
     @property
     def name(self) -> str:
         """The name for `--waive` and reports: `latency.p99.b8.single-stream`, `accuracy.maximum_drop.AP50`."""
-        parts = (f"{self.section}.{self.metric}{self.where.to_slug()}", self.score, self.output)
+        state = self.steps and f"{self.steps}-steps"
+        parts = (f"{self.section}.{self.metric}{self.where.to_slug()}", self.score, self.output, state)
         return ".".join(part for part in parts if part)
 
     @property
@@ -342,6 +345,10 @@ def _require_complete(table: Mapping[str, Any], section: str) -> None:
             raise ValueError(f'{key} requires scenario = "{needing}"')
     if "at_threshold" in table and "maximum_f1_drop" not in table:
         raise ValueError("at_threshold is the score of maximum_f1_drop, which is not limited")
+    if "steps" in table and "output" in table:
+        raise ValueError(
+            "steps limits the state after a trajectory, not an output; use a second [[outputs]] for output"
+        )
 
 
 def _list_environment_criteria(wanted: Mapping[str, Any]) -> Iterator[Criterion]:
@@ -367,7 +374,9 @@ def _list_criteria(tables: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Cr
                             f"accuracy.maximum_f1_drop is a drop of F1, not of {score}: write it in points"
                         )
                     score = f"F1@{table.get('at_threshold', (PARITY_SCORE,))[0]:.0%}"
-                yield Criterion(section, metric, sense, threshold, dimension, where, score, table.get("output"))
+                yield Criterion(
+                    section, metric, sense, threshold, dimension, where, score, table.get("output"), table.get("steps")
+                )
 
 
 def _refuse_contradictions(criteria: tuple[Criterion, ...], wanted: Precision | None) -> None:

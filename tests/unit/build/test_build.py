@@ -1,5 +1,6 @@
 """What a build refuses before anything is loaded or built, and how outputs at each batch size are compared."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.build.choose import choose_build
-from optpipe.build.verify import fill_batches, verify_session
+from optpipe.build.verify import Trajectory, fill_batches, verify_session
 from optpipe.core.card import card_from_dict
 from optpipe.core.entries import ModelInfo, ReferenceInfo, weights_from_text
 from optpipe.core.errors import BadInputError, MissingError
@@ -182,6 +183,23 @@ def test_samples_are_repeated_as_whole_until_they_fill_batches(samples, size):
     assert len(filled.inputs["x"]) % size == 0
     assert len(filled.inputs["x"]) % samples == 0
     np.testing.assert_array_equal(2 * filled.inputs["x"], filled.outputs["y"])
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.floats(-2, 2), st.sampled_from(("float32", "int64")))
+def test_a_trajectory_ends_where_its_steps_lead(samples, steps, rate, kind):
+    time = {"name": "t", "dtype": kind, "min": [1], "opt": [4], "max": [16]}
+    card = card_from_dict({**DOUBLE.to_dict(), "inputs": [*DOUBLE.to_dict()["inputs"], time]})
+    start, seen = make_reference(samples).inputs["x"], []
+
+    def move(inputs):
+        seen.append(inputs["t"][0])
+        return {"y": np.float32(rate) * inputs["x"]}
+
+    rows = {"x": start, "t": np.zeros(samples, kind)}
+    trajectory = Trajectory(steps, "x", "y", "t", 1000.0, card, rows, Path())
+    found = trajectory.run(SimpleNamespace(run=move))
+    np.testing.assert_allclose(found, start * (1 - rate / steps) ** steps, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(seen, 1000 * (1 - np.arange(steps) / steps), atol=0.5 if kind == "int64" else 1e-3)
 
 
 @pytest.mark.parametrize(("text", "sizes"), [("", ()), ("none", ()), ("64,1", (1, 64)), (" 8, 8", (8,))])

@@ -32,7 +32,7 @@ def write_block(folder: Path, block: str, time: tuple[str, bool] = (INT, False))
     """The model's file and its data; the type of the timestep, and whether a batch shares it."""
     inputs = INPUTS[block] | ({"timestep": (time[0], [])} if "timestep" in INPUTS[block] else {})
     listed = [describe(name, *each, shared=name == "timestep" and time[1]) for name, each in inputs.items()]
-    (folder / "block.py").write_text(f"{Path(blocks.__file__).read_text()}\n\nINPUTS = {listed!r}\n")
+    (folder / "block.py").write_text(f"{Path(blocks.__file__).read_text()}\n\nINPUTS = {{{block!r}: {listed!r}}}\n")
     for file, seed in (("calibration", 0), ("validation", 1)):
         rng = np.random.default_rng(seed)
         arrays: dict[str, np.ndarray] = {}

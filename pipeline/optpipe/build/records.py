@@ -246,6 +246,11 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
             text = f"{each.id}: an SNR of {least:.3g} dB is required of each output: {found}"
             way_out = f"--min-snr accepts less; --budget {max(LOW_SNR_DB, least):.3g}dB keeps the layers in float that cost the most"
             yield Sentence(text, Tone.BAD, "not verified", (way_out,) if each.precision in CALIBRATED else ())
+        elif parity is not None and parity.passed is False and parity.outputs:
+            way_out = "optpipe evaluate MODEL --layers all names the first tensor that leaves the range"
+            yield Sentence(
+                f"{each.id}: no output is finite and of the source's shape", Tone.BAD, "not verified", (way_out,)
+            )
     for each in artifacts:
         proof = each.precision_proof
         if not proof.proven:

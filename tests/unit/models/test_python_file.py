@@ -60,6 +60,7 @@ def test_a_factory_that_gives_no_model_is_one_line(tmp_path, factory, said):
     ("inputs", "said"),
     [
         ("3", "INPUTS must be a list"),
+        ("dict(other=[])", "INPUTS describes other, not the factory make"),
         ("[('x', 'float32')]", "invalid input description"),
         ("[{'name': 'x', 'shape': [1, 8]}]", "lists of sizes for min, opt and max"),
         ("[dict(name='x', dtyp='int64', min=[1], opt=[1], max=[1])]", "input 'x': unknown field 'dtyp'"),

@@ -3,8 +3,8 @@
 The file runs as under `python FILE`; its modules and the files it reads are recorded.
 
 The file may define `INPUTS = [{"name": "x", "dtype": "float32", "min": [1, 3, 32, 32], "opt": [8, 3, 32, 32], "max":
-[64, 3, 32, 32]}]`; `TRANSFORM = Compose([...])` of torchvision, from an RGB Pillow image to the only input; `TASK =
-"classification"` and `LABELS = ["cat", "dog"]`. A model card may have the same values and takes precedence.
+[64, 3, 32, 32]}]`, or such lists by factory; `TRANSFORM = Compose([...])` of torchvision, from an RGB Pillow image to the
+only input; `TASK = "classification"` and `LABELS = ["cat", "dog"]`. A model card may have the same values and takes precedence.
 """
 
 import copy
@@ -337,6 +337,13 @@ class PythonFileSource:
     def _make_own_card(self, definitions: ModuleType, instead: tuple[InputSpec, ...] | None = None) -> ModelCard:
         """The card from the file's values; its inputs are not required if `instead` is given."""
         inputs = getattr(definitions, "INPUTS", None) if instead is None else ()
+        if isinstance(inputs, Mapping):
+            factory = self.name.rpartition(":")[2]
+            if factory not in inputs:
+                raise BadInputError(
+                    f"{self.path}: INPUTS describes {', '.join(map(str, inputs))}, not the factory {factory}"
+                )
+            inputs = inputs[factory]
         if not inputs and instead is None:
             raise BadInputError(
                 f"{self.path} does not describe its inputs; define INPUTS in it or write a model card (models/README.md)"

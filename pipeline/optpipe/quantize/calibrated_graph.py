@@ -250,7 +250,7 @@ def _compute_ranges(
 
 REVISION = 5
 TABLE = "calibration-table.json"
-METHOD_CHOICE_IMAGES = 32
+METHOD_CHOICE_IMAGES = 64
 """Images on which a build chooses the method whose graph keeps the outputs nearest to FP32's."""
 
 

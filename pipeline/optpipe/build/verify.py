@@ -272,6 +272,7 @@ def _observe_output(
     count, data = len(rows["values"]), checked.info.data
     kind = "state" if name in {each.name for each in checked.info.trajectory} else "output"
     about, more = f"{kind} {name}, {count} samples of {data}", f"optpipe build {build.argument} --data PATH"
+    more += f" --steps {checked.info.steps}" if kind == "state" else ""
     same = rows["output_best"] == rows["reference_best"]
     hits, pooled = int(same.sum()), pool_errors(name, rows)
     share = Share(hits, count)

@@ -10,16 +10,7 @@ from pathlib import Path
 
 KERNELS = 10
 LAYERS = 15
-KEPT = (
-    "source",
-    "tracer",
-    "gpus",
-    "trace_quality",
-    "scope",
-    "iterations",
-    "gaps",
-    "bottleneck",
-)
+KEPT = ("source", "tracer", "gpus", "trace_quality", "scope", "iterations", "gaps", "bottleneck")
 HEAD = ["profile", "stage", "ms", "GPU ms", "busy", "Tensor Cores", "× bound", "limited by", "quality", "first finding"]
 LAYER_HEAD = [
     "profile",

@@ -35,11 +35,7 @@ ENERGY = """[energy]
 maximum = "1 mJ/image"
 """
 MILLION = '"1000000 images/s"'
-POLICIES = {
-    "PASS": POLICY.replace(MILLION, '"10 images/s"'),
-    "FAIL": POLICY,
-    "INCONCLUSIVE": POLICY + ENERGY,
-}
+POLICIES = {"PASS": POLICY.replace(MILLION, '"10 images/s"'), "FAIL": POLICY, "INCONCLUSIVE": POLICY + ENERGY}
 WAIVED = {"INCONCLUSIVE": {"throughput.minimum.b8": "known, ticket 12"}}
 
 

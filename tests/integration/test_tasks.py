@@ -131,9 +131,7 @@ def test_derived_preprocessing_passes_on_predictions(built: tuple[str, str, Path
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [{Decode: {"channels": "BGR"}}, {Resize: {"interpolation": "nearest"}}],
-    ids=["color order", "resize"],
+    "fault", [{Decode: {"channels": "BGR"}}, {Resize: {"interpolation": "nearest"}}], ids=["color order", "resize"]
 )
 def test_wrong_preprocessing_fails_on_predictions(built, fault, monkeypatch):
     model, _, folder = built

@@ -52,9 +52,7 @@ TAKEN_BY_TENSORRT = {
     "same_hardware": {"hardware_compatibility": "sameComputeCapability"},
 }
 TAKEN_BY_RTX = {"compute_capabilities": {"compute_capabilities": "8.6,12.0"}, "turing": {"compute_capabilities": "7.5"}}
-REFUSED = {
-    "profiles": ({"profiles": "1:8:64"}, 2, "1:8:64 is outside the batch range of x, 1 to 32"),
-}
+REFUSED = {"profiles": ({"profiles": "1:8:64"}, 2, "1:8:64 is outside the batch range of x, 1 to 32")}
 REFUSED_BY_TENSORRT = {
     "compute_capabilities": ({"compute_capabilities": "8.6"}, 2, "hardware_compatibility widens that"),
     "hardware_compatibility": ({"hardware_compatibility": "turing"}, 2, "choose from none, ampere+"),

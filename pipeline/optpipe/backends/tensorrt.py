@@ -16,13 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import Backend, BuildRequest, BuildResult, Capability, Device, Option, Serving, merge_options
-from optpipe.backends.onnx_graph import (
-    MarkedGraph,
-    count_node_macs,
-    infer_graph_types,
-    iterate_nodes,
-    load_onnx,
-)
+from optpipe.backends.onnx_graph import MarkedGraph, count_node_macs, infer_graph_types, iterate_nodes, load_onnx
 from optpipe.backends.tensorrt_engine import (
     TensorRTSession,
     create_config,

@@ -3,13 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import (
-    BuildRequest,
-    BuildResult,
-    Device,
-    Marked,
-    Option,
-)
+from optpipe.backends.base import BuildRequest, BuildResult, Device, Marked, Option
 from optpipe.backends.torch_program import (
     CUDA_GRAPH,
     THREADS,

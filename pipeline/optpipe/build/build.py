@@ -9,13 +9,7 @@ from optpipe.backends.base import Backend, BuildRequest, Device
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.build.verify import Trajectory, read_trajectory, verify_session
 from optpipe.core.card import ModelCard, card_from_file
-from optpipe.core.entries import (
-    ArtifactInfo,
-    GraphInfo,
-    ModelInfo,
-    ReferenceInfo,
-    VerificationInfo,
-)
+from optpipe.core.entries import ArtifactInfo, GraphInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, prove_precision

@@ -6,14 +6,7 @@ from math import log10
 from statistics import median
 from typing import TYPE_CHECKING
 
-from optpipe.core.entries import (
-    ArtifactInfo,
-    Device,
-    ModelInfo,
-    SkippedLayer,
-    VerificationInfo,
-    WeightsRecord,
-)
+from optpipe.core.entries import ArtifactInfo, Device, ModelInfo, SkippedLayer, VerificationInfo, WeightsRecord
 from optpipe.core.errors import ExitStatus
 from optpipe.core.precision import CALIBRATED, MixedPrecision, Precision, PrecisionProof
 from optpipe.core.quantity import format_bytes, format_duration, format_snr

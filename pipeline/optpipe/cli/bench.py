@@ -11,16 +11,7 @@ from optpipe.cli.groups import Outcome
 from optpipe.cli.options import TargetOptions
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError, ExitStatus
-from optpipe.core.measurement import (
-    MAX_CV,
-    PROCESSES,
-    ROUNDS,
-    Goal,
-    LoadSpec,
-    PairMetric,
-    Scenario,
-    format_cpus,
-)
+from optpipe.core.measurement import MAX_CV, PROCESSES, ROUNDS, Goal, LoadSpec, PairMetric, Scenario, format_cpus
 from optpipe.core.plan import Param, for_workspace
 from optpipe.core.precision import Precision
 
@@ -99,12 +90,7 @@ class BenchOptions:
     images: Annotated[Path | None, Param("Folder of images to use as inputs.", metavar="DIR")] = None
     affinity: Annotated[
         tuple[int, ...] | None,
-        Param(
-            "Pin the worker to CPUs, such as 0,2 or 4-7.",
-            metavar="CPUS",
-            parse=_cpus_from_text,
-            show=format_cpus,
-        ),
+        Param("Pin the worker to CPUs, such as 0,2 or 4-7.", metavar="CPUS", parse=_cpus_from_text, show=format_cpus),
     ] = None
     keep_going: Annotated[
         bool, Param("Start all processes, even where other work on the machine makes them INVALID.", setting=True)
@@ -358,13 +344,7 @@ def compare(
         require_writable_folder(output, "--output")
     with terminal.step("compare"):
         found, measured, of_runs = compare_workspace(
-            store,
-            names=runs or (),
-            model=model,
-            length=length,
-            baseline=baseline,
-            slo=limit,
-            across=across,
+            store, names=runs or (), model=model, length=length, baseline=baseline, slo=limit, across=across
         )
     comparison = sort_by_goal(found, goal) if goal else found
     written: list[str] = []

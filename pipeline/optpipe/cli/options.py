@@ -46,11 +46,7 @@ WorkspaceOption = Annotated[
 class ModelOptions:
     weights: Annotated[str, params.WEIGHTS] = "default"
     batch: Annotated[
-        str | None,
-        Param(
-            "Batch range of the optimization profile, or one fixed size.",
-            metavar="MIN:OPT:MAX",
-        ),
+        str | None, Param("Batch range of the optimization profile, or one fixed size.", metavar="MIN:OPT:MAX")
     ] = None
     shape: Annotated[
         tuple[str, ...],
@@ -76,10 +72,7 @@ class TargetOptions:
 class CalibrationOptions:
     calibration: Annotated[
         Path | None,
-        Param(
-            "Calibration data: images, texts, tensors (.npz), a set manifest, or a table.",
-            metavar="PATH",
-        ),
+        Param("Calibration data: images, texts, tensors (.npz), a set manifest, or a table.", metavar="PATH"),
     ] = None
     truncate: Annotated[bool, params.TRUNCATE] = False
 
@@ -112,11 +105,7 @@ def model_from_options(model: str, given: ModelOptions, store: "Store") -> "Mode
 
 
 def build_plan_from_options(
-    targets: TargetOptions,
-    ranges: CalibrationOptions,
-    *,
-    images: Path | None = None,
-    budget: str | None = None,
+    targets: TargetOptions, ranges: CalibrationOptions, *, images: Path | None = None, budget: str | None = None
 ) -> "BuildPlan":
     """The plan of every command that builds: FP16 without `--precision`; without `--backend` one that suits; `auto`: all candidates."""
     from optpipe.backends.registry import backends_from_text, parse_options

@@ -148,11 +148,7 @@ def compare_recomputed(found: Iterable[Recomputed]) -> Iterator[str]:
 
 
 def find_disagreements(
-    stored: object,
-    computed: object,
-    place: str,
-    leave_out: Collection[str] = PROSE,
-    source: str = "the raw files give",
+    stored: object, computed: object, place: str, leave_out: Collection[str] = PROSE, source: str = "the raw files give"
 ) -> list[str]:
     """Lists where a stored document differs from a computed one, one line each, except in keys of `leave_out`."""
     if isinstance(computed, Mapping) and isinstance(stored, Mapping):

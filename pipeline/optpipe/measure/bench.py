@@ -10,14 +10,7 @@ from time import monotonic
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
-from optpipe.core.measurement import (
-    MEASUREMENTS_FILE,
-    LoadSpec,
-    Measurement,
-    Reason,
-    Scenario,
-    read_measurements,
-)
+from optpipe.core.measurement import MEASUREMENTS_FILE, LoadSpec, Measurement, Reason, Scenario, read_measurements
 from optpipe.core.plan import for_workspace
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.quantity import format_duration
@@ -117,9 +110,7 @@ class BenchSubject:
         if self.running.interrupted:
             return []
         return sweep_batch_sizes(
-            lambda size: self._one(workers, replace(plan.load, batch_size=size, length=length)),
-            sizes,
-            plan.slo,
+            lambda size: self._one(workers, replace(plan.load, batch_size=size, length=length)), sizes, plan.slo
         )
 
     def expect(self, times: int) -> None:

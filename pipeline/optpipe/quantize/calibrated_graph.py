@@ -12,14 +12,7 @@ import numpy as np
 from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import drop_unknown_sizes, load_onnx
 from optpipe.core.card import ModelCard, card_from_file
-from optpipe.core.entries import (
-    CalibrationInfo,
-    GraphInfo,
-    ModelInfo,
-    SampleSetSummary,
-    SkippedLayer,
-    WeightsRecord,
-)
+from optpipe.core.entries import CalibrationInfo, GraphInfo, ModelInfo, SampleSetSummary, SkippedLayer, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener, SilentListener
 from optpipe.core.precision import REQUIRED_SHARE, Budget, Precision, PrecisionCost
@@ -29,13 +22,7 @@ from optpipe.evaluate.tasks import require_fitting_task
 from optpipe.models.export.exported import Model, export_model, prepare_model, read_card, read_tokenizer
 from optpipe.models.inputs.image_set import image_set_from_path
 from optpipe.models.inputs.rows import FORMS, holds_tensors, read_tensor_set
-from optpipe.models.inputs.sample_set import (
-    FEW_SAMPLES,
-    SampleSet,
-    Unusable,
-    draw_subset,
-    refuse_overlap,
-)
+from optpipe.models.inputs.sample_set import FEW_SAMPLES, SampleSet, Unusable, draw_subset, refuse_overlap
 from optpipe.models.inputs.task_data import (
     drop_unknown_labels,
     fit_batch_size,

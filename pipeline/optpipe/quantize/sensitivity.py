@@ -259,12 +259,7 @@ class SelectionInfo:
 
 
 def select_kept_layers(
-    model: Entry[ModelInfo],
-    lowering: Lowering,
-    samples: SampleSet,
-    budget: Budget,
-    store: Store,
-    listener: Listener,
+    model: Entry[ModelInfo], lowering: Lowering, samples: SampleSet, budget: Budget, store: Store, listener: Listener
 ) -> tuple[Entry[SelectionInfo], bool]:
     """The store entry `selection`: the fewest of the costliest layers of `rank_layers` to keep so that the cost is within `budget`.
 

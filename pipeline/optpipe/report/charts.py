@@ -241,9 +241,7 @@ def _draw_rows(
 
 
 def draw_comparison(
-    comparison: Comparison,
-    latencies: Sequence[Curve] = (),
-    processes: Sequence[Point] = (),
+    comparison: Comparison, latencies: Sequence[Curve] = (), processes: Sequence[Point] = ()
 ) -> list[Figure]:
     """Draws every figure with enough data, in reading order; the first three state what they show.
 

@@ -185,12 +185,7 @@ def make_document(parts: Iterable[Part | None]) -> Document:
 
 
 def make_table(
-    columns: Iterable[Column | str],
-    rows: Iterable[Row],
-    *,
-    title: str = "",
-    caption: str = "",
-    id: str = "",
+    columns: Iterable[Column | str], rows: Iterable[Row], *, title: str = "", caption: str = "", id: str = ""
 ) -> Table:
     heads = tuple(Column(each) if isinstance(each, str) else each for each in columns)
     cells = tuple(tuple(each if isinstance(each, Cell) else Cell(each or "") for each in row) for row in rows)

@@ -302,12 +302,7 @@ Processes of one host already differ by up to 5%; scores differ by inputs at a d
 
 
 def audit_dossier(
-    checked: VerifiedDossier,
-    count: int,
-    seed: int,
-    model: Callable[[], Model],
-    store: Store,
-    listener: Listener,
+    checked: VerifiedDossier, count: int, seed: int, model: Callable[[], Model], store: Store, listener: Listener
 ) -> Iterator[CriterionResult]:
     """Measures `count` criteria, drawn by `seed`, again on this machine: PASS agrees with the dossier, FAIL differs.
 

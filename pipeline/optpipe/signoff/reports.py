@@ -235,9 +235,7 @@ def page_from_verdict(
         *_list_comparison_sections(comparison, figures),
         Section("Preprocessing, side by side", tuple(pictures), "parity"),
         Section(
-            "What limits performance",
-            tuple(Sentence(one.advice, Tone.STRONG, one.rule) for one in findings),
-            "profile",
+            "What limits performance", tuple(Sentence(one.advice, Tone.STRONG, one.rule) for one in findings), "profile"
         ),
         _make_evidence_section(
             recompute,

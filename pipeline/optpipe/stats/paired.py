@@ -303,11 +303,7 @@ class SampledFigure:
 
 
 def figure_from_samples(
-    value: float,
-    parts: "NDArray[np.float64]",
-    samples: int,
-    limits: tuple[float, float],
-    effect: float = 1.0,
+    value: float, parts: "NDArray[np.float64]", samples: int, limits: tuple[float, float], effect: float = 1.0
 ) -> SampledFigure:
     """The figure `value` of `samples` with the contributions `parts` (samples,) of samples or groups of them.
 

@@ -28,14 +28,7 @@ from optpipe.trace.analysis import Analysis, IdleCause, sum_within
 from optpipe.trace.bottleneck import Gap, LimitingFactor, Quality
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.profile_model import ModelProfileDocument
-from optpipe.trace.report import (
-    CallRow,
-    CopyRow,
-    KernelRow,
-    RangeRow,
-    Totals,
-    TraceProfile,
-)
+from optpipe.trace.report import CallRow, CopyRow, KernelRow, RangeRow, Totals, TraceProfile
 from optpipe.trace.roofline import Roofline
 from optpipe.trace.rules import WITHOUT_PROFILER, ProfileFinding
 from optpipe.trace.tensor_cores import TensorCores

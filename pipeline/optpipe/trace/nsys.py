@@ -88,8 +88,7 @@ class ProfilePlan:
     iterations: Annotated[int, Param("Recorded iterations of repeated stages.", minimum=2)] = 20
     warm_up: Annotated[int, Param("Warm-up iterations before recording.", minimum=0, setting=True)] = 5
     keep_raw: Annotated[
-        bool,
-        Param("Keep the raw recording, which contains the process environment in plain text.", setting=True),
+        bool, Param("Keep the raw recording, which contains the process environment in plain text.", setting=True)
     ] = False
 
 

@@ -37,19 +37,8 @@ from optpipe.trace.record import (
     read_profiled_rows,
     record_job,
 )
-from optpipe.trace.report import (
-    ProfileRecord,
-    StageProfile,
-    StageSubject,
-    TraceProfile,
-    profile_from_trace,
-)
-from optpipe.trace.roofline import (
-    GraphCosts,
-    graph_costs_from_onnx,
-    graph_costs_from_roofline,
-    sum_layer_times,
-)
+from optpipe.trace.report import ProfileRecord, StageProfile, StageSubject, TraceProfile, profile_from_trace
+from optpipe.trace.roofline import GraphCosts, graph_costs_from_onnx, graph_costs_from_roofline, sum_layer_times
 from optpipe.trace.rules import StageFacts
 from optpipe.workspace.entry import Entry, Status
 from optpipe.workspace.file_names import CARD, ONNX, PROFILE

@@ -15,12 +15,7 @@ import optpipe.backends
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.registry import BACKENDS
 from optpipe.backends.tensorrt import TENSORRT_RTX, layers_from_network
-from optpipe.backends.tensorrt_engine import (
-    choose_profile,
-    describe_in_key,
-    list_profile_shapes,
-    options_from_given,
-)
+from optpipe.backends.tensorrt_engine import choose_profile, describe_in_key, list_profile_shapes, options_from_given
 from optpipe.core.card import InputSpec, ModelCard, Task, batch_ranges_from_text
 from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision, prove_precision

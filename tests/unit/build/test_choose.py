@@ -8,13 +8,7 @@ from tests.fakes.entries import HASH, MIXED, WRONG, artifact_info, proof
 
 from optpipe.build.choose import ChoiceResult, judge_status, list_candidates
 from optpipe.build.doctor import ToolStatus, document_from_diagnosis, document_from_options, list_options
-from optpipe.build.records import (
-    ArtifactResult,
-    BuildResult,
-    BuiltArtifact,
-    document_from_build,
-    document_from_choice,
-)
+from optpipe.build.records import ArtifactResult, BuildResult, BuiltArtifact, document_from_build, document_from_choice
 from optpipe.core.entries import SkippedLayer, VerificationInfo, WeightsRecord
 from optpipe.core.errors import ExitStatus
 from optpipe.core.precision import Budget, Precision

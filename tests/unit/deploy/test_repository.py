@@ -22,13 +22,7 @@ from optpipe.core.entries import VerificationInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
 from optpipe.deploy.repository import write_requests
-from optpipe.deploy.triton_config import (
-    TYPES,
-    fill_tensors,
-    find_tensor_differences,
-    read_config,
-    write_config,
-)
+from optpipe.deploy.triton_config import TYPES, fill_tensors, find_tensor_differences, read_config, write_config
 from optpipe.workspace.files import write_json
 
 pb = pytest.importorskip(

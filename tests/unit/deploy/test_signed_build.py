@@ -181,11 +181,7 @@ POLICY_ATTEST: Any = SimpleNamespace(sha256="0")
 
 def a_verdict(verdict=Verdict.PASS, waived=(), artifact="1"):
     found: Any = SimpleNamespace(
-        verdict=verdict,
-        waived=waived,
-        criteria=(),
-        dossier_name="d",
-        artifact=SimpleNamespace(id="a", sha256=artifact),
+        verdict=verdict, waived=waived, criteria=(), dossier_name="d", artifact=SimpleNamespace(id="a", sha256=artifact)
     )
     return found
 

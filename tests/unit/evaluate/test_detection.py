@@ -210,11 +210,7 @@ def test_without_suppression_there_are_doubles() -> None:
 @pytest.mark.parametrize(
     ("outputs", "head", "message"),
     [
-        (
-            [("o", (1, 10), "float32")],
-            None,
-            "no detection head fits its outputs .o 1×10.",
-        ),
+        ([("o", (1, 10), "float32")], None, "no detection head fits its outputs .o 1×10."),
         ([("o", (1, 4, 8, 8), "float32")], None, "no detection head fits"),
         ([("o", (1, 7, 6), "float32")], {"layout": "yolov9000"}, "no detection head fits"),
         (

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.evaluate.tasks.texts import (
-    ALONE,
-    ROUNDING,
-    Embedding,
-    TokenClassification,
-    find_entities,
-)
+from optpipe.evaluate.tasks.texts import ALONE, ROUNDING, Embedding, TokenClassification, find_entities
 from optpipe.models.inputs.sample_set import draw_subset
 from optpipe.models.inputs.text_set import find_first_tokens, text_set_from_path, tokenize
 

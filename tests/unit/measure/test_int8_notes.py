@@ -71,12 +71,7 @@ def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:
 def at(precision, rate, ci=None, batch=8):
     subject = Subject("a", "onnxruntime", precision, "cuda:0", model="m")
     return Measurement(
-        "m",
-        subject,
-        LoadSpec(batch),
-        Validity.VALID,
-        (),
-        throughput_images_per_s=Estimate(rate, *(ci or ())),
+        "m", subject, LoadSpec(batch), Validity.VALID, (), throughput_images_per_s=Estimate(rate, *(ci or ()))
     )
 
 

@@ -11,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.measure import trials
-from optpipe.measure.race import (
-    FINAL_ROUNDS,
-    MAX_FINALISTS,
-    RACE_ROUNDS,
-    count_processes,
-    race_builds,
-)
+from optpipe.measure.race import FINAL_ROUNDS, MAX_FINALISTS, RACE_ROUNDS, count_processes, race_builds
 from optpipe.measure.trials import iterate_arrivals, time_calls, warm_up
 from optpipe.stats.ratio import Change, Order, alternate
 

@@ -207,11 +207,7 @@ def without_p50(name, median):
 def test_a_process_whose_samples_follow_each_other_closely_costs_no_comparison():
     def compare(median):
         return run_interleaved(
-            lambda name: without_p50(name, median),
-            lambda name: measurement(1, 1.0, name=name),
-            8,
-            PairMetric.P50,
-            0,
+            lambda name: without_p50(name, median), lambda name: measurement(1, 1.0, name=name), 8, PairMetric.P50, 0
         )
 
     assert set(compare(2e6).baseline_ns) == {2e6}

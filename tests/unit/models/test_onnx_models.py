@@ -271,13 +271,7 @@ def branching(folder, **constants):
     ]
     inputs = {"x": ("FLOAT", ["batch", 64]), "state": ("FLOAT", [2, "batch", 4]), "sr": ("INT64", [])}
     outputs = {"y": ("FLOAT", ["batch", 64]), "next": ("FLOAT", [None, None, None])}
-    numbers = {
-        "wide": np.array(16000),
-        "one": normal(1),
-        "two": normal(1),
-        "w": normal(64, 64),
-        **constants,
-    }
+    numbers = {"wide": np.array(16000), "one": normal(1), "two": normal(1), "w": normal(64, 64), **constants}
     return saved(folder, nodes, inputs, outputs, **numbers)
 
 

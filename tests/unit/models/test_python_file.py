@@ -272,10 +272,7 @@ def test_what_it_prints_never_reaches_the_document(folder: Path) -> None:
     ("code", "said"),
     [
         ("import sys\nsys.exit('usage')", r"cannot be imported: SystemExit: usage \(net.py, line 2\)\n.*__main__"),
-        (
-            "import nothing_has_this.inner",
-            r"ModuleNotFoundError: .*\(net.py, line 1\)\n.*provides nothing_has_this",
-        ),
+        ("import nothing_has_this.inner", r"ModuleNotFoundError: .*\(net.py, line 1\)\n.*provides nothing_has_this"),
         ("def make(:", r"SyntaxError: .*\(net.py, line 1\)"),
         ("from . import x", r"ImportError: .*\n.*outside the package"),
         ("def make():\n    open('ckpt.pt')", r"raised FileNotFoundError: .* \(net.py, line 2\)\n.*working directory"),

@@ -3,12 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.stats.ratio import (
-    Change,
-    compute_exchange_p_value,
-    count_rounds_needed,
-    ratio_from_rounds,
-)
+from optpipe.stats.ratio import Change, compute_exchange_p_value, count_rounds_needed, ratio_from_rounds
 
 rounds = st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0.01, 1e4)), min_size=4, max_size=30)
 MIRROR = {Change.FASTER: Change.SLOWER, Change.SLOWER: Change.FASTER, Change.NO_DIFFERENCE: Change.NO_DIFFERENCE}

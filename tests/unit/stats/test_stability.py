@@ -12,12 +12,7 @@ from optpipe.stats.percentiles import (
     plan_sample_count,
     summary_from_ns,
 )
-from optpipe.stats.stability import (
-    compute_effective_count,
-    find_trend,
-    find_two_modes,
-    is_steady,
-)
+from optpipe.stats.stability import compute_effective_count, find_trend, find_two_modes, is_steady
 
 GENERATOR = np.random.default_rng(3)
 

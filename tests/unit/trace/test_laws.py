@@ -95,10 +95,7 @@ def test_of_kernels_that_start_at_once_the_first_launched_ends_the_gap() -> None
             trace.kernel(NAMES[0], start, end, launch, stream=stream, thread=thread)
         splits.append(_analysis(trace).timeline.idle_by_cause)
     assert splits[0] == splits[1]
-    assert {str(cause): ns for cause, ns in splits[0].items() if ns} == {
-        "host_wait": 6000,
-        "kernel_wait": 1000,
-    }
+    assert {str(cause): ns for cause, ns in splits[0].items() if ns} == {"host_wait": 6000, "kernel_wait": 1000}
 
 
 @given(recordings())

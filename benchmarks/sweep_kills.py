@@ -34,9 +34,9 @@ KINDS = ("cpu-a", "cpu-b")
 BATCHES = tuple(range(1, 7))
 
 
-def drive(workspace, address="ray", batches=6):
+def drive(workspace, batches=6):
     """One sweep of so many batch sizes on both kinds, resumed where an earlier driver was killed."""
-    connect(address)
+    connect()
     sizes = BATCHES[: int(batches)]
     matrix = Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), batches=sizes)
     options, slots, store = (

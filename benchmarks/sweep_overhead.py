@@ -65,7 +65,7 @@ def run_shards(folder, cells, found):
 def run_on_cluster(folder, found):
     """Empty jobs through Ray: the driver's processor time is that of this process."""
     cluster, _ = start_cluster()
-    connect("ray")
+    connect()
     import ray
 
     slots = list_cluster_slots()

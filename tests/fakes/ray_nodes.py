@@ -25,11 +25,10 @@ def start_cluster(kinds=KINDS):
     }
     from ray.cluster_utils import Cluster
 
-    ports = choose_ports("ray_client_server_port")
+    ports = choose_ports()
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": int(not kinds), "include_dashboard": False, **ports}
     )
-    cluster.client_address = f"ray://127.0.0.1:{ports['ray_client_server_port']}"
     os.environ["RAY_ADDRESS"] = cluster.address
     return cluster, [add_node(cluster, kind) for kind in kinds]
 

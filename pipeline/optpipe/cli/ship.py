@@ -76,10 +76,7 @@ def deploy(
             envvar="OPTPIPE_TRITON",
         ),
     ] = None,
-    seconds: Annotated[
-        float,
-        Param("Time of each candidate of --tune.", minimum=0.5, maximum=600),
-    ] = 4.0,
+    seconds: Annotated[float, Param("Time of each candidate of --tune.", minimum=0.5, maximum=600)] = 4.0,
 ) -> Outcome:
     """Deploy a signed-off build, and prove it on a server.
 
@@ -221,13 +218,11 @@ def _connect(how: SweepOptions, store: "Store") -> "tuple[tuple[Slot, ...], Exec
         slots = list_slots(how.cpu_slots)
         gpus, parts = [slot for slot in slots if slot.gpu], [slot for slot in slots if not slot.gpu]
         return (*gpus[: how.slots], *parts[: how.slots]), LocalExecutor(store.workspace, how)
-    if how.on != "ray" and not how.on.startswith("ray://"):
-        raise BadInputError(f"--on {how.on}: expected ray or ray://HOST:PORT")
     if len(selectors) < len(how.node):
         raise BadInputError("--node: each label may be given once")
     from optpipe.sweep.cluster import RayExecutor, connect, list_cluster_slots
 
     shared = None if how.store is None else str(how.store.resolve())
-    connect(how.on)
+    connect()
     slots = list_cluster_slots(selectors)
     return slots, RayExecutor(slots, store, how, shared, selectors)

@@ -1,16 +1,12 @@
 """The Ray cluster that a sweep runs on, and the executor that sends tasks to it."""
 
-import logging
 import os
-import secrets
-import sys
 import tempfile
 import threading
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -81,8 +77,8 @@ def is_selected(labels: Mapping[str, str], label: str, wanted: str) -> bool:
 _TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of the cluster"
 
 
-def connect(address: str) -> None:
-    """Connects to `ray` (the cluster of this machine or RAY_ADDRESS) or `ray://HOST:PORT`. Raises MissingError if there is none."""
+def connect() -> None:
+    """Connects to the cluster of this machine, or of RAY_ADDRESS. Raises MissingError if there is none."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # read on import: under `uv run` Ray would start workers through uv
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -92,43 +88,21 @@ def connect(address: str) -> None:
         raise MissingError("--on ray requires Ray; install it with: pip install 'optpipe[ray]'") from error
     if ray.is_initialized():
         return
-    join = partial(ray.init, "auto" if address == "ray" else address, log_to_driver=False, configure_logging=False)
     with tempfile.NamedTemporaryFile(prefix="optpipe-ray-") as log:
         try:
-            with _record_connection(Path(log.name)):
-                try:
-                    join()
-                except (
-                    ConnectionAbortedError
-                ):  # a cluster gives its process for a Ray client 30 s to start, which the first may exceed
-                    join()
+            with redirect_output(Path(log.name)), warnings.catch_warnings(action="ignore"):
+                ray.init("auto", log_to_driver=False, configure_logging=False)
         except (ConnectionError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
-            raise MissingError(_explain(address, error, log.read().decode(errors="replace"))) from error
+            raise MissingError(_explain(error, log.read().decode(errors="replace"))) from error
 
 
-@contextmanager
-def _record_connection(log: Path) -> Iterator[None]:
-    """Sends to `log` what Ray prints while it connects, and the debugging messages of a Ray client."""
-    client = logging.getLogger("ray.util.client.worker")
-    level = client.level
-    with redirect_output(log), warnings.catch_warnings(action="ignore"):
-        handler = logging.StreamHandler(sys.stderr)
-        client.addHandler(handler)
-        client.setLevel(logging.DEBUG)
-        try:
-            yield
-        finally:
-            client.removeHandler(handler)
-            client.setLevel(level)
-
-
-def _explain(address: str, error: Exception, log: str) -> str:
+def _explain(error: Exception, log: str) -> str:
     said = first_line(error)
     if type(error).__name__ == "AuthenticationError":
-        return f"--on {address}: {said.partition('. ')[0].rstrip('.')}\n{_TOKEN}"
+        return f"--on ray: {said.partition('. ')[0].rstrip('.')}\n{_TOKEN}"
     if "InvalidAuthToken" in log or "missing authentication token" in log:
-        return f"--on {address}: the Ray cluster rejected the connection: its token is missing or incorrect\n{_TOKEN}"
-    return f"no Ray cluster at {address}: {said}\nstart one with `ray start --head`, or omit --on"
+        return f"--on ray: the Ray cluster rejected the connection: its token is missing or incorrect\n{_TOKEN}"
+    return f"no Ray cluster: {said}\nstart one with `ray start --head` and set RAY_ADDRESS, or omit --on"
 
 
 NODE_ID = "ray.io/node-id"
@@ -233,45 +207,21 @@ def _find_slot(kind: str, fingerprints: Sequence[str]) -> Slot:
     return found
 
 
-def make_remote(*, gpu: bool, streaming: bool) -> Any:
-    """The Ray task, `(content, inputs, starts, name)`. Resources and max_calls belong here: a reused worker would keep a CUDA context.
-
-    Ray Client cannot stream: without `streaming` the task returns a list and tells the actor `starts` that it begins.
-    """
+def make_remote(*, gpu: bool) -> Any:
+    """The Ray task, `(content, inputs)`. Resources and max_calls belong here: a reused worker would keep a CUDA context."""
     import ray
 
-    def stream(content: bytes, inputs: list[Any], _starts: Any, _name: str) -> Iterator[bytes]:
+    def stream(content: bytes, inputs: list[Any]) -> Iterator[bytes]:
         yield from run_on_node(content, inputs)
 
-    def gather(content: bytes, inputs: list[Any], starts: Any, name: str) -> list[bytes]:
-        ray.get(starts.add.remote(name))
-        return list(stream(content, inputs, starts, name))
-
-    return ray.remote(num_gpus=int(gpu), num_cpus=1, max_calls=1, max_retries=0)(stream if streaming else gather)
-
-
-def make_start_list() -> Any:
-    import ray
-
-    class StartList:
-        def __init__(self) -> None:
-            self.names: set[str] = set()
-
-        def add(self, name: str) -> None:
-            self.names.add(name)
-
-        def get(self) -> set[str]:
-            return self.names
-
-    return ray.remote(num_cpus=0)(StartList).remote()
+    return ray.remote(num_gpus=int(gpu), num_cpus=1, max_calls=1, max_retries=0)(stream)
 
 
 @dataclass(eq=False, slots=True)
 class _Sent:
     task: Task
-    name: str
     stream: Any
-    """A generator of what `run_on_node` yields; through Ray Client a reference to the list."""
+    """A generator of what `run_on_node` yields."""
     fingerprint: str
     sent: float
     """By the monotonic clock."""
@@ -296,17 +246,12 @@ class RayExecutor:
         self.store, self.shared, self.selectors = store, shared, selectors
         self._artifacts: dict[str, list[Any]] = {}
         """The chunks of each artifact that was sent; the driver owns them, so that they outlive the workers."""
-        from ray.util.client import ray as client
-
-        self.starts = make_start_list() if client.is_connected() else None
-        streaming = self.starts is None
-        self.remotes = {device: make_remote(gpu=device == "cuda", streaming=streaming) for device in ("cpu", "cuda")}
+        self.remotes = {device: make_remote(gpu=device == "cuda") for device in ("cpu", "cuda")}
 
     def start(self, task: Task, slot: Slot) -> _Sent:
         """Sends the task and its artifact to a node of the slot's kind; without labels, to the slot's own node while it lives."""
         import ray
 
-        name = secrets.token_hex(8)
         prints = tuple(dict.fromkeys(each.fingerprint for each in self.slots if each.kind == task.kind))
         given = replace(task, workspace=self.shared or ""), self.options, self.program, prints
         selector = {**self.selectors, LABEL: label_from_kind(task.kind)}
@@ -315,8 +260,8 @@ class RayExecutor:
             others = {each.node for each in self.slots if each.kind == task.kind and each.node in alive}
             selector = {NODE_ID: slot.node if slot.node in alive or not others else f"in({', '.join(sorted(others))})"}
         remote = self.remotes[choose_device_of_kind(task.kind)].options(label_selector=selector)
-        stream = remote.remote(json_from_record(given), self._send(task.artifact), self.starts, name)
-        return _Sent(task, name, stream, slot.fingerprint, monotonic())
+        stream = remote.remote(json_from_record(given), self._send(task.artifact))
+        return _Sent(task, stream, slot.fingerprint, monotonic())
 
     def _send(self, artifact: str | None) -> list[Any]:
         """The chunks that hold an artifact and what a bench of it reads."""
@@ -341,7 +286,7 @@ class RayExecutor:
         for each in running:
             if each.stream in ready:
                 result = self._receive(each)
-            elif monotonic() - each.sent > limit_s and not self._has_begun(each):
+            elif monotonic() - each.sent > limit_s and not each.items:
                 ray.cancel(each.stream, force=True)
                 why = f"no node of kind {each.task.kind} took it within {limit_s:.0f} s (--set pending-timeout)"
                 result = self._fail(each, why, lost=False)
@@ -366,16 +311,16 @@ class RayExecutor:
         import ray
 
         try:
-            if self.starts is None:
-                sent.items.append(ray.get(next(sent.stream)))
-                return None
-            sent.items += ray.get(sent.stream)
+            item = ray.get(next(sent.stream))
         except StopIteration:
-            pass
+            item = None
         except ray.exceptions.RayTaskError as error:  # such as a disk of the node that is full
             return self._fail(sent, f"its node failed: {type(error.cause).__name__}: {first_line(error.cause)}")
         except ray.exceptions.RayError as error:
             return self._fail(sent, f"{type(error).__name__}: {first_line(error)}")
+        if item is not None:
+            sent.items.append(item)
+            return None
         if len(sent.items) < 2:
             return self._fail(sent, "the node ended without a result")
         _, result, *chunks = sent.items
@@ -387,8 +332,3 @@ class RayExecutor:
 
     def _fail(self, sent: _Sent, why: str, *, lost: bool = True) -> Result:
         return fail_task(sent.task, why, sent.fingerprint, lost=lost)
-
-    def _has_begun(self, sent: _Sent) -> bool:
-        import ray
-
-        return bool(sent.items) or (self.starts is not None and sent.name in ray.get(self.starts.get.remote()))

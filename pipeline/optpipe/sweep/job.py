@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -266,14 +266,12 @@ class SweepOptions:
     task_s: Annotated[float, Param("Time limit of a process in seconds.", flag="job-timeout", setting=True)] = 1800.0
     lock_s: Annotated[float, Param("Seconds to wait for a GPU in use.", flag="lock-timeout", setting=True)] = 600.0
     retries: Annotated[int, Param("Further tries of a job that crashed.", minimum=0, setting=True)] = 1
-    on: Annotated[str | None, Param("Run on a Ray cluster.", metavar="ray|ray://HOST:PORT")] = None
+    on: Annotated[Literal["ray"] | None, Param("Run on the Ray cluster of this machine or RAY_ADDRESS.")] = None
     node: Annotated[
-        tuple[str, ...],
-        Param("Only nodes of the cluster with this label (or LABEL!=VALUE).", metavar="LABEL=VALUE"),
+        tuple[str, ...], Param("Only nodes of the cluster with this label (or LABEL!=VALUE).", metavar="LABEL=VALUE")
     ] = ()
     store: Annotated[
-        Path | None,
-        Param("Workspace under one path on all nodes; default: Ray's object store.", metavar="DIR"),
+        Path | None, Param("Workspace under one path on all nodes; default: Ray's object store.", metavar="DIR")
     ] = None
     pending_s: Annotated[
         float, Param("Seconds that a cluster may take to place a job.", flag="pending-timeout", setting=True)

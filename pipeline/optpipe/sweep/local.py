@@ -19,16 +19,7 @@ from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.files import hash_text, hash_value
 from optpipe.core.process import open_process_group
 from optpipe.core.records import json_from_record, plain_from_record, read_record
-from optpipe.sweep.job import (
-    CellOutcome,
-    JobState,
-    Recipe,
-    Result,
-    SweepOptions,
-    Task,
-    fail_task,
-    repeat_outcome,
-)
+from optpipe.sweep.job import CellOutcome, JobState, Recipe, Result, SweepOptions, Task, fail_task, repeat_outcome
 from optpipe.sweep.slots import Slot, find_foreign, hold_locks, list_descendants, list_gpu_processes, list_locks
 from optpipe.sweep.task import explain_crash, tell_on_one_line
 from optpipe.workspace.entry import get_utc_time

@@ -17,7 +17,7 @@ def cluster():
 
     kept = dict(os.environ)
     made, _ = start_cluster()
-    connect("ray")
+    connect()
     import ray  # only now: it reads its environment when it is imported, under `uv run` one that starts workers through uv
 
     yield made

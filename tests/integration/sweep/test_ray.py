@@ -190,7 +190,7 @@ def test_two_drivers_on_one_workspace_run_each_job_once(cluster, tmp_path):
 
 
 def test_a_driver_that_is_killed_goes_on_where_it_was(cluster, tmp_path):
-    command = [*DRIVE, str(tmp_path), "ray", "3"]
+    command = [*DRIVE, str(tmp_path), "3"]
     for stored in (1, 4):
         driver = subprocess.Popen(command)
         while driver.poll() is None and len(read_jobs(tmp_path)) < stored:
@@ -199,11 +199,6 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(cluster, tmp_path):
         driver.wait()
     subprocess.run(command, check=True, timeout=300)
     assert_each_once_stored(tmp_path, 6)
-
-
-def test_a_driver_outside_of_the_cluster_comes_through_ray_client(cluster, tmp_path):
-    subprocess.run([*DRIVE, str(tmp_path), cluster.client_address, "2"], check=True, timeout=300)
-    assert_each_once_stored(tmp_path, 4)
 
 
 def assert_each_once_stored(workspace, count):

@@ -21,7 +21,7 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from tests.fakes.ray_nodes import start_cluster
 cluster, _ = start_cluster(())
-print(cluster.address, cluster.client_address, flush=True)
+print(cluster.address, flush=True)
 sys.stdin.read()
 cluster.shutdown()
 """
@@ -30,27 +30,27 @@ REJECTED = "the Ray cluster rejected the connection: its token is missing or inc
 
 
 @pytest.fixture(scope="module")
-def addresses():
-    """Of a cluster whose token is TOKEN: Ray's own, and the one for Ray Client."""
+def address():
+    """Of a cluster whose token is TOKEN."""
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     command = [sys.executable, "-c", CLUSTER]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            yield process.stdout.readline().split()
+            yield process.stdout.readline().strip()
         finally:
             process.communicate()
 
 
 @pytest.fixture(scope="module")
-def sweep(addresses, tmp_path_factory):
-    """A sweep on the cluster, directly or through Ray Client, with these variables and no token in the home folder."""
+def sweep(address, tmp_path_factory):
+    """A sweep on the cluster, with these variables and no token in the home folder."""
 
-    def run(*arguments, client=False, **variables):
+    def run(*arguments, **variables):
         folder = tmp_path_factory.mktemp("sweep")
-        where = ("--backend", "onnxruntime", "--gpu", "cpu", "--on", addresses[1] if client else "ray")
-        found = {"RAY_ADDRESS": addresses[0], "HOME": str(folder), **variables}
+        where = ("--backend", "onnxruntime", "--gpu", "cpu", "--on", "ray")
+        found = {"RAY_ADDRESS": address, "HOME": str(folder), **variables}
         return optpipe("sweep", "digits", "--precision", "fp32", *where, *arguments, workspace=folder / "w", **found)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -66,20 +66,17 @@ def test_the_right_token_runs_jobs_on_a_node_without_labels(sweep):
     assert ran.document["rows"][0]["run"]
 
 
-@pytest.mark.parametrize("client", [False, True])
-def test_a_token_from_a_file_does_too(sweep, tmp_path, client):
+def test_a_token_from_a_file_does_too(sweep, tmp_path):
     (tmp_path / "token").write_text(TOKEN)
-    ran = sweep("--dry-run", client=client, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(tmp_path / "token"))
+    ran = sweep("--dry-run", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(tmp_path / "token"))
     assert (ran.status, "1 job to run" in ran.stdout) == (0, True), ran.stderr
 
 
 OTHERS = {
-    "another": ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "another"}, False, REJECTED),
-    "no mode, through Ray Client": ({}, True, REJECTED),
-    "no token": ({"RAY_AUTH_MODE": "token"}, False, "authentication token"),
-    "no token, through Ray Client": ({"RAY_AUTH_MODE": "token"}, True, "authentication token"),
-    "no file": ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/no/such"}, False, "/no/such"),
-    "no file, through Ray Client": ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/no/such"}, True, "/no/such"),
+    "another": ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "another"}, REJECTED),
+    "no mode": ({}, REJECTED),
+    "no token": ({"RAY_AUTH_MODE": "token"}, "authentication token"),
+    "no file": ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/no/such"}, "/no/such"),
 }
 
 
@@ -87,14 +84,12 @@ OTHERS = {
 def refused(sweep):
     """What each ends with: side by side, because Ray tries the first two for 20 s."""
     with ThreadPoolExecutor(3) as threads:
-        running = {
-            name: threads.submit(sweep, client=client, **variables) for name, (variables, client, _) in OTHERS.items()
-        }
+        running = {name: threads.submit(sweep, **variables) for name, (variables, _) in OTHERS.items()}
     return {name: each.result() for name, each in running.items()}
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_any_other_ends_in_two_lines(refused, name):
-    ran, said = refused[name], OTHERS[name][2]
+    ran, said = refused[name], OTHERS[name][1]
     lines = ran.stderr.splitlines()
     assert (ran.status, len(lines), said in lines[0], lines[1]) == (3, 2, True, WAY_OUT), ran.stderr

@@ -221,12 +221,8 @@ def calls(monkeypatch):
     return found
 
 
-def test_an_aborted_connection_is_tried_once_more(calls):
-    calls.errors = [ConnectionAbortedError("Starting Ray client server failed.")]
-    connect("ray://host:1")
-    assert calls.addresses == ["ray://host:1", "ray://host:1"]
-    calls.errors = [ConnectionAbortedError("failed"), ConnectionAbortedError("failed again")]
-    with pytest.raises(
-        MissingError, match="no Ray cluster at ray://host:1: failed again\nstart one with `ray start --head`"
-    ):
-        connect("ray://host:1")
+def test_no_cluster_is_named_with_the_way_out(calls):
+    calls.errors = [ConnectionAbortedError("failed")]
+    with pytest.raises(MissingError, match="no Ray cluster: failed\nstart one with `ray start --head`"):
+        connect()
+    assert calls.addresses == ["auto"]

@@ -7,16 +7,21 @@ from pathlib import Path
 
 from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, build_model
+from optpipe.build.choose import SHORT_LOAD
 from optpipe.core.card import Task, card_from_file
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo
 from optpipe.core.errors import OptpipeError
 from optpipe.core.events import Listener
+from optpipe.core.measurement import PairMetric
 from optpipe.core.plan import for_workspace, to_command
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision
-from optpipe.evaluate.evaluate import evaluate_artifacts, score_artifacts
+from optpipe.evaluate.evaluate import evaluate_artifacts, list_model_artifacts, score_artifacts
 from optpipe.evaluate.layers import BuildDivergence, LayerComparison, Remedy
 from optpipe.evaluate.result import EvaluatedModel
 from optpipe.evaluate.tasks import TASKS
+from optpipe.measure.measure import BenchPlan
+from optpipe.measure.pair import FEWEST_ROUNDS, bench_pair
+from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.models.export.exported import Model, export_model, prepare_model
 from optpipe.models.inputs.image_set import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
@@ -26,6 +31,7 @@ from optpipe.quantize.calibrated_graph import METHOD_CHOICE_IMAGES, TABLE, name_
 from optpipe.quantize.qdq import Target
 from optpipe.quantize.ranges import read_table, write_table
 from optpipe.quantize.sensitivity import compare_methods, lower_by_table, select_kept_layers
+from optpipe.stats.ratio import Ratio
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
@@ -88,7 +94,29 @@ def _try_build(
         remedies.append(Remedy(command, kept, share, result))
         if _meets(result, before, wanted):
             break
+    card = card_from_file(exported.file(CARD))
+    for rival in list_model_artifacts(model, card, store) if remedies else ():
+        alike = (rival.info.backend, rival.info.device) == (artifact.info.backend, artifact.info.device)
+        if alike and rival.info.precision is not artifact.info.precision:
+            remedies[-1] = replace(
+                remedies[-1], speed=_compare_speed(rival, made, store, listener), rival=rival.info.label
+            )
+            break
     return replace(build, evaluated=before, remedies=tuple(remedies))
+
+
+def _compare_speed(
+    rival: Entry[ArtifactInfo], made: Entry[ArtifactInfo], store: Store, listener: Listener
+) -> Ratio | None:
+    """The time of `made` over that of `rival`; None if it could not be measured."""
+    try:
+        old, new = (find_artifacts(each.id, store)[0] for each in (rival, made))
+        plan = BenchPlan(SHORT_LOAD)
+        compared = bench_pair(old, new, plan, FEWEST_ROUNDS, PairMetric.P50, store, listener).comparison
+    except OptpipeError as error:
+        listener.warn(f"{made.info.label}: its speed was not measured: {error}")
+        return None
+    return None if compared is None else compared.ratio
 
 
 def _meets(result: EvaluatedModel, before: EvaluatedModel, budget: Budget) -> bool:

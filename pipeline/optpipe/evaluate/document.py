@@ -135,6 +135,9 @@ def _list_remedies(build: BuildDivergence) -> Iterator[Sentence]:
             yield Sentence(f"this build: {_format_quality(build.evaluated)}", Tone.FAINT, "tried")
         kept = f"; {len(each.kept)} layers in floating point: {escape(', '.join(each.kept))}" if each.kept else ""
         said = f"{_format_quality(each.result)}; {each.share:.0%} of the MACs in {each.result.precision}{kept}"
+        if each.speed is not None:
+            low, high = each.speed.ci
+            said += f"; p50 {each.speed.value:.2f} times that of {each.rival} [{low:.2f}, {high:.2f}]"
         yield Sentence(said, Tone.GOOD, "tried", remedy=each.command)
 
 

@@ -26,6 +26,7 @@ from optpipe.models.inputs.rows import split_batches
 from optpipe.models.inputs.sample_set import draw_subset
 from optpipe.models.inputs.samples import NOISE, SAMPLE_COUNT, choose_samples, load_sample_inputs
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, pool_sums, sum_errors
+from optpipe.stats.ratio import Ratio
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 
@@ -82,6 +83,10 @@ class Remedy:
     share: float
     """Share of its MACs in the requested precision."""
     result: EvaluatedModel
+    rival: str = ""
+    """A stored build in another precision, for the same backend and device."""
+    speed: Ratio | None = None
+    """The p50 of this build over that of `rival`, at the least batch size; None if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,13 +117,10 @@ class Failure(TypedDict):
 DOCUMENTS: dict[str, tuple[str | type, ...]] = {
     "build": ("build.records:BuildResult", "build.choose:ChoiceResult"),
     "calibrate": ("quantize.calibrated_graph:CalibrationResult",),
-    "preprocess": ("preprocess.proof:PreprocessRecord",),
+    "preprocess": ("preprocess.proof:PreprocessRecord", "preprocess.proof:AgainstRecord"),
     "bench": ("measure.pair:BenchRecord", "preprocess.end_to_end:EndToEndRecord"),
     "evaluate": ("evaluate.result:Evaluation", "evaluate.layers:LayerComparison"),
-    "profile": (
-        "trace.profile_model:ModelProfileDocument",
-        "trace.report:TraceProfile",
-    ),
+    "profile": ("trace.profile_model:ModelProfileDocument", "trace.report:TraceProfile"),
     "compare": ("core.measurement:Comparison",),
     "signoff": ("core.verdict:VerdictRecord", PolicyTemplate),
     "signoff approve": (Approval,),

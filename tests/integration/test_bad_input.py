@@ -50,6 +50,8 @@ preprocess digits --set threads=100000 | must be between 1 and
 preprocess digits --set seconds=nan | greater than 0
 preprocess digits --set seconds=-1 | greater than 0
 preprocess digits --limit 0 | at least 1
+preprocess digits --against none.py:transform | no such Python file; give FILE.py:NAME
+preprocess digits --output there | --output requires --against
 signoff digits | signoff requires MODEL and --policy FILE
 signoff digits --policy none.toml | cannot read policy none.toml
 signoff digits --policy size.toml --waive size.maximum | --waive requires a one-line --because TEXT

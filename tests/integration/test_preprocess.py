@@ -89,6 +89,34 @@ def test_without_dali_the_install_command_is_given(workspace):
     assert "pip install nvidia-dali-cuda130" in done.stderr
 
 
+TRAINING = """
+import torch
+from torchvision.transforms import InterpolationMode, v2
+
+def compose(interpolation):
+    values = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.3437] * 3, [0.3203] * 3)]
+    return v2.Compose([v2.Resize(36, interpolation), v2.CenterCrop(32), *values])
+
+right, wrong = compose(InterpolationMode.BILINEAR), compose(InterpolationMode.BICUBIC)
+def random(image):
+    print("a line of the user")
+    return right(image) + torch.rand(1)
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("right", 0), ("wrong", 1), ("random", 2)])
+def test_the_cards_pixels_are_those_of_training_or_the_step_that_differs_is_named(workspace, tmp_path, name, status):
+    (tmp_path / "training.py").write_text(TRAINING)
+    options = ("--against", f"{tmp_path}/training.py:{name}", "--limit", 20, "--output", tmp_path / "shown", "--json")
+    done = optpipe("preprocess", "digits", *options, workspace=workspace).expect(status)
+    if status < 2:
+        assert done.document["step"] == (None, "resize")[status]
+        assert Path(done.document["worst"]["file"]) == tmp_path / "shown" / "digits.png"
+        assert (tmp_path / "shown" / "digits.png").is_file()
+    else:
+        assert "not deterministic" in done.stderr
+
+
 FILES = str(find_shipped_folder("calibration") / "digits" / "validation")
 
 

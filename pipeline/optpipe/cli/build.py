@@ -72,8 +72,7 @@ def build(
         ),
     ] = None,
     compare_at: Annotated[
-        str | None,
-        Param("Batch sizes at which auto compares builds, such as 1,8; default: OPT.", metavar="SIZES"),
+        str | None, Param("Batch sizes at which auto compares builds, such as 1,8; default: OPT.", metavar="SIZES")
     ] = None,
 ) -> Outcome:
     """Build engines with verified precision and outputs.
@@ -179,11 +178,15 @@ def preprocess(
     seconds: Annotated[
         float, Param("Measurement time for the best configurations; the search uses half.", setting=True)
     ] = 2.0,
+    against: Annotated[
+        str | None, Param("Instead, compare with your training transform.", metavar="FILE.py:NAME")
+    ] = None,
+    output: Annotated[Path | None, Param("Folder for the picture of --against.", metavar="DIR")] = None,
     weights: Annotated[str, params.WEIGHTS] = "default",
 ) -> Outcome:
     """Derive the model's DALI pipeline, prove parity, measure."""
-    from optpipe.core.errors import require_existing
-    from optpipe.preprocess.document import document_from_preprocess
+    from optpipe.core.errors import BadInputError, require_existing
+    from optpipe.preprocess.document import document_from_against, document_from_preprocess
     from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
 
     require_existing(images, "--images")
@@ -197,6 +200,13 @@ def preprocess(
         seconds=seconds,
     )
     wanted = model_from_options(model, ModelOptions(weights), store)
+    if against is not None:
+        from optpipe.preprocess.preprocess import prove_training_transform
+
+        compared = prove_training_transform(wanted, against, request, output, store, terminal)
+        return Outcome(compared, document_from_against, compared.verdict.exit_status)
+    if output is not None:
+        raise BadInputError("--output requires --against")
     record = derive_preprocessing(wanted, request, store, terminal)
     return Outcome(record, document_from_preprocess, record.verdict.exit_status)
 
@@ -217,8 +227,7 @@ def evaluate(
     truncate: Annotated[bool, params.TRUNCATE] = False,
     accuracy_budget: Annotated[str | None, DROP] = None,
     task: Annotated[
-        Path | None,
-        Param("Your own task: a Python file that defines TASK (models/README.md).", metavar="FILE.py"),
+        Path | None, Param("Your own task: a Python file that defines TASK (models/README.md).", metavar="FILE.py")
     ] = None,
     seed: Annotated[int, SAMPLE_SEED] = 0,
     layers: Annotated[
@@ -261,15 +270,7 @@ def evaluate(
         return Outcome(replace(compared, warnings=tuple(terminal.warnings)), document_from_layers)
     budget = drop_from_text(accuracy_budget, "--accuracy-budget") / 100 if accuracy_budget else None
     found = run_evaluation(
-        wanted,
-        data,
-        count,
-        seed,
-        budget,
-        store,
-        terminal,
-        UserTask(task) if task else None,
-        truncate=truncate,
+        wanted, data, count, seed, budget, store, terminal, UserTask(task) if task else None, truncate=truncate
     )
     return Outcome(found, document_from_evaluation, found.status)
 
@@ -283,10 +284,7 @@ def profile(
     ] = None,
     trace: Annotated[
         Path | None,
-        Param(
-            "Analyze an existing recording: .nsys-rep, its .sqlite export, or a profile folder.",
-            metavar="FILE",
-        ),
+        Param("Analyze an existing recording: .nsys-rep, its .sqlite export, or a profile folder.", metavar="FILE"),
     ] = None,
     range: Annotated[str | None, Param("Analyze only work launched in this NVTX range.", metavar="NAME")] = None,
     targets: TargetOptions = TargetOptions(),

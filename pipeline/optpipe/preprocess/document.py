@@ -1,10 +1,10 @@
 """The documents of a preprocessing proof and of end-to-end measurements."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from optpipe.core.quantity import format_duration
 from optpipe.preprocess.end_to_end import EndToEndFigures, EndToEndRecord, EndToEndResult
-from optpipe.preprocess.proof import ParityRecord, PreprocessRecord, Proof
+from optpipe.preprocess.proof import AgainstRecord, PreprocessRecord, Proof, StepDifference
 from optpipe.preprocess.throughput import ThroughputRecord, ThroughputTuning
 from optpipe.report.document import (
     TONES,
@@ -30,7 +30,7 @@ def document_from_preprocess(record: PreprocessRecord) -> Document:
     return make_document(
         [
             Sentence(f"{record.model}: {proof.reason}", TONES[proof.verdict], proof.verdict, remedy=proof.remedy or ""),
-            _tabulate_steps(parity),
+            _tabulate_steps(parity.steps, f"in 8-bit levels (0 to 255), {parity.images} images"),
             Sentence(_describe_outputs(proof)),
             *(Sentence(f"{each.image}: {each.reason}", Tone.BAD, "refused by DALI") for each in parity.refused[:5]),
             Sentence(f"worst images, side by side with the difference: {', '.join(worst)}"),
@@ -41,14 +41,22 @@ def document_from_preprocess(record: PreprocessRecord) -> Document:
     )
 
 
-def _tabulate_steps(parity: ParityRecord) -> Table:
-    rows = [
-        (each.step, f"{each.mean_levels:.4f}", f"{each.max_levels:.2f}", f"{each.off_share:.2%}")
-        for each in parity.steps
-    ]
+def document_from_against(record: AgainstRecord) -> Document:
+    about = f"from {record.transform}, given {record.given}, in 8-bit levels (0 to 255), {record.images.count} images"
+    shown = f"{record.worst.image}: image, card, yours, and difference × {record.worst.difference_times:.0f}"
+    return make_document(
+        [
+            Sentence(record.reason, TONES[record.verdict], record.verdict),
+            _tabulate_steps(record.differences, about, "result of"),
+            Sentence(f"{shown} in {record.worst.file}"),
+        ]
+    )
+
+
+def _tabulate_steps(steps: Sequence[StepDifference], about: str, head: str = "after") -> Table:
+    rows = [(each.step, f"{each.mean_levels:.4f}", f"{each.max_levels:.2f}", f"{each.off_share:.2%}") for each in steps]
     names = ("mean |Δ|", "max |Δ|", "levels differing")
-    caption = f"in 8-bit levels (0 to 255), {parity.images} images"
-    return make_table(["after", *figure_columns(*names)], rows, caption=caption)
+    return make_table([head, *figure_columns(*names)], rows, caption=about)
 
 
 def _describe_outputs(proof: Proof) -> str:

@@ -1,22 +1,33 @@
-"""Compares both pipelines on the same images, in pixels and in the model's outputs."""
+"""Compares both pipelines on the same images, in pixels and in the model's outputs, and a user's transform with the card's."""
 
 import io
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product, zip_longest
+from operator import ne
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 import polars as pl
+from msgspec import structs
+from PIL import Image
 
 from optpipe.core.errors import BadInputError, StageError, is_out_of_memory
 from optpipe.core.events import Listener
-from optpipe.core.transform import CenterCrop, Resize, Transform, get_step_name
+from optpipe.core.transform import CenterCrop, Decode, Normalize, Rescale, Resize, Transform, get_step_name
+from optpipe.core.verdict import Verdict
 from optpipe.models.inputs.image_set import ImageSet
-from optpipe.models.inputs.images import decode_image, iterate_steps
+from optpipe.models.inputs.images import apply_step, decode_image, iterate_steps
+from optpipe.models.sources.python_file import UserCode, describe_user_error
 from optpipe.preprocess.dali_pipeline import INPUT, DaliPlan, explain_dali_error, make_steps_pipeline
 from optpipe.preprocess.proof import (
+    AgainstRecord,
+    ImagesRecord,
     ParityRecord,
     PredictionDecoder,
     RefusedImage,
@@ -64,13 +75,6 @@ def add_image(total: StepDifference, levels: np.ndarray) -> StepDifference:
     )
 
 
-def compute_levels_per_unit(transform: Transform) -> float:
-    """8-bit levels per unit of the packed tensor, averaged over the channels."""
-    divisor = transform.rescale.divisor if transform.rescale else 1.0
-    std = transform.normalize.std if transform.normalize else (1.0,)
-    return divisor * sum(std) / len(std)
-
-
 def compare_images(
     files: Sequence[tuple[str, Path]], pixels: PixelDifferences, threads: int = 2
 ) -> Iterator[list[ComparedImage]]:
@@ -92,10 +96,16 @@ def compare_images(
                 pipeline = None  # a pipeline that raised cannot continue
                 outputs, batch = _run_one_by_one(batch, pixels)
             expected = list(pool.map(lambda data: _run_reference(data, transform), [data for _, data in batch]))
-            yield [
-                _compare(name, rows, steps, pixels)
-                for (name, _), rows, steps in zip(batch, outputs, expected, strict=True)
-            ]
+            compared = []
+            for (name, _), got, wanted in zip(batch, outputs, expected, strict=True):
+                both = zip(got[:-1], wanted[:-1], strict=True)
+                last = [_levels_from_tensor(each, transform) for each in (got[-1], wanted[-1])]
+                found = [_compute_difference(*each) for each in (*both, last)]
+                pixels.steps = [add_image(*each) for each in zip(pixels.steps, found, strict=True)]
+                compared.append(
+                    ComparedImage(name, wanted[-1], got[-1], float(found[-1].mean()), float(found[-1].max()))
+                )
+            yield compared
 
 
 def _run(pipeline: Any, arrays: Sequence[Any]) -> list[list[np.ndarray]]:
@@ -130,40 +140,35 @@ def _run_reference(data: bytes, transform: Transform) -> list[np.ndarray]:
     return [first, *(value for step, value in steps if isinstance(step, Resize | CenterCrop)), steps[-1][1]]
 
 
-def _compare(
-    name: str, got: Sequence[np.ndarray], expected: Sequence[np.ndarray], pixels: PixelDifferences
-) -> ComparedImage:
-    last = len(expected) - 1
-    difference = None
-    for index, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
-        difference = _compute_difference(ours, theirs) * (
-            compute_levels_per_unit(pixels.transform) if index == last else 1.0
-        )
-        pixels.steps[index] = add_image(pixels.steps[index], difference)
-    assert difference is not None
-    return ComparedImage(name, expected[last], got[last], float(difference.mean()), float(difference.max(initial=0.0)))
-
-
 def _compute_difference(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
     if got.shape != expected.shape:  # an incorrect side counts as the largest difference
         return np.full(1, 255.0)
     return np.abs(got.astype(np.float32) - expected.astype(np.float32))
 
 
-def save_side_by_side(path: Path, compared: ComparedImage, transform: Transform) -> WorstImage:
-    """Writes reference | DALI | difference as PNG. Raises StageError."""
-    from PIL import Image
-
+def save_side_by_side(
+    path: Path, compared: ComparedImage, transform: Transform, file: Path | None = None
+) -> WorstImage:
+    """Writes the image of `file`, if given | reference | result | difference as PNG. Raises StageError."""
     reference, got = (_levels_from_tensor(each, transform) for each in (compared.reference, compared.got))
+    height, width = reference.shape[:2]
+    got = got if got.shape == reference.shape else _scale_levels(got, height, width)
     difference = np.abs(reference - got)
     factor = max(1.0, VISIBLE / max(float(difference.max()), 1e-6)) if difference.max() > 0.01 else 1.0
     panels = [reference, got, difference * factor]
-    gap = np.full((reference.shape[0], GAP, 3), 255.0)
-    row = np.concatenate([panels[0], gap, panels[1], gap, panels[2]], axis=1)
+    if file is not None:
+        image = decode_image(file, Decode())
+        panels.insert(0, _scale_levels(image, height, max(1, image.shape[1] * height // image.shape[0])))
+    gap = np.full((height, GAP, 3), 255.0)
+    row = np.concatenate([part for each in panels for part in (each, gap)][:-1], axis=1)
     png = io.BytesIO()
     Image.fromarray(np.clip(row + 0.5, 0, 255).astype(np.uint8)).save(png, "PNG")
     write_bytes(path, png.getvalue())
     return WorstImage(compared.name, compared.mean_levels, compared.max_levels, path.name, factor)
+
+
+def _scale_levels(levels: np.ndarray, height: int, width: int) -> np.ndarray:
+    return np.asarray(Image.fromarray(np.clip(levels + 0.5, 0, 255).astype(np.uint8)).resize((width, height)), float)
 
 
 def _levels_from_tensor(tensor: np.ndarray, transform: Transform) -> np.ndarray:
@@ -242,11 +247,216 @@ def prove_parity(
         ),
         images=rows.height,
         steps=tuple(pixels.steps),
-        far=sum(not _is_near(*each) for each in zip(rows["mean_levels"], rows["max_levels"], strict=True)),
+        far=sum(not is_near(*each) for each in zip(rows["mean_levels"], rows["max_levels"], strict=True)),
         refused=tuple(pixels.refused),
     )
+    if record.far:  # a verdict over all images hides single ones
+        listener.warn(
+            f"{record.far} of {record.images} images differ visibly (mean over {NEAR_MEAN_LEVELS:g} or max over"
+            f" {NEAR_MAX_LEVELS:g} levels); worst: {worst[0].name} (mean {worst[0].mean_levels:.1f}, max"
+            f" {worst[0].max_levels:.0f})"
+        )
     return record, rows, worst
 
 
-def _is_near(mean_levels: float, max_levels: float) -> bool:
+def is_near(mean_levels: float, max_levels: float) -> bool:
     return mean_levels <= NEAR_MEAN_LEVELS and max_levels <= NEAR_MAX_LEVELS
+
+
+TOLERANCE_LEVELS, FIRST_CALLS = 1.0, 8
+"""Equal transforms differ by no more, since kernels round differently; calls on the first image, which find random augmentation."""
+_GIVEN: Mapping[str, Callable[[Any, Image.Image], Any]] = {
+    "a Pillow image": lambda call, image: call(image),
+    "an HWC uint8 RGB array": lambda call, image: call(np.array(image)),
+    "image=, an HWC uint8 RGB array": lambda call, image: call(image=np.array(image)),  # albumentations
+    "a Pillow image, after a call without arguments": lambda call, image: call()(image),
+}
+
+
+class TrainingTransform:
+    """The callable NAME of FILE.py, called as the first of `_GIVEN` that does not raise. Raises BadInputError."""
+
+    def __init__(self, text: str) -> None:
+        file, _, name = text.rpartition(":")
+        if not (file.endswith(".py") and Path(file).is_file()):
+            raise BadInputError(f"--against {text}: no such Python file; give FILE.py:NAME")
+        self.text, self.given, self._code = text, "", UserCode(Path(file))
+        with self._code.running():
+            defined = vars(self._code.import_definitions())
+            self._call: Any = defined.get(name)
+        if not callable(self._call):
+            known = [each for each, value in defined.items() if callable(value) and not each.startswith("_")]
+            raise BadInputError(f"{file} has no transform '{name}'; it defines {', '.join(known) or 'none'}")
+
+    def apply(self, path: Path) -> np.ndarray:
+        """(height, width, channels) in float32, from an RGB image as torchvision's folder datasets load it."""
+        calls, errors, found = 2 if self.given else FIRST_CALLS, list[str](), list[Any]()
+        with Image.open(path) as opened, self._code.running():
+            for given in [self.given] if self.given else _GIVEN:
+                try:
+                    found = [_GIVEN[given](self._call, opened.convert("RGB")) for _ in range(calls)]
+                    self.given = given
+                    break
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's
+                    errors.append(f"given {given}, it raised {describe_user_error(error)}".splitlines()[0])
+        if not found:
+            raise BadInputError("\n".join([f"{self.text} on {path.name}: {errors[0]}", *errors[1:2]]))
+        first, *others = map(self._read, found)
+        if not all(np.array_equal(first, each) for each in others):
+            reason = f"{self.text} is not deterministic: calls on {path.name} differ"
+            raise BadInputError(f"{reason}\ngive the transform of validation, without random augmentation")
+        return first
+
+    def _read(self, result: Any) -> np.ndarray:
+        found = result.get("image", result.get("pixel_values")) if isinstance(result, Mapping) else result
+        values = np.asarray(found.detach().cpu().float() if hasattr(found, "detach") else found)
+        values = values[0] if values.ndim == 4 and len(values) == 1 else values
+        if values.ndim != 3 or not {1, 3} & {values.shape[0], values.shape[2]} or not np.isfinite(values).all():
+            got = f"{type(found).__name__} of shape {list(values.shape)}"
+            raise BadInputError(f"{self.text} returned a {got}, not finite values in 1 or 3 channels (CHW or HWC)")
+        return (np.moveaxis(values, 0, -1) if values.shape[0] in (1, 3) else values).astype(np.float32)
+
+
+Geometry = tuple[tuple[Decode | Resize | CenterCrop, ...], Any, Any]
+"""The steps up to 8-bit levels, and what no card states: how sides round, and by how many pixels a crop starts earlier."""
+Tried = Sequence[tuple[Path, np.ndarray]]
+_IDENTITY = (Rescale(1.0), Normalize((0.0,), (1.0,)))
+_decode_once = lru_cache(32)(decode_image)
+
+
+def _list_changes(geometry: Geometry, size: tuple[int, int]) -> Iterator[Geometry]:
+    """Geometries with one property changed; `size` is that of the user's results."""
+    steps, rounding, shift = geometry
+    for at, step in enumerate(steps):
+        fields = {each.name: get_args(each.type) for each in structs.fields(step) if get_origin(each.type) is Literal}
+        fields |= {name: (False, True) for name in ("exif", "antialias") if hasattr(step, name)}
+        now = [getattr(step, name) for name in fields]
+        for values in sorted(product(*fields.values()), key=lambda each: sum(map(ne, each, now))):
+            with suppress(BadInputError):
+                changed = structs.replace(step, **dict(zip(fields, values, strict=True)))
+                yield (*steps[:at], changed, *steps[at + 1 :]), rounding, shift
+    yield from ((steps, each, shift) for each in (math.ceil, round))
+    yield from ((steps, rounding, each) for each in product((-1, 0, 1), repeat=2))
+    yield tuple(each for each in steps if not isinstance(each, CenterCrop)), rounding, shift
+    own = structs.replace(next((each for each in steps if isinstance(each, Resize)), Resize((1,))), max_size=None)
+    long = structs.replace(own, size=(max(size),), fit="long")
+    yield (steps[0], structs.replace(own, size=size, fit="exact")), rounding, shift
+    for fill in (0, 114, 128, 255):
+        yield (steps[0], long, CenterCrop(*size, fill=fill)), rounding, shift
+    for side in range(min(size), min(size) * 4 // 3 + 1):
+        yield (steps[0], structs.replace(own, size=(side,), fit="short"), CenterCrop(*size)), rounding, shift
+
+
+def _make_levels(path: Path, geometry: Geometry, channels: int) -> np.ndarray:
+    (decode, *steps), rounding, shift = geometry
+    value: np.ndarray = _decode_once(path, decode)
+    for step in steps:
+        if isinstance(step, Resize) and rounding and step.fit != "exact":
+            base = (min if step.fit == "short" else max)(value.shape[:2])
+            sides = tuple(max(1, rounding(side * step.size[0] / base)) for side in value.shape[:2])
+            value = apply_step(structs.replace(step, size=sides, fit="exact", max_size=None), value)
+        else:
+            value = apply_step(step, np.roll(value, shift, (0, 1)) if isinstance(step, CenterCrop) else value)
+    return value if value.shape[2] == channels else np.repeat(value[:, :, :1], channels, axis=2)
+
+
+def _fit_values(geometry: Geometry, tried: Tried) -> tuple[StepDifference, Any, Any]:
+    """How far results are from a linear function of the levels; its slope and offset, None if the shapes differ."""
+    with suppress(ValueError, NotImplementedError):  # torch does not have every filter
+        pairs = [(_make_levels(path, geometry, got.shape[2]), got) for path, got in tried]
+        if all(levels.shape == got.shape for levels, got in pairs):
+            flat = ([each.reshape(-1, each.shape[2]) for each in side] for side in zip(*pairs, strict=True))
+            x, y = (np.concatenate(each).astype(np.float64) for each in flat)
+            covariance = ((x - x.mean(0)) * (y - y.mean(0))).mean(0)
+            slope = np.maximum(covariance / np.maximum(x.var(0), 1e-6), 1e-6)
+            off = np.abs(y - y.mean(0) - slope * (x - x.mean(0))) / slope
+            mean, most, share = float(off.mean()), float(off.max()), float((off > 0.5).mean())
+            return StepDifference("card, changed", mean, most, share, len(tried)), slope, y.mean(0) - slope * x.mean(0)
+    return StepDifference("card, changed", 255.0, 255.0, 1.0, len(tried)), None, None
+
+
+def _name_values(slope: Any, offset: Any, own: tuple[Any, Any]) -> tuple[Rescale, Normalize]:
+    """The steps that map a level to `slope` · level + `offset`: the card's or none, or else estimates."""
+    for rescale in (own[0], structs.replace(own[0], divisor=1.0 if slope.max() > 0.2 else 255.0)):
+        std = 1 / (slope * rescale.divisor)
+        mean = rescale.offset - offset * std
+        for known in (own[1], _IDENTITY[1]):
+            if np.allclose(mean, known.mean, 0, 0.5 / rescale.divisor) and np.allclose(std, known.std, 0.005):
+                return rescale, known
+    return rescale, Normalize(*(tuple(round(float(each), 4) for each in some) for some in (mean, std)))
+
+
+def _describe_change(new: Any, old: Any) -> str:
+    names = [each for each in (new or old).__struct_fields__ if getattr(new, each, None) != getattr(old, each, None)]
+    words = (f"{each} {getattr(new, each)} instead of {getattr(old, each, 'none')}" for each in names if new)
+    return "none" if new in (None, *_IDENTITY) else ", ".join(words)
+
+
+def explain_difference(transform: Transform, tried: Tried) -> tuple[dict[str, str], StepDifference]:
+    """The changes, by step, that bring the card's transform nearest to a user's results, and the difference that is left.
+
+    Both are compared up to a linear function of the levels, which then gives rescale and normalize.
+    """
+    before = (transform.decode, *transform.geometry)
+    found: Geometry = (before, None, (0, 0))
+    best = _fit_values(found, tried)
+    alone = [_fit_values(found, [each])[0] for each in tried]
+    if best[0].max_levels > TOLERANCE_LEVELS >= max(each.max_levels for each in alone):
+        return {"normalize": "by the values of each image alone"}, alone[0]
+    while best[0].max_levels > TOLERANCE_LEVELS:
+        size, worst = tried[0][1].shape[:2], best[0].mean_levels
+        nearest = min(_list_changes(found, size), key=lambda each: _fit_values(each, tried)[0].mean_levels)
+        if (error := _fit_values(nearest, tried))[0].mean_levels > 0.9 * worst:
+            break
+        found, best = nearest, error
+    if best[1] is None:
+        return {get_step_name(before[-1]): f"shape {tried[0][1].shape}"}, best[0]
+    own = (transform.rescale or _IDENTITY[0], transform.normalize or _IDENTITY[1])
+    pairs: Any = [*zip_longest(found[0], before), *zip(_name_values(*best[1:], own), own, strict=True)]
+    changes = {get_step_name(new or old): _describe_change(new, old) for new, old in pairs if new != old}
+    if found[1]:
+        changes = {"resize": f"sides round {'up' if found[1] is math.ceil else 'to the nearest'}, not down", **changes}
+    if found[2] != (0, 0):
+        changes = {**changes, "center_crop": f"starts {found[2]} pixels earlier"}
+    return changes, best[0]
+
+
+def compare_training_transform(
+    text: str, model: str, samples: ImageSet, transform: Transform, plan: DaliPlan, folder: Path, listener: Listener
+) -> AgainstRecord:
+    """Compares the card's transform and its DALI pipeline with `FILE.py:NAME`, and writes a picture to `folder`."""
+    training = TrainingTransform(text)
+    paths = dict(zip((each.path for each in samples.files), samples.paths, strict=True))
+    transform = Transform((*transform.steps[:-1], structs.replace(transform.pack, order="HWC")))
+    pixels, kept = PixelDifferences(transform, plan), list[ComparedImage]()
+    card, dali = (StepDifference(name, 0.0, 0.0, 0.0, 0) for name in ("card", "DALI"))
+    with listener.step("compare", total=len(paths)) as step:
+        for batch in compare_images(list(paths.items()), pixels):
+            for each in batch:
+                got = training.apply(paths[each.name])
+                *both, wanted = (_levels_from_tensor(tensor, transform) for tensor in (each.reference, each.got, got))
+                levels, ours = (_compute_difference(one, wanted) for one in both)
+                card, dali = add_image(card, levels), add_image(dali, ours)
+                kept.append(replace(each, got=got, mean_levels=float(levels.mean()), max_levels=float(levels.max())))
+            kept.sort(key=lambda each: -each.mean_levels)
+            kept[3:] = kept[3:][-1:]  # the most different three, and the least
+            step.advance(len(batch))
+    for refused in pixels.refused:
+        listener.warn(f"{refused.image} is left out, because DALI cannot decode it: {refused.reason}")
+    if not kept:
+        raise BadInputError(f"DALI could not decode any of the {len(paths)} images")
+    verdict, changes, differences = Verdict.PASS, dict[str, str](), [card, dali]
+    reason = f"{text} equals the card's transform: no value differs by more than {TOLERANCE_LEVELS:g} of 255 levels"
+    if round(card.max_levels, 2) > TOLERANCE_LEVELS:
+        with listener.step("explain"):
+            changes, left = explain_difference(transform, [(paths[each.name], each.got) for each in kept])
+        verdict, differences = Verdict.FAIL, [card, dali, left]
+        explained = is_near(left.mean_levels, left.max_levels) and left.mean_levels <= card.mean_levels / 4
+        unknown = "" if explained else ", and no change of the card explains it; the nearest is"
+        changed = "; in ".join(f"{step}: {change}" for step, change in changes.items())
+        reason = f"{text} differs from the card's transform{unknown} in {changed}"
+    worst = save_side_by_side(folder / f"{model}.png", kept[0], transform, paths[kept[0].name])
+    worst, first = replace(worst, file=str(folder / worst.file)), next(iter(changes), None)
+    images = ImagesRecord(str(samples.root), len(paths))
+    found = (verdict, reason, first, TOLERANCE_LEVELS, tuple(differences), worst)
+    return AgainstRecord(model, text, training.given, images, *found)

@@ -18,15 +18,15 @@ from optpipe.core.records import json_from_record
 from optpipe.core.transform import Transform, get_step_name
 from optpipe.evaluate.tasks.detection import lacks_image_axis
 from optpipe.models.artifacts.lookup import hash_model
-from optpipe.models.export.exported import Model, export_model, prepare_model
+from optpipe.models.export.exported import Model, export_model, prepare_model, read_card
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.task_data import drop_unknown_labels, find_label_indices, read_images
 from optpipe.preprocess.dali_graph import require_translatable
 from optpipe.preprocess.dali_pipeline import PIPELINE, DaliPlan, build_preprocessing_artifact, require_dali
-from optpipe.preprocess.parity import NEAR_MAX_LEVELS, NEAR_MEAN_LEVELS, ComparedImage, prove_parity, save_side_by_side
+from optpipe.preprocess.parity import compare_training_transform, prove_parity, save_side_by_side
 from optpipe.preprocess.proof import (
+    AgainstRecord,
     ImagesRecord,
-    ParityRecord,
     PipelineRecord,
     PreprocessRecord,
     RefusedImage,
@@ -125,7 +125,6 @@ def derive_preprocessing(
             threads=count_cores(),
             decoder=decoder,
         )
-    _warn_about_differences(parity, most_different[0], listener)
     with open_run(store.workspace, "preprocess") as run:
         write_parquet(run.path / ROWS, rows)
         worst = enumerate(most_different, 1)
@@ -156,6 +155,19 @@ def derive_preprocessing(
         pipeline=replace(record.pipeline, path=str(pipeline)),
         images=replace(record.images, folder=str(samples.root)),
     )
+
+
+def prove_training_transform(
+    model: Model, text: str, request: PreprocessRequest, folder: Path | None, store: Store, listener: Listener
+) -> AgainstRecord:
+    """Compares the card's transform and its DALI pipeline with a user's. Raises as `derive_preprocessing`."""
+    require_dali()
+    model, stored = prepare_model(model, store, listener)
+    card = read_card(model, stored)
+    transform = require_image_transform(card)
+    samples, _ = read_images(request.images or choose_images(card), request.limit, 0, listener)
+    where = folder or store.workspace / "against"
+    return compare_training_transform(text, card.name, samples, transform, request.plan, where, listener)
 
 
 def choose_dali_plan(
@@ -225,15 +237,6 @@ def open_model_function(
             return {name: np.concatenate(parts) for name, parts in outputs.items()}
 
         yield infer
-
-
-def _warn_about_differences(record: ParityRecord, most: ComparedImage, listener: Listener) -> None:
-    """Names single images that differ, which a verdict over all images hides."""
-    if record.far:
-        listener.warn(
-            f"{record.far} of {record.images} images differ visibly (mean over {NEAR_MEAN_LEVELS:g} or max over"
-            f" {NEAR_MAX_LEVELS:g} levels); worst: {most.name} (mean {most.mean_levels:.1f}, max {most.max_levels:.0f})"
-        )
 
 
 def choose_images(card: ModelCard) -> Path:

@@ -168,6 +168,24 @@ class PreprocessRecord:
     """`hash_model` of the exported model of the proof; None in records of earlier versions."""
 
 
+@dataclass(frozen=True, slots=True)
+class AgainstRecord:
+    """A user's training transform (`FILE.py:NAME`), the argument that it is given, and the first step that differs."""
+
+    model: str
+    transform: str
+    given: str
+    images: ImagesRecord
+    verdict: Verdict
+    reason: str
+    step: str | None
+    tolerance_levels: float
+    differences: tuple[StepDifference, ...]
+    """From the user's results: of the card, DALI, and, on the images that were tried, the card with the changes in `reason`."""
+    worst: WorstImage
+    warnings: tuple[str, ...] = ()
+
+
 REQUIRED_AGREEMENT = 0.995
 """Share of equal top-1 predictions that a replacement of preprocessing must keep."""
 MAXIMUM_SCORE_CHANGE = 0.005

@@ -10,17 +10,24 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.fakes.odd_images import make_synthetic_image
 
-from optpipe.core.errors import StageError
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import SilentListener
 from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
 from optpipe.core.verdict import Verdict
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
 from optpipe.models.inputs.image_set import ImageSet
+from optpipe.models.inputs.images import preprocess_file
 from optpipe.models.inputs.sample_set import SetFile
 from optpipe.preprocess import dali_graph
 from optpipe.preprocess import parity as parity_module
 from optpipe.preprocess.dali_pipeline import DaliPlan
-from optpipe.preprocess.parity import prove_parity, save_side_by_side
+from optpipe.preprocess.parity import (
+    TrainingTransform,
+    compare_training_transform,
+    explain_difference,
+    prove_parity,
+    save_side_by_side,
+)
 from optpipe.preprocess.proof import (
     SNR_FLOOR_DB,
     Agreement,
@@ -198,3 +205,135 @@ def test_few_images_that_all_agree_prove_nothing():
     (few,) = observe_prediction_agreement(make_rows(20, share=0.0), Segmentation(), 0.95, "20 images").blockers
     assert few.reason == "20 images are too few to prove agreement"
     assert few.remedy == "verify parity on 100 or more"
+
+
+TRAINING = """
+import math
+import numpy as np, torch
+from PIL import Image
+from torchvision.transforms import InterpolationMode, v2
+
+def pack(mean=0.5, std=0.25, scale=True):
+    return [v2.ToDtype(torch.float32, scale=scale), v2.Normalize([mean] * 3, [std] * 3)]
+
+def compose(*steps, values=pack()):
+    return v2.Compose([*steps, v2.PILToTensor(), *values])
+
+crop = v2.CenterCrop((64, 63))
+right = compose(v2.Resize(72), crop)
+bicubic = compose(v2.Resize(72, InterpolationMode.BICUBIC), crop)
+smaller = compose(v2.Resize(66), crop)
+squash = compose(v2.Resize((64, 63)))
+aliased = v2.Compose([v2.ToImage(), v2.Resize(72, antialias=False), crop, *pack()])
+on_tensors = v2.Compose([v2.ToImage(), v2.Resize(72, antialias=True), crop, *pack()])
+no_values = compose(v2.Resize(72), crop, values=[v2.ToDtype(torch.float32, scale=True)])
+no_scale = compose(v2.Resize(72), crop, values=pack(scale=False))
+other_mean = compose(v2.Resize(72), crop, values=pack(0.4, 0.3))
+random = compose(v2.Resize(72), crop, v2.RandomHorizontalFlip())
+last = compose()
+bgr = lambda image: right(image)[[2, 1, 0]]
+bgr_and_bicubic = lambda image: bicubic(image).flip(0)
+array = lambda image: np.moveaxis(right(Image.fromarray(image[:])).numpy(), 0, -1)
+factory = lambda: right
+albumentations = lambda *, image: {"image": right(Image.fromarray(image))}
+per_image = lambda image: (right(image) - right(image).mean()) / right(image).std()
+text = lambda image: "label"
+flat = lambda image: right(image).flatten()
+nan = lambda image: right(image) * float("nan")
+number = 3
+
+def raises(image):
+    raise KeyError("label")
+
+def upward(image):
+    width, height = image.size
+    sides = [math.ceil(side * 72 / min(width, height)) for side in (width, height)]
+    return last(v2.functional.center_crop(image.resize(sides, Image.BILINEAR), (64, 63)))
+
+def letterbox(image):
+    scale = 64 / max(image.size)
+    sides = [int(side * scale) for side in image.size]
+    box = Image.new("RGB", (63, 64), (114, 114, 114))
+    box.paste(image.resize(sides, Image.BILINEAR), (-(-(63 - sides[0]) // 2) if sides[0] < 63 else 0, (64 - sides[1]) // 2))
+    return last(box)
+
+def shifted(image):
+    image = v2.functional.resize(image, 72)
+    left, top = round((image.width - 63) / 2), round((image.height - 64) / 2)
+    return last(image.crop((left + 1, top, left + 64, top + 64)))
+"""
+
+
+@pytest.fixture
+def training(tmp_path):
+    (tmp_path / "training.py").write_text(TRAINING)
+    return lambda name: TrainingTransform(f"{tmp_path}/training.py:{name}")
+
+
+@pytest.mark.parametrize("name", ["right", "array", "factory", "albumentations", "on_tensors"])
+def test_a_transform_that_equals_the_cards_is_called_as_it_wants(paths, training, name):
+    one = training(name)
+    for path in paths[:2]:
+        assert np.abs(one.apply(path).transpose(2, 0, 1) - preprocess_file(path, TRANSFORM)).max() * 64 <= 1.01
+    assert ("Pillow" in one.given) == (name in ("right", "factory", "on_tensors"))
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "change"),
+    [
+        ("bicubic", "resize", "interpolation bicubic instead of bilinear"),
+        ("aliased", "resize", "antialias False instead of True"),
+        ("smaller", "resize", "size (66,) instead of (72,)"),
+        ("squash", "resize", "fit exact instead of short"),
+        ("upward", "resize", "sides round up"),
+        ("shifted", "center_crop", "(0, -1) pixels earlier"),
+        ("bgr", "decode", "channels BGR instead of RGB"),
+        ("no_values", "normalize", "none"),
+        ("no_scale", "rescale", "none"),
+        ("other_mean", "normalize", "mean (0.4, 0.4, 0.4) instead of (0.5, 0.5, 0.5)"),
+        ("per_image", "normalize", "each image"),
+        ("bgr_and_bicubic", "decode", "channels BGR instead of RGB"),
+    ],
+)
+def test_a_planted_difference_is_found_in_its_step(paths, training, name, step, change):
+    one = training(name)
+    changes, left = explain_difference(TRANSFORM, [(path, one.apply(path)) for path in paths[:4]])
+    assert next(iter(changes)) == step
+    assert change in changes[step]
+    assert left.max_levels <= 1.01
+    assert ("resize" in changes) == (step == "resize" or name == "bgr_and_bicubic")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("random", "not deterministic"),
+        ("raises", "KeyError: 'label' (training.py, line"),
+        ("text", "not finite values in 1 or 3 channels"),
+        ("flat", r"shape [12096]"),
+        ("nan", "not finite values"),
+        ("number", "has no transform 'number'"),
+        ("other", "pack, compose, crop, right"),
+    ],
+)
+def test_a_transform_that_cannot_be_compared_is_refused_in_two_lines(paths, training, name, said):
+    with pytest.raises(BadInputError) as refused:
+        training(name).apply(paths[0])
+    assert said in str(refused.value)
+    assert len(str(refused.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("right", "PASS"), ("letterbox", "FAIL"), ("variable", "FAIL")])
+def test_the_dali_pipeline_is_compared_too_and_the_difference_is_shown(paths, tmp_path, name, verdict):
+    (tmp_path / "training.py").write_text(TRAINING + "variable = compose(v2.Resize(72))\n")
+    samples = ImageSet("photographs", paths[0].parent, 0, tuple(SetFile(path.name, "") for path in paths))
+    text = f"{tmp_path}/training.py:{name}"
+    record = compare_training_transform(text, "net", samples, TRANSFORM, PLAN, tmp_path / "shown", SilentListener())
+    assert record.verdict == verdict
+    card, dali = record.differences[:2]
+    assert abs(card.mean_levels - dali.mean_levels) < 0.5
+    assert (card.max_levels <= record.tolerance_levels) == (verdict == "PASS")
+    assert record.step == {"right": None, "letterbox": "resize", "variable": "center_crop"}[name]
+    image = Image.open(record.worst.file)
+    assert image.height == 64
+    assert image.width > 3 * 63 + 3 * 8

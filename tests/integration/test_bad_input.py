@@ -63,7 +63,7 @@ sweep nothing-of-this-name --precision fp32 | unknown model
 sweep digits --precision fp9 | fp9
 sweep digits --shard 3/2 | --shard 3/2
 sweep digits --matrix /no/such.toml | /no/such.toml
-sweep digits --on slurm | --on slurm
+sweep digits --on slurm | slurm
 sweep digits --scenario fast | --scenario fast: choose from
 sweep digits --scenario server --rate x | --rate x: expected positive numbers
 sweep digits --gpu cpu --set cpu-slots=10000 | cpu-slots=10000: only

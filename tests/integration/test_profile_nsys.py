@@ -199,7 +199,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(workspace, document, tmp_path,
     small.mkdir()
     script = (
         f'mount -t tmpfs -o size={size_kb}k tmpfs "{small}" && cp -r "{workspace}/store" "{small}/" && "$@"; status=$?; '
-        f'find "{small}" \\( -path "*/store" -o -path "*/used" \\) -prune -o -type f -print >&2; exit $status'
+        f'find "{small}" \\( -path "*/store" -o -path "*/used" -o -path "*/notes" \\) -prune -o -type f -print >&2; exit $status'
     )
     command = [sys.executable, "-m", "optpipe", "profile", *INFERENCE, "--workspace", str(small)]
     finished = subprocess.run(

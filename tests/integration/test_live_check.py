@@ -189,11 +189,11 @@ def test_tuning_moves_away_from_a_planted_delay_and_keeps_the_evidence(served, t
     config = folder / "models/digits_engine/config.pbtxt"
     config.write_text(config.read_text().replace("max_batch_size: 1", planted, 1))
     seal_folder(folder)
-    monkeypatch.setattr(tune, "_list_neighbors", lambda best, _: [(1, 0), (1, 2 * best[1])])
+    monkeypatch.setattr(tune, "_list_neighbors", lambda best, _: [(1, 0, ()), (1, 2 * best[1], (16,))])
     checked = check_deployment(folder)
     tune.tune_deployment(checked, find_server(SERVER), 8.0, Store(tmp_path / "workspace"), SilentListener())
     found = check_deployment(folder).record
     assert {each.setting: each.value for each in found.choices}[tune.DELAY] == "0"
     first = json.loads((folder / "tuning.json").read_text())["steps"][0]
-    assert list(first["shown_better"]) == ["1 instance, delay 0 µs"]
+    assert list(first["shown_better"]) == ["1 instance, delay 0 µs, preferred []"]
     assert all(len(rounds) == tune.ROUNDS for rounds in first["rounds_ns"].values())

@@ -67,7 +67,7 @@ def deploy(
     ] = None,
     ensemble: Annotated[bool, Param("Serve encoded images; --no-ensemble deploys the engine alone.")] = True,
     prove: Annotated[bool, Param("Serve it and compare the served outputs.")] = False,
-    tune: Annotated[bool, Param("Before --prove, search instances and queue delay.")] = False,
+    tune: Annotated[bool, Param("Before --prove, search instances and batching.")] = False,
     server: Annotated[
         str | None,
         Param(

@@ -1,4 +1,4 @@
-"""`deploy --tune`: searches the instances and the queue delay of the engine on a running Triton server.
+"""`deploy --tune`: searches instances, queue delay, and preferred batch sizes of the engine on a running Triton server.
 
 All candidates of a step are models of one server and take turns under the policy's load, so that they meet the same
 disturbances. The search moves to the fastest candidate that is shown to be faster and within the policy's strictest limit,
@@ -54,11 +54,11 @@ ERROR_RATE = 0.05
 """Probability that a step moves although all candidates are equal."""
 MOST_INSTANCES = 8
 FIRST_DELAY_US = 100
-DELAY = "dynamic_batching.max_queue_delay_microseconds"
+DELAY, PREFERRED = "dynamic_batching.max_queue_delay_microseconds", "dynamic_batching.preferred_batch_size"
 IN_FLIGHT = 8
 """Requests in flight if the policy names no rate."""
-Setting = tuple[int, int]
-"""Instances, and the largest queue delay in µs."""
+Setting = tuple[int, int, tuple[int, ...]]
+"""Instances, the largest queue delay in µs, and preferred batch sizes."""
 
 
 def tune_deployment(
@@ -83,7 +83,8 @@ def tune_deployment(
     about = str(wanted) if load else f"{IN_FLIGHT} requests of one sample in flight"
     config = read_config(folder / MODELS / record.engine / CONFIG)
     instances = sum(each.count for each in config.instance_group)
-    best: Setting = instances, config.dynamic_batching.max_queue_delay_microseconds
+    batching = config.dynamic_batching
+    best: Setting = instances, batching.max_queue_delay_microseconds, tuple(batching.preferred_batch_size)
     tried, steps, server = {best}, list[dict[str, object]](), ""
     while candidates := [each for each in dict.fromkeys(_list_neighbors(best, config)) if each not in tried]:
         tried |= set(candidates)
@@ -121,26 +122,30 @@ def tune_deployment(
     write_config(_configure(config, best), folder / MODELS / record.engine)
     write_json(folder / TUNING, {"schema_version": 1, "chosen": _describe(best), "steps": steps})
     why = f"tuned on {server}, {about}: nothing better is shown after {len(steps)} steps of {ROUNDS} rounds ({TUNING})"
-    values = zip(("instance_group.count", DELAY), best, strict=True)
-    tuned = {name: Choice(name, str(value), why) for name, value in values}
-    choices = tuple(tuned.get(each.setting, each) for each in record.choices)
-    write_bytes(folder / DEPLOYMENT, json_from_record(replace(record, choices=choices)))
+    values: dict[str, object] = {"instance_group.count": best[0]}
+    if config.HasField("dynamic_batching"):
+        values |= {DELAY: best[1], PREFERRED: ", ".join(map(str, best[2])) or "none"}
+    choices = {each.setting: each for each in record.choices}
+    choices |= {name: Choice(name, str(value), why) for name, value in values.items()}
+    write_bytes(folder / DEPLOYMENT, json_from_record(replace(record, choices=tuple(choices.values()))))
     seal_folder(folder)
 
 
 def _describe(setting: Setting) -> str:
-    return f"{setting[0]} instance{'s' if setting[0] > 1 else ''}, delay {setting[1]} µs"
+    return f"{setting[0]} instance{'s' if setting[0] > 1 else ''}, delay {setting[1]} µs, preferred {list(setting[2])}"
 
 
 def _list_neighbors(setting: Setting, config: Any) -> Iterator[Setting]:
     """Settings that differ in one value."""
-    instances, delay_us = setting
+    instances, delay_us, preferred = setting
     for each in (instances * 2, instances // 2):
         if 1 <= each <= MOST_INSTANCES:
-            yield each, delay_us
+            yield each, delay_us, preferred
     if config.HasField("dynamic_batching"):
         for other in (delay_us * 2 or FIRST_DELAY_US, delay_us // 2, 0):
-            yield instances, other
+            yield instances, other, preferred
+        for sizes in ((), (config.max_batch_size,)):
+            yield instances, delay_us, sizes
 
 
 def _configure(config: Any, setting: Setting) -> Any:
@@ -151,6 +156,7 @@ def _configure(config: Any, setting: Setting) -> Any:
     found.instance_group[0].count = setting[0]
     if found.HasField("dynamic_batching"):
         found.dynamic_batching.max_queue_delay_microseconds = setting[1]
+        found.dynamic_batching.preferred_batch_size[:] = setting[2]
     return found
 
 

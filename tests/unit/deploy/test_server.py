@@ -150,9 +150,9 @@ def test_a_lower_rate_than_the_policys_cannot_pass_and_a_higher_one_cannot_fail(
     assert [each.verdict for each in judge_latencies(latencies, limits, load, rate)] == verdicts
 
 
-@given(st.integers(1, 8), st.integers(0, 10_000))
-def test_neighbors_of_a_setting_differ_in_one_value(instances, delay):
-    config, setting = SimpleNamespace(HasField=lambda _: True), (instances, delay)
+@given(st.integers(1, 8), st.integers(0, 10_000), st.sampled_from([(), (8,), (4, 8)]))
+def test_neighbors_of_a_setting_differ_in_one_value(instances, delay, preferred):
+    config, setting = SimpleNamespace(max_batch_size=8, HasField=lambda _: True), (instances, delay, preferred)
     for each in tune._list_neighbors(setting, config):
         assert sum(one != other for one, other in zip(each, setting, strict=True)) <= 1
         assert each[0] >= 1

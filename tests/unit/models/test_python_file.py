@@ -182,6 +182,18 @@ def test_what_lies_beside_the_file_is_found_and_the_path_is_left_as_it_was(folde
     assert set(loaded.code_identity["files"]) == files
 
 
+def test_the_metadata_of_a_package_elsewhere_is_no_file_of_the_model(tmp_path, monkeypatch) -> None:
+    info = tmp_path / "site" / "thing-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thing\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[x]\ny = thing:y\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    text = "import torch\nfrom importlib.metadata import entry_points\ndef make():\n    entry_points()\n    return torch.nn.Linear(2, 2)"
+    (tmp_path / "net.py").write_text(f"{text}\nINPUTS = {{'x': [1, 2]}}\n")
+    loaded = made(tmp_path).load()
+    assert set(loaded.code_identity["files"]) <= {"net.py"}
+
+
 @pytest.mark.parametrize("name", ["ckpt.pt", "helper_beside.py", "late_beside/inner.py"])
 def test_what_the_model_is_made_of_decides_its_key(folder: Path, name: str) -> None:
     before = made(folder).recipe()

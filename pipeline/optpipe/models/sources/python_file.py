@@ -225,7 +225,7 @@ def _hides_installed(name: str) -> bool:
 
 
 def _is_installed(path: str) -> bool:
-    return path.startswith((*_list_package_folders(), f"{Path(optpipe.__file__).parent}/"))
+    return ".dist-info/" in path or path.startswith((*_list_package_folders(), f"{Path(optpipe.__file__).parent}/"))
 
 
 @cache

@@ -189,7 +189,9 @@ def test_the_metadata_of_a_package_elsewhere_is_no_file_of_the_model(tmp_path, m
     (info / "entry_points.txt").write_text("[x]\ny = thing:y\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
     text = "import torch\nfrom importlib.metadata import entry_points\ndef make():\n    entry_points()\n    return torch.nn.Linear(2, 2)"
-    (tmp_path / "net.py").write_text(f"{text}\nINPUTS = {{'x': [1, 2]}}\n")
+    (tmp_path / "net.py").write_text(
+        f"{text}\nINPUTS = [dict(name='x', dtype='float32', min=[1, 2], opt=[1, 2], max=[1, 2])]\n"
+    )
     loaded = made(tmp_path).load()
     assert set(loaded.code_identity["files"]) <= {"net.py"}
 

@@ -92,7 +92,7 @@ def test_the_run_folder_holds_no_environment_and_can_be_judged_again(document: d
 @needs_nsys
 def test_keep_raw_warns(workspace: Path, document: dict[str, Any]) -> None:
     arguments = (*INFERENCE, "--iterations", "3", "--workspace", str(workspace), "--json")
-    kept = optpipe("profile", *arguments, "--set", "keep-raw=true", API_TOKEN=SECRET).document
+    kept = optpipe("profile", *arguments, "--set", "keep-raw=true", API_TOKEN=SECRET).expect(0).document
     assert any("whole process environment" in warning for warning in kept["warnings"])
     raw = next(Path(kept["run_dir"]).rglob("raw/recording.sqlite"))
     assert SECRET.encode() in raw.read_bytes()

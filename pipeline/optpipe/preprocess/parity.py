@@ -362,17 +362,20 @@ def _make_levels(path: Path, geometry: Geometry, channels: int) -> np.ndarray:
 
 def _fit_values(geometry: Geometry, tried: Tried) -> tuple[StepDifference, Any, Any]:
     """How far results are from a linear function of the levels; its slope and offset, None if the shapes differ."""
-    with suppress(ValueError, NotImplementedError):  # torch does not have every filter
+    unlike = StepDifference("card, changed", 255.0, 255.0, 1.0, len(tried)), None, None
+    try:
         pairs = [(_make_levels(path, geometry, got.shape[2]), got) for path, got in tried]
-        if all(levels.shape == got.shape for levels, got in pairs):
-            flat = ([each.reshape(-1, each.shape[2]) for each in side] for side in zip(*pairs, strict=True))
-            x, y = (np.concatenate(each).astype(np.float64) for each in flat)
-            covariance = ((x - x.mean(0)) * (y - y.mean(0))).mean(0)
-            slope = np.maximum(covariance / np.maximum(x.var(0), 1e-6), 1e-6)
-            off = np.abs(y - y.mean(0) - slope * (x - x.mean(0))) / slope
-            mean, most, share = float(off.mean()), float(off.max()), float((off > 0.5).mean())
-            return StepDifference("card, changed", mean, most, share, len(tried)), slope, y.mean(0) - slope * x.mean(0)
-    return StepDifference("card, changed", 255.0, 255.0, 1.0, len(tried)), None, None
+    except (ValueError, NotImplementedError):  # torch does not have every filter
+        return unlike
+    if any(levels.shape != got.shape for levels, got in pairs):
+        return unlike
+    flat = ([each.reshape(-1, each.shape[2]) for each in side] for side in zip(*pairs, strict=True))
+    x, y = (np.concatenate(each).astype(np.float64) for each in flat)
+    covariance = ((x - x.mean(0)) * (y - y.mean(0))).mean(0)
+    slope = np.maximum(covariance / np.maximum(x.var(0), 1e-6), 1e-6)
+    off = np.abs(y - y.mean(0) - slope * (x - x.mean(0))) / slope
+    mean, most, share = float(off.mean()), float(off.max()), float((off > 0.5).mean())
+    return StepDifference("card, changed", mean, most, share, len(tried)), slope, y.mean(0) - slope * x.mean(0)
 
 
 def _name_values(slope: Any, offset: Any, own: tuple[Any, Any]) -> tuple[Rescale, Normalize]:
@@ -422,10 +425,15 @@ def explain_difference(transform: Transform, tried: Tried) -> tuple[dict[str, st
 
 
 def compare_training_transform(
-    text: str, model: str, samples: ImageSet, transform: Transform, plan: DaliPlan, folder: Path, listener: Listener
+    training: TrainingTransform,
+    model: str,
+    samples: ImageSet,
+    transform: Transform,
+    plan: DaliPlan,
+    folder: Path,
+    listener: Listener,
 ) -> AgainstRecord:
-    """Compares the card's transform and its DALI pipeline with `FILE.py:NAME`, and writes a picture to `folder`."""
-    training = TrainingTransform(text)
+    """Compares the card's transform and its DALI pipeline with a user's, and writes a picture to `folder`."""
     paths = dict(zip((each.path for each in samples.files), samples.paths, strict=True))
     transform = Transform((*transform.steps[:-1], structs.replace(transform.pack, order="HWC")))
     pixels, kept = PixelDifferences(transform, plan), list[ComparedImage]()
@@ -446,7 +454,9 @@ def compare_training_transform(
     if not kept:
         raise BadInputError(f"DALI could not decode any of the {len(paths)} images")
     verdict, changes, differences = Verdict.PASS, dict[str, str](), [card, dali]
-    reason = f"{text} equals the card's transform: no value differs by more than {TOLERANCE_LEVELS:g} of 255 levels"
+    reason = (
+        f"{training.text} equals the card's transform: no value differs by more than {TOLERANCE_LEVELS:g} of 255 levels"
+    )
     if round(card.max_levels, 2) > TOLERANCE_LEVELS:
         with listener.step("explain"):
             changes, left = explain_difference(transform, [(paths[each.name], each.got) for each in kept])
@@ -454,9 +464,9 @@ def compare_training_transform(
         explained = is_near(left.mean_levels, left.max_levels) and left.mean_levels <= card.mean_levels / 4
         unknown = "" if explained else ", and no change of the card explains it; the nearest is"
         changed = "; in ".join(f"{step}: {change}" for step, change in changes.items())
-        reason = f"{text} differs from the card's transform{unknown} in {changed}"
+        reason = f"{training.text} differs from the card's transform{unknown} in {changed}"
     worst = save_side_by_side(folder / f"{model}.png", kept[0], transform, paths[kept[0].name])
     worst, first = replace(worst, file=str(folder / worst.file)), next(iter(changes), None)
     images = ImagesRecord(str(samples.root), len(paths))
     found = (verdict, reason, first, TOLERANCE_LEVELS, tuple(differences), worst)
-    return AgainstRecord(model, text, training.given, images, *found)
+    return AgainstRecord(model, training.text, training.given, images, *found)

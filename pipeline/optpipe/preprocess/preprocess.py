@@ -23,7 +23,7 @@ from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.task_data import drop_unknown_labels, find_label_indices, read_images
 from optpipe.preprocess.dali_graph import require_translatable
 from optpipe.preprocess.dali_pipeline import PIPELINE, DaliPlan, build_preprocessing_artifact, require_dali
-from optpipe.preprocess.parity import compare_training_transform, prove_parity, save_side_by_side
+from optpipe.preprocess.parity import TrainingTransform, compare_training_transform, prove_parity, save_side_by_side
 from optpipe.preprocess.proof import (
     AgainstRecord,
     ImagesRecord,
@@ -162,12 +162,13 @@ def prove_training_transform(
 ) -> AgainstRecord:
     """Compares the card's transform and its DALI pipeline with a user's. Raises as `derive_preprocessing`."""
     require_dali()
+    training = TrainingTransform(text)
     model, stored = prepare_model(model, store, listener)
     card = read_card(model, stored)
     transform = require_image_transform(card)
     samples, _ = read_images(request.images or choose_images(card), request.limit, 0, listener)
     where = folder or store.workspace / "against"
-    return compare_training_transform(text, card.name, samples, transform, request.plan, where, listener)
+    return compare_training_transform(training, card.name, samples, transform, request.plan, where, listener)
 
 
 def choose_dali_plan(

@@ -327,8 +327,8 @@ def test_a_transform_that_cannot_be_compared_is_refused_in_two_lines(paths, trai
 def test_the_dali_pipeline_is_compared_too_and_the_difference_is_shown(paths, tmp_path, name, verdict):
     (tmp_path / "training.py").write_text(TRAINING + "variable = compose(v2.Resize(72))\n")
     samples = ImageSet("photographs", paths[0].parent, 0, tuple(SetFile(path.name, "") for path in paths))
-    text = f"{tmp_path}/training.py:{name}"
-    record = compare_training_transform(text, "net", samples, TRANSFORM, PLAN, tmp_path / "shown", SilentListener())
+    training = TrainingTransform(f"{tmp_path}/training.py:{name}")
+    record = compare_training_transform(training, "net", samples, TRANSFORM, PLAN, tmp_path / "shown", SilentListener())
     assert record.verdict == verdict
     card, dali = record.differences[:2]
     assert abs(card.mean_levels - dali.mean_levels) < 0.5

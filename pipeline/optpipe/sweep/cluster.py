@@ -211,10 +211,7 @@ def make_remote(*, gpu: bool) -> Any:
     """The Ray task, `(content, inputs)`. Resources and max_calls belong here: a reused worker would keep a CUDA context."""
     import ray
 
-    def stream(content: bytes, inputs: list[Any]) -> Iterator[bytes]:
-        yield from run_on_node(content, inputs)
-
-    return ray.remote(num_gpus=int(gpu), num_cpus=1, max_calls=1, max_retries=0)(stream)
+    return ray.remote(num_gpus=int(gpu), num_cpus=1, max_calls=1, max_retries=0)(run_on_node)
 
 
 @dataclass(eq=False, slots=True)

@@ -149,9 +149,8 @@ class TensorRT(Backend):
             shapes = [InputSpec(name, str(each.dtype), *[each.shape] * 3) for name, each in feeds.items()]
             with TemporaryDirectory() as folder:
                 directory, card = Path(folder), replace(request.card, inputs=tuple(shapes))
-                write_bytes(
-                    directory / ONNX, infer_shapes(model).SerializeToString()
-                )  # the parser needs the outputs' types
+                typed = infer_shapes(model)  # the parser needs the outputs' types
+                write_bytes(directory / ONNX, typed.SerializeToString())
                 self.build(replace(request, card=card, graph=directory / ONNX, directory=directory, options=options))
                 return self.load(directory, info, {}).run
 

@@ -83,7 +83,7 @@ def build(
     from optpipe.backends.registry import BACKENDS, find_missing_release
     from optpipe.build.build import build_model
     from optpipe.build.records import document_from_build, document_from_choice, result_from_build
-    from optpipe.core.errors import BadInputError, require_existing
+    from optpipe.core.errors import require_existing
     from optpipe.core.plan import sizes_from_text
     from optpipe.core.quantity import Dimension, read_quantity
     from optpipe.workspace.environment import get_package_version
@@ -185,7 +185,7 @@ def preprocess(
     weights: Annotated[str, params.WEIGHTS] = "default",
 ) -> Outcome:
     """Derive the model's DALI pipeline, prove parity, measure."""
-    from optpipe.core.errors import BadInputError, require_existing
+    from optpipe.core.errors import require_existing
     from optpipe.preprocess.document import document_from_against, document_from_preprocess
     from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
 
@@ -293,7 +293,6 @@ def profile(
     capture: ProfilePlan = ProfilePlan(),
 ) -> Outcome:
     """Profile each stage with nsys; find the bottleneck."""
-    from optpipe.core.errors import BadInputError
     from optpipe.trace.document import document_from_profile
     from optpipe.trace.profile_model import profile_recording
 

@@ -125,10 +125,8 @@ def _replay_live(
         for wanted, limits in loads.items():
             spec, rows = fill_load(checked, wanted, expected[0].inputs)
             with listener.step(f"{load[0]:,} requests at {load[1]:g}/s, {spec}"):
-                given, due = (
-                    name_inputs(checked.serving, rows),
-                    islice(iterate_arrivals(load[1], randbits(32)), load[0]),
-                )
+                given = name_inputs(checked.serving, rows)
+                due = islice(iterate_arrivals(load[1], randbits(32)), load[0])
                 if spec.rate_per_s is None:  # its requests follow each other: a latency counts from sending
                     latencies, failed = send_requests(connect, record.engine, given, (None for _ in due), 1)
                 else:

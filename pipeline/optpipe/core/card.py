@@ -119,11 +119,8 @@ class InputSpec:
 
     def format_profile(self) -> str:
         """`1x3x224x224:8x3x224x224:64x3x224x224`, as `--shape` takes it."""
-        return (
-            ":".join("x".join(map(str, shape)) for shape in (self.min, self.opt, self.max))
-            if self.opt
-            else "a single value"
-        )
+        shapes = ("x".join(map(str, shape)) for shape in (self.min, self.opt, self.max))
+        return ":".join(shapes) if self.opt else "a single value"
 
     def with_batch(self, low: int, usual: int, high: int) -> "InputSpec":
         """The same input with another batch range; unchanged without a batch axis."""

@@ -77,9 +77,8 @@ def read_as_user_file(path: Path, what: str, way_out: str = "") -> Iterator[None
     except OptpipeError:
         raise
     except BaseException as error:
-        if (
-            not isinstance(error, Exception) and type(error).__name__ != "PanicException"
-        ):  # raised by polars, not an Exception
+        # a panic of polars is not an Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if isinstance(error, FileNotFoundError | IsADirectoryError) and error.filename in (path, str(path)):
             what = "is a folder; give a file" if isinstance(error, IsADirectoryError) else "no such file"

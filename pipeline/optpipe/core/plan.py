@@ -13,6 +13,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import EnumType
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -118,9 +119,8 @@ def list_fields(kind: type) -> tuple[Field, ...]:
     for each in fields(kind) if is_dataclass(kind) else msgspec.structs.fields(kind):
         missing = each.default in (MISSING, msgspec.NODEFAULT)
         default = each.default_factory() if missing and callable(each.default_factory) else each.default
-        found += list_annotated_fields(
-            each.name, hints[each.name], MISSING if default is msgspec.NODEFAULT else default
-        )
+        given = MISSING if default is msgspec.NODEFAULT else default
+        found += list_annotated_fields(each.name, hints[each.name], given)
     return tuple(found)
 
 
@@ -179,13 +179,11 @@ def for_workspace(command: str, workspace: Path | None = None) -> str:
         words = shlex.split(command)
     except ValueError:  # a recorded command with truncated quotes
         return command
-    rest, at = [], 0
-    while at < len(words):
-        if words[at] == "--workspace":
-            at += 2
-        else:
-            rest += [] if words[at].startswith("--workspace=") else [words[at]]
-            at += 1
+    rest = [
+        word
+        for before, word in pairwise(["", *words])
+        if "--workspace" not in (before, word) and not word.startswith("--workspace=")
+    ]
     return command if rest == words and not named else shlex.join([*rest, *named])
 
 

@@ -87,10 +87,8 @@ class _Interruption(KeyboardInterrupt):
         self.taken = False
 
     def __del__(self) -> None:
-        if not (self.taken or self.over.is_set()):
-            threading.Thread(
-                target=_raise_again, args=(self.number, self.over), daemon=True
-            ).start()  # a thread, because a destructor must not raise
+        if not (self.taken or self.over.is_set()):  # in a thread, because a destructor must not raise
+            threading.Thread(target=_raise_again, args=(self.number, self.over), daemon=True).start()
 
 
 def _raise_again(number: int, over: threading.Event) -> None:

@@ -189,13 +189,8 @@ def format_quantity(value: float, dimension: Dimension) -> str:
     if dimension is Dimension.POINTS:
         return f"{_format_digits(value, 3)} point{'' if value == 1 else 's'}"
     if dimension in (Dimension.ENERGY, Dimension.SAMPLE_ENERGY):
-        return (
-            f"{_format_digits(1e3 * value, 4)} m{dimension}"
-            if abs(value) < 1
-            else f"{_format_digits(value, 4)} {dimension}"
-        )
-    if dimension is Dimension.DECIBEL:
-        return f"{_format_digits(value, 3)} dB"
+        scaled, prefix = (1e3 * value, "m") if abs(value) < 1 else (value, "")
+        return f"{_format_digits(scaled, 4)} {prefix}{dimension}"
     if dimension is Dimension.NUMBER:
         return f"{value:.6g}"
     return f"{value:,.0f} {dimension}" if value >= 100 else f"{_format_digits(value, 3)} {dimension}"

@@ -152,25 +152,17 @@ def find_disagreements(
 ) -> list[str]:
     """Lists where a stored document differs from a computed one, one line each, except in keys of `leave_out`."""
     if isinstance(computed, Mapping) and isinstance(stored, Mapping):
-        pairs = [
-            (
-                f"{place}: {name}",
-                stored.get(name),
-                computed.get(name, "nothing"),
-            )  # a newer field is null in an older record
-            for name in sorted((set(stored) | set(computed)) - set(leave_out))
-        ]
+        names = sorted((set(stored) | set(computed)) - set(leave_out))
+        # a newer field is null in an older record
+        pairs = [(f"{place}: {name}", stored.get(name), computed.get(name, "nothing")) for name in names]
     elif isinstance(computed, list) and isinstance(stored, list) and len(computed) == len(stored):
         pairs = [
             (f"{place}[{_common_name(one, other) or at}]", one, other)
             for at, (one, other) in enumerate(zip(stored, computed, strict=True))
         ]
     else:
-        return (
-            []
-            if _are_equal(stored, computed)
-            else [f"{place} says {_shorten(stored)}, but {source} {_shorten(computed)}"]
-        )
+        differ = not _are_equal(stored, computed)
+        return [f"{place} says {_shorten(stored)}, but {source} {_shorten(computed)}"] if differ else []
     return [found for at, one, other in pairs for found in find_disagreements(one, other, at, leave_out, source)]
 
 

@@ -20,21 +20,13 @@ class Verdict(StrEnum):
 
     @property
     def exit_status(self) -> ExitStatus:
-        return {
-            Verdict.PASS: ExitStatus.DONE,
-            Verdict.FAIL: ExitStatus.FAIL,
-            Verdict.INCONCLUSIVE: ExitStatus.INCONCLUSIVE,
-        }[self]
+        return ExitStatus.DONE if self is Verdict.PASS else ExitStatus[self.name]
 
 
 def combine_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
     """Any FAIL fails; no verdict at all is INCONCLUSIVE."""
-    seen = set(verdicts)
-    if Verdict.FAIL in seen:
-        return Verdict.FAIL
-    if Verdict.INCONCLUSIVE in seen or not seen:
-        return Verdict.INCONCLUSIVE
-    return Verdict.PASS
+    seen = set(verdicts) or {Verdict.INCONCLUSIVE}
+    return next(each for each in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if each in seen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,17 +187,12 @@ def collect_garbage(store: Store, *, dry_run: bool) -> Removal:
 
 def _collect_garbage(store: Store, *, dry_run: bool) -> Removal:
     entries, broken = store.scan_entries()
-    by_id = {entry.id: entry for entry in entries}
     needed: set[str] = set()
     wave = [entry for entry in entries if entry.kind in _KEPT and entry.find_damage() is None]
     while wave:
         needed |= {entry.id for entry in wave}
-        wave = [
-            by_id[parent]
-            for entry in wave
-            for parent in entry.manifest.parents
-            if parent in by_id and parent not in needed
-        ]
+        parents = {parent for entry in wave for parent in entry.manifest.parents} - needed
+        wave = [entry for entry in entries if entry.id in parents]
     while companions := {
         entry.id
         for entry in entries
@@ -316,10 +311,8 @@ def _describe_mixed(found: EntryDetails) -> Iterator[Sentence]:
     """The layers that a build within a budget has in floating point."""
     if recorded := found.manifest.info.get("mixed"):
         mixed = record_from_plain(recorded, MixedPrecision, found.entry.path)
-        details = tuple(
-            f"{each.layer} ({each.op}), {format_count(each.macs)} MACs: {each.reason}" for each in mixed.kept
-        )
-        yield Sentence(format_mixed(mixed), Tone.STRONG, "mixed", details)
+        kept = tuple(f"{each.layer} ({each.op}), {format_count(each.macs)} MACs: {each.reason}" for each in mixed.kept)
+        yield Sentence(format_mixed(mixed), Tone.STRONG, "mixed", kept)
 
 
 def document_from_removal(removal: Removal) -> Document:

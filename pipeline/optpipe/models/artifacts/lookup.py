@@ -134,12 +134,11 @@ def find_artifacts(
         and (not backends or entry.info.backend in backends)
         and (device is None or entry.info.device == device)
     ]
+    flags = _format_filters(precisions, backends, device)
     if by_id and not wanted:
         model = format_model_argument(by_id[-1].info.model, by_id[-1].info.source)
-        filters = _format_filters(precisions, backends, device)
-        raise BadInputError(f"{text} is {by_id[-1].info.label}, not{filters}\nuse `{model}{filters}`, or the ID alone")
+        raise BadInputError(f"{text} is {by_id[-1].info.label}, not{flags}\nuse `{model}{flags}`, or the ID alone")
     if not wanted:
-        flags = _format_filters(precisions, backends, device)
         built = sorted({f"{entry.info.backend} {entry.info.precision}" for entry in named})
         here = f" (available: {', '.join(built)})" if built else ""
         if not named and find_builds(text, store, any_content=True):
@@ -156,19 +155,14 @@ def find_artifacts(
 
 def select_runnable(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArtifact, ...], dict[str, str]]:
     """The artifacts that can run here, and why the others cannot. Raises MissingError if none can."""
-    reasons: dict[str, str] = {}
-    able = []
-    for each in artifacts:
-        why_not = BACKENDS[each.entry.info.backend].find_run_blocker(each.entry.info)
-        if why_not is None:
-            able.append(each)
-        else:
-            reasons[each.label] = why_not
+    found = {each.label: BACKENDS[each.entry.info.backend].find_run_blocker(each.entry.info) for each in artifacts}
+    reasons = {label: why_not for label, why_not in found.items() if why_not is not None}
+    able = tuple(each for each in artifacts if each.label not in reasons)
     if not able:
         text = "; ".join(f"{label}: {why_not}" for label, why_not in reasons.items())
         command = for_workspace("optpipe build MODEL --backend auto")
         raise MissingError(f"no built artifact can run on this machine: {text}\n`{command}` builds one that can")
-    return tuple(able), reasons
+    return able, reasons
 
 
 def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[Entry[ArtifactInfo]]:
@@ -308,15 +302,12 @@ def describe_network(model: Entry[ModelInfo]) -> str | None:
         for side in (inputs, [(each, each.shape) for each in card.outputs])
     ]
     tensors = load_onnx(model.file(ONNX), weights=False).graph.initializer
-    count = sum(
-        math.prod(each.dims) for each in tensors if len(each.dims) > 1
-    )  # whether others are folded depends on the exporter
+    # whether other initializers are folded depends on the exporter
+    count = sum(math.prod(each.dims) for each in tensors if len(each.dims) > 1)
     return f"{card.task}, {' to '.join(sides)}, {count:,} weights"
 
 
-def choose_batch_sizes(
-    artifact: StoredArtifact, sizes: Sequence[int] | None, command: str | None = None
-) -> tuple[int, ...]:
+def choose_batch_sizes(artifact: StoredArtifact, sizes: Sequence[int] | None, command: str = "") -> tuple[int, ...]:
     """The given batch sizes, all inside the profile, or powers of two up to its end.
 
     `command` makes a build that includes them; by default `optpipe build`.
@@ -324,15 +315,12 @@ def choose_batch_sizes(
     low, _, high = artifact.card.batch_range
     if sizes is None:
         return tuple(size for size in (1 << power for power in range(20)) if low <= size <= high) or (low,)
-    outside = [size for size in sizes if not low <= size <= high]
-    if outside:
+    if outside := [size for size in sizes if not low <= size <= high]:
         info, wider = artifact.entry.info, f"{min(low, *outside)}:{high}:{max(high, *outside)}"
         model = format_model_argument(artifact.card.name, artifact.card.source)
         build = f"optpipe build {model} --precision {info.precision} --backend {info.backend} --batch {wider}"
-        way_out = f"`{for_workspace(command or build)}` builds one that includes it"
-        raise BadInputError(
-            f"batch size {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way_out}"
-        )
+        way = f"`{for_workspace(command or build)}` builds one that includes it"
+        raise BadInputError(f"batch size {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way}")
     return tuple(sizes)
 
 

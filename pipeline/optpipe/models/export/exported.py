@@ -33,8 +33,6 @@ from optpipe.workspace.files import write_json
 from optpipe.workspace.store import NOTES, Store
 
 Arrays = Mapping[str, np.ndarray]
-
-
 PROBE_S = 0.3
 """Timeout for a host that had no weights before, after which it counts as unreachable again."""
 
@@ -90,7 +88,6 @@ def choose_available_weights(model: Model, workspace: Path, listener: Listener) 
     if model.weights.kind != "default":
         return model
     memory = workspace / NOTES / f"unavailable-{hash_value(dict(model.source.collect_identity()))[:12]}.json"
-
     reason = None
     with suppress(OSError, ValueError, KeyError):
         record = json.loads(memory.read_text(encoding="utf-8"))
@@ -379,14 +376,11 @@ def _compare_outputs(expected: Arrays, found: Arrays) -> tuple[OutputError, ...]
 
 def run_onnx_graph(path: Path, card: ModelCard, inputs: Arrays, *sizes: int) -> list[dict[str, np.ndarray]]:
     """The graph's outputs in batches of each size, in one session; all sizes but the last get few samples."""
+    counts = [max(size, SAMPLE_COUNT) if size < sizes[-1] else None for size in sizes]
     with OnnxRuntimeSession(path, "cpu", {}) as session:
         return [
-            run_rows(
-                card, {name: value[: max(size, SAMPLE_COUNT)] for name, value in inputs.items()}, session.run, size
-            )
-            if size < sizes[-1]
-            else run_rows(card, inputs, session.run, size)
-            for size in sizes
+            run_rows(card, {name: value[:count] for name, value in inputs.items()}, session.run, size)
+            for size, count in zip(sizes, counts, strict=True)
         ]
 
 

@@ -188,11 +188,8 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
         sizes = [dim.dim_value for dim in taken[each.name].type.tensor_type.shape.dim]
         for axis, (size, low, high) in enumerate(zip(sizes, each.min, each.max, strict=False)):
             if size > 0 and not low == size == high:
-                way = (
-                    f"--batch {size}"
-                    if axis == each.batch
-                    else f"--shape {each.name}=..., or other sizes in its description"
-                )
+                other = f"--shape {each.name}=..., or other sizes in its description"
+                way = f"--batch {size}" if axis == each.batch else other
                 raise BadInputError(
                     f"{card.name} accepts only size {size} in dimension {axis} of '{each.name}', not {low} to {high}; use {way}"
                 )
@@ -255,9 +252,8 @@ def _find_changing_axes(
     few, many = (
         infer_graph_types(graph, [each.with_batch(low, size, high) for each in card.inputs]).shapes for size in sizes
     )
-    if any(
-        not few.get(each.name) for each in outputs if not names & set(each.shape)
-    ):  # for outputs of If, Loop and similar operators
+    # inference gives no shapes for outputs of If, Loop and similar operators
+    if any(not few.get(each.name) for each in outputs if not names & set(each.shape)):
         compared = find_compared_values(graph)
         few, many = (_run_for_shapes(path, card, size, compared) for size in sizes)
     found = []
@@ -270,18 +266,15 @@ def _find_changing_axes(
 
 
 def _run_for_shapes(path: Path, card: ModelCard, size: int, compared: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    specs = [each.with_batch(size, size, size) for each in card.inputs]
+    inputs = {
+        each.name: make_synthetic_tensor(each.opt, each.dtype, 0, each.below, compared.get(each.name))
+        for each in (one.with_batch(size, size, size) for one in card.inputs)
+    }
     try:
         with OnnxRuntimeSession(path, "cpu", {}) as session:
-            found = session.run(
-                {
-                    each.name: make_synthetic_tensor(each.opt, each.dtype, 0, each.below, compared.get(each.name))
-                    for each in specs
-                }
-            )
+            return {name: value.shape for name, value in session.run(inputs).items()}
     except OptpipeError:
         return {}
-    return {name: value.shape for name, value in found.items()}
 
 
 def _read_outputs(graph: Any) -> tuple[TensorSpec, ...]:

@@ -45,24 +45,19 @@ def find_images(folder: Path) -> tuple[Path, ...]:
     An annotated folder has its images in `images/`. Raises BadInputError without such a folder, or without images.
     """
     if not folder.is_dir():
-        raise BadInputError(
-            f"{folder}: no such file or folder" if not folder.exists() else f"{folder}: is a file; give its folder"
-        )
-    paths = sorted(
-        (
-            path
-            for path in walk_files(folder / IMAGES if is_annotated(folder) else folder)
-            if path.suffix.lower() in SUFFIXES and path.is_file()
-        ),
-        key=lambda path: [
-            (0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part)
-            for part in re.split(r"(\d+)", str(path).lower())
-        ],
-    )
+        problem = "is a file; give its folder" if folder.exists() else "no such file or folder"
+        raise BadInputError(f"{folder}: {problem}")
+    files = walk_files(folder / IMAGES if is_annotated(folder) else folder)
+    paths = [path for path in files if path.suffix.lower() in SUFFIXES and path.is_file()]
     if not paths:
         kinds = " ".join(sorted(suffix.lstrip(".") for suffix in SUFFIXES))
         raise BadInputError(f"{folder}: no images in this folder or below it (looked for {kinds})")
-    return tuple(paths)
+    return tuple(sorted(paths, key=_split_numbers))
+
+
+def _split_numbers(path: Path) -> list[tuple[int, int, str]]:
+    parts = re.split(r"(\d+)", str(path).lower())
+    return [(0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part) for part in parts]
 
 
 def is_annotated(folder: Path) -> bool:
@@ -116,9 +111,7 @@ def image_set_from_path(
             return image_set_from_coco(source, count, seed), ()
     if source.is_file():
         found = ImageSet.from_manifest(source)
-        if count is None or count >= len(found.files):
-            return check_image_set(found), ()
-        return check_image_set(draw_subset(found, count, seed)), ()
+        return check_image_set(found if count is None else draw_subset(found, count, seed)), ()
     annotated = is_annotated(source)
     paths = find_images(source)
     labels = [None] * len(paths) if annotated else _labels_from_folders(source, paths)
@@ -285,10 +278,8 @@ def read_boxes(
 
 def _require_valid(one: Box, image: str, width: int, height: int, classes: int | None) -> None:
     left, top, wide, high, label = one[:5]
-    inside = (
-        min(left, top) >= -OUTSIDE and left + wide <= width + OUTSIDE and top + high <= height + OUTSIDE
-    )  # False for NaN
-    if not inside or min(wide, high) <= 0:
+    inside = min(left, top) >= -OUTSIDE and left + wide <= width + OUTSIDE and top + high <= height + OUTSIDE
+    if not inside or min(wide, high) <= 0:  # NaN is not inside
         box = ", ".join(f"{value:g}" for value in one[:4])
         raise BadInputError(f"{image}: box ({box}) is empty or outside the image of {width}×{height} pixels")
     if classes is not None and not 0 <= label < classes:
@@ -341,7 +332,7 @@ def _read_coco(
         by_image: dict[int, list[Mapping[str, Any]]] = {}
         for each in document["annotations"]:
             by_image.setdefault(int(each["image_id"]), []).append(each)
-        index = _index_categories(names, labels, classes, path)
+        index = _index_classes(names, labels, classes, path)
         if samples.annotations is None:  # otherwise checked when the set was read
             _require_images(path, samples.root / IMAGES, [str(each["file_name"]) for each in document["images"]])
         if missing := [each.path for each in samples.files if Path(each.path).name not in ids]:
@@ -360,9 +351,7 @@ def _read_coco(
         ]
 
 
-def _index_categories(
-    names: Mapping[int, str], labels: Sequence[str], classes: int | None, path: Path
-) -> dict[int, int]:
+def _index_classes(names: Mapping[int, str], labels: Sequence[str], classes: int | None, path: Path) -> dict[int, int]:
     """Class indices by category: by name if the model's labels are known, otherwise in the order of categories."""
     if labels:
         if unknown := [name for name in names.values() if name not in labels]:

@@ -106,10 +106,8 @@ def _resize_by_torch(step: Resize, value: NDArray[np.generic], height: int, widt
 
 def _center_crop(step: CenterCrop, value: NDArray[np.generic]) -> NDArray[np.generic]:
     height, width = value.shape[:2]
-    top, left = (
-        compute_crop_start(height, step.height, step.rounding),
-        compute_crop_start(width, step.width, step.rounding),
-    )
+    top = compute_crop_start(height, step.height, step.rounding)
+    left = compute_crop_start(width, step.width, step.rounding)
     result = np.full((step.height, step.width, value.shape[2]), step.fill, value.dtype)
     inside = value[max(top, 0) : max(top, 0) + step.height, max(left, 0) : max(left, 0) + step.width]
     result[max(-top, 0) : max(-top, 0) + inside.shape[0], max(-left, 0) : max(-left, 0) + inside.shape[1]] = inside

@@ -94,11 +94,9 @@ def join_batches(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """One output's rows of all batches. Raises BadInputError if their axes differ or are missing."""
     shapes = list(dict.fromkeys(part.shape[1:] for part in parts))
     if len(shapes) > 1 or not all(part.ndim for part in parts):
-        seen = (
-            "one value for a whole batch"
-            if len(shapes) == 1
-            else f"{shapes[0]} for one batch and {shapes[1]} for another"
-        )
+        seen = "one value for a whole batch"
+        if len(shapes) > 1:
+            seen = f"{shapes[0]} for one batch and {shapes[1]} for another"
         raise BadInputError(
             f"output '{name}' is {seen}, and answers are compared input by input: pad it in the model, or leave it out"
         )
@@ -230,12 +228,11 @@ def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None
     Raises BadInputError for an unreadable file, and for a name, type or shape that the model does not take.
     """
     parts, labels = [], []
+    labels_are_input = LABELS in {each.name for each in inputs}
     with read_as_user_file(source, "tensors", f"give {FORMS}"):
         for where, found in _iterate_feeds(source):
-            marked = found.get(LABELS) if LABELS not in {each.name for each in inputs} else None
-            rows = check_rows(
-                where, {name: value for name, value in found.items() if name != LABELS or marked is None}, inputs
-            )
+            marked = None if labels_are_input else found.pop(LABELS, None)
+            rows = check_rows(where, found, inputs)
             labels += _read_labels(where, marked, count_rows(rows))
             parts += [{name: value[run] for name, value in rows.items()} for run in list_runs(inputs, rows)]
     if not any(map(count_rows, parts)):
@@ -269,7 +266,7 @@ def _read_labels(where: str, marked: NDArray[Any] | None, count: int) -> list[st
     return [str(int(each)) for each in marked]
 
 
-def _iterate_feeds(source: Path) -> Iterator[tuple[str, Mapping[str, NDArray[Any]]]]:
+def _iterate_feeds(source: Path) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
     """Yields the file of each group of arrays, and the arrays by name."""
     files = sorted(each for each in source.iterdir() if each.suffix.lower() == SUFFIX) if source.is_dir() else [source]
     for file in files:

@@ -1,7 +1,4 @@
-"""Common parts of image and text sets: hashes, labels, a seeded draw, and a manifest.
-
-The format is in `calibration/README.md`.
-"""
+"""Common parts of image and text sets: hashes, labels, a seeded draw, and a manifest as in `calibration/README.md`."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +13,6 @@ from optpipe.core.files import hash_text
 
 MAX_UNREADABLE_SHARE = 0.05
 FEW_SAMPLES = 500
-
-
 Unusable = tuple[Path, str]
 """An image that cannot be decoded, or a line without text, and why."""
 

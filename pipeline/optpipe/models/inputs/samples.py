@@ -69,10 +69,8 @@ def choose_samples(
     listener = listener or SilentListener()
     tokenizes = card.tokenization is not None and model is not None and get_package_version("tokenizers") is not None
     readable = card.transform is not None or tokenizes
-    bits = (
-        int(each.dtype.strip(ascii_lowercase) or 8) * math.prod(each.sample) for each in card.inputs
-    )  # a bool has 8
-    room = SAMPLE_BYTES // (sum(bits) // 8)
+    bits = (int(each.dtype.strip(ascii_lowercase) or 8) * math.prod(each.sample) for each in card.inputs)
+    room = SAMPLE_BYTES // (sum(bits) // 8)  # `bool` states no bits and has 8
 
     def load(source: Path, count: int | None, *, cut: bool) -> SampleSet:
         return load_sample_set(model, card, source, count, 0, SilentListener(), truncate=cut)[0]
@@ -156,9 +154,6 @@ def read_sample_labels(card: ModelCard, samples: Samples) -> NDArray[np.int64] |
     classes = card.outputs[0].classes if card.outputs else None
     if samples.drawn is None or classes is None or card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
         return None
-    if any(each.label is None for each in samples.drawn.files):
-        return None
-
     return find_label_indices(samples.drawn, card, classes)
 
 
@@ -223,12 +218,10 @@ def make_synthetic_tensor(
     if value is not None:
         return np.full(tuple(shape), value, kind)
     random = np.random.default_rng(seed)
-    if kind.kind in "iu":
-        return random.integers(
-            0, min(below or SMALLEST_VOCABULARY, SMALLEST_VOCABULARY, int(np.iinfo(kind).max) + 1), tuple(shape)
-        ).astype(kind)
-    if kind.kind == "b":
-        return random.integers(0, 2, tuple(shape)).astype(kind)
+    if kind.kind in "iub":
+        values_of_kind = 2 if kind.kind == "b" else int(np.iinfo(kind).max) + 1
+        limit = min(below or SMALLEST_VOCABULARY, SMALLEST_VOCABULARY, values_of_kind)
+        return random.integers(0, limit, tuple(shape)).astype(kind)
     if len(shape) == 4 and shape[1] in (1, 3):
         rows = [make_photograph_noise(random, shape[2], shape[3], shape[1]) for _ in range(shape[0])]
         values = np.stack([np.moveaxis(row, -1, 0) for row in rows]) if rows else np.zeros(tuple(shape))
@@ -240,9 +233,8 @@ def make_photograph_noise(random: np.random.Generator, height: int, width: int, 
     """Noise with amplitude 1/f, as natural scenes have (Field 1987); channels share most of their luminance."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
     frequency[0, 0] = 1.0
-    planes = np.fft.irfft2(
-        np.fft.rfft2(random.standard_normal((channels + 1, height, width))) / frequency, s=(height, width)
-    )
+    spectrum = np.fft.rfft2(random.standard_normal((channels + 1, height, width))) / frequency
+    planes = np.fft.irfft2(spectrum, s=(height, width))
     mixed = 0.85 * planes[:1] + 0.35 * planes[1:]
     spread = mixed.std()
     return np.moveaxis((mixed - mixed.mean()) / (spread if spread > 0 else 1.0), 0, -1)

@@ -219,12 +219,10 @@ def find_label_indices(samples: SampleSet, card: ModelCard, classes: int) -> NDA
     else:
         odd = sorted(str(name) for name in known - set(card.labels))[0]
         if isinstance(samples, TextSet):
-            way_out = f"use its labels ({', '.join(card.labels[:12])}) or class indices 0 to {classes - 1}"
+            way = f"use its labels ({', '.join(card.labels[:12])}) or class indices 0 to {classes - 1}"
         else:
-            way_out = (
-                f"name the folders after its labels or class indices, or provide all {classes} folders in class order"
-            )
-        raise BadInputError(f"label '{odd}' of {samples.name} is not a class of {card.name}: {way_out}")
+            way = f"name the folders after its labels or class indices, or provide all {classes} folders in class order"
+        raise BadInputError(f"label '{odd}' of {samples.name} is not a class of {card.name}: {way}")
     return np.array([index[str(name)] for name in names], np.int64)
 
 

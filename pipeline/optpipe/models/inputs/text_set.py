@@ -89,10 +89,7 @@ def _name_pairs(lines: Mapping[int, Line]) -> dict[str, str]:
 
 
 def _parse_lines(source: Path) -> tuple[dict[int, Line], tuple[Unusable, ...]]:
-    """Lines by number from 1, and bad lines. Blank lines do not count.
-
-    If any line has a label, those without one are bad.
-    """
+    """Lines by number from 1, without blank ones, and bad lines. If any has a label, those without one are bad."""
     lines: dict[int, Line] = {}
     bad: dict[int, str] = {}
     for number, raw in _read_raw_lines(source):

@@ -8,7 +8,7 @@ the weights may be replaced by random ones.
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -98,13 +98,8 @@ def explain_unreachable(url: str, timeout_s: float) -> str | None:
 DEFAULT_SEQUENCE_PROFILE = (8, 128, 512)
 POOLING_FOLDER = "1_Pooling"
 VOCABULARY_FILES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-)
+    "tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
 """A repository without any of these has no tokenizer."""
 
 
@@ -153,9 +148,8 @@ class HuggingFaceSource:
             card = replace(card, labels=(), head={"pooling": pooling})
             module = pool_tokens(module, pooling)
         flat = flatten_module(module, keywords=tuple(each.name for each in card.inputs))
-        return LoadedModel(
-            card, record, module=flat, tokenizer=tokenizer.backend_tokenizer.to_str() if tokenizer else None
-        )
+        text = tokenizer.backend_tokenizer.to_str() if tokenizer else None
+        return LoadedModel(card, record, module=flat, tokenizer=text)
 
     def _read_config(self, transformers: Any, unreachable: str | None) -> Any:
         try:
@@ -265,13 +259,11 @@ def _read_pooling(transformers: Any, repository: str) -> str:
 
 def _load_tokenizer(transformers: Any, repository: str) -> Any | None:
     """The fast tokenizer; None without one. Without vocabulary files transformers would create an empty one."""
-    try:
+    with suppress(OSError, ValueError):
         for name in VOCABULARY_FILES:
             if transformers.utils.cached_file(repository, name, _raise_exceptions_for_missing_entries=False):
                 found = transformers.AutoTokenizer.from_pretrained(repository)
                 return found if found.is_fast else None
-    except (OSError, ValueError):
-        pass
     return None
 
 
@@ -307,16 +299,14 @@ class TimmSource:
         architecture = self.model.split(".")[0]
         if not timm.is_model(architecture):
             near = get_close_matches(architecture, timm.list_models(), n=3)
-            raise BadInputError(
-                f"unknown timm model '{self.model}'" + (f": did you mean {', '.join(near)}?" if near else "")
-            )
+            hint = f": did you mean {', '.join(near)}?" if near else ""
+            raise BadInputError(f"unknown timm model '{self.model}'{hint}")
         module, record = self._module(timm, weights)
         config = timm.data.resolve_data_config(model=module)
         transform = transform_from_timm(config)
         image = InputSpec("images", "float32", *((n, *config["input_size"]) for n in DEFAULT_BATCH_PROFILE))
-        return LoadedModel(
-            ModelCard(self.model, self.name, Task.CLASSIFICATION, (image,), transform=transform), record, module=module
-        )
+        card = ModelCard(self.model, self.name, Task.CLASSIFICATION, (image,), transform=transform)
+        return LoadedModel(card, record, module=module)
 
     def _module(self, timm: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
         if request.kind != "default":
@@ -387,11 +377,8 @@ class TorchvisionSource:
         if self.builder in known:
             return
         near = get_close_matches(self.builder, [*known, *self.also_known], n=3)
-        hint = (
-            f"did you mean {', '.join(near)}?"
-            if near
-            else "see `python -c 'import torchvision; print(torchvision.models.list_models())'`"
-        )
+        listing = "see `python -c 'import torchvision; print(torchvision.models.list_models())'`"
+        hint = f"did you mean {', '.join(near)}?" if near else listing
         raise BadInputError(
             f"unknown model '{self.builder}': {hint}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, CARD.toml"
         )
@@ -428,9 +415,8 @@ def _letterbox(transform: Transform, height: int, width: int) -> Transform:
     """
     own = next((step for step in transform.geometry if isinstance(step, Resize)), Resize((1,)))
     box = (structs.replace(own, size=(min(height, width),), fit="long", max_size=None), CenterCrop(height, width))
-    return Transform(
-        (transform.decode, *box, *(step for step in transform.steps[1:] if step not in transform.geometry))
-    )
+    rest = (step for step in transform.steps[1:] if step not in transform.geometry)
+    return Transform((transform.decode, *box, *rest))
 
 
 def _choose_size(module: Any, task: Task) -> tuple[int, int]:

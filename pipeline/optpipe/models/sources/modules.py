@@ -184,9 +184,8 @@ ZERO_LAYER_STD = 0.02
 def hash_module_weights(module: Any) -> str:
     import torch
 
-    return hash_arrays(
-        {name: _array_from_tensor(each) for name, each in module.state_dict().items() if torch.is_tensor(each)}
-    )
+    state = module.state_dict()
+    return hash_arrays({name: _array_from_tensor(each) for name, each in state.items() if torch.is_tensor(each)})
 
 
 def hash_tensors(module: Any) -> dict[str, str]:
@@ -318,13 +317,12 @@ def load_state(module: Any, path: Path) -> None:
     """Loads a state dict strictly. Raises BadInputError that names the first tensors that do not fit."""
     state = state_dict_from_file(path)
     own = module.state_dict()
-    missing = sorted(set(own) - set(state))
-    unexpected = sorted(set(state) - set(own))
-    misshapen = sorted(name for name in set(own) & set(state) if own[name].shape != state[name].shape)
+    missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
+    misshapen = {name for name in own.keys() & state.keys() if own[name].shape != state[name].shape}
     for names, what in ((missing, "lacks"), (unexpected, "has unexpected"), (misshapen, "has the wrong shape for")):
         if names:
             raise BadInputError(
-                f"{path} does not fit this model: it {what} {len(names)} tensors, first {', '.join(names[:3])}\n"
+                f"{path} does not fit this model: it {what} {len(names)} tensors, first {', '.join(sorted(names)[:3])}\n"
                 "give weights of the same architecture (for a head of another size, use file.py:factory)"
             )
     module.load_state_dict(state)

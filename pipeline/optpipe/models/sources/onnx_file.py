@@ -44,9 +44,8 @@ def read_input_specs(
         and any(not isinstance(size, int) and index != axis for index, size in enumerate(each))
     ]
     if missing:
-        proposed = [
-            f"--shape {shlex.quote(_propose_shape(model, *each, (example or {}).get(each[0])))}" for each in missing
-        ]
+        known = example or {}
+        proposed = [f"--shape {shlex.quote(_propose_shape(model, *each, known.get(each[0])))}" for each in missing]
         shown = "x".join(str(size) if isinstance(size, int) else "?" for size in missing[0][1])
         raise BadInputError(
             f"{path}: input '{missing[0][0]}' is {shown}; give its open dimensions as min:opt:max, for example\n"
@@ -166,6 +165,8 @@ INFERENCE_S = 60
 LONGEST_NAME = 4096
 """Maximum characters of a name, and bytes of a path on Linux."""
 _RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx.contrib")
+_TENSORS_OF = {"SequenceConstruct": slice(None), "ZipMap": slice(None), "SplitToSequence": slice(1)}
+"""Inputs that hold the tensors of an operator's sequence or map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,6 @@ class OnnxFileSource:
         record = WeightsRecord("embedded", hash_onnx_file(self.path))
         if self.card is not None and self.card.inputs:
             return LoadedModel(self.card, record, onnx=self.path)
-
         example = read_shapes(self.example) if self.example is not None else None
         inputs = read_input_specs(model, self.shapes or {}, self.path, example)
         if self.card is not None:
@@ -254,7 +254,8 @@ def onnx_from_file(path: Path) -> Any:
         _require_quick_inference(model, path)
         onnx.checker.check_model(str(path), full_check=True)
         room = get_memory_bytes()
-        for name, dtype, sizes in _iterate_tensors(_infer_shapes(model)):
+        is_large = model.ByteSize() > 1 << 28
+        for name, dtype, sizes in _iterate_tensors(model if is_large else onnx.shape_inference.infer_shapes(model)):
             if dtype and math.prod(max(size, 1) for size in sizes) * _count_item_bytes(dtype) > room:
                 raise BadInputError(
                     f"{path}: tensor '{escape(name)[:80]}' alone, {'x'.join(map(str, sizes))}, exceeds this machine's memory"
@@ -330,20 +331,11 @@ def _require_tensor_outputs(graph: Any, path: Path) -> None:
     others = {name: kind for name, kind in others.items() if kind not in (None, "tensor_type")}
     if not others:
         return
-    constant, writers = (
-        {each.name for each in graph.initializer},
-        {out: node for node in graph.node for out in node.output},
-    )
+    constant = {each.name for each in graph.initializer}
+    made_of = {out: node.input[_TENSORS_OF.get(node.op_type, slice(0))] for node in graph.node for out in node.output}
     tensors: dict[str, None] = {}
     for name in (each.name for each in graph.output):
-        node = writers.get(name)
-        made_of = (
-            node.input
-            if node is not None and node.op_type in ("SequenceConstruct", "SplitToSequence", "ZipMap")
-            else ()
-        )
-        made_of = made_of[:1] if node is not None and node.op_type == "SplitToSequence" else made_of
-        tensors |= dict.fromkeys(made_of if name in others else (name,))
+        tensors |= dict.fromkeys(made_of.get(name, ()) if name in others else (name,))
     name, kind = next(iter(others.items()))
     way_out = "return tensors from the model"
     if tensors:
@@ -368,13 +360,6 @@ def _require_quick_inference(model: Any, path: Path) -> None:
             f"{path}: the shapes of its nested functions or subgraphs cannot be inferred within {INFERENCE_S} s\n"
             "inline them before the export, or nest them less"
         ) from None
-
-
-def _infer_shapes(model: Any) -> Any:
-    """The model with inferred types and sizes; unchanged if it is large."""
-    import onnx
-
-    return model if model.ByteSize() > 1 << 28 else onnx.shape_inference.infer_shapes(model)
 
 
 def _count_item_bytes(dtype: int) -> int:

@@ -84,9 +84,7 @@ class UserCode:
             for name in set(sys.modules) - before:
                 if (origin := _find_origin(sys.modules[name])) is not None and not _is_installed(origin):
                     self.modules[name] = sys.modules[name]
-            for name in [
-                each for each in self.modules if _hides_installed(each)
-            ]:  # optpipe may need the installed module
+            for name in filter(_hides_installed, self.modules):  # optpipe may need the installed module
                 sys.modules.pop(name, None)
                 sys.modules.update({name: displaced[name]} if name in displaced else {})
             _BROUGHT_IN.clear()
@@ -115,11 +113,8 @@ class UserCode:
 
     def import_definitions(self) -> ModuleType:
         """The imported module; to be called in `running`. Raises BadInputError if the file cannot be imported."""
-        if self._definitions is None:
-            self._definitions = self._import_file()
-        return self._definitions
-
-    def _import_file(self) -> ModuleType:
+        if self._definitions is not None:
+            return self._definitions
         name = self.path.stem
         if not name.isidentifier() or name in sys.modules or _hides_installed(name):
             name = f"optpipe_model_{name}"
@@ -134,6 +129,7 @@ class UserCode:
         except (Exception, SystemExit) as error:
             sys.modules.pop(name, None)
             raise BadInputError(f"{self.path} cannot be imported: {describe_user_error(error)}") from error
+        self._definitions = definitions
         return definitions
 
     def files(self, weights: Path | None) -> Mapping[str, str]:
@@ -143,11 +139,7 @@ class UserCode:
         """
         folder, given = self.path.resolve().parent, str(weights and weights.absolute())
         origins = (_find_origin(module) for module in self.modules.values())
-        paths = {
-            str(self.path.resolve()),
-            *map(_find_source, self.read),
-            *(each for each in origins if each is not None),
-        }
+        paths = {str(self.path.resolve()), *map(_find_source, self.read), *filter(None, origins)}
         return {
             os.path.relpath(each, folder): hash_file(Path(each))
             for each in sorted(paths)
@@ -159,10 +151,8 @@ def describe_user_error(error: BaseException) -> str:
     """A user's exception on one line, with its last line in the user's code, and a remedy if known."""
     text = f"{type(error).__name__}: {first_line(error)}" + _find_place(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
-        package = error.name.partition(".")[0]
-        return (
-            text + f"\ninstall the package that provides {package} (`uv pip install`), or add its folder to PYTHONPATH"
-        )
+        package = f"the package that provides {error.name.partition('.')[0]}"
+        return f"{text}\ninstall {package} (`uv pip install`), or add its folder to PYTHONPATH"
     if isinstance(error, ImportError) and "relative import" in str(error):
         return text + "\nit uses relative imports: give a file outside the package that imports the factory"
     if isinstance(error, FileNotFoundError) and error.filename and not Path(os.fsdecode(error.filename)).is_absolute():
@@ -192,9 +182,8 @@ def _listen() -> None:
 
 
 def _note_read(event: str, arguments: tuple[Any, ...]) -> None:
-    if (
-        event != "open" or not _READING or sys._getframe(1).f_code is tokenize.open.__code__
-    ):  # a traceback reads source lines
+    # a traceback reads source lines with tokenize.open
+    if event != "open" or not _READING or sys._getframe(1).f_code is tokenize.open.__code__:
         return
     path, _, flags = arguments
     if isinstance(path, str | bytes) and flags & os.O_ACCMODE == os.O_RDONLY:

@@ -83,14 +83,13 @@ class BenchSubject:
         self.best_rate: Measurement | None = None
         self.points: list[LoadSpec] = []
         """Loads of every process."""
-        self.defaults = artifact.resolve_effective_options(running.plan.options)
-        warn_about_threads(artifact, self.defaults, running.plan.affinity, running.listener)
+        plan = running.plan
+        self.defaults = artifact.resolve_effective_options(plan.options)
+        warn_about_threads(artifact, self.defaults, plan.affinity, running.listener)
         self.trials: dict[int | None, TrialSubject] = {}
-        for length in running.plan.lengths or (None,):
+        for length in plan.lengths or (None,):
             scratch = running.scratch / artifact.entry.id / str(length)
-            trial = prepare_subject(
-                artifact, running.plan, running.store, running.pool, scratch, running.run.path, length
-            )
+            trial = prepare_subject(artifact, plan, running.store, running.pool, scratch, running.run.path, length)
             self.trials[trial.blank.load.length] = trial
 
     def measure_all(self, sizes: Sequence[int]) -> None:
@@ -127,12 +126,8 @@ class BenchSubject:
 
     def list_groups(self) -> list[ProcessGroup]:
         run = self.running.run
-        found = [
-            recorded_from_files(each, run.name, Files(run.path))
-            for each in self.running.measurements
-            if each.subject.artifact == self.artifact.entry.id
-        ]
-        return group_processes(found)
+        own = [each for each in self.running.measurements if each.subject.artifact == self.artifact.entry.id]
+        return group_processes(recorded_from_files(each, run.name, Files(run.path)) for each in own)
 
     def judge_limit(self, slo: Slo) -> ArtifactLimit:
         """Judges the limit over all processes; a rate by the measurements at the rate that was found."""
@@ -257,11 +252,8 @@ def bench_artifacts(
         if bench_run.refusals and not any(has_figures(each) for each in found):
             raise bench_run.refusals[0]
         write_measurements(run.path, found)
-        finished = finish_run(
-            run,
-            parents=[each.entry.id for each in artifacts],
-            status="interrupted" if bench_run.interrupted else "complete",
-        )
+        parents = [each.entry.id for each in artifacts]
+        finished = finish_run(run, parents=parents, status="interrupted" if bench_run.interrupted else "complete")
         return record_from_run(finished, found, tuple(limits), interrupted=bench_run.interrupted)
 
 
@@ -288,21 +280,17 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
 
 
 def record_from_run(
-    run: Run,
-    measurements: tuple[Measurement, ...],
-    limits: tuple[ArtifactLimit, ...] = (),
-    *,
-    interrupted: bool = False,
+    run: Run, measured: tuple[Measurement, ...], limits: tuple[ArtifactLimit, ...] = (), *, interrupted: bool = False
 ) -> BenchRecord:
     environment = run.manifest.environment
-    groups = group_processes(recorded_from_files(each, run.name, run.files, environment) for each in measurements)
+    groups = group_processes(recorded_from_files(each, run.name, run.files, environment) for each in measured)
     return BenchRecord(
         run_dir=str(run.path),
         run_id=run.name,
-        measurements=measurements,
-        groups=tuple(summarize_group(group) for group in groups),
+        measurements=measured,
+        groups=tuple(map(summarize_group, groups)),
         environment=environment,
-        exit_status=int(choose_exit_status(measurements, limits, interrupted=interrupted)),
+        exit_status=int(choose_exit_status(measured, limits, interrupted=interrupted)),
         limits=limits,
         interrupted=interrupted,
     )

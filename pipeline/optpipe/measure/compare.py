@@ -99,9 +99,8 @@ def find_best_rows(
         return dict.fromkeys(Goal), dict.fromkeys(Goal, reason)
     lengths = sorted({row.load.length for row in rows if row.load.length is not None})
     if len(lengths) > 1:  # nor is the shortest sequence
-        reason = (
-            f"{len(lengths)} sequence lengths are compared ({', '.join(map(str, lengths))}); choose one with --length"
-        )
+        listed = ", ".join(map(str, lengths))
+        reason = f"{len(lengths)} sequence lengths are compared ({listed}); choose one with --length"
         return dict.fromkeys(Goal), dict.fromkeys(Goal, reason)
     allowed = [row for row in rows if row.valid and (slo is None or _meets_limit(row, slo))]
     best: dict[str, str | None] = {}
@@ -117,10 +116,8 @@ def find_best_rows(
         equal = [row for _, row in scored if row is not winner and (winner.id, row.id, objective) not in shown]
         if equal:
             more = f" and {len(equal) - 1} more" if len(equal) > 1 else ""
-            best[goal], why[goal] = (
-                None,
-                f"{winner.label} ({why[goal]}) is not shown to be better than {equal[0].label}{more}",
-            )
+            best[goal] = None
+            why[goal] = f"{winner.label} ({why[goal]}) is not shown to be better than {equal[0].label}{more}"
     return best, why
 
 
@@ -200,15 +197,12 @@ def compare_measurements(
     warnings = _check_environments(every, across=across)
     groups, names = _group_by_key(measured), _Names(every)
     baselines = _group_by_key(against) if baseline else groups
-    facts = {
-        key: (known or {}).get(group.newest.measurement.subject.artifact, BuildFacts()) for key, group in groups.items()
-    }
+    known = known or {}
+    facts = {key: known.get(group.newest.measurement.subject.artifact, BuildFacts()) for key, group in groups.items()}
     rows, unmatched, notes, shown = _compare_groups(groups, baselines, names, facts, across=across)
     if baseline:
         loads = {_load(group) for group in groups.values()}
-        alone = [
-            _row_from_group(group, BuildFacts(), names) for group in baselines.values() if _load(group) not in loads
-        ]
+        alone = [_row_from_group(each, BuildFacts(), names) for each in baselines.values() if _load(each) not in loads]
         reason = "only the baseline has a measurement at this load"
         unmatched |= {f"baseline: {row.label}": reason for row in alone}
     elif any(group.newest.measurement.subject.precision == "fp32" for group in groups.values()):
@@ -357,6 +351,7 @@ def _id(one: RecordedMeasurement) -> str:
 def _row_from_group(group: ProcessGroup, known: BuildFacts, names: _Names) -> ComparisonRow:
     one, found = (group.valid or group.tries)[-1], merge_group(group)
     subject = found.subject
+    peaks = [each.measurement.memory_bytes or 0 for each in group.valid or (one,)]
     return ComparisonRow(
         id=_id(one),
         run=one.run,
@@ -377,9 +372,7 @@ def _row_from_group(group: ProcessGroup, known: BuildFacts, names: _Names) -> Co
         throughput_images_per_s=found.throughput_images_per_s,
         throughput_tokens_per_s=found.throughput_tokens_per_s,
         energy_j_per_image=found.energy_j_per_image,
-        memory_bytes=max(
-            (peak for each in group.valid or (one,) if (peak := each.measurement.memory_bytes)), default=None
-        ),
+        memory_bytes=max(peaks) or None,
         size_bytes=known.size_bytes,
         build_s=known.build_s,
         top1=known.top1,
@@ -489,11 +482,9 @@ def find_bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ..
     Raises BadInputError if one is missing, or if there are none.
     """
     present = list_runs(workspace, "bench")
-    if not names:
-        if not present:
-            raise _nothing_measured(workspace)
-        return present
-    return tuple(_find_run(name, present, workspace) for name in names)
+    if not names and not present:
+        raise _nothing_measured(workspace)
+    return tuple(_find_run(name, present, workspace) for name in names) if names else present
 
 
 def _nothing_measured(workspace: Path) -> BadInputError:
@@ -539,10 +530,10 @@ def compare_workspace(
     A single name that is a measured model and no run acts as `model`; a file's name selects the builds of that file.
     """
     of_file: set[str] = set()
-    if model is None and len(names) == 1 and (found := _find_measured_model(names[0], store)) is not None:
+    if model is None and len(names) == 1 and (meant := _find_measured_model(names[0], store)) is not None:
         if Path(names[0]).is_file():
             of_file = {each.id for each in find_builds(names[0], store)}
-        model, names = found, ()
+        model, names = meant, ()
     held_against, against = _find_baseline(store, baseline, model)
     runs = find_bench_runs(store.workspace, names)
     if held_against is not None:
@@ -567,11 +558,8 @@ def compare_workspace(
     if not measured:
         raise _nothing_measured(store.workspace)
     known = collect_build_facts(store.list_entries(ArtifactInfo), list_runs(store.workspace))
-    comparison = compare_measurements(
-        measured, baseline=held_against, against=against, known=known, slo=slo, across=across
-    )
-    warnings = (*comparison.warnings, *_list_namesakes(measured, store))
-    return replace(comparison, warnings=warnings), measured, runs
+    found = compare_measurements(measured, baseline=held_against, against=against, known=known, slo=slo, across=across)
+    return replace(found, warnings=(*found.warnings, *_list_namesakes(measured, store))), measured, runs
 
 
 def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> Iterator[str]:
@@ -609,8 +597,7 @@ def _find_baseline(
         raise BadInputError(
             f"no approved baseline for {model}; approve one with {for_workspace('optpipe signoff approve DOSSIER')}"
         )
-    measured = tuple(list_artifact_measurements(runs_from_files(files, "runs"), 0.95, None))
-    return f"approved {model}", measured
+    return f"approved {model}", tuple(list_artifact_measurements(runs_from_files(files, "runs"), 0.95, None))
 
 
 def collect_build_facts(

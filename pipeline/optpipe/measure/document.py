@@ -162,10 +162,8 @@ def document_from_pair(record: BenchRecord) -> Document:
         text = f"interrupted before the last round: no comparison; the measurements are kept in {record.run_dir}"
         return make_document([Sentence(text, Tone.DOUBTFUL)])
     ratio = found.ratio
-    answer = Sentence(
-        f"{record.contender} is {ratio.change}",
-        {Change.FASTER: Tone.GOOD, Change.SLOWER: Tone.BAD}.get(ratio.change, Tone.PLAIN),
-    )
+    tones = {Change.FASTER: Tone.GOOD, Change.SLOWER: Tone.BAD}
+    answer = Sentence(f"{record.contender} is {ratio.change}", tones.get(ratio.change, Tone.PLAIN))
     if ratio.change is Change.NO_DIFFERENCE:
         answer = Sentence(f"no difference shown between {record.baseline} and {record.contender}")
     detail = (
@@ -281,10 +279,8 @@ def document_from_comparison(comparison: Comparison) -> Document:
         else Sentence(f"– {comparison.best_reason[goal]}", Tone.FAINT, f"best for {goal}")
         for goal, row in comparison.best.items()
     ]
-    limit = f"only what meets {comparison.slo}, judged by the interval's upper bound"
-    return make_document(
-        [*best, Sentence(limit, Tone.FAINT) if comparison.slo else None, *list_comparison_parts(comparison)]
-    )
+    limit = Sentence(f"only what meets {comparison.slo}, judged by the interval's upper bound", Tone.FAINT)
+    return make_document([*best, limit if comparison.slo else None, *list_comparison_parts(comparison)])
 
 
 def summarize_comparison(comparison: Comparison) -> str:
@@ -380,7 +376,7 @@ def draw_measurements(
 ) -> list[Figure]:
     """Figures of `comparison`; file paths are relative to the report's folder `root`."""
     folders = {run.name: run for run in runs}
-    chosen = _choose_measurements(measured, comparison)
+    chosen = _choose_curves(measured, comparison)
     latencies = tuple(_curve_from_measurement(label, one, folders[one.run], root) for label, one in chosen.items())
     processes = tuple(_list_processes(comparison, measured))
     return draw_comparison(comparison, latencies, processes)
@@ -407,18 +403,14 @@ def _list_processes(comparison: Comparison, measured: Sequence[RecordedMeasureme
 def list_raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> tuple[RawFile, ...]:
     """Every existing file of `runs`, or each run's file `name`, with its hash from the manifest."""
     return tuple(
-        RawFile(
-            Path(os.path.relpath((run.path / path).resolve(), root.resolve())).as_posix(), file.sha256, file.size_bytes
-        )
+        RawFile(os.path.relpath((run.path / path).resolve(), root.resolve()), file.sha256, file.size_bytes)
         for run in runs
         for path, file in run.manifest.files.items()
         if name in (None, path) and run.files.has(path)
     )
 
 
-def _choose_measurements(
-    measured: Sequence[RecordedMeasurement], comparison: Comparison
-) -> dict[str, RecordedMeasurement]:
+def _choose_curves(measured: Sequence[RecordedMeasurement], comparison: Comparison) -> dict[str, RecordedMeasurement]:
     """The measurements to draw, by label: the best ones, then the smallest batch of each build."""
     by_id = {f"{one.run}/{one.measurement.id}": one for one in measured if one.measurement.samples}
     rows = sorted(comparison.rows, key=lambda row: (row.load.batch_size, row.configuration))
@@ -433,11 +425,9 @@ def _choose_measurements(
 def _curve_from_measurement(label: str, one: RecordedMeasurement, run: Run, root: Path) -> Curve:
     name = str(one.measurement.samples_file)
     frame = read_samples(run.files, name)
-    ordered = np.sort((frame["end_ns"] - frame["scheduled_ns"]).to_numpy()) / 1e6
-    count = len(ordered)
-    at = np.unique(
-        np.concatenate([np.linspace(0, count - 1, POINTS), count - 1 - np.arange(min(8, count))]).astype(int)
-    )
+    ordered, count = np.sort((frame["end_ns"] - frame["scheduled_ns"]).to_numpy()) / 1e6, len(frame)
+    tail = count - 1 - np.arange(min(8, count))
+    at = np.unique(np.concatenate([np.linspace(0, count - 1, POINTS), tail]).astype(int))
     points = tuple((float(ordered[index]), (index + 1) / count) for index in at)
     return Curve(label, points, list_raw_files((run,), root, name))
 

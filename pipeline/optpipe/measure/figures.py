@@ -258,8 +258,7 @@ def read_samples(
     with read_as_user_file(files.folder / name, "raw samples"):
         lazy = pl.scan_parquet(files.read(name))
         present = lazy.collect_schema()
-        absent = [name for name in columns if name not in present]
-        if absent:
+        if absent := [name for name in columns if name not in present]:
             raise BadInputError(f"{files.folder / name} is not a raw sample file: missing columns {', '.join(absent)}")
         chosen = lazy.filter(pl.col("phase") == phase).with_columns(pl.col("images").cast(pl.Int64))
         return chosen.sort("end_ns", maintain_order=True).select(columns).collect()

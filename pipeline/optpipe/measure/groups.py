@@ -105,18 +105,19 @@ class ProcessGroup:
         """The figure `name` of every VALID process that has it, by run."""
         return [[sum(values) / len(values) for values in run.values()] for run in self._collect(name).values()]
 
-    def _collect(self, name: str) -> dict[str, dict[tuple[bool, int], list[float]]]:
-        """The figure by run, then by process, first stage before second stage.
+    def _collect(self, name: str, *, latencies: bool = False) -> dict[str, dict[tuple[bool, int], list[Any]]]:
+        """The figure, or the `latencies` of those that have it, by run, then by process, first stage before second stage.
 
         Over processes the median of each counts, even if its samples are too correlated for an interval: leaving such
         processes out would select them by their disturbance.
         """
-        runs: dict[str, dict[tuple[bool, int], list[float]]] = {}
+        runs: dict[str, dict[tuple[bool, int], list[Any]]] = {}
         medians = name == "p50" and self.count_processes() >= MIN_VALUES
         for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
             if (value := read_value(one.measurement, name, medians=medians)) is not None:
                 process = one.measurement.second_stage, one.measurement.process
-                runs.setdefault(one.run, {}).setdefault(process, []).append(value)
+                kept = one.latencies if latencies else value
+                runs.setdefault(one.run, {}).setdefault(process, []).append(kept)
         return runs
 
     def list_parts(self, name: str) -> list[list[float]]:
@@ -125,19 +126,11 @@ class ProcessGroup:
         A contribution is the process's figure. A percentile above p50 is over the requests of all processes, if their
         samples are available.
         """
-        percent = pooled_percent_from_name(name)
-        runs: dict[str, dict[tuple[bool, int], list[Any]]] = {}
-        if not percent:
+        percent, runs = pooled_percent_from_name(name), self._collect(name, latencies=True)
+        processes = [each for run in runs.values() for each in run.values()]
+        if not percent or any(latencies is None for each in processes for latencies in each):
             return self.list_values(name)
-        for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
-            if read_figure(one.measurement, name) is not None:
-                if one.latencies is None:
-                    return self.list_values(name)
-                process = one.measurement.second_stage, one.measurement.process
-                runs.setdefault(one.run, {}).setdefault(process, []).append(one.latencies)
-
-        pooled = [np.concatenate(each) for run in runs.values() for each in run.values()]
-        parts = iter(pool_percentile(pooled, percent) if pooled else [])
+        parts = iter(pool_percentile([np.concatenate(each) for each in processes], percent) if processes else [])
         return [list(islice(parts, len(run))) for run in runs.values()]
 
     def measure_left_out_gap(self, name: str) -> float:
@@ -205,14 +198,8 @@ class ProcessGroup:
             low, high = low - SENSOR_SHARE * mean.value, high + SENSOR_SHARE * mean.value
         note, level = "", confidence if unseen is None else unseen
         if name not in ("cv", "memory"):
-            (low, high), note = widen_for_unseen_speed(
-                mean.value,
-                (low, high),
-                len(values),
-                level,
-                self.measure_left_out_gap(name),
-                pooled_percent_from_name(name),
-            )
+            gap, percent = self.measure_left_out_gap(name), pooled_percent_from_name(name)
+            (low, high), note = widen_for_unseen_speed(mean.value, (low, high), len(values), level, gap, percent)
         return Estimate(mean.value, max(low, 0.0), high, note or None)  # no time, rate or size is negative
 
 
@@ -268,9 +255,8 @@ def find_run_scatter(groups: Iterable[ProcessGroup], name: str) -> Scatter | Non
 
 
 def explain_no_interval(processes: int) -> str:
-    return (
-        f"{'one process' if processes == 1 else f'{processes} processes'}: the scatter between processes is not known"
-    )
+    counted = "one process" if processes == 1 else f"{processes} processes"
+    return f"{counted}: the scatter between processes is not known"
 
 
 def is_requested(one: RecordedMeasurement, name: str) -> bool:

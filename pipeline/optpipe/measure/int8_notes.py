@@ -30,8 +30,7 @@ def pick_baseline(
 
     The fastest flatters nothing that is compared with it. None if `others` is empty.
     """
-    same = [one for one in others if one.subject.settings == found.subject.settings]
-    if same:
+    if same := [one for one in others if one.subject.settings == found.subject.settings]:
         return max(same, key=lambda one: one.started_utc)
     return max(others, key=lambda one: (one.is_valid, speed(one)), default=None)
 
@@ -102,13 +101,9 @@ def find_int8_causes(info: ArtifactInfo) -> str:
 def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float = 0.95) -> Note | None:
     """The drop of the newest evaluation, recomputed from its predictions, if it is not within its budget."""
     figure = observe_accuracy(runs, build, confidence).get("drop")
-    if (
-        build.precision not in CALIBRATED
-        or figure is None
-        or figure.blockers
-        or figure.low is None
-        or figure.high is None
-    ):
+    if build.precision not in CALIBRATED or figure is None or figure.blockers:
+        return None
+    if figure.low is None or figure.high is None:
         return None
     given = next((read_evaluation(run).accuracy_budget for run in runs if run.name == figure.source), None)
     budget = BUDGET if given is None else given
@@ -131,16 +126,14 @@ def list_int8_notes(
     if build.precision not in CALIBRATED:
         return
     cause = find_int8_causes(info)
-    yield from _speed_notes(build, runs, measured, cause)
+    yield from _note_speed(build, runs, measured, cause)
     if (found := check_int8_accuracy(runs, build, confidence)) is not None:
         yield found
     if cause:
         yield Note(f"{build.precision}-causes", cause, f"`optpipe store show {build.artifact}` lists them by layer")
 
 
-def _speed_notes(
-    build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], cause: str
-) -> Iterator[Note]:
+def _note_speed(build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], cause: str) -> Iterator[Note]:
     """Compares with the newest measurements of wider types in the same runs; their absence is a note too."""
     found = (one for run in runs if run.kind == "bench" for one in read_measurements(run.files))
     wider = [one for one in found if one.subject.precision in WIDER_PRECISIONS[build.precision]]

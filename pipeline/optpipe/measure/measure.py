@@ -156,9 +156,8 @@ def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> Non
 
 def recover_unfinished(directory: Path, known: Sequence[Measurement]) -> tuple[Measurement, ...]:
     """Recovers measurements that began in the run folder `directory` and are not in `known` from their samples."""
-    reason = Reason(
-        "interrupted", "interrupted before completion; recovered from its samples", "run it again", invalidates=True
-    )
+    message = "interrupted before completion; recovered from its samples"
+    reason = Reason("interrupted", message, "run it again", invalidates=True)
     found = []
     for path in sorted((directory / "samples").glob("*.json")):
         begun = read_record(path, Measurement)

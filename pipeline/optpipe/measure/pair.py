@@ -150,10 +150,7 @@ def decide_rounds(baseline: Sequence[float], contender: Sequence[float], first: 
 def comparison_from_measurements(
     measured: Sequence[Measurement], first: int, metric: PairMetric, seed: int
 ) -> PairedComparison:
-    """Compares measurements that are named and ordered as by `draw_names`.
-
-    Raises StageError or BadInputError if one lacks the figure.
-    """
+    """Compares measurements that are named and ordered as by `draw_names`. Raises StageError or BadInputError if one lacks the figure."""
     baseline, contender = (_list_figures(measured, side, metric) for side in "ab")
     artifacts = {one.id[0]: one.subject.artifact for one in measured}
     invalid = [each for each in measured if not each.is_valid]
@@ -181,9 +178,8 @@ def judge_rounds(baseline: Sequence[float], contender: Sequence[float], first: i
     """The ratio with Student's interval; a difference also requires an exchange test."""
     ratio = ratio_from_rounds(baseline, contender, PAIR_CONFIDENCE, first)
     p_value = max(ratio.p_value, compute_exchange_p_value(baseline, contender))
-    return replace(
-        ratio, p_value=p_value, change=ratio.change if p_value <= 1 - PAIR_CONFIDENCE else Change.NO_DIFFERENCE
-    )
+    change = ratio.change if p_value <= 1 - PAIR_CONFIDENCE else Change.NO_DIFFERENCE
+    return replace(ratio, p_value=p_value, change=change)
 
 
 def read_pair_figure(found: Measurement, metric: PairMetric) -> float:
@@ -257,9 +253,8 @@ def bench_pair(
     write_measurements(run.path, done)
     if comparison is not None:
         write_bytes(run.path / COMPARISON_FILE, json_from_record(comparison))
-    finished = finish_run(
-        run, parents=[baseline.entry.id, contender.entry.id], status="complete" if comparison else "interrupted"
-    )
+    parents = [baseline.entry.id, contender.entry.id]
+    finished = finish_run(run, parents=parents, status="complete" if comparison else "interrupted")
     labels = [f"{each.entry.id} {each.label}" for each in (baseline, contender)]
     return BenchRecord(
         run_dir=str(finished.path),
@@ -365,10 +360,8 @@ def _compare_once(old: TrialSubject, new: TrialSubject, load: LoadSpec, order: O
     first = replace(load, min_seconds=seconds, max_seconds=seconds, max_warm_up_seconds=MAX_TRIAL_WARM_UP_S)
     with old.open() as one, new.open() as other:
         subjects = {"a": (old, one), "b": (new, other)}
-        slowest_ns = max(
-            read_trial_ns(side.measure(worker, first, f"{name}-warm")) for name, (side, worker) in subjects.items()
-        )
-        seconds = max(seconds, FEWEST_QUERIES * slowest_ns / 1e9)
+        ns = (read_trial_ns(side.measure(worker, first, f"{name}-warm")) for name, (side, worker) in subjects.items())
+        seconds = max(seconds, FEWEST_QUERIES * max(ns) / 1e9)
         trial = replace(load, min_seconds=seconds, max_seconds=seconds, warm_up_seconds=0.0, max_warm_up_seconds=0.0)
         for turn in range(TRIALS):
             times = {}

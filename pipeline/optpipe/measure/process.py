@@ -108,10 +108,8 @@ def read_process_ticks(pid: int) -> int:
 def _read_waited_ns(pid: int) -> int:
     total = 0
     for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        try:
+        with suppress(OSError, IndexError):
             total += int(path.read_text(encoding="ascii").split()[1])
-        except (OSError, IndexError):
-            continue
     return total
 
 
@@ -126,10 +124,8 @@ def _read_cpu_mhz(cpus: Collection[int] | None) -> float | None:
     readings = []
     for name in ["cpu[0-9]*"] if cpus is None else [f"cpu{cpu}" for cpu in cpus]:
         for path in Path("/sys/devices/system/cpu").glob(f"{name}/cpufreq/scaling_cur_freq"):
-            try:
+            with suppress(OSError, ValueError):
                 readings.append(int(path.read_text(encoding="ascii")) / 1000)
-            except (OSError, ValueError):
-                continue
     return sum(readings) / len(readings) if readings else None
 
 
@@ -141,11 +137,9 @@ def _find_gpu(uuid: str | None) -> "_Gpu | None":
         return None
     try:
         pynvml.nvmlInit()
-        try:
+        with suppress(pynvml.NVMLError):
             if uuid:
                 return _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
-        except pynvml.NVMLError:
-            pass
         return _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(list_gpus()[0].index)) if list_gpus() else None
     except pynvml.NVMLError:
         return None
@@ -378,17 +372,10 @@ class WorkerProcess:
             return PointResult(point, None, "out-of-memory", event.message, rows=tuple(rows))
         if event.kind == "failed":
             return PointResult(point, None, "refused", event.message, ExitStatus(event.status), tuple(rows))
-        code = self._started.process.wait()
-        killed = code == -9
-        return PointResult(
-            point,
-            None,
-            "out-of-memory" if killed else "died",
-            "the worker was killed (signal 9), most likely because the host ran out of memory"
-            if killed
-            else self._last_words(code),
-            rows=tuple(rows),
-        )
+        if (code := self._started.process.wait()) == -9:
+            message = "the worker was killed (signal 9), most likely because the host ran out of memory"
+            return PointResult(point, None, "out-of-memory", message, rows=tuple(rows))
+        return PointResult(point, None, "died", self._last_words(code), rows=tuple(rows))
 
     def _event(self, seconds: float) -> WorkerEvent | None:
         """The next event; None after `seconds` without one; `ended` when the worker has closed its output."""

@@ -87,9 +87,8 @@ def bisect_batch_size(
 ) -> list[Measurement]:
     """Bisects between the largest size inside the limit and the smallest beyond it, to one eighth of the size or to 1."""
     inside = max((each.load.batch_size for each in found if slo.is_met_by(each)), default=0)
-    beyond = min(
-        (each.load.batch_size for each in found if not slo.is_met_by(each) and each.load.batch_size > inside), default=0
-    )
+    outside = (each.load.batch_size for each in found if not slo.is_met_by(each))
+    beyond = min((size for size in outside if size > inside), default=0)
     more: list[Measurement] = []
     while inside and beyond - inside > max(1, inside // 8):
         more.append(measure((inside + beyond) // 2))

@@ -36,12 +36,10 @@ WRONG_OUTPUTS = frozenset({"wrong-output", "stale-answer", "cached-answer"})
 """Codes of wrong answers, which no figure compensates."""
 HOST_CAUSES = frozenset({"loaded-host", "busy-gpu", "throttled", "clocks-moved", "hot"})
 """Codes of causes on the machine, which the next process meets too."""
-WITNESSED = WRONG_OUTPUTS | frozenset(
-    {
-        "inputs-alike", "interrupted", "too-few-samples", "not-steady",
-        "out-of-memory", "died", "refused", "int8-not-faster", "int8-accuracy", "fp8-not-faster", "fp8-accuracy",
-    }
-)  # fmt: skip
+WITNESSED = WRONG_OUTPUTS | {
+    "inputs-alike", "interrupted", "too-few-samples", "not-steady",
+    "out-of-memory", "died", "refused", "int8-not-faster", "int8-accuracy", "fp8-not-faster", "fp8-accuracy",
+}  # fmt: skip
 """Codes of observations by the worker or its parent that no raw file holds; all others follow from samples and machine rows."""
 
 

@@ -122,30 +122,21 @@ class Worker:
             run_load(load)
             stopped = spool.stopped
         gc.enable()
+        peak_bytes = _read_peak_resident_bytes() - _count_own_bytes(lanes, before, kept)
+        plan, probes = self.plan, 0 if stopped else asked.cache_probes
+        answers = [(index, lanes[0].on_host(outputs)) for index, outputs in kept.kept]
         return PointReport(
             steady=load.steady,
             queries_needed=load.queries_needed,
             stopped=stopped,
-            host_peak_bytes=max(0, _read_peak_resident_bytes() - _count_own_bytes(lanes, before, kept)),
+            host_peak_bytes=max(0, peak_bytes),
             rotated=len(turns.batches),
             rotated_bytes=turns.nbytes if isinstance(lanes[0], CudaLane) else 0,
             output_check=check_outputs(
-                [(index, lanes[0].on_host(outputs)) for index, outputs in kept.kept],
-                before,
-                self.reference,
-                turns.rows,
-                self.plan.tolerance,
-                self.plan.reference_name,
-                self.plan.output_axes,
+                answers, before, self.reference, turns.rows, plan.tolerance, plan.reference_name, plan.output_axes
             ),
             cache_probe=probe_cache(
-                self.sessions[0],
-                lanes[0],
-                turns,
-                0 if stopped else asked.cache_probes,
-                self.plan.seed,
-                self.plan.tolerance,
-                self.plan.input_axes,
+                self.sessions[0], lanes[0], turns, probes, plan.seed, plan.tolerance, plan.input_axes
             ),
         )
 
@@ -159,13 +150,8 @@ class Worker:
         load, found = (asked.batch_size, asked.mode, used), self._last
         if found is None or found[0] != load or asked.max_warm_up_seconds > 0:
             found = self._last = None  # frees the previous buffers
-            turns = draw_rotation(
-                pool_from_files(self.plan.inputs),
-                asked.batch_size,
-                self.plan.seed,
-                count_reference_inputs(self.reference),
-                self.plan.input_axes,
-            )
+            pool, known = pool_from_files(self.plan.inputs), count_reference_inputs(self.reference)
+            turns = draw_rotation(pool, asked.batch_size, self.plan.seed, known, self.plan.input_axes)
             before = compute_untimed_outputs(self.sessions[0], turns)
             turns = turns.first(len(before))
             found = (load, (turns, before, [self._lane(turns, asked, number) for number in range(used)]))
@@ -181,9 +167,8 @@ class Worker:
 def _count_own_bytes(lanes: Sequence[Lane], before: Sequence[Mapping[str, Any]], kept: Reservoir) -> int:
     """Host memory of the measurement itself: rotated inputs and answers for the comparison."""
     answers = [*before, *(outputs for _, outputs in kept.kept if isinstance(lanes[0], CpuLane))]
-    arrays = [array for each in answers for array in each.values()] + [
-        array for lane in lanes for array in lane.list_spare_arrays()
-    ]
+    arrays = [array for each in answers for array in each.values()]
+    arrays += [array for lane in lanes for array in lane.list_spare_arrays()]
     sizes = {array.__array_interface__["data"][0]: array.nbytes for array in arrays}  # several lanes share the arrays
     return sum(sizes.values())
 

@@ -6,6 +6,7 @@ reference's outputs. A probe then checks whether a repeated input is answered fa
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import sqrt
 from pathlib import Path
 from random import Random
@@ -16,7 +17,7 @@ import numpy as np
 
 from optpipe.core.measurement import OutputCheck
 from optpipe.measure.worker.plan import CacheProbe
-from optpipe.models.inputs.rows import lay_out, to_rows
+from optpipe.models.inputs.rows import Arrays, lay_out, to_rows
 from optpipe.stats.ratio import SMALLEST_ROUNDS, Order
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from optpipe.measure.worker.loops import Lane
 
 
+Axes = Mapping[str, int | None]
 MAX_ROTATED_BATCHES = 8
 MIN_ROTATED_BATCHES = 2
 MAX_ROTATED_BYTES = 1 << 30
@@ -33,8 +35,8 @@ MAX_ROTATED_BYTES = 1 << 30
 class Rotation:
     """A few distinct batches; `rows[i]` are the pool's indices of the inputs in batch `i`."""
 
-    batches: tuple[Mapping[str, "np.ndarray"], ...]
-    rows: tuple["np.ndarray", ...]
+    batches: tuple[Arrays, ...]
+    rows: tuple[np.ndarray, ...]
 
     @property
     def nbytes(self) -> int:
@@ -44,13 +46,7 @@ class Rotation:
         return Rotation(self.batches[:count], self.rows[:count])
 
 
-def draw_rotation(
-    pool: Mapping[str, "np.ndarray"],
-    batch_size: int,
-    seed: int,
-    known: int = 0,
-    axes: Mapping[str, int | None] | None = None,
-) -> Rotation:
+def draw_rotation(pool: Arrays, batch_size: int, seed: int, known: int = 0, axes: Axes | None = None) -> Rotation:
     """Draws batches from the pool, each in another seeded order; a batch larger than the pool repeats it.
 
     The first `known` inputs have a reference: each batch gets one while unused ones are left. `axes` are the batch axes
@@ -71,14 +67,12 @@ def draw_rotation(
     return Rotation(batches, rows)
 
 
-def pool_from_files(files: Mapping[str, str]) -> dict[str, "np.ndarray"]:
+def pool_from_files(files: Mapping[str, str]) -> dict[str, np.ndarray]:
     """Maps pools of inputs or reference outputs into memory."""
     return {name: np.load(Path(path), mmap_mode="r", allow_pickle=False) for name, path in files.items()}
 
 
-def make_unseen_batch(
-    batch: Mapping[str, "np.ndarray"], seed: int, axes: Mapping[str, int | None] | None = None
-) -> dict[str, "np.ndarray"]:
+def make_unseen_batch(batch: Arrays, seed: int, axes: Axes | None = None) -> dict[str, np.ndarray]:
     """The batch with its values rolled by a seeded step: equally realistic, and new to the runtime.
 
     If some inputs have a batch axis, those without one stay, since they say how to read the others.
@@ -122,7 +116,7 @@ class Reservoir:
             self.kept[slot] = (index, outputs)
 
 
-def compute_untimed_outputs(session: "Session", turns: Rotation) -> list[dict[str, "np.ndarray"]]:
+def compute_untimed_outputs(session: "Session", turns: Rotation) -> list[dict[str, np.ndarray]]:
     """The session's untimed outputs for the rotated inputs, as many as time and memory allow, at least MIN_ROTATED_BATCHES.
 
     The first call may be slow (lazy loading, a search for algorithms) and does not count.
@@ -137,16 +131,16 @@ def compute_untimed_outputs(session: "Session", turns: Rotation) -> list[dict[st
     return answers
 
 
-def count_output_bytes(answer: Mapping[str, "np.ndarray"]) -> int:
+def count_output_bytes(answer: Arrays) -> int:
     return sum(int(array.nbytes) for array in answer.values())
 
 
-def limit_output_checks(wanted: int, answer: Mapping[str, "np.ndarray"]) -> int:
+def limit_output_checks(wanted: int, answer: Arrays) -> int:
     """Number of timed answers to keep: at most `wanted`, as memory allows, but at least MIN_ROTATED_BATCHES."""
     return min(wanted, max(MIN_ROTATED_BATCHES, MAX_OUTPUT_BYTES // max(count_output_bytes(answer), 1)))
 
 
-def _compute_distance(reference: Mapping[str, "np.ndarray"], got: Mapping[str, "np.ndarray"]) -> float:
+def _compute_distance(reference: Arrays, got: Arrays) -> float:
     """Maximum relative L2 distance over the outputs; infinite for NaN, another shape, or a missing output."""
     worst = 0.0
     for name, expected in reference.items():
@@ -158,7 +152,7 @@ def _compute_distance(reference: Mapping[str, "np.ndarray"], got: Mapping[str, "
     return worst
 
 
-def _compute_norms(expected: "np.ndarray", found: "np.ndarray") -> tuple[float, float]:
+def _compute_norms(expected: np.ndarray, found: np.ndarray) -> tuple[float, float]:
     """‖found − expected‖ and ‖expected‖ in float64, in chunks, since outputs may be as large as the memory."""
     truth, got = np.ravel(expected), np.ravel(found)
     squares = [0.0, 0.0]
@@ -170,13 +164,13 @@ def _compute_norms(expected: "np.ndarray", found: "np.ndarray") -> tuple[float, 
 
 
 def check_outputs(
-    kept: Sequence[tuple[int, Mapping[str, "np.ndarray"]]],
-    before: Sequence[Mapping[str, "np.ndarray"]],
-    reference: Mapping[str, "np.ndarray"],
-    rows: Sequence["np.ndarray"],
+    kept: Sequence[tuple[int, Arrays]],
+    before: Sequence[Arrays],
+    reference: Arrays,
+    rows: Sequence[np.ndarray],
     tolerance: float,
     reference_name: str,
-    axes: Mapping[str, int | None] | None = None,
+    axes: Axes | None = None,
 ) -> OutputCheck:
     """Whether the `kept` outputs match the untimed ones in `before`, and the reference within `tolerance`.
 
@@ -198,9 +192,7 @@ def check_outputs(
     error = _compare_to_reference(reference, rows, kept, axes or {})
     if error is not None and error > tolerance:
         problems.append(f"differs from {reference_name} by {error:.2g}")
-    between = [
-        _compute_distance(before[first], before[second]) for first in range(len(before)) for second in range(first)
-    ]
+    between = [_compute_distance(one, other) for one, other in combinations(before, 2)]
     compared = "the untimed run" if error is None else f"{reference_name} and the untimed run"
     return OutputCheck(
         checked=len(kept),
@@ -214,10 +206,7 @@ def check_outputs(
 
 
 def _compare_to_reference(
-    reference: Mapping[str, "np.ndarray"],
-    rows: Sequence["np.ndarray"],
-    kept: Sequence[tuple[int, Mapping[str, "np.ndarray"]]],
-    axes: Mapping[str, int | None],
+    reference: Arrays, rows: Sequence[np.ndarray], kept: Sequence[tuple[int, Arrays]], axes: Axes
 ) -> float | None:
     """The distance over all kept answers together; infinite if an output is missing.
 
@@ -235,15 +224,14 @@ def _compare_to_reference(
             if known.any() and len(own) == len(known):
                 expected[name].append(np.asarray(array)[rows[index][known]])
                 found[name].append(own[known])
-    pairs = {name: (np.concatenate(expected[name]), np.concatenate(found[name])) for name in reference if found[name]}
-    if not pairs:
+    present = [name for name in reference if found[name]]
+    if not present:
         return None
-    return _compute_distance(
-        {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
-    )
+    wanted, given = ({name: np.concatenate(each[name]) for name in present} for each in (expected, found))
+    return _compute_distance(wanted, given)
 
 
-def count_reference_inputs(reference: Mapping[str, "np.ndarray"]) -> int:
+def count_reference_inputs(reference: Arrays) -> int:
     return min((len(array) for array in reference.values()), default=0)
 
 
@@ -254,7 +242,7 @@ def probe_cache(
     probes: int,
     seed: int,
     tolerance: float,
-    axes: Mapping[str, int | None] | None = None,
+    axes: Axes | None = None,
 ) -> CacheProbe:
     """Times known and new inputs in rounds, `probes` of them or as many as PROBE_SECONDS allow."""
     known = {name: np.array(array) for name, array in turns.batches[0].items()}

@@ -281,10 +281,9 @@ def run_load(load: PointRun) -> None:
     elif scenario is Scenario.SERVER:
         if load.spec.rate_per_s is None:
             raise ValueError("the server scenario needs a rate")
-        arrivals = iterate_arrivals(
-            load.spec.rate_per_s, load.seed, lambda: load.over(load.started_ns, perf_counter_ns())
-        )  # at a low rate the end may come between two arrivals
-        _run_lane(load, 0, arrivals, count_transient_queries(load.utilization, load.spec.percentile))
+        # at a low rate the end may come between two arrivals
+        due = iterate_arrivals(load.spec.rate_per_s, load.seed, lambda: load.over(load.started_ns, perf_counter_ns()))
+        _run_lane(load, 0, due, count_transient_queries(load.utilization, load.spec.percentile))
     elif isinstance(load.lanes[0], CudaLane):
         _run_pipelined(load, [lane for lane in load.lanes if isinstance(lane, CudaLane)])
     elif len(load.lanes) == 1:

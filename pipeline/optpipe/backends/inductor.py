@@ -51,7 +51,7 @@ LEAST_CAPABILITY = {Precision.FP8: (8, 9), Precision.INT8: (9, 0)}
 """Least compute capability: the INT8 kernels use TMA copies and matrix instructions of Hopper."""
 ON_CPU = "on a CPU, FP8 only shows which outputs a GPU gives; it is made for GPUs of compute capability 8.9 or later"
 STATIC_BATCHES = "static_batches"
-_MAX_AUTOTUNE = Option("max_autotune", False, "times more kernels while it compiles", builds=True)
+_MAX_AUTOTUNE = Option("max_autotune", False, "measures more kernels while it compiles", builds=True)
 _STATIC = Option(
     STATIC_BATCHES,
     "",

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 GRAPH_FILE = "model.onnx"
 OPTIONS: dict[Device, tuple[Option, ...]] = {
     "cpu": (
-        Option("threads", 0, "threads of one operator; 0 leaves the number and their places to ONNX Runtime"),
-        Option("spinning", True, "threads wait busily for work; off, they give their core to others"),
+        Option("threads", 0, "threads of one operator; with 0, ONNX Runtime chooses their number and cores"),
+        Option("spinning", True, "threads spin while they wait for work; without it they free their core"),
     ),
     "cuda": (
-        Option("nhwc", True, "channels last inside the CUDA provider; where it is not given, precision and model decide"),
-        Option("cuda_graph", True, "captures an inference into a CUDA graph; off by itself where a node has no CUDA kernel"),
+        Option("nhwc", True, "channels last inside the CUDA provider; by default, precision and model decide"),
+        Option("cuda_graph", True, "captures an inference into a CUDA graph; stays off if a node has no CUDA kernel"),
         Option("cudnn_search", "EXHAUSTIVE", "how cuDNN chooses algorithms: EXHAUSTIVE, HEURISTIC, or DEFAULT"),
         Option("fuse_conv_bias", False, "fuses convolution and bias; compiles for seconds at the first run of a shape"),
     ),
@@ -193,11 +193,11 @@ def find_triton_releases(version: str) -> str:
     """The Triton releases with ONNX Runtime `version`, or the newest known release if none has it."""
     for series, releases in TRITON_RELEASES.items():
         if version.startswith(f"{series}."):
-            return f"Triton {releases} carries ONNX Runtime {series}"
+            return f"Triton {releases} has ONNX Runtime {series}"
     series, newest = next(reversed(TRITON_RELEASES.items()))
     return (
-        f"no Triton release up to {newest} carries ONNX Runtime {version} ({newest} has {series}): "
-        "take a later one, or check an environment with the release's version by `optpipe signoff recheck --python ENV`"
+        f"no Triton release up to {newest} has ONNX Runtime {version} ({newest} has {series}): use a later one, "
+        "or measure the build with the release's version: `optpipe signoff recheck DOSSIER --python ENV`"
     )
 
 

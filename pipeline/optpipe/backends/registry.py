@@ -59,7 +59,7 @@ def resolve_effective_options(info: ArtifactInfo, given: Mapping[str, Any]) -> d
 def find_missing_release(info: ArtifactInfo, version: str) -> str | None:
     """Why no Triton release can serve an artifact with `version` of its runtime's package; None if one can, or if that is not known."""
     needed = BACKENDS[info.backend].serving(info, {}, version).requirement
-    return f"to serve it: {needed}" if needed.startswith("no Triton release") else None
+    return f"to serve this build: {needed}" if needed.startswith("no Triton release") else None
 
 
 def parse_options(texts: Iterable[str]) -> dict[str, dict[str, str]]:

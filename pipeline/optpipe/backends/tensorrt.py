@@ -179,7 +179,7 @@ class TensorRTRTX(TensorRT):
     """TensorRT-RTX for GeForce and workstation GPUs: compute capability 7.5, 8.x, and 12.x, not 9.0 or 10.x."""
 
     name = "tensorrt-rtx"
-    purpose = "engines for RTX GPUs, which can be built without one"
+    purpose = "engines for RTX GPUs; building them needs no GPU"
     package = "tensorrt-rtx-cu13"
     library = "tensorrt_rtx"
     install = "install it with `pip install tensorrt-rtx-cu13`"

@@ -49,7 +49,7 @@ _DATA_MOVEMENT = {
 }  # fmt: skip
 TORCH_PRECISIONS = frozenset(_DTYPES)
 """Precisions of exported programs. torch has no INT8 convolutions on a GPU; `torch_layers` has."""
-THREADS = Option("threads", 0, "threads of one operator; 0 leaves the number to torch")
+THREADS = Option("threads", 0, "threads of one operator; with 0, torch chooses their number")
 CUDA_GRAPH = Option("cuda_graph", True, "captures an inference into a CUDA graph")
 
 

@@ -149,7 +149,7 @@ def _require_measurable(budget: Budget, data: Path | None, card: ModelCard) -> N
     if budget.unit == "points" and card.task not in TASKS and not labeled:
         raise BadInputError(
             f"{card.name} cannot be evaluated (task: {card.task}), so no drop can be measured\n"
-            "give a floor of the outputs' SNR instead, such as --budget 30dB"
+            "give a minimum SNR of the outputs instead, such as --budget 30dB"
         )
 
 

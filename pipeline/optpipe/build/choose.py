@@ -187,7 +187,7 @@ def require_judgeable(
 def _require_snr(budget: Budget | None, obstacle: str) -> None:
     if budget is not None and budget.unit != "dB":
         raise BadInputError(
-            f"--budget {budget} cannot be judged: {obstacle}; use a floor of the outputs' SNR: --budget 30dB"
+            f"--budget {budget} cannot be judged: {obstacle}; give a minimum SNR of the outputs: --budget 30dB"
         )
 
 

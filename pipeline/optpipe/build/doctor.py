@@ -32,7 +32,7 @@ def list_options() -> dict[str, tuple[Option, ...]]:
 
 PACKAGES = (
     ("CUDA runtime", "nvidia-cuda-runtime", "required by PyTorch and ONNX Runtime", None),
-    ("ModelOpt", "nvidia-modelopt", "FP16, BF16 and INT8 graphs", "`pip install nvidia-modelopt`"),
+    ("ModelOpt", "nvidia-modelopt", "FP16, BF16, and INT8 graphs", "`pip install nvidia-modelopt`"),
     ("DALI", "nvidia-dali-cuda130", "GPU-accelerated preprocessing", "`pip install nvidia-dali-cuda130`"),
     ("timm", "timm", "models `timm:NAME`", "`uv sync --extra timm` in a checkout"),
     ("transformers", "transformers", "models `hf:NAME`", "`uv sync --extra hf` in a checkout"),
@@ -51,7 +51,7 @@ def diagnose_machine() -> tuple[ToolStatus, ...]:
 
 
 def _check_gpu() -> ToolStatus:
-    adds = "GPU measurement, verification and tuned engines"
+    adds = "GPU measurement, verification, and tuned engines"
     if not list_gpus():
         return ToolStatus("GPU", False, None, adds, None, "requires an NVIDIA GPU with driver 580 or newer (CUDA 13)")
     first = list_gpus()[0]
@@ -120,4 +120,4 @@ def document_from_options(listing: Mapping[str, Sequence[Option]]) -> Document:
         choices = f" ({', '.join(each.choices)})" if each.choices else ""
         rows.append((f"{backend}.{each.name}", default, "build" if each.builds else "run", each.help + choices))
     name = Column("--option", ColumnKind.NAME)
-    return make_document([make_table((name, "default", "taken by", Column("what it does", rank=0)), rows)])
+    return make_document([make_table((name, "default", "taken by", Column("description", rank=0)), rows)])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from optpipe.core.entries import ArtifactInfo, Device, ModelInfo, SkippedLayer, VerificationInfo, WeightsRecord
 from optpipe.core.errors import ExitStatus
+from optpipe.core.plan import to_command
 from optpipe.core.precision import CALIBRATED, MixedPrecision, Precision, PrecisionProof
 from optpipe.core.quantity import format_bytes, format_duration, format_snr
 from optpipe.evaluate.tasks.detection import PARITY_IOU, PARITY_SCORE
@@ -147,6 +148,7 @@ def result_from_build(result: ModelBuild, requested_weights: str, warnings: Sequ
 
 def document_from_build(result: BuildResult) -> Document:
     weights = result.weights
+    ready = [each.id for each in result.artifacts if each.parity and each.parity.passed]
     return make_document(
         [
             Sentence(f"{result.model} from {result.source}, weights {weights.source} {weights.sha256[:12]}"),
@@ -154,6 +156,7 @@ def document_from_build(result: BuildResult) -> Document:
             *_describe_artifacts(result.artifacts),
             *_list_omissions(result.failed, result.skipped),
             warn_of_random_weights(weights),
+            Sentence(to_command("bench", *ready), Tone.STRONG, "next") if ready else None,
         ]
     )
 

@@ -22,7 +22,7 @@ from optpipe.core.errors import ExitStatus, OptpipeError, escape
 from optpipe.core.process import discard_output, handle_interrupts, keep_descriptors, redirect_stdout_to_stderr
 
 if TYPE_CHECKING:
-    from typer._click import Command
+    from typer._click import Command, Context, Parameter
 
     from optpipe.report.document import Document
 
@@ -45,7 +45,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "run": "signoff:run",
     },
     "Ship": {"deploy": "ship:deploy", "sweep": "ship:sweep"},
-    "Keep": {
+    "Workspace": {
         "store": {name: f"store:{name}" for name in ("ls", "show", "rm", "gc", "merge")},
         "doctor": "store:doctor",
     },
@@ -251,19 +251,31 @@ def _optpipe(
     pass
 
 
+TYPES = {"str": "TEXT", "int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER"}
+
+
+def _show_type(param: "Parameter", ctx: "Context") -> str:
+    """`N` for Typer's `<int range>`; empty for an argument, whose name is enough."""
+    shown = (type(param).display_type_rich(param, ctx) or "").replace("<list[", "<").replace("]>", ">").strip("<>")  # type: ignore[attr-defined]
+    return "" if param.param_type_name == "argument" else TYPES.get(shown, shown)
+
+
 def _make(name: str, where: Verb) -> "Command":
     if isinstance(where, str):
         module, _, function = where.partition(":")
         command = getattr(import_module(f"optpipe.cli.{module}"), function)
         alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         alone.command(name, epilog=SHARED_OPTIONS)(print_outcome(define_options(command)))
-        return typer.main.get_command(alone)
+        made = typer.main.get_command(alone)
+        for each in made.params:
+            vars(each)["display_type_rich"] = partial(_show_type, each)
+        return made
     below = LazyCommands({each: partial(_make, each, path) for each, path in where.items()})
     if name == "store":
         return TyperGroup(
             name=name,
             commands=below,  # type: ignore[arg-type] # a dict for all its users
-            help="List, show, remove and merge what is stored.",
+            help="List, show, remove, and merge stored builds and runs.",
             rich_markup_mode=None,
         )
     return DefaultGroup(

@@ -64,7 +64,7 @@ class BenchOptions:
             metavar="BASELINE",
         ),
     ] = None
-    metric: Annotated[PairMetric | None, Param("With --against: what the two are compared by; default: p50.")] = None
+    metric: Annotated[PairMetric | None, Param("With --against: metric to compare; default: p50.")] = None
     rounds: Annotated[
         int | None,
         Param(
@@ -79,9 +79,7 @@ class BenchOptions:
             metavar="DIR",
         ),
     ] = None
-    resume: Annotated[
-        Path | None, Param("Finish a run that was killed, from the samples that it left.", metavar="RUN_DIR")
-    ] = None
+    resume: Annotated[Path | None, Param("Finish a killed run from its saved samples.", metavar="RUN_DIR")] = None
     processes: Annotated[
         int | None, replace(params.PROCESSES, help=f"{params.PROCESSES.help} Default: {PROCESSES}.")
     ] = None
@@ -93,7 +91,7 @@ class BenchOptions:
         Param("Pin the worker to CPUs, such as 0,2 or 4-7.", metavar="CPUS", parse=_cpus_from_text, show=format_cpus),
     ] = None
     keep_going: Annotated[
-        bool, Param("Start all processes, even where other work on the machine makes them INVALID.", setting=True)
+        bool, Param("Start all processes, even if other work on the machine makes them INVALID.", setting=True)
     ] = False
     seed: Annotated[int, Param("Random seed of inputs.", minimum=0, setting=True)] = 0
 
@@ -108,7 +106,7 @@ def bench(
     load: Annotated[Mapping[str, Any], LoadSpec] = {},
     how: BenchOptions = BenchOptions(),
 ) -> Outcome:
-    """Measure latency, throughput, memory and energy.
+    """Measure latency, throughput, memory, and energy.
 
     Percentiles have confidence intervals; INVALID measurements state the reason and a remedy. With --against, two builds are
     measured in turn; with --from-images, everything from image files to predictions.
@@ -322,12 +320,12 @@ def compare(
     ] = None,
     goal: Annotated[Goal | None, Param("Sort by goal.", flag="for")] = None,
     slo: Annotated[str | None, Param("Latency limit that the best builds must meet.", metavar="p99=15ms")] = None,
-    across: Annotated[bool, Param("Allow comparison across different GPUs, drivers or CPUs.")] = False,
+    across: Annotated[bool, Param("Allow comparison across different GPUs, drivers, or CPUs.")] = False,
     output: Annotated[
-        Path | None, Param("Folder for HTML, Markdown, CSV, Parquet and JSON reports.", metavar="DIR")
+        Path | None, Param("Folder for HTML, Markdown, CSV, Parquet, and JSON reports.", metavar="DIR")
     ] = None,
 ) -> Outcome:
-    """Compare measurements: speedups, frontier, best builds.
+    """Compare measurements: speedups, frontier, and best builds.
 
     Each row is all processes that measured a build with its options under one load. Speedups are relative to the
     baseline build with the same options if measured, otherwise to the fastest baseline build.

@@ -42,7 +42,7 @@ def build(
     images: Annotated[
         Path | None,
         Param(
-            "Images, texts or tensors to verify outputs on; with auto, labeled data to judge accuracy on.",
+            "Images, texts, or tensors to verify outputs on; with auto, labeled data to judge accuracy on.",
             alias="data",
             metavar="PATH",
         ),
@@ -50,7 +50,7 @@ def build(
     budget: Annotated[
         str | None,
         Param(
-            "The most that fp16, int8, fp8 (the fewest layers are kept out) or auto may cost: 0.5points of accuracy, "
+            "Maximum loss of fp16, int8, fp8, or auto, with as few layers as possible in a wider type: 0.5points of accuracy, "
             "or an SNR of 30dB.",
             metavar="COST",
         ),
@@ -58,7 +58,7 @@ def build(
     min_snr: Annotated[
         str | None,
         Param(
-            "The least SNR of each output; default: 60dB for fp32, 40dB for tf32, 34dB for fp16, 20dB for bf16, 10dB for int8 "
+            "Minimum SNR of each output; default: 60dB for fp32, 40dB for tf32, 34dB for fp16, 20dB for bf16, 10dB for int8 "
             "and fp8.",
             metavar="DB",
         ),
@@ -77,16 +77,14 @@ def build(
 ) -> Outcome:
     """Build engines with verified precision and outputs.
 
-    Exports, calibrates, converts, builds and verifies; all results go to the store. With --precision auto, builds every
+    Exports, calibrates, converts, builds, and verifies; all results go to the store. With --precision auto, builds every
     candidate and measures which is fastest here.
     """
-    from optpipe.backends.registry import BACKENDS, find_missing_release
     from optpipe.build.build import build_model
     from optpipe.build.records import document_from_build, document_from_choice, result_from_build
     from optpipe.core.errors import require_existing
     from optpipe.core.plan import sizes_from_text
     from optpipe.core.quantity import Dimension, read_quantity
-    from optpipe.workspace.environment import get_package_version
 
     require_existing(images, "--images/--data")
     wanted = model_from_options(model, shapes, store)
@@ -105,10 +103,6 @@ def build(
     if compare_at is not None:
         raise BadInputError("--compare-at requires --precision auto")
     result = build_model(wanted, plan, store, terminal)
-    for built in {each.entry.info.backend: each for each in result.artifacts}.values():
-        version = get_package_version(BACKENDS[built.entry.info.backend].package)
-        if version and (missing := find_missing_release(built.entry.info, version)):
-            terminal.inform(missing)
     return Outcome(result_from_build(result, shapes.weights, terminal.warnings), document_from_build, result.status)
 
 
@@ -184,7 +178,7 @@ def preprocess(
     output: Annotated[Path | None, Param("Folder for the picture of --against.", metavar="DIR")] = None,
     weights: Annotated[str, params.WEIGHTS] = "default",
 ) -> Outcome:
-    """Derive the model's DALI pipeline, prove parity, measure."""
+    """Derive the model's DALI pipeline, prove its parity, and measure it."""
     from optpipe.core.errors import require_existing
     from optpipe.preprocess.document import document_from_against, document_from_preprocess
     from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
@@ -218,7 +212,7 @@ def evaluate(
     data: Annotated[
         Path | None,
         Param(
-            "Labeled images (class folders, or masks or boxes beside them), a COCO file, JSON Lines of texts, or a set manifest;"
+            "Labeled images (class folders, or with masks or boxes), a COCO file, JSON Lines of texts, or a set manifest;"
             " default: the model card's set.",
             metavar="PATH",
         ),
@@ -233,7 +227,7 @@ def evaluate(
     layers: Annotated[
         str | None,
         Param(
-            "Instead, where builds diverge from the source: the error of all intermediate tensors, or of some.",
+            "Show instead where builds diverge from the source: the error of all intermediate tensors, or of some.",
             metavar="all|NAME[,…]",
         ),
     ] = None,
@@ -292,7 +286,7 @@ def profile(
     ranges: CalibrationOptions = CalibrationOptions(),
     capture: ProfilePlan = ProfilePlan(),
 ) -> Outcome:
-    """Profile each stage with nsys; find the bottleneck."""
+    """Profile each stage with nsys, and find the bottleneck."""
     from optpipe.trace.document import document_from_profile
     from optpipe.trace.profile_model import profile_recording
 

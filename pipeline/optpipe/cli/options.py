@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 PRECISION = Param(
-    "Precisions; auto: the fastest build within --budget, or in `bench` the one that was chosen.",
+    "Precisions; auto: the fastest build within --budget; in `bench`, the build that auto chose.",
     metavar=f"{'|'.join(Precision)}[,…]",
 )
 BACKEND = Param("auto, all, or names; `optpipe doctor` lists them.", metavar="NAME[,…]")

@@ -45,7 +45,7 @@ def deploy(
             metavar="DOSSIER", help="Folder written by `optpipe signoff`; with --check URL, by `optpipe deploy`."
         ),
     ] = None,
-    to: Annotated[Literal["triton", "folder"], Param("What is written.")] = "triton",
+    to: Annotated[Literal["triton", "folder"], Param("Form of the deployment.")] = "triton",
     output: Annotated[
         Path | None,
         Param("Where to write the deployment; with --check URL: metrics for Prometheus.", metavar="DIR|FILE"),
@@ -164,7 +164,7 @@ def sweep(
 ) -> Outcome:
     """Build and measure a matrix on this host's GPUs or on Ray.
 
-    Every cell is a row, whatever came of it. What is stored is not measured again; an interrupted sweep goes on.
+    Every cell gets a row, even if it failed. Stored results are reused, and an interrupted sweep resumes.
     """
     from optpipe.core.errors import ExitStatus
     from optpipe.sweep.cluster import describe_node

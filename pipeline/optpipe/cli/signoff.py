@@ -81,9 +81,9 @@ def signoff(
 ) -> Outcome:
     """Judge a build against a policy and write a dossier.
 
-    PASS and FAIL are proven, whether the build is judged once or again and again: of builds that are exactly on a limit at most 2.5%
-    ever pass and at most 2.5% ever fail wrongly. A percentile above p50 is that of all requests; other figures are means over
-    processes. Both hold for this machine, not for others.
+    A build exactly on a limit wrongly passes in at most 2.5% of cases, and wrongly fails in at most 2.5%, however often it is
+    judged. A percentile above p50 is that of all requests; other figures are means over processes. A verdict holds for this
+    machine, not for others.
     """
     if init:
         return _write_policy_template(policy or Path("policy.toml"), how.output, model, store)
@@ -158,10 +158,10 @@ def run(
     profile: Annotated[bool, Param("Profile the judged build with nsys.")] = True,
     how: DossierOptions = DossierOptions(),
 ) -> Outcome:
-    """Run the pipeline from model to verdict, resumable.
+    """Run the pipeline from model to verdict, or resume it.
 
-    Builds, evaluates, preprocesses, benchmarks, profiles and signs off as the policy requires: without --precision and
-    --backend the policy's, with FP32 beside.
+    Builds, evaluates, preprocesses, benchmarks, profiles, and signs off as the policy requires. By default it builds the
+    policy's precision and backend, and FP32 for comparison.
     """
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.release import require_possible, run_pipeline, sign_off
@@ -340,10 +340,10 @@ def recheck(
         int, Param("Rounds, 8 or more; up to three times as many if noise hides a 4% difference.")
     ] = ROUNDS,
     max_slowdown: Annotated[
-        float, Param("Slow-down that must be excluded for a PASS.", parse=share_from_text, show=share_to_text)
+        float, Param("Slowdown that must be excluded for a PASS.", parse=share_from_text, show=share_to_text)
     ] = 0.05,
 ) -> Outcome:
-    """Measure a signed-off build in a new environment before an upgrade."""
+    """Measure a signed-off build in a new environment."""
     from optpipe.deploy.recheck import recheck as run_recheck
     from optpipe.deploy.records import document_from_recheck
     from optpipe.deploy.signed_build import open_signed_build

@@ -26,10 +26,7 @@ def ls(store: "Store") -> Outcome:
 
 
 def show(id: IdArgument, store: "Store") -> Outcome:
-    """Show an entry or run: hashes, parents, command.
-
-    Of a TensorRT engine also its layers with their types and, where known, tactics.
-    """
+    """Show an entry or run: hashes, parents, and command."""
     from optpipe.models.artifacts.housekeeping import describe_entry, describe_run, document_from_entry, find_run
 
     if (folder := find_run(store, id)) is not None:
@@ -77,7 +74,7 @@ def merge(
     store: "Store",
     terminal: "Terminal",
 ) -> Outcome:
-    """Merge workspaces: the union by hash.
+    """Merge workspaces by hash.
 
     Nothing is overwritten: what differs under one name is reported, and the version that came first is kept.
     """

@@ -9,17 +9,7 @@ from time import monotonic
 from typing import Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from optpipe.core.errors import escape
@@ -36,14 +26,15 @@ class _Stderr(Console):
 
 
 class _Count(ProgressColumn):
-    """`3 of 8` while a step with a known total runs."""
+    """`3 of 8, about 12 s left` while a step with a known total runs."""
 
     def render(self, task: Task) -> Text:
-        return Text("" if task.finished or (task.total or 1) == 1 else f"{task.completed:.0f} of {task.total:.0f}")
+        left = "" if task.time_remaining is None else f", about {task.time_remaining:.0f} s left"
+        return Text("" if (task.total or 1) == 1 else f"{task.completed:.0f} of {task.total:.0f}{left}")
 
 
 class Terminal:
-    """Shows steps while they run: a live bar on a terminal, otherwise one line per finished step and a heartbeat."""
+    """Shows steps while they run, and in one line how many there were; in a log, a line for each step and a heartbeat."""
 
     def __init__(self) -> None:
         # a separate descriptor, so that progress stays visible while a library's output is redirected (core.process)
@@ -52,17 +43,9 @@ class Terminal:
         )
         self.console = _Stderr(file=self._stderr, highlight=False, markup=False)
         self.warnings: list[str] = []
-        self._reused = 0
-        self._progress = Progress(
-            SpinnerColumn(finished_text="✓"),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            _Count(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
+        self._started, self._done, self._reused = monotonic(), 0, 0
+        shown = SpinnerColumn(), TextColumn("{task.description}", markup=False), _Count(), TimeElapsedColumn()
+        self._progress = Progress(*shown, console=self.console, transient=True, disable=not self.console.is_terminal)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -70,13 +53,14 @@ class Terminal:
 
     def __exit__(self, *error: object) -> None:
         self._progress.stop()
-        if self._reused:
-            self.inform(f"{self._reused} step{'' if self._reused == 1 else 's'} reused from the store")
+        if self._reused or (self._done and self.console.is_terminal):
+            done = f"steps: {self._done} done in {monotonic() - self._started:.1f} s"
+            self.inform(f"{done}, {self._reused} reused from the store" if self._reused else done)
         self._stderr.flush()
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:
-        """Shows `name` with a bar until the block ends; a step that raises gets no tick."""
+        """Shows `name` until the block ends."""
         name = escape(name)
         task = self._progress.add_task(name, total=total)
         step = _Shown(self._progress, task)
@@ -84,7 +68,8 @@ class Terminal:
         with self._heartbeat(name, started, task):
             yield step
         seconds = monotonic() - started
-        self._progress.update(task, total=total or 1, completed=total or 1, visible=not step.from_store)
+        self._progress.update(task, visible=False)
+        self._done += not step.from_store
         self._reused += step.from_store
         if not self.console.is_terminal and not step.from_store:
             self.console.print(f"{name}: {seconds:.1f} s")

@@ -257,7 +257,7 @@ LENGTHS = Param(
     metavar="TOKENS",
     parse=sizes_from_text,
 )
-TRUNCATE = Param("Cut texts that exceed the model's maximum input length; else they are refused.")
+TRUNCATE = Param("Cut texts that exceed the model's maximum input length; otherwise they are rejected.")
 BUILD_OPTION = Param("Build option.", flag="build-option", metavar="BACKEND.KEY=VALUE")
 
 

@@ -112,7 +112,7 @@ def _replay_live(
             "the artifact's outputs were not recorded at deployment: served ones are compared with the source model's"
         )
     if not (tells := "model_configuration" in about.get("extensions", ())):
-        notes.append("the server does not tell its configuration")
+        notes.append("the server does not report its configuration")
     for model in dict.fromkeys(each.model for each in expected):
         with listener.step(f"{model} over {protocol}"):
             asked = [each for each in expected if each.model == model]

@@ -203,7 +203,7 @@ def judge_recheck(
     if latency.change is Change.SLOWER:
         failed.append(f"slower: {text}")
     elif latency.ci[1] > 1 + max_slowdown:
-        advice = f"at this scatter about {rounds_to_settle:,} rounds settle it (--rounds)"
+        advice = f"about {rounds_to_settle:,} rounds would decide it (--rounds)"
         open_points.append(f"{text}: a slowdown of {max_slowdown:.0%} is not excluded; {advice}")
     else:
         seen.append(text)

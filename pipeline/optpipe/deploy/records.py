@@ -151,10 +151,10 @@ def document_from_deployment(found: DeployResult) -> Document:
     built = f"{record.model}: {record.backend} {record.precision} ({record.device})"
     prove = shlex.join(["optpipe", "deploy", "--check", found.folder, "--prove"])
     because = f"deployed on {dossier.verdict} because: {dossier.because}"
-    without = f"not set, Triton's backend has no such setting: {', '.join(record.not_carried)}"
+    without = f"not set, because Triton's backend has no such setting: {', '.join(record.not_carried)}"
     return make_document(
         [
-            Sentence(f"{built} for {record.target}, by dossier {dossier.name}"),
+            Sentence(f"{built} for {record.target}, from dossier {dossier.name}"),
             Sentence(because, Tone.DOUBTFUL) if dossier.because else None,
             make_table(
                 ("setting", "value", "from"), [(each.setting, each.value, each.source) for each in record.choices]
@@ -173,7 +173,7 @@ def _describe_proof(proof: ProofRecord) -> Iterator[Sentence | Table]:
     tone, label = (Tone.DOUBTFUL, "PROVEN IN PART") if proof.notes else (Tone.GOOD, "PROVEN")
     yield Sentence(f"on {proof.server}", tone, label)
     yield make_table(
-        ["model", "protocol", *figure_columns("requests", "equal to the bit", "largest error"), "predictions"],
+        ["model", "protocol", *figure_columns("requests", "bit-identical", "largest error"), "predictions"],
         [
             (
                 each.model,
@@ -203,7 +203,7 @@ def document_from_recheck(found: RecheckRecord) -> Document:
         f"relative error {one.relative_error:.2g}"
         for one in found.outputs
     ]
-    turns = f"{latency.rounds} rounds of two processes in turn"
+    turns = f"{latency.rounds} rounds of two alternating processes"
     return make_document(
         [
             Sentence(str(found.dossier), TONES[found.verdict], found.verdict, found.reasons),

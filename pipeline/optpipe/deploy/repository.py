@@ -133,7 +133,7 @@ def _choose_max_batch(
     why = "the largest batch that was measured"
     if limit is not None:
         text = format_quantity(limit[1], Dimension.TIME)
-        found = "the largest measured within" if inside else "the smallest measured; none keeps"
+        found = "the largest measured within" if inside else "the smallest measured; none meets"
         why = f"{found} the limit of {text}"
     latency = format_quantity(latency_ns, Dimension.TIME)
     return chosen.load.batch_size, f"{why} ({latency}; {_describe_source(chosen)})"
@@ -150,8 +150,8 @@ def _choose_delay(
     delay_us = int(max(0.0, min(limit_ns - 2 * latency_ns, latency_ns)) // 1000)
     latency = format_quantity(latency_ns, Dimension.TIME)
     return delay_us, (
-        f"{criterion.metric} {criterion.limit}, less twice the {latency} of batch {group.load.batch_size}, and no more than one"
-        f" of them ({_describe_source(group)})"
+        f"{criterion.metric} {criterion.limit}, minus twice the {latency} of batch {group.load.batch_size}, but at most once"
+        f" that latency ({_describe_source(group)})"
     )
 
 

@@ -118,10 +118,10 @@ def tune_deployment(
         if not better:
             break
         before, best = best, min(better, key=lambda each: better[each].value)
-        listener.inform(f"{_describe(best)}: {better[best]} times as long as {_describe(before)}")
+        listener.inform(f"{_describe(best)}: latency {better[best]} times that of {_describe(before)}")
     write_config(_configure(config, best), folder / MODELS / record.engine)
     write_json(folder / TUNING, {"schema_version": 1, "chosen": _describe(best), "steps": steps})
-    why = f"tuned on {server}, {about}: nothing better is shown after {len(steps)} steps of {ROUNDS} rounds ({TUNING})"
+    why = f"tuned on {server}, {about}: no better setting was found after {len(steps)} steps of {ROUNDS} rounds ({TUNING})"
     values: dict[str, object] = {"instance_group.count": best[0]}
     if config.HasField("dynamic_batching"):
         values |= {DELAY: best[1], PREFERRED: ", ".join(map(str, best[2])) or "none"}

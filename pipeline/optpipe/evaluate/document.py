@@ -4,6 +4,7 @@ from dataclasses import replace
 from optpipe.core.card import Task
 from optpipe.core.entries import OutputError
 from optpipe.core.errors import escape
+from optpipe.core.plan import to_command
 from optpipe.core.quantity import format_snr
 from optpipe.evaluate.layers import BuildDivergence, LayerComparison
 from optpipe.evaluate.result import EvaluatedModel, Evaluation
@@ -33,6 +34,7 @@ SHOWN_TENSORS = 30
 
 
 def document_from_evaluation(found: Evaluation) -> Document:
+    evaluated = [row.artifact for row in found.results if row.artifact and not row.why_not]
     return make_document(
         [
             Sentence(f"{found.model} on {found.dataset.identify()}"),
@@ -54,6 +56,7 @@ def document_from_evaluation(found: Evaluation) -> Document:
             else Sentence("no labels: agreement with the source model only, no accuracy", Tone.DOUBTFUL),
             warn_of_random_weights(found.weights),
             Sentence(f"predictions and manifest in {found.run_dir}", Tone.FAINT),
+            Sentence(to_command("bench", *evaluated), Tone.STRONG, "next") if evaluated else None,
         ]
     )
 
@@ -80,12 +83,12 @@ def document_from_layers(found: LayerComparison) -> Document:
             for each in build.tensors
             if len(build.tensors) <= SHOWN_TENSORS or each is first or each in worst
         ]
-        same = "equal those of the stored build"
+        same = "does not change the outputs"
         if build.marked.snr_db is not None:
-            same = f"differ from those of the stored build ({_format_error(build.marked)}): reading changes the fusion"
+            same = f"changes the fusion and the outputs ({_format_error(build.marked)})"
         facts = [f"{build.left_out} tensors of the source do not exist in the build"] if build.left_out else []
         facts += [f"not read: {build.hidden}"] if build.hidden else []
-        facts.append(f"the outputs while tensors are read {same}")
+        facts.append(f"reading tensors {same}")
         notes = [Sentence(f"{each.tensor}: {each.range_loss}", Tone.DOUBTFUL, "range") for each in build.range_losses]
         if build.compiled is not None and build.uncompiled is not None:
             text = f"{build.compiled.name} has {_format_error(build.compiled)} compiled and {_format_error(build.uncompiled)} without"
@@ -181,7 +184,7 @@ def _tabulate(found: Evaluation) -> Table:
             else _format_scores(row, len(names))
         )
         if row.artifact is None:
-            rows.append(("", "source model", "", *values, "", "", ""))
+            rows.append(("source model", "", "", *values, "", "", ""))
             continue
         agreement = f"{row.agreement.share:.2%}" if row.agreement else ""
         snr = format_snr(row.snr_db) if row.snr_db is not None else "equal" if row.same_sizes else ""

@@ -273,7 +273,7 @@ def compare_layers(
     card = card_from_file(exported.file(CARD))
     chosen = choose_samples(card, data, None, exported, listener, truncate=truncate)
     if chosen.drawn is None:
-        listener.warn(f"no data: {card.name} is compared on {NOISE}; give its own with --data")
+        listener.warn(f"no data: {card.name} is compared on {NOISE}; give real inputs with --data")
     else:
         chosen = replace(chosen, drawn=draw_subset(chosen.drawn, count or SAMPLE_COUNT))
     rows = load_sample_inputs(card, chosen, exported)

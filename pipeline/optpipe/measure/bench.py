@@ -269,7 +269,7 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
             against = for_workspace("optpipe bench A --against B")
             running.listener.warn(
                 f"stopped after process {done} of {plan.processes}: {cause.message}, in the last two processes; {cause.remedy}\n"
-                f"or compare two builds in turn under the same disturbance (`{against}`), or go on with --set keep-going=true"
+                f"or compare two builds in turn under the same disturbance (`{against}`), or continue with --set keep-going=true"
             )
             return
         begun = monotonic()

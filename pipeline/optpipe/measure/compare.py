@@ -577,7 +577,7 @@ def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> It
         found = {network: artifact for origin, artifact in pairs if (network := networks[origin]) is not None}
         if len(found) > 1:
             listed = "; ".join(f"{network} ({artifact})" for network, artifact in found.items())
-            yield f"{len(found)} networks are called {model}, and each row is of the newest: {listed}; name one's file to compare it"
+            yield f"{len(found)} networks are called {model}, and each row shows the newest: {listed}; name another's file to compare it"
 
 
 def _find_baseline(
@@ -592,7 +592,7 @@ def _find_baseline(
         run = find_bench_runs(store.workspace, [name])[0]
         return run.name, measurements_from_run(run)
     if model is None:
-        raise BadInputError("--baseline approved is of one model: add --model MODEL")
+        raise BadInputError("--baseline approved needs one model: add --model MODEL")
     if (files := find_approved_baseline(store.workspace, model)) is None:
         raise BadInputError(
             f"no approved baseline for {model}; approve one with {for_workspace('optpipe signoff approve DOSSIER')}"

@@ -17,6 +17,7 @@ from optpipe.core.measurement import (
     format_settings,
     name_sample,
 )
+from optpipe.core.plan import to_command
 from optpipe.core.quantity import format_bytes, format_duration
 from optpipe.core.records import plain_from_record
 from optpipe.measure.figures import read_samples
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 MAX_REASONS_SHOWN = 4
 """Maximum reasons of one kind that are listed individually."""
+EFFECTS = frozenset({"not-steady", "drift", "bimodal", "dispersion", "too-few-samples"})
+"""Codes that need no separate remedy if the machine was disturbed."""
 MEAN_P50 = "mean p50"
 """Mean of the processes' medians. Higher percentiles are over all requests of all processes."""
 VERDICT_COLUMN = Column("verdict", ColumnKind.STATE, rank=0)
@@ -64,8 +67,12 @@ def document_from_bench(record: BenchRecord) -> Document:
     called = _name_artifacts(rows)
     few = {group.processes for group in groups if 0 < group.processes < 3}
     what = "1 process" if few == {1} else "fewer than 3 processes"
+    codes = sorted({code for row in rows for code in row.invalid_codes}, key=lambda code: (code in EFFECTS, code))
+    models = {group.subject.model for group in groups if group.processes} - {None}
+    following = to_command("compare", model=next(iter(models))) if len(models) == 1 else ""
     return make_document(
         [
+            Sentence(f"No measurement is VALID: {', '.join(codes)}", Tone.BAD) if codes and not models else None,
             _tabulate_groups(groups, called),
             *_answer_limits(record.limits, called),
             Sentence(f"{what}: no interval; use --processes 5", Tone.DOUBTFUL) if few else None,
@@ -73,6 +80,7 @@ def document_from_bench(record: BenchRecord) -> Document:
             *_list_reasons(rows, called),
             *_explain_withheld(rows, called),
             Sentence(record.run_dir, Tone.FAINT, "run"),
+            Sentence(following, Tone.STRONG, "next") if following else None,
         ]
     )
 
@@ -111,24 +119,23 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
             "" if group.load.length is None else str(group.load.length),
             _format_number(group.load.rate_per_s),
             *(_format_with_interval(group, name) for name in ("p50", *tails)),
-            *("" if share is None else f"{share:.1%}" for share in _get_scatter(group)),
+            *(
+                "" if share is None else f"{share:.1%}"
+                for share in ((p50.between, p50.inside) if p50 else (None, None))
+            ),
             "" if (cv := _get_value(group, "cv")) is None else f"{cv:.1%}",
             _format_number(rate := _get_value(group, "throughput")),
             _format_number(_get_value(group, "tokens")),
             _format_number(None if rate is None else rate / group.load.batch_size),
-            format_bytes(peak) if (peak := _find_peak_bytes(group)) else "",
+            format_bytes(max(memory.processes)) if memory and memory.processes else "",  # the largest, as in a sign-off
             _format_number(_get_value(group, "energy"), "≈"),
             f"{group.processes} of {group.processes + len(group.left_out)}" if group.left_out else str(group.processes),
             Cell("VALID", Tone.GOOD) if group.processes else Cell("INVALID", Tone.BAD),
         )
         for group in groups
+        for p50, memory in [(group.figures.get("p50"), group.figures.get("memory"))]
     ]
     return make_table(columns, rows)
-
-
-def _get_scatter(group: MeasurementGroup) -> tuple[float | None, float | None]:
-    found = group.figures.get("p50")
-    return (found.between, found.inside) if found else (None, None)
 
 
 def _describe_lengths(rows: Sequence[Measurement]) -> Iterator[Sentence]:
@@ -212,24 +219,31 @@ def _format_label(record: ArtifactLimit, called: Mapping[str, str]) -> str:
 
 def _list_reasons(rows: Sequence[Measurement], called: Mapping[str, str]) -> Iterator[Sentence]:
     found: dict[tuple[bool, str, str], list[str]] = {}
+    effects: set[str] = set()
     for row in rows:
+        disturbed = any(reason.code in HOST_CAUSES for reason in row.reasons)
         for reason in row.reasons:
+            if disturbed and reason.code in EFFECTS:
+                effects.add(reason.code)
+                continue
             key = (reason.invalidates, reason.code, reason.remedy)
             found.setdefault(key, []).append(f"{_format_where(row, called)}: {reason.message}")
     causes_first = sorted(found.items(), key=lambda item: (not item[0][0], item[0][1] not in HOST_CAUSES))
     for (invalid, code, remedy), seen in causes_first:
         tone, label = (Tone.DOUBTFUL, "INVALID") if invalid else (Tone.FAINT, "note")
         yield Sentence(code, tone, label, _shorten_list(seen), remedy)
+    if effects:
+        yield Sentence(f"{', '.join(sorted(effects))}, often effects of these causes", Tone.FAINT, "also")
     if found:
         yield Sentence("docs/reference/codes.md explains each of these codes", Tone.FAINT, "codes")
 
 
 def _explain_withheld(rows: Sequence[Measurement], called: Mapping[str, str]) -> Iterator[Sentence]:
-    """Reasons for missing percentiles that have enough samples; the others were not requested, or are INVALID."""
+    """Reasons for missing percentiles of VALID processes that have enough samples; the others were not requested."""
     seen = [
         f"{_format_where(row, called)}: {name}: {why}"
         for row in rows
-        for name, why in (row.latency_ns.withheld if row.latency_ns else {}).items()
+        for name, why in (row.latency_ns.withheld if row.latency_ns and row.verdict is Validity.VALID else {}).items()
         if row.samples >= count_samples_needed(float(name[1:]))
     ]
     if seen:
@@ -250,11 +264,6 @@ def _format_where(row: Measurement, called: Mapping[str, str]) -> str:
 def _get_value(group: MeasurementGroup, name: str) -> float | None:
     found = group.figures.get(name)
     return None if found is None else found.estimate.value
-
-
-def _find_peak_bytes(group: MeasurementGroup) -> float:
-    """Maximum over all processes, as in a sign-off; 0 if not measured."""
-    return max(group.figures["memory"].processes, default=0.0) if "memory" in group.figures else 0.0
 
 
 def _format_with_interval(group: MeasurementGroup, name: str) -> Cell:
@@ -279,7 +288,9 @@ def document_from_comparison(comparison: Comparison) -> Document:
         else Sentence(f"– {comparison.best_reason[goal]}", Tone.FAINT, f"best for {goal}")
         for goal, row in comparison.best.items()
     ]
-    limit = Sentence(f"only what meets {comparison.slo}, judged by the interval's upper bound", Tone.FAINT)
+    if not any(row is not None for row in comparison.best.values()):
+        best = [Sentence(summarize_comparison(comparison), Tone.DOUBTFUL)]
+    limit = Sentence(f"only builds that meet {comparison.slo}, judged by the interval's upper bound", Tone.FAINT)
     return make_document([*best, limit if comparison.slo else None, *list_comparison_parts(comparison)])
 
 
@@ -303,10 +314,10 @@ def list_comparison_parts(comparison: Comparison) -> Iterator[Part]:
         if not row.valid:
             yield Sentence(f"{row.label}: {', '.join(row.reason_codes)}", Tone.BAD, "INVALID")
     if comparison.baseline:
-        yield Sentence(f"{comparison.baseline}; speed-up refers to p50 latency", Tone.FAINT, "baseline")
+        yield Sentence(f"{comparison.baseline}; speedups are those of p50 latency", Tone.FAINT, "baseline")
     if count := len(comparison.unmatched):
         listed = _shorten_list([f"{label}: {reason}" for label, reason in comparison.unmatched.items()])
-        text = f"{count} row{' has' if count == 1 else 's have'} no counterpart in the baseline"
+        text = f"{count} row{' has' if count == 1 else 's have'} no baseline"
         yield Sentence(text, Tone.FAINT, "note", listed)
     yield from (Sentence(one, Tone.DOUBTFUL, "warning") for one in comparison.warnings)
 
@@ -315,14 +326,14 @@ def _tabulate_comparison(comparison: Comparison) -> Table:
     sample = name_sample(row.load.sample for row in comparison.rows)
     columns: list[Column | str] = [
         Column("build", rank=0),
-        Column("standing", ColumnKind.STATE, rank=0),
+        Column("status", ColumnKind.STATE, rank=0),
         Column("dominated by", rank=PAGE_ONLY, below=True),
         figure_column("batch", rank=0),
         Column("load", shared=True, below=True),
         figure_column(MEAN_P50, "ms", rank=0),
         figure_column("p99", "ms"),
         figure_column(f"{sample}s/s"),
-        figure_column("speed-up"),
+        figure_column("speedup"),
         Column("change", rank=2, below=True),
         figure_column("tokens/s", rank=2),
         figure_column(f"{sample}s/J", rank=2),

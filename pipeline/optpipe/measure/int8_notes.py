@@ -151,5 +151,6 @@ def _note_speed(build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Meas
         yield Note(
             f"{build.precision}-alone",
             f"no higher precision was measured for comparison, so the benefit of {build.precision.upper()} is unknown",
-            f"optpipe bench {shlex.quote(build.model)} --backend {build.backend} --precision fp16,fp32,{build.precision}",
+            f"optpipe bench {shlex.quote(build.model)} --backend {build.backend} --precision"
+            f" {'fp32' if measured[0].subject.device == 'cpu' else 'fp16'},{build.precision}",
         )

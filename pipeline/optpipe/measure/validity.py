@@ -100,7 +100,7 @@ def _check_outputs(evidence: ValidityEvidence) -> Iterator[Reason]:
         yield _invalidate("wrong-output", f"a timed output {check.why_not}", remedy, relative_error=error)
     elif check is not None and check.tells_inputs_apart is False:
         text = "different inputs produce identical outputs: a stale output could not be detected"
-        yield _note("inputs-alike", text, "use inputs that differ (--images)")
+        yield _note("inputs-alike", text, "use distinct inputs (--images)")
     if probe.stale:
         text = "the timed output for a new input differs from the runtime's own untimed output"
         yield _invalidate("stale-answer", text, "the runtime returned a stale output for a new input: do not use it")
@@ -109,7 +109,7 @@ def _check_outputs(evidence: ValidityEvidence) -> Iterator[Reason]:
         if ratio.ci[1] < evidence.limits["cached_answer"]:
             yield _invalidate(
                 "cached-answer",
-                f"an input seen before is answered in {ratio.value:.0%} of the time of a new one",
+                f"a repeated input takes {ratio.value:.0%} of the time of a new one",
                 "disable the runtime's output cache; the benchmark measures cache hits",
                 known_over_new=ratio.value,
             )
@@ -117,7 +117,7 @@ def _check_outputs(evidence: ValidityEvidence) -> Iterator[Reason]:
 
 def _check_completeness(evidence: ValidityEvidence) -> Iterator[Reason]:
     if evidence.measurement.machine_file is None:
-        what = "nothing was recorded of the machine: other work or throttling cannot be excluded"
+        what = "the state of the machine was not recorded, so other work or throttling cannot be excluded"
         yield _invalidate("not-watched", what, "measure again, for longer (--min-time)")
     if evidence.measurement.interrupted:
         yield _invalidate("interrupted", "interrupted before completion", "run it again")
@@ -142,7 +142,7 @@ def _check_host(evidence: ValidityEvidence) -> Iterator[Reason]:
     if other > share * cpus if subject.device == "cpu" else waited > share / 2:
         yield _invalidate(
             "loaded-host",
-            f"other processes used {other:.2f} of the worker's {cpus} cores (it waited for {waited:.2f})",
+            f"busy host: other processes used {other:.2f} of {cpus} cores, and the worker waited for {waited:.2f}",
             "stop them, or isolate the worker's cores (--affinity)",
             other_cpu_cores=other,
             worker_waited_cores=waited,
@@ -199,7 +199,7 @@ def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
         way = "slower" if change > 0 else "faster"
         yield _invalidate(
             "drift",
-            f"it became up to {abs(change):.1%} {way} while it was measured (p = {p_value:.1g})",
+            f"latency drifted: up to {abs(change):.1%} {way} during the measurement (p = {p_value:.1g})",
             "let the machine settle (clocks, temperature, other work), or increase warm-up (--set)",
             change=change,
             p_value=p_value,
@@ -209,7 +209,7 @@ def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
         yield _invalidate(
             "bimodal",
             f"bimodal latency: {fast:.3g} ms and {slow:.3g} ms ({share:.0%} of the samples)",
-            "one number cannot describe it: check for two code paths, two clock levels, or thread migration (--affinity)",
+            "check for two code paths, two clock levels, or thread migration (--affinity)",
             fast_ms=fast,
             slow_ms=slow,
             slow_share=share,
@@ -243,7 +243,7 @@ def _check_queue(evidence: ValidityEvidence) -> Iterator[Reason]:
     busy_ns = float((end[1:] - start[1:])[waited].mean()) + _quantile((start[1:] - end[:-1])[waited], 0.5)
     served = 1e9 / max(busy_ns, 1.0)
     if served <= load.rate_per_s:
-        text = f"the queue only grows: {load.rate_per_s:.4g} queries/s are due, and it serves {served:.4g}"
+        text = f"overloaded: {load.rate_per_s:.4g} queries/s arrive, and the build serves {served:.4g}"
         remedy = "lower --rate, or use --slo to find the maximum rate"
         yield _invalidate("falling-behind", text, remedy, served_per_s=served)
 

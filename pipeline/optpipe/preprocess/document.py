@@ -73,7 +73,9 @@ def _describe_outputs(proof: Proof) -> str:
         both = f"{score.reference:.2%} with the reference, {score.dali:.2%} with DALI"
         parts.append(f"{score.name} {both}, drop {drop}")
     if same := proof.prediction_agreement:
-        parts.append(f"agreement of predictions {same.share:.2%} [{100 * same.ci[0]:.3g}, {100 * same.ci[1]:.3g}]")
+        parts.append(
+            f"agreement of predictions {100 * same.share:.4g}% [{100 * same.ci[0]:.4g}, {100 * same.ci[1]:.4g}]"
+        )
     return ", ".join(parts)
 
 

@@ -271,7 +271,7 @@ def judge_parity(
 
 def _judge_by_agreement(found: Agreement) -> Judgment:
     (low, high), equal = found.ci, found.equal or 0
-    agreed = f"{found.share:.2%} [{100 * low:.3g}, {100 * high:.3g}]"
+    agreed = f"{100 * found.share:.4g}% [{100 * low:.4g}, {100 * high:.4g}]"
     share = f"{equal} of {found.images} top-1 predictions agree, {agreed}"
     if low >= REQUIRED_AGREEMENT:
         return Judgment(Verdict.PASS, share)
@@ -291,7 +291,7 @@ def _judge_predictions(score: TaskScore | None, predicted: Agreement) -> Judgmen
     The score's interval decides on PASS with annotations, that of the agreement without.
     """
     (low, high), required = predicted.ci, f"{REQUIRED_AGREEMENT:.1%}"
-    agreed = f"predictions agree by {predicted.share:.2%} [{100 * low:.3g}, {100 * high:.3g}]"
+    agreed = f"predictions agree by {100 * predicted.share:.4g}% [{100 * low:.4g}, {100 * high:.4g}]"
     if predicted.images < FEWEST_IMAGES:
         reason = f"{agreed}; {predicted.images} images are too few to prove it"
         return Judgment(Verdict.INCONCLUSIVE, reason, f"use at least {FEWEST_IMAGES} images (--images, --limit)")

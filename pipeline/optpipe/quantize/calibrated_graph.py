@@ -464,7 +464,7 @@ def document_from_calibration(result: CalibrationResult) -> Document:
             _tabulate_layers(result.sensitivity, result.kind) if result.sensitivity else None,
             _list_skipped(result),
             warn_of_random_weights(result.weights),
-            Sentence(f"to build with it: {build}"),
+            Sentence(build, Tone.STRONG, "next"),
         ]
     )
 

@@ -226,7 +226,7 @@ def _choose_samples(
     if budget.unit == "points" and 100 / len(samples.files) > budget.limit:
         listener.warn(
             f"the budget of {budget} is checked on {len(samples.files)} samples, where one prediction is {100 / len(samples.files):.2g}"
-            " points; --calibration gives more"
+            " points; give more with --calibration"
         )
     return samples
 

@@ -301,7 +301,7 @@ def draw_comparison(
         baseline = comparison.baseline or "the baseline"
         caption = f"Ratio of the p50 latencies with its interval; the baseline is {baseline}. "
         caption += "An interval that contains 1 shows no difference."
-        drawn.append(draw_bars("Speed-up", caption, faster, "speed-up over the baseline", files, reference=1.0))
+        drawn.append(draw_bars("Speed-up", caption, faster, "speedup over the baseline", files, reference=1.0))
     return drawn
 
 

@@ -209,13 +209,13 @@ def warn_of_random_weights(weights: WeightsRecord) -> Sentence | None:
 
 
 def cell_from_estimate(figure: Estimate | None, form: str, *, scale: float = 1.0, interval: bool = False) -> Cell:
-    """A figure times `scale` in the format `form`; `interval` adds its interval."""
+    """A figure times `scale` in the format `form`; `interval` adds its interval, without the unit."""
     if figure is None:
         return Cell("")
     shown = figure.scale(scale)
     note = ""
     if interval and shown.low is not None and shown.high is not None:
-        note = f"[{form.format(shown.low)}, {form.format(shown.high)}]"
+        note = f"[{', '.join(form.format(each).rstrip('%×') for each in (shown.low, shown.high))}]"
     return Cell(form.format(shown.value), note=note, value=shown.value)
 
 

@@ -31,7 +31,7 @@ from optpipe.evaluate.recompute import has_evaluated_other_file, observe_accurac
 from optpipe.measure.figures import has_measured_other_file
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, describe_tries, group_processes
 from optpipe.measure.pair import RecordedPair
-from optpipe.measure.validity import WRONG_OUTPUTS
+from optpipe.measure.validity import HOST_CAUSES, WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.preprocess.proof import observe_preprocessing
 from optpipe.signoff.policy import Criterion, LoadFilter, Policy
@@ -92,10 +92,10 @@ def suggest_runs(
     half = abs(middle - (log1p(limit) if loss else limit))
     needed = count_runs_needed(runs, half, confidence, fewest)
     if needed is None:
-        return f"at this scatter even {MAX_RUNS} runs would not settle it: reduce the scatter, or change the build or the limit"
+        return f"with this scatter even {MAX_RUNS} runs would not decide it: reduce the scatter, or change the build or the limit"
     more = needed - len(runs)
     times = "once more" if more == 1 else f"{more} more times"
-    return f"at this scatter about {needed} runs settle it; {verb} {times}: {command}"
+    return f"with this scatter about {needed} runs would decide it; {verb} {times}: {command}"
 
 
 def suggest_pair(baseline: Subject, group: ProcessGroup, build: JudgedBuild, metric: str) -> str:
@@ -291,7 +291,7 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
     blockers = (*blockers, *list_withheld(group, name, evidence))
     values = [each for run in group.list_values(name) for each in run]
     if (dimension := criterion.dimension) is not None and len(values) > 1 and min(values) < max(values):
-        about += f", {format_quantity(min(values), dimension)} to {format_quantity(max(values), dimension)}"
+        about += f"; single processes: {format_quantity(min(values), dimension)} to {format_quantity(max(values), dimension)}"
     if found.low is not None and found.note:
         about += f"; {found.note}"
     tail: Tail | None = group.compute_mean(name)
@@ -320,7 +320,7 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
     # a process that needs more memory ends a service: judge the largest, up to the bound for the next process
     bound, about = (
         predict_next_upper_bound(values, evidence.confidence),
-        f"{about}; the largest, up to a bound for the next process",
+        f"{about}; the peak, with a margin for one more process",
     )
     peak = max(values)
     return replace(seen, value=peak, low=peak, high=max(peak, bound) if bound else None, about=about, tail=None)
@@ -352,9 +352,7 @@ def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> It
 
 def explain_withheld(command: str, *, runs: int) -> str:
     """With more than one run, processes of earlier runs would still lack the figure."""
-    since = (
-        "; then sign off with --since and the start of that run: the earlier processes count, and will never show it"
-    )
+    since = "; then sign off with --since and the start of that run, because the earlier processes would still lack it"
     return f"measure longer: {command}{since if runs > 1 else ''}"
 
 
@@ -382,13 +380,13 @@ def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker
 def _explain_invalid(group: ProcessGroup, again: str) -> Blocker:
     found = group.newest.measurement
     spoilt = [reason for reason in found.reasons if reason.invalidates] or list(found.reasons)
-    more = f" (and {len(spoilt) - 1} more)" if len(spoilt) > 1 else ""
+    spoilt.sort(key=lambda reason: reason.code not in HOST_CAUSES)
     count = len(group.tries)
-    which = "the measurement is" if count == 1 else f"all {count} processes are INVALID; the last is"
+    which = "the measurement is INVALID" if count == 1 else f"all {count} processes are INVALID; the last"
     if not spoilt:
-        return Blocker(f"{which} INVALID: no reason recorded", f"measure again: {again}")
+        return Blocker(f"{which}: no reason recorded", f"measure again: {again}")
     remedy = spoilt[0].remedy if spoilt[0].code in WRONG_OUTPUTS else f"{spoilt[0].remedy}; then `{again}`"
-    return Blocker(f"{which} INVALID: {spoilt[0].message}{more}", remedy)
+    return Blocker(f"{which}: {spoilt[0].message}", remedy)
 
 
 CAVEATS = {"random-weights": "the weights are random", "synthetic-inputs": "the inputs are synthetic"}

@@ -274,14 +274,12 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
 def _note_look(evidence: BuildEvidence) -> Note:
     look, error = evidence.look, 100 * (1 - evidence.policy_confidence)
     message = (
-        f"this counts as sign-off number {look} of this build ({look} bench run{'s' if look > 1 else ''} of one load): its intervals have"
-        f" a confidence of {100 * evidence.confidence:.4g}%. Over all sign-offs, a build that is exactly on a limit passes wrongly with"
-        f" a probability of at most {error / 2:.3g}%, and fails wrongly with at most {error / 2:.3g}%"
+        f"this is sign-off {look} of this build ({look} bench run{'s' if look > 1 else ''} of one load), judged at a confidence of"
+        f" {100 * evidence.confidence:.4g}%. Over all its sign-offs, a build exactly on a limit wrongly passes in at most {error / 2:.3g}%"
+        f" of cases, and wrongly fails in at most {error / 2:.3g}%"
     )
-    stricter = (
-        f"each further sign-off needs stronger evidence (number k may err in {error:.3g}% / (k (k + 1)) of cases)"
-    )
-    return Note("look", message, f"measure enough processes in one run (--processes): {stricter}")
+    stricter = f"each further sign-off needs stronger evidence: the k-th may err in {error:.3g}% / (k (k + 1)) of cases"
+    return Note("look", message, f"measure enough processes in one run (--processes); {stricter}")
 
 
 def _note_policy(dossier: Dossier) -> Iterator[Note]:
@@ -294,7 +292,7 @@ def _note_policy(dossier: Dossier) -> Iterator[Note]:
     ]
     later, older = split_runs(about, None, first)
     tries = sum(run.kind == "bench" for run in later)
-    message = f"a sign-off first used this policy on {first[:19].replace('T', ' ')} UTC; bench runs of this build since then: {tries}"
+    message = f"this policy was first used on {first[:19].replace('T', ' ')} UTC; bench runs of this build since then: {tries}"
     if older:
         names = ", ".join(run.name for run in older)
         message += f"; older and {'left out' if dossier.policy.preregistered else 'judged too'}: {names}"
@@ -316,7 +314,7 @@ def _note_left_out(request: DossierRequest, left_out: Sequence[RecordedMeasureme
             tries.append(text + (f", p50 {' to '.join(dict.fromkeys(shown))}" if shown else ""))
         message = f"only bench runs since {since[:19].replace('T', ' ')} UTC are judged (--since)"
         message += f"; left out: {'; '.join(tries)}" if tries else "; there are no earlier ones of this build"
-        yield Note("since", message, "omit --since to judge all tries")
+        yield Note("since", message, "omit --since to judge all runs")
     if count := len(request.removed):
         what = f"{count} bench run{'s' if count > 1 else ''} of this build {'were' if count > 1 else 'was'} removed"
         message = f"{what} and not judged: {', '.join(request.removed)}"

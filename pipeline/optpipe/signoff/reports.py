@@ -68,6 +68,7 @@ def summarize_verdict(record: VerdictRecord) -> str:
     build = f"{record.model} ({record.artifact.backend} {record.artifact.precision})"
     counted, waived = record.counted, len(record.waived)
     worst = [one for one in counted if one.verdict is record.verdict]
+    worst.sort(key=lambda one: one.name.startswith("trust."))  # which often repeats the reason of another
     tail = f" {waived} criteri{'on was' if waived == 1 else 'a were'} waived." if waived else ""
     share = f"{len(worst)} of {len(counted)} criteria"
     if not counted:
@@ -197,7 +198,7 @@ def document_from_verification(found: VerificationRecord) -> Document:
         [
             *_list_verdict_parts(found.recomputed, None),
             *(Sentence(one, Tone.DOUBTFUL, "not compared") for one in found.not_compared),
-            Sentence(stated, Tone.FAINT, "taken from the manifests, without raw files") if stated else None,
+            Sentence(stated, Tone.FAINT, "not recomputable (taken from the manifests)") if stated else None,
             Sentence(f"{found.files} files, {format_bytes(found.size_bytes)}, {found.signature}", Tone.GOOD, "intact"),
             Sentence(UNSIGNED, Tone.DOUBTFUL) if found.signature.startswith("not signed") else None,
             Sentence(UNKNOWN, Tone.DOUBTFUL) if "unknown key" in found.signature else None,
@@ -220,10 +221,9 @@ def page_from_verdict(
     counted = [one.verdict for one in record.counted]
     tally = [(str(name), counted.count(name)) for name in Verdict if name in counted]
     proven = (
-        "PASS and FAIL are proven, whether the build is judged once or again and again: of builds that are exactly on a limit at most"
-        " 2.5% ever pass and at most 2.5% ever fail wrongly (at a confidence of 95%), and everything else is INCONCLUSIVE. "
-        "A percentile above p50 is that of all requests over the processes that may serve them; p50, rates and energy are means over"
-        " processes. Both hold for this machine in the state in which it was measured, not for others."
+        "A build exactly on a limit wrongly passes in at most 2.5% of cases, and wrongly fails in at most 2.5% (at a confidence of 95%),"
+        " however often it is judged. A percentile above p50 is that of all requests over the processes that may serve them;"
+        " p50, rates, and energy are means over processes. The verdict holds for this machine as it was measured, not for others."
     )
     recompute = (
         "Recompute every number and this verdict, and check the signature, offline and without a GPU: `optpipe verify .` in this folder. "
@@ -445,7 +445,7 @@ def compare_dossier(dossier: Dossier) -> tuple[Comparison, tuple[RecordedMeasure
     notes = (
         (stated - len(measured), "not in this dossier: raw samples too large or missing"),
         (len(measured) - len(near), "excluded: from another machine"),
-        (len(near) - len(here), "excluded: of another build or model that is called the same"),
+        (len(near) - len(here), "excluded: from another build or model with the same name"),
         (
             sum(len(read_measurements(run.files)) for run in dossier.earlier_runs if run.kind == "bench"),
             "excluded: earlier than --since or the policy",

@@ -388,8 +388,8 @@ def describe_looser_rules(dossier: Dossier) -> str:
     """Tells how much looser than usual the limits of VALID measurements and the confidence are; empty if they are not."""
     loosest, confidence = find_loosest_limits(dossier), dossier.policy.confidence
     looser = [name for name, usual in LIMITS.items() if name.startswith("max_") and loosest[name] > usual]
-    said = ", ".join(f"{name} {loosest[name]:g} instead of {LIMITS[name]:g}" for name in looser)
-    found = [f"measurements count as VALID by looser limits than usual ({said})"] if said else []
+    said = ", ".join(f"{name} {loosest[name]:g} (default: {LIMITS[name]:g})" for name in looser)
+    found = [f"the limits of VALID measurements were loosened: {said}"] if said else []
     if confidence < CONFIDENCE:
         found.append(f"intervals have a confidence of {confidence:.4g} instead of {CONFIDENCE:.4g}")
     return "; ".join(found)
@@ -408,7 +408,7 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
     kinds = {run.kind for run in dossier.every_run}
     if "bench" in kinds:
         seen = [one.name for one in verdict.criteria if one.name.startswith("memory.")]
-        seen += ["output checks", "inputs", "peak memory of the host", "reasons that only the worker saw"]
+        seen += ["output checks", "inputs", "peak memory of the host", "reasons that only the worker could see"]
         yield f"{', '.join(seen)}: stated by runs/*/{MEASUREMENTS_FILE}"
         stated = "when the policy was first used, how many processes were started, and which runs were removed"
         yield f"{stated}: stated by {REQUEST}, runs/*/{MANIFEST}"
@@ -419,11 +419,11 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
             yield f"{snr}name and hash of the data set {found.dataset.name!r}: stated by runs/{run.name}/{EVALUATION}"
     if "preprocess" in kinds:
         yield f"pictures, and differences of steps and images: stated by runs/*/{PREPROCESSING}"
-    yield f"hardware, driver and package versions: stated by runs/*/{MANIFEST}, baseline/runs/*/{MANIFEST}"
-    yield f"times, sizes and other facts of the builds: stated by {BUILDS}/*/{MANIFEST}"
+    yield f"hardware, driver, and package versions: stated by runs/*/{MANIFEST}, baseline/runs/*/{MANIFEST}"
+    yield f"times, sizes, and other facts of the builds: stated by {BUILDS}/*/{MANIFEST}"
     absent = {each for entry in dossier.builds for each in entry.manifest.parents} - set(dossier.manifests)
     if absent:
-        yield f"what {_join(absent)} were, of which a build was made: there is no record of them"
+        yield f"{_join(absent)}, from which builds were made: no record"
 
 
 STATEMENT = "https://in-toto.io/Statement/v1"

@@ -153,7 +153,7 @@ def _ask_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     except ray.exceptions.RayError as error:
         why = first_line(getattr(error, "cause", None) or error)
         raise MissingError(
-            f"a node of the Ray cluster cannot say what it is: {why}\ninstall optpipe[ray] of this version on every node, or start "
+            f"a node of the Ray cluster cannot be identified: {why}\ninstall optpipe[ray] of this version on every node, or start "
             'nodes with: ray start … --labels="$(optpipe sweep --node-labels)"'
         ) from error
 
@@ -285,7 +285,7 @@ class RayExecutor:
                 result = self._receive(each)
             elif monotonic() - each.sent > limit_s and not each.items:
                 ray.cancel(each.stream, force=True)
-                why = f"no node of kind {each.task.kind} took it within {limit_s:.0f} s (--set pending-timeout)"
+                why = f"no free node of kind {each.task.kind} within {limit_s:.0f} s (--set pending-timeout)"
                 result = self._fail(each, why, lost=False)
             else:
                 continue

@@ -226,5 +226,5 @@ def test_a_type_without_a_kernel_is_said_with_the_way_out(tmp_path) -> None:
 
 def test_a_runtime_that_no_triton_release_carries_is_named():
     own = artifact_info(backend="onnxruntime")
-    assert "carries ONNX Runtime 99.1.0" in str(find_missing_release(own, "99.1.0"))
+    assert "has ONNX Runtime 99.1.0" in str(find_missing_release(own, "99.1.0"))
     assert find_missing_release(own, "1.20.0") is None

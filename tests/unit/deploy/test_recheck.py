@@ -44,7 +44,7 @@ SAME = OutputChange("logits", 100, 0, None, 0.0, 0)
     [
         (SAME, latency(1.0, 0.99, 1.01), Verdict.PASS, "p50 is 1.000 times the old"),
         (SAME, latency(1.05, 1.02, 1.08, Change.SLOWER), Verdict.FAIL, "slower: p50 is 1.050"),
-        (SAME, latency(1.0, 0.9, 1.1), Verdict.INCONCLUSIVE, "at this scatter about 37 rounds settle it (--rounds)"),
+        (SAME, latency(1.0, 0.9, 1.1), Verdict.INCONCLUSIVE, "about 37 rounds would decide it (--rounds)"),
         (changed(1, (0, 3), 1e-7, 0), EQUAL, Verdict.PASS, "1 of 100 values changed, the first at [0, 3]"),
         (changed(90, (0, 0), 1e-7, 2), EQUAL, Verdict.FAIL, "2 predictions changed"),
         (changed(100, (0, 0), 0.2, 0), EQUAL, Verdict.FAIL, "relative error 0.2 exceeds 0.001"),

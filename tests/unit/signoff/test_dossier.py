@@ -91,7 +91,7 @@ def test_a_runtime_that_no_triton_release_carries_is_named(workspace, tmp_path, 
     monkeypatch.setattr(SilentListener, "inform", lambda _, message: told.append(message))
     workspace.bench(workspace.artifact("fp16"))
     workspace.release((LATENCY % "50").encode(), tmp_path / "one")
-    assert [each for each in told if each.startswith("to serve it: no Triton release up to")]
+    assert [each for each in told if each.startswith("to serve this build: no Triton release up to")]
 
 
 @pytest.mark.parametrize("file", ["policy.toml", "request.json", "builds/artifact-*/manifest.json", "verdict.json"])
@@ -143,7 +143,7 @@ def test_a_regression_against_the_approved_baseline(workspace, sign_off):
     slower, folder = sign_off(REGRESSION, "fourth")
     assert slower.verdict is Verdict.FAIL
     assert next(one.message for one in slower.notes if one.code == "look").startswith(
-        "this counts as sign-off number 2 of this build"
+        "this is sign-off 2 of this build"
     )
     about = next(one.about for one in slower.criteria if one.name == "regression.p50.b1")
     assert " with threads=1 (5 processes)" in about

@@ -248,14 +248,14 @@ FORGERIES = {
     "process gone from every count": (partial(remove_processes, told=True, files=True), "how many processes were started"),
     "run gone": (lambda folder: shutil.rmtree(sorted(folder.glob("runs/bench-*"))[1]), "measurements: bench-"),
     "removed runs hidden": (in_request("removed", value=[]), "which runs were removed: stated by request.json"),
-    "build's record gone": (remove_model, "of which a build was made: there is no record of them"),
+    "build's record gone": (remove_model, "from which builds were made: no record"),
     # what only a record states
     "output check": (in_bench(0, "output_check", value=plain_from_record(OutputCheck(16, passed=True, reference="x"))), STATED_BENCH),
     "peak of the host": (in_bench(0, "host_peak_bytes", value=1), f"memory.maximum, {STATED_BENCH}"),
     "inputs": (in_bench(0, "inputs", value=plain_from_record(InputPool("images", 9, 9, 0, "0"))), STATED_BENCH),
     "witnessed reason": (in_bench(0, "reasons", value=[]), STATED_BENCH),
     "engine's size": (in_artifact("files", "model.onnx", "size_bytes", value=1), STATED_BUILDS),
-    "machine": (in_run("environment", "cpu", value="another"), "hardware, driver and package versions: stated by"),
+    "machine": (in_run("environment", "cpu", value="another"), "hardware, driver, and package versions: stated by"),
     "SNR of the outputs": (in_verification("snr_db", value=99.0), "trust.outputs: stated by builds/verification-"),
     "agreement of the boxes": (in_verification("box_agreement", value=1.0), "trust.outputs: stated by builds/verification-"),
     "reference": (in_verification("reference", value=ESCAPE), "trust.outputs: stated by builds/verification-"),
@@ -415,8 +415,8 @@ def test_looser_limits_of_validity_than_usual_are_named(workspace, tmp_path, max
     workspace.bench(workspace.artifact("fp16"), max_cv=max_cv, noise=0.1)
     listener = SilentListener()
     folder = workspace.release(POLICY, tmp_path / "one", listener)
-    (named,) = (each for each in verify_dossier(folder).unbacked if "looser limits" in each)
-    assert ("max_cv 0.5 instead of 0.025" in named) == said
+    (named,) = (each for each in verify_dossier(folder).unbacked if "were loosened" in each)
+    assert ("max_cv 0.5 (default: 0.025)" in named) == said
     assert [each in named for each in listener.warnings] == [True]
 
 

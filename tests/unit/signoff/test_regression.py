@@ -73,7 +73,7 @@ def test_a_baseline_of_another_network_of_that_name_is_said(make_workspace, tmp_
     )
     assert check_dossier(tmp_path / "other").problems == ()
     (warning,) = [each for each in compare_workspace(workspace.store)[0].warnings if "networks" in each]
-    assert warning.startswith("2 networks are called digits, and each row is of the newest: ")
+    assert warning.startswith("2 networks are called digits, and each row shows the newest: ")
 
 
 def read_notes(dossier):
@@ -116,11 +116,11 @@ def test_all_comparisons_count_and_rounds_that_are_not_valid_do_not(workspace, t
     assert "18 interleaved rounds in 2 runs" in seen.about
     assert seen.about.endswith("; left out: 2 not VALID")
     assert seen.verdict is Verdict.INCONCLUSIVE, "the two runs differ by far more than their rounds"
-    assert seen.remedy.startswith("at this scatter even 20 runs")
+    assert seen.remedy.startswith("with this scatter even 20 runs")
     workspace.pair(*builds, ratio=1.1, seed=3)
     seen = sign_off(workspace, tmp_path, "two")
     assert "28 interleaved rounds in 3 runs" in seen.about
-    assert seen.remedy.startswith("at this scatter even 20 runs")
+    assert seen.remedy.startswith("with this scatter even 20 runs")
 
 
 @pytest.mark.slow

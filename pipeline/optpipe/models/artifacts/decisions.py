@@ -132,7 +132,7 @@ class Decision:
             if only in (None, winner):
                 sizes.setdefault(winner, []).append(str(size))
         if not sizes:
-            return f"no build keeps {self.budget}"
+            return f"no build stays within {self.budget}"
         said = "; ".join(f"{labels[winner]} ({winner}) at batch {', '.join(at)}" for winner, at in sizes.items())
         return f"{said}, the fastest within {self.budget}"
 

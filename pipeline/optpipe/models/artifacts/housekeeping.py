@@ -269,7 +269,7 @@ def _tabulate_runs(listing: StoreListing) -> Iterator[Table | Sentence]:
         )
         for each in listing.runs
     ]
-    yield make_table((Column("run", ColumnKind.NAME), "status", figure_column("size"), Column("command", rank=0)), rows)
+    yield make_table((Column("run", ColumnKind.NAME), "status", figure_column("size"), Column("command", rank=2)), rows)
     total = format_bytes(sum(each.size_bytes for each in listing.runs))
     yield Sentence(f"{len(rows)} run{'' if len(rows) == 1 else 's'}, {total}")
 

@@ -273,7 +273,7 @@ def compute_reference(
 
     found, stored = store.produce(ReferenceInfo, recipe, make, parents=(entry.id,), listener=listener)
     if found.info.constant:
-        listener.warn(f"{card.name} gives the same outputs for every input: nothing compared with them shows anything")
+        listener.warn(f"{card.name} gives the same outputs for every input, so comparing outputs proves nothing")
     return found, stored
 
 

@@ -98,7 +98,7 @@ def join_batches(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
         if len(shapes) > 1:
             seen = f"{shapes[0]} for one batch and {shapes[1]} for another"
         raise BadInputError(
-            f"output '{name}' is {seen}, and answers are compared input by input: pad it in the model, or leave it out"
+            f"output '{name}' is {seen}, and outputs are compared input by input: pad it in the model, or leave it out"
         )
     return np.concatenate(parts)
 

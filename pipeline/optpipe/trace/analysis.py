@@ -169,9 +169,8 @@ def timeline_from_trace(trace: Trace) -> Timeline:
     copies = unite_intervals(operations.starts[~operations.is_kernel], operations.ends[~operations.is_kernel])
     active = busy if copies.starts.size == 0 else unite_intervals(operations.starts, operations.ends)
     idle = _split_idle(trace, operations, complement_intervals(active, start_ns, end_ns))
-    return Timeline(
-        start_ns, end_ns, operations, busy, copies, {**idle, IdleCause.COPY: subtract_intervals(copies, busy)}
-    )
+    idle[IdleCause.COPY] = subtract_intervals(copies, busy)
+    return Timeline(start_ns, end_ns, operations, busy, copies, idle)
 
 
 def array_from_column(frame: pl.DataFrame, column: str) -> TimeArray:
@@ -224,11 +223,9 @@ def _split_idle(trace: Trace, operations: Operations, gaps: TimeIntervals) -> di
     """Splits the time in which nothing runs by the state of the next operation."""
     following = np.searchsorted(operations.starts, gaps.ends)
     is_last = following >= operations.starts.size
-    launch = (
-        np.where(is_last, -1, operations.api_row[np.minimum(following, max(operations.starts.size - 1, 0))])
-        if (operations.starts.size)
-        else np.full(following.size, -1)
-    )
+    launch = np.full(following.size, -1)
+    if operations.starts.size:
+        launch = np.where(is_last, -1, operations.api_row[np.minimum(following, operations.starts.size - 1)])
     known = launch >= 0
     launched = gaps.ends.copy()
     if trace.api.height:
@@ -428,19 +425,13 @@ def _cut_trace(analysis: Analysis, ranges: pl.DataFrame) -> Trace:
 def _find_iterations(projection: pl.DataFrame) -> pl.DataFrame:
     """Finds optpipe's iterations; in other traces the repeated range that launches kernels, is outermost, and takes longest."""
     family = pl.col("family")
+    order = (family == ITERATION_RANGE, pl.col("kernels") > 0, "depth", "wall_ns", "family")
     repeated = (
         projection.filter((family != MEASURED_RANGE) & ~family.str.contains(LIBRARY_RANGES))
         .group_by(family)
         .agg(pl.len().alias("count"), pl.col("depth").min(), pl.col("wall_ns", "kernels").sum())
         .filter(pl.col("count") > 1)
-        .sort(
-            family == ITERATION_RANGE,
-            pl.col("kernels") > 0,
-            "depth",
-            "wall_ns",
-            "family",
-            descending=[True, True, False, True, False],
-        )
+        .sort(order, descending=[True, True, False, True, False])
     )
     if repeated.is_empty():
         return projection.clear()
@@ -456,10 +447,7 @@ def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     kernels. `busy_ns`: the time in this window in which any kernel runs.
     """
     operations, order = timeline.operations, ("start_ns", "end_ns", "depth")
-    launched_by, launches = (
-        np.full(operations.row.size, -1, dtype=np.int64),
-        np.zeros(operations.row.size, dtype=np.int64),
-    )
+    launched_by, launches = np.full_like(operations.row, -1), np.zeros_like(operations.row)
     if trace.api.height:
         thread, started = (array_from_column(trace.api, name)[operations.api_row] for name in ("thread", "start_ns"))
         launched_by, launches = np.where(operations.api_row >= 0, thread, -1), started

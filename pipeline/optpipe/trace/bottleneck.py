@@ -13,7 +13,6 @@ from optpipe.trace.analysis import (
     VERSION_SUFFIX,
     Analysis,
     IdleCause,
-    TimeArray,
     TimeIntervals,
     Timeline,
     array_from_column,
@@ -78,10 +77,8 @@ def find_bottleneck(measured: Analysis, roofs: Roofline | None = None, idle_scal
         by_kind = measured.kernels.group_by("kind").agg(pl.col("share").sum())
         largest = by_kind.sort("share", "kind", descending=[True, False]).head(3)
         kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in largest.iter_rows())
-        gpu, basis = (
-            LimitingFactor.GPU,
-            f"by their names {kinds}; to see whether memory or arithmetic limits them, use ",
-        )
+        gpu = LimitingFactor.GPU
+        basis = f"by their names {kinds}; to see whether memory or arithmetic limits them, use "
         basis += "the model's graph (optpipe profile MODEL)"
     host_ns, kernel_ns = idle[IdleCause.HOST_WAIT] - away, idle[IdleCause.KERNEL_WAIT]
     parts = {
@@ -125,9 +122,8 @@ def _judge_without_gpu(measured: Analysis) -> Bottleneck:
     if measured.trace.api.height or measured.trace.graph_launches_untraced:
         why = "CUDA calls but no GPU rows: the trace does not show what limits it"
         return Bottleneck(LimitingFactor.WITHHELD, 0.0, {}, why)
-    return Bottleneck(
-        LimitingFactor.CPU, 1.0, {LimitingFactor.CPU: 1.0}, "no GPU work; time in files and locks counts as CPU"
-    )
+    why = "no GPU work; time in files and locks counts as CPU"
+    return Bottleneck(LimitingFactor.CPU, 1.0, {LimitingFactor.CPU: 1.0}, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,24 +141,7 @@ def find_gaps(measured: Analysis) -> tuple[Gap, ...]:
     """The longest times without a kernel that are not shorter than `choose_gap_threshold_ns`."""
     free = complement_intervals(measured.timeline.busy, measured.timeline.start_ns, measured.timeline.end_ns)
     kept = free.ends - free.starts >= choose_gap_threshold_ns(measured)
-    return _describe_longest(measured, free.starts[kept], free.ends[kept])
-
-
-def choose_gap_threshold_ns(measured: Analysis) -> int:
-    iteration_ns = measured.iteration_ns
-    return GAP_NS if iteration_ns is None else int(min(GAP_NS, GAP_SHARE * iteration_ns))
-
-
-def has_notable_gaps(measured: Analysis, gaps: TimeIntervals) -> bool:
-    """True if one gap matters, or all gaps of an iteration together: a hundred launches that each wait 3 µs."""
-    if not gaps.starts.size:
-        return False
-    least_ns = choose_gap_threshold_ns(measured)
-    iterations = max(measured.iterations.height, 1)
-    return bool((gaps.ends - gaps.starts).max() >= least_ns or gaps.total_ns >= least_ns * iterations)
-
-
-def _describe_longest(measured: Analysis, starts: TimeArray, ends: TimeArray) -> tuple[Gap, ...]:
+    starts, ends = free.starts[kept], free.ends[kept]
     longest = np.argsort(starts - ends, kind="stable")[:_SHOWN]
     starts, ends = starts[longest], ends[longest]
     causes = {cause: sum_within(measured.timeline.idle[cause], starts, ends).tolist() for cause in IdleCause}
@@ -180,6 +159,20 @@ def _describe_longest(measured: Analysis, starts: TimeArray, ends: TimeArray) ->
         by_cause = {cause: parts[place] for cause, parts in causes.items() if parts[place]}
         gaps.append(Gap(start, end - start, by_cause, before, ", ".join(named) or "no CUDA call"))
     return tuple(gaps)
+
+
+def choose_gap_threshold_ns(measured: Analysis) -> int:
+    iteration_ns = measured.iteration_ns
+    return GAP_NS if iteration_ns is None else int(min(GAP_NS, GAP_SHARE * iteration_ns))
+
+
+def has_notable_gaps(measured: Analysis, gaps: TimeIntervals) -> bool:
+    """True if one gap matters, or all gaps of an iteration together: a hundred launches that each wait 3 µs."""
+    if not gaps.starts.size:
+        return False
+    least_ns = choose_gap_threshold_ns(measured)
+    iterations = max(measured.iterations.height, 1)
+    return bool((gaps.ends - gaps.starts).max() >= least_ns or gaps.total_ns >= least_ns * iterations)
 
 
 LAUNCH_CALLS = r"^(cudaLaunchKernel|cudaLaunchCooperativeKernel|cuLaunchKernel|cuLaunchCooperativeKernel|cudaGraphLaunch|cuGraphLaunch)"
@@ -227,11 +220,9 @@ def check_quality(
         detail = "no GPU rows, and none expected: the stage runs on the CPU"
         checks.append(Check("gpu_rows", Verdict.PASS, detail, needs_kernels))
     else:
-        why = (
-            "CUDA calls were recorded, but no kernels"
-            if trace.api.height
-            else "neither CUDA calls nor kernels were recorded"
-        )
+        why = "neither CUDA calls nor kernels were recorded"
+        if trace.api.height:
+            why = "CUDA calls were recorded, but no kernels"
         checks.append(Check("gpu_rows", Verdict.INCONCLUSIVE, f"no GPU rows: {why}", needs_kernels))
     if count := trace.graph_launches_untraced:
         detail = f"{count} CUDA graph launches are one opaque row each; record with --cuda-graph-trace=node"
@@ -308,12 +299,8 @@ def _check_projection_against_wall(measured: Analysis) -> Check:
     after = on_gpu / max(int(iterations["wall_ns"].sum()), 1)
     detail = f"iterations end on the GPU after {after:.2f}× their wall time on the host"
     if after > _PROJECTION_RATIO:
-        return Check(
-            "projection_against_wall",
-            Verdict.INCONCLUSIVE,
-            f"{detail}: they only enqueue work",
-            ("iterations.wall_ns as latency",),
-        )
+        detail += ": they only enqueue work"
+        return Check("projection_against_wall", Verdict.INCONCLUSIVE, detail, ("iterations.wall_ns as latency",))
     return Check("projection_against_wall", Verdict.PASS, detail)
 
 
@@ -321,10 +308,8 @@ def _check_overhead(measured: Analysis, unprofiled_iteration_ns: float | None) -
     profiled = measured.iteration_ns
     if unprofiled_iteration_ns and profiled:
         share = profiled / unprofiled_iteration_ns - 1
-        times_text = (
-            f"{format_duration(profiled)} under the profiler, {format_duration(unprofiled_iteration_ns)} without"
-        )
-        detail = f"an iteration takes {times_text} ({share:+.0%})"
+        slow, usual = (format_duration(each) for each in (profiled, unprofiled_iteration_ns))
+        detail = f"an iteration takes {slow} under the profiler, {usual} without ({share:+.0%})"
     else:
         share = measured.trace.overhead_ns / max(measured.timeline.span_ns, 1)
         own = format_duration(measured.trace.overhead_ns)

@@ -80,9 +80,7 @@ def _answer(profile: TraceProfile) -> Iterator[Sentence]:
         scope = f"{profile.scope}, selectable with --range,"
     yield Sentence(f"{scope} of {profile.source}, {profile.tracer}; trace quality {quality.verdict}")
     if totals.busy_ns is not None:
-        idle = ", ".join(
-            f"{label} {totals.idle_by_cause[cause] / totals.span_ns:.0%}" for cause, label in CAUSES.items()
-        )
+        idle = ", ".join(f"{name} {totals.idle_by_cause[cause] / totals.span_ns:.0%}" for cause, name in CAUSES.items())
         busy = f"{totals.busy_ns / totals.span_ns:.0%}{of_span}"
         if found.idle_scale != 1 and found.busy_share is not None:
             busy = f"{found.busy_share:.0%} without the profiler, which verdict and gains are corrected for; with it {busy}"
@@ -180,9 +178,8 @@ def _tabulate_gaps(found: Sequence[Gap]) -> Iterator[Part]:
     for gap in found[:5]:
         cause = max(gap.by_cause, key=gap.by_cause.__getitem__, default=None)
         times = format_duration(gap.start_ns), format_duration(gap.duration_ns)
-        rows.append(
-            (*times, CAUSES[cause] if cause else "", _shorten(gap.before or "end of trace"), _shorten(gap.host))
-        )
+        waits_for = CAUSES[cause] if cause else ""
+        rows.append((*times, waits_for, _shorten(gap.before or "end of trace"), _shorten(gap.host)))
     columns: list[Column | str] = ["at", figure_column("longest gaps"), "waits for", "then runs", "host meanwhile"]
     yield from _list_table(columns, rows, len(rows))
 
@@ -237,12 +234,7 @@ def _describe_roofline(found: Roofline) -> Iterator[Part]:
     device = f"peaks of {peaks.device} ({peaks.source})"
     yield Sentence(f"{device}: {rates}; memory {format_bytes(peaks.bytes_per_s)}/s", Tone.FAINT)
     cells: list[Row] = [
-        (
-            _shorten(row.cost.name),
-            format_duration(row.measured_ns),
-            format_duration(row.bound_ns),
-            f"{row.intensity:.1f}",
-        )
+        (_shorten(row.cost.name), *map(format_duration, (row.measured_ns, row.bound_ns)), f"{row.intensity:.1f}")
         for row in found.layers
         if row.measured_ns
     ]
@@ -329,9 +321,8 @@ def draw_profile(profile: TraceProfile, files: tuple[RawFile, ...], trace: Analy
             Bar(shorten_name(row.name, 44), _UNITS[bool(row.tensor_core)], row.total_ns / 1e6)
             for row in measured.kernels[:12]
         ]
-        yield draw_bars(
-            "Kernels", "The kernels that take the most time, each over all its launches.", bars, unit, files
-        )
+        caption = "The kernels that take the most time, each over all its launches."
+        yield draw_bars("Kernels", caption, bars, unit, files)
     if profile.roofline is not None:
         yield from _draw_roofline(profile.roofline, files)
 
@@ -378,28 +369,18 @@ def _draw_roofline(found: Roofline, files: tuple[RawFile, ...]) -> Iterator[Figu
     """Draws layers as measured if most of the arithmetic was timed, otherwise at their bounds."""
     layers = [each for each in found.layers if each.intensity and each.bound_ns]
     types = [each.cost.type for each in layers]
-    peak, bandwidth = (
-        found.peaks.flops_per_s.get(max(types, key=types.count)) if types else None,
-        found.peaks.bytes_per_s,
-    )
+    peak = found.peaks.flops_per_s.get(max(types, key=types.count)) if types else None
+    bandwidth = found.peaks.bytes_per_s
     if not peak:
         return
     timed = [each for each in layers if each.measured_ns]
     if 2 * sum(each.cost.macs for each in timed) < sum(each.cost.macs for each in layers):
         timed = []
-    points = [
-        Point(
-            "",
-            each.cost.name,
-            each.intensity,
-            2e-3 * each.cost.macs / ((each.measured_ns if timed else None) or each.bound_ns),
-        )
-        for each in timed or layers
-    ]
+    shown = [(each, (each.measured_ns if timed else None) or each.bound_ns) for each in timed or layers]
+    points = [Point("", each.cost.name, each.intensity, 2e-3 * each.cost.macs / ns) for each, ns in shown]
     intensities, ridge = [each.x for each in points], peak / bandwidth
     roof = [(x, min(peak, x * bandwidth) / 1e12) for x in (min(*intensities, 1.0), ridge, max(*intensities, ridge * 4))]
-    what = (
-        "Each point is a layer" if timed else "Each point is a layer at its bound: layers were not timed individually"
-    )
+    what = "Each point is a layer"
+    what += "" if timed else " at its bound: layers were not timed individually"
     caption = f"{what}; the line is the device's limit (peaks: {found.peaks.source})."
     yield draw_points("Roofline", caption, points, "operations per byte", "TFLOP/s", files, limit=roof)

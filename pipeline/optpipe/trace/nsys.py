@@ -37,15 +37,11 @@ class Stage(StrEnum):
 
 
 BUILD_STAGES = (Stage.EXPORT, Stage.QUANTIZE, Stage.BUILD)
-
 CAPTURE_RANGE = "optpipe.capture"
 """Bounds a recording. It opens some iterations before the measured range, because the start of a recording disturbs."""
-
 MEASURED_RANGE = "optpipe.measure"
 """Bounds the judged part of optpipe's recordings."""
-
 ITERATION_RANGE = "optpipe.iteration"
-
 LIBRARY_RANGES = (
     r"^(cuBLAS|cuBLASLt|cuDNN|cuSOLVER|cuSPARSE|CUB|CCCL|NCCL|DALI|nvjpeg|nvJPEG|nvImageCodec|TensorRT internal|"
     r"GIL Trace|Python Periodic Sampling)[: ]"
@@ -163,21 +159,18 @@ def _kill_others(directory: Path) -> None:
 
 def find_nsys(otherwise: str = "") -> Path:
     """Searches `OPTPIPE_NSYS`, PATH, and the folders of nsys' packages; `otherwise` completes the message of MissingError."""
-    named = os.environ.get("OPTPIPE_NSYS")
-    if named:
+    if named := os.environ.get("OPTPIPE_NSYS"):
         if not Path(named).is_file():
             raise MissingError(f"OPTPIPE_NSYS={named}: no such file")
         return Path(named)
-    found = shutil.which("nsys")
-    if found:
+    if found := shutil.which("nsys"):
         return Path(found)
     for pattern in (
         "nvidia/nsight-systems/*/bin/nsys",
         "nvidia/nsight-systems/*/target-linux-x64/nsys",
         "nvidia/nsight-compute/*/host/target-linux-x64/nsys",
     ):
-        places = sorted(Path("/opt").glob(pattern))
-        if places:
+        if places := sorted(Path("/opt").glob(pattern)):
             return places[-1]
     missing = f"Nsight Systems (nsys) not found; install it: {NSYS_INSTALL_HINT}"
     raise MissingError(f"{missing}\n{otherwise}" if otherwise else missing)
@@ -190,9 +183,8 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
     """
     if recording.stat().st_size == 0:
         raise BadInputError(f"{recording}: the file is empty")
-    find_nsys(
-        otherwise=f"or export it where nsys is installed and pass the result: nsys export --type sqlite {recording.name}"
-    )
+    elsewhere = f"nsys export --type sqlite {recording.name}"
+    find_nsys(otherwise=f"or export it where nsys is installed and pass the result: {elsewhere}")
     report = _report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
     target = directory / f"{recording.stem}.sqlite"
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(target)]
@@ -218,11 +210,10 @@ def _report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
         if finished.returncode == 0 and target.is_file():
             return target
         said = _last_line(finished)
-    missing_library = "cannot open shared object" in said
-    raise (MissingError if missing_library else StageError)(
-        f"the nsys importer failed on {qdstrm.name}: {said}"
-        + ("\ninstall the library it names" if missing_library else "")
-    )
+    message = f"the nsys importer failed on {qdstrm.name}: {said}"
+    if "cannot open shared object" in said:
+        raise MissingError(f"{message}\ninstall the library it names")
+    raise StageError(message)
 
 
 def read_nsys_version() -> str:

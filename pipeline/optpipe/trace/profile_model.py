@@ -99,19 +99,17 @@ def profile_model(
 ) -> ModelProfileDocument:
     """Profiles every stage in `plan`; a failed one does not stop the others.
 
-    `options` are those of each backend, for inference. Without `build`, inference alone is profiled.
-
-    Raises MissingError without nsys, BadInputError if no stage can be profiled or a length is outside the builds' profile, and the
-    first stage's error if all failed.
+    `options` are those of each backend, for inference. Without `build`, inference alone is profiled. Raises MissingError
+    without nsys, BadInputError if no stage can be profiled or a length is outside the builds' profile, and the first
+    stage's error if all failed.
     """
     card = card_from_file(model.file(CARD))
     for each in artifacts:
         require_lengths(StoredArtifact(each.entry, card, model, None), plan.length)
     jobs = [] if build is None else list(_list_build_jobs(plan, build, images, card, model, store))
     if Stage.INFERENCE in (plan.stage or tuple(Stage)):
-        jobs += _list_inference_jobs(
-            plan, [each.entry for each in artifacts if each.why_not is None], options, card, store
-        )
+        able = [each.entry for each in artifacts if each.why_not is None]
+        jobs += _list_inference_jobs(plan, able, options, card, store)
     if not jobs:
         blocked = "; ".join(f"{each.entry.info.backend}: {each.why_not}" for each in artifacts if each.why_not)
         raise BadInputError(f"nothing to profile: {blocked or 'the model has no such stage'}")
@@ -191,9 +189,8 @@ def _list_inference_jobs(
             if length is None and card.length_range is not None:
                 length = read_length(*read_rows())
             name = f"{backend} {precision} batch {batch_size}" + (f" length {length}" if length else "")
-            sha256 = hash_engine(entry)
             subject = StageSubject(
-                name, "inference", entry.id, precision, device, batch_size, length=length, sha256=sha256
+                name, "inference", entry.id, precision, device, batch_size, length, hash_engine(entry)
             )
             inputs = card.inputs if length is None else card.with_usual_length(length).inputs
             yield ProfileJob(name, device == "cuda", inference, ((subject, facts),), path, inputs, read_rows)

@@ -107,10 +107,8 @@ def trace_from_frames(header: TraceHeader, frames: Mapping[str, pl.DataFrame]) -
 
 
 BATCH_ROWS = 100_000
-_EXPORT, _WAY_OUT = (
-    "an export of Nsight Systems",
-    "export it again: nsys export --type sqlite --force-overwrite true FILE.nsys-rep",
-)
+_EXPORT = "an export of Nsight Systems"
+_WAY_OUT = "export it again: nsys export --type sqlite --force-overwrite true FILE.nsys-rep"
 KEEP_RAW_WARNING = "the raw trace contains the whole process environment, host name, and paths in clear text: never attach or commit it"
 
 
@@ -191,13 +189,9 @@ _LOSS_WORDS = ("lost", "dropped", "overflow", "not collected", "insufficient", "
 
 _ENDS = {"start_ns": "start", "end_ns": '"end"'}
 _LAUNCHED = {
-    **_ENDS,
-    "device": "deviceId",
-    "stream": "streamId",
-    "correlation_id": "correlationId",
-    "pid": "globalPid",
+    **_ENDS, "device": "deviceId", "stream": "streamId", "correlation_id": "correlationId", "pid": "globalPid",
     "graph_node": "graphNodeId",
-}
+}  # fmt: skip
 _CALLED = {**_ENDS, "thread": "globalTid", "name": "nameId"}
 _SOURCES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "kernels": (
@@ -231,9 +225,8 @@ def trace_from_sqlite(path: Path) -> Trace:
         names = _Names(raw.pop("strings"))
         read = {table: _cast_frame(table, frame, names) for table, frame in raw.items() if table != "memsets"}
         if "memsets" in raw:
-            read["copies"] = pl.concat(
-                [read.get("copies", make_empty_frame("copies")), _cast_frame("copies", raw["memsets"], names)]
-            )
+            copies = read.get("copies", make_empty_frame("copies"))
+            read["copies"] = pl.concat([copies, _cast_frame("copies", raw["memsets"], names)])
         header = TraceHeader(
             source=path.name,
             tracer=f"nsys {_read_version(path, columns)}",
@@ -392,9 +385,7 @@ def trace_from_files(files: Files) -> Trace:
     header = record_from_files(files, TRACE_JSON, TraceHeader)
     with read_as_user_file(files.folder, "a recorded trace"):
         frames = {
-            table: pl.read_parquet(files.read(name)).select(
-                pl.col(column).cast(dtype) for column, dtype in schema.items()
-            )
+            table: pl.read_parquet(files.read(name)).select(*schema).cast(dict(schema))  # type: ignore[arg-type]
             for table, schema in SCHEMAS.items()
             if files.has(name := f"{TABLES}/{table}.parquet")
         }

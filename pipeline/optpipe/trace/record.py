@@ -54,15 +54,9 @@ from optpipe.workspace.store import Store
 
 _LEAST_FREE_BYTES = 1 << 20
 _NSYS_LINES = (
-    "generat",
-    "importer",
-    "processing",
-    "/",
-    "capture range",
-    "unable to retrieve",
-    "collecting",
+    "generat", "importer", "processing", "/", "capture range", "unable to retrieve", "collecting",
     "the target application",
-)
+)  # fmt: skip
 _ERRORS: Mapping[int, type[OptpipeError]] = {2: BadInputError, 3: MissingError, 4: StageError}
 
 
@@ -158,9 +152,8 @@ def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: List
             break
         if select_measured_part(analysis_from_trace(trace)).trace.kernels.height:
             break
-        listener.warn(
-            f"{job.name}: nsys recorded no kernels in the measured range; recording the whole process instead"
-        )
+        nothing = "nsys recorded no kernels in the measured range"
+        listener.warn(f"{job.name}: {nothing}; recording the whole process instead")
     return trace, found
 
 

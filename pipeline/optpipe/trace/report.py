@@ -302,10 +302,8 @@ def read_profile(run: Run) -> ProfileRecord:
     try:
         return record_from_files(run.files, PROFILE, ProfileRecord)
     except BadInputError as error:
-        way_out = (
-            "another version of optpipe may have written it: profile again, and remove the run from its workspace:"
-        )
-        raise BadInputError(f"{error}\n{way_out} {for_workspace(f'optpipe store rm {run.name}')}") from error
+        way = "another version of optpipe may have written it: profile again, and remove the run from its workspace:"
+        raise BadInputError(f"{error}\n{way} {for_workspace(f'optpipe store rm {run.name}')}") from error
 
 
 def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Observation | None:

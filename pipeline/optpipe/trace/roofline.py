@@ -22,7 +22,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.onnx_graph import load_onnx
+from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, load_onnx
 from optpipe.core.card import InputSpec
 from optpipe.measure.trials import time_call
 from optpipe.workspace.environment import count_cores
@@ -55,12 +55,8 @@ def measure_gpu_peaks() -> Peaks:
     size = 8192
     rates: dict[str, float] = {}
     allowed = torch.backends.cuda.matmul.allow_tf32
-    for kind, dtype in {
-        "fp32": torch.float32,
-        "tf32": torch.float32,
-        "fp16": torch.float16,
-        "bf16": torch.bfloat16,
-    }.items():
+    kinds = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    for kind, dtype in kinds.items():
         torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
         one, other = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
         rates[kind] = 2 * size**3 / _time_best_gpu_run(torch, lambda a=one, b=other: a @ b)  # type: ignore[misc]
@@ -236,28 +232,17 @@ def graph_costs_from_roofline(found: Roofline) -> GraphCosts:
 
 
 _TYPE_BYTES = {
-    "fp32": 4,
-    "tf32": 4,
-    "fp16": 2,
-    "bf16": 2,
-    "int8": 1,
-    "fp8": 1,
-    "fp64": 8,
-    "int64": 8,
-    "int32": 4,
-    "bool": 1,
-}
+    "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1, "fp8": 1, "fp64": 8, "int64": 8, "int32": 4, "bool": 1,
+}  # fmt: skip
 _VIEWS = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 """The same bytes under another name."""
 _NO_COST = _VIEWS | {"Constant", "Shape"}
-_ELEMENTWISE = frozenset(
-    {
-        "Abs", "Add", "And", "BatchNormalization", "Cast", "Ceil", "Clip", "Cos", "DequantizeLinear", "Div", "Elu", "Equal",
-        "Erf", "Exp", "Floor", "Gelu", "Greater", "HardSigmoid", "HardSwish", "LeakyRelu", "Less", "Log", "Max", "Min",
-        "Mish", "Mul", "Neg", "Not", "Or", "PRelu", "Pow", "QuantizeLinear", "Reciprocal", "Relu", "Round", "Selu",
-        "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt", "Sub", "Swish", "Tanh", "Where",
-    }
-)  # fmt: skip
+_ELEMENTWISE = frozenset({
+    "Abs", "Add", "And", "BatchNormalization", "Cast", "Ceil", "Clip", "Cos", "DequantizeLinear", "Div", "Elu", "Equal",
+    "Erf", "Exp", "Floor", "Gelu", "Greater", "HardSigmoid", "HardSwish", "LeakyRelu", "Less", "Log", "Max", "Min",
+    "Mish", "Mul", "Neg", "Not", "Or", "PRelu", "Pow", "QuantizeLinear", "Reciprocal", "Relu", "Round", "Selu",
+    "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt", "Sub", "Swish", "Tanh", "Where",
+})  # fmt: skip
 _PRODUCT = "MatMul"
 
 
@@ -265,8 +250,6 @@ def graph_costs_from_onnx(
     path: Path, inputs: Sequence[InputSpec], batch_size: int, peaks: Peaks, *, tf32: bool = False
 ) -> GraphCosts:
     """With `tf32`, products of fp32 tensors count as TF32; products of dequantized tensors count as INT8."""
-    from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types
-
     model = load_onnx(path, weights=False)
     ranges = ((each, each.batch_range) for each in inputs)
     sized = [

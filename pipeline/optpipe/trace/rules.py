@@ -138,9 +138,7 @@ def apply_rules(context: RuleContext, *, with_gaps: bool = True) -> tuple[Profil
 def find_launch_gaps(context: RuleContext) -> _Found | None:
     """A CUDA graph removes short waits for the next launch."""
     timeline = context.measured.timeline
-    away = find_long_gaps(timeline)
-    waits = timeline.idle[IdleCause.HOST_WAIT]
-    short = subtract_intervals(waits, away)
+    short = subtract_intervals(timeline.idle[IdleCause.HOST_WAIT], find_long_gaps(timeline))
     gain, count = short.total_ns, short.starts.size
     if not has_notable_gaps(context.measured, short):
         return None
@@ -190,9 +188,8 @@ def find_synchronizations(context: RuleContext) -> _Found | None:
     named = ", ".join(f"{row['count']} {row['name']}" for row in calls.head(3).iter_rows(named=True))
     each = _sum(calls, "count") / context.iterations
     evidence = f"{format_duration(idle.total_ns)} idle inside waiting calls ({named}; {each:.1f} per iteration)"
-    advice = (
-        "synchronize once per iteration, not once per step; keep several batches in flight (optpipe bench --streams)"
-    )
+    advice = "synchronize once per iteration, not once per step; "
+    advice += "keep several batches in flight (optpipe bench --streams)"
     return _Found(evidence, idle.total_ns, advice)
 
 
@@ -201,9 +198,8 @@ def find_exposed_copies(context: RuleContext) -> _Found | None:
     gain = context.measured.timeline.copy_only_ns
     if not gain:
         return None
-    evidence = (
-        f"{format_duration(gain)} in which only copies run, of {format_duration(context.measured.copy_ns)} of copies"
-    )
+    whole = format_duration(context.measured.copy_ns)
+    evidence = f"{format_duration(gain)} in which only copies run, of {whole} of copies"
     advice = "copy on a second stream while the previous batch computes, or keep the data on the device (I/O binding, DALI output)"
     return _Found(evidence, gain, advice)
 

@@ -168,9 +168,8 @@ def analyze_tensor_cores(measured: Analysis, graph: GraphCosts | None = None) ->
     )
     eligible = [each for each in layers if each.eligible]
     used_ns = int(table["tensor_core_ns"].sum())
-    eligible_ns_by_iteration, used_ns_by_iteration = _split_by_iteration(
-        located, measured.iterations, "layer" if basis == "layers" else "kernel", [each.name for each in eligible]
-    )
+    by, names = "layer" if basis == "layers" else "kernel", [each.name for each in eligible]
+    eligible_ns_by_iteration, used_ns_by_iteration = _split_by_iteration(located, measured.iterations, by, names)
     return TensorCores(
         basis=basis,
         eligible=len(eligible),

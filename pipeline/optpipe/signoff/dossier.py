@@ -38,7 +38,7 @@ BUILD_KINDS = {
 }  # fmt: skip
 
 
-VERIFIER = "407c5c422175a84203c26305dca0f853621bc0a602b8458551e13cc07232a483"
+VERIFIER = "374aba7bc8e997d10a45117030c8a42c454caa7921683277568bc8777af576d3"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

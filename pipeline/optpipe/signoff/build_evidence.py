@@ -282,9 +282,8 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
     blockers, source = find_blockers(group, evidence), group.newest.run
     found = group.estimate(name, evidence.confidence, evidence.policy_confidence)
     if found is None:
-        missing = (
-            (_explain_missing_figure(group, name, evidence),) if group.valid else ()
-        )  # otherwise the blockers give the reason
+        # without VALID processes the blockers give the reason
+        missing = (_explain_missing_figure(group, name, evidence),) if group.valid else ()
         return Observation(UNKNOWN, blockers=(*blockers, *missing), about=about, source=source)
     if found.low is None:
         blockers = (*blockers, Blocker(str(found.note), suggest_more_processes(group, evidence.build, name)))
@@ -297,23 +296,15 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
     tail: Tail | None = group.compute_mean(name)
     if name == "energy" and tail is not None:  # scaled down by the sensor's tolerance, in case it reads too much
         tail = ScaledTail(tail, 1 - SENSOR_SHARE)
+    gap, counted = group.measure_left_out_gap(name), 0 if name in ("cv", "memory") else len(values)
     if name in ("energy", "memory"):  # their intervals do not only cover the mean over runs
         more = suggest_more_processes(group, evidence.build, name, more=True)
         narrow = f"measure more processes to narrow the interval: {more}"
     else:
-        again, gap = suggest_more_processes(group, evidence.build, name), group.measure_left_out_gap(name)
+        again = suggest_more_processes(group, evidence.build, name)
         narrow = suggest_runs(criterion, group.list_parts(name), evidence.policy_confidence, again, gap)
     seen = Observation(
-        found.value,
-        found.low,
-        found.high,
-        blockers,
-        about,
-        source,
-        tail=tail,
-        processes=0 if name in ("cv", "memory") else len(values),
-        left_out_gap=group.measure_left_out_gap(name),
-        to_narrow=narrow,
+        found.value, found.low, found.high, blockers, about, source, tail, narrow, processes=counted, left_out_gap=gap
     )
     if name != "memory":
         return seen

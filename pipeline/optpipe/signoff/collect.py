@@ -161,15 +161,14 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
             f"{wanted.model} has no build in {store.workspace}; first run `{for_workspace(f'optpipe build {shlex.quote(wanted.model)}')}`"
         )
     named = {**wanted.policy.build, **({"artifact": wanted.artifact} if wanted.artifact else {})}
-    fitting = [
-        one
+    newest = {
+        one.info.label: one
         for one in built
         if all(
             one.matches_id(value) if key == "artifact" else str(getattr(one.info, key)) == value
             for key, value in named.items()
         )
-    ]
-    newest = {one.info.label: one for one in fitting}
+    }
     if not newest:
         have = ", ".join(sorted({f"{one.info.backend} {one.info.precision} ({one.id})" for one in built}))
         asked = ", ".join(f"{key} {value}" for key, value in named.items())

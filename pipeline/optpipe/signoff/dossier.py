@@ -36,8 +36,6 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-
-
 VERIFIER = "374aba7bc8e997d10a45117030c8a42c454caa7921683277568bc8777af576d3"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
@@ -168,9 +166,8 @@ def split_runs(
     for run in runs:
         started, first = run.manifest.started_utc, [registered_utc, since if run.kind == "bench" else None]
         try:
-            counts = all(
-                each is None or datetime.fromisoformat(started) >= datetime.fromisoformat(each) for each in first
-            )
+            begun = datetime.fromisoformat(started)
+            counts = all(each is None or begun >= datetime.fromisoformat(each) for each in first)
         except (ValueError, TypeError) as error:
             raise BadInputError(f"a run started {escape(started)}, to be judged since {escape(str(first))}") from error
         (judged if counts else earlier).append(run)

@@ -67,9 +67,8 @@ def observe_regression(criterion: Criterion, evidence: BuildEvidence) -> Sequenc
         return Blocker("no approved baseline", "approve one: optpipe signoff approve DOSSIER")
     found = select_groups(criterion.where, evidence.measured)
     if not found:
-        return Blocker(
-            "not measured", suggest_bench(evidence.build, criterion.where, evidence.options, criterion.metric)
-        )
+        command = suggest_bench(evidence.build, criterion.where, evidence.options, criterion.metric)
+        return Blocker("not measured", command)
     return [_observe_loss(criterion, group, evidence) for group in found]
 
 
@@ -123,10 +122,8 @@ def _observe_paired_loss(
     mean = mean_from_runs(runs, [each for each, run in zip(first, losses, strict=True) if run])
     if mean is None or count < SMALLEST_ROUNDS:
         return None
-    low, high = mean.interval(evidence.confidence)
-    (low, high), widened = widen_for_unseen_speed(
-        exp(mean.value), (exp(low), exp(high)), count, evidence.policy_confidence
-    )
+    low, high = map(exp, mean.interval(evidence.confidence))
+    (low, high), widened = widen_for_unseen_speed(exp(mean.value), (low, high), count, evidence.policy_confidence)
     about = f"{group.load}; {count} interleaved rounds" + (f" in {len(pairs)} runs" if len(pairs) > 1 else "")
     invalid = tried - count - withheld
     about += f" with {evidence.baseline_name}" + (f"; left out: {invalid} not VALID" if invalid else "")
@@ -199,9 +196,8 @@ def _observe_unpaired_loss(
     group, baseline = (each.keep_requested(metric) for each in (group, baseline))
     about += f" ({describe_tries(baseline)})"
     blockers += list_withheld(group, metric, evidence)
-    blockers += [
-        Blocker(f"baseline: {each.reason}", pair or _NEWER) for each in list_withheld(baseline, metric, evidence)
-    ]
+    withheld = list_withheld(baseline, metric, evidence)
+    blockers += (Blocker(f"baseline: {each.reason}", pair or _NEWER) for each in withheld)
     seen = replace(seen, about=about, to_narrow=more)
     counts = [each.count_showing(metric) for each in (group, baseline)]
     scatter = find_run_scatter(group_processes([*evidence.measured, *evidence.baseline]), metric)
@@ -276,14 +272,7 @@ def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Obse
 
 
 def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
-    wanted = {
-        "maximum_drop": "drop",
-        "maximum_f1_drop": "drop",
-        "minimum_score": "score",
-        "minimum_top1": "top1",
-        "minimum_agreement": "agreement",
-    }
-    name = wanted[criterion.metric]
+    name = criterion.metric.rpartition("_")[2]  # such as `drop` or `top1`
     if criterion.score is not None:
         name = f"drop of {criterion.score}" if name == "drop" else criterion.score
     figure = evidence.accuracy.get(name)
@@ -370,10 +359,7 @@ OBSERVERS: Mapping[str, Mapping[str, Observer]] = {
     "profile": {"tensor_cores": _tensor_cores},
     "build": {"outputs": _outputs, "precision": _precision, "size": _size},
 }
-"""By kind of run, in the order in which a sign-off measures missing evidence, and section of the policy.
-
-`build` is the build's record.
-"""
+"""By kind of run (`build` is the build's record), in the order in which a sign-off measures, and section of the policy."""
 JUDGED_RUNS = tuple(name for name in OBSERVERS if name != "build")
 RECOMPUTE: Mapping[str, tuple[Callable[[Run], Iterator[Recomputed]], ...]] = {
     "evaluate": (recompute_evaluation,),

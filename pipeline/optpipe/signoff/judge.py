@@ -178,11 +178,8 @@ def _reason(criterion: Criterion, seen: Observation, verdict: Verdict) -> str:
     if verdict is Verdict.FAIL and text == limit:  # they differ only in digits that are not shown
         text, limit = (f"{float(each):.12g} {criterion.dimension}" for each in (seen.value, criterion.threshold))
     if criterion.sense is Sense.EQUALS:
-        return (
-            f"measured on {text}"
-            if verdict is Verdict.PASS
-            else f"measured on {text}, but the policy requires {criterion.threshold}"
-        )
+        required = "" if verdict is Verdict.PASS else f", but the policy requires {criterion.threshold}"
+        return f"measured on {text}{required}"
     if verdict is Verdict.PASS:
         return f"{text} {'meets the minimum of' if criterion.sense is Sense.AT_LEAST else 'is within the limit of'} {limit}"
     if verdict is Verdict.FAIL:
@@ -203,15 +200,8 @@ def _remedy(criterion: Criterion, verdict: Verdict, seen: Observation) -> str | 
 def _make_result(
     criterion: Criterion, verdict: Verdict, reason: str, remedy: str | None, seen: Observation | None = None
 ) -> CriterionResult:
-    result = CriterionResult(
-        criterion.name,
-        verdict,
-        reason,
-        criterion.limit,
-        remedy,
-        threshold=criterion.threshold,
-        unit=criterion.dimension,
-    )
+    threshold, unit = criterion.threshold, criterion.dimension
+    result = CriterionResult(criterion.name, verdict, reason, criterion.limit, remedy, threshold=threshold, unit=unit)
     if seen is None:
         return result
     result = replace(result, about=seen.about, source=seen.source)
@@ -233,12 +223,8 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
         require_unchanged(run, whole=False)
     left_out = tuple(list_artifact_measurements(dossier.earlier_runs, policy.confidence, dossier.build.artifact))
     evidence = _gather_evidence(dossier, left_out)
-    found = (
-        *_judge_trust(dossier, evidence.measured),
-        *judge_criteria(
-            [(each, observe(each, evidence)) for each in policy.criteria], policy.confidence, evidence.look
-        ),
-    )
+    observed = [(each, observe(each, evidence)) for each in policy.criteria]
+    found = [*_judge_trust(dossier, evidence.measured), *judge_criteria(observed, policy.confidence, evidence.look)]
     require_waivable(request.waivers, policy)
     criteria = tuple(replace(one, waived=request.waivers.get(one.name)) for one in found)
     build, groups = evidence.build, select_groups(LoadFilter(), evidence.measured)
@@ -287,19 +273,16 @@ def _note_policy(dossier: Dossier) -> Iterator[Note]:
     first = dossier.request.policy_utc
     if first is None:
         return
-    about = [
-        run for run in dossier.every_run if run.kind == "preprocess" or dossier.artifact.id in run.manifest.parents
-    ]
+    judged = dossier.artifact.id
+    about = [run for run in dossier.every_run if run.kind == "preprocess" or judged in run.manifest.parents]
     later, older = split_runs(about, None, first)
     tries = sum(run.kind == "bench" for run in later)
     message = f"this policy was first used on {first[:19].replace('T', ' ')} UTC; bench runs of this build since then: {tries}"
     if older:
         names = ", ".join(run.name for run in older)
         message += f"; older and {'left out' if dossier.policy.preregistered else 'judged too'}: {names}"
-    remedy = (
-        "measure again, or sign off by a policy with `[evidence] preregistered = true`, which leaves older runs out"
-    )
-    yield Note("policy", message, remedy if older else "measure enough processes in one run (--processes)")
+    again = "measure again, or sign off by a policy with `[evidence] preregistered = true`, which leaves older runs out"
+    yield Note("policy", message, again if older else "measure enough processes in one run (--processes)")
 
 
 def _note_left_out(request: DossierRequest, left_out: Sequence[RecordedMeasurement]) -> Iterator[Note]:
@@ -366,18 +349,11 @@ def _judge_trust(dossier: Dossier, measured: Sequence[RecordedMeasurement]) -> I
     else:
         remedy = f"build with the weights you will ship: {suggest_build(dossier.build)}"
         weights = _doubt_trust("trust.weights", "the weights are random", remedy)
-    proof = info.precision_proof
-    if proof.proven:
-        precision = CriterionResult(
-            "trust.precision", Verdict.PASS, f"{info.precision} is verified in the built network"
-        )
-    else:
-        precision = CriterionResult(
-            "trust.precision",
-            Verdict.FAIL,
-            f"not the requested precision: {proof.reason}",
-            remedy=f"`optpipe store show {artifact.id}` lists the layers",
-        )
+    precision = CriterionResult("trust.precision", Verdict.PASS, f"{info.precision} is verified in the built network")
+    if not info.precision_proof.proven:
+        reason = f"not the requested precision: {info.precision_proof.reason}"
+        remedy = f"`optpipe store show {artifact.id}` lists the layers"
+        precision = CriterionResult("trust.precision", Verdict.FAIL, reason, remedy=remedy)
     yield replace(weights, source=record)
     yield replace(precision, source=record)
     yield replace(_judge_outputs(dossier), source=_describe_record(checked) if checked else "")
@@ -415,9 +391,8 @@ def _judge_outputs(dossier: Dossier) -> CriterionResult:
     if checked.info.box_agreement is not None:
         seen += f", {checked.info.box_agreement:.1%} of the boxes agree"
     if checked.info.passed is None:
-        return _doubt_trust(
-            name, f"there was nothing to compare {seen}", "build on samples in which the model finds something"
-        )
+        remedy = "build on samples in which the model finds something"
+        return _doubt_trust(name, f"there was nothing to compare {seen}", remedy)
     if not checked.info.passed:
         asked, reason = checked.recipe.get("minimum_snr_db"), f"outputs exceed the {info.precision} tolerance {seen}"
         if asked is not None:

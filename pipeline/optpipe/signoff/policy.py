@@ -217,9 +217,7 @@ def policy_from_toml(source: bytes, origin: str = "the policy") -> Policy:
 def _policy_from_document(document: Mapping[str, object], source: bytes) -> Policy:
     top = _read_table({key: value for key, value in document.items() if not key or key not in TABLES}, "")
     tables = {name: list(_read_tables(document[name], name)) for name in TABLES if name in document}
-    build, evidence, environment = (
-        tables[name][0] if name in tables else {} for name in ("build", "evidence", "environment")
-    )
+    build, evidence, environment = (tables.get(name, [{}])[0] for name in ("build", "evidence", "environment"))
     criteria = (*_list_environment_criteria(environment), *_list_criteria(tables))
     if not criteria:
         raise ValueError("the policy has no criteria; run optpipe signoff --init for a template")

@@ -207,15 +207,13 @@ def measure_missing_evidence(
     tries count.
     """
     judged = find_judged_artifact(wanted, store)
-    registered = register_policy(wanted.policy, store)
-    runs, _ = split_runs(
-        _list_present(judged, store), wanted.since, registered if wanted.policy.preregistered else None
-    )
+    first_used = register_policy(wanted.policy, store)
+    registered = first_used if wanted.policy.preregistered else None
+    runs, _ = split_runs(_list_present(judged, store), wanted.since, registered)
     needed = list(_list_needed(wanted, judged, runs))
     if not needed:
         return []
-    why_not = BACKENDS[judged.info.backend].find_run_blocker(judged.info)
-    if why_not is not None:
+    if (why_not := BACKENDS[judged.info.backend].find_run_blocker(judged.info)) is not None:
         listener.warn(f"nothing was measured: the judged build cannot run on this machine ({why_not})")
         return []
     store.require_writable()
@@ -368,14 +366,11 @@ def judge_audit(
     old, new, limit = convert(before), convert(now), log1p(tolerance) if relative else tolerance
     change = new[0] - old[0]
     low, high = change - hypot(new[0] - new[1], old[2] - old[0]), change + hypot(new[2] - new[0], old[0] - old[1])
-    inside, outside = -limit <= low and high <= limit, low > limit or high < -limit
-    word, verdict = (
-        ("agreed", Verdict.PASS)
-        if inside
-        else ("differs", Verdict.FAIL)
-        if outside
-        else ("undecided", Verdict.INCONCLUSIVE)
-    )
+    word, verdict = "undecided", Verdict.INCONCLUSIVE
+    if -limit <= low and high <= limit:
+        word, verdict = "agreed", Verdict.PASS
+    elif low > limit or high < -limit:
+        word, verdict = "differs", Verdict.FAIL
     why = f"{word}: the dossier has {format_observed(before)}, {_describe_tolerance(criterion)}"
     return replace(now, verdict=verdict, reason=why, remedy=None, limit=before.limit)
 

@@ -115,10 +115,8 @@ def _find_next_step(record: VerdictRecord, dossier: Path) -> str:
     """The remedy of the criterion that decides; how to deploy a build that passes."""
     if record.verdict is Verdict.PASS:
         return shlex.join(["optpipe", "deploy", str(dossier)])
-    return next(
-        (one.remedy for one in _order_criteria(record) if one.remedy and not one.waived),
-        "measure what the policy requires",
-    )
+    remedies = (one.remedy for one in _order_criteria(record) if one.remedy and not one.waived)
+    return next(remedies, "measure what the policy requires")
 
 
 def list_waivers(record: VerdictRecord) -> Iterator[Sentence]:
@@ -164,6 +162,7 @@ def _list_criterion_cells(one: CriterionResult) -> Row:
     if value is not None and isinstance(one.threshold, int | float):
         gauge = Gauge(value, *(one.ci or (value, value)), one.threshold, one.limit.startswith("at least"), tone)
     text, _, interval = observed.partition(" [")
+    why = "" if text != "–" and observed in one.reason else one.reason
     return (
         _name_criterion(one.name),
         one.name,
@@ -171,9 +170,7 @@ def _list_criterion_cells(one: CriterionResult) -> Row:
         Cell("" if text == "–" else text, note=f"[{interval}" if interval else "", value=value, gauge=gauge),
         one.limit,
         one.about,
-        Cell(
-            "" if text != "–" and observed in one.reason else one.reason, note=f"→ {one.remedy}" if one.remedy else ""
-        ),
+        Cell(why, note=f"→ {one.remedy}" if one.remedy else ""),
     )
 
 
@@ -194,6 +191,7 @@ def document_from_verification(found: VerificationRecord) -> Document:
         text = f"{found.dossier}{why}"
         return make_document([Sentence(text, Tone.BAD, "NOT INTACT", (*found.problems[:20], *rest), remedy)])
     stated = "; ".join(one.partition(": stated by ")[0] for one in found.unbacked)
+    audit = Sentence(f"measured again on this machine, drawn by seed {found.audit_seed}", Tone.STRONG, "audit")
     return make_document(
         [
             *_list_verdict_parts(found.recomputed, None),
@@ -202,10 +200,7 @@ def document_from_verification(found: VerificationRecord) -> Document:
             Sentence(f"{found.files} files, {format_bytes(found.size_bytes)}, {found.signature}", Tone.GOOD, "intact"),
             Sentence(UNSIGNED, Tone.DOUBTFUL) if found.signature.startswith("not signed") else None,
             Sentence(UNKNOWN, Tone.DOUBTFUL) if "unknown key" in found.signature else None,
-            Sentence(f"measured again on this machine, drawn by seed {found.audit_seed}", Tone.STRONG, "audit")
-            if found.audit
-            else None,
-            tabulate_results(found.audit) if found.audit else None,
+            *((audit, tabulate_results(found.audit)) if found.audit else ()),
         ]
     )
 
@@ -230,18 +225,14 @@ def page_from_verdict(
         "To check only the hashes: `sha256sum -c SHA256SUMS`."
     )
     findings = () if profile is None else profile.findings[:8]
+    limits = tuple(Sentence(one.advice, Tone.STRONG, one.rule) for one in findings)
+    expiry = Section("Sign off again if", tuple(map(Sentence, record.expires_if)), folded=True)
     sections = [
         Section("Criteria", (tabulate_criteria(record), *list_notes(record), Sentence(proven)), "criteria"),
         *_list_comparison_sections(comparison, figures),
         Section("Preprocessing, side by side", tuple(pictures), "parity"),
-        Section(
-            "What limits performance", tuple(Sentence(one.advice, Tone.STRONG, one.rule) for one in findings), "profile"
-        ),
-        _make_evidence_section(
-            recompute,
-            comparison.environment,
-            Section("Sign off again if", tuple(map(Sentence, record.expires_if)), folded=True),
-        ),
+        Section("What limits performance", limits, "profile"),
+        _make_evidence_section(recompute, comparison.environment, expiry),
     ]
     return Page(
         f"{record.model}: {record.policy.name}",
@@ -307,16 +298,12 @@ def _make_evidence_section(text: str, environment: Environment, *more: Section) 
 
 def _quote_criteria(record: VerdictRecord) -> Iterator[tuple[str, str, str]]:
     """The decisive figure of each section of the policy, as in the table of criteria."""
-    quoted = {
-        one.name.partition(".")[0]: one for one in _order_criteria(record)[::-1] if isinstance(one.observed, float)
-    }
+    figures = [one for one in _order_criteria(record)[::-1] if isinstance(one.observed, float)]
+    quoted = {one.name.partition(".")[0]: one for one in figures}
     for section in [name for name in TILES if name in quoted][:MAX_TILES]:
         one = quoted[section]
-        yield (
-            _name_criterion(one.name),
-            format_observed(one).partition(" [")[0],
-            f"{one.limit}{', ' if one.about else ''}{_name_load(one)}",
-        )
+        limit = f"{one.limit}{', ' if one.about else ''}{_name_load(one)}"
+        yield _name_criterion(one.name), format_observed(one).partition(" [")[0], limit
 
 
 def render_junit(record: VerdictRecord) -> str:
@@ -414,11 +401,7 @@ def list_drawing_versions() -> dict[str, str]:
 def explain_no_drawing(drawn_with: Mapping[str, str]) -> list[str]:
     """The reason why `report.html` cannot be rendered here with the same bytes; empty if it can."""
     here = list_drawing_versions()
-    other = [
-        f"{name} {drawn_with[name]} (here: {here.get(name)})"
-        for name in drawn_with
-        if drawn_with[name] != here.get(name)
-    ]
+    other = [f"{name} {used} (here: {here.get(name)})" for name, used in drawn_with.items() if used != here.get(name)]
     return [f"{HTML}: its figures were drawn by {', '.join(other)}"] if other else []
 
 
@@ -429,27 +412,22 @@ def compare_dossier(dossier: Dossier) -> tuple[Comparison, tuple[RecordedMeasure
     measured = tuple(one for run in bench for one in measurements_from_run(run, whole=False))
     stated = sum(len(read_measurements(run.files)) for run in bench)
     mine = [one for one in measured if one.measurement.subject.artifact == request.artifact]
-    place = (
-        max(mine or measured, key=lambda one: one.measurement.started_utc).environment if measured else Environment()
-    )
+    newest = max(mine or measured, key=lambda one: one.measurement.started_utc, default=None)
+    place = newest.environment if newest else Environment()
     near = tuple(one for one in measured if not find_environment_differences(place, one.environment))
     others = _find_namesakes(dossier)
     here = tuple(one for one in near if one.measurement.subject.artifact not in others)
     if not here:
         reason = f"no measurements of {request.model}; first run optpipe bench {request.model}"
-        nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=place)
-        return nothing, ()
-    comparison = compare_measurements(
-        here, known=collect_build_facts(dossier.artifacts, dossier.runs, dossier.manifests)
-    )
+        return Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=place), ()
+    known = collect_build_facts(dossier.artifacts, dossier.runs, dossier.manifests)
+    comparison = compare_measurements(here, known=known)
+    earlier = sum(len(read_measurements(run.files)) for run in dossier.earlier_runs if run.kind == "bench")
     notes = (
         (stated - len(measured), "not in this dossier: raw samples too large or missing"),
         (len(measured) - len(near), "excluded: from another machine"),
         (len(near) - len(here), "excluded: from another build or model with the same name"),
-        (
-            sum(len(read_measurements(run.files)) for run in dossier.earlier_runs if run.kind == "bench"),
-            "excluded: earlier than --since or the policy",
-        ),
+        (earlier, "excluded: earlier than --since or the policy"),
     )
     said = tuple(f"{count} measurement{'s are' if count > 1 else ' is'} {why}" for count, why in notes if count)
     return replace(comparison, warnings=(*comparison.warnings, *said)), here
@@ -470,8 +448,7 @@ def _find_namesakes(dossier: Dossier) -> set[str]:
 def _find_profile(runs: Sequence[Run], root: Path) -> tuple[Run, StageProfile, tuple[RawFile, ...]] | None:
     """The run of the newest profile, its last inference, otherwise its last stage, and the files relative to `root`."""
     for run in newest_runs(runs, "profile"):
-        stages = read_profile(run).stages
-        if stages:
+        if stages := read_profile(run).stages:
             shown = next((stage for stage in stages[::-1] if stage.subject.kind == "inference"), stages[-1])
             tables = [path for path in run.manifest.files if path.startswith(f"{shown.folder}/tables/")]
             files = (file for name in (PROFILE, *tables) for file in list_raw_files((run,), root, name))

@@ -214,9 +214,8 @@ def _find_foreign_files(files: Files) -> Iterator[str]:
         name = path.relative_to(files.folder).as_posix()
         record = name.split("/")
         known = name in _OWN if len(record) == 1 else record[0] in _FOLDERS
-        if path.is_file() and (
-            not known or (record[0] == BUILDS and (len(record) != 3 or path.name not in (MANIFEST, OUTPUT_ERRORS)))
-        ):
+        stray = record[0] == BUILDS and (len(record) != 3 or path.name not in (MANIFEST, OUTPUT_ERRORS))
+        if path.is_file() and (stray or not known):
             yield f"{name}: not part of a dossier"
         if path.suffix == ".json":
             try:
@@ -234,9 +233,8 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
         recorded = isinstance(entry.info, VerificationInfo) and OUTPUT_ERRORS in entry.manifest.files
         if recorded and recompute_outputs(entry) != (*entry.info.outputs, *entry.info.trajectory):
             yield f"{BUILDS}/{entry.path.name}/{OUTPUT_ERRORS} gives other errors than its record"
-    others = {
-        name: build for name, build in builds.items() if name != request.artifact
-    }  # an approved file may have had its id
+    # an approved file may have had the id of the artifact
+    others = {name: build for name, build in builds.items() if name != request.artifact}
     baseline = {request.baseline_artifact} - {None}
     for folder, runs, known, needed in (
         ("runs", dossier.every_run, builds, {request.artifact}),
@@ -302,14 +300,12 @@ def _check_entry(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterato
         yield f"{place}: id is {entry.id}, but its recipe gives {computed}"
     if entry.path.name != f"{kind}-{entry.id}":
         yield f"{place}: describes {kind}-{entry.id}"
-    absent = {text for text in _list_texts(recipe) if text in builds} - {entry.id, *entry.manifest.parents}
-    if absent:
+    if absent := {text for text in _list_texts(recipe) if text in builds} - {entry.id, *entry.manifest.parents}:
         yield f"{place}: parents are {_join(entry.manifest.parents)}, but its recipe names {_join(absent)} too"
     if isinstance(info, ArtifactInfo):
         stated = {"backend": info.backend, "precision": str(info.precision), "device": info.device}
-        yield from _compare(
-            stated, {name: recipe.get(name, value) for name, value in stated.items()}, place, "its recipe"
-        )
+        expected = {name: recipe.get(name, value) for name, value in stated.items()}
+        yield from _compare(stated, expected, place, "its recipe")
         for parent in (builds[one] for one in entry.manifest.parents if one in builds):
             if isinstance(parent.info, ModelInfo) and parent.info.weights != info.weights:
                 yield f"{place}: its weights are not those of {BUILDS}/{parent.path.name}"
@@ -421,8 +417,7 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
         yield f"pictures, and differences of steps and images: stated by runs/*/{PREPROCESSING}"
     yield f"hardware, driver, and package versions: stated by runs/*/{MANIFEST}, baseline/runs/*/{MANIFEST}"
     yield f"times, sizes, and other facts of the builds: stated by {BUILDS}/*/{MANIFEST}"
-    absent = {each for entry in dossier.builds for each in entry.manifest.parents} - set(dossier.manifests)
-    if absent:
+    if absent := {each for entry in dossier.builds for each in entry.manifest.parents} - set(dossier.manifests):
         yield f"{_join(absent)}, from which builds were made: no record"
 
 
@@ -499,11 +494,9 @@ def _open_key(path: Path, *, public: bool) -> Any:
         raise BadInputError(f"{path}: no such file; expected {what}\ncreate a pair with: {NEW_KEY}")
     with read_as_user_file(path, what, f"create a pair with: {NEW_KEY}"):
         content = path.read_bytes()
-        return (
-            SSlibKey.from_crypto(load_pem_public_key(content))
-            if public
-            else CryptoSigner(load_pem_private_key(content, None))
-        )
+        if public:
+            return SSlibKey.from_crypto(load_pem_public_key(content))
+        return CryptoSigner(load_pem_private_key(content, None))
 
 
 def find_attestation_problems(folder: Path, checked: VerifiedDossier, key: Path) -> Iterator[str]:

@@ -67,12 +67,11 @@ class Terminal:
         started = monotonic()
         with self._heartbeat(name, started, task):
             yield step
-        seconds = monotonic() - started
         self._progress.update(task, visible=False)
         self._done += not step.from_store
         self._reused += step.from_store
         if not self.console.is_terminal and not step.from_store:
-            self.console.print(f"{name}: {seconds:.1f} s")
+            self.console.print(f"{name}: {monotonic() - started:.1f} s")
 
     @contextmanager
     def _heartbeat(self, name: str, started: float, task: TaskID) -> Iterator[None]:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
@@ -184,7 +184,8 @@ def _open_null_as(descriptor: int, flags: int) -> None:
 @contextmanager
 def redirect_output(log: Path) -> Iterator[None]:
     """Sends file descriptors 1 and 2 to `log`, including output of C++ code and child processes."""
-    with log.open("ab") as file, _redirect({1: file.fileno(), 2: file.fileno()}):
+    streams = redirect_stdout(sys.__stdout__), redirect_stderr(sys.__stderr__)  # a live display replaces both
+    with log.open("ab") as file, _redirect({1: file.fileno(), 2: file.fileno()}), streams[0], streams[1]:
         yield
 
 

@@ -247,7 +247,6 @@ def _convert(
 ) -> dict[str, str]:
     """Writes the converted graph into `directory`. Returns why ModelOpt left nodes in FP32, by node."""
     import onnx
-    from modelopt.onnx.autocast import convert_to_mixed_precision
     from polygraphy.json import save_json
 
     directory = directory.resolve()
@@ -260,6 +259,8 @@ def _convert(
         source = onnx.version_converter.convert_version(source, BF16_OPSET)
     onnx.save(source, directory / SOURCE)
     with redirect_output(directory / MODELOPT_LOG), _convert_in(card.name, precision, directory):
+        from modelopt.onnx.autocast import convert_to_mixed_precision  # its log takes the present streams
+
         graph = convert_to_mixed_precision(
             str(directory / SOURCE),
             low_precision_type=str(precision),

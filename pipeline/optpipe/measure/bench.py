@@ -268,8 +268,8 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
         if cause is not None and left > 1 and not plan.keep_going and not running.interrupted:
             against = for_workspace("optpipe bench A --against B")
             running.listener.warn(
-                f"stopped after process {done} of {plan.processes}: {cause.message}, in the last two processes; {cause.remedy}\n"
-                f"or compare two builds in turn under the same disturbance (`{against}`), or continue with --set keep-going=true"
+                f"stopped after process {done} of {plan.processes}, because the last two were disturbed: {cause.message}\n{cause.remedy}; "
+                f"or alternate two builds under the same disturbance (`{against}`), or continue with --set keep-going=true"
             )
             return
         begun = monotonic()

@@ -55,8 +55,7 @@ if TYPE_CHECKING:
 
 MAX_REASONS_SHOWN = 4
 """Maximum reasons of one kind that are listed individually."""
-EFFECTS = frozenset({"not-steady", "drift", "bimodal", "dispersion", "too-few-samples"})
-"""Codes that need no separate remedy if the machine was disturbed."""
+EFFECTS = frozenset({"not-steady", "drift", "bimodal", "dispersion", "too-few-samples"})  # of a disturbed machine
 MEAN_P50 = "mean p50"
 """Mean of the processes' medians. Higher percentiles are over all requests of all processes."""
 VERDICT_COLUMN = Column("verdict", ColumnKind.STATE, rank=0)
@@ -68,8 +67,7 @@ def document_from_bench(record: BenchRecord) -> Document:
     few = {group.processes for group in groups if 0 < group.processes < 3}
     what = "1 process" if few == {1} else "fewer than 3 processes"
     codes = sorted({code for row in rows for code in row.invalid_codes}, key=lambda code: (code in EFFECTS, code))
-    models = {group.subject.model for group in groups if group.processes} - {None}
-    following = to_command("compare", model=next(iter(models))) if len(models) == 1 else ""
+    models = {str(group.subject.model) for group in groups if group.processes and group.subject.model}
     return make_document(
         [
             Sentence(f"No measurement is VALID: {', '.join(codes)}", Tone.BAD) if codes and not models else None,
@@ -80,7 +78,7 @@ def document_from_bench(record: BenchRecord) -> Document:
             *_list_reasons(rows, called),
             *_explain_withheld(rows, called),
             Sentence(record.run_dir, Tone.FAINT, "run"),
-            Sentence(following, Tone.STRONG, "next") if following else None,
+            Sentence(to_command("compare", model=min(models)), Tone.STRONG, "next") if len(models) == 1 else None,
         ]
     )
 
@@ -170,7 +168,9 @@ def document_from_pair(record: BenchRecord) -> Document:
         return make_document([Sentence(text, Tone.DOUBTFUL)])
     ratio = found.ratio
     tones = {Change.FASTER: Tone.GOOD, Change.SLOWER: Tone.BAD}
-    answer = Sentence(f"{record.contender} is {ratio.change}", tones.get(ratio.change, Tone.PLAIN))
+    answer = Sentence(
+        f"{record.contender} is {ratio.change} than {record.baseline}", tones.get(ratio.change, Tone.PLAIN)
+    )
     if ratio.change is Change.NO_DIFFERENCE:
         answer = Sentence(f"no difference shown between {record.baseline} and {record.contender}")
     detail = (
@@ -179,7 +179,7 @@ def document_from_pair(record: BenchRecord) -> Document:
         f"over {ratio.rounds} rounds of fresh processes; a difference of {ratio.smallest_visible:.1%} would be detected"
     )
     codes = ", ".join(f"{code} {count}" for code, count in found.invalid.items())
-    invalid = f"{found.invalid_processes} of {len(found.measurements)} processes ({codes}); they count"
+    invalid = f"{found.invalid_processes} of {len(found.measurements)} processes ({codes}); they count, because the builds alternate"
     return make_document(
         [
             answer,

@@ -67,8 +67,7 @@ def summarize_verdict(record: VerdictRecord) -> str:
     """Tells whether to ship, how many criteria are not met, and the first of them."""
     build = f"{record.model} ({record.artifact.backend} {record.artifact.precision})"
     counted, waived = record.counted, len(record.waived)
-    worst = [one for one in counted if one.verdict is record.verdict]
-    worst.sort(key=lambda one: one.name.startswith("trust."))  # which often repeats the reason of another
+    worst = [one for one in _order_criteria(record) if one in counted and one.verdict is record.verdict]
     tail = f" {waived} criteri{'on was' if waived == 1 else 'a were'} waived." if waived else ""
     share = f"{len(worst)} of {len(counted)} criteria"
     if not counted:
@@ -134,9 +133,11 @@ def _name_load(one: CriterionResult) -> str:
 
 
 def _order_criteria(record: VerdictRecord) -> list[CriterionResult]:
-    """FAIL, INCONCLUSIVE, waived, PASS."""
+    """FAIL, INCONCLUSIVE, waived, PASS; those of trust last, because they often repeat the reason of another."""
     order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
-    return sorted(record.criteria, key=lambda one: 1.5 if one.waived else order.index(one.verdict))
+    return sorted(
+        record.criteria, key=lambda one: (1.5 if one.waived else order.index(one.verdict), "trust." in one.name)
+    )
 
 
 def tabulate_criteria(record: VerdictRecord) -> Table:

@@ -251,7 +251,7 @@ def _describe_quality(quality: Quality) -> Iterator[Sentence]:
     for view, why in quality.withheld.items():
         reasons.setdefault(why, []).append(view)
     for why, views in reasons.items():
-        yield Sentence(f"not shown: {', '.join(views)} ({why})", Tone.DOUBTFUL)
+        yield Sentence(f"not shown: {', '.join(views).replace('_', ' ')} ({why})", Tone.DOUBTFUL)
 
 
 def _shorten(text: str) -> str:

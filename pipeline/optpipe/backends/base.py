@@ -93,19 +93,16 @@ class MarkedNetwork(ABC):
     outputs: tuple[str, ...]
     hidden = ""
     """The operators that cannot be read, in words; empty if there are none."""
+    apart: "tuple[MarkedNetwork, MarkedNetwork] | None" = None
+    """The network as the compiler compiles any part of it, and in the same precision without the compiler; None if nothing compiles it."""
 
     @abstractmethod
     def cut(self, tensors: Iterable[str], given: Iterable[str] = ()) -> tuple[tuple[str, ...], Run]:
         """Computes `tensors` from the inputs and the nearest tensors of `given`: the names of those that it needs, and the function."""
 
-    @property
-    def plain(self) -> "MarkedNetwork | None":
-        """The same network in the same precision without the compiler; None if nothing compiles it."""
-        return None
-
+    @abstractmethod
     def save(self, tensor: str, given: Iterable[str], values: Mapping[str, Any], folder: Path) -> None:
         """Writes the graph of `cut`, its inputs out of `values`, and a program that compares it with its compiled form."""
-        raise NotImplementedError
 
 
 Marked = tuple[MarkedNetwork, MarkedNetwork]

@@ -34,6 +34,7 @@ from optpipe.backends.torch_program import (
     mark_source,
     name_processor,
     record_tensors,
+    run_as_it_is,
     set_float32_products,
     translate_refusals,
 )
@@ -183,7 +184,9 @@ class Inductor(TorchBackend):
                 return load_package(package, request.device)
 
         module = mark_source(request)
-        return module, MarkedProgram(program, request, compile_program, module)
+        build = MarkedProgram(program, request, compile_program, module)
+        build.apart = build, MarkedProgram(program, request, run_as_it_is, module)
+        return module, build
 
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         merged = self.merge_options({**info.options, **options}, info.device)

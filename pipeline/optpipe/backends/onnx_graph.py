@@ -441,20 +441,45 @@ class _Place(NamedTuple):
     zero: int = 0
 
 
+REPRODUCER = """# {tensor}: by ONNX Runtime without optimizations, and compiled.
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+graph, held = str(Path(__file__).with_name("subgraph.onnx")), np.load(Path(__file__).with_name("inputs.npz"))
+options = ort.SessionOptions()
+options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+inputs = dict(zip([each.name for each in session.get_inputs()], held.values()))
+expected = session.run(None, inputs)[0].astype("f8") - {zero}
+{reproduce}
+difference = found.astype("f8") - {zero} - expected
+print(version, f"SNR {{10 * np.log10(np.square(expected).sum() / np.square(difference).sum()):.1f}} dB",
+      f"largest difference {{np.abs(difference).max():.3g}}")
+"""
+
+
 class MarkedGraph(MarkedNetwork):
     """A `MarkedNetwork` of the graph `model`, which a runtime optimized from `written`.
 
-    `open_graph` returns the function that runs a graph, for example inputs. A tensor that is only read in INT8 is read through its
-    Q/DQ pair in `written`.
+    `open_graph` returns the function that runs a graph, for example inputs; `reproduce` does the same in a `REPRODUCER`. A tensor
+    that is only read in INT8 is read through its Q/DQ pair in `written`.
     """
 
     def __init__(
-        self, model: Any, written: Any, inputs: Iterable[InputSpec], open_graph: Callable[[Any, Any], Run]
+        self,
+        model: Any,
+        written: Any,
+        inputs: Iterable[InputSpec],
+        open_graph: Callable[[Any, Any], Run],
+        reproduce: str = "",
     ) -> None:
         import numpy as np
         from onnx import numpy_helper
 
-        self._model, self._open, inputs = model, open_graph, tuple(inputs)
+        self._model, self._open, self._reproduce, inputs = model, open_graph, reproduce, tuple(inputs)
         known, stored = infer_graph_types(written, inputs), OnnxGraph(written).weights
         produced, fed = OnnxGraph(model).producers.keys(), {each.name for each in inputs}
         wide = {name for node in written.graph.node if node.op_type != "QuantizeLinear" for name in node.input}
@@ -483,14 +508,16 @@ class MarkedGraph(MarkedNetwork):
         self.hidden = f"{inner} operators inside If, Loop or Scan" if inner else ""
         self.outputs = tuple(each.name for each in model.graph.output)
 
-    def cut(self, tensors: Iterable[str], given: Iterable[str] = ()) -> tuple[tuple[str, ...], Run]:
-        import numpy as np
+    def _cut_model(
+        self, tensors: Iterable[str], given: Iterable[str]
+    ) -> tuple[Any, list[str], dict[str, tuple[str, _Place]]]:
+        """The graph that computes `tensors`, the names of `given` that it needs, and the output with the place of each tensor."""
         import onnx
 
         inner, nodes = {self._places[name].tensor: name for name in given}, []
-        wanted = {name: self._places.get(name, _Place(name)) for name in tensors}
-        outputs = {name: place.tensor + "/own" * (place.tensor in inner) for name, place in wanted.items()}
-        read = {*outputs.values()}
+        places = {name: self._places.get(name, _Place(name)) for name in tensors}
+        outputs = {name: (place.tensor + "/own" * (place.tensor in inner), place) for name, place in places.items()}
+        read = {output for output, _ in outputs.values()}
         for node in reversed(self._model.graph.node):
             own = onnx.NodeProto()
             own.CopyFrom(node)
@@ -503,29 +530,58 @@ class MarkedGraph(MarkedNetwork):
         weights = [each for each in self._model.graph.initializer if each.name in read]
         graph = onnx.helper.make_graph(nodes[::-1], "cut", inputs, [], weights)
         made = {"opset_imports": self._model.opset_import, "functions": self._model.functions}
-        model = expose_tensors(
-            onnx.helper.make_model(graph, ir_version=self._model.ir_version, **made), outputs.values()
-        )
+        model = onnx.helper.make_model(graph, ir_version=self._model.ir_version, **made)
+        return expose_tensors(model, [output for output, _ in outputs.values()]), needed, outputs
+
+    def _feed(
+        self, model: Any, needed: Iterable[str], values: "Mapping[str, NDArray[Any]]"
+    ) -> "dict[str, NDArray[Any]]":
+        """The inputs of a cut graph, which are added to it if they are intermediate tensors."""
+        import numpy as np
+        import onnx
+
+        known = {each.name for each in model.graph.input}
+        feeds = {name: values[name] for name in known & values.keys()}
+        for place, value in ((self._places[name], values[name]) for name in needed):
+            if place.dtype not in _FLOATS.values():
+                ends = np.iinfo(place.dtype)
+                value = np.clip(np.rint(value / np.float32(place.scale)) + place.zero, ends.min, ends.max)
+            feeds[place.tensor] = value.astype(place.dtype, copy=False)
+            if place.tensor not in known:
+                kind = onnx.helper.np_dtype_to_tensor_dtype(feeds[place.tensor].dtype)
+                model.graph.input.append(onnx.helper.make_tensor_value_info(place.tensor, kind, [None] * value.ndim))
+        return feeds
+
+    def cut(self, tensors: Iterable[str], given: Iterable[str] = ()) -> tuple[tuple[str, ...], Run]:
+        import numpy as np
+
+        model, needed, outputs = self._cut_model(tensors, given)
         opened: list[Run] = []
 
         def run(values: "Mapping[str, NDArray[Any]]") -> "dict[str, NDArray[Any]]":
-            feeds = {each.name: values[each.name] for each in inputs}
-            for place, value in ((self._places[name], values[name]) for name in needed):
-                if place.dtype not in _FLOATS.values():
-                    ends = np.iinfo(place.dtype)
-                    value = np.clip(np.rint(value / np.float32(place.scale)) + place.zero, ends.min, ends.max)
-                feeds[place.tensor] = value.astype(place.dtype, copy=False)
-                if not opened:
-                    kind = onnx.helper.np_dtype_to_tensor_dtype(feeds[place.tensor].dtype)
-                    info = onnx.helper.make_tensor_value_info(place.tensor, kind, [None] * value.ndim)
-                    model.graph.input.append(info)
+            feeds = self._feed(model, needed, values)
             if not opened:
                 opened.append(self._open(model, feeds))
-            found = opened[0](feeds)
-            read = {name: found[outputs[name]].astype(np.float32, copy=False) for name in wanted}
-            for name, place in wanted.items():
+            found, read = opened[0](feeds), {}
+            for name, (output, place) in outputs.items():
+                read[name] = found[output].astype(np.float32, copy=False)
                 if place.scale != 1:
                     read[name] = (read[name] - np.float32(place.zero)) * np.float32(place.scale)
             return read
 
         return (*needed,), run
+
+    def save(self, tensor: str, given: Iterable[str], values: "Mapping[str, NDArray[Any]]", folder: Path) -> None:
+        import numpy as np
+        import onnx
+
+        model, needed, outputs = self._cut_model((tensor,), given)
+        feeds = self._feed(model, needed, values)
+        for each in model.graph.input:
+            kind = each.type.tensor_type.elem_type
+            each.CopyFrom(onnx.helper.make_tensor_value_info(each.name, kind, feeds[each.name].shape))
+        folder.mkdir(parents=True, exist_ok=True)
+        onnx.save(onnx.shape_inference.infer_shapes(model), folder / "subgraph.onnx")
+        np.savez(folder / "inputs.npz", *[feeds[each.name] for each in model.graph.input])
+        text = REPRODUCER.format(tensor=tensor, reproduce=self._reproduce, zero=outputs[tensor][1].zero)
+        (folder / "reproduce.py").write_text(text, encoding="utf-8")

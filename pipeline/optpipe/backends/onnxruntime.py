@@ -135,7 +135,7 @@ class OnnxRuntime(Backend):
         return OnnxRuntimeSession(directory / GRAPH_FILE, info.device, merged, tensor_cores=tensor_cores)
 
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
-        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, mark_source
+        from optpipe.backends.onnxruntime_session import REPRODUCE, OnnxRuntimeSession, mark_as_written, mark_source
 
         options = {**self.merge_options(info.options, info.device), "cuda_graph": False}
 
@@ -145,7 +145,10 @@ class OnnxRuntime(Backend):
 
         stored, written = (load_onnx(each) for each in (request.directory / GRAPH_FILE, request.graph))
         inputs = request.card.inputs
-        return mark_source(source, inputs), MarkedGraph(stored, written, inputs, open_graph)
+        again = REPRODUCE.format(provider=PROVIDERS[info.device])
+        build, compiled = (MarkedGraph(each, written, inputs, open_graph, again) for each in (stored, written))
+        build.apart = compiled, mark_as_written(written, inputs, info.device)
+        return mark_source(source, inputs), build
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
         """Triton's own backend takes only the number of threads; a folder takes every option."""

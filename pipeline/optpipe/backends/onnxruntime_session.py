@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from optpipe.backends.base import Binding
+from optpipe.backends.base import Binding, Run
 from optpipe.backends.onnx_graph import MarkedGraph, load_onnx
 from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, StageError
@@ -223,6 +223,28 @@ def mark_source(path: Path, inputs: Iterable[InputSpec]) -> MarkedGraph:
     return MarkedGraph(
         model, model, inputs, lambda marked, _: OnnxRuntimeSession(marked.SerializeToString(), "cpu", {}).run
     )
+
+
+REPRODUCE = f"""options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+session = ort.InferenceSession(graph, options, ["{{provider}}"], disabled_optimizers=["{WEIGHT_PASS}"])
+found, version = session.run(None, inputs)[0], f"ONNX Runtime {{{{ort.__version__}}}}"
+"""
+"""The compiled graph of a `REPRODUCER`, on an execution provider."""
+
+
+def mark_as_written(graph: Any, inputs: Iterable[InputSpec], device: "Device") -> MarkedGraph:
+    """`graph` in the same precision without optimizations."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+    def open_graph(model: Any, _: object) -> Run:
+        session = create_inference_session(model.SerializeToString(), device, options, {"use_tf32": "0"})
+        names = [each.name for each in session.get_outputs()]
+        return lambda feeds: dict(zip(names, session.run(None, dict(feeds)), strict=True))
+
+    return MarkedGraph(graph, graph, inputs, open_graph)
 
 
 def read_node_times(profile: Path) -> dict[str, float]:

@@ -41,6 +41,15 @@ if TYPE_CHECKING:
     from optpipe.backends.base import Marked, Run, Session
 
 ENGINE_FILE = "model.engine"
+REPRODUCE = """import os
+
+os.environ["POLYGRAPHY_USE_TENSORRT_RTX"] = "{rtx}"
+from polygraphy.backend.trt import EngineFromNetwork, NetworkFromOnnxPath, TrtRunner
+
+with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath(graph, strongly_typed=True))) as runner:
+    (found,), version = runner.infer(inputs).values(), "{library}"
+"""
+"""The compiled graph of a `REPRODUCER`."""
 INSPECTOR_FILE = "inspector.json"
 """The output of TensorRT's engine inspector (NVIDIA TensorRT 11 documentation, "Engine Inspector"), which needs the GPU."""
 
@@ -140,7 +149,7 @@ class TensorRT(Backend):
         """Builds the engine's graph again with marked outputs, for the shapes of one sample."""
         from onnx.shape_inference import infer_shapes
 
-        from optpipe.backends.onnxruntime_session import mark_source
+        from optpipe.backends.onnxruntime_session import mark_as_written, mark_source
 
         options = {name: value for name, value in request.options.items() if name != "profiles"}
         inputs, written = request.card.inputs, load_onnx(request.graph)
@@ -154,7 +163,10 @@ class TensorRT(Backend):
                 self.build(replace(request, card=card, graph=directory / ONNX, directory=directory, options=options))
                 return self.load(directory, info, {}).run
 
-        return mark_source(source, inputs), MarkedGraph(written, written, inputs, open_graph)
+        again = REPRODUCE.format(rtx=int("rtx" in self.library), library=self.library)
+        build = MarkedGraph(written, written, inputs, open_graph, again)
+        build.apart = build, mark_as_written(written, inputs, info.device)
+        return mark_source(source, inputs), build
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
         """Triton's own backend loads only the engine's file, for one version of the library."""

@@ -385,7 +385,6 @@ class MarkedProgram(MarkedNetwork):
         import torch
 
         self._program, self._card, self._device, self._compile = program, request.card, request.device, compile_program
-        self._made_from = request, like
         found = []
         for node in program.graph.nodes:
             origin, value = node.meta.get("value", node), node.meta.get("val")
@@ -422,12 +421,6 @@ class MarkedProgram(MarkedNetwork):
                 return {name: self._convert(name, value, 1).cpu().numpy() for name, value in found}
 
         return tuple(name for name in read if name in self._nodes), run
-
-    @property
-    def plain(self) -> "MarkedProgram | None":
-        request, like = self._made_from
-        compiled = self._compile is not run_as_it_is
-        return MarkedProgram(self._program, request, run_as_it_is, like) if compiled else None
 
     def save(self, tensor: str, given: Iterable[str], values: Mapping[str, Any], folder: Path) -> None:
         import torch

@@ -239,7 +239,7 @@ def evaluate(
     """Measure the task accuracy of every build on paired data."""
     from optpipe.core.quantity import drop_from_text
     from optpipe.evaluate.document import document_from_evaluation
-    from optpipe.evaluate.evaluate import run_evaluation
+    from optpipe.evaluate.evaluate import list_states, run_evaluation
     from optpipe.evaluate.tasks.user_file import UserTask
 
     wanted = model_from_options(model, shapes, store)
@@ -260,13 +260,14 @@ def evaluate(
         if output is not None:
             from optpipe.report.html import render_html
 
-            write_bytes(output, render_html(page_from_layers(compared)).encode())
-        return Outcome(replace(compared, warnings=tuple(terminal.warnings)), document_from_layers)
+            write_bytes(output, render_html(page_from_layers(compared, list_states(store))).encode())
+        compared = replace(compared, warnings=tuple(terminal.warnings))
+        return Outcome(compared, lambda record: document_from_layers(record, list_states(store)))
     budget = drop_from_text(accuracy_budget, "--accuracy-budget") / 100 if accuracy_budget else None
     found = run_evaluation(
         wanted, data, count, seed, budget, store, terminal, UserTask(task) if task else None, truncate=truncate
     )
-    return Outcome(found, document_from_evaluation, found.status)
+    return Outcome(found, lambda record: document_from_evaluation(record, list_states(store)), found.status)
 
 
 def profile(

@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from optpipe.core.card import Task
@@ -33,7 +33,8 @@ MENTIONED_DROP, MENTIONED_CLASSES = 0.001, 5
 SHOWN_TENSORS = 30
 
 
-def document_from_evaluation(found: Evaluation) -> Document:
+def document_from_evaluation(found: Evaluation, states: Mapping[str, OutputError]) -> Document:
+    """`states` are those of `list_states`."""
     evaluated = [row.artifact for row in found.results if row.artifact and not row.why_not]
     return make_document(
         [
@@ -42,6 +43,11 @@ def document_from_evaluation(found: Evaluation) -> Document:
             _tabulate(found),
             *_list_class_drops(found),
             *_list_detection_changes(found),
+            *(
+                Sentence(f"{artifact}, {state.name}: {_format_error(state)}", Tone.FAINT)
+                for artifact, state in states.items()
+                if artifact in evaluated
+            ),
             *(
                 Sentence(
                     f"{row.backend} {row.precision}: {row.why_not}",
@@ -61,7 +67,8 @@ def document_from_evaluation(found: Evaluation) -> Document:
     )
 
 
-def document_from_layers(found: LayerComparison) -> Document:
+def document_from_layers(found: LayerComparison, states: Mapping[str, OutputError]) -> Document:
+    """`states` are those of `list_states`."""
     parts: list[Sentence | Section | None] = [Sentence(f"{found.model} on {found.samples} samples of {found.data}")]
     for build in found.builds:
         first, limit, worst = build.first, format_snr(build.limit_db), build.worst
@@ -89,6 +96,8 @@ def document_from_layers(found: LayerComparison) -> Document:
         facts = [f"{build.left_out} tensors of the source do not exist in the build"] if build.left_out else []
         facts += [f"not read: {build.hidden}"] if build.hidden else []
         facts.append(f"reading tensors {same}")
+        if (state := states.get(build.artifact)) is not None:
+            facts.append(f"{state.name}: {_format_error(state)}")
         notes = [Sentence(f"{each.tensor}: {each.range_loss}", Tone.DOUBTFUL, "range") for each in build.range_losses]
         if build.compiled is not None and build.uncompiled is not None:
             text = f"{build.compiled.name} has {_format_error(build.compiled)} compiled and {_format_error(build.uncompiled)} without"
@@ -100,9 +109,9 @@ def document_from_layers(found: LayerComparison) -> Document:
     return make_document([*parts, *(Sentence(f"{build}: {why}", Tone.FAINT, "not compared") for build, why in reasons)])
 
 
-def page_from_layers(found: LayerComparison) -> Page:
+def page_from_layers(found: LayerComparison, states: Mapping[str, OutputError]) -> Page:
     """The document with a plot for each build: the SNR of its tensors along the network."""
-    title, *parts = document_from_layers(found)
+    title, *parts = document_from_layers(found, states)
     sections = [part for part in parts if isinstance(part, Section)]
     drawn = []
     for at, (section, build) in enumerate(zip(sections, found.builds, strict=True)):

@@ -15,7 +15,7 @@ import numpy as np
 from optpipe.backends.onnx_graph import find_selected_outputs
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import ModelCard, Task, card_from_file
-from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo
+from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo, OutputError, VerificationInfo
 from optpipe.core.errors import BadInputError, StageError, require_existing
 from optpipe.core.events import UNWATCHED, Listener, ProgressStep
 from optpipe.core.plan import for_workspace
@@ -93,6 +93,12 @@ def list_model_artifacts(model: Model, card: ModelCard, store: Store) -> list[En
         f"{card.name} has no build with these options in {store.workspace}\n"
         f"first run `{for_workspace(f'optpipe build {format_source(model.source)}')}` with the same options"
     )
+
+
+def list_states(store: Store) -> dict[str, OutputError]:
+    """By the id of an artifact, the error of the state after the steps of its last `build --steps`."""
+    checked = store.list_entries(VerificationInfo)
+    return {parent: state for each in checked for state in each.info.trajectory for parent in each.manifest.parents}
 
 
 def evaluate_artifacts(

@@ -212,7 +212,8 @@ def compare_tensors(
 
 def find_compiler_fault(
     source: MarkedNetwork,
-    build: MarkedNetwork,
+    compiled: MarkedNetwork,
+    plain: MarkedNetwork,
     inputs: Mapping[str, "NDArray[Any]"],
     tensor: str,
     limit_db: float,
@@ -222,14 +223,12 @@ def find_compiler_fault(
 
     The number of layers is doubled until they show it, then bisected. None if they do not show it.
     """
-    plain, both = build.plain, choose_tensors(source, build)
-    if plain is None:
-        return None
+    both = choose_tensors(source, compiled)
     at = both.index(tensor)
 
     def measure(width: int) -> tuple[OutputError, OutputError] | None:
         given = [*both[: at + 1 - width], *both[at + 1 :]]
-        (needed, run), (_, run_plain) = (each.cut([tensor], given) for each in (build, plain))
+        (needed, run), (_, run_plain) = (each.cut([tensor], given) for each in (compiled, plain))
         expected = source.cut(dict.fromkeys([tensor, *needed]))[1](inputs)
         errors = [
             pool_sums(tensor, sum_errors(expected[tensor], each({**inputs, **expected})[tensor]))
@@ -238,7 +237,7 @@ def find_compiler_fault(
         found, without = (math.inf if each.snr_db is None else each.snr_db for each in errors)
         shows = found < min(limit_db, without - COMPILER_LOSS_DB)
         if shows:
-            build.save(tensor, given, {**inputs, **expected}, folder)
+            compiled.save(tensor, given, {**inputs, **expected}, folder)
         return (errors[0], errors[1]) if shows else None
 
     fails, shown, width = 0, None, 1
@@ -300,10 +299,10 @@ def compare_layers(
         limit = -20 * math.log10(TOLERATED_RELATIVE_ERROR[info.precision])
         left_out = len([name for name in source.layers if name not in build.layers])
         diverged = BuildDivergence(info.label, entry.id, limit, divergences, left_out, build.hidden, marked)
-        if diverged.first is not None and build.plain is not None:
+        if diverged.first is not None and build.apart is not None:
             folder = store.workspace / "reproducers" / entry.id
             with listener.step(f"compile {diverged.first.tensor} apart"):
-                fault = find_compiler_fault(source, build, samples[0], diverged.first.tensor, limit, folder)
+                fault = find_compiler_fault(source, *build.apart, samples[0], diverged.first.tensor, limit, folder)
             if fault is not None:
                 diverged = replace(diverged, compiled=fault[0], uncompiled=fault[1], reproducer=str(folder))
         found.append(diverged)

@@ -332,7 +332,7 @@ def test_scores_drops_by_class_and_how_boxes_were_chosen() -> None:
         "shapes-detector", "s", "m", WeightsRecord("default:x", "0"), dataset, 0.01, rows, "/w/runs/evaluate-1",
         task="detection", scoring="yolov8 head, NMS outside the engine per class (IoU 0.5)",
     )  # fmt: skip
-    assert_golden(text_of(document_from_evaluation(found)), "evaluate-scores.txt")
+    assert_golden(text_of(document_from_evaluation(found, {})), "evaluate-scores.txt")
 
 
 def evaluation(kind="images", *, labeled=True):
@@ -354,5 +354,5 @@ def evaluation(kind="images", *, labeled=True):
 
 def test_an_evaluation():
     assert evaluation().status is ExitStatus.STAGE_FAILED
-    text = text_of(document_from_evaluation(evaluation()), document_from_evaluation(evaluation("texts", labeled=False)))
+    text = text_of(*(document_from_evaluation(each, {}) for each in (evaluation(), evaluation("texts", labeled=False))))
     assert_golden(text, "evaluate.txt")

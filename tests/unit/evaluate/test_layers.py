@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
+from onnx import numpy_helper
 from tests.fakes.emulation import register_emulation
 from tests.fakes.entries import artifact_info
 from tests.fakes.fp8_models import draw, export_quickly, measure_ranges
@@ -71,14 +73,18 @@ def good(tmp_path_factory):
     return path, card, mark_module(BuildRequest(card, Precision.FP32, path, Network, "cpu", {}, path.parent))
 
 
+def write_int8(path: Path, bad: Path, backend: str, fault: str = "") -> None:
+    graph = onnx.load(path)
+    placed = place_qdq(graph, "cpu" if backend == "onnxruntime" else "tensorrt")
+    ranges = measure_ranges(graph, placed.tensors, draw(SPEC))
+    ranges[SATURATED] = replace(ranges[SATURATED], amax=ranges[SATURATED].amax / (32 if fault else 1))
+    onnx.save(qdq_from_onnx(graph, placed, ranges), bad)
+
+
 def compare(backend: str, precision: str, fault: str, folder, good) -> BuildDivergence:
     (path, card, source), bad = good, folder / "bad.onnx"
     if precision == "int8":
-        graph = onnx.load(path)
-        placed = place_qdq(graph, "cpu" if backend == "onnxruntime" else "tensorrt")
-        ranges = measure_ranges(graph, placed.tensors, draw(SPEC))
-        ranges[SATURATED] = replace(ranges[SATURATED], amax=ranges[SATURATED].amax / (32 if fault else 1))
-        onnx.save(qdq_from_onnx(graph, placed, ranges), bad)
+        write_int8(path, bad, backend, fault)
     elif backend in ("onnxruntime", "tensorrt-rtx"):
         export_quickly(Network(fault), SPEC, bad)
     request = BuildRequest(card, Precision(precision), bad, partial(Network, fault), "cpu", {}, folder)
@@ -133,7 +139,7 @@ def test_a_planted_fault_is_named(backend, precision, fault, expected, tmp_path,
     assert found.first in found.worst[:2], "its layer alone has the error too"
     assert (found.marked.snr_db or 100) > 55
     assert fault != "range" or found.first.clipped > 0.1
-    html = render_html(page_from_layers(LayerComparison("small", "noise", 2, (found,), {"torch fp16": "no GPU"})))
+    html = render_html(page_from_layers(LayerComparison("small", "noise", 2, (found,), {"torch fp16": "no GPU"}), {}))
     assert html.count("its layer alone") > 0 < html.count("<svg")
     assert all(each in html for each in ("torch fp16: no GPU", f"{found.first.tensor} ({found.first.layer}): "))
 
@@ -155,15 +161,47 @@ def test_a_fault_of_the_compiler_is_cut_out_of_the_network(tmp_path, monkeypatch
     source, build = BACKENDS["inductor"].open_marked(artifact_info(precision="fp16", device="cpu"), request, Path())
     tensor = next(name for name, layer in source.layers.items() if "sigmoid" in layer)
     inputs = {"x": draw(SPEC)[:1].numpy()}
-    assert find_compiler_fault(source, build, inputs, tensor, 34, tmp_path) is None
+    assert find_compiler_fault(source, *build.apart, inputs, tensor, 34, tmp_path) is None
 
     monkeypatch.setattr(torch._inductor.config, "post_grad_custom_post_pass", break_sigmoids)
-    compiled, uncompiled = find_compiler_fault(source, build, inputs, tensor, 34, tmp_path)
+    compiled, uncompiled = find_compiler_fault(source, *build.apart, inputs, tensor, 34, tmp_path)
     assert compiled.snr_db < 10 < 50 < uncompiled.snr_db
     cut = torch.export.load(tmp_path / "subgraph.pt2").graph
     assert len([node for node in cut.nodes if node.op == "call_function"]) == 1, "the sigmoid alone"
     runpy.run_path(str(tmp_path / "reproduce.py"))
     assert float(capsys.readouterr().out.split("SNR ")[1].split(" dB")[0]) < 10
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt-rtx"])
+def test_a_fault_of_a_graph_compiler_is_cut_out_as_onnx(backend, tmp_path, good, monkeypatch, capsys) -> None:
+    """The layer `two` loses its INT8 weights wherever a graph is optimized."""
+    (path, card, _), bad, create = good, tmp_path / "bad.onnx", onnxruntime.InferenceSession
+
+    def lose_weights(graph, options, *more, **named):
+        model = onnx.load_from_string(graph) if isinstance(graph, bytes) else onnx.load(graph)
+        optimizes = options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        for each in (each for each in model.graph.initializer if optimizes and each.name.startswith("two.weight_q")):
+            each.CopyFrom(numpy_helper.from_array(np.zeros(each.dims, np.int8), each.name))
+        return create(model.SerializeToString(), options, *more, **named)
+
+    monkeypatch.setattr(TensorRTRTX, "load", staticmethod(run_without_gpu))
+    write_int8(path, bad, backend)
+    request = BuildRequest(card, Precision.INT8, bad, None, "cpu", {}, tmp_path)
+    made = BACKENDS[backend].build(request)
+    info = artifact_info(precision="int8", options=made.options, details=made.details, device="cpu")
+    source, build = BACKENDS[backend].open_marked(info, request, path)
+    inputs, folder = {"x": draw(SPEC)[:1].numpy()}, tmp_path / "reproducer"
+    assert find_compiler_fault(source, *build.apart, inputs, "/two/Conv_output_0", 10, folder) is None
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lose_weights)
+    compiled, uncompiled = find_compiler_fault(source, *build.apart, inputs, "/two/Conv_output_0", 10, folder)
+    assert compiled.snr_db < 10 < 20 < uncompiled.snr_db
+    cut = onnx.load(folder / "subgraph.onnx")
+    onnx.checker.check_model(cut, full_check=True)
+    assert [node.op_type for node in cut.graph.node].count("Conv") == 1, "the layer alone"
+    if backend == "onnxruntime":  # TensorRT-RTX compiles only on a GPU without the pipeline's own settings
+        runpy.run_path(str(folder / "reproduce.py"))
+        assert float(capsys.readouterr().out.split("SNR ")[1].split(" dB")[0]) < 10
 
 
 def test_an_unknown_tensor_has_a_nearest_one_and_an_if_is_reported(tmp_path) -> None:

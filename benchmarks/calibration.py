@@ -28,9 +28,8 @@ BATCH = 4
 OURS = {
     "optpipe max": ("max",),
     "optpipe percentile": ("percentile",),
-    "optpipe entropy": ("entropy",),
     "optpipe mse": ("mse",),
-    "optpipe all four": ("max", "percentile", "entropy", "mse"),
+    "optpipe all four": ("max", "percentile", "percentile-99.999", "mse"),
 }
 ORT = {"onnxruntime minmax": "MinMax", "onnxruntime entropy": "Entropy", "onnxruntime percentile": "Percentile"}
 MODELOPT = {"modelopt max": "max", "modelopt entropy": "entropy"}

@@ -32,9 +32,7 @@ def main(name: str = "digits") -> None:
         )
         card, graph = card_from_file(model.file(CARD)), onnx.load(model.file(ONNX))
         data, _ = load_calibration_data(model, None, None, 0, SilentListener())
-        tables = tables_from_entry(
-            calibrate_model(model, data, tuple(METHODS), TARGETS, "cpu", store, SilentListener())[0]
-        )
+        tables = tables_from_entry(calibrate_model(model, data, tuple(METHODS), TARGETS, store, SilentListener())[0])
         validation = image_set_from_path(Path(card.data["validation"]))[0]
         against = Fp32Reference(model, validation)
         predicted = against.task.take_as_truths(against.reference.values)

@@ -16,6 +16,7 @@ from optpipe.core.records import read_record
 from optpipe.evaluate.result import Evaluation
 from optpipe.models.inputs.task_data import require_task_data
 from optpipe.models.sources.libraries import HuggingFaceSource
+from optpipe.quantize.ranges import METHODS
 from tests.fakes.text_models import make_tokenizer, train
 from tests.integration.conftest import Ran, optpipe, require_three_verdicts
 
@@ -84,7 +85,7 @@ def test_from_texts_to_int8_its_accuracy_and_three_verdicts(run: Run, inside: Ru
     found = run("calibrate", model, *options).expect(0).document
     assert found["kind"] == "texts"
     assert found["set"]["count"] == 520
-    assert found["tables"].keys() == {"max", "percentile", "entropy", "mse"}
+    assert found["tables"].keys() == set(METHODS)
     assert found["sensitivity"]
     assert all(row["cost"]["drop_ci"] for row in found["sensitivity"]["layers"])
     table = found["tables"][found["compared"]["best"]]

@@ -27,7 +27,7 @@ from optpipe.models.inputs.image_set import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
 from optpipe.models.inputs.samples import choose_samples
 from optpipe.models.sources.resolve import format_source
-from optpipe.quantize.calibrated_graph import METHOD_CHOICE_IMAGES, TABLE, name_table_file, tables_from_entry
+from optpipe.quantize.calibrated_graph import CHOICE_SAMPLES, TABLE, name_table_file, tables_from_entry
 from optpipe.quantize.qdq import Target
 from optpipe.quantize.ranges import read_table, write_table
 from optpipe.quantize.sensitivity import compare_methods, lower_by_table, select_kept_layers
@@ -141,7 +141,7 @@ def _list_plans(
     changed = {name: value for name, value in given.items() if value != backend.merge_options({}, info.device)[name]}
     plan = BuildPlan((info.precision,), (backend,), named=True, device=info.device, options={backend.name: changed})
     if info.precision in CALIBRATED and graph.kind == GraphInfo.KIND and graph.info["method"] is not None:
-        few, target = draw_subset(samples, METHOD_CHOICE_IMAGES), graph.info["target"]
+        few, target = draw_subset(samples, CHOICE_SAMPLES), graph.info["target"]
         yield from _list_tables(exported, graph, target, build, plan, budget, few, store, listener)
     elif info.precision in BUDGETED and not backend.needs_module and info.mixed is None:
         yield replace(plan, budget=budget), ()

@@ -76,7 +76,7 @@ from optpipe.workspace.file_names import CALIBRATION_SET, CARD, MODELOPT_LOG, ON
 from optpipe.workspace.places import require_writable_folder
 from optpipe.workspace.store import Store
 
-CALIBRATION_REVISION = 3
+CALIBRATION_REVISION = 4
 TARGETS: tuple[Target, ...] = ("tensorrt", "cpu")
 
 
@@ -149,11 +149,11 @@ def calibrate_model(
     samples: SampleSet,
     methods: tuple[str, ...],
     targets: tuple[Target, ...],
-    device: Device,
     store: Store,
     listener: Listener,
 ) -> tuple[Entry[CalibrationInfo], bool]:
     """The store entry `calibration`: `set.json` and a table for each of `methods`; complete or absent."""
+    device: Device = "cuda" if list_gpus() else "cpu"
     card = card_from_file(model.file(CARD))
     about = SampleSetSummary(samples.name, samples.sha256, len(samples.files), samples.seed)
     recipe = {
@@ -184,6 +184,20 @@ def calibrate_model(
         return CalibrationInfo(card.name, about, methods, len(ranges[methods[0]]))
 
     return store.produce(CalibrationInfo, recipe, make, parents=(model.id,), listener=listener)
+
+
+CHOICE_SAMPLES = 64
+"""Samples on which the method is chosen whose graph keeps the outputs nearest to FP32's."""
+HELD_OUT_FROM = 4 * CHOICE_SAMPLES
+"""In a smaller set they give ranges too: ranges from fewer samples cost more than the choice on others gains (`benchmarks/README.md`)."""
+
+
+def hold_out(samples: SampleSet, methods: Sequence[str]) -> tuple[SampleSet, SampleSet]:
+    """The samples that give the ranges, and those that choose between `methods`."""
+    judge = draw_subset(samples, CHOICE_SAMPLES)
+    if len(methods) == 1 or len(samples.files) < HELD_OUT_FROM:
+        return samples, judge
+    return replace(samples, files=tuple(each for each in samples.files if each not in {*judge.files})), judge
 
 
 def name_table_file(method: str) -> str:
@@ -220,6 +234,7 @@ def _compute_ranges(
     tensors = tuple(name for name in order if name in wanted)
     first, _ = next(iterate_input_batches(model, card, samples, 1))
     size = fit_batch_size(card, choose_batch_size(model.file(ONNX), tensors, first, device))
+    samples = hold_out(samples, methods)[0]
     collector = Collector(model.file(ONNX), tensors, set(methods) != {"max"}, device)
     with listener.step(f"calibrate on {len(samples.files)} {samples.kind}", total=len(samples.files)) as step:
         for batch, count in iterate_input_batches(model, card, samples, size, by_length=True):
@@ -237,12 +252,6 @@ def _compute_ranges(
 
 REVISION = 5
 TABLE = "calibration-table.json"
-METHOD_CHOICE_IMAGES = 64
-"""Images on which a build chooses the method whose graph keeps the outputs nearest to FP32's."""
-
-
-def choose_calibration_device() -> Device:
-    return "cuda" if list_gpus() else "cpu"
 
 
 def make_calibrated_graph(
@@ -271,9 +280,9 @@ def make_calibrated_graph(
             )
         return graph_from_table(model, read_table(calibration), target, (), store, listener)
     samples, _ = load_calibration_data(model, calibration, None, 0, listener, held_out)
-    entry, _ = calibrate_model(model, samples, tuple(METHODS), (target,), choose_calibration_device(), store, listener)
+    entry, _ = calibrate_model(model, samples, tuple(METHODS), (target,), store, listener)
     tables = tables_from_entry(entry)
-    compared, _ = compare_methods(model, tables, draw_subset(samples, METHOD_CHOICE_IMAGES), target, store, listener)
+    compared, _ = compare_methods(model, tables, hold_out(samples, tuple(METHODS))[1], target, store, listener)
     best = tables[compared.info.best]
     if budget is None:
         return graph_from_table(model, best, target, (entry.id, compared.id), store, listener)
@@ -406,9 +415,10 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
         source = resolve_data(source, card, tokenizer, store, "calibrate --data", truncate=plan.truncate)
     exported, _ = export_model(model, store, listener, stored)
     samples, unreadable = load_calibration_data(exported, source, plan.count, plan.seed, listener)
-    entry, _ = calibrate_model(exported, samples, plan.methods, TARGETS, choose_calibration_device(), store, listener)
+    entry, _ = calibrate_model(exported, samples, plan.methods, TARGETS, store, listener)
     tables = tables_from_entry(entry)
-    compared, _ = compare_methods(exported, tables, samples, plan.target, store, listener)
+    judge = hold_out(samples, plan.methods)[1]
+    compared, _ = compare_methods(exported, tables, judge, plan.target, store, listener)
     _warn_of_drop(compared.info, listener)
     best = tables[compared.info.best]
     names = [CALIBRATION_SET, *(name_table_file(method) for method in plan.methods)]

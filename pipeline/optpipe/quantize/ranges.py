@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,56 +114,44 @@ _CHUNK = 1 << 20
 """Elements per step on the CPU: the temporaries stay in the cache and memory does not depend on the tensor."""
 
 
-Bins = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
-"""Lower edges, upper edges and counts of bins, in rising order."""
-
-
-def find_nonzero(counts: NDArray[np.int64]) -> Bins:
-    """The nonempty bins above zero of one sign's `counts`, or of both signs' sum."""
+def find_nonzero(counts: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Lower edges, upper edges and counts of the nonempty bins above zero, in rising order."""
     index = LOWEST + np.flatnonzero(counts[LOWEST:])
-    return compute_edges(index), compute_edges(index + 1), counts[index].astype(np.float64)
-
-
-def compute_edges(index: NDArray[np.intp]) -> NDArray[np.float64]:
-    """The smallest magnitude in the bins `index`."""
-    return (index.astype(np.uint32) << SHIFT).view(np.float32).astype(np.float64)
+    low, high = ((each.astype(np.uint32) << SHIFT).view(np.float32).astype(np.float64) for each in (index, index + 1))
+    return low, high, counts[index].astype(np.float64)
 
 
 def count_magnitudes(values: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Counts |x| of finite `values` of any shape by bin, without and with a minus sign, on the CPU: (2, BINS)."""
-    counts = np.zeros(2 * BINS, np.int64)
+    """Counts |x| of finite `values` of any shape by bin, on the CPU."""
+    counts = np.zeros(BINS, np.int64)
     flat = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
     for start in range(0, flat.size, _CHUNK):
-        part = flat[start : start + _CHUNK]
-        found = np.bincount((part >> SHIFT).view(np.int32))  # the sign is the leading bit
+        found = np.bincount((flat[start : start + _CHUNK] >> SHIFT & BINS - 1).view(np.int32))  # without the sign
         counts[: found.size] += found
-    return counts.reshape(2, BINS)
+    return counts
 
 
 def count_on_device(values: Any, counts: Any) -> None:
-    """Adds a torch float32 tensor's magnitudes to `counts`, (2 * BINS,) int64, on its device, without synchronization.
+    """Adds a torch float32 tensor's magnitudes to `counts`, (BINS,) int64, on its device, without synchronization.
 
     Zeros are not counted, so that half of the atomic additions after a ReLU do not queue at one address; they are the
     difference to the number of elements.
     """
     import torch
 
-    bins = (values.reshape(-1).view(torch.int32) >> SHIFT) & (2 * BINS - 1)
-    ones = ((bins & (BINS - 1)) >= LOWEST).to(torch.int64)
+    bins = (values.reshape(-1).view(torch.int32) >> SHIFT) & (BINS - 1)
+    ones = (bins >= LOWEST).to(torch.int64)
     spread = torch.where(ones.bool(), bins, torch.arange(bins.numel(), device=bins.device, dtype=torch.int32) % LOWEST)
     counts.scatter_add_(0, spread.to(torch.int64), ones)
 
 
-PERCENT = 99.99
-
-
-def find_percentile(statistics: TensorStatistics, percent: float = PERCENT) -> float:
+def find_percentile(statistics: TensorStatistics, percent: float = 99.99) -> float:
     """The range's bound, interpolated inside its bin and never above the largest value."""
     assert statistics.counts is not None
-    low, high, counts = find_nonzero(statistics.counts.sum(axis=0))
+    low, high, counts = find_nonzero(statistics.counts)
     if not counts.size:
         return 0.0
-    rank = percent / 100 * int(statistics.counts.sum()) - int(statistics.counts[:, :LOWEST].sum())
+    rank = percent / 100 * int(statistics.counts.sum()) - int(statistics.counts[:LOWEST].sum())
     below = np.concatenate([[0.0], np.cumsum(counts)])
     index = min(max(int(np.searchsorted(below, rank, side="left")) - 1, 0), counts.size - 1)
     share = min(max((rank - below[index]) / counts[index], 0.0), 1.0)
@@ -172,7 +161,7 @@ def find_percentile(statistics: TensorStatistics, percent: float = PERCENT) -> f
 # `mse`: the range whose INT8 grid has the smallest mean squared error, rounding and clipping together.
 #
 # It is the tensor's own error that is small, not the model's: outliers a thousand times higher than the rest outweigh
-# it by their squares, however little the next layer makes of them. There `percentile` and `entropy` do better.
+# it by their squares, however little the next layer makes of them. There `percentile` does better.
 
 
 LEVELS = 127
@@ -183,7 +172,7 @@ _SMALLEST = 1 / 1024
 def find_least_error(statistics: TensorStatistics) -> float:
     """The range's bound: a geometric search over three decades below the largest value, then a finer one around the best."""
     assert statistics.counts is not None
-    low, high, counts = find_nonzero(statistics.counts.sum(axis=0))
+    low, high, counts = find_nonzero(statistics.counts)
     if not counts.size:
         return 0.0
     values = (low + np.minimum(high, statistics.amax)) / 2
@@ -201,95 +190,19 @@ def _compute_errors(
     return [float(counts @ (values - np.minimum(np.rint(values / scale), LEVELS) * scale) ** 2) for scale in scales]
 
 
-# `entropy`: the range that loses the least information, by Kullback-Leibler divergence.
-#
-# After Migacz, "8-bit Inference with TensorRT" (GTC 2017): for each candidate bound the values below it, the clipped ones
-# added to the last bin, are the reference; the same bins merged into the levels of INT8 and spread out again over the
-# bins that hold something are the approximation. Zeros are left out: INT8 represents them exactly at any scale. The first bin
-# counts as full as the second, as in NVIDIA ModelOpt: an activation leaves many values near zero, which any scale keeps, and
-# they would decide the range alone. The signs have separate bins, as in ONNX Runtime's calibrator: one histogram of magnitudes
-# hides clipped values among others of the opposite sign (an image's bright pixels among its black background).
-
-
-ENTROPY_BINS = 2048
-ENTROPY_LEVELS = 128
-_STRIDE = 8
-_COMMON = 0.9999
-"""Share of the values above zero; rarer ones may be outliers."""
-_FARTHEST = 8
-"""The histogram ends at this multiple of the common values: with outliers farther out they would share too few bins."""
-_ROUNDING = 1e-12
-"""Bins with a smaller share are empty apart from rounding."""
-
-
-def find_least_divergence(statistics: TensorStatistics) -> float:
-    assert statistics.counts is not None
-    sides = [find_nonzero(each) for each in statistics.counts if each[LOWEST:].any()]
-    if not sides:
-        return 0.0
-    _, high, counts = find_nonzero(statistics.counts.sum(axis=0))
-    cumulated = np.cumsum(counts)
-    common = float(high[int(np.searchsorted(cumulated, _COMMON * cumulated[-1]))])
-    bound = min(statistics.amax, _FARTHEST * common)
-    bins = np.stack(
-        [rebin_linearly(low, np.minimum(high, statistics.amax), counts, bound) for low, high, counts in sides]
-    )
-    beyond = np.array([counts.sum() for _, _, counts in sides]) - bins.sum(axis=1)
-    bins[:, 0] = np.where(bins[:, 1] > 0, bins[:, 1], bins[:, 0])
-    ends = np.arange(ENTROPY_BINS, ENTROPY_LEVELS - 1, -_STRIDE)  # the widest of equals wins
-    losses = [compute_divergence(bins, int(end), beyond) for end in ends]
-    return float(bound * ends[int(np.argmin(losses))] / ENTROPY_BINS)
-
-
-def rebin_linearly(
-    low: NDArray[np.float64], high: NDArray[np.float64], counts: NDArray[np.float64], bound: float
-) -> NDArray[np.float64]:
-    """`counts` of the intervals [low, high) shared among BINS equal bins up to `bound`, in proportion to overlap."""
-    edges = np.linspace(0.0, bound, ENTROPY_BINS + 1)
-    positions = np.stack([low, np.maximum(high, low * (1 + 1e-12))], axis=1).reshape(-1)
-    cumulated = np.cumsum(counts)
-    heights = np.stack([cumulated - counts, cumulated], axis=1).reshape(-1)
-    bins = np.diff(np.interp(edges, positions, heights, left=0.0, right=float(cumulated[-1])))
-    return np.where(bins > _ROUNDING * cumulated[-1], bins, 0.0)
-
-
-def compute_divergence(bins: NDArray[np.float64], end: int, beyond: NDArray[np.float64]) -> float:
-    """The divergence of `bins`, (signs, BINS), clipped after `end`, from the same bins merged into LEVELS levels; both sum to one.
-
-    `beyond` is the mass above all bins, (signs,).
-    """
-    kept = bins[:, :end]
-    reference = kept.copy()
-    reference[:, -1] += bins[:, end:].sum(axis=1) + beyond
-    starts = np.arange(ENTROPY_LEVELS) * end // ENTROPY_LEVELS
-    holds = kept > 0
-    merged = np.add.reduceat(kept, starts, axis=1)
-    members = np.add.reduceat(holds.astype(np.float64), starts, axis=1)
-    level = np.repeat(merged / np.maximum(members, 1.0), np.diff(np.append(starts, end)), axis=1)
-    spread = np.where(holds, level, 0.0)
-    if spread.sum() == 0:
-        return float("inf")
-    p, q = reference / reference.sum(), spread / spread.sum()
-    both = p > 0
-    if np.any(q[both] == 0):  # only the last bin of a sign can have clipped values without others
-        q = np.maximum(q, 1e-12)
-    return float(np.sum(p[both] * np.log(p[both] / q[both])))
-
-
 METHODS: Mapping[str, Callable[[TensorStatistics], float]] = {
     "max": lambda statistics: statistics.amax,
     "percentile": find_percentile,
-    "entropy": find_least_divergence,
+    "percentile-99.999": partial(find_percentile, percent=99.999),
     "mse": find_least_error,
 }
-METHOD_CHOICES = (*METHODS, "all")
 MIN_AMAX = 2.0**-17
 """A range's lower bound: its INT8 step is 2**-24, the smallest FP16 number, so that no scale is ever zero."""
 
 
 def methods_from_text(text: str) -> tuple[str, ...]:
-    """Reads `all` or a comma-separated list such as `max,entropy`."""
-    names = choices_from_text(text, METHOD_CHOICES, "--method")
+    """Reads `all` or a comma-separated list such as `max,mse`."""
+    names = choices_from_text(text, (*METHODS, "all"), "--method")
     return tuple(METHODS) if "all" in names else names
 
 
@@ -339,7 +252,7 @@ class Collector:
                 list(pool.map(self._count, self.tensors, values))
 
     def _count(self, name: str, value: NDArray[np.float32]) -> None:
-        counts = self._counts.setdefault(name, np.zeros((2, BINS), np.int64))
+        counts = self._counts.setdefault(name, np.zeros(BINS, np.int64))
         counts += count_magnitudes(value)
 
     def _add_on_device(self, batch: Batch) -> None:
@@ -353,7 +266,7 @@ class Collector:
             self._extremes(name, low, high)
             if self.histograms:
                 if name not in self._counts:
-                    self._counts[name] = torch.zeros(2 * BINS + 1, dtype=torch.int64, device="cuda")
+                    self._counts[name] = torch.zeros(BINS + 1, dtype=torch.int64, device="cuda")
                 count_on_device(value, self._counts[name][:-1])
                 self._counts[name][-1] += value.numel()
 
@@ -372,14 +285,11 @@ class Collector:
         }
 
     def _read_counts(self, name: str) -> Any:
-        if not self.histograms:
-            return None
-        if self.device == "cpu":
-            return self._counts[name]
+        if not self.histograms or self.device == "cpu":
+            return self._counts.get(name)
         found = self._counts[name].cpu().numpy()
-        whole = found[:-1].reshape(2, BINS)
-        whole[0, 0] += found[-1] - whole.sum()  # the zeros, which the device does not count
-        return whole
+        found[0] += found[-1] - found[:-1].sum()  # the zeros, which the device does not count
+        return found[:-1]
 
 
 def open_exposed_session(graph: Path, tensors: Sequence[str], device: Device) -> Any:

@@ -164,19 +164,18 @@ def compare_methods(
     store: Store,
     listener: Listener,
 ) -> tuple[Entry[MethodsInfo], bool]:
-    """The store entry `methods`: the cost of the graph of every table on at most RANKING_IMAGES images."""
-    few = draw_subset(samples, RANKING_IMAGES)
+    """The store entry `methods`: the cost of the graph of every table."""
     found = {method: table.sha256 for method, table in tables.items()}
-    recipe = describe_recipe(model, few) | {"target": target, "tables": found}
+    recipe = describe_recipe(model, samples) | {"target": target, "tables": found}
 
     def make(_: object) -> MethodsInfo:
         graph, costs = load_onnx(model.file(ONNX)), {}
-        with listener.step("compare methods", total=(1 + len(tables)) * len(few.files)) as step:
-            against = Fp32Reference(model, few, step)
+        with listener.step("compare methods", total=(1 + len(tables)) * len(samples.files)) as step:
+            against = Fp32Reference(model, samples, step)
             for method, table in tables.items():
                 costs[method] = against.measure_cost(quantize_graph(graph, table, target)[0], step)
         order = make_cost_order(costs.values())
-        return MethodsInfo(len(few.files), costs, best=max(costs, key=lambda method: order(costs[method])))
+        return MethodsInfo(len(samples.files), costs, best=max(costs, key=lambda method: order(costs[method])))
 
     return store.produce(MethodsInfo, recipe, make, parents=(model.id,), listener=listener)
 

@@ -236,7 +236,7 @@ def test_a_quantized_model_cannot_become_fp16(tmp_path) -> None:
     np.savez(tmp_path / "tensors.npz", x=normal(16, 32))
     data, _ = load_calibration_data(entry, tmp_path / "tensors.npz", None, 0, SilentListener())
     with pytest.raises(BadInputError, match="net is quantized already; `optpipe build` with --precision int8"):
-        calibrate_model(entry, data, ("max",), ("cpu",), "cpu", store, SilentListener())
+        calibrate_model(entry, data, ("max",), ("cpu",), store, SilentListener())
     folded, _ = convert_to_precision(Precision.INT8, "cuda", entry, found, None, store, SilentListener())
     assert TensorProto.INT32 not in {each.data_type for each in onnx.load(folded.file(ONNX)).graph.initializer}
 

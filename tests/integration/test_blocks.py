@@ -78,6 +78,10 @@ def test_a_denoiser_takes_its_time_as_a_vector_and_as_one_number(tmp_path, insid
     assert (parity["steps"], state["name"]) == (4, f"sample after 4 steps (timestep from {start})")
     assert parity["passed"]
     assert 0 < state["relative"] < 0.5
+    shown = inside(
+        "evaluate", model, "--layers", "all", "--data", "validation.npz", "--workspace", "work", cwd=tmp_path
+    )
+    assert f"{state['name']}: {state['snr_db']:.0f}" in " ".join(shown.stdout.split())
 
 
 def test_fp16_of_a_denoiser_is_built_for_tensorrt_and_runs_in_inductor(tmp_path, inside):

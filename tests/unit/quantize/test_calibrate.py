@@ -14,11 +14,15 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import PrecisionCost
 from optpipe.core.transform import Decode, Pack, Transform
+from optpipe.models.inputs.rows import tensor_set_from_parts
 from optpipe.quantize.calibrated_graph import (
     CalibrationResult,
+    calibrate_model,
     document_from_calibration,
     graph_from_table,
+    hold_out,
     resolve_data,
+    tables_from_entry,
 )
 from optpipe.quantize.ranges import CalibrationTable, TensorRange
 from optpipe.quantize.sensitivity import LayerCost, MethodsInfo, SensitivityInfo
@@ -123,3 +127,18 @@ def test_a_calibration():
         sensitivity=SensitivityInfo(128, (LayerCost("conv1", cost, 1_200_000),), 10_000_000),
     )
     assert_golden(text_of(document_from_calibration(found)), "calibrate.txt")
+
+
+@pytest.mark.parametrize(
+    ("count", "methods", "apart"), [(256, ("max", "mse"), True), (255, ("max", "mse"), False), (256, ("max",), False)]
+)
+def test_ranges_come_from_other_samples_than_the_choice_if_there_are_enough(export, count, methods, apart) -> None:
+    stored, store = export
+    rows = np.random.default_rng(0).standard_normal((count, 16, 8, 8)).astype(np.float32)
+    drawn = hold_out(tensor_set_from_parts("rows", [{"x": rows}]), methods)[1]
+    rows[[int(each.path.partition(":")[2]) for each in drawn.files]] *= 100
+    samples = tensor_set_from_parts("rows", [{"x": rows}])
+    ranged, judge = hold_out(samples, methods)
+    assert (len(ranged.files), len(judge.files)) == (count - 64 * apart, 64)
+    entry, _ = calibrate_model(stored(), samples, methods, ("cpu",), store, SilentListener())
+    assert (tables_from_entry(entry)["max"].ranges["x"].high < 100) == apart

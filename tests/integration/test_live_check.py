@@ -1,7 +1,10 @@
 """A running Triton server against the deployment that it should serve; a proxy before it plants each fault."""
 
+import asyncio
 import json
 import shutil
+import ssl
+import subprocess
 from contextlib import suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -197,3 +200,47 @@ def test_tuning_moves_away_from_a_planted_delay_and_keeps_the_evidence(served, t
     first = json.loads((folder / "tuning.json").read_text())["steps"][0]
     assert list(first["shown_better"]) == ["1 instance, delay 0 µs, preferred []"]
     assert all(len(rounds) == tune.ROUNDS for rounds in first["rounds_ns"].values())
+
+
+@pytest.fixture
+def encrypted(served, tmp_path):
+    """`encrypted(protocol)`: the address of a TLS proxy whose certificate is in `tls.pem`."""
+    command = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2")
+    files = ("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "tls.key", "-out", tmp_path / "tls.pem")
+    subprocess.run((*command, *files), check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "tls.pem", tmp_path / "tls.key")
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, daemon=True).start()
+
+    async def copy(reader, writer):
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    def open_proxy(protocol):
+        async def forward(reader, writer):
+            beyond = await asyncio.open_connection(*served[{"https": 1, "grpcs": 2}[protocol]].split(":"))
+            await asyncio.gather(copy(reader, beyond[1]), copy(beyond[0], writer))
+
+        server = asyncio.run_coroutine_threadsafe(asyncio.start_server(forward, "127.0.0.1", 0, ssl=context), loop)
+        return f"{protocol}://127.0.0.1:{server.result(10).sockets[0].getsockname()[1]}"
+
+    yield open_proxy
+    loop.call_soon_threadsafe(loop.stop)
+
+
+@pytest.mark.parametrize("protocol", ["https", "grpcs"])
+def test_an_encrypted_server_is_checked_if_its_certificate_is_trusted(served, encrypted, tmp_path, protocol):
+    url = encrypted(protocol)
+    for trusted, status, said in (
+        ("", 5, "its certificate is not trusted"),
+        (tmp_path / "tls.key", 2, f"SSL_CERT_FILE={tmp_path}/tls.key: not a PEM file of certificates"),
+        (tmp_path / "tls.pem", 0, "PASS"),
+    ):
+        ran = optpipe("deploy", served[0], "--check", url, SSL_CERT_FILE=str(trusted), COLUMNS="200").expect(status)
+        assert said in " ".join((ran.stdout + ran.stderr).split())
+        assert len(ran.stderr.splitlines()) <= 2

@@ -82,7 +82,7 @@ def deploy(
 
     With --check DIR: exit status 2 if a file or setting is not as written, 3 if this machine is not the one of the evidence. With
     --check URL (http, https, grpc, grpcs) a running server gets the signed-off requests: 0 if it answers as signed off, 1 if it
-    does not, 5 if it cannot be reached or more requests are needed.
+    does not, 5 if it cannot be reached or more requests are needed; SSL_CERT_FILE names the CA to trust.
     """
     from optpipe.core.errors import ExitStatus, OptpipeError
     from optpipe.deploy.check import check_deployment

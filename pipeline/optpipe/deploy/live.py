@@ -101,6 +101,9 @@ def _replay_live(
     except StageError as error:
         lost = isinstance(error.__cause__, OSError) or "UNAVAILABLE" in str(error) or "DEADLINE" in str(error)
         why = str(error) if lost else f"not a server of the KServe v2 protocol: {error}"
+        _, untrusted, detail = why.rpartition("CERTIFICATE_VERIFY_FAILED")
+        if untrusted:
+            why = f"its certificate is not trusted ({detail.strip(']: ')}): SSL_CERT_FILE=FILE names the CA to trust"
         verdict = Verdict.INCONCLUSIVE if lost else Verdict.FAIL
         result = CriterionResult("server", verdict, why)
         return ProofRecord(url, {}, (), (), verdict, (result,))

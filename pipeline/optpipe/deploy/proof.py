@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from ssl import create_default_context
 from threading import Barrier, BrokenBarrierError, Semaphore, local
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import optpipe
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.errors import GateError, MissingError, StageError, first_line
+from optpipe.core.errors import BadInputError, GateError, MissingError, StageError, first_line
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
 from optpipe.core.verdict import CriterionResult, Verdict
@@ -257,9 +258,18 @@ def send_requests(
 
 
 def open_client(protocol: str, place: str, *, secure: bool = False) -> Client:
-    module = import_module(f"tritonclient.{protocol}")
-    limits = {} if protocol == "grpc" else {"connection_timeout": REQUEST_LIMIT_S, "network_timeout": REQUEST_LIMIT_S}
-    return module, module.InferenceServerClient(place, ssl=secure, **limits)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the error names a failed handshake
+    module, trusted = import_module(f"tritonclient.{protocol}"), (os.environ.get("SSL_CERT_FILE") if secure else None)
+    if trusted:
+        try:
+            create_default_context(cafile=trusted)
+        except OSError as error:
+            raise BadInputError(f"SSL_CERT_FILE={trusted}: not a PEM file of certificates: {error}") from error
+    if protocol == "grpc":
+        return module, module.InferenceServerClient(place, ssl=secure, root_certificates=trusted or None)
+    limits = {"connection_timeout": REQUEST_LIMIT_S, "network_timeout": REQUEST_LIMIT_S}
+    options = {"ca_certs": trusted} if trusted else None
+    return module, module.InferenceServerClient(place, ssl=secure, ssl_options=options, **limits)
 
 
 def replay(

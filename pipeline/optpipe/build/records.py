@@ -204,7 +204,7 @@ def _format_verification(parity: VerificationInfo | None) -> Cell:
         others = f", other outputs {text}" if parity.outputs else ""
         text = f"{parity.box_agreement:.1%} of the boxes agree{others}"
     if parity.top1_accuracy is not None:
-        source = f"source {parity.source_top1_accuracy:.2%}, {parity.samples} images"
+        source = f"source {parity.source_top1_accuracy:.2%}, {parity.samples:,} images"
         text += f", top-1 {parity.top1_accuracy:.2%} ({source})"
     elif parity.top1_agreement is not None:
         text += f", top-1 agreement {parity.top1_agreement:.1%}"
@@ -224,7 +224,7 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
     for text in sorted({f"{each.backend}: {each.why_not}" for each in artifacts if each.why_not}):
         yield Sentence(text, Tone.FAINT, "built, cannot run here")
     for data, samples in dict.fromkeys((each.data, each.samples) for each in verified):
-        yield Sentence(f"{samples} samples of {data}" if data else f"{samples} samples", Tone.PLAIN, "verified on")
+        yield Sentence(f"{samples:,} samples of {data}" if data else f"{samples:,} samples", Tone.PLAIN, "verified on")
     for selected in dict.fromkeys(each.selected for each in verified if each.selected):
         shown = [each for each in verified if each.selected == selected]
         why = f"NonMaxSuppression or TopK selects the rows of {', '.join(selected)}, so their order may differ"

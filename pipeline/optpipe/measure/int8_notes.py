@@ -75,7 +75,7 @@ def _make_reason(found: Measurement, other: Measurement, cause: str) -> Reason:
     both = f"{model} --backend {backend} --precision {precision},{found.subject.precision}"
     remedy = f"deploy {precision}, or find what prevents kernel fusion: optpipe profile {both}"
     if ours.value > theirs.value:
-        text += ", but the confidence intervals overlap: no significant speedup"
+        text += ", but the intervals overlap"
         pair = (found.subject.artifact, "--against", other.subject.artifact, "--metric", "throughput")
         remedy = f"compare them interleaved: {to_command('bench', *pair, *list_load_options(found.load))}"
     return Reason(
@@ -113,7 +113,7 @@ def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: flo
     interval = f"{100 * float(figure.value):+.2f} points [{100 * figure.low:+.2f}, {100 * figure.high:+.2f}]"
     return Note(
         f"{build.precision}-accuracy",
-        f"its accuracy drop ({interval}, {figure.about}) {said} the budget of {100 * budget:g} points",
+        f"its accuracy drop ({interval}, {figure.about}) {said} the {100 * budget:g}-point budget",
         f"`optpipe build {build.argument} --precision {build.precision} --budget {100 * budget:g}%` keeps sensitive layers in float"
         if figure.low > budget
         else f"evaluate on more: optpipe evaluate {build.argument} --data DIR",

@@ -308,7 +308,7 @@ def _judge_predictions(score: TaskScore | None, predicted: Agreement) -> Judgmen
         passed, unproven = max(-low, high) <= MAXIMUM_SCORE_CHANGE, f"too few images to prove a change within {limit}"
         room, half = MAXIMUM_SCORE_CHANGE - abs(score.drop), max(high - score.drop, score.drop - low)
     if passed:
-        return Judgment(Verdict.PASS, f"{said}, {predicted.images} images")
+        return Judgment(Verdict.PASS, f"{said}, {predicted.images:,} images")
     remedy = "inspect the worst images; more images will not help"
     if room > 0:  # an interval narrows with the root of the number
         needed = ceil(predicted.images * (half / room) ** 2)
@@ -477,7 +477,7 @@ def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> di
     remedy = "convert or remove them, then verify parity again"
     blockers = (Blocker(f"{refused} images could not be decoded", remedy),) if refused else ()
     weights = () if record.trained else (RANDOM_WEIGHTS,)
-    about = f"{rows.height} images"
+    about = f"{rows.height:,} images"
     found = {}
     if proof.top1_agreement is not None:
         share = Share(proof.top1_agreement.equal or 0, proof.top1_agreement.images)

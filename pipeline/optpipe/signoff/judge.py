@@ -345,7 +345,9 @@ def _judge_trust(dossier: Dossier, measured: Sequence[RecordedMeasurement]) -> I
     artifact, checked = dossier.artifact, dossier.verification
     info, record = artifact.info, _describe_record(artifact)
     if info.weights.trained:
-        weights = CriterionResult("trust.weights", Verdict.PASS, f"weights as given ({info.weights.source}), not drawn")
+        weights = CriterionResult(
+            "trust.weights", Verdict.PASS, f"weights as given ({info.weights.source}), not random"
+        )
     else:
         remedy = f"build with the weights you will ship: {suggest_build(dossier.build)}"
         weights = _doubt_trust("trust.weights", "the weights are random", remedy)
@@ -386,7 +388,7 @@ def _judge_outputs(dossier: Dossier) -> CriterionResult:
     if checked.recipe.get("artifact", {}).get("sha256") != hash_engine(dossier.artifact):
         return _doubt_trust(name, "the verified file differs from the one being judged", again)
     snr, whose = checked.info.snr_db, f" of {checked.info.data}" if checked.info.data else ""
-    seen = f"on {checked.info.samples} samples{whose} (reference: {checked.info.reference})"
+    seen = f"on {checked.info.samples:,} samples{whose} (reference: {checked.info.reference})"
     seen += f", SNR {format_snr(snr)}" if snr else ""
     if checked.info.box_agreement is not None:
         seen += f", {checked.info.box_agreement:.1%} of the boxes agree"
@@ -409,13 +411,13 @@ def _list_expiry(evidence: BuildEvidence) -> Iterator[str]:
     build = evidence.build
     yield f"the engine's sha256 is no longer {build.sha256}"
     place = evidence.measured[-1].environment if evidence.measured else Environment()
-    for key, name in (("gpu", "the GPU"), ("driver", "the driver"), ("cpu", "the CPU")):
-        value = place.get_fact(key)
-        if value != "none":
-            yield f"{name} is no longer {value}"
+    facts = {"gpu": "the GPU", "driver": "the driver", "cpu": "the CPU"}
     if build.backend in BACKENDS:
         package = BACKENDS[build.backend].package
-        yield f"{package} is no longer {place.get_fact(f'packages.{package}')}"
+        facts[f"packages.{package}"] = package
+    for key, name in facts.items():
+        if (value := place.get_fact(key)) != "none":
+            yield f"{name} is no longer {value}"
     for one in (group.newest for group in select_groups(LoadFilter(), evidence.measured)):
         built = replace(one.measurement.subject, options=build.options).settings
         used = one.measurement.subject.settings

@@ -229,7 +229,7 @@ def judge(workspace):
 
 def test_the_validation_set_goes_before_newer_data_and_is_named(judge) -> None:
     whole = {**VALIDATION, "validation": True}
-    assert judge(whole, TRAINING) == (0, "1000 images of digits/validation (aaaaaaaaaaaa)")
+    assert judge(whole, TRAINING) == (0, "1,000 images of digits/validation (aaaaaaaaaaaa)")
 
 
 def test_the_newest_evaluation_on_the_validation_set_counts_whatever_gave_it(judge) -> None:
@@ -237,12 +237,12 @@ def test_the_newest_evaluation_on_the_validation_set_counts_whatever_gave_it(jud
     assert judge(whole, same, TRAINING)[0] == 1
     assert judge(whole, {**whole, "sha256": "c" * 64}, TRAINING) == (
         1,
-        "1000 images of digits/validation (cccccccccccc)",
+        "1,000 images of digits/validation (cccccccccccc)",
     )
 
 
 def test_without_it_the_newest_counts_and_is_named(judge) -> None:
-    assert judge({**VALIDATION, "validation": False}, TRAINING) == (1, "1000 images of digits/train (bbbbbbbbbbbb)")
+    assert judge({**VALIDATION, "validation": False}, TRAINING) == (1, "1,000 images of digits/train (bbbbbbbbbbbb)")
 
 
 BRIGHTNESS = """

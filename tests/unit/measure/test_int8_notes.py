@@ -33,9 +33,9 @@ def test_causes_are_read_from_the_built_network(built) -> None:
 @pytest.mark.parametrize(("lost", "budget", "said"), [
     (0, None, None),
     (10, 0.03, None),
-    (10, None, "may exceed the budget of 1 points"),
-    (40, None, "exceeds the budget of 1 points"),
-    (40, 0.02, "exceeds the budget of 2 points"),
+    (10, None, "may exceed the 1-point budget"),
+    (40, None, "exceeds the 1-point budget"),
+    (40, 0.02, "exceeds the 2-point budget"),
 ])  # fmt: skip
 def test_a_drop_is_held_against_its_budget(built, lost, budget, said) -> None:
     workspace, slow, fast = built
@@ -92,7 +92,7 @@ def notes(*measurements):
         (
             [at("fp16", 100.0, (60.0, 140.0))],
             at("int8", 130.0, (90.0, 170.0)),
-            "the confidence intervals overlap: no significant speedup -> compare them interleaved: "
+            "but the intervals overlap -> compare them interleaved: "
             "optpipe bench a --against a --metric throughput --batch 8",
         ),
     ],

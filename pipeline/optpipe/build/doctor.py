@@ -120,4 +120,4 @@ def document_from_options(listing: Mapping[str, Sequence[Option]]) -> Document:
         choices = f" ({', '.join(each.choices)})" if each.choices else ""
         rows.append((f"{backend}.{each.name}", default, "build" if each.builds else "run", each.help + choices))
     name = Column("--option", ColumnKind.NAME)
-    return make_document([make_table((name, "default", "taken by", Column("description", rank=0)), rows)])
+    return make_document([make_table((name, "default", "taken by", Column("description", rank=2)), rows)])

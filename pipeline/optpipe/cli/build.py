@@ -178,7 +178,7 @@ def preprocess(
     output: Annotated[Path | None, Param("Folder for the picture of --against.", metavar="DIR")] = None,
     weights: Annotated[str, params.WEIGHTS] = "default",
 ) -> Outcome:
-    """Derive the model's DALI pipeline, prove its parity, and measure it."""
+    """Derive a model's DALI pipeline, and prove its parity."""
     from optpipe.core.errors import require_existing
     from optpipe.preprocess.document import document_from_against, document_from_preprocess
     from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing

@@ -280,13 +280,15 @@ def document_from_entry(found: EntryDetails) -> Document:
     packages = ", ".join(f"{name} {version}" for name, version in manifest.environment.packages.items())
     parents = ", ".join(dict.fromkeys(manifest.parents))
     verb = "made" if manifest.status == "complete" else manifest.status
-    seconds, files = format_duration(manifest.seconds * 1e9), manifest.files.items()
+    files = [(name, format_bytes(file.size_bytes), file.sha256) for name, file in manifest.files.items()]
     return make_document(
         [
             Sentence(f"{manifest.name}  {entry.model or ''}"),
-            Sentence(f"{verb} {manifest.started_utc[:19]} in {seconds} by  {manifest.command}"),
+            Sentence(
+                f"{verb} {manifest.started_utc[:19]} in {format_duration(manifest.seconds * 1e9)} by  {manifest.command}"
+            ),
             Sentence(parents, Tone.STRONG, "from") if parents else None,
-            *(Sentence(f"{file.sha256}  {format_bytes(file.size_bytes):>9}  {name}") for name, file in files),
+            make_table(("file", figure_column("size"), Column("sha256", rank=2)), files) if files else None,
             *(_describe_proof(proof, found) if (proof := info.get("precision_proof")) else ()),
             *_describe_mixed(found),
             Sentence(str(found.chosen), Tone.STRONG, "chosen") if found.chosen else None,

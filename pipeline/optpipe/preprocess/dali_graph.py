@@ -30,9 +30,7 @@ from optpipe.core.transform import compute_resized_sides as resized_sides
 Node = Any
 Sides = Any
 """Height and width in pixels: a tuple if the transform fixes them, otherwise a node with a vector of two int32."""
-
 Arguments = Mapping[str, Any]
-
 SUPPORT: dict[Interpolation, int] = {"nearest": 1, "bilinear": 1, "bicubic": 2, "lanczos": 3}
 """Half the width of each filter in pixels of the smaller scale; DALI has no other filters."""
 _TIE = 5e-5
@@ -60,13 +58,12 @@ class GraphImage:
 def require_translatable(transform: Transform) -> None:
     """Raises BadInputError with every step that DALI cannot reproduce."""
     reasons = []
-    for index, step in enumerate(transform.steps):
+    for number, step in enumerate(transform.steps, 1):
         if isinstance(step, Resize) and step.interpolation not in SUPPORT:
-            reasons.append(f"step {index + 1}, resize: DALI has no {step.interpolation} filter")
+            reasons.append(f"step {number}, resize: DALI has no {step.interpolation} filter")
         if isinstance(step, Resize) and step.interpolation == "bicubic" and not step.antialias:
-            reasons.append(
-                f"step {index + 1}, resize: torch's bicubic without antialias uses a = -0.75, DALI uses a = -0.5"
-            )
+            why = "torch's bicubic without antialias uses a = -0.75, DALI uses a = -0.5"
+            reasons.append(f"step {number}, resize: {why}")
     if reasons:
         raise BadInputError(f"DALI cannot reproduce this model's preprocessing: {'; '.join(reasons)}")
 
@@ -145,15 +142,12 @@ def _get_crop_window(image: GraphImage, crop: CenterCrop) -> Arguments:
 def apply_each_step(image: GraphImage, transform: Transform) -> Iterator[GraphImage]:
     geometry = transform.geometry
     for index, step in enumerate(geometry):
-        after = geometry[index + 1] if index + 1 < len(geometry) else None
-        image = _apply_step(image, step, after)
+        if isinstance(step, Resize):
+            after = geometry[index + 1] if index + 1 < len(geometry) else None
+            image = resize_image(image, step, border_hidden=is_border_hidden(step, after))
+        else:
+            image = crop_image(image, step)
         yield image
-
-
-def _apply_step(image: GraphImage, step: Resize | CenterCrop, after: Resize | CenterCrop | None) -> GraphImage:
-    if isinstance(step, Resize):
-        return resize_image(image, step, border_hidden=is_border_hidden(step, after))
-    return crop_image(image, step)
 
 
 def process_image(image: GraphImage, transform: Transform) -> Node:

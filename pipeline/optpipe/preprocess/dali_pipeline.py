@@ -325,9 +325,7 @@ Result = TypeVar("Result")
 HARDWARE_QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 """CUDA maps streams onto 8 hardware queues by default, and streams that share a queue wait for each other. DALI's decoder has
 26 streams: some waited for a whole enqueued inference, and nothing overlapped (on an H200 0.67 of inference alone
-with 8 queues, 0.90 with 32).
-"""
-
+with 8 queues, 0.90 with 32)."""
 _IMAGE_CODEC = {
     "nvImageCodec failure: '#3'": "the decoder reports a damaged file (nvImageCodec status 3)",
     "nvImageCodec failure: '#4'": "the decoder does not support this format (nvImageCodec status 4)",
@@ -361,7 +359,5 @@ def explain_failure(failure: JobFailure, limit_s: float) -> str:
         return f"killed by signal {-status}" + (" (out of host memory?)" if status == -9 else "")
     if "encountered:" not in stderr:
         return explain_dali_error(stderr) or f"exit status {status}"
-    way_out = (
-        "; `optpipe preprocess MODEL --images DIR` lists the files it cannot decode" if "fn.decoders" in stderr else ""
-    )
-    return f"DALI: {explain_dali_error(stderr)}{way_out}"
+    way_out = "; `optpipe preprocess MODEL --images DIR` lists the files it cannot decode"
+    return f"DALI: {explain_dali_error(stderr)}{way_out if 'fn.decoders' in stderr else ''}"

@@ -24,9 +24,7 @@ from optpipe.report.document import (
 
 def document_from_preprocess(record: PreprocessRecord) -> Document:
     parity, proof = record.parity, record.parity.proof
-    worst = [
-        f"{each.file} {each.image} (mean {each.mean_levels:.2f}, max {each.max_levels:.0f})" for each in parity.worst
-    ]
+    worst = [f"{one.file} {one.image} (mean {one.mean_levels:.2f}, max {one.max_levels:.0f})" for one in parity.worst]
     return make_document(
         [
             Sentence(f"{record.model}: {proof.reason}", TONES[proof.verdict], proof.verdict, remedy=proof.remedy or ""),

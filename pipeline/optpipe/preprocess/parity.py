@@ -102,9 +102,8 @@ def compare_images(
                 last = [_levels_from_tensor(each, transform) for each in (got[-1], wanted[-1])]
                 found = [_compute_difference(*each) for each in (*both, last)]
                 pixels.steps = [add_image(*each) for each in zip(pixels.steps, found, strict=True)]
-                compared.append(
-                    ComparedImage(name, wanted[-1], got[-1], float(found[-1].mean()), float(found[-1].max()))
-                )
+                mean, most = float(found[-1].mean()), float(found[-1].max())
+                compared.append(ComparedImage(name, wanted[-1], got[-1], mean, most))
             yield compared
 
 
@@ -203,9 +202,7 @@ def prove_parity(
     """Compares on `samples`; `infer` maps a batch of inputs to the model's outputs, the first of which is compared.
 
     `labels` are the samples' classes; `decoder` compares the predictions of a detector or segmenter. Raises BadInputError if DALI
-    decodes none of the images.
-
-    Returns the record, one row per image as `proof` describes, and the worst images.
+    decodes none of the images. Returns the record, one row per image as `proof` describes, and the worst images.
     """
     files = [(each.path, path) for each, path in zip(samples.files, samples.paths, strict=True)]
     truth = dict(zip((name for name, _ in files), labels, strict=True)) if labels is not None else {}
@@ -237,14 +234,9 @@ def prove_parity(
     rows = pl.concat(parts)
     if decoder:
         rows = decoder.add_columns(rows, *decoded)
+    task, refused = decoder.task if decoder else None, len(pixels.refused)
     record = ParityRecord(
-        proof_from_rows(
-            rows,
-            trained=trained,
-            classifies=classifies,
-            refused=len(pixels.refused),
-            task=decoder.task if decoder else None,
-        ),
+        proof_from_rows(rows, trained=trained, classifies=classifies, refused=refused, task=task),
         images=rows.height,
         steps=tuple(pixels.steps),
         far=sum(not is_near(*each) for each in zip(rows["mean_levels"], rows["max_levels"], strict=True)),
@@ -454,9 +446,8 @@ def compare_training_transform(
     if not kept:
         raise BadInputError(f"DALI could not decode any of the {len(paths)} images")
     verdict, changes, differences = Verdict.PASS, dict[str, str](), [card, dali]
-    reason = (
-        f"{training.text} equals the card's transform: no value differs by more than {TOLERANCE_LEVELS:g} of 255 levels"
-    )
+    most = f"{TOLERANCE_LEVELS:g} of 255 levels"
+    reason = f"{training.text} equals the card's transform: no value differs by more than {most}"
     if round(card.max_levels, 2) > TOLERANCE_LEVELS:
         with listener.step("explain"):
             changes, left = explain_difference(transform, [(paths[each.name], each.got) for each in kept])

@@ -231,10 +231,8 @@ def open_model_function(
                     parts.append(found[name] if boxes else found[name][: len(part)])
             if boxes:
                 for parts in outputs.values():
-                    longest = max(map(len, parts))
-                    parts[:] = [
-                        np.pad(each, [(0, longest - len(each)), *[(0, 0)] * (each.ndim - 1)])[None] for each in parts
-                    ]
+                    rows = max(map(len, parts))
+                    parts[:] = [np.pad(one, [(0, rows - len(one)), *[(0, 0)] * (one.ndim - 1)])[None] for one in parts]
             return {name: np.concatenate(parts) for name, parts in outputs.items()}
 
         yield infer

@@ -234,11 +234,8 @@ def judge_parity(
     A `blind` model has bit-identical outputs for different images, for example with a last layer of zeros.
     """
     if refused:
-        return Judgment(
-            Verdict.FAIL,
-            f"DALI cannot decode {refused} image(s) that the model's own loader can read",
-            "convert or remove them",
-        )
+        reason = f"DALI cannot decode {refused} image(s) that the model's own loader can read"
+        return Judgment(Verdict.FAIL, reason, "convert or remove them")
     if not finite:
         return Judgment(Verdict.FAIL, "the model's outputs contain NaN or Inf")
     snr = "bit-identical" if snr_db is None else f"SNR {snr_db:.1f} dB"
@@ -249,24 +246,15 @@ def judge_parity(
     if snr_db is not None and snr_db < SNR_FLOOR_DB:
         return Judgment(Verdict.FAIL, f"outputs differ: {snr}, below the minimum of {SNR_FLOOR_DB:.0f} dB")
     if blind:
-        return Judgment(
-            Verdict.INCONCLUSIVE,
-            "the model's outputs are the same for every image, so agreement proves nothing",
-            "use trained weights (--weights)",
-        )
+        reason = "the model's outputs are the same for every image, so agreement proves nothing"
+        return Judgment(Verdict.INCONCLUSIVE, reason, "use trained weights (--weights)")
+    judged = f"so judged by output error: {snr}, minimum {SNR_FLOOR_DB:.0f} dB"
     if not classifies:
-        return Judgment(
-            Verdict.PASS, f"not a classifier, so judged by output error: {snr}, minimum {SNR_FLOOR_DB:.0f} dB"
-        )
+        return Judgment(Verdict.PASS, f"not a classifier, {judged}")
     if trained:
-        return Judgment(
-            Verdict.INCONCLUSIVE,
-            f"the model predicts the same class for every image ({snr}), so agreement proves nothing",
-            "use images of several classes (--images)",
-        )
-    return Judgment(
-        Verdict.PASS, f"weights are random, so judged by output error: {snr}, minimum {SNR_FLOOR_DB:.0f} dB"
-    )
+        reason = f"the model predicts the same class for every image ({snr}), so agreement proves nothing"
+        return Judgment(Verdict.INCONCLUSIVE, reason, "use images of several classes (--images)")
+    return Judgment(Verdict.PASS, f"weights are random, {judged}")
 
 
 def _judge_by_agreement(found: Agreement) -> Judgment:

@@ -235,8 +235,6 @@ LOADS = (1.0, 0.9)
 ROUNDS = 2
 QUICK = 0.5
 """Measuring time of the search as a share of that of the winners."""
-
-
 QuickJobs = Callable[[Sequence[DaliPlan | LoaderPlan]], list[ThroughputJob]]
 
 
@@ -445,9 +443,7 @@ def has_enough_batches(
     if elapsed_s >= patience * seconds:
         return len(batch_ns) >= max(group, MIN_BATCHES_AT_TIMEOUT)
     rounds = len(batch_ns) // group
-    if elapsed_s < seconds or rounds < MIN_ROUNDS or len(batch_ns) < MIN_BATCHES:
-        return False
-    if rounds % LOOK_EVERY:
+    if elapsed_s < seconds or rounds < MIN_ROUNDS or len(batch_ns) < MIN_BATCHES or rounds % LOOK_EVERY:
         return False
     found = compute_rate_interval(batch_ns, group, 1)
     return found is not None and found[1] - found[0] <= STEADY * (found[0] + found[1])

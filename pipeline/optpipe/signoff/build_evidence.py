@@ -309,11 +309,8 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
     if name != "memory":
         return seen
     # a process that needs more memory ends a service: judge the largest, up to the bound for the next process
-    bound, about = (
-        predict_next_upper_bound(values, evidence.confidence),
-        f"{about}; the peak, with a margin for one more process",
-    )
-    peak = max(values)
+    bound, peak = predict_next_upper_bound(values, evidence.confidence), max(values)
+    about += "; the peak, with a margin for one more process"
     return replace(seen, value=peak, low=peak, high=max(peak, bound) if bound else None, about=about, tail=None)
 
 

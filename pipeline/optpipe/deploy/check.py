@@ -107,12 +107,10 @@ def find_configuration_problems(
         yield from find_tensor_differences(config, name, inputs, outputs)
         if name in labeled:
             yield from _check_labels(models / name, config, record.labels)
+        steps = [each.model_name for each in config.ensemble_scheduling.step]
         if name != record.ensemble:
             yield from _check_warm_up(models / name, config, [each.name for each in inputs])
-        elif (steps := [each.model_name for each in config.ensemble_scheduling.step]) != [
-            record.preprocessing,
-            record.engine,
-        ]:
+        elif steps != [record.preprocessing, record.engine]:
             yield f"{name}: runs {', '.join(steps)}, not {record.preprocessing}, {record.engine}"
     if (backend := engine.backend) != serving.triton_backend:
         yield f"{record.engine}: backend '{backend}' in {CONFIG}, '{serving.triton_backend}' for an artifact of {record.backend}"

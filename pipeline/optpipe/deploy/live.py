@@ -105,8 +105,7 @@ def _replay_live(
         if untrusted:
             why = f"its certificate is not trusted ({detail.strip(']: ')}): SSL_CERT_FILE=FILE names the CA to trust"
         verdict = Verdict.INCONCLUSIVE if lost else Verdict.FAIL
-        result = CriterionResult("server", verdict, why)
-        return ProofRecord(url, {}, (), (), verdict, (result,))
+        return ProofRecord(url, {}, (), (), verdict, (CriterionResult("server", verdict, why),))
     server = f"{about.get('name', 'server')} {about.get('version')} at {url}"
     found = [CriterionResult("server", Verdict.PASS, f"answers over {protocol}")]
     expected = list(list_expected(checked.folder, record, checked.card))

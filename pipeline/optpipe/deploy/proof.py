@@ -51,9 +51,7 @@ def loads_from_policy(policy: Policy, largest: int) -> dict[LoadSpec, list[Crite
     found: dict[LoadSpec, list[Criterion]] = {}
     for each in policy.criteria:
         where = each.where
-        if each.section == "latency" and (
-            where.scenario is None or where.scenario in (Scenario.SINGLE_STREAM, Scenario.SERVER)
-        ):
+        if each.section == "latency" and where.scenario in (None, Scenario.SINGLE_STREAM, Scenario.SERVER):
             size = min(where.batch_size or 1, max(largest, 1))
             scenario = where.scenario or Scenario.SINGLE_STREAM
             rate = None if where.rate is None else float(where.rate)
@@ -105,31 +103,24 @@ def prove_deployment(
     not load the repository or dies, and MissingError without tritonclient.
     """
     require_tritonclient()
-    entry = entry_from_folder(checked.folder / MODELS / checked.record.engine / "1", ArtifactInfo)
+    name, source = checked.record.engine, checked.folder / MODELS / checked.record.engine
+    entry = entry_from_folder(source / "1", ArtifactInfo)
     if (blocker := BACKENDS[entry.info.backend].find_run_blocker(entry.info)) is not None:
-        raise MissingError(
-            f"{checked.record.engine} cannot run on this machine, so nothing can be proven here: {blocker}"
-        )
+        raise MissingError(f"{name} cannot run on this machine, so nothing can be proven here: {blocker}")
     with store.scratch("prove") as folder:
         scratch = folder.resolve()  # the server's processes have other working directories
         models = arrange_models(checked, program, scratch / MODELS)
-        largest = read_config(checked.folder / MODELS / checked.record.engine / CONFIG).max_batch_size
+        largest = read_config(source / CONFIG).max_batch_size
         with listener.step("in-process outputs"):
-            engine = open_artifact(
-                checked.folder / MODELS / checked.record.engine / "1", checked.record.options, largest
-            )
+            engine = open_artifact(source / "1", checked.record.options, largest)
             expected = list(list_expected(checked.folder, checked.record, checked.card, engine))
-        with (
-            listener.step("tritonserver") as step,
-            run_server(program, scratch / MODELS, scratch) as (http, grpc, server),
-        ):
+        with listener.step("tritonserver") as step, run_server(program, scratch / MODELS, scratch) as (*places, server):
             comparisons: list[Comparison] = []
-            for protocol, place in zip(PROTOCOLS, (http, grpc), strict=True):
+            for protocol, place in zip(PROTOCOLS, places, strict=True):
                 client = open_client(protocol, place)
                 for model in dict.fromkeys(each.model for each in expected):
-                    found, judged = replay(
-                        checked, client, protocol, [each for each in expected if each.model == model]
-                    )
+                    asked = [each for each in expected if each.model == model]
+                    found, judged = replay(checked, client, protocol, asked)
                     for one in (each for each in judged if each.verdict is not Verdict.PASS):
                         raise (StageError if one.name.startswith("answers") else GateError)(one.reason)
                     comparisons.append(found)

@@ -76,9 +76,8 @@ def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) 
     program = sys.executable if path is None else str(find_python(path, "--python"))
     source = scratch / "source"
     source.mkdir(exist_ok=True)
-    if not (
-        source / "optpipe"
-    ).exists():  # link only optpipe: site-packages would bring this environment's runtime along
+    # link only optpipe: site-packages would bring this environment's runtime along
+    if not (source / "optpipe").exists():
         (source / "optpipe").symlink_to(Path(optpipe.__file__).parent)
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
     inherited = [kept["PYTHONPATH"]] if path is None and "PYTHONPATH" in kept else []
@@ -235,6 +234,5 @@ def _prepare(
     artifact = StoredArtifact(build.artifact, build.card, model, build.samples)
     found = prepare_subject(artifact, BenchPlan(load), store, pool, scratch / "inputs", scratch / "run", load.length)
     arguments = {**found.session.arguments, "workspace": str(store.workspace.absolute())}
-    return replace(found, session=replace(found.session, arguments=arguments)).with_options(
-        group.newest.measurement.subject.options
-    )
+    options = group.newest.measurement.subject.options
+    return replace(found, session=replace(found.session, arguments=arguments)).with_options(options)

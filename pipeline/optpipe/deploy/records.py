@@ -152,13 +152,12 @@ def document_from_deployment(found: DeployResult) -> Document:
     prove = shlex.join(["optpipe", "deploy", "--check", found.folder, "--prove"])
     because = f"deployed on {dossier.verdict} because: {dossier.because}"
     without = f"not set, because Triton's backend has no such setting: {', '.join(record.not_carried)}"
+    choices = [(each.setting, each.value, each.source) for each in record.choices]
     return make_document(
         [
             Sentence(f"{built} for {record.target}, from dossier {dossier.name}"),
             Sentence(because, Tone.DOUBTFUL) if dossier.because else None,
-            make_table(
-                ("setting", "value", "from"), [(each.setting, each.value, each.source) for each in record.choices]
-            ),
+            make_table(("setting", "value", "from"), choices),
             Sentence(without, Tone.DOUBTFUL) if record.not_carried else None,
             Sentence(f"passport: {record.triton}", Tone.FAINT) if to_server else None,
             *(Sentence(each, Tone.DOUBTFUL, "differs from the evidence") for each in found.differences),
@@ -172,20 +171,12 @@ def document_from_deployment(found: DeployResult) -> Document:
 def _describe_proof(proof: ProofRecord) -> Iterator[Sentence | Table]:
     tone, label = (Tone.DOUBTFUL, "PROVEN IN PART") if proof.notes else (Tone.GOOD, "PROVEN")
     yield Sentence(f"on {proof.server}", tone, label)
-    yield make_table(
-        ["model", "protocol", *figure_columns("requests", "bit-identical", "largest error"), "predictions"],
-        [
-            (
-                each.model,
-                each.protocol,
-                str(each.requests),
-                str(each.equal_bits),
-                "0" if each.relative_error == 0 else f"{each.relative_error:.1e}",
-                each.predictions,
-            )
-            for each in proof.comparisons
-        ],
-    )
+    rows = []
+    for each in proof.comparisons:
+        error = "0" if each.relative_error == 0 else f"{each.relative_error:.1e}"
+        rows.append((each.model, each.protocol, str(each.requests), str(each.equal_bits), error, each.predictions))
+    figures = figure_columns("requests", "bit-identical", "largest error")
+    yield make_table(["model", "protocol", *figures, "predictions"], rows)
     yield from (Sentence(f"{model}: {proven}", Tone.FAINT) for model, proven in proof.models.items())
     yield from (Sentence(each, Tone.DOUBTFUL) for each in proof.notes)
 

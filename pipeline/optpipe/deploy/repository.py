@@ -196,9 +196,8 @@ def write_deployment(build: SignedBuild, output: Path, store: Store, target: Lit
         write_bytes(scratch / POLICY, build.policy.source)
         write_bytes(scratch / DEPLOYMENT, json_from_record(replace(record, target=target)))
         if target != "folder" and backend.find_run_blocker(build.artifact.info) is None:
-            with suppress(
-                OptpipeError, RuntimeError, ValueError
-            ):  # a check then compares with the source model's alone
+            # without them a check compares with the source model's alone
+            with suppress(OptpipeError, RuntimeError, ValueError):
                 record_outputs(scratch, record, build.card)
         finish_dossier(scratch, output)
 
@@ -243,10 +242,8 @@ def write_requests(build: SignedBuild, images: Mapping[str, tuple[Path, int | No
 
     known = reference_from_file(build.samples.file(REFERENCE))
     by_boxes = build.verification.info.by_boxes if build.verification else ()
-    first = {each.name: each.batch for each in build.card.inputs} | {
-        each.name: each.batch for each in build.card.outputs
-    }
-
+    first = {each.name: each.batch for each in build.card.inputs}
+    first |= {each.name: each.batch for each in build.card.outputs}
     rows = {
         f"{side}:{name}": array[:REQUEST_ROWS] if first.get(name, 0) == 0 else array
         for side, arrays in (("input", known.inputs), ("output", known.outputs))

@@ -62,16 +62,14 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
     Raises BadInputError if the dossier fails verification or a file is missing, GateError for anything except an unqualified PASS
     without `because`.
     """
-    verified = verify_dossier(folder)
-    dossier, verdict, evidence = verified.require_intact()
+    dossier, verdict, evidence = verify_dossier(folder).require_intact()
     require_pass(folder, verdict, because, "deploy it")
     waived = tuple(one.name for one in verdict.waived)
     artifact = _find_signed_entry(dossier, store)
     model = store.find(artifact.manifest.parents[0], ModelInfo)
     card = card_from_file(store.verify_entry(model, CARD).file(CARD))
-    reference = DossierReference(
-        verdict.dossier_name, dossier.files.hash(SUMS), verdict.verdict, waived, because if because else None
-    )
+    digest = dossier.files.hash(SUMS)
+    reference = DossierReference(verdict.dossier_name, digest, verdict.verdict, waived, because or None)
     return SignedBuild(
         folder=folder,
         reference=reference,
@@ -111,10 +109,8 @@ def _find_samples(
     found = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
     way_out = "build it again"
     if verification is not None and (own := verification.recipe.get("reference")) is not None:
-        found, way_out = (
-            [each for each in found if each.id == own],
-            f"build it again: `{for_workspace(verification.manifest.command)}`",
-        )
+        found = [each for each in found if each.id == own]
+        way_out = f"build it again: `{for_workspace(verification.manifest.command)}`"
     if not found:
         raise BadInputError(f"the reference outputs of {model.info.name} are not in {store.workspace}; {way_out}")
     return store.verify_entry(found[-1], REFERENCE)

@@ -88,11 +88,8 @@ def tune_deployment(
     tried, steps, server = {best}, list[dict[str, object]](), ""
     while candidates := [each for each in dict.fromkeys(_list_neighbors(best, config)) if each not in tried]:
         tried |= set(candidates)
-        seed = randbits(32)
-        with (
-            listener.step(f"{len(candidates)} candidates and {_describe(best)}, {about}"),
-            store.scratch("tune") as scratch,
-        ):
+        seed, text = randbits(32), f"{len(candidates)} candidates and {_describe(best)}, {about}"
+        with listener.step(text), store.scratch("tune") as scratch:
             names = {each: f"candidate_{number}" for number, each in enumerate((best, *candidates))}
             _write_candidates(checked, program, names, scratch.resolve() / MODELS)
             with run_server(program, scratch.resolve() / MODELS, scratch.resolve()) as (_, url, server):

@@ -98,13 +98,11 @@ def _sum_up(record: SweepRecord) -> Iterator[Sentence]:
 def document_from_merge(record: MergeRecord) -> Document:
     count = len(record.conflicts)
     total = f"{len(record.sources)} workspace{'' if len(record.sources) == 1 else 's'}"
+    conflicts = f"{count} conflict{'' if count == 1 else 's'}"
     return make_document(
         [
             *(Sentence(each, Tone.DOUBTFUL, "conflict") for each in record.conflicts),
             *(Sentence(each, Tone.BAD, "not merged") for each in record.damaged),
-            Sentence(
-                f"{total}: {record.added} added, {record.present} already here, "
-                f"{count} conflict{'' if count == 1 else 's'}"
-            ),
+            Sentence(f"{total}: {record.added} added, {record.present} already here, {conflicts}"),
         ]
     )

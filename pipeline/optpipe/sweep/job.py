@@ -76,13 +76,9 @@ class Cell:
         """Identifies the cell. A model or calibration set of known content counts by its content, not its name."""
         asked = plain_from_record(self)
         del asked["load"]["images"]  # not asked: the measurement records it
-        files = self.recipe.files
-        named = (
-            *(("model", "weights") if "model" in files else ()),
-            *(("calibration",) if "calibration" in files else ()),
-        )
-        for name in named:
-            del asked["recipe"][name]
+        for name, file in (("model", "model"), ("weights", "model"), ("calibration", "calibration")):
+            if file in self.recipe.files:
+                del asked["recipe"][name]
         return hash_value(asked)[:KEY_LENGTH]
 
 

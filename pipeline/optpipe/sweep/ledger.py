@@ -78,10 +78,8 @@ def _read_records(workspace: Path, prefix: str) -> Iterator[JobRecord]:
 def record_from_entry(entry: Entry[JobRecord]) -> JobRecord:
     """Raises BadInputError if the content does not match the hash in the entry's name."""
     record = replace(entry.info, environment=entry.manifest.environment)
-    written = {
-        **entry.manifest.info,
-        "environment": plain_from_record(record.environment),
-    }  # another version has other fields
+    # another version has other fields
+    written = {**entry.manifest.info, "environment": plain_from_record(record.environment)}
     if entry.path.name != f"{JobRecord.KIND}-{record.key}-{hash_value(written)[:_HASH_LENGTH]}":
         raise BadInputError(f"{entry.path} was changed: its content has another hash than its name")
     return record
@@ -147,13 +145,8 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
                     found[name] += lines
     for text in list_conflicts(read_jobs(store.workspace)):
         listener.warn(f"{text}; the done one counts")
-    return MergeRecord(
-        tuple(map(str, sources)),
-        len(found["added"]),
-        len(found["present"]),
-        tuple(found["conflicts"]),
-        tuple(found["damaged"]),
-    )
+    conflicts, damaged = tuple(found["conflicts"]), tuple(found["damaged"])
+    return MergeRecord(tuple(map(str, sources)), len(found["added"]), len(found["present"]), conflicts, damaged)
 
 
 def take_in(source: Path, store: Store, *, trusted: bool = True) -> dict[str, list[str]]:

@@ -32,8 +32,6 @@ STOP_S = 15.0
 """Seconds for a task to end in order."""
 _SETTLE_S = 3.0
 """Seconds until the driver no longer lists a process that has ended or was killed."""
-
-
 PROGRAM = (sys.executable, "-m", "optpipe.sweep.task")
 """Called with the paths of the task and the outcome."""
 
@@ -46,17 +44,15 @@ class LocalExecutor:
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(max_workers=1024)
 
-    def start(self, task: Task, slot: Slot) -> "Future[Result]":
+    def start(self, task: Task, slot: Slot) -> Future[Result]:
         """Waits in a thread for the slot's locks, then for the task's end."""
         task = replace(task, workspace=str(self.workspace))
         return self._pool.submit(run_exclusively, task, slot, self.options, self._stop, self.program)
 
-    def poll(
-        self, running: Collection["Future[Result]"], timeout_s: float
-    ) -> Iterator[tuple["Future[Result]", Result]]:
+    def poll(self, running: Collection[Future[Result]], timeout_s: float) -> Iterator[tuple[Future[Result], Result]]:
         yield from ((each, each.result()) for each in wait(running, timeout_s, FIRST_COMPLETED).done)
 
-    def cancel(self, running: Collection["Future[Result]"]) -> Collection["Future[Result]"]:
+    def cancel(self, running: Collection[Future[Result]]) -> Collection[Future[Result]]:
         """Interrupts the tasks; they end within STOP_S and may still give a measurement."""
         self._stop.set()
         return running

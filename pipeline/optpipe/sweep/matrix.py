@@ -93,12 +93,8 @@ def require_sound(matrix: Matrix) -> None:
     if not matrix.max_cv > 0:
         raise BadInputError(f"max_cv {matrix.max_cv:g}: must be positive")
     count = len(matrix.models) * len(matrix.precisions) * len(matrix.backends) * len(matrix.batches)
-    count *= (
-        max(1, len(matrix.lengths))
-        * len(matrix.options)
-        * max(1, len(matrix.gpus))
-        * (len(matrix.scenarios) + len(matrix.rates))
-    )
+    count *= max(1, len(matrix.lengths)) * len(matrix.options) * max(1, len(matrix.gpus))
+    count *= len(matrix.scenarios) + len(matrix.rates)
     if count > LARGEST:
         raise BadInputError(f"the matrix has about {count:,} cells; the limit is {LARGEST:,}: split it")
 

@@ -94,10 +94,8 @@ def _learn_times(records: Sequence[JobRecord]) -> _Times:
     times: dict[tuple[str, ...], list[float]] = {}
     for one in records:
         if one.run is not None and one.seconds > 0:
-            recipe = one.cell.recipe
-            share = one.seconds / _weigh(one.cell)
-            for key in _list_likenesses(recipe):
-                times.setdefault(key, []).append(share)
+            for key in _list_likenesses(one.cell.recipe):
+                times.setdefault(key, []).append(one.seconds / _weigh(one.cell))
     return times
 
 

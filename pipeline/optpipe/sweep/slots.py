@@ -83,9 +83,8 @@ def list_cpu_slots(environment: Environment, cpus: Sequence[int], count: int) ->
     one = replace(environment, cpu_count=len(parts[0]) if not whole else environment.cpu_count)
     fingerprint = compute_fingerprint(one, None, None)
     names = [CPU if whole else f"{CPU}-{part[0]}-{part[-1]}" for part in parts]
-    return tuple(
-        Slot(name, CPU, part, fingerprint, one, part=not whole) for name, part in zip(names, parts, strict=True)
-    )
+    named = zip(names, parts, strict=True)
+    return tuple(Slot(name, CPU, part, fingerprint, one, part=not whole) for name, part in named)
 
 
 def divide_cpus(cpus: Sequence[int], near: Sequence[Collection[int]]) -> list[tuple[int, ...]]:

@@ -126,9 +126,8 @@ def _suggest_wider(cell: Cell, artifact: StoredArtifact) -> str:
     """The sweep of `cell` with a profile that includes its batch size: no sweep takes a build of `optpipe build`."""
     size, (low, usual, high) = cell.load.batch_size, artifact.card.batch_range
     words = ("--precision", cell.recipe.precision, "--backend", cell.recipe.backend, "--gpu", cell.kind)
-    return to_command(
-        "sweep", cell.recipe.model, *words, batch=size, profile=f"{min(low, size)}:{usual}:{max(high, size)}"
-    )
+    profile = f"{min(low, size)}:{usual}:{max(high, size)}"
+    return to_command("sweep", cell.recipe.model, *words, batch=size, profile=profile)
 
 
 def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store) -> dict[str, CellOutcome]:

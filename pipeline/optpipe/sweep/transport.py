@@ -40,11 +40,8 @@ def list_all(workspace: Path) -> tuple[str, ...]:
     for path in (workspace / "runs").glob("*/"):
         if (path / "manifest.json").is_file() and (problems := load_run(path).find_problems()):
             raise StageError(f"run {path.name}: {problems[0]}")
-    return tuple(
-        str(path.relative_to(workspace))
-        for path in sorted(workspace.glob("*/*"))
-        if path.parts[-2] in ("store", "runs")
-    )
+    paths = sorted(path for folder in ("store", "runs") for path in (workspace / folder).glob("*"))
+    return tuple(str(path.relative_to(workspace)) for path in paths)
 
 
 def pack(workspace: Path, names: Iterable[str]) -> Iterator[bytes]:

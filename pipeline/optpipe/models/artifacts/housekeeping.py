@@ -279,14 +279,12 @@ def document_from_entry(found: EntryDetails) -> Document:
     weights = info.get("weights")
     packages = ", ".join(f"{name} {version}" for name, version in manifest.environment.packages.items())
     parents = ", ".join(dict.fromkeys(manifest.parents))
-    verb = "made" if manifest.status == "complete" else manifest.status
+    verb, took = "made" if manifest.status == "complete" else manifest.status, format_duration(manifest.seconds * 1e9)
     files = [(name, format_bytes(file.size_bytes), file.sha256) for name, file in manifest.files.items()]
     return make_document(
         [
             Sentence(f"{manifest.name}  {entry.model or ''}"),
-            Sentence(
-                f"{verb} {manifest.started_utc[:19]} in {format_duration(manifest.seconds * 1e9)} by  {manifest.command}"
-            ),
+            Sentence(f"{verb} {manifest.started_utc[:19]} in {took} by  {manifest.command}"),
             Sentence(parents, Tone.STRONG, "from") if parents else None,
             make_table(("file", figure_column("size"), Column("sha256", rank=2)), files) if files else None,
             *(_describe_proof(proof, found) if (proof := info.get("precision_proof")) else ()),

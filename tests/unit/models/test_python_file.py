@@ -9,6 +9,7 @@ from optpipe.core.entries import WeightsRequest, weights_from_text
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Resize
 from optpipe.models.export.exported import Model
+from optpipe.models.sources import python_file
 from optpipe.models.sources.python_file import PythonFileSource
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.preprocess.preprocess import require_image_transform
@@ -182,18 +183,21 @@ def test_what_lies_beside_the_file_is_found_and_the_path_is_left_as_it_was(folde
     assert set(loaded.code_identity["files"]) == files
 
 
-def test_the_metadata_of_a_package_elsewhere_is_no_file_of_the_model(tmp_path, monkeypatch) -> None:
+def test_a_package_installed_elsewhere_is_no_file_of_the_model(tmp_path, monkeypatch) -> None:
     info = tmp_path / "site" / "thing-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thing\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[x]\ny = thing:y\n")
+    (info.parent / "thing.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "site")
-    text = "import torch\nfrom importlib.metadata import entry_points\ndef make():\n    entry_points()\n    return torch.nn.Linear(2, 2)"
+    python_file._list_package_folders.cache_clear()
+    text = "import importlib.metadata, torch, thing\ndef make():\n    importlib.metadata.entry_points()\n    return torch.nn.Linear(2, 2)"
     (tmp_path / "net.py").write_text(
         f"{text}\nINPUTS = [dict(name='x', dtype='float32', min=[1, 2], opt=[1, 2], max=[1, 2])]\n"
     )
     loaded = made(tmp_path).load()
     assert set(loaded.code_identity["files"]) <= {"net.py"}
+    python_file._list_package_folders.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["ckpt.pt", "helper_beside.py", "late_beside/inner.py"])

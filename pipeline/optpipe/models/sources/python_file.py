@@ -214,7 +214,7 @@ def _hides_installed(name: str) -> bool:
 
 
 def _is_installed(path: str) -> bool:
-    return ".dist-info/" in path or path.startswith((*_list_package_folders(), f"{Path(optpipe.__file__).parent}/"))
+    return path.startswith((*_list_package_folders(), f"{Path(optpipe.__file__).parent}/"))
 
 
 @cache
@@ -222,6 +222,7 @@ def _list_package_folders() -> tuple[str, ...]:
     own = sysconfig.get_paths()
     folders = [own[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), site.getusersitepackages()]
+    folders += [each for each in sys.path if each and any(Path(each).glob("*.dist-info"))]  # pip install --target
     return tuple(f"{folder}/" for each in folders for folder in {each, os.path.realpath(each)})
 
 

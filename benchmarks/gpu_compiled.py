@@ -1,10 +1,13 @@
 """Compiled programs in FP16 and INT8 against torch.compile in FP16, in turns in one process on a GPU; and how near they stay to FP32.
 
-usage: gpu_compiled.py OUT.json NETWORK:BATCH,BATCH…   (torchvision's names, random weights)
+usage: gpu_compiled.py OUT.json NETWORK:BATCH,BATCH…[:VARIANT,…]   (torchvision's names and bert_base, random weights)
 
 plain    AOTInductor's code of the exported program in FP16, for one batch size
 fused    the same with optpipe's steps in place of layers that they compute, tuned
 int8     the same in INT8
+fp8      the exported program with linear layers in FP8
+fused+   the program of fused with products that the compiler tunes, as a build for one batch size tries it; likewise int8+ and fp8+
+joules   int8 with the tactics that take the least energy
 compile  torch.compile, FP16, channels last
 max      the same with max-autotune, but cuDNN's convolutions alone
 
@@ -35,14 +38,16 @@ import torchvision
 from tests.fakes.fp8_models import measure_ranges, run_onnx
 
 from optpipe.backends.base import BuildRequest, Device
+from optpipe.backends.inductor import LAYOUT, TUNED
 from optpipe.backends.inductor_packages import Compilation, load_package
+from optpipe.backends.torch_fp8 import lower_fp8
 from optpipe.backends.torch_layers import tuning
 from optpipe.backends.torch_layers.lowering import lower_program
 from optpipe.backends.torch_program import export_program, export_rewritten, layers_from_program, set_assembler
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch
-from optpipe.quantize.qdq import place_qdq, qdq_from_onnx
+from optpipe.quantize.qdq import Target, place_qdq, qdq_from_onnx
 from optpipe.workspace.environment import list_gpus
 
 ROUNDS = 20
@@ -55,11 +60,17 @@ START, WAIT_S = float(os.environ.get("START", time.time())), float(os.environ.ge
 LAST_S = float(os.environ.get("LAST_S", "10000"))
 DEVICE: Device = "cuda" if torch.cuda.is_available() else "cpu"
 PIXELS = int(os.environ.get("PIXELS", "224"))
+TOKENS, WORDS = 128, 30522
+PRECISIONS = {"int8": Precision.INT8, "joules": Precision.INT8, "fp8": Precision.FP8}
+TARGETS: dict[str, Target] = {"int8": "tensorrt", "fp8": "fp8"}
+"""Of the Q/DQ graphs."""
 
 
 def make_network(name):
     """Random weights whose activations neither vanish nor leave FP16's range, so that the outputs can be compared."""
     torch.manual_seed(0)
+    if name == "bert_base":
+        return Encoder().eval()
     module = torchvision.models.get_model(name, weights=None).eval()
     for layer in module.modules():
         if isinstance(layer, torch.nn.BatchNorm2d):
@@ -67,6 +78,26 @@ def make_network(name):
         elif isinstance(layer, torch.nn.Linear) and not layer.weight.any():
             torch.nn.init.normal_(layer.weight, std=0.02)
     return module
+
+
+class Encoder(torch.nn.Module):
+    """BERT-base on token numbers (texts, tokens), without padding."""
+
+    def __init__(self):
+        from transformers import BertConfig, BertModel
+
+        super().__init__()
+        self.bert = BertModel(BertConfig(attn_implementation="sdpa"), add_pooling_layer=False)
+
+    def forward(self, input_ids):
+        return self.bert(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).last_hidden_state
+
+
+def draw(name, batch, seed):
+    generator = torch.Generator().manual_seed(seed)
+    if name == "bert_base":
+        return torch.randint(WORDS, (batch, TOKENS), generator=generator)
+    return torch.randn(batch, 3, PIXELS, PIXELS, generator=generator)
 
 
 def measure_in_turns(functions):
@@ -98,7 +129,7 @@ def time_calls(function, count):
     return begun.elapsed_time(ended) / count
 
 
-def measure_energy(function, batch):
+def measure_energy(function, batch, seconds=ENERGY_S):
     """Millijoules per image by the GPU's counter, which counts everything that the GPU does meanwhile."""
     import pynvml
 
@@ -109,12 +140,18 @@ def measure_energy(function, batch):
         function()
     torch.cuda.synchronize()
     calls, begun, joules = 0, time.monotonic(), read(gpu)
-    while time.monotonic() - begun < ENERGY_S:
+    while time.monotonic() - begun < seconds:
         for _ in range(20):
             function()
         torch.cuda.synchronize()
         calls += 20
-    return round((read(gpu) - joules) / (calls * batch), 2)
+    return round((read(gpu) - joules) / (calls * batch), 5)
+
+
+def measure_launch_energy(launch):
+    """Microjoules of a launch; the counter moves in steps of some 20 ms."""
+    replay = tuning.capture_launches(launch, tuning.LAUNCHES)
+    return measure_energy(replay, tuning.LAUNCHES, 0.4) * 1e3
 
 
 def list_kernels(function):
@@ -136,59 +173,68 @@ def compute_snr(expected, found):
 class Network:
     """A network's graphs and reference, from which its programs are made for one batch size."""
 
-    def __init__(self, name, batches, folder, alone):
-        self.name, self.folder, self.alone = name, folder, alone
-        shapes = (1, 3, PIXELS, PIXELS), (4, 3, PIXELS, PIXELS), (max(4, *batches), 3, PIXELS, PIXELS)
-        card = ModelCard(name, f"{name}.py:make", Task.OTHER, (InputSpec("image", "float32", *shapes, batch=0),))
-        self.data = torch.randn(shapes[1], generator=torch.Generator().manual_seed(2))
+    def __init__(self, name, batches, variants, folder, alone):
+        self.name, self.folder, self.alone, self.programs = name, folder, alone, {}
+        self.data = draw(name, 4, 2)
+        given, dtype = ("input_ids", "int64") if name == "bert_base" else ("image", "float32")
+        shapes = [(size, *self.data.shape[1:]) for size in (1, 4, max(4, *batches))]
+        card = ModelCard(name, f"{name}.py:make", Task.OTHER, (InputSpec(given, dtype, *shapes, batch=0),))
         onnx_from_torch(make_network(name), card, folder / "model.onnx")
         self.card, model = complete_card(card, folder / "model.onnx"), onnx.load(folder / "model.onnx")
         self.reference = run_onnx(model, self.data)[0]
-        if "int8" in VARIANTS:
-            placed = place_qdq(model, "tensorrt")
+        for kind in {str(PRECISIONS[each]) for each in map(get_base, variants) if each in PRECISIONS}:
+            placed = place_qdq(model, TARGETS[kind])
             graph = qdq_from_onnx(model, placed, measure_ranges(model, placed.tensors, self.data))
-            onnx.save(graph, folder / "int8.onnx")
+            onnx.save(graph, folder / f"{kind}.onnx")
 
     def make_program(self, variant, batch, given):
         """The exported program, and what is recorded about it."""
-        precision = Precision.INT8 if variant == "int8" else Precision.FP16
-        card = self.card.with_profile((batch, batch, batch), {})
-        wanted = BuildRequest(
-            card, precision, self.folder / "int8.onnx", lambda: make_network(self.name), DEVICE, {}, self.folder
-        )
+        precision = PRECISIONS.get(variant, Precision.FP16)
+        card, graph = self.card.with_profile((batch, batch, batch), {}), self.folder / f"{precision}.onnx"
+        wanted = BuildRequest(card, precision, graph, lambda: make_network(self.name), DEVICE, {}, self.folder)
         if variant == "plain":
             return export_program(wanted), {}
-        program, missed = lower_program(wanted)
-        measured = self.tune(program, batch, given) if DEVICE == "cuda" else {}
+        program, missed = (lower_fp8 if variant == "fp8" else lower_program)(wanted)
+        measured = self.tune(program, batch, given, variant) if DEVICE == "cuda" and variant != "fp8" else {}
         exported = export_rewritten(program, wanted)
         share = prove_precision(precision, layers_from_program(exported, precision)).share.macs
         return exported, {"tactics": tuning.summarize_choices(measured), "macs": share, "missed": list(missed)}
 
-    def tune(self, program, batch, given):
+    def tune(self, program, batch, given, variant):
         """Compiles kernels beside other processes, and times them alone."""
         tuning.compile_tactics(program, {batch: (given,)})
-        with self.alone():
-            return tuning.choose_tactics(program, {batch: (given,)})
+        before = tuning.time_launch
+        try:
+            tuning.time_launch = measure_launch_energy if variant == "joules" else before
+            with self.alone():
+                return tuning.choose_tactics(program, {batch: (given,)})
+        finally:
+            tuning.time_launch = before
 
     def build(self, variant, batch):
         """What is recorded, and the function that is timed."""
         started = time.monotonic()
-        given = torch.randn(batch, 3, PIXELS, PIXELS, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+        given = draw(self.name, batch, 1).to(DEVICE)
         if variant in ("compile", "max"):
             module = make_network(self.name).to(DEVICE)
             module = module.half() if DEVICE == "cuda" else module
-            image = given.to(next(module.parameters()).dtype, memory_format=torch.channels_last)
-            module = module.to(memory_format=torch.channels_last)
+            if given.is_floating_point():
+                module = module.to(memory_format=torch.channels_last)
+                given = given.to(next(module.parameters()).dtype, memory_format=torch.channels_last)
             mode = "max-autotune-no-cudagraphs" if variant == "max" and DEVICE == "cuda" else "default"
             wide = torch.compile(module, mode=mode, dynamic=False)
             with torch.inference_mode():
-                wide(image)
+                wide(given)
                 with self.alone():
-                    replay = capture(lambda: wide(image))
+                    replay = capture(lambda: wide(given))
             return {"build_s": round(time.monotonic() - started)}, replay
-        exported, about = self.make_program(variant, batch, given)
+        if (base := get_base(variant), batch) not in self.programs:
+            self.programs[base, batch] = self.make_program(base, batch, given)
+        exported, about = self.programs[base, batch]
         package = self.folder / f"{variant}-{batch}.pt2"
-        Compilation(exported, package, {}).run()
+        Compilation(
+            exported, package, {**LAYOUT[DEVICE], **(TUNED if variant != base and DEVICE == "cuda" else {})}
+        ).run()
         call = load_package(package, DEVICE)
         rows = min(len(self.data), batch)
         with torch.inference_mode(), self.alone():
@@ -196,6 +242,10 @@ class Network:
             replay = capture(lambda: call(given))
         snr = compute_snr(self.reference[:rows], near)
         return {**about, "snr_db": snr, "build_s": round(time.monotonic() - started)}, replay
+
+
+def get_base(variant):
+    return variant.removesuffix("+")
 
 
 def capture(call):
@@ -223,7 +273,7 @@ def give_up_in_time():
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def work(name, batches, lock, slots, workers, pipe):
+def work(name, batches, variants, lock, slots, workers, pipe):
     """A process for one network."""
 
     @contextmanager
@@ -246,10 +296,10 @@ def work(name, batches, lock, slots, workers, pipe):
     first = sum(map(ord, name))
     os.sched_setaffinity(0, {cores[(first + each) % len(cores)] for each in range(max(1, len(cores) // 2))})
     with TemporaryDirectory() as scratch, slots:
-        network = Network(name, batches, Path(scratch), alone)
+        network = Network(name, batches, variants, Path(scratch), alone)
         for batch in batches:
             cell, functions = {"network": name, "batch": batch}, {}
-            for variant in VARIANTS:
+            for variant in variants:
                 if time.time() - START < WAIT_S:
                     try:
                         with give_up_in_time():
@@ -285,13 +335,13 @@ def main():
     os.environ["TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS"] = "ATEN"
     networks = {}
     for spec in sys.argv[2:]:
-        name, _, batch = spec.partition(":")
-        networks.setdefault(name, []).extend(map(int, batch.split(",")))
+        name, sizes, *variants = spec.split(":")
+        networks[name] = [int(each) for each in sizes.split(",")], variants[0].split(",") if variants else VARIANTS
     context, rows, pipes = multiprocessing.get_context("spawn"), [], []
     lock, slots, workers = context.Lock(), context.BoundedSemaphore(MOST), context.Array("i", len(networks))
-    for at, (name, batches) in enumerate(networks.items()):
+    for at, (name, (batches, variants)) in enumerate(networks.items()):
         here, there = context.Pipe()
-        process = context.Process(target=work, args=(name, batches, lock, slots, workers, there), daemon=True)
+        process = context.Process(target=work, args=(name, batches, variants, lock, slots, workers, there), daemon=True)
         process.start()
         workers[at] = process.pid
         there.close()

@@ -33,10 +33,13 @@ ORDER = FAIL, INCONCLUSIVE, PASS = "FAIL", "INCONCLUSIVE", "PASS"
 SUMS, SEAL = "SHA256SUMS", ("SHA256SUMS", "SHA256SUMS.sha256", "SHA256SUMS.sig", "approval.json", "approval.json.sig")
 FILES = re.compile(r"(request|verdict|comparison)\.json|policy\.toml|report\.(html|md)|junit\.xml|"
                    r"builds/[^/]+/(manifest\.json|errors\.parquet)|(baseline/)?runs/[^/]+/.+")
-REQUEST = ["artifact", "baseline", "baseline_artifact", "baseline_network", "created_utc", "drawn_with", "measurements",
-           "model", "network", "optpipe", "other_file", "policy_utc", "removed", "schema_version", "since", "verifier",
-           "waivers"]
-INFORMATIVE = ["dossier_name", "expires_if", "notes"]  # in verdict.json
+KEYS = {  # of the request and of the verdict, sorted
+    "request.json": ["artifact", "baseline", "baseline_artifact", "baseline_network", "created_utc", "drawn_with",
+                     "measurements", "model", "network", "optpipe", "other_file", "policy_utc", "removed",
+                     "schema_version", "since", "verifier", "waivers"],
+    "verdict.json": ["artifact", "baseline", "created_utc", "criteria", "dossier_name", "expires_if", "groups", "model",
+                     "notes", "optpipe", "policy", "runs", "runs_left_out", "since", "verdict"],
+}
 STATED = {"cached-answer", "died", "interrupted", "not-steady", "out-of-memory", "refused", "stale-answer",
           "too-few-samples", "wrong-output"}
 OWN_SAMPLES = {"drift", "bimodal", "not-steady", "dispersion"}
@@ -64,6 +67,7 @@ SECTIONS = {  # §4: the unit of each limit; one called `minimum…`, and that o
     "size": {"maximum": "bytes"}, "tensor_cores": {"minimum_share": "fraction"},
 }
 RATES = {"throughput": "throughput_images_per_s", "tokens": "throughput_tokens_per_s", "energy": "energy_j_per_image"}
+COSINE = ("reference_square", "output_square", "product", "difference_square", "finite")
 TIMED = ("environment", "latency", "throughput", "regression", "memory", "energy", "stability")
 FIGURES = {"throughput": "throughput", "memory": "memory", "energy": "energy", "stability": "cv"}  # others: the key
 PACKAGES = {"torch": "torch", "inductor": "torch", "torch-tensorrt": "torch-tensorrt", "tensorrt": "tensorrt-cu13",
@@ -510,6 +514,8 @@ def pair_up(at, run):  # §8.4
 # ---- the policy (§4) and what is observed for it (§7, §8)
 
 def parse(text, unit):
+    if unit == "1" and not isinstance(text, str):
+        return float(text)
     found = re.fullmatch(r"\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*", str(text).replace(",", ""))
     return float(found[1]) * UNITS[unit][re.sub("sample|querie", "image", found[2])]
 
@@ -639,10 +645,7 @@ def observe_outputs(at):  # §8.3
         calibrated = info.data.endswith("which INT8 and FP8 are calibrated on")
         seen = calibrated and at.build.info.precision in ("int8", "fp8")
         blocked, alike = info.data == "seeded noise" or seen or len(peaks) < 20, len({*rows["reference_best"]}) < 2
-        squares = map(mul, rows["reference_square"], rows["output_square"])
-        parts = zip(squares, rows["product"], rows["difference_square"], rows["finite"])
-        cosines = [fine and (dot / sqrt(square) if square > 0 else not wrong) for square, dot, wrong, fine in parts]
-        mean = mean_from_runs([[*map(float, cosines)]])
+        mean = mean_from_runs([[*map(find_cosine, *(rows[name] for name in COSINE))]])
         same = estimate_share([*map(eq, rows["output_best"], rows["reference_best"])])
         found |= {(output, info.get("steps") if output in states else None): {
             "snr": Seen(200.0 if snr is None else max(snr, -200.0), ci,
@@ -652,6 +655,10 @@ def observe_outputs(at):  # §8.3
             "abs_error": Seen(peak, (peak, max(peak, bound_next(peaks, at.confidence))), blocked, place),
         }} if any(rows["values"]) else {}
     return found
+
+def find_cosine(reference, output, product, difference, finite):
+    square = reference * output
+    return float(finite and (product / sqrt(square) if square > 0 else difference == 0))
 
 def observe_rounds(old, new, at, name, blocked):  # §8.4, 1
     """By interleaved comparisons of both with these settings under this load; None with fewer than four rounds."""
@@ -699,9 +706,9 @@ def observe_loss(group, name, at):  # §8.4
     spread = late.error**2 + early.error**2
     shares = late.error**4 / late.freedom + early.error**4 / early.freedom
     freedom = min(spread**2 / shares if shares > 0 else late.freedom + early.freedom, scatter.freedom)
-    change, processes = Mean(late.value - early.value, sqrt(spread), freedom), min(len(one.figures) for one in found)
-    gap, percent = max(one.gap for one in found), TAILS.get(name, 0.0)
-    return see_change(change, at, blocked or lacks or moved, new.run, processes, gap, percent)
+    processes, gap = min(len(one.figures) for one in found), max(one.gap for one in found)
+    return see_change(Mean(late.value - early.value, sqrt(spread), freedom), at, blocked or lacks or moved, new.run,
+                      processes, gap, TAILS.get(name, 0.0), mirrored=True)
 
 def find_scatter(groups, name, at):
     """The standard deviation of the logarithms of run means, and its freedom."""
@@ -710,13 +717,15 @@ def find_scatter(groups, name, at):
     squares = sum((one - fmean(each)) ** 2 for each in logs for one in each)
     return Mean(0.0, sqrt(squares / freedom), freedom) if freedom else None
 
-def see_change(mean, at, blocked, source, processes, gap=0.0, percent=0.0):
-    """A loss by the mean of its logarithm; both directions of the ratio are widened."""
+def see_change(mean, at, blocked, source, processes, gap=0.0, percent=0.0, mirrored=False):
+    """A loss by the mean of its logarithm; `mirrored` widens both directions of the ratio alike."""
     (low, high), ratio = map(exp, mean.interval(at.confidence)), exp(mean.value)
     below, above = widen(ratio, low, high, processes, at.policy, gap, percent)
-    least, most = widen(1 / ratio, 1 / high, 1 / low, processes, at.policy, gap, percent)
-    ci = min(below, 1 / most) - 1, max(above, 1 / least) - 1
-    return Seen(ratio - 1, ci, blocked, source, lambda confidence: [*map(expm1, mean.interval(confidence))], processes)
+    if mirrored:
+        least, most = widen(1 / ratio, 1 / high, 1 / low, processes, at.policy, gap, percent)
+        below, above = min(below, 1 / most), max(above, 1 / least)
+    return Seen(ratio - 1, (below - 1, above - 1), blocked, source,
+                lambda confidence: [*map(expm1, mean.interval(confidence))], processes)
 
 def observe(criterion, at):
     """The observations of a criterion; None if this program does not recompute them."""
@@ -783,6 +792,15 @@ def judge(criterion, found, rejected):
     return {"verdict": verdict, "source": one.source, "threshold": limit, "unit": criterion.unit,
             "observed": one.value if known else None, "ci": [*one.ci] if known and one.ci else None}
 
+def judge_trust(at, timed):
+    checked, info = at.verification, at.build.info
+    same = checked and checked.recipe.get("artifact", {}).get("sha256") == at.build.engine
+    alone = len({str(one.machine) for one in at.measured}) == 1 and (not timed or keep_valid(at.measured))
+    return {"trust.weights": PASS if info.weights.source != "random" else INCONCLUSIVE,
+            "trust.precision": PASS if info.precision_proof.proven else FAIL,
+            "trust.outputs": {True: PASS, False: FAIL}.get(checked.info.passed if same else None, INCONCLUSIVE),
+            "trust.environment": PASS if alone else INCONCLUSIVE}
+
 def describe_group(stated, groups, at):
     """The judged fields of a group in verdict.json."""
     tries, figures = groups[tuple(stated.load[key] for key in LOAD)], {}
@@ -798,14 +816,8 @@ def judge_dossier(at, document):
     at.seen = {"accuracy": observe_accuracy(at), "preprocessing": observe_preprocessing(at)}
     observed = [(criterion, observe(criterion, at)) for criterion in policy]
     stated, rejected = {each.name: each for each in verdict.criteria}, reject(observed, at)
-    checked, timed = at.verification, any(criterion.section in TIMED for criterion in policy)
-    same = checked and checked.recipe.get("artifact", {}).get("sha256") == build.engine
-    alone = len({str(one.machine) for one in at.measured}) == 1 and (not timed or keep_valid(at.measured))
-    passed = {True: PASS, False: FAIL}.get(checked.info.passed if same else None, INCONCLUSIVE)
-    trust = {"weights": PASS if build.info.weights.source != "random" else INCONCLUSIVE,
-             "precision": PASS if build.info.precision_proof.proven else FAIL, "outputs": passed,
-             "environment": PASS if alone else INCONCLUSIVE}
-    expected = {f"trust.{name}": {"verdict": each} for name, each in trust.items()}
+    trust = judge_trust(at, any(criterion.section in TIMED for criterion in policy))
+    expected = {name: {"verdict": each} for name, each in trust.items()}
     for criterion, found in observed:
         name, mine = criterion.name, stated.get(criterion.name, {})
         expected[name] = {"verdict": mine.get("verdict")} if found is None else judge(criterion, found, rejected)
@@ -817,19 +829,16 @@ def judge_dossier(at, document):
     at.check({*request.waivers} <= {*expected}, "request.json: waives criteria that do not exist")
     counted = {each["verdict"] for name, each in expected.items() if name not in request.waivers}
     overall, groups = min(counted or {INCONCLUSIVE}, key=ORDER.index), select(at.measured)
-    computed = {
-        "verdict": overall, "model": build.info.model,
-        "groups": [describe_group(each, groups, at) for each in verdict.groups],
+    at.compare("verdict.json", verdict | {"keys": sorted(verdict), "number of groups": len(verdict.groups)}, {
+        "keys": KEYS["verdict.json"], "number of groups": len(groups), "verdict": overall, "model": build.info.model,
         "runs": sorted({one.run for one in at.measured}), "runs_left_out": sorted({one.run for one in at.left_out}),
         "artifact": {"id": at.id, "backend": build.info.backend, "precision": build.info.precision,
                      "sha256": build.engine, "size_bytes": build.size, "weights": build.info.weights.source},
         "policy": {"name": document["name"], "sha256": digest((at.folder / "policy.toml").read_bytes())},
         **{key: request[key] for key in ("baseline", "created_utc", "optpipe", "since")},
         "criteria": [each | {"name": name, "waived": request.waivers.get(name)} for name, each in expected.items()],
-    }
-    at.compare("verdict.json", verdict, computed)
-    at.compare("verdict.json: keys", sorted(verdict), sorted([*computed, *INFORMATIVE]))
-    at.compare("verdict.json: number of groups", len(verdict.groups), len(groups))
+        "groups": [describe_group(each, groups, at) for each in verdict.groups],
+    })
     return overall
 
 def check_dates(at, runs):
@@ -844,7 +853,7 @@ def check_dates(at, runs):
 def read_evidence(at, document):
     """Checks the records one by one, and selects what counts."""
     request = at.request = at.json("request.json")
-    at.compare("request.json", request | {"keys": sorted(request)}, {"schema_version": 1, "keys": REQUEST})
+    at.compare("request.json", request | {"keys": sorted(request)}, {"schema_version": 1, "keys": KEYS["request.json"]})
     if request.verifier != digest(Path(__file__).read_bytes()):
         at.stated.append(f"the dossier names another version of this program: {request.verifier or 'none'}")
     at.policy, at.id, at.builds = parse(document["confidence"], "fraction"), request.artifact, read_builds(at)

@@ -55,6 +55,8 @@ def compute_step(step: steps.Step, given: Operands) -> torch.Tensor:
             value = torch.nn.functional.conv2d(wide, weight.float(), bias, step.stride, groups=step.channels)
             found = _end(step, value, given.inverse_scale)
             found = torch.nn.functional.pad(found, (0, 0, 0, 0, 0, step.outputs - step.channels))
+        case steps.Attention():
+            found = _attend(step, given)
         case steps.MaxPool():
             values = given.data.float()
             found = torch.nn.functional.max_pool2d(values, step.kernel, step.stride, step.padding[0])
@@ -79,6 +81,15 @@ def _convolve(step: steps.Convolution, given: Operands) -> Any:
         value = _scale_and_add(added.double(), torch.tensor(given.added_scale, dtype=torch.float32), value)
     value = _end(step, value, given.inverse_scale if step.activation not in steps.BEFORE_SCALING else 1.0)
     return value.reshape(*ahead, -1) if step.flat else value
+
+
+def _attend(step: steps.Attention, given: Operands) -> Any:
+    sequences, tokens, wide = given.data.shape
+    parts = given.data.float().view(sequences, tokens, 3, step.heads, wide // 3 // step.heads).permute(2, 0, 3, 1, 4)
+    bias = given.constants[0].float()[..., :tokens, :tokens]
+    scores = parts[0] @ parts[1].mT * step.scale + bias.repeat(sequences // len(bias), 1, 1, 1)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return (weights.half().float() @ parts[2] / weights.sum(-1, keepdim=True)).transpose(1, 2).flatten(2)
 
 
 def _end(step: steps.Convolution | steps.Stem | steps.Depthwise, value: Any, inverse_scale: float) -> Any:

@@ -69,6 +69,19 @@ def random_stem(outputs=16, channels=3, kernel=3, padding=1, shape=(33, 32), ima
     return step, Operands(images, None, upload(constants), 0.0, 9.0)
 
 
+def random_attention(heads=3, features=32, tokens=49, windows=4, images=2, seed=0):
+    """Masked scores among others, as at the edge of an image."""
+    rng = np.random.default_rng(seed)
+    padded = max(16, 1 << (tokens - 1).bit_length())
+    bias = np.zeros((windows, heads, padded, padded), np.float16)
+    bias[..., :tokens, :tokens] = rng.standard_normal((windows, heads, tokens, tokens))
+    bias[-1, ..., : tokens // 2, tokens // 2 : tokens] -= 100
+    bias[..., tokens:] = -np.inf
+    step = steps.Attention(heads * features, heads, tokens, features**-0.5)
+    data = torch.from_numpy(rng.standard_normal((images * windows, tokens, 3 * step.outputs)).astype(np.float16))
+    return step, Operands(data, None, [torch.from_numpy(bias)])
+
+
 def random_int8(seed, *shape):
     values = torch.from_numpy(np.random.default_rng(seed).integers(-128, 128, shape).astype(np.int8))
     return values.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else values
@@ -173,7 +186,32 @@ class Tokens(torch.nn.Module):
         return self.head(self.mix(hidden.relu()).mean(2))
 
 
-NETWORKS = {each.__name__.lower(): each for each in (Residual, Narrow, Varied, Gated, Tokens)}
+class Attending(torch.nn.Module):
+    """Attention in two windows with a bias and a mask, torch's own, and one with separate layers for queries, keys, and values."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv, self.head = torch.nn.Linear(96, 48), torch.nn.Linear(48, 144), torch.nn.Linear(48, 10)
+        self.bias = torch.nn.Parameter(torch.randn(3, 16, 16))
+        self.register_buffer("mask", torch.stack([torch.zeros(16, 16), torch.randn(16, 16).sign().clamp(max=0) * 100]))
+        self.project, self.out = torch.nn.Linear(48, 48), torch.nn.Linear(48, 48)
+        self.attention = torch.nn.MultiheadAttention(48, 3, batch_first=True)
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(48, 48) for _ in range(3))
+
+    def forward(self, image):
+        windows = self.embed(image.reshape(-1, 32, 96)).reshape(-1, 16, 48)
+        queries, keys, values = self.qkv(windows).reshape(-1, 16, 3, 3, 16).permute(2, 0, 3, 1, 4)
+        scores = queries * 0.25 @ keys.transpose(-2, -1) + self.bias.unsqueeze(0)
+        scores = (scores.view(-1, 2, 3, 16, 16) + self.mask[None, :, None]).view(-1, 3, 16, 16)
+        attended = scores.softmax(-1).clone() @ values  # dropout is a clone in torch 2.11
+        tokens = (windows + self.project(attended.transpose(1, 2).reshape(-1, 16, 48))).reshape(-1, 32, 48)
+        tokens = tokens + self.attention(tokens, tokens, tokens, need_weights=False)[0]
+        parts = (part(tokens).unflatten(2, (3, 16)).transpose(1, 2) for part in self.parts)
+        attended = functional.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
+        return self.head((tokens + self.out(attended)).mean(1))
+
+
+NETWORKS = {each.__name__.lower(): each for each in (Residual, Narrow, Varied, Gated, Tokens, Attending)}
 SPEC = InputSpec("image", "float32", (1, 3, 32, 32), (4, 3, 32, 32), (64, 3, 32, 32), batch=0)
 
 

@@ -13,6 +13,7 @@ from tests.fakes.int8_network import (
     NETWORKS,
     SPEC,
     make_int8_request,
+    random_attention,
     random_convolution,
     random_depthwise,
     random_int8,
@@ -75,6 +76,10 @@ OTHERS = [
     ),
     *(partial(random_stem, activation=activation, half=half) for activation, half in (("relu", False), ("silu", True))),
     partial(random_stem, 32, 3, 7, 3, (32, 32), 8, activation="hardswish", half=False),
+    random_attention,
+    partial(random_attention, 12, 64, 64, 1, 8),
+    partial(random_attention, 2, 16, 9),
+    partial(random_convolution, 96, 384, 1, 14, 8, half=True, floating=True, flat=True, activation="gelu"),
     *(
         partial(random_convolution, channels, outputs, kernel, 14, 8, half=True, floating=True, **more)
         for channels, outputs, kernel, more in (
@@ -117,8 +122,7 @@ def test_a_network_is_tuned_compiled_and_gives_its_graph_s_outputs_from_a_cuda_g
     built = Inductor().build(wanted)
     proof = prove_precision(precision, built.layers)
     sizes = {"1", "4", "8", "64"}
-    without_kernels = (name, precision) == ("tokens", Precision.FP16)  # all its layers are torch's own in FP16
-    assert built.details.get("tactics", {}).keys() == (set() if without_kernels else sizes)
+    assert built.details["tactics"].keys() == sizes
     assert precision is Precision.FP16 or built.details["against_fp16"].keys() == sizes
     info = ArtifactInfo(
         "small", "small", "inductor", precision, "cuda", built.file, WeightsRecord("random", ""), proof,

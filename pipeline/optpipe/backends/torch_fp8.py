@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_onnx
+from optpipe.backends.torch_layers.attention import lower_attention
 from optpipe.backends.torch_program import copy_where_needed, export_with_weights, read_product
 from optpipe.core.precision import Precision
 
@@ -25,6 +26,7 @@ def lower_fp8(request: BuildRequest, around: Precision = Precision.FP16) -> tupl
     exported, wide = export_with_weights(request, around)
     program = exported.run_decompositions({}).module()
     missed = replace_linear_layers(program, layers_from_qdq(load_onnx(request.graph), _have_same_weights), wide)
+    lower_attention(program, windows=False)
     copy_where_needed(program)
     why = "for the torch program has no linear layer with their weights"
     return program, (f"{len(missed)} layers stay in fp16, {why}: {missed[0]}",) if missed else ()

@@ -36,7 +36,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "3428a1a86f762df3681aa093c95c38ad831e9c1cb5365c8a62ccc8b1dfa3eba7"
+VERIFIER = "374aba7bc8e997d10a45117030c8a42c454caa7921683277568bc8777af576d3"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

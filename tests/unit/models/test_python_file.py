@@ -183,7 +183,7 @@ def test_what_lies_beside_the_file_is_found_and_the_path_is_left_as_it_was(folde
     assert set(loaded.code_identity["files"]) == files
 
 
-def test_a_package_installed_elsewhere_is_no_file_of_the_model(tmp_path, monkeypatch) -> None:
+def test_the_files_of_a_package_elsewhere_are_not_the_model_s(tmp_path, monkeypatch) -> None:
     info = tmp_path / "site" / "thing-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thing\nVersion: 1\n")

@@ -360,3 +360,30 @@ def max_pool(
 for _each in [each for each in globals().values() if isinstance(each, triton.JITFunction)]:
     # with Triton 3.6 the cache key of a function depends on whether its callees have keys, so every process makes all of them
     _each.cache_key  # noqa: B018
+
+
+@triton.jit(do_not_specialize=["windows", "tokens"])
+def fp16_attention(
+    x, bias, y, scale, windows, tokens, H: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """A head of one sequence: all scores at once, softmax with FP32 sums. `scale` includes the logarithm of the exponential's base, 2.
+
+    `x` is (sequences, tokens, 3 * H * D), `bias` (windows, H, P, P) with minus infinity after the last token.
+    """
+    _in_turn()
+    sequence = tl.program_id(0) // H
+    head = tl.program_id(0) % H
+    row = tl.arange(0, P)
+    column = tl.arange(0, D)
+    known = row[:, None] < tokens
+    source = x + (sequence * tokens + row)[:, None] * (3 * H * D) + head * D + column[None, :]
+    q = tl.load(source, mask=known, other=0.0)
+    k = tl.load(source + H * D, mask=known, other=0.0)
+    v = tl.load(source + 2 * H * D, mask=known, other=0.0)
+    added = tl.load(bias + ((sequence % windows) * H + head) * (P * P) + row[:, None] * P + row[None, :])
+    score = tl.dot(q, k.T) * scale + added.to(tl.float32) * 1.4426950408889634
+    weight = tl.exp2(score - tl.max(score, 1)[:, None])
+    total = tl.sum(weight, 1)
+    value = tl.dot(weight.to(tl.float16), v) / total[:, None]
+    target = y + (sequence * tokens + row)[:, None] * (H * D) + head * D + column[None, :]
+    tl.store(target, value.to(tl.float16), mask=known)

@@ -1,7 +1,7 @@
 """Launches of the kernels that compute steps: shapes, memory layouts, arguments, and outputs."""
 
 from collections.abc import Callable, Mapping
-from math import ceil, gcd
+from math import ceil, e, gcd, log2
 from typing import Any
 
 from optpipe.backends.torch_layers import steps
@@ -240,6 +240,25 @@ def _launch_convolution_by_cudnn(step: steps.Convolution, given: Operands, _: Ma
     return getattr(torch.nn.functional, step.activation)(value) if step.activation else value
 
 
+def _launch_product_by_cublas(step: steps.Convolution, given: Operands, _: Mapping[str, int]) -> Any:
+    import torch
+
+    weight, _, _, bias = given.constants
+    value = torch.nn.functional.linear(given.data, weight, bias)
+    return getattr(torch.nn.functional, step.activation)(value) if step.activation else value
+
+
+def _launch_attention(step: steps.Attention, given: Operands, settings: Mapping[str, int]) -> Any:
+    from optpipe.backends.torch_layers.kernels import fp16_attention
+
+    output, memory, (bias,) = steps.make_output(step, given.data), given.data.contiguous(), given.constants
+    windows, _, padded, _ = bias.shape
+    arguments = (memory, bias, output, step.scale * log2(e), windows, step.tokens)
+    fixed = {"H": step.heads, "D": step.outputs // step.heads, "P": padded}
+    _launch_kernel(fp16_attention, (len(memory) * step.heads,), arguments, settings, **fixed)
+    return output
+
+
 def _launch_max_pool(step: steps.MaxPool, given: Operands, settings: Mapping[str, int]) -> Any:
     import torch
 
@@ -261,7 +280,9 @@ def _launch_max_pool(step: steps.MaxPool, given: Operands, settings: Mapping[str
 
 LAUNCHERS: dict[str, Callable[[Any, Operands, Mapping[str, int]], Any]] = {
     "convolution_by_cudnn": _launch_convolution_by_cudnn,
+    "product_by_cublas": _launch_product_by_cublas,
     "depthwise_by_torch": _launch_depthwise_by_torch,
+    "fp16_attention": _launch_attention,
     "fp16_depthwise": _launch_depthwise,
     "fp16_wgmma_stem": _launch_stem,
     "wgmma_convolution_boxes": _launch_boxes,

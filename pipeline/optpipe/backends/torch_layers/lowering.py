@@ -5,7 +5,7 @@ and quantization after such a layer are fused with it, also after a depthwise co
 the same range activations stay in INT8, also if a residual addition reads them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_onnx
 from optpipe.backends.torch_layers import steps, tactics
+from optpipe.backends.torch_layers.attention import lower_attention
 from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_program import (
     add_constant,
@@ -52,10 +53,59 @@ def lower_program(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
     register_operator()
     exported, wide = export_with_weights(request, Precision.FP16)
     program = exported.run_decompositions({}).module()
+    _drop_copies(program)
     half = request.precision is Precision.FP16
+    if half:
+        _join_linear_layers(program)
     layers = [] if half else [*layers_from_qdq(load_onnx(request.graph), _have_same_weights)]
     missed = _Lowering(program, layers, wide, half).run()
+    lower_attention(program, windows=True)
     return program, (f"{len(missed)} layers stay in fp16: {missed[0]}",) if missed else ()
+
+
+def _drop_copies(program: Any) -> None:
+    """Removes clones that keep the layout, such as dropout's, which would hide what reads a layer."""
+    import torch
+
+    for node in list(program.graph.nodes):
+        if node.target is torch.ops.aten.clone.default and node.kwargs.get("memory_format") is None:
+            node.replace_all_uses_with(node.args[0])
+            program.graph.erase_node(node)
+
+
+def _join_linear_layers(program: Any) -> None:
+    """Makes linear layers of one tensor, such as queries, keys, and values, one layer; those before an activation stay."""
+    import torch
+
+    groups: dict[Any, list[Any]] = {}
+    for node in program.graph.nodes:
+        stored = node.target is torch.ops.aten.linear.default and all(each.op == "get_attr" for each in node.args[1:])
+        reader = _get_only(node.users) if stored else None
+        if stored and (reader is None or _name_activation(reader) is None):
+            groups.setdefault((node.args[0], len(node.args)), []).append(node)
+    for number, group in enumerate(group for group in groups.values() if len(group) > 1):
+        sizes = [each.meta["val"].shape[-1] for each in group]
+        with program.graph.inserting_before(group[0]):
+            joined = []
+            for at, parts in enumerate(zip(*(each.args[1:] for each in group), strict=True)):
+                value = torch.cat([attrgetter(each.target)(program).detach() for each in parts])
+                joined.append(add_constant(program, f"joined_{number}_{at}", value))
+                joined[-1].meta = {"val": value}
+            new = program.graph.call_function(torch.ops.aten.linear.default, (group[0].args[0], *joined))
+            first = group[0].meta["val"]
+            new.meta = {"val": first.new_empty((*first.shape[:-1], sum(sizes)))}
+            _split_outputs(program.graph, new, group, sizes)
+
+
+def _split_outputs(graph: Any, joined: Any, nodes: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
+    """Replaces `nodes` by parts of the last axis of `joined`; returns the parts."""
+    found = []
+    for at, (node, size) in enumerate(zip(nodes, sizes, strict=True)):
+        part = graph.call_method("narrow", (joined, -1, sum(sizes[:at]), size))
+        part.meta = {**node.meta, "value": node}
+        node.replace_all_uses_with(part)
+        found.append(part)
+    return found
 
 
 @dataclass(eq=False, slots=True)
@@ -75,7 +125,7 @@ class _Layer:
     dilation: tuple[int, ...] = ()
     groups: int = 1
     floating: bool = False
-    """A convolution in FP16."""
+    """A convolution in FP16, or a linear layer before an activation."""
     computed_bias: Any = None
     """A node that computes the bias of a linear layer."""
     table: QuantizedLayer | None = None
@@ -84,6 +134,8 @@ class _Layer:
     pool: Any = None
     output_scale: float | None = None
     """Scale of an INT8 output."""
+    parts: tuple["_Layer", ...] = ()
+    """Linear layers of one tensor that are computed as this one."""
 
     @property
     def flat(self) -> bool:
@@ -92,7 +144,9 @@ class _Layer:
     @property
     def fits_half(self) -> bool:
         kind = type_name_from_torch(self.given.meta["val"].dtype)
-        if len(self.stride) != 2 or kind != "fp16" or _find_obstacle(self):
+        reader = _get_only(self.last.users)
+        bent = self.computed_bias is None and reader is not None and _name_activation(reader) is not None
+        if not (len(self.stride) == 2 or (self.flat and bent)) or kind != "fp16" or _find_obstacle(self):
             return False
         outputs, depth = self.weight.shape[:2]
         return bool(outputs % _ALIGNED_HALVES == depth * self.groups % _ALIGNED_HALVES == 0)
@@ -136,7 +190,7 @@ class _Lowering:
         for number, layer in enumerate(self.patches):
             with self.program.graph.inserting_before(layer.last):
                 self._replace_patches(layer, f"patches_{number}")
-        lasts = {layer.pool or layer.last: layer for layer in self.layers.values()}
+        lasts = {layer.pool or layer.last: layer for layer in self._join_layers()}
         for number, node in enumerate(list(self.program.graph.nodes)):
             if node in lasts:
                 self._replace(lasts[node], f"int8_{number}")
@@ -266,6 +320,24 @@ class _Lowering:
         if not layer.line and layer.computed_bias is None and self._is_read_in_int8(layer, layer.last):
             layer.output_scale = self.scales[layer.last]
 
+    def _join_layers(self) -> Iterator[_Layer]:
+        """All layers; INT8 linear layers of one tensor with plain FP16 outputs, such as queries, keys, and values, as one."""
+        groups: dict[Any, list[_Layer]] = {}
+        for layer in self.layers.values():
+            plain = layer.flat and layer.last is layer.node and layer.computed_bias is layer.output_scale is None
+            alike = plain and layer.table is not None
+            groups.setdefault((layer.given, layer.table.scale) if alike and layer.table else layer, []).append(layer)
+        for first, *others in groups.values():
+            if not others:
+                yield first
+                continue
+            layers, tables = (first, *others), [each.table for each in (first, *others) if each.table]
+            weights, scales = (
+                np.concatenate([getattr(each, name) for each in tables]) for name in ("weight", "weight_scale")
+            )
+            bias = np.concatenate([np.asarray(each.bias) for each in layers])
+            yield replace(first, bias=bias, table=replace(tables[0], weight=weights, weight_scale=scales), parts=layers)
+
     def _is_read_in_int8(self, layer: _Layer, value: Any) -> bool:
         scale = self.scales.get(value)
         return scale is not None and all(self._takes_int8(reader, layer, value, scale) for reader in value.users)
@@ -390,6 +462,10 @@ class _Lowering:
             new.meta |= {"val": last.meta["val"], "value": last, "range": (-128 * scale, 127 * scale)}
             new.meta["codes"] = codes, lambda each: each.narrow(axis, 0, outputs).float() * scale
             self.written[last] = new
+            return
+        if layer.parts:
+            lasts, sizes = [each.last for each in layer.parts], [len(each.weight) for each in layer.parts]
+            self.replaced |= zip(lasts, _split_outputs(graph, new, lasts, sizes), strict=True)
             return
         if layer.line:
             new = graph.call_method("squeeze", (new, 2))

@@ -100,6 +100,27 @@ class Depthwise:
 
 
 @dataclass(frozen=True, slots=True)
+class Attention:
+    """softmax(queries keysᵀ scale + bias) values of each head, FP16 with FP32 sums.
+
+    The input is (sequences, tokens, queries, keys, and values of all heads), the output (sequences, tokens, outputs).
+    """
+
+    outputs: int
+    heads: int
+    tokens: int
+    scale: float
+    half: bool = True
+    flat: bool = True
+    floating: bool = True
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of one token."""
+        return 2 * self.tokens * self.outputs
+
+
+@dataclass(frozen=True, slots=True)
 class MaxPool:
     """Max pooling of INT8 or FP16 values that are not negative."""
 
@@ -116,8 +137,8 @@ class MaxPool:
         return self.half
 
 
-Step = Convolution | Stem | Depthwise | MaxPool
-_KINDS: dict[str, type[Step]] = {each.__name__: each for each in (Convolution, Stem, Depthwise, MaxPool)}
+Step = Convolution | Stem | Depthwise | Attention | MaxPool
+_KINDS: dict[str, type[Step]] = {each.__name__: each for each in (Convolution, Stem, Depthwise, Attention, MaxPool)}
 
 
 def text_from_step(step: Step) -> str:
@@ -142,7 +163,7 @@ def make_output(step: Step, given: Any) -> Any:
     import torch
 
     dtype = torch.float16 if step.half else torch.int8
-    if isinstance(step, Convolution) and step.flat:
+    if isinstance(step, Attention) or (isinstance(step, Convolution) and step.flat):
         return torch.empty((*given.shape[:-1], step.outputs), dtype=dtype, device=given.device)
     top, left, below, right = step.padding
     spans = (step.dilation * (each - 1) + 1 for each in step.kernel)

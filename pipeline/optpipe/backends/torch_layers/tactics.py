@@ -109,7 +109,7 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
             else:
                 yield from _list_convolution_tactics(step, given)
             if step.floating and step.depth % (_BLOCK_DEPTHS[-1] // 2) == 0:  # its weights are not padded
-                yield Tactic("convolution_by_cudnn", {})
+                yield Tactic("product_by_cublas" if step.flat else "convolution_by_cudnn", {})
         case steps.Stem():
             for rows, warps, stages in ((128, 4, 2), (128, 4, 3)):
                 yield Tactic("fp16_wgmma_stem", {"BM": rows, "STAGES": stages, "warps": warps})
@@ -119,6 +119,9 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
                 yield Tactic("fp16_depthwise", {"BP": strips, "BC": channels, "ALONG": along, "warps": warps})
             if step.half and step.padding[:2] == step.padding[2:]:
                 yield Tactic("depthwise_by_torch", {})
+        case steps.Attention():
+            for warps in (4, 2, 8):
+                yield Tactic("fp16_attention", {"warps": warps})
         case steps.MaxPool():
             for pixels, warps in ((16, 4), (32, 4)):
                 yield Tactic("max_pool", {"BP": pixels, "warps": warps})

@@ -6,11 +6,11 @@ import sys
 import triton
 import triton.language as tl
 from tests.fakes import emulation
-from tests.fakes.int8_network import random_convolution, random_depthwise, random_stem
+from tests.fakes.int8_network import random_attention, random_convolution, random_depthwise, random_stem
 
 from optpipe.backends.torch_layers import kernels, operators, steps, tactics
 
-NOT_HERE = ("int8_wgmma_product_at_once", "max_pool", "depthwise_by_torch", "convolution_by_cudnn")
+NOT_HERE = ("int8_wgmma_product_at_once", "max_pool", "depthwise_by_torch", "convolution_by_cudnn", "product_by_cublas")
 """Gluon and inline assembly have no interpreter; torch's FP16 convolution rounds otherwise."""
 
 
@@ -44,12 +44,15 @@ def list_cases():
     yield random_convolution(24, 96, 3, 5, added=True, groups=2)
     yield random_convolution(64, 48, 1, 3, flat=True)
     yield random_convolution(64, 32, 1, half=True, floating=True, added=True)
+    yield random_convolution(64, 48, 1, 3, half=True, floating=True, flat=True, activation="gelu")
     yield random_convolution(24, 48, 3, 8, half=True, floating=True, stride=2, activation="silu")
     yield random_convolution(16, 48, 3, 8, half=True, floating=True, added=True, groups=2)
     for index, (activation, half, spare) in enumerate(
         (("", True, 0), ("silu", True, 0), ("hardswish", False, 8), ("relu6", False, 8))
     ):
         yield random_depthwise(40, 3 + 2 * (index % 2), 1 + index // 2, activation=activation, half=half, spare=spare)
+    yield random_attention()
+    yield random_attention(heads=2, features=16, tokens=9, windows=1)
     yield random_stem(16, 3, 7, 3, (16, 16), activation="relu", half=False)
     yield random_stem(32, 3, 3, 1, (16, 16), activation="silu")
     yield random_stem(32, 3, 3, 1, (16, 16), activation="hardswish", half=False)

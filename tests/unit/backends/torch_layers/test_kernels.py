@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.hopper_driver import pretend_hopper
 from tests.fakes.int8_network import random_convolution, random_depthwise, random_stem
 
-from optpipe.backends.torch_layers import launches, precompile, tuning
+from optpipe.backends.torch_layers import launches, tuning
 from optpipe.backends.torch_layers.operators import launch_step
 from optpipe.backends.torch_layers.steps import ACTIVATIONS
 from optpipe.backends.torch_layers.tactics import list_tactics
@@ -31,6 +31,7 @@ def test_every_kernel_gives_the_emulation_s_numbers():
         "wgmma_product",
         "wgmma_convolution_gathered",
         "wgmma_convolution_boxes",
+        "fp16_attention",
         "fp16_depthwise",
         "fp16_wgmma_stem",
     } <= kernels
@@ -109,12 +110,12 @@ def test_what_other_processes_compiled_is_not_compiled_again_where_it_is_launche
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(launches, "_count_multiprocessors", lambda _: 132)
     with pretend_hopper():
-        with precompile.collect_kernels() as kernels:
+        with tuning.collect_kernels() as kernels:
             for step, given in (*STEPS, *STEPS):
                 tuning._launch_all(step, given)
         assert knobs.runtime.jit_cache_hook is None
         assert len(kernels) == len({json.dumps(json.loads(each), sort_keys=True) for each in kernels}) > 5
-        precompile.compile_side_by_side([*kernels])
+        tuning.compile_side_by_side([*kernels])
         compiled = {path.name for path in tmp_path.rglob("*.cubin")}
         names = ("fp16_depthwise", "fp16_wgmma_stem", "wgmma_product", "int8_wgmma_product_at_once")
         assert {f"{name}.cubin" for name in names} <= compiled

@@ -122,7 +122,7 @@ def calibrate(
     count: Annotated[int | None, COUNT] = None,
     truncate: Annotated[bool, params.TRUNCATE] = False,
     seed: Annotated[int, SAMPLE_SEED] = 0,
-    method: Annotated[str, Param("max, percentile, percentile-99.999, mse, or all.", metavar="NAME[,…]")] = "all",
+    method: Annotated[str, Param("max, percentile[-99.9|-99.999], mse, or all.", metavar="NAME[,…]")] = "all",
     target: Annotated[
         Literal["tensorrt", "cpu"],
         Param("Runtime whose Q/DQ placement is used to evaluate methods and layers.", setting=True),

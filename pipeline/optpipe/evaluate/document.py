@@ -68,7 +68,6 @@ def document_from_evaluation(found: Evaluation, states: Mapping[str, OutputError
 
 
 def document_from_layers(found: LayerComparison, states: Mapping[str, OutputError]) -> Document:
-    """`states` are those of `list_states`."""
     parts: list[Sentence | Section | None] = [Sentence(f"{found.model} on {found.samples} samples of {found.data}")]
     for build in found.builds:
         first, limit, worst = build.first, format_snr(build.limit_db), build.worst
@@ -96,8 +95,7 @@ def document_from_layers(found: LayerComparison, states: Mapping[str, OutputErro
         facts = [f"{build.left_out} tensors of the source do not exist in the build"] if build.left_out else []
         facts += [f"not read: {build.hidden}"] if build.hidden else []
         facts.append(f"reading tensors {same}")
-        if (state := states.get(build.artifact)) is not None:
-            facts.append(f"{state.name}: {_format_error(state)}")
+        facts += [f"{each.name}: {_format_error(each)}" for at, each in states.items() if at == build.artifact]
         notes = [Sentence(f"{each.tensor}: {each.range_loss}", Tone.DOUBTFUL, "range") for each in build.range_losses]
         if build.compiled is not None and build.uncompiled is not None:
             text = f"{build.compiled.name} has {_format_error(build.compiled)} compiled and {_format_error(build.uncompiled)} without"

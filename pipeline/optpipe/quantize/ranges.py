@@ -106,9 +106,8 @@ def is_table(path: Path) -> bool:
 
 
 SHIFT = 14
-PER_OCTAVE = 1 << (23 - SHIFT)
 BINS = 1 << (31 - SHIFT)
-LOWEST = (127 - 32) * PER_OCTAVE
+LOWEST = (127 - 32) << (23 - SHIFT)
 """Magnitudes below 2**-32 count as zero."""
 _CHUNK = 1 << 20
 """Elements per step on the CPU: the temporaries stay in the cache and memory does not depend on the tensor."""
@@ -165,8 +164,7 @@ def find_percentile(statistics: TensorStatistics, percent: float = 99.99) -> flo
 
 
 LEVELS = 127
-_COARSE, _FINE = 96, 24
-_SMALLEST = 1 / 1024
+_COARSE, _FINE, _SMALLEST = 96, 24, 1 / 1024
 
 
 def find_least_error(statistics: TensorStatistics) -> float:
@@ -192,6 +190,7 @@ def _compute_errors(
 
 METHODS: Mapping[str, Callable[[TensorStatistics], float]] = {
     "max": lambda statistics: statistics.amax,
+    "percentile-99.9": partial(find_percentile, percent=99.9),
     "percentile": find_percentile,
     "percentile-99.999": partial(find_percentile, percent=99.999),
     "mse": find_least_error,
@@ -216,7 +215,6 @@ def compute_range(statistics: TensorStatistics, method: str) -> float:
 BATCH_BYTES = 160 << 20
 """Limit of the extra outputs of one batch, which determines the batch size."""
 COUNTING_THREADS = min(4, os.cpu_count() or 1)
-"""Each finds the extremes and counts of one tensor."""
 MAX_BATCH = {"cpu": 16, "cuda": 64}
 
 Batch = Mapping[str, "NDArray[Any]"]

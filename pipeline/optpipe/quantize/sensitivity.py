@@ -34,7 +34,7 @@ from optpipe.models.inputs.image_set import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
 from optpipe.quantize.qdq import Target, quantize_graph
 from optpipe.quantize.ranges import CalibrationTable, open_model_session
-from optpipe.stats.paired import CONFIDENCE, compute_output_error
+from optpipe.stats.paired import CONFIDENCE, compute_output_error, compute_row_errors
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
@@ -49,7 +49,7 @@ class Fp32Reference:
         task = TASKS.get(self.card.task, TASKS[Task.CLASSIFICATION])  # without a task the largest output counts
         if self.card.task in TASKS:
             task.require_model(self.card)
-        self.task = task
+        self.task, self.usual_db = task, 0.0
         self.reference, self.others = self._predict(load_onnx(model.file(ONNX)), step)
         self.truths: Sequence[Any] | None = None
         with suppress(NothingJudgedError):  # possible in a few samples that were drawn from many
@@ -61,14 +61,17 @@ class Fp32Reference:
         return "agreement" if self.truths is None else self.task.score
 
     def measure_cost(self, graph: Any, step: ProgressStep = UNWATCHED) -> PrecisionCost:
+        """Also sets `usual_db`, the mean SNR of the samples of the first output."""
         found, others = self._predict(graph, step)
-        pairs = [(self.reference.outputs, found.outputs)]
-        pairs += [(value, others[name]) for name, value in self.others.items()]
+        pairs = [(self.reference.outputs, found.outputs), *((each, others[name]) for name, each in self.others.items())]
         snr = None
         if all(expected.size and expected.shape == value.shape for expected, value in pairs):
-            errors = [compute_output_error("", *pair).snr_db for pair in pairs]
+            errors, rows = [compute_output_error("", *pair).snr_db for pair in pairs], compute_row_errors(*pairs[0])
             snr = min(EXACT_DB if each is None else each for each in errors)
             snr = max(min(round(snr, 2), EXACT_DB), -EXACT_DB)
+            with np.errstate(divide="ignore", invalid="ignore"):  # FP32's own rounding has about 150 dB
+                each_db = np.clip(10 * np.log10(rows["reference_square"] / rows["difference_square"]), -150, 150)
+            self.usual_db = float(np.nan_to_num(each_db).mean())
         source = self.reference.values
         truths = self.task.take_as_truths(source) if self.truths is None else self.truths
         cost = self.task.measure_drop(truths, source, found.values) if self.card.task in TASKS or self.truths else None
@@ -76,9 +79,8 @@ class Fp32Reference:
 
     def _predict(self, graph: Any, step: ProgressStep) -> tuple[Predictions, Mapping[str, NDArray[Any]]]:
         """The predictions, and the floating-point outputs after the first by name, all values of all batches in one row."""
-        session, names = open_model_session(graph), [each.name for each in self.card.outputs]
+        session, names, room = open_model_session(graph), [each.name for each in self.card.outputs], KEPT_VALUES
         others: dict[str, list[NDArray[Any]]] = {name: [] for name in names[1:]}
-        room = KEPT_VALUES
 
         def run(batch: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
             nonlocal room
@@ -93,7 +95,7 @@ class Fp32Reference:
         return predicted, {name: np.concatenate(kept, axis=1) for name, kept in others.items() if kept}
 
 
-REVISION = 3
+REVISION = 4
 RANKING_IMAGES = 128
 """Images of the ranking; the search uses the whole set."""
 
@@ -164,18 +166,20 @@ def compare_methods(
     store: Store,
     listener: Listener,
 ) -> tuple[Entry[MethodsInfo], bool]:
-    """The store entry `methods`: the cost of the graph of every table."""
+    """The store entry `methods`: the cost of every table's graph. The best has the highest SNR of all samples plus mean SNR of each."""
     found = {method: table.sha256 for method, table in tables.items()}
     recipe = describe_recipe(model, samples) | {"target": target, "tables": found}
 
     def make(_: object) -> MethodsInfo:
-        graph, costs = load_onnx(model.file(ONNX)), {}
+        graph, costs, usual = load_onnx(model.file(ONNX)), {}, {}
         with listener.step("compare methods", total=(1 + len(tables)) * len(samples.files)) as step:
             against = Fp32Reference(model, samples, step)
             for method, table in tables.items():
                 costs[method] = against.measure_cost(quantize_graph(graph, table, target)[0], step)
-        order = make_cost_order(costs.values())
-        return MethodsInfo(len(samples.files), costs, best=max(costs, key=lambda method: order(costs[method])))
+                usual[method] = against.usual_db
+        order, known = make_cost_order(costs.values()), all(each.snr_db is not None for each in costs.values())
+        best = max(costs, key=lambda method: order(costs[method]) + known * usual[method])
+        return MethodsInfo(len(samples.files), costs, best=best)
 
     return store.produce(MethodsInfo, recipe, make, parents=(model.id,), listener=listener)
 

@@ -17,7 +17,7 @@ BATCH = 64
 NAMES = {
     "resnet50": "ResNet-50", "resnext50_32x4d": "ResNeXt-50", "regnet_y_3_2gf": "RegNetY-3.2GF", "mobilenet_v2": "MobileNetV2",
     "efficientnet_b0": "EfficientNet-B0", "mobilenet_v3_large": "MobileNetV3-L", "densenet121": "DenseNet-121",
-    "vit_b_16": "ViT-B/16", "convnext_tiny": "ConvNeXt-T", "swin_t": "Swin-T",
+    "vit_b_16": "ViT-B/16", "convnext_tiny": "ConvNeXt-T", "swin_t": "Swin-T", "bert_base": "BERT-base",
 }  # fmt: skip
 COLORS = {"light": ("#1f2328", "#9a9fa6", "#2463d8"), "dark": ("#e6e8eb", "#767c85", "#6ea0ff")}
 """Ink, the FP16 bars, and the INT8 bars."""

@@ -1,5 +1,6 @@
 """What a build refuses before anything is loaded or built, and how outputs at each batch size are compared."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.graphs import onnx_model
 
+from optpipe.backends.inductor import Inductor
 from optpipe.backends.inductor_packages import parse_static_batches
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, build_model
-from optpipe.build.choose import choose_build
+from optpipe.build.choose import choose_build, split_precisions
 from optpipe.build.verify import Trajectory, fill_batches, verify_session
 from optpipe.core.card import card_from_dict
 from optpipe.core.entries import ModelInfo, ReferenceInfo, weights_from_text
@@ -110,6 +112,15 @@ def test_auto_refuses_points_of_random_weights_before_the_export(tmp_path):
     with pytest.raises(BadInputError, match=r"--budget 0\.5 ?points cannot be judged: the weights are random"):
         choose_build(model, plan, "random", store, SilentListener())
     assert not list(store.list_entries(ModelInfo))
+
+
+def test_auto_builds_wide_types_on_a_gpu_only_if_fp16_is_not_enough():
+    kinds = tuple(Precision)
+    on_gpu = BuildPlan(kinds, (Inductor(), OnnxRuntime()), named=True, device="cuda")
+    wide = (Precision.FP32, Precision.TF32, Precision.BF16)
+    assert split_precisions(on_gpu) == ((Precision.FP16, Precision.INT8, Precision.FP8), wide)
+    assert split_precisions(replace(on_gpu, precisions=wide)) == (wide, ())
+    assert split_precisions(replace(on_gpu, device="cpu")) == (kinds, ())
 
 
 DOUBLE = card_from_dict(

@@ -79,7 +79,9 @@ def _join_linear_layers(program: Any) -> None:
 
     groups: dict[Any, list[Any]] = {}
     for node in program.graph.nodes:
-        stored = node.target is torch.ops.aten.linear.default and all(each.op == "get_attr" for each in node.args[1:])
+        stored = node.target is torch.ops.aten.linear.default and all(
+            getattr(each, "op", None) == "get_attr" for each in node.args[1:]
+        )
         reader = _get_only(node.users) if stored else None
         if stored and (reader is None or _name_activation(reader) is None):
             groups.setdefault((node.args[0], len(node.args)), []).append(node)

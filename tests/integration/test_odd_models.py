@@ -176,7 +176,7 @@ def test_the_snr_is_that_of_the_given_tensors(tmp_path, option, count, seen, bui
     artifact = ran.document["artifacts"][0]
     assert (artifact["parity"]["samples"], artifact["parity"]["data"]) == seen
     snr = compute_snr(path, Path(artifact["path"]), np.load(given)["x"])
-    assert artifact["parity"]["snr_db"] == pytest.approx(snr, abs=0.5)
+    assert artifact["parity"]["snr_db"] == pytest.approx(snr, abs=1.0)  # that of the samples held out scatters
     shown = built(path, tmp_path / "work", "--precision", "int8", option, given)
     assert f"{seen[0]} samples of {seen[1]}" in " ".join(shown.stdout.split())
 

@@ -149,7 +149,12 @@ class _Search:
                     return None, []
                 added.append((constants[0], len(node.meta["val"].shape)))
                 node = sides[0 if values[0] is None else 1]
-            elif _is_view(node) and node.target not in (aten.transpose.int, aten.permute.default):
+            elif node.target in (
+                aten.view.default,
+                aten.reshape.default,
+                aten._unsafe_view.default,
+                aten.clone.default,
+            ):
                 node = node.args[0]
             else:
                 return None, []

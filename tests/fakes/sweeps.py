@@ -49,20 +49,11 @@ def make_record(
     slot = slot or make_slot(kind=cell.kind)
     measured = state is JobState.DONE
     return JobRecord(
-        key=compute_job_key(cell, slot.fingerprint),
-        cell=cell,
-        state=state,
-        reason=reason,
-        environment=slot.environment,
-        fingerprint=slot.fingerprint,
-        host="host",
-        slot=slot.name,
-        artifact="a" * 12 if measured else None,
-        run=run if measured else None,
-        group=make_group(cell, **figures) if measured else None,
-        seconds=12.0,
-        started_utc=started,
-    )
+        key=compute_job_key(cell, slot.fingerprint), cell=cell, state=state, reason=reason,
+        environment=slot.environment, fingerprint=slot.fingerprint, host="host", slot=slot.name,
+        artifact="a" * 12 if measured else None, run=run if measured else None,
+        group=make_group(cell, **figures) if measured else None, seconds=12.0, started_utc=started,
+    )  # fmt: skip
 
 
 def other_environment(slot, fingerprint="e" * 16):

@@ -16,18 +16,8 @@ compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++"
 def test_a_transformer_is_built_proven_verified_and_shown(tmp_path):
     (tmp_path / "net.py").write_text(BERT)
     np.savez(tmp_path / "data.npz", input_ids=np.random.default_rng(0).integers(0, 100, (32, 16)))
-    words = (
-        "build",
-        "net.py:make",
-        "--calibration",
-        "data.npz",
-        "--precision",
-        "fp8",
-        "--backend",
-        "inductor",
-        "--json",
-    )
-    (artifact,) = optpipe(*words, cwd=tmp_path).expect(0).document["artifacts"]
+    words = ("--calibration", "data.npz", "--precision", "fp8", "--backend", "inductor", "--json")
+    (artifact,) = optpipe("build", "net.py:make", *words, cwd=tmp_path).expect(0).document["artifacts"]
     proof = artifact["precision_proof"]
     assert proof["proven"]
     assert 0.8 < proof["share"]["macs"]["fp8"] < 1

@@ -42,22 +42,12 @@ def codes(measurement):
     return {reason.code for reason in measurement.reasons}
 
 
-@pytest.mark.parametrize(
-    ("fault", "code"),
-    [
-        ("drift", "drift"),
-        ("bimodal", "bimodal"),
-        ("cached", "cached-answer"),
-        ("wrong", "wrong-output"),
-        ("stale", "stale-answer"),
-        ("noisy", "dispersion"),
-        ("dies", "died"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "code"), [
+    ("drift", "drift"), ("bimodal", "bimodal"), ("cached", "cached-answer"), ("wrong", "wrong-output"),
+    ("stale", "stale-answer"), ("noisy", "dispersion"), ("dies", "died"),
+])  # fmt: skip
 def test_each_planted_fault_is_caught_by_its_reason(run, fault, code):
-    for _ in range(
-        3
-    ):  # a neighbor that takes the core may hide a slow-down, and is named then; a wrong output it cannot hide
+    for _ in range(3):  # a busy neighbor may hide a slow-down, and is named then; it cannot hide a wrong output
         found = run(fault)
         if code in codes(found):
             break

@@ -154,17 +154,11 @@ def test_it_is_deployed_behind_a_session_of_optpipe(tmp_path, toy) -> None:
     result, store = build(tmp_path, toy, scale=2)
     (built,), (samples,) = result.artifacts, store.list_entries(ReferenceInfo)
     signed: Any = SimpleNamespace(
-        artifact=built.entry,
-        verification=built.verification,
-        card=card_from_file(result.model.file(CARD)),
-        samples=samples,
-        policy=policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n'),
-        reference=DossierReference("dossier", "0" * 64, Verdict.PASS, (), None),
-        preprocessing=None,
-        measured=(),
-        place=built.entry.manifest.environment,
-        runs=(),
-    )
+        artifact=built.entry, verification=built.verification, card=card_from_file(result.model.file(CARD)),
+        samples=samples, policy=policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n'),
+        reference=DossierReference("dossier", "0" * 64, Verdict.PASS, (), None), preprocessing=None, measured=(),
+        place=built.entry.manifest.environment, runs=(),
+    )  # fmt: skip
     write_deployment(signed, tmp_path / "served", store, "triton")
     checked = check_deployment(tmp_path / "served")
     assert "needs optpipe on the server" in checked.record.triton

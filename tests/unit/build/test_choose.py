@@ -42,18 +42,9 @@ def decided(builds, races, failures=None, left_out=(), failed=()):
     candidates = list_candidates(builds, races, failures or {}, POINTS)
     sizes = tuple(races) or (1,)
     return Decision(
-        "digits",
-        "m" * 12,
-        str(POINTS),
-        "800 images of validation",
-        sizes,
-        winners,
-        candidates,
-        left_out,
-        7,
-        "top1",
+        "digits", "m" * 12, str(POINTS), "800 images of validation", sizes, winners, candidates, left_out, 7, "top1",
         failed,
-    )
+    )  # fmt: skip
 
 
 def test_the_winner_comes_first_and_every_loser_has_its_reason():

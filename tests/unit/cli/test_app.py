@@ -47,16 +47,10 @@ def test_doctor_names_every_backend_and_how_to_get_what_is_missing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["store", "ls", "--json", "--nope"],
-        ["store", "show", "--json"],
-        ["nope", "--json"],
-        ["run", "digits", "--json"],
-        ["store", "show", "0", "--json"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [
+    ["store", "ls", "--json", "--nope"], ["store", "show", "--json"], ["nope", "--json"], ["run", "digits", "--json"],
+    ["store", "show", "0", "--json"],
+])  # fmt: skip
 def test_wrong_use_too_is_one_json_document(arguments: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "optpipe", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

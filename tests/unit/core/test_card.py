@@ -102,17 +102,9 @@ def test_sizes_that_no_runtime_counts() -> None:
         InputSpec("x", "float32", (2**40,), (2**40,), (2**40,))
 
 
-@pytest.mark.parametrize(
-    ("shape", "batch", "classes"),
-    [
-        (("n", 10), 0, 10),
-        ((1, 10, 1, 1), 0, 10),
-        (("n", 1, 10), 0, 10),
-        ((10, "n"), 1, 10),
-        (("n",), 0, 1),
-        (("n", "c"), 0, None),
-        (("n", 10, 7, 7), 0, None),
-    ],
-)
+@pytest.mark.parametrize(("shape", "batch", "classes"), [
+    (("n", 10), 0, 10), ((1, 10, 1, 1), 0, 10), (("n", 1, 10), 0, 10), ((10, "n"), 1, 10), (("n",), 0, 1),
+    (("n", "c"), 0, None), (("n", 10, 7, 7), 0, None),
+])  # fmt: skip
 def test_classes_lie_along_one_axis_wherever_it_is(shape, batch, classes) -> None:
     assert TensorSpec("scores", "float32", shape, batch=batch).classes == classes

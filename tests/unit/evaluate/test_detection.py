@@ -207,20 +207,13 @@ def test_without_suppression_there_are_doubles() -> None:
     assert (found.scores > 0.5).sum() == 6
 
 
-@pytest.mark.parametrize(
-    ("outputs", "head", "message"),
-    [
-        ([("o", (1, 10), "float32")], None, "no detection head fits its outputs .o 1×10."),
-        ([("o", (1, 4, 8, 8), "float32")], None, "no detection head fits"),
-        ([("o", (1, 7, 6), "float32")], {"layout": "yolov9000"}, "no detection head fits"),
-        (
-            [("o", (1, 7, 6), "float32")],
-            {"layout": "yolov8", "iou": 0.5},
-            "has layout, minimum_score, nms_iou and max_boxes",
-        ),
-        ([("o", (1, 7, 6), "float32")], {"layout": "yolov8", "nms_iou": 7}, "out of range"),
-    ],
-)
+@pytest.mark.parametrize(("outputs", "head", "message"), [
+    ([("o", (1, 10), "float32")], None, "no detection head fits its outputs .o 1×10."),
+    ([("o", (1, 4, 8, 8), "float32")], None, "no detection head fits"),
+    ([("o", (1, 7, 6), "float32")], {"layout": "yolov9000"}, "no detection head fits"),
+    ([("o", (1, 7, 6), "float32")], {"layout": "yolov8", "iou": 0.5}, "has layout, minimum_score, nms_iou and max_boxes"),
+    ([("o", (1, 7, 6), "float32")], {"layout": "yolov8", "nms_iou": 7}, "out of range"),
+])  # fmt: skip
 def test_outputs_that_fit_no_head_are_refused(outputs, head, message) -> None:
     with pytest.raises(BadInputError, match=message):
         find_head(make_card(*outputs, head=head))

@@ -59,9 +59,10 @@ def scores(right_share: float, seed: int = 1):
 ENTRY: Any = SimpleNamespace(id="abc", info=artifact_info(precision="int8"), sha256=lambda name: f"hash of {name}")
 
 
-def rows(found, labels=LABELS, trained=True, budget=None):
-    evaluated = [EvaluatedArtifact(None, predictions_from_scores(scores(0.95))), EvaluatedArtifact(ENTRY, found)]
-    return list(score_artifacts(evaluated, labels.tolist(), TASK, (), 10, budget, trained=trained))
+def rows(found, budget=None, calibrated_on=0):
+    source = EvaluatedArtifact(None, predictions_from_scores(scores(0.95)))
+    judged = EvaluatedArtifact(ENTRY, found, calibrated_on=calibrated_on)
+    return list(score_artifacts([source, judged], LABELS.tolist(), TASK, (), 10, budget, trained=True))
 
 
 def named(labels) -> ImageSet:
@@ -109,22 +110,12 @@ def test_a_planted_drop_is_found() -> None:
 
 
 def test_verdicts_follow_the_interval() -> None:
-    assert rows(predictions_from_scores(scores(0.95)), budget=0.02)[1].verdict == "PASS"
-    assert rows(predictions_from_scores(scores(0.95)), budget=0.001)[1].verdict == "INCONCLUSIVE"
+    same = predictions_from_scores(scores(0.95))
+    assert rows(same, budget=0.02)[1].verdict == "PASS"
+    assert rows(same, budget=0.001)[1].verdict == "INCONCLUSIVE"
     assert rows(None, budget=0.5)[1].verdict == "INCONCLUSIVE"
-
-
-def test_calibration_samples_count_as_lost() -> None:
-    evaluated = [
-        EvaluatedArtifact(None, predictions_from_scores(scores(0.95))),
-        EvaluatedArtifact(ENTRY, predictions_from_scores(scores(0.95)), calibrated_on=8),
-    ]
-    found = {
-        budget: list(score_artifacts(evaluated, LABELS.tolist(), TASK, (), 10, budget, trained=True))[1]
-        for budget in (0.02, 0.05)
-    }
-    assert found[0.02].verdict == "INCONCLUSIVE"
-    assert found[0.05].verdict == "PASS"
+    assert rows(same, budget=0.02, calibrated_on=8)[1].verdict == "INCONCLUSIVE", "calibration samples count as lost"
+    assert rows(same, budget=0.05, calibrated_on=8)[1].verdict == "PASS"
 
 
 @given(pairs=st.integers(20, 60), share=st.floats(0.01, 0.5), slack=st.sampled_from([-0.01, 0.01]))
@@ -147,10 +138,7 @@ def test_what_calibration_hides_is_of_the_scores_range(pairs, share, slack) -> N
 def test_random_weights_prove_nothing() -> None:
     constant = np.zeros((400, 10), np.float32)
     constant[:, 4] = 1
-    evaluated = [
-        EvaluatedArtifact(None, predictions_from_scores(constant)),
-        EvaluatedArtifact(ENTRY, predictions_from_scores(constant)),
-    ]
+    evaluated = [EvaluatedArtifact(entry, predictions_from_scores(constant)) for entry in (None, ENTRY)]
     _, row = score_artifacts(evaluated, LABELS.tolist(), TASK, (), 10, 0.5, trained=False)
     assert row.accuracy is None
     assert row.agreement is None

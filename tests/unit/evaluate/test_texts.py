@@ -37,25 +37,16 @@ def test_scores_are_those_of_seqeval():
     assert sum(len(find_entities(each)) for each in found) == 786
 
 
-@pytest.mark.parametrize(
-    ("tags", "entities"),
-    [
-        (["I-PER", "I-PER", "O"], {("PER", 0, 1)}),
-        (["B-PER", "B-PER"], {("PER", 0, 0), ("PER", 1, 1)}),
-        (["B-PER", "I-ORG", "I-ORG"], {("PER", 0, 0), ("ORG", 1, 2)}),
-        (
-            ["S-PER", "S-PER", "O", "B-LOC", "E-LOC", "S-LOC"],
-            {("PER", 0, 0), ("PER", 1, 1), ("LOC", 3, 4), ("LOC", 5, 5)},
-        ),
-        (
-            ["U-PER", "U-PER", "B-LOC", "I-LOC", "L-LOC", "I-LOC"],
-            {("PER", 0, 0), ("PER", 1, 1), ("LOC", 2, 4), ("LOC", 5, 5)},
-        ),
-        (["DATE", "DATE", "O", "DATE"], {("DATE", 0, 1), ("DATE", 3, 3)}),
-        (["O", "B-E-MAIL", "I-E-MAIL"], {("E-MAIL", 1, 2)}),
-        ([], set()),
-    ],
-)
+@pytest.mark.parametrize(("tags", "entities"), [
+    (["I-PER", "I-PER", "O"], {("PER", 0, 1)}),
+    (["B-PER", "B-PER"], {("PER", 0, 0), ("PER", 1, 1)}),
+    (["B-PER", "I-ORG", "I-ORG"], {("PER", 0, 0), ("ORG", 1, 2)}),
+    (["S-PER", "S-PER", "O", "B-LOC", "E-LOC", "S-LOC"], {("PER", 0, 0), ("PER", 1, 1), ("LOC", 3, 4), ("LOC", 5, 5)}),
+    (["U-PER", "U-PER", "B-LOC", "I-LOC", "L-LOC", "I-LOC"], {("PER", 0, 0), ("PER", 1, 1), ("LOC", 2, 4), ("LOC", 5, 5)}),
+    (["DATE", "DATE", "O", "DATE"], {("DATE", 0, 1), ("DATE", 3, 3)}),
+    (["O", "B-E-MAIL", "I-E-MAIL"], {("E-MAIL", 1, 2)}),
+    ([], set()),
+])  # fmt: skip
 def test_where_entities_begin_and_end(tags, entities):
     assert find_entities(tags) == entities
 

@@ -153,17 +153,9 @@ def test_what_is_stored():
     files, environment = {"model.onnx": FileHash(HASH, 705_000)}, Environment(packages={"onnx": "1.23.2"})
     info = plain_from_record(artifact_info(precision_proof=WRONG, mixed=MIXED))
     manifest = Manifest(
-        "artifact",
-        entry.id,
-        {},
-        ("m", "m"),
-        files,
-        info,
-        environment,
-        "optpipe build digits",
-        "2026-11-22T10:50:17.5+00:00",
-        entry.created,
-    )
+        "artifact", entry.id, {}, ("m", "m"), files, info, environment, "optpipe build digits",
+        "2026-11-22T10:50:17.5+00:00", entry.created,
+    )  # fmt: skip
     made = Manifest("bench", "1", None, (entry.id,), files, {}, environment, "optpipe bench digits",
                     "2026-11-22T10:50:20", "2026-11-22T10:51:20", "interrupted")  # fmt: skip
     parts = (
@@ -184,15 +176,7 @@ def test_an_engine():
     )  # fmt: skip
     info = plain_from_record(artifact_info(precision_proof=replace(proof("int8"), placement=placement)))
     manifest = Manifest(
-        "artifact",
-        entry.id,
-        {},
-        (),
-        {},
-        info,
-        Environment(),
-        "optpipe build digits",
-        "2026-11-22T10:50:17.5+00:00",
+        "artifact", entry.id, {}, (), {}, info, Environment(), "optpipe build digits", "2026-11-22T10:50:17.5+00:00",
         entry.created,
-    )
+    )  # fmt: skip
     assert_golden(text_of(document_from_entry(EntryDetails(entry, manifest))), "entry.txt")

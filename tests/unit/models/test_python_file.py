@@ -35,22 +35,16 @@ def test_pictures_of_another_size_than_the_input_are_refused(tmp_path):
         require_image_transform(load(tmp_path, FILE.replace("STEP", "v2.CenterCrop(12)")).card)
 
 
-@pytest.mark.parametrize(
-    ("factory", "said"),
-    [
-        ("def make(): raise RuntimeError('boom')", "net.py:make raised RuntimeError: boom"),
-        ("def make(): return 1", "net.py:make returned int, not a torch.nn.Module"),
-        ("def make(): return nn.ReLU", "the class ReLU, not an instance"),
-        ("make = nn.ReLU()", "is a module, not a factory"),
-        ("def make(): return nn.Linear(8, 4).half()", r"weight is in float16; .*\.float\(\)"),
-        ("def make(): return nn.LazyLinear(4)", "weight has no shape yet"),
-        ("def make(): return nn.Linear(8, 4, device='meta')", "weight is on the meta device"),
-        (
-            "def make(): return torch.export.export(nn.ReLU(), (torch.ones(1),)).module()",
-            "returned an exported program",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("factory", "said"), [
+    ("def make(): raise RuntimeError('boom')", "net.py:make raised RuntimeError: boom"),
+    ("def make(): return 1", "net.py:make returned int, not a torch.nn.Module"),
+    ("def make(): return nn.ReLU", "the class ReLU, not an instance"),
+    ("make = nn.ReLU()", "is a module, not a factory"),
+    ("def make(): return nn.Linear(8, 4).half()", r"weight is in float16; .*\.float\(\)"),
+    ("def make(): return nn.LazyLinear(4)", "weight has no shape yet"),
+    ("def make(): return nn.Linear(8, 4, device='meta')", "weight is on the meta device"),
+    ("def make(): return torch.export.export(nn.ReLU(), (torch.ones(1),)).module()", "returned an exported program"),
+])  # fmt: skip
 def test_a_factory_that_gives_no_model_is_one_line(tmp_path, factory, said):
     imports = "import torch\nfrom torch import nn\n"
     with pytest.raises(BadInputError, match=said):

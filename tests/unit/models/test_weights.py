@@ -53,23 +53,16 @@ def test_random_weights_and_other_data_make_another_model(tmp_path):
     assert all(keys.count(each) == 1 for each in keys)
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ('weigths = "net.pt"', "no field 'weigths': did you mean weights?"),
-        ("labels = 'ab'", "'labels' must be a list"),
-        ("weights = 3", "'weights' must be a string"),
-        ("head = {minimum_score = 1979-05-27}", "values of a model card are texts"),
-        ("data = {validation = 3}", "validation must be the path"),
-        ("preprocessing = {steps = [{step = 'resise'}]}", "invalid value 'resise'"),
-        pytest.param(
-            "labels = ['a', 'b', 'c']", "3 labels, but its first output has 2 classes", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "outputs = [{name = 'a'}, {name = 'b'}]", "lists outputs a, b, but it has 1", marks=pytest.mark.slow
-        ),
-    ],
-)
+@pytest.mark.parametrize(("line", "said"), [
+    ('weigths = "net.pt"', "no field 'weigths': did you mean weights?"),
+    ("labels = 'ab'", "'labels' must be a list"),
+    ("weights = 3", "'weights' must be a string"),
+    ("head = {minimum_score = 1979-05-27}", "values of a model card are texts"),
+    ("data = {validation = 3}", "validation must be the path"),
+    ("preprocessing = {steps = [{step = 'resise'}]}", "invalid value 'resise'"),
+    pytest.param("labels = ['a', 'b', 'c']", "3 labels, but its first output has 2 classes", marks=pytest.mark.slow),
+    pytest.param("outputs = [{name = 'a'}, {name = 'b'}]", "lists outputs a, b, but it has 1", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_what_is_wrong_in_a_card_is_said(tmp_path, line, said):
     found = source(tmp_path, line)
     text = (tmp_path / "card.toml").read_text().replace("other", "classification")

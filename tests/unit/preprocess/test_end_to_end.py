@@ -38,15 +38,9 @@ def parts(**changed):
 
 def figures(plan, count=700, check=None, **changed):
     return compute_figures(
-        batches(count),
-        parts(**changed),
-        plan,
-        launch_share=0.1,
-        cpu_share=0.3,
-        handover="none: DLPack",
-        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
-        check=check or (32, 32, 9),
-    )
+        batches(count), parts(**changed), plan, launch_share=0.1, cpu_share=0.3, handover="none: DLPack",
+        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, check=check or (32, 32, 9),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

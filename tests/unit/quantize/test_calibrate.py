@@ -113,19 +113,13 @@ def test_what_does_not_fit_is_said(tmp_path, name, content, said) -> None:
 def test_a_calibration():
     cost, constant = PrecisionCost(24.31, 0.0125, (0.004, 0.021)), PrecisionCost(200.0)
     found = CalibrationResult(
-        model="digits",
-        model_id="m",
-        weights=WeightsRecord("file", HASH),
-        set=SampleSetSummary("digits/calibration", HASH, 500, 0),
-        kind="images",
-        set_path="/w/set.json",
-        unreadable=(),
-        target="tensorrt",
-        tables={"max": "/w/max.json", "mse": "/w/mse.json"},
+        model="digits", model_id="m", weights=WeightsRecord("file", HASH),
+        set=SampleSetSummary("digits/calibration", HASH, 500, 0), kind="images", set_path="/w/set.json", unreadable=(),
+        target="tensorrt", tables={"max": "/w/max.json", "mse": "/w/mse.json"},
         compared=MethodsInfo(128, {"max": constant, "mse": cost}, "mse"),
         skipped=tuple(SkippedLayer(f"conv{index}", "fewer than 16 channels") for index in range(14)),
         sensitivity=SensitivityInfo(128, (LayerCost("conv1", cost, 1_200_000),), 10_000_000),
-    )
+    )  # fmt: skip
     assert_golden(text_of(document_from_calibration(found)), "calibrate.txt")
 
 

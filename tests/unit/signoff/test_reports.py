@@ -160,54 +160,27 @@ DOSSIER = Path("optpipe-out/dossiers/digits-onnxruntime-int8-20261122T104716")
 ABOUT, BUILD = "batch 8, single-stream, compute", "builds/artifact-39697758b8e2/manifest.json"
 TRUST = CriterionResult("trust.weights", Verdict.PASS, "trained weights (file)", source=BUILD)
 SLOW = CriterionResult(
-    "latency.p99.b8",
-    Verdict.FAIL,
-    f"16.0 ms [15.5 ms, 17.0 ms] exceeds the limit of 15.0 ms ({ABOUT})",
-    "at most 15.0 ms",
-    "`optpipe profile …` identifies the bottleneck",
-    16e6,
-    (15.5e6, 17e6),
-    15e6,
-    Dimension.TIME,
-    ABOUT,
-    "bench-20261122T104342-c59155",
-)
+    "latency.p99.b8", Verdict.FAIL, f"16.0 ms [15.5 ms, 17.0 ms] exceeds the limit of 15.0 ms ({ABOUT})",
+    "at most 15.0 ms", "`optpipe profile …` identifies the bottleneck", 16e6, (15.5e6, 17e6), 15e6, Dimension.TIME,
+    ABOUT, "bench-20261122T104342-c59155",
+)  # fmt: skip
 MISSING = CriterionResult(
-    "energy.maximum",
-    Verdict.INCONCLUSIVE,
-    "not measured: this build",
-    "at most 54 mJ/image",
-    "optpipe bench digits",
-    threshold=0.054,
-    unit=Dimension.ENERGY,
-)
+    "energy.maximum", Verdict.INCONCLUSIVE, "not measured: this build", "at most 54 mJ/image", "optpipe bench digits",
+    threshold=0.054, unit=Dimension.ENERGY,
+)  # fmt: skip
 LARGE = CriterionResult(
-    "size.maximum",
-    Verdict.FAIL,
-    "189 KiB exceeds the limit of 100 KiB",
-    "at most 100 KiB",
-    "use a lower precision for a smaller engine",
-    193368.0,
-    None,
-    102400.0,
-    Dimension.SIZE,
-    source=BUILD,
+    "size.maximum", Verdict.FAIL, "189 KiB exceeds the limit of 100 KiB", "at most 100 KiB",
+    "use a lower precision for a smaller engine", 193368.0, None, 102400.0, Dimension.SIZE, source=BUILD,
     waived="known, ticket 12",
-)
+)  # fmt: skip
 RECORD = VerdictRecord(
-    Verdict.FAIL,
-    DOSSIER.name,
-    "digits",
+    Verdict.FAIL, DOSSIER.name, "digits",
     JudgedArtifact("39697758b8e2", "onnxruntime", "int8", "961f7dde0960", 193368, "file"),
-    PolicyReference("release <1> | x", "67581c3da897"),
-    (TRUST, SLOW, MISSING, LARGE),
-    (Note("int8-alone", "no higher precision was measured", "optpipe bench digits --precision fp32"),),
-    None,
-    ("the engine's sha256 is no longer 961f7dde0960",),
-    ("bench-20261122T104342-c59155",),
-    "2026-11-22T10:47:16+00:00",
+    PolicyReference("release <1> | x", "67581c3da897"), (TRUST, SLOW, MISSING, LARGE),
+    (Note("int8-alone", "no higher precision was measured", "optpipe bench digits --precision fp32"),), None,
+    ("the engine's sha256 is no longer 961f7dde0960",), ("bench-20261122T104342-c59155",), "2026-11-22T10:47:16+00:00",
     "0.1.0",
-)
+)  # fmt: skip
 PASSED = replace(RECORD, verdict=Verdict.PASS, criteria=(TRUST,), notes=())
 STEPS = (
     StepRecord("build", "done", 12.31),
@@ -218,18 +191,10 @@ STEPS = (
 
 def verification(**changes):
     found = VerificationRecord(
-        str(DOSSIER),
-        intact=True,
-        as_sealed=True,
-        problems=(),
-        unbacked=(f"trust.weights: stated by {BUILD}",),
-        not_compared=("report.html: its figures were drawn by altair 5 (here: 6)",),
-        verdict=Verdict.PASS,
-        recomputed=PASSED,
-        signature="not signed",
-        files=34,
-        size_bytes=440_000,
-    )
+        str(DOSSIER), intact=True, as_sealed=True, problems=(), unbacked=(f"trust.weights: stated by {BUILD}",),
+        not_compared=("report.html: its figures were drawn by altair 5 (here: 6)",), verdict=Verdict.PASS,
+        recomputed=PASSED, signature="not signed", files=34, size_bytes=440_000,
+    )  # fmt: skip
     return replace(found, **changes)
 
 

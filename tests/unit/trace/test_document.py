@@ -35,16 +35,9 @@ def test_the_answer_comes_first(build: Callable[[], Recording], read: Callable[[
     assert text.startswith(("limited by ", "no verdict: "))
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        phenomena.overlapping,
-        phenomena.lost_events,
-        phenomena.graph_replay,
-        phenomena.setup_ahead_of_numbered_iterations,
-    ],
-    ids=lambda build: build.__name__,
-)
+@pytest.mark.parametrize("build", [
+    phenomena.overlapping, phenomena.lost_events, phenomena.graph_replay, phenomena.setup_ahead_of_numbered_iterations,
+], ids=lambda build: build.__name__)  # fmt: skip
 def test_profiles_of_golden_traces(build: Callable[[], Recording], read: Callable[[Recording], Trace]) -> None:
     text = text_of(document_from_profile(profile_from_trace(read(build()))))
     assert_golden(text, f"profile-{build.__name__.replace('_', '-')}.txt")

@@ -135,53 +135,36 @@ def _fused(graph: GraphCosts) -> dict[str, int | None]:
     return {each.name: each.fused_bytes for each in graph.costs}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "fused"),
-    [
-        pytest.param(
-            [("Conv", "x w", "left"), ("Conv", "x w", "right"), ("Add", "left right", "y")],
-            {"left": 2 * SIZE + WEIGHT, "right": 3 * SIZE + WEIGHT, "y": 0},
-            id="a branch is added where the last of its producers is computed",
-        ),
-        pytest.param(
-            [
-                ("Conv", "x w", "a"),
-                ("Relu", "a", "skip"),
-                ("Conv", "skip w", "b"),
-                ("Add", "b skip", "sum"),
-                ("Relu", "sum", "y"),
-            ],
-            {"a": 2 * SIZE + WEIGHT, "skip": 0, "b": 2 * SIZE + WEIGHT, "sum": 0, "y": 0},
-            id="a skip connection is read by the convolution that adds it",
-        ),
-        pytest.param(
-            [
-                ("Conv", "x w", "conv"),
-                ("Relu", "conv", "relu"),
-                ("Softmax", "relu", "pool"),
-                ("Conv", "relu w", "other"),
-                ("Add", "pool other", "y"),
-            ],
-            {"conv": 2 * SIZE + WEIGHT, "relu": 0, "pool": 2 * SIZE, "other": 3 * SIZE + WEIGHT, "y": 0},
-            id="a tensor that leaves the group is written once and read by each group",
-        ),
-        pytest.param(
-            [("Conv", "x w", "conv"), ("Identity", "conv", "same"), ("Relu", "same", "y")],
-            {"conv": 2 * SIZE + WEIGHT, "y": 0},
-            id="views are the same tensor",
-        ),
-        pytest.param(
-            [("MatMul", "x x", "product"), ("Softmax", "product", "scores"), ("MatMul", "scores x", "y")],
-            {"product": SIZE, "scores": 0, "y": 2 * SIZE},
-            id="the scores of an attention are not moved",
-        ),
-        pytest.param(
-            [("Conv", "x w", "conv"), ("Softmax", "conv", "y")],
-            {"conv": 2 * SIZE + WEIGHT, "y": 2 * SIZE},
-            id="a softmax that is no attention has a kernel of its own",
-        ),
-    ],
-)
+GROUPS = {
+    "a branch is added where the last of its producers is computed": (
+        [("Conv", "x w", "left"), ("Conv", "x w", "right"), ("Add", "left right", "y")],
+        {"left": 2 * SIZE + WEIGHT, "right": 3 * SIZE + WEIGHT, "y": 0},
+    ),
+    "a skip connection is read by the convolution that adds it": (
+        [("Conv", "x w", "a"), ("Relu", "a", "skip"), ("Conv", "skip w", "b"), ("Add", "b skip", "sum"), ("Relu", "sum", "y")],
+        {"a": 2 * SIZE + WEIGHT, "skip": 0, "b": 2 * SIZE + WEIGHT, "sum": 0, "y": 0},
+    ),
+    "a tensor that leaves the group is written once and read by each group": (
+        [("Conv", "x w", "conv"), ("Relu", "conv", "relu"), ("Softmax", "relu", "pool"), ("Conv", "relu w", "other"),
+         ("Add", "pool other", "y")],
+        {"conv": 2 * SIZE + WEIGHT, "relu": 0, "pool": 2 * SIZE, "other": 3 * SIZE + WEIGHT, "y": 0},
+    ),
+    "views are the same tensor": (
+        [("Conv", "x w", "conv"), ("Identity", "conv", "same"), ("Relu", "same", "y")],
+        {"conv": 2 * SIZE + WEIGHT, "y": 0},
+    ),
+    "the scores of an attention are not moved": (
+        [("MatMul", "x x", "product"), ("Softmax", "product", "scores"), ("MatMul", "scores x", "y")],
+        {"product": SIZE, "scores": 0, "y": 2 * SIZE},
+    ),
+    "a softmax that is no attention has a kernel of its own": (
+        [("Conv", "x w", "conv"), ("Softmax", "conv", "y")],
+        {"conv": 2 * SIZE + WEIGHT, "y": 2 * SIZE},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("nodes", "fused"), GROUPS.values(), ids=GROUPS)
 def test_what_each_group_moves(nodes: list[tuple[str, str, str]], fused: dict[str, int]) -> None:
     assert _fused(_costs_of(nodes)) == fused
 

@@ -106,24 +106,15 @@ def test_a_triton_template_does_not_tell() -> None:
     assert uses_tensor_cores("triton_poi_fused_relu_1") is False
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("void at::native::batch_norm_transform_input_channels_last_kernel<c10::Half>(int)", KernelKind.NORMALIZATION),
-        ("void at::native::<unnamed>::max_pool_forward_nhwc<c10::Half, int>(int)", KernelKind.POOLING),
-        (
-            "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(int)>(int)",
-            KernelKind.CAST,
-        ),
-        (
-            "void op_generic_tensor_kernel<(int)4, __half>(cudnnTensorStruct, reducedDivisorArray, int)",
-            KernelKind.ELEMENTWISE,
-        ),
-        ("void nhwcAddPaddingKernel<__half, __half>(int)", KernelKind.LAYOUT),
-        ("nvjpeg::DCT::decode_kernel", KernelKind.IMAGE),
-        ("void softmax_warp_forward<float>(int)", KernelKind.SOFTMAX),
-        ("something_new", KernelKind.OTHER),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), [
+    ("void at::native::batch_norm_transform_input_channels_last_kernel<c10::Half>(int)", KernelKind.NORMALIZATION),
+    ("void at::native::<unnamed>::max_pool_forward_nhwc<c10::Half, int>(int)", KernelKind.POOLING),
+    ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(int)>(int)", KernelKind.CAST),
+    ("void op_generic_tensor_kernel<(int)4, __half>(cudnnTensorStruct, reducedDivisorArray, int)", KernelKind.ELEMENTWISE),
+    ("void nhwcAddPaddingKernel<__half, __half>(int)", KernelKind.LAYOUT),
+    ("nvjpeg::DCT::decode_kernel", KernelKind.IMAGE),
+    ("void softmax_warp_forward<float>(int)", KernelKind.SOFTMAX),
+    ("something_new", KernelKind.OTHER),
+])  # fmt: skip
 def test_kinds(name: str, kind: KernelKind) -> None:
     assert classify_kernel(name) is kind

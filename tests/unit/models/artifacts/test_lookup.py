@@ -65,23 +65,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return Store(tmp_path / ".optpipe")
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("net.py:make", "net.make"),
-        ("./sub/../net.py:make", "net.make"),
-        ("net.make", "net.make"),
-        ("sub/net.py:make", None),
-        ("net.py:other", None),
-        ("make", None),
-        ("mine", "mine"),
-        ("mine.toml", "mine"),
-        ("other.toml", "digits"),
-        ("resnet50", "resnet50"),
-        ("torchvision:resnet50", "resnet50"),
-        ("light.onnx", "light"),
-    ],
-)
+@pytest.mark.parametrize(("text", "name"), [
+    ("net.py:make", "net.make"), ("./sub/../net.py:make", "net.make"), ("net.make", "net.make"),
+    ("sub/net.py:make", None), ("net.py:other", None), ("make", None), ("mine", "mine"), ("mine.toml", "mine"),
+    ("other.toml", "digits"), ("resnet50", "resnet50"), ("torchvision:resnet50", "resnet50"), ("light.onnx", "light"),
+])  # fmt: skip
 def test_a_model_is_known_by_its_name_its_source_and_its_file(store: Store, text: str, name: str | None) -> None:
     for each, source in (
         ("net.make", "net.py:make"),

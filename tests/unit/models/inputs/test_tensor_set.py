@@ -50,26 +50,17 @@ def test_every_form_is_the_same_samples(tmp_path, form) -> None:
     assert len(read_tensor_set(source, (X, STATE, RATE), 3).files) == 3
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"x": None}, "lacks input 'x'; the model takes x, state, rate"),
-        ({"y": np.zeros(3)}, "has the unknown array 'y'"),
-        (
-            {"x": VALUES["x"].astype(np.float64)},
-            r"'x' is float64, and the model takes float32; save it as .astype\('float32'\)",
-        ),
-        ({"x": VALUES["x"][:, :2].copy()}, "'x' is 6x2, and the model takes 1x3:2x3:8x3"),
-        ({"x": VALUES["x"][:5].copy()}, "different numbers of samples: x 5, state 6"),
-        ({"rate": np.array([16000])}, "different numbers of samples: x 6, state 6, rate 1"),
-        (
-            {"rate": np.zeros((6, 1), np.int64)},
-            "'rate' is 6x1, and the model takes a single value, or that after an axis",
-        ),
-        ({"x": VALUES["x"][:0].copy(), "state": VALUES["state"][:, :0].copy()}, "'x' is 0x3"),
-        ({"labels": np.zeros(5, np.int64)}, "one integer for each of the 6 samples"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"x": None}, "lacks input 'x'; the model takes x, state, rate"),
+    ({"y": np.zeros(3)}, "has the unknown array 'y'"),
+    ({"x": VALUES["x"].astype(np.float64)}, r"'x' is float64, and the model takes float32; save it as .astype\('float32'\)"),
+    ({"x": VALUES["x"][:, :2].copy()}, "'x' is 6x2, and the model takes 1x3:2x3:8x3"),
+    ({"x": VALUES["x"][:5].copy()}, "different numbers of samples: x 5, state 6"),
+    ({"rate": np.array([16000])}, "different numbers of samples: x 6, state 6, rate 1"),
+    ({"rate": np.zeros((6, 1), np.int64)}, "'rate' is 6x1, and the model takes a single value, or that after an axis"),
+    ({"x": VALUES["x"][:0].copy(), "state": VALUES["state"][:, :0].copy()}, "'x' is 0x3"),
+    ({"labels": np.zeros(5, np.int64)}, "one integer for each of the 6 samples"),
+])  # fmt: skip
 def test_what_does_not_fit_is_said_by_name(tmp_path, changed, said) -> None:
     values = {name: value for name, value in {**VALUES, **changed}.items() if value is not None}
     np.savez(tmp_path / "data.npz", **values)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from optpipe.backends.base import Backend, BuildRequest, Device
 from optpipe.build.records import BuiltArtifact, ModelBuild
-from optpipe.build.verify import Trajectory, read_trajectory, verify_session
+from optpipe.build.verify import Trajectory, parse_steps, read_trajectory, verify_session
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, GraphInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
@@ -67,6 +67,8 @@ class BuildPlan:
 def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
     """Builds and verifies every combination in `plan`; a failed one does not stop the others. Raises what export raises."""
     _require_sound_plan(plan, listener)
+    if plan.steps is not None:
+        parse_steps(plan.steps)
     _require_buildable(model, plan, listener)
     if plan.budget is not None and not set(BUDGETED) & set(plan.precisions):
         raise BadInputError(f"--budget applies to {', '.join(BUDGETED)}; add one of them to --precision")

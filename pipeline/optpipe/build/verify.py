@@ -141,10 +141,8 @@ class Trajectory:
         return {self.name: compare_rows(self.expected[: len(found)], found)}
 
 
-def read_trajectory(text: str, card: ModelCard, reference: Reference, graph: Path) -> Trajectory:
-    """Reads `--steps N[:STATE[:TIME[:START]]]`. STATE may be left out if one input has the shape of an output, and TIME if one is a
-    single number for each sample; START is 1, and 1000 if TIME is an integer. Raises BadInputError.
-    """
+def parse_steps(text: str) -> tuple[int, str, str, str, float]:
+    """N, STATE, TIME, and START of `--steps N[:STATE[:TIME[:START]]]`, and START as a number. Raises BadInputError."""
     number, state, time, start = (*text.split(":", 3), "", "", "")[:4]
     steps = int(number) if number.isdecimal() else 0
     try:
@@ -153,6 +151,14 @@ def read_trajectory(text: str, card: ModelCard, reference: Reference, graph: Pat
         first = nan
     if not 1 <= steps <= MOST_STEPS or not isfinite(first):
         raise BadInputError(f"--steps {text}: expected {STEPS_FORM}; N is at most {MOST_STEPS}")
+    return steps, state, time, start, first
+
+
+def read_trajectory(text: str, card: ModelCard, reference: Reference, graph: Path) -> Trajectory:
+    """Reads `--steps`. STATE may be left out if one input has the shape of an output, and TIME if one is a single number for each
+    sample; START is 1, and 1000 if TIME is an integer. Raises BadInputError.
+    """
+    steps, state, time, start, first = parse_steps(text)
     inputs = reference.inputs
     shapes = {value.shape: name for name, value in reversed([*reference.outputs.items()]) if value.dtype.kind == "f"}
     states = [name for name, value in inputs.items() if value.dtype.kind == "f" and value.shape in shapes]

@@ -40,3 +40,10 @@ def test_a_wrong_range_has_a_remedy_that_was_tried(case: Case, exported: Any, tm
     assert bool(last["kept"]) == (not case.loss), "layers are kept only if no range mends it"
     assert bool(case.loss) == any((each["clipped"] or 0) > 0.1 for each in found["tensors"])
     assert optpipe(*shlex.split(last["command"])[1:]).expect(0), "the command builds it"
+
+
+def test_an_unknown_tensor_is_named_although_other_builds_cannot_run(exported: Any, tmp_path: Path) -> None:
+    workspace = exported(tmp_path / "workspace")
+    optpipe("build", "digits", "--backend", "tensorrt-rtx,onnxruntime", workspace=workspace).expect(0)
+    ran = optpipe("evaluate", "digits", "--layers", "logitz", workspace=workspace).expect(2)
+    assert "the nearest is logits" in ran.stderr

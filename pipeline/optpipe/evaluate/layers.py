@@ -277,7 +277,7 @@ def compare_layers(
         chosen = replace(chosen, drawn=draw_subset(chosen.drawn, count or SAMPLE_COUNT))
     rows = load_sample_inputs(card, chosen, exported)
     samples = [batch for batch, _ in split_batches(card, rows, card.batch_range[0])][:count]
-    found, refused, part = [], {}, card.batch_range[0] / card.batch_range[1]
+    found, refused, unknown, part = [], {}, "", card.batch_range[0] / card.batch_range[1]
     for entry in artifacts:
         info, backend = entry.info, BACKENDS[entry.info.backend]
         if (why_not := backend.find_run_blocker(info)) is not None:
@@ -295,6 +295,8 @@ def compare_layers(
                     divergences, marked = compare_tensors(source, build, samples, tensors, session.run, step, part)
         except OptpipeError as error:
             refused[info.label] = str(error)
+            if isinstance(error, BadInputError):
+                unknown = unknown or str(error)
             continue
         limit = -20 * math.log10(TOLERATED_RELATIVE_ERROR[info.precision])
         left_out = len([name for name in source.layers if name not in build.layers])
@@ -307,5 +309,5 @@ def compare_layers(
                 diverged = replace(diverged, compiled=fault[0], uncompiled=fault[1], reproducer=str(folder))
         found.append(diverged)
     if not found and wanted:
-        raise BadInputError(next(iter(refused.values())))
+        raise BadInputError(unknown or next(iter(refused.values())))
     return LayerComparison(card.name, chosen.data, len(samples), tuple(found), refused)

@@ -44,6 +44,7 @@ def test_a_wrong_range_has_a_remedy_that_was_tried(case: Case, exported: Any, tm
 
 def test_an_unknown_tensor_is_named_although_other_builds_cannot_run(exported: Any, tmp_path: Path) -> None:
     workspace = exported(tmp_path / "workspace")
-    optpipe("build", "digits", "--backend", "tensorrt-rtx,onnxruntime", workspace=workspace).expect(0)
+    both = ("--precision", "fp32", "--backend", "tensorrt-rtx,onnxruntime")
+    optpipe("build", "digits", *both, workspace=workspace).expect(0)
     ran = optpipe("evaluate", "digits", "--layers", "logitz", workspace=workspace).expect(2)
     assert "the nearest is logits" in ran.stderr

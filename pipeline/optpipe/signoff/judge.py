@@ -265,7 +265,7 @@ def _note_look(evidence: BuildEvidence) -> Note:
         f" of cases, and wrongly fails in at most {error / 2:.3g}%"
     )
     stricter = f"each further sign-off needs stronger evidence: the k-th may err in {error:.3g}% / (k (k + 1)) of cases"
-    return Note("look", message, f"measure enough processes in one run (--processes); {stricter}")
+    return Note("look", message, f"measure enough processes in one run (`bench --processes N`); {stricter}")
 
 
 def _note_policy(dossier: Dossier) -> Iterator[Note]:
@@ -282,7 +282,7 @@ def _note_policy(dossier: Dossier) -> Iterator[Note]:
         names = ", ".join(run.name for run in older)
         message += f"; older and {'left out' if dossier.policy.preregistered else 'judged too'}: {names}"
     again = "measure again, or sign off by a policy with `[evidence] preregistered = true`, which leaves older runs out"
-    yield Note("policy", message, again if older else "measure enough processes in one run (--processes)")
+    yield Note("policy", message, again if older else "measure enough processes in one run (`bench --processes N`)")
 
 
 def _note_left_out(request: DossierRequest, left_out: Sequence[RecordedMeasurement]) -> Iterator[Note]:

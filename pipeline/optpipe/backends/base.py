@@ -93,8 +93,8 @@ class MarkedNetwork(ABC):
     outputs: tuple[str, ...]
     hidden = ""
     """The operators that cannot be read, in words; empty if there are none."""
-    apart: "tuple[MarkedNetwork, MarkedNetwork] | None" = None
-    """The network as the compiler compiles any part of it, and in the same precision without the compiler; None if nothing compiles it."""
+    open_apart: "Callable[[], tuple[MarkedNetwork, MarkedNetwork]] | None" = None
+    """Makes the network as the compiler compiles any part of it, and in the same precision without the compiler; None without one."""
 
     @abstractmethod
     def cut(self, tensors: Iterable[str], given: Iterable[str] = ()) -> tuple[tuple[str, ...], Run]:

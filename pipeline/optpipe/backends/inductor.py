@@ -192,7 +192,7 @@ class Inductor(TorchBackend):
 
         module = mark_source(request)
         build = MarkedProgram(program, request, compile_program, module)
-        build.apart = build, MarkedProgram(program, request, run_as_it_is, module)
+        build.open_apart = lambda: (build, MarkedProgram(program, request, run_as_it_is, module))
         return module, build
 
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":

@@ -146,8 +146,13 @@ class OnnxRuntime(Backend):
         stored, written = (load_onnx(each) for each in (request.directory / GRAPH_FILE, request.graph))
         inputs = request.card.inputs
         again = REPRODUCE.format(provider=PROVIDERS[info.device])
-        build, compiled = (MarkedGraph(each, written, inputs, open_graph, again) for each in (stored, written))
-        build.apart = compiled, mark_as_written(written, inputs, info.device)
+
+        def open_apart() -> tuple[MarkedGraph, MarkedGraph]:
+            compiled = MarkedGraph(written, written, inputs, open_graph, again)
+            return compiled, mark_as_written(written, inputs, info.device)
+
+        build = MarkedGraph(stored, written, inputs, open_graph, again)
+        build.open_apart = open_apart
         return mark_source(source, inputs), build
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:

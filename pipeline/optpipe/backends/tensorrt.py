@@ -165,7 +165,7 @@ class TensorRT(Backend):
 
         again = REPRODUCE.format(rtx=int("rtx" in self.library), library=self.library)
         build = MarkedGraph(written, written, inputs, open_graph, again)
-        build.apart = build, mark_as_written(written, inputs, info.device)
+        build.open_apart = lambda: (build, mark_as_written(written, inputs, info.device))
         return mark_source(source, inputs), build
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:

@@ -301,10 +301,12 @@ def compare_layers(
         limit = -20 * math.log10(TOLERATED_RELATIVE_ERROR[info.precision])
         left_out = len([name for name in source.layers if name not in build.layers])
         diverged = BuildDivergence(info.label, entry.id, limit, divergences, left_out, build.hidden, marked)
-        if diverged.first is not None and build.apart is not None:
+        if diverged.first is not None and build.open_apart is not None:
             folder = store.workspace / "reproducers" / entry.id
             with listener.step(f"compile {diverged.first.tensor} apart"):
-                fault = find_compiler_fault(source, *build.apart, samples[0], diverged.first.tensor, limit, folder)
+                fault = find_compiler_fault(
+                    source, *build.open_apart(), samples[0], diverged.first.tensor, limit, folder
+                )
             if fault is not None:
                 diverged = replace(diverged, compiled=fault[0], uncompiled=fault[1], reproducer=str(folder))
         found.append(diverged)

@@ -161,10 +161,10 @@ def test_a_fault_of_the_compiler_is_cut_out_of_the_network(tmp_path, monkeypatch
     source, build = BACKENDS["inductor"].open_marked(artifact_info(precision="fp16", device="cpu"), request, Path())
     tensor = next(name for name, layer in source.layers.items() if "sigmoid" in layer)
     inputs = {"x": draw(SPEC)[:1].numpy()}
-    assert find_compiler_fault(source, *build.apart, inputs, tensor, 34, tmp_path) is None
+    assert find_compiler_fault(source, *build.open_apart(), inputs, tensor, 34, tmp_path) is None
 
     monkeypatch.setattr(torch._inductor.config, "post_grad_custom_post_pass", break_sigmoids)
-    compiled, uncompiled = find_compiler_fault(source, *build.apart, inputs, tensor, 34, tmp_path)
+    compiled, uncompiled = find_compiler_fault(source, *build.open_apart(), inputs, tensor, 34, tmp_path)
     assert compiled.snr_db < 10 < 50 < uncompiled.snr_db
     cut = torch.export.load(tmp_path / "subgraph.pt2").graph
     assert len([node for node in cut.nodes if node.op == "call_function"]) == 1, "the sigmoid alone"
@@ -191,10 +191,10 @@ def test_a_fault_of_a_graph_compiler_is_cut_out_as_onnx(backend, tmp_path, good,
     info = artifact_info(precision="int8", options=made.options, details=made.details, device="cpu")
     source, build = BACKENDS[backend].open_marked(info, request, path)
     inputs, folder = {"x": draw(SPEC)[:1].numpy()}, tmp_path / "reproducer"
-    assert find_compiler_fault(source, *build.apart, inputs, "/two/Conv_output_0", 10, folder) is None
+    assert find_compiler_fault(source, *build.open_apart(), inputs, "/two/Conv_output_0", 10, folder) is None
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", lose_weights)
-    compiled, uncompiled = find_compiler_fault(source, *build.apart, inputs, "/two/Conv_output_0", 10, folder)
+    compiled, uncompiled = find_compiler_fault(source, *build.open_apart(), inputs, "/two/Conv_output_0", 10, folder)
     assert compiled.snr_db < 10 < 20 < uncompiled.snr_db
     cut = onnx.load(folder / "subgraph.onnx")
     onnx.checker.check_model(cut, full_check=True)

@@ -302,7 +302,7 @@ def plan_candidates(
 
 
 def split_precisions(plan: BuildPlan) -> tuple[tuple[Precision, ...], tuple[Precision, ...]]:
-    """What `auto` builds first, and on a GPU what it builds only if no FP16 build is within the budget."""
+    """The precisions that `auto` builds first, and those that it builds on a GPU only if no FP16 build is within the budget."""
     on_gpu = all(each.choose_device(plan.device) == "cuda" for each in plan.backends)
     later = [each for each in plan.precisions if each in WIDE] if on_gpu and Precision.FP16 in plan.precisions else []
     return tuple(each for each in plan.precisions if each not in later), tuple(later)

@@ -197,7 +197,8 @@ def hold_out(samples: SampleSet, methods: Sequence[str]) -> tuple[SampleSet, Sam
     judge = draw_subset(samples, CHOICE_SAMPLES)
     if len(methods) == 1 or len(samples.files) < HELD_OUT_FROM:
         return samples, judge
-    return replace(samples, files=tuple(each for each in samples.files if each not in {*judge.files})), judge
+    judging = {*judge.files}
+    return replace(samples, files=tuple(each for each in samples.files if each not in judging)), judge
 
 
 def name_table_file(method: str) -> str:

@@ -66,7 +66,7 @@ class _Search:
         self.program = program
         self.device = next(each.meta["val"].device for each in program.graph.nodes if each.op == "placeholder")
         self.layouts: dict[Any, Any] = {}
-        """What chains of views show, by their root's sizes and their calls."""
+        """Layouts of views by the sizes of the viewed tensor and the calls that make the view."""
         self.values: dict[Any, Any] = {}
         self.varying: set[Any] = set()
         for node in program.graph.nodes:
@@ -90,10 +90,10 @@ class _Search:
         sizes = tuple(map(_get_hint, found.shape))
         calls = tuple((each.target, repr(torch.fx.node.map_arg(each.args[1:], _read_hint))) for each in chain)
         if (key := (sizes, calls, transposed)) not in self.layouts:
-            shown = torch.arange(prod(sizes), dtype=torch.int32).view(sizes)
+            shown = whole = torch.arange(prod(sizes), dtype=torch.int32).view(sizes)
             for each in chain:
                 shown = each.target(shown, *torch.fx.node.map_arg(each.args[1:], _read_hint), **each.kwargs)
-            self.layouts[key] = _read_layout(sizes, shown.transpose(-2, -1) if transposed else shown)
+            self.layouts[key] = _read_layout(whole, shown.transpose(-2, -1) if transposed else shown)
         if (layout := self.layouts[key]) is None:
             return None
         copied = any(each.target is torch.ops.aten.clone.default for each in chain)
@@ -161,7 +161,7 @@ class _Search:
         return (node, added) if node.op == "call_function" else (None, [])
 
     def _compute(self, node: Any) -> Any:
-        """The value of a node that depends on no input, else None."""
+        """The value of `node`, or None if it depends on an input."""
         import torch
 
         if node in self.varying:
@@ -205,16 +205,15 @@ def _is_view(node: Any) -> bool:
     return node.target is getitem or getattr(node.target, "overloadpacket", None) in views
 
 
-def _read_layout(sizes: Sequence[int], shown: Any) -> tuple[int, tuple[int, int, int, int], int, int] | None:
-    """First element, order of axes, heads, and features of `shown`, the indices that a view shows of a tensor of `sizes`."""
+def _read_layout(whole: Any, shown: Any) -> tuple[int, tuple[int, int, int, int], int, int] | None:
+    """First element, order of axes, heads, and features of the view that shows the elements `shown` of the indices `whole`."""
     import torch
 
     if shown.dim() != 4:
         return None
     first, (_, heads, _, features) = int(shown.flatten()[0]), shown.shape
-    whole = torch.arange(prod(sizes), dtype=torch.int32).view(*sizes)
     for order in ((0, 2, 1, 3), (1, 2, 0, 3)):
-        if first + heads * features <= sizes[-1]:
+        if first + heads * features <= whole.shape[-1]:
             view = _view_part(whole, first, heads, features, order)
             if view.shape == shown.shape and torch.equal(view, shown):
                 return first, order, heads, features

@@ -210,6 +210,12 @@ def _launch_depthwise(step: steps.Depthwise, given: Operands, settings: Mapping[
     return output
 
 
+def _activate(step: steps.Convolution | steps.Depthwise, value: Any) -> Any:
+    import torch
+
+    return getattr(torch.nn.functional, step.activation)(value) if step.activation else value
+
+
 def _launch_depthwise_by_torch(step: steps.Depthwise, given: Operands, _: Mapping[str, int]) -> Any:
     import torch
 
@@ -217,7 +223,7 @@ def _launch_depthwise_by_torch(step: steps.Depthwise, given: Operands, _: Mappin
     value = torch.nn.functional.conv2d(
         given.data, weight, bias.half(), step.stride, step.padding[:2], groups=step.channels
     )
-    return getattr(torch.nn.functional, step.activation)(value) if step.activation else value
+    return _activate(step, value)
 
 
 def _launch_convolution_by_cudnn(step: steps.Convolution, given: Operands, _: Mapping[str, int]) -> Any:
@@ -237,7 +243,7 @@ def _launch_convolution_by_cudnn(step: steps.Convolution, given: Operands, _: Ma
         return torch.ops.aten.cudnn_convolution_relu(data, kernel, bias, stride, padding, dilation, step.groups)
     value = torch.nn.functional.conv2d(data, kernel, bias, stride, padding, dilation, step.groups)
     value = value if given.added is None else value + given.added
-    return getattr(torch.nn.functional, step.activation)(value) if step.activation else value
+    return _activate(step, value)
 
 
 def _launch_product_by_cublas(step: steps.Convolution, given: Operands, _: Mapping[str, int]) -> Any:
@@ -245,7 +251,7 @@ def _launch_product_by_cublas(step: steps.Convolution, given: Operands, _: Mappi
 
     weight, _, _, bias = given.constants
     value = torch.nn.functional.linear(given.data, weight, bias)
-    return getattr(torch.nn.functional, step.activation)(value) if step.activation else value
+    return _activate(step, value)
 
 
 def _launch_attention(step: steps.Attention, given: Operands, settings: Mapping[str, int]) -> Any:

@@ -111,7 +111,6 @@ class Attention:
     tokens: int
     scale: float
     half: bool = True
-    flat: bool = True
     floating: bool = True
 
     @property

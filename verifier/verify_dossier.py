@@ -16,13 +16,14 @@ import tomllib
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, namedtuple
 from datetime import UTC, datetime, timedelta
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import accumulate, chain, combinations, compress, pairwise, takewhile
 from math import ceil, erfc, exp, expm1, hypot, inf, isclose, isfinite, isnan, lgamma, log, log1p, log10, nan, sqrt
 from operator import eq, mul, sub
 from pathlib import Path
 from random import Random
-from statistics import NormalDist, fmean, median, median_low, quantiles, stdev
+from statistics import NormalDist, correlation, fmean, median, median_low, quantiles, stdev
+from zlib import decompress
 
 try:
     import polars
@@ -70,6 +71,29 @@ RATES = {"throughput": "throughput_images_per_s", "tokens": "throughput_tokens_p
 COSINE = ("reference_square", "output_square", "product", "difference_square", "finite")
 TIMED = ("environment", "latency", "throughput", "regression", "memory", "energy", "stability")
 FIGURES = {"throughput": "throughput", "memory": "memory", "energy": "energy", "stability": "cv"}  # others: the key
+OVERLAPS = 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.8999999999999999, 0.95
+LEVELS = {"AP": range(10), "AP50": [0], "AP75": [5]}  # the overlaps of a score
+ALIGNED = {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16}
+KERNELS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in {  # §8.3
+    "attention": r"fmha|flash_?(fwd|attn|attention)|attention|sdpa",
+    "other": r"nchwtonhwc|nhwctonchw|AddPadding|transpose|permute|reorder|reformat|nhwc2nchw|nchw2nhwc|im2col|concat|"
+             r"split_?k?_?copy|CatArray|(batch|layer|group|rms)_?norm|bn_fw|bn_inf|pool|softmax|jpeg|huffman|dct|"
+             r"resample|resize|crop|mirror|slice_?flip|SliceKernel|colou?r|dali|warp_?affine|ycbcr|nvimgcodec",
+    "matrix": r"gemm|gemv|nvjet|xmma|cutlass|convolve|conv\dd|_conv|convolution|fprop|dgrad|wgrad|winograd|"
+              r"[hisd]cudnn|([hisd]|[hiqb]g)mma|wgmma|matmul|dot_kernel|triton_(tem|mm|bmm)|splitkreduce|tensorop|"
+              r"s\d{3,5}(gemm|cudnn)",
+    "helper": r"splitk?reduce|gemv|dot_kernel",
+    "plain": r"triton_(tem|mm|bmm|conv)|triton_.*convolution|simt|ffma|sgemm(?!.*(tensor|s\d{3,5}))|dgemm(?!.*dmma)|"
+             r"scudnn|winograd|gemv|gemmk1|splitk?reduce|gemmSN|dot_kernel|implicit_convolve|explicit_convolve|"
+             r"conv2d_grouped_direct|convolve_common_engine|depthwise",
+    "tensor": r"tensor_?op|(?<![a-z])_?tensor\d+x\d+x\d+|[hidqsbg]mma(?![a-z]*_?sync_none)|wgmma|tcgen05|utc\w*mma|nvjet|"
+              r"xmma|(884|1688|16816|16832|8816|16864)(gemm|fprop|dgrad|wgrad|cudnn|_|\b)|SM(80|90|100|120)_\d+x\d+x\d+|"
+              r"fmha|flash_?(fwd|attn|attention)|wmma",
+}.items()}
+LIBRARY = re.compile(r"(cuBLAS|cuBLASLt|cuDNN|cuSOLVER|cuSPARSE|CUB|CCCL|NCCL|DALI|nvjpeg|nvJPEG|nvImageCodec|"
+                     r"TensorRT internal|GIL Trace|Python Periodic Sampling)[: ]")
+LAUNCH, BEGIN, END = (re.compile(rf"(cuda|cu)({names})") for names in (
+    "LaunchKernel|LaunchCooperativeKernel|GraphLaunch", "StreamBeginCapture", "StreamEndCapture"))
 PACKAGES = {"torch": "torch", "inductor": "torch", "torch-tensorrt": "torch-tensorrt", "tensorrt": "tensorrt-cu13",
             "tensorrt-rtx": "tensorrt-rtx-cu13", "onnxruntime": "onnxruntime-gpu"}
 
@@ -110,20 +134,35 @@ class Mean(namedtuple("Mean", "value error freedom")):
         half = t_quantile(confidence, self.freedom) * self.error
         return self.value - half, self.value + half
 
-def estimate_share(hits):
-    k, missed = sum(hits), len(hits) - sum(hits)
-    return Estimate(fmean(hits), lambda confidence: (invert_beta(k, missed + 1, (1 - confidence) / 2),
-                                                     invert_beta(k + 1, missed, (1 + confidence) / 2)))
+def estimate_score(value, list_parts, samples, least=0.0, most=1.0, effect=1.0):
+    """A score of samples, to which they or groups of them contribute the parts."""
+    def interval(confidence):
+        parts = list_parts()
+        if len(parts) < 20 or not isfinite(sum(parts)):
+            return [least, most]
+        n, mean, bounds = len(parts), fmean(parts), []
+        squares, cubes = (sum((part - mean) ** power for part in parts) for power in (2, 3))
+        error = sqrt(squares * n / (n - 1) + 3 * effect**2)
+        for side in (-1, 1):
+            lean = (side * cubes + effect**3) / (squares + effect**2) / 3
+            t = min(t_quantile(confidence, n - 1), error / (-2 * lean) if lean < 0 else inf)
+            bounds.append(max(least, min(most, value + side * (t * error + t**2 * lean) / samples)))
+        return bounds
+    return Estimate(value, interval)
 
-def estimate_difference(parts):
-    n, value = len(parts), fmean(parts)
-    squares, cubes = (sum((part - value) ** power for part in parts) for power in (2, 3))
+def estimate_mean(values):
+    """The mean of values from 0 to 1: an exact share if they are 0 or 1."""
+    n, hits = len(values), sum(values)
+    if not {*values} <= {0, 1}:
+        return estimate_score(fmean(values), lambda: values, n)
+    return Estimate(hits / n, lambda confidence: (invert_beta(hits, n - hits + 1, (1 - confidence) / 2),
+                                                  invert_beta(hits + 1, n - hits, (1 + confidence) / 2)))
 
-    def bound(side, t):
-        error, lean = sqrt(squares * n / (n - 1) + 3), (side * cubes + 1) / (squares + 1) / 3
-        t = min(t, error / (-2 * lean)) if lean < 0 else t
-        return max(-1.0, min(1.0, value + side * (t * error + t**2 * lean) / n)) if n >= 20 else float(side)
-    return Estimate(value, lambda confidence: [bound(side, t_quantile(confidence, n - 1)) for side in (-1, 1)])
+def estimate_ratio(parts, wholes):
+    """The ratio of two sums over samples, with the ratio estimator of survey sampling."""
+    n, ratio = len(parts), sum(parts) / sum(wholes)
+    squares = sum((part - ratio * whole) ** 2 for part, whole in zip(parts, wholes))
+    return Mean(ratio, sqrt(n / (n - 1) * squares) / sum(wholes), n - 1)
 
 def mean_from_runs(runs, first=None):
     """Rules 1 and 2; `first` counts the values of the first stage, which begin each run."""
@@ -150,6 +189,226 @@ def widen(value, low, high, processes, confidence, gap, percent):
 def bound_next(values, confidence):
     n = len(values)
     return Mean(fmean(values), stdev(values) * sqrt(1 + 1 / n), n - 1).interval(confidence)[1] if n >= 3 else inf
+
+# ---- tasks (§8.1): predictions and truths of one sample, and scores over samples
+
+def divide(part, whole):
+    return part / whole if whole else nan
+
+@lru_cache(4)
+def read_mask(png):
+    """The pixels of a gray PNG file of 8 bits, row by row."""
+    if png[24:29] != b"\x08\0\0\0\0":
+        raise ValueError("a mask is not an 8-bit gray PNG file without interlacing")
+    width, at, packed, rows = int.from_bytes(png[16:20]), 8, b"", []
+    while at < len(png):
+        end = at + 8 + int.from_bytes(png[at : at + 4])
+        packed, at = packed + png[at + 8 : end] * (png[at + 4 : at + 8] == b"IDAT"), end + 4
+    plain, above = decompress(packed), bytes(width)
+    for start in range(0, len(plain), width + 1):
+        kind, line, left = plain[start], plain[start + 1 : start + 1 + width], 0
+        if kind == 0:
+            above = line
+        elif kind != 2 or any(line):
+            pixels = zip(line, above, b"\0" + above)
+            above = bytes(left := byte + predict(kind, left, up, corner) & 255 for byte, up, corner in pixels)
+        rows.append(above)
+    return b"".join(rows)
+
+@cache
+def predict(kind, left, up, corner):
+    """What one of PNG's filters subtracts from a pixel."""
+    nearest = min((left, up, corner), key=lambda each: abs(left + up - corner - each))
+    return (0, left, up, (left + up) // 2, nearest)[kind]
+
+def count_pixels(truth, mask):
+    pairs = Counter(zip(read_mask(truth), read_mask(mask), strict=True))
+    return Counter({pair: number for pair, number in pairs.items() if pair[0] != 255})
+
+def compare_masks(one, other):
+    return sum(map(eq, read_mask(one), read_mask(other))) / len(read_mask(one))
+
+def score_pixels(pairs):
+    true, found, right = Counter(), Counter(), Counter()
+    for (one, other), number in pairs.items():
+        true[one] += number
+        found[other] += number
+        right[one] += number * (one == other)
+    shares = [right[label] / (true[label] + found[label] - right[label]) for label in true | found]
+    return {"mIoU": fmean(shares or [nan]), "pixel-accuracy": divide(right.total(), true.total())}
+
+def find_entities(tags):
+    found, begin, kind, before = set(), 0, None, ""
+    for place, tag in enumerate([*tags, "O"]):
+        prefix, dash, rest = tag.partition("-")
+        now = None if tag == "O" else rest if dash else tag
+        if kind is not None and (now != kind or prefix in (*"BSU",) or before in (*"ELSU",)):
+            found.add((kind, begin, place))
+            kind = None
+        if kind is None:
+            begin, kind = place, now
+        before = prefix
+    return found
+
+def compare_tags(one, other):
+    return fmean([*map(eq, one, other)] or [1.0])
+
+def count_entities(truth, tags):
+    true, found = map(find_entities, (truth, tags))
+    return Counter(right=len(true & found), found=len(found), true=len(true))
+
+def score_entities(sums):
+    right, found, true = sums["right"], sums["found"], sums["true"]
+    return {"F1": divide(2 * right, found + true), "precision": divide(right, found), "recall": divide(right, true)}
+
+def compare_texts(one, other):
+    return sum(map(mul, one, other)) / max(hypot(*one) * hypot(*other), sys.float_info.min)
+
+def list_pairs(truths, rows):
+    """The cosine and the rating of each pair of texts; cosines within 10⁻⁶ of the least become equal."""
+    members, least = defaultdict(list), -inf
+    for (number, rating), row in zip(truths, rows):
+        members[number].append((row, rating))
+    pairs = [(compare_texts(one, other), rating) for (one, rating), (other, _) in
+             (members[number] for number in sorted(members) if number >= 0)]
+    for place, (cosine, rating) in sorted(enumerate(pairs), key=lambda each: each[1][0]):
+        least = least if cosine <= least + 1e-6 else cosine
+        pairs[place] = least, rating
+    return pairs
+
+def correlate(pairs):
+    """Spearman's correlation."""
+    ranks = []
+    for values in zip(*pairs):
+        ordered = sorted(values)
+        ranks.append([bisect_left(ordered, each) + bisect_right(ordered, each) for each in values])
+    return 0.0 if any(len({*each}) < 2 for each in ranks) else correlation(*ranks)
+
+def intersect(one, other):
+    wide, high = (min(one[at] + one[at + 2], other[at] + other[at + 2]) - max(one[at], other[at]) for at in (0, 1))
+    return max(wide, 0.0) * max(high, 0.0)
+
+def compare_boxes(one, other):
+    """F1 of the shown boxes of both, each paired with the free one of its class that overlaps it most."""
+    mine, free = ([row for row in rows if row[4] >= 0.25] for rows in (one, other))
+    number, pairs = len(mine) + len(free), 0
+    for row in mine:
+        shares = [(row[5] == each[5]) * intersect(row, each) for each in free]
+        shares = [both / (row[2] * row[3] + each[2] * each[3] - both) for both, each in zip(shares, free)]
+        if max(shares, default=0.0) >= 0.5:
+            free.remove(free[shares.index(max(shares))])
+            pairs += 1
+    return 2 * pairs / number if number else 1.0
+
+def match_boxes(truths, boxes):
+    """Of one class in one image, best box first: the score, and by overlap 1 (right), 0 (wrong), or None (a crowd's)."""
+    taken = [set() for _ in OVERLAPS]
+    for box in sorted(boxes, key=lambda row: -row[4])[:100]:
+        near, flags, size = [], [], box[2] * box[3]
+        for place, truth in enumerate(truths):
+            both = intersect(box, truth)
+            share = both and both / (size if truth[6] else size + truth[2] * truth[3] - both)
+            near += [(not truth[6], share, place)] if share >= OVERLAPS[0] else []
+        for least, gone in zip(OVERLAPS, taken if near else ()):
+            free = (each for each in near if each[1] >= least and not (each[0] and each[2] in gone))
+            alone, _, place = max(free, default=(None, 0, 0))
+            flags.append(0 if alone is None else 1 if alone else None)
+            gone |= {place} if alone else set()
+        yield box[4], flags or (0,) * len(OVERLAPS)
+
+@cache
+def list_hits(objects):
+    """The number of hits that reaches each of 101 recalls."""
+    return [bisect_left(range(objects + 1), at * 0.01, 1, key=lambda hits: hits / objects) for at in range(101)]
+
+def score_boxes(truths, found, groups):
+    last, objects, boxes = max((row[4] for rows in truths for row in rows), default=-1), defaultdict(Counter), defaultdict(list)
+    for image, pair in enumerate(zip(truths, found)):
+        for label in {row[4 + side] for side in (0, 1) for row in pair[side] if row[4 + side] <= last}:
+            both = [[row for row in pair[side] if row[4 + side] == label] for side in (0, 1)]
+            objects[label][image % groups] += sum(not row[6] for row in both[0])
+            boxes[label] += [(score, image % groups, flags) for score, flags in match_boxes(*both)]
+    number = {label: each.total() for label, each in objects.items()}
+
+    @cache
+    def list_rights(label, level):
+        """Of each right box, best first, the wrong ones before it and its group; by group the places of wrong ones."""
+        rights, wrongs, wrong = [], defaultdict(list), 0
+        for _, group, flags in sorted(boxes[label], key=lambda row: -row[0]):
+            if flags[level]:
+                rights.append((wrong, group))
+            elif flags[level] == 0:
+                wrongs[group].append(len(rights))
+                wrong += 1
+        return rights, wrongs
+
+    @lru_cache(4096)
+    def find_precision(label, level, left_out):
+        (rights, wrongs), there = list_rights(label, level), number[label] - objects[label][left_out]
+        gone, precisions = wrongs.get(left_out, ()), []
+        for place, (wrong, group) in enumerate(rights):
+            if group != left_out:
+                hits = len(precisions) + 1
+                precisions.append(hits / (hits + wrong - bisect_right(gone, place)))
+        best = [*accumulate(reversed(precisions), max)]
+        return sum(best[-hits] for hits in list_hits(there) if hits <= len(best)) / 101
+
+    @cache
+    def count_shown(least):
+        sums = [Counter() for _ in range(groups + 1)]
+        for _, group, flags in (row for rows in boxes.values() for row in rows if row[0] >= least):
+            sums[group][flags[0]] += 1
+        for group, there in (each for counts in objects.values() for each in counts.items()):
+            sums[group]["objects"] += there
+        return sums, sum(sums, Counter())
+
+    def score(name, left_out=-1):
+        if name in LEVELS:
+            there = [label for label in number if number[label] > objects[label][left_out]]
+            each = [find_precision(label, level, left_out if left_out in objects[label] else -1)
+                    for label in there for level in LEVELS[name]]
+            return fmean(each or [nan])
+        sums, total = count_shown(int(name[3:-1]) / 100 if "@" in name else 0.25)
+        left = total - sums[left_out]
+        return left[1] / max(left["objects"], 1) if name == "recall" else 2 * left[1] / max(left[1] + left[0] + left["objects"], 1)
+    return score
+
+class Task(namedtuple("Task", "scores agree count finish least effect", defaults=(None, None, 0, 1))):
+    """Names of its scores, of which the most is 1; and functions of one sample's predictions, and of sums over samples."""
+
+    def score(self, truths, found):
+        """The number of units; a score by name, without a group of them if one is given; and its parts by name."""
+        if self.count and not self.finish:
+            values = [*map(self.count, truths, found)]
+            return len(values), lambda _: fmean(values), lambda _: values
+        units = truths if self.least == 0 else list_pairs(truths, found)
+        n, groups = len(units), min(len(units), 1000)
+        if self.finish:
+            sums = [sum(map(self.count, truths[at::groups], found[at::groups]), Counter()) for at in range(groups)]
+            sums, total = [*sums, Counter()], sum(sums, Counter())
+
+            def score(name, left_out=-1):
+                return self.finish(total - sums[left_out])[name]
+        elif self.least == 0:
+            score = score_boxes(truths, found, groups)
+        else:
+            def score(_, left_out=-1):
+                return correlate([pair for at, pair in enumerate(units) if at % groups != left_out])
+
+        @cache
+        def list_parts(name):
+            whole = score(name)
+            return [(n - len(range(at, n, groups))) * (whole - score(name, at)) for at in range(groups if n > 1 else 0)]
+        return n, score, list_parts
+
+TASKS = {
+    "classification": Task(["top1"], lambda one, other: one[0] == other[0], lambda truth, best: best[0] == truth),
+    "user": Task(["score"], lambda one, other: one["prediction"] == other["prediction"], lambda _, one: one["score"]),
+    "segmentation": Task(["mIoU", "pixel-accuracy"], compare_masks, count_pixels, score_pixels),
+    "token-classification": Task(["F1", "precision", "recall"], compare_tags, count_entities, score_entities),
+    "detection": Task([*LEVELS, "F1", "recall"], compare_boxes),
+    "embedding": Task(["Spearman"], lambda one, other: max(compare_texts(one, other), 0.0), least=-1, effect=6 / sqrt(15)),
+}
 
 # ---- one measurement (§5)
 
@@ -434,8 +693,8 @@ def read_run(at, place, builds, needed):
             there[path.relative_to(at.folder / place).as_posix()] = {"sha256": digest(path.read_bytes())}
     run |= {"name": place.rpartition("/")[2], "place": place, "measured": [], "pairs": []}
     run.comparison = at.json(f"{place}/comparison.json") if "comparison.json" in there else None
-    file = {"bench": "measurements", "evaluate": "evaluate", "preprocess": "preprocess"}.get(run.kind)
-    record, parents = at.json(f"{place}/{file}.json") if file else {}, {*run.parents}
+    record = at.json(f"{place}/{'measurements' if run.kind == 'bench' else run.kind}.json")
+    parents = {*run.parents}
     run.record, expected = record, {"files": there, "schema_version": 1, "name": f"{run.kind}-{run.id}"}
     if run.kind == "evaluate":
         artifacts = {row.artifact for row in record.results} - {None}
@@ -539,7 +798,7 @@ def read_policy(document):
                      least=key.startswith("minimum") or section == "precision", limit=parse(table[key], unit),
                      unit=unit.replace("image", "sample") if "sample" in text else unit, where=[*map(load.get, LOAD)])
 
-def see(estimate, at, blocked, source, factor=1, least=-inf, most=inf, hidden=(0.0, 0.0)):
+def see(estimate, at, blocked, source, hidden=(0.0, 0.0), least=-inf, most=inf, factor=1):
     """An estimate times `factor`; `hidden` moves its bounds, which stay in the interval from `least` to `most`."""
     low, high = map(sum, zip(estimate.interval(at.confidence), hidden))
     return Seen(factor * estimate.value, (factor * max(low, least), factor * min(high, most)), blocked, source,
@@ -566,38 +825,47 @@ def observe_group(tries, name, at):
     return Seen(value, mean and (low, high), blocked, source, mean and mean.interval, processes, found.gap)
 
 def observe_accuracy(at):  # §8.1
-    """By name; every evaluation of classes is recomputed on the way."""
+    """By name; every evaluation is recomputed on the way."""
     found, every = {}, [run for run in at.newest if run.kind == "evaluate"]
     mine = [run.name for run in every if at.id in run.parents and run.name not in at.early]
     best = [run.record.dataset.sha256 for run in every if run.name in mine and run.record.dataset.get("validation")]
     for run in sorted(every, key=lambda run: run.record.dataset.sha256 not in best[:1]):
         row = {each.artifact: each for each in run.record.results}.get(at.id)
         counts = row and row.sha256 in (None, at.build.engine) and run.name in mine and not found
-        if run.record.get("task", "classification") not in ("classification", "text-classification"):
-            found |= {"open": True} if counts else {}
-            continue
-        table = at.table(f"{run.place}/predictions.parquet")
-        at.compare(f"{run.place}: dataset", run.record.dataset, {"count": len(table["class"])})
-        rows = [each for each in run.record.results if f"{each.artifact or 'source'}:best" in table]
-        figures = {each.artifact: estimate_answers(at, run, table, each) for each in rows}.get(at.id, {})
+        task, table = run.record.get("task", "classification"), at.table(f"{run.place}/predictions.parquet")
+        columns = ("class", "best") if task.endswith("classification") and "class" in table else ("truth", "prediction")
+        task = TASKS["user" if task.startswith("user:") else task.removeprefix("text-")]
+        rows = [each for each in run.record.results if f"{each.artifact or 'source'}:{columns[1]}" in table]
+        figures = {each.artifact: estimate_answers(at, run, task, columns, table, each) for each in rows}.get(at.id, {})
+        at.compare(f"{run.place}: dataset", run.record.dataset, {"count": len(table[columns[0]])})
         for name, figure in figures.items() if counts else ():
-            hidden = row.calibrated_on / max(row.samples, 1)
-            least, shift = (-1, (0, hidden)) if name == "drop" else (0, (-hidden, 0))
-            factor = 100 if name in ("drop", "score") else 1
-            found[name] = see(figure, at, not run.info.trained, run.name, factor, least, 1, shift)
+            least = 0 if name == "agreement" else task.least
+            hidden = (1 - least) * row.calibrated_on / max(row.samples, 1)
+            limits = ((0, hidden), least - 1, 1 - least) if name.startswith("drop") else ((-hidden, 0), least, 1)
+            found[name] = partial(see, figure, at, not run.info.trained, run.name, *limits)
     return found
 
-def estimate_answers(at, run, table, row):
-    source, answers = ([best[0] for best in table[f"{name}:best"]] for name in ("source", row.artifact or "source"))
-    was, now = ([*map(eq, each, table["class"])] for each in (source, answers))
-    figures = {"agreement": estimate_share([*map(eq, answers, source)])} if len({*source}) > 1 else {}
-    if None not in table["class"]:
-        figures |= {"top1": estimate_share(now), "drop": estimate_difference([*map(sub, was, now)])}
-    stated = {key: (row.accuracy or {}).get(key) for key in ("top1", "drop") if run.info.trained}
-    stated |= {"agreement": (row.agreement or {}).get("share"), "samples": row.samples}
-    expected = {key: figures[key].value if key in figures else None for key in stated} | {"samples": len(source)}
-    at.compare(f"{run.place}: {row.artifact}", stated, expected)
-    return figures | ({"score": figures["top1"]} if "top1" in figures else {})
+def estimate_answers(at, run, task, columns, table, row):
+    truths, source, found = (table[name] for name in (columns[0], *(
+        f"{name}:{columns[1]}" for name in ("source", row.artifact or "source"))))
+    figures, scores = {}, row.get("scores") and row.scores.scores
+    if task.least or task is not TASKS["classification"] or len({best[0] for best in source}) > 1:
+        figures["agreement"] = estimate_mean([*map(task.agree, source, found)])
+    (n, was, early), (_, now, late) = (task.score(truths, each) if None not in truths else (0, None, None) for each in (source, found))
+    for name in (*task.scores, *(at.thresholds if task is TASKS["detection"] else ())) if n else ():
+        lost, width = partial(lambda name: [*map(sub, early(name), late(name))], name), 1 - task.least
+        figures[name] = (estimate_score(now(name), partial(late, name), n, task.least, 1, task.effect)
+                         if task.finish or not task.count else estimate_mean(late(name)))
+        figures[f"drop of {name}"] = estimate_score(was(name) - now(name), lost, n, -width, width, task.effect)
+    value = {name: figure.value for name, figure in figures.items()}
+    expected = [{"name": name, "value": value[name], "drop": value[f"drop of {name}"]} for name in task.scores if n]
+    if row.accuracy:
+        scores = [{"name": "top1", "value": row.accuracy.top1, "drop": row.accuracy.drop}]
+    stated = {"scores": scores or [], "agreement": row.agreement and row.agreement.share, "samples": row.samples}
+    at.compare(f"{run.place}: {row.artifact}", stated, {
+        "scores": expected if run.info.trained else [], "agreement": value.get("agreement"), "samples": len(source)})
+    first = task.scores[0]
+    return figures | ({"score": figures[first], "drop": figures[f"drop of {first}"]} if n else {})
 
 def find_snr(rows, confidence):
     """In dB with its interval; None without an error, no interval if few samples share the error."""
@@ -606,8 +874,8 @@ def find_snr(rows, confidence):
     snr = None if not total else -10 * log10(total / power) if power else -600.0
     if not finite or not (total and power) or total**2 < 60 * sum(map(mul, noise, noise)):
         return (snr if finite else -1e30), None
-    error = sqrt(n / (n - 1) * sum((a - total / power * b) ** 2 for a, b in zip(noise, signal))) / total
-    return snr, Mean(snr, 10 / log(10) * error, n - 1).interval(confidence)
+    ratio = estimate_ratio(noise, signal)
+    return snr, Mean(snr, 10 / log(10) * ratio.error / ratio.value, n - 1).interval(confidence)
 
 def observe_preprocessing(at):  # §8.2
     """By name; every proof is recomputed on the way."""
@@ -617,18 +885,136 @@ def observe_preprocessing(at):  # §8.2
         for picture in parity.worst:
             at.path(f"{run.place}/{picture.file}")
         proof, classes, (snr, ci) = parity.proof, rows["reference_class"], find_snr(rows, at.confidence)
-        same = [*map(eq, classes, rows["dali_class"])] if record.classifies and len({*classes}) > 1 else None
-        stated = {"snr_db": proof.output.snr_db, "equal": (proof.top1_agreement or {}).get("equal")}
-        at.compare(run.place, parity | stated, {"images": len(classes), "snr_db": snr, "equal": same and sum(same)})
+        same = equal = [*map(eq, classes, rows["dali_class"])] if record.classifies and len({*classes}) > 1 else None
+        if not record.classifies and "dali_prediction" in rows:
+            same = compare_predictions(record.task, rows)
+        stated = {"snr_db": proof.output.snr_db, "equal": (proof.top1_agreement or {}).get("equal"),
+                  "share": (proof.get("prediction_agreement") or {}).get("share")}
+        share = estimate_mean(same).value if same and not equal else None
+        at.compare(run.place, parity | stated, {
+            "images": len(classes), "snr_db": snr, "equal": equal and sum(equal), "share": share})
         fits = record.model == at.build.info.model and record.get("model_sha256") in (None, at.model_sha256)
         if found or run.name in at.early or not fits:
             continue
-        refused, found = bool(parity.refused), {"open": True} if proof.prediction_agreement else {}
+        refused = bool(parity.refused)
         if same:
-            found["agreement"] = see(estimate_share(same), at, refused or not record.trained, run.name)
+            few = not equal and len(same) < 100
+            found["agreement"] = see(estimate_mean(same), at, refused or few or not record.trained, run.name)
         if snr is not None:
             found["snr"] = Seen(snr, ci, refused or ci is None, run.name)
     return found
+
+def compare_predictions(name, rows):
+    """The agreement of each image's predictions; none if the reference's are the same for all images, or score 0."""
+    task, before, shown = TASKS[name], rows["reference_prediction"], rows["reference_prediction"]
+    if name == "detection":
+        shown = [[box[:4] + box[5:] for box in boxes if box[4] >= 0.25] for boxes in before]
+    alike = all(each == shown[0] for each in shown)
+    if alike or ("truth" in rows and task.score(rows["truth"], before)[1](task.scores[0]) == 0):
+        return None
+    return [*map(task.agree, before, rows["dali_prediction"])]
+
+def observe_tensor_cores(at, judged):  # §8.3
+    """Of the newest profile of the judged file; every stage with all of its tables is recomputed on the way."""
+    found = []
+    every = [(run, stage) for run in at.newest if run.kind == "profile" for stage in run.record.stages]
+    for run, stage in (each for each in every if each[1].subject.artifact):
+        place, cores = f"{run.place}: {stage.subject.name}", stage.profile.tensor_cores
+        mine = [name for name in run.files if name.startswith(f"{stage.folder}/")]
+        whole = bool(mine) and all(at.path(f"{run.place}/{name}").is_file() for name in mine)
+        passed = stage.profile.trace_quality.verdict == PASS
+        if whole:
+            times, steady = sum_kernels(at, run, stage)
+            at.compare(place, stage.profile | {"is steady": passed}, {
+                "tensor_cores": times, "is steady": steady if times else passed})
+        file = {each.subject.get("sha256") for each in run.record.stages if each.subject.artifact == at.id}
+        counts = stage.subject.artifact == at.id and file <= {None, at.build.engine} and run.name not in at.early
+        if found or not counts or not (cores and any(cores.eligible_ns_by_iteration)):
+            continue
+        at.open += [] if whole else [f"{name}: the tables of {place} are not in the dossier" for name in judged]
+        if whole and not times:
+            found.append(Seen(source=run.name))
+            continue
+        used, eligible, interval = cores.used_ns_by_iteration, cores.eligible_ns_by_iteration, None
+        if len(used) >= 3:
+            low, high = estimate_ratio(used, eligible).interval(at.confidence)
+            interval = max(0.0, low), min(1.0, high)
+        found.append(Seen(sum(used) / sum(eligible), interval, not (whole and passed and interval), run.name))
+    return found
+
+@cache
+def classify(kernel):
+    """Whether it does matrix work, and whether it uses Tensor Cores, by its name."""
+    is_of = {kind: bool(pattern.search(kernel)) for kind, pattern in KERNELS.items()}
+    works = is_of["attention"] or (is_of["matrix"] and not is_of["other"])
+    return works and not is_of["helper"], works and is_of["tensor"] and not is_of["plain"]
+
+def sum_kernels(at, run, stage):
+    """By iteration the eligible time and that on Tensor Cores; and whether the trace is steady.
+
+    None if it is not complete, empty without two iterations.
+    """
+    folder, names = f"{run.place}/{stage.folder}", ("api", "kernels", "copies", "ranges")
+    header, tables = at.json(f"{folder}/trace.json"), [at.table(f"{folder}/tables/{name}.parquet") for name in names]
+    calls, kernels, copies, ranges = every = [[Record(zip(table, row)) for row in zip(*table.values())] for table in tables]
+    times = [(row.start_ns, row.end_ns) for row in chain(*every)]
+    lost = any(None in pair or not -(2**60) < pair[0] <= pair[1] < 2**60 for pair in times)
+    if lost or header.diagnostics or header.graph_launches_untraced or not kernels:
+        return None, False
+    first, last = next(((row.start_ns, row.end_ns) for row in ranges if row.name == "optpipe.measure"), (0, 0))
+    launched = {(process, call.correlation_id): call for call in calls for process in (0, call.thread & ~0xFFFFFF)}
+    calls, ranges = ([row for row in rows if first <= row.start_ns < last] for rows in (calls, ranges))
+    for row in chain(kernels, copies):
+        row.call = launched.get((row.pid or 0, row.correlation_id))
+    kernels, copies = ([row for row in rows if row.call and first <= row.call.start_ns < last] for rows in (kernels, copies))
+    answered, stops = {id(row.call) for row in kernels + copies}, [call.end_ns for call in calls if END.match(call.name)]
+    captures = [(call.start_ns, min((stop for stop in stops if stop >= call.start_ns), default=0))
+                for call in calls if BEGIN.match(call.name)]
+    launches = [id(call) in answered for call in calls if LAUNCH.match(call.name) and (
+        id(call) in answered or not any(start <= call.start_ns < stop for start, stop in captures))]
+    if not kernels or launches.count(False) > 0.01 * len(launches):
+        return None, False
+    turns = sorted((row for row in ranges if row.name == "optpipe.iteration"), key=lambda row: row.start_ns)
+    if len(turns) < 2:
+        return {}, False
+    own = [[row for row in kernels + copies if row.call.thread == turn.thread
+            and turn.start_ns <= row.call.start_ns < turn.end_ns] for turn in turns]
+    counts, usual = [sum("name" in row for row in each) for each in own], stage.facts.unprofiled_iteration_ns
+    steady = any(counts) and (1 == len({*counts}) < len(counts) or 1 == len({*counts[1:]}) < len(counts) - 1)
+    if steady and launches:
+        ends = [(max(row.end_ns for row in each), turn) for each, turn in zip(own, turns) if each]
+        waited, walls = sum(end - turn.start_ns for end, turn in ends), sum(turn.end_ns - turn.start_ns for _, turn in ends)
+        starts = [turn.start_ns for turn in turns] + [max(*(end for end, _ in ends), *(turn.end_ns for turn in turns))]
+        every = [*calls, *kernels, *copies, *ranges]
+        span = max(row.end_ns for row in every) - min(row.start_ns for row in every)
+        slower = median(map(sub, starts[1:], starts)) / usual - 1 if usual else header.overhead_ns / max(span, 1)
+        steady = len({row.device for row in kernels}) == 1 and waited <= 2 * max(walls, 1) and abs(slower) <= 0.2
+    return split_kernels(stage, ranges, turns, kernels), bool(steady and launches)
+
+def split_kernels(stage, ranges, turns, kernels):
+    starts, used, eligible, layers = [turn.start_ns for turn in turns], Counter(), Counter(), defaultdict(list)
+    kernels.sort(key=lambda row: row.call.start_ns)
+    for row in kernels:
+        row |= {"layer": None, "ns": row.end_ns - row.start_ns, "turn": bisect_right(starts, row.call.start_ns) - 1}
+    for layer in sorted(ranges, key=lambda row: (row.start_ns, -row.end_ns)):
+        inside = any(turn.thread == layer.thread and turn.start_ns <= layer.start_ns < turn.end_ns for turn in turns)
+        if inside and layer.name != "optpipe.iteration" and not LIBRARY.match(layer.name):
+            low, high = (bisect_left(kernels, time, key=lambda row: row.call.start_ns) for time in (layer.start_ns, layer.end_ns))
+            for row in kernels[low:high]:
+                row.layer = layer.name if row.call.thread == layer.thread else row.layer
+    by_layer = sum(row.ns for row in kernels if row.layer is not None) >= 0.5 * max(sum(row.ns for row in kernels), 1)
+    for row in kernels:
+        layers[row.layer if by_layer else row.name].append(row)
+    costs = {layer.cost.name: layer.cost for layer in (stage.profile.roofline or {"layers": ()})["layers"]}
+    for name, rows in layers.items():
+        cost, (matrix, tensor) = costs.get(name), map(any, zip(*(classify(row.name) for row in rows)))
+        multiple = ALIGNED.get(cost.type) if cost else 1
+        aligned = multiple and not any(number % multiple for number in (cost and cost.channels) or ())
+        for row in rows if name is not None else ():
+            eligible[row.turn] += row.ns * bool((cost.macs if cost else matrix) and (tensor or aligned))
+            used[row.turn] += row.ns * classify(row.name)[1]
+    every = sorted(turn for turn in eligible if turn >= 0)
+    return {"eligible_ns_by_iteration": [eligible[turn] for turn in every], "used_ns_by_iteration": [used[turn] for turn in every]}
 
 def observe_outputs(at):  # §8.3
     """By output and steps, the observations by name."""
@@ -646,7 +1032,7 @@ def observe_outputs(at):  # §8.3
         seen = calibrated and at.build.info.precision in ("int8", "fp8")
         blocked, alike = info.data == "seeded noise" or seen or len(peaks) < 20, len({*rows["reference_best"]}) < 2
         mean = mean_from_runs([[*map(find_cosine, *(rows[name] for name in COSINE))]])
-        same = estimate_share([*map(eq, rows["output_best"], rows["reference_best"])])
+        same = estimate_mean([*map(eq, rows["output_best"], rows["reference_best"])])
         found |= {(output, info.get("steps") if output in states else None): {
             "snr": Seen(200.0 if snr is None else max(snr, -200.0), ci,
                         blocked or (ci is None and finite and snr is not None), place),
@@ -728,7 +1114,7 @@ def see_change(mean, at, blocked, source, processes, gap=0.0, percent=0.0, mirro
                 lambda confidence: [*map(expm1, mean.interval(confidence))], processes)
 
 def observe(criterion, at):
-    """The observations of a criterion; None if this program does not recompute them."""
+    """The observations of a criterion."""
     section, key, name, info = criterion.section, criterion.key, criterion.key.partition("_")[2], at.build.info
     if section == "environment":
         tries = [one for group in select(at.measured).values() for one in keep_valid(group) or group]
@@ -742,11 +1128,12 @@ def observe(criterion, at):
         kept = {output: each for (output, steps), each in at.outputs.items() if steps == criterion.steps}
         return [each[name] for output, each in kept.items() if criterion.output in (None, output)]
     if section in ("accuracy", "preprocessing"):
-        found = at.seen[section]
-        known = "open" not in found and criterion.score in (None, "top1")
-        return [found[name]] * (name in found) if known else None
+        figure = key.rpartition("_")[2]
+        score = f"drop of {criterion.score}" if figure == "drop" else criterion.score
+        one = at.seen[section].get(score if criterion.score else figure)
+        return [one(factor=100 if criterion.unit == "points" else 1) if callable(one) else one] if one else []
     if section == "tensor_cores":
-        return None
+        return at.seen[section]
     groups = select(at.measured, criterion.where).values() if section != "regression" or at.baseline else ()
     see_group = observe_loss if section == "regression" else observe_group
     return [see_group(each, FIGURES.get(section, key), at) for each in groups]
@@ -768,7 +1155,7 @@ def is_rejected(criterion, one, level, at):
 
 def reject(observed, at):
     """The observations that Holm's procedure rejects."""
-    tests = [(criterion, one) for criterion, found in observed if criterion.least is not None for one in found or ()
+    tests = [(criterion, one) for criterion, found in observed if criterion.least is not None for one in found
              if not one.blocked and one.ci and one.ci[0] < one.ci[1]]
     rejected, number = set(), -1
     while number < len(rejected) < len(tests):
@@ -813,19 +1200,19 @@ def judge_dossier(at, document):
     """Judges the evidence, and compares the result with verdict.json."""
     verdict, request, build, policy = at.json("verdict.json"), at.request, at.build, [*read_policy(document)]
     at.outputs = observe_outputs(at)
+    at.thresholds = {criterion.score for criterion in policy if criterion.key == "maximum_f1_drop"}
     at.seen = {"accuracy": observe_accuracy(at), "preprocessing": observe_preprocessing(at)}
+    at.seen["tensor_cores"] = observe_tensor_cores(at, [one.name for one in policy if one.section == "tensor_cores"])
     observed = [(criterion, observe(criterion, at)) for criterion in policy]
     stated, rejected = {each.name: each for each in verdict.criteria}, reject(observed, at)
     trust = judge_trust(at, any(criterion.section in TIMED for criterion in policy))
     expected = {name: {"verdict": each} for name, each in trust.items()}
     for criterion, found in observed:
-        name, mine = criterion.name, stated.get(criterion.name, {})
-        expected[name] = {"verdict": mine.get("verdict")} if found is None else judge(criterion, found, rejected)
-        if found is None:
-            at.open.append(f"{name}: not recomputed")
-        elif criterion.unit:
-            limit = parse(re.sub("at most |at least ", "", mine["limit"]), criterion.unit.replace("sample", "image"))
-            at.check(isclose(limit, criterion.limit, rel_tol=0.01), f"verdict.json: {name}: limit is {mine['limit']}")
+        name, said = criterion.name, stated[criterion.name].limit if criterion.unit else ""
+        expected[name] = judge(criterion, found, rejected)
+        if said:
+            limit = parse(re.sub("at most |at least |@.*", "", said), criterion.unit.replace("sample", "image"))
+            at.check(isclose(limit, criterion.limit, rel_tol=0.01), f"verdict.json: {name}: limit is {said}")
     at.check({*request.waivers} <= {*expected}, "request.json: waives criteria that do not exist")
     counted = {each["verdict"] for name, each in expected.items() if name not in request.waivers}
     overall, groups = min(counted or {INCONCLUSIVE}, key=ORDER.index), select(at.measured)

@@ -178,28 +178,33 @@ class Workspace:
         (run.path / "comparison.json").write_bytes(json_from_record(comparison))
         return finish_run(run, command="optpipe bench --against", parents=[baseline.id, contender.id])
 
-    def evaluate(self, entry, lost=0, budget=None, n=1000, *, sha256=None, dataset=None):
+    def evaluate(
+        self, entry, lost=0, budget=None, n=1000, *, sha256=None, dataset=None, task="classification", rows=None
+    ):
         """An evaluation whose source is right everywhere and whose artifact, of the file `sha256`, lost `lost` samples.
 
-        `dataset` says what the samples are.
+        `dataset` says what the samples are; the `rows` of another `task` are truths and the predictions of both.
         """
         run = begin_run(self.path, "evaluate")
         classes = [index % 10 for index in range(n)]
         answers = [[(label + 1) % 10 if index < lost else label] for index, label in enumerate(classes)]
         frame = {"path": [str(index) for index in range(n)], "sha256": [""] * n, "label": [None] * n, "class": classes}
         table = pl.DataFrame(frame | {"source:best": [[label] for label in classes], f"{entry.id}:best": answers})
+        if rows is not None:
+            names, n = ("truth", "source:prediction", f"{entry.id}:prediction"), len(rows[0])
+            table = pl.DataFrame(dict(zip(names, rows, strict=True)))
         table.write_parquet(run.path / "predictions.parquet")
         named = {"name": "digits/validation", "sha256": "0" * 64, **(dataset or {})}
         samples = Dataset(kind="images", count=n, unreadable=(), labeled=True, classes=10, **named)
         row = EvaluatedModel(entry.info.backend, entry.info.precision, "cpu", n, entry.id, sha256=sha256)
-        rows = EvaluatedModel("source", "source", "cpu", n), row
-        found = Evaluation("digits", "card:digits", "0", entry.info.weights, samples, budget, rows, "")
+        judged = EvaluatedModel("source", "source", "cpu", n), row
+        found = Evaluation("digits", "card:digits", "0", entry.info.weights, samples, budget, judged, "", task=task)
         (run.path / "evaluate.json").write_bytes(json_from_record(found))
         finish = partial(
             finish_run, run, command="optpipe evaluate digits", parents=[entry.id], model="digits", trained=True
         )
-        judged: list[Any] = [again for _, stored, again in recompute_evaluation(finish()) if stored in rows]
-        (run.path / "evaluate.json").write_bytes(json_from_record(replace(found, results=tuple(judged))))
+        again: list[Any] = [each for _, stored, each in recompute_evaluation(finish()) if stored in judged]
+        (run.path / "evaluate.json").write_bytes(json_from_record(replace(found, results=tuple(again))))
         return finish()
 
     def profile(self, entry, trace, sha256=None):
@@ -377,8 +382,12 @@ def drawn_machine(frame, power=None):
 
 @pytest.fixture(scope="session")
 def small_trace(tmp_path_factory):
-    """Two layers, of which one runs on Tensor Cores."""
-    return trace_from_sqlite(phenomena.missed_tensor_cores(12).write(tmp_path_factory.mktemp("trace") / "trace.sqlite"))
+    """Two layers, of which one runs on Tensor Cores, in the ranges of a recording by optpipe."""
+    recording = phenomena.missed_tensor_cores(12)
+    recording.range("optpipe.measure", 0, 12 * 200)
+    trace = trace_from_sqlite(recording.write(tmp_path_factory.mktemp("trace") / "trace.sqlite"))
+    name = pl.col("name").cast(pl.String).replace("iter", "optpipe.iteration").cast(pl.Categorical)
+    return replace(trace, ranges=trace.ranges.with_columns(name))
 
 
 @pytest.fixture

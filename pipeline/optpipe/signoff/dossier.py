@@ -36,7 +36,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "374aba7bc8e997d10a45117030c8a42c454caa7921683277568bc8777af576d3"
+VERIFIER = "c9950a36760b44e79c3bfb04a2c3aa821777a93b3a7ccf52ec8af56a6c911bee"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

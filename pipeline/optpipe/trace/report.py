@@ -31,6 +31,7 @@ from optpipe.trace.bottleneck import (
     find_gaps,
 )
 from optpipe.trace.kernels import KernelKind
+from optpipe.trace.nsys import ITERATION_RANGE, MEASURED_RANGE
 from optpipe.trace.read import Gpu, Trace, trace_from_files
 from optpipe.trace.roofline import GraphCosts, Roofline, compute_roofline, graph_costs_from_roofline
 from optpipe.trace.rules import ProfileFinding, RuleContext, StageFacts, apply_rules
@@ -317,7 +318,7 @@ def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: fl
             continue
         for stage in read_profile(run).stages:
             cores, blockers = stage.profile.tensor_cores, list[Blocker]()
-            if stage.subject.artifact != build.artifact or cores is None or not cores.eligible_ns:
+            if stage.subject.artifact != build.artifact or cores is None or not any(cores.eligible_ns_by_iteration):
                 continue
             again = recompute_stage(run, stage)
             if again is None:
@@ -328,19 +329,21 @@ def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: fl
                 why = f"trace quality: {profile.trace_quality.verdict}"
                 blockers.append(Blocker(why, f"profile again: {command}"))
             cores = profile.tensor_cores
-            if cores is None or not cores.eligible_ns:
+            named = profile.iterations is None or profile.iterations.range == ITERATION_RANGE
+            if cores is None or not any(cores.eligible_ns_by_iteration) or not named or profile.scope != MEASURED_RANGE:
                 blockers.append(Blocker("no eligible kernel was recorded", f"profile again: {command}"))
                 return Observation(nan, blockers=tuple(blockers), source=run.name)
             used, eligible = (np.array(each) for each in (cores.used_ns_by_iteration, cores.eligible_ns_by_iteration))
             about = f"{stage.subject.name}, {len(used)} iterations of one process"
-            interval = compute_ratio_of_sums_interval(used, eligible, confidence)
+            share, interval = (
+                float(used.sum() / eligible.sum()),
+                compute_ratio_of_sums_interval(used, eligible, confidence),
+            )
             if interval is None:
                 why = f"fewer than {MIN_VALUES} iterations: how far the share scatters is not known"
                 blockers.append(Blocker(why, f"profile more iterations: {command} --iterations {MORE_ITERATIONS}"))
-                share = cores.used_ns / cores.eligible_ns
                 return Observation(share, blockers=tuple(blockers), about=about, source=run.name)
             low, high = max(0.0, interval[0]), min(1.0, interval[1])
-            share = float(used.sum() / eligible.sum())
             return Observation(share, low, high, tuple(blockers), about, run.name)
     return None
 

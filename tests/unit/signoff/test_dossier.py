@@ -31,7 +31,7 @@ def sign_off(workspace, tmp_path):
     def make(policy, name="one", **wanted):
         record, folder = workspace.sign_off(policy, tmp_path / name, **wanted)
         found, verdict = examine(folder)
-        assert (found.differs, verdict) == ([], record.verdict)
+        assert (found.differs, found.open, verdict) == ([], [], record.verdict)
         return record, folder
 
     return make

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fakes.console import text_of
-from tests.fakes.dossiers import edit, seal_anew
+from tests.fakes.dossiers import edit, examine, seal_anew
 from tests.fakes.mutations import iterate_places
 
 from optpipe.core.errors import BadInputError
@@ -55,6 +55,8 @@ def sealed(make_workspace, tmp_path_factory, small_trace):
     (folder / "verdict.json").write_bytes(json_from_record(signoff))
     found = finish_dossier(folder, tmp_path / "one")
     assert check_dossier(found).problems == ()
+    checked, verdict = examine(found)
+    assert (checked.differs, checked.open, verdict) == ([], [], "PASS")
     return found
 
 
@@ -62,6 +64,7 @@ def forged(folder, name, change):
     (path,) = folder.glob(f"runs/*/**/{name}")
     change(path)
     seal_anew(folder)
+    assert examine(folder)[0].differs
     return check_dossier(folder)
 
 
@@ -76,6 +79,9 @@ FORGED = {
         "duration_s says 99.0": in_json("measurements", 0, "duration_s", value=99.0),
     },
     "profile.json": {
+        "used_ns_by_iteration[0] says 1": in_json(
+            "stages", 0, "profile", "tensor_cores", "used_ns_by_iteration", 0, value=1
+        ),
         "used_ns says 1": in_json("stages", 0, "profile", "tensor_cores", "used_ns", value=1),
         "busy_ns says 1": in_json("stages", 0, "profile", "measured", "totals", "busy_ns", value=1),
         "bottleneck: verdict says": in_json("stages", 0, "profile", "bottleneck", "verdict", value="launch"),
@@ -127,6 +133,7 @@ def test_tables_that_were_left_out_leave_nothing_to_judge(dossier):
     path.unlink()
     seal_folder(dossier)
     checked = check_dossier(dossier)
+    assert examine(dossier)[0].open
     found = {one.name: one for one in checked.verdict.criteria}["tensor_cores.minimum_share"]
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "too large for a dossier" in found.reason

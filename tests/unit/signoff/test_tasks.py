@@ -1,0 +1,104 @@
+"""Scores of tasks other than classification: optpipe and the independent verifier agree on them, and on every forgery."""
+
+import shutil
+
+import numpy as np
+import polars as pl
+import pytest
+from tests.fakes.dossiers import edit, examine, seal_anew
+
+from optpipe.evaluate.tasks.segmentation import encode_mask
+from optpipe.signoff.verify import check_dossier
+
+LIMITS = {
+    "segmentation": 'maximum_drop = "9 mIoU"\nminimum_score = "80 pixel-accuracy"',
+    "detection": 'maximum_drop = "9 points"\nminimum_score = "10 AP50"\nmaximum_f1_drop = "9 points"\nat_threshold = "40%"',
+    "token-classification": 'maximum_drop = "9 F1"\nminimum_score = "50 points"',
+    "embedding": 'maximum_drop = "9 Spearman"\nminimum_score = "50 points"',
+    "user:words": 'maximum_drop = "9 points"\nminimum_score = "50 points"',
+}
+COUNT = 40
+
+
+def draw_rows(task):
+    """Truths, and the predictions of a good source model and of a worse build."""
+    rng = np.random.default_rng(1)
+    if task == "segmentation":
+        truths = [np.sort(rng.integers(0, 4, (12, 17)), axis=1) for _ in range(COUNT)]
+        masks = [np.where(rng.random(each.shape) < share, 3, each) for share in (0.02, 0.05) for each in truths]
+        truths = [np.where(each == 2, 255, each) for each in truths]
+        pictures = [encode_mask(each.astype(np.uint8)) for each in (*truths, *masks)]
+        return [pictures[at : at + COUNT] for at in range(0, 3 * COUNT, COUNT)]
+    if task == "detection":
+        boxes = [rng.uniform(1, 50, (rng.integers(1, 5), 4)) for _ in range(COUNT)]
+        objects = [
+            [[*box, float(at % 3), box[2] * box[3], float(at == 3)] for at, box in enumerate(row)] for row in boxes
+        ]
+        drawn = [
+            [[*(box * rng.uniform(1, shift, 4)), rng.random(), float(at % 3)] for at, box in enumerate(row)]
+            for shift in (1.1, 1.2)
+            for row in boxes
+        ]
+        return [objects, drawn[:COUNT], drawn[COUNT:]]
+    if task == "token-classification":
+        tags = np.array(["O", "B-PER", "I-PER", "E-PER", "S-LOC", "I-LOC"])
+        texts = [list(rng.choice(tags, rng.integers(8))) for _ in range(COUNT)]
+        return [
+            texts,
+            *(
+                [[rng.choice([each, "O"], p=[share, 1 - share]) for each in row] for row in texts]
+                for share in (0.95, 0.9)
+            ),
+        ]
+    if task == "embedding":
+        rows = rng.normal(size=(COUNT, 8))
+        rows[1::2] = rows[::2] + rng.normal(size=(COUNT // 2, 8)) * np.linspace(0, 2, COUNT // 2)[:, None]
+        pairs = [[float(at // 2), float(5 - at // 8)] for at in range(COUNT - 2)] + 2 * [[-1.0, 0.0]]
+        return [pairs, rows.tolist(), (rows + 0.1 * rng.normal(size=rows.shape)).tolist()]
+    given = rng.uniform(0.5, 1, (2, COUNT)).tolist()
+    scores = [[{"prediction": str(round(each, 1)), "score": each} for each in row] for row in given]
+    return [["true"] * COUNT, *scores]
+
+
+@pytest.fixture(scope="module", params=LIMITS)
+def judged(request, make_workspace, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("task")
+    workspace = make_workspace(folder / "workspace")
+    workspace.evaluate(workspace.artifact(), task=request.param, rows=draw_rows(request.param))
+    policy = f'schema = 1\n[accuracy]\nminimum_agreement = "1 %"\n{LIMITS[request.param]}\n'
+    record, dossier = workspace.sign_off(policy, folder / "one")
+    checked, verdict = examine(dossier)
+    assert (checked.differs, checked.open, verdict) == ([], [], record.verdict)
+    assert check_dossier(dossier).problems == ()
+    assert all(one.ci for one in record.criteria if one.name.startswith("accuracy."))
+    return dossier
+
+
+def reverse_predictions(folder):
+    (path,) = folder.glob("runs/*/predictions.parquet")
+    table = pl.read_parquet(path)
+    table.with_columns(table[table.columns[-1]].reverse()).write_parquet(path)
+
+
+def in_record(*steps):
+    return lambda folder: edit(next(folder.glob("runs/*/evaluate.json")), "results", 1, *steps, value=0.999)
+
+
+FORGED = {
+    "predictions": reverse_predictions,
+    "score": in_record("scores", "scores", 0, "value"),
+    "drop": in_record("scores", "scores", 0, "drop"),
+    "agreement": in_record("agreement", "share"),
+    "samples": in_record("samples"),
+    "observed": lambda folder: edit(folder / "verdict.json", "criteria", -1, "observed", value=0.0123),
+    "interval": lambda folder: edit(folder / "verdict.json", "criteria", -1, "ci", 0, value=-0.0123),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_both_verifiers_find_a_forged_score(judged, tmp_path, name):
+    folder = shutil.copytree(judged, tmp_path / "one")
+    FORGED[name](folder)
+    seal_anew(folder)
+    assert check_dossier(folder).problems
+    assert examine(folder)[0].differs

@@ -13,6 +13,7 @@ import json
 import re
 import sys
 import tomllib
+import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, namedtuple
 from datetime import UTC, datetime, timedelta
@@ -23,7 +24,6 @@ from operator import eq, mul, sub
 from pathlib import Path
 from random import Random
 from statistics import NormalDist, correlation, fmean, median, median_low, quantiles, stdev
-from zlib import decompress
 
 try:
     import polars
@@ -204,7 +204,7 @@ def read_mask(png):
     while at < len(png):
         end = at + 8 + int.from_bytes(png[at : at + 4])
         packed, at = packed + png[at + 8 : end] * (png[at + 4 : at + 8] == b"IDAT"), end + 4
-    plain, above = decompress(packed), bytes(width)
+    plain, above = zlib.decompress(packed), bytes(width)
     for start in range(0, len(plain), width + 1):
         kind, line, left = plain[start], plain[start + 1 : start + 1 + width], 0
         if kind == 0:
@@ -224,9 +224,6 @@ def predict(kind, left, up, corner):
 def count_pixels(truth, mask):
     pairs = Counter(zip(read_mask(truth), read_mask(mask), strict=True))
     return Counter({pair: number for pair, number in pairs.items() if pair[0] != 255})
-
-def compare_masks(one, other):
-    return sum(map(eq, read_mask(one), read_mask(other))) / len(read_mask(one))
 
 def score_pixels(pairs):
     true, found, right = Counter(), Counter(), Counter()
@@ -249,9 +246,6 @@ def find_entities(tags):
             begin, kind = place, now
         before = prefix
     return found
-
-def compare_tags(one, other):
-    return fmean([*map(eq, one, other)] or [1.0])
 
 def count_entities(truth, tags):
     true, found = map(find_entities, (truth, tags))
@@ -404,10 +398,12 @@ class Task(namedtuple("Task", "scores agree count finish least effect", defaults
 TASKS = {
     "classification": Task(["top1"], lambda one, other: one[0] == other[0], lambda truth, best: best[0] == truth),
     "user": Task(["score"], lambda one, other: one["prediction"] == other["prediction"], lambda _, one: one["score"]),
-    "segmentation": Task(["mIoU", "pixel-accuracy"], compare_masks, count_pixels, score_pixels),
-    "token-classification": Task(["F1", "precision", "recall"], compare_tags, count_entities, score_entities),
+    "segmentation": Task(["mIoU", "pixel-accuracy"], lambda *masks: fmean([*map(eq, *map(read_mask, masks))]),
+                         count_pixels, score_pixels),
+    "token-classification": Task(["F1", "precision", "recall"], lambda *tags: fmean([*map(eq, *tags)] or [1.0]),
+                                 count_entities, score_entities),
     "detection": Task([*LEVELS, "F1", "recall"], compare_boxes),
-    "embedding": Task(["Spearman"], lambda one, other: max(compare_texts(one, other), 0.0), least=-1, effect=6 / sqrt(15)),
+    "embedding": Task(["Spearman"], lambda *texts: max(compare_texts(*texts), 0.0), least=-1, effect=6 / sqrt(15)),
 }
 
 # ---- one measurement (§5)
@@ -833,8 +829,8 @@ def observe_accuracy(at):  # §8.1
         row = {each.artifact: each for each in run.record.results}.get(at.id)
         counts = row and row.sha256 in (None, at.build.engine) and run.name in mine and not found
         task, table = run.record.get("task", "classification"), at.table(f"{run.place}/predictions.parquet")
-        columns = ("class", "best") if task.endswith("classification") and "class" in table else ("truth", "prediction")
         task = TASKS["user" if task.startswith("user:") else task.removeprefix("text-")]
+        columns = ("class", "best") if task is TASKS["classification"] else ("truth", "prediction")
         rows = [each for each in run.record.results if f"{each.artifact or 'source'}:{columns[1]}" in table]
         figures = {each.artifact: estimate_answers(at, run, task, columns, table, each) for each in rows}.get(at.id, {})
         at.compare(f"{run.place}: dataset", run.record.dataset, {"count": len(table[columns[0]])})
@@ -849,7 +845,7 @@ def estimate_answers(at, run, task, columns, table, row):
     truths, source, found = (table[name] for name in (columns[0], *(
         f"{name}:{columns[1]}" for name in ("source", row.artifact or "source"))))
     figures, scores = {}, row.get("scores") and row.scores.scores
-    if task.least or task is not TASKS["classification"] or len({best[0] for best in source}) > 1:
+    if task is not TASKS["classification"] or len({best[0] for best in source}) > 1:
         figures["agreement"] = estimate_mean([*map(task.agree, source, found)])
     (n, was, early), (_, now, late) = (task.score(truths, each) if None not in truths else (0, None, None) for each in (source, found))
     for name in (*task.scores, *(at.thresholds if task is TASKS["detection"] else ())) if n else ():
@@ -957,8 +953,8 @@ def sum_kernels(at, run, stage):
     folder, names = f"{run.place}/{stage.folder}", ("api", "kernels", "copies", "ranges")
     header, tables = at.json(f"{folder}/trace.json"), [at.table(f"{folder}/tables/{name}.parquet") for name in names]
     calls, kernels, copies, ranges = every = [[Record(zip(table, row)) for row in zip(*table.values())] for table in tables]
-    times = [(row.start_ns, row.end_ns) for row in chain(*every)]
-    lost = any(None in pair or not -(2**60) < pair[0] <= pair[1] < 2**60 for pair in times)
+    lost = any(row.start_ns is None or row.end_ns is None or not -(2**60) < row.start_ns <= row.end_ns < 2**60
+               for row in chain(*every))
     if lost or header.diagnostics or header.graph_launches_untraced or not kernels:
         return None, False
     first, last = next(((row.start_ns, row.end_ns) for row in ranges if row.name == "optpipe.measure"), (0, 0))
@@ -1281,7 +1277,7 @@ def examine(folder):
             read_evidence(at, document)
             verdict = judge_dossier(at, document)
     except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError,
-            polars.exceptions.PolarsError) as error:
+            zlib.error, polars.exceptions.PolarsError) as error:
         at.differs.append(f"not in the format: {type(error).__name__}: {error}")
     return at, verdict
 

@@ -210,7 +210,8 @@ class Workspace:
     def profile(self, entry, trace, sha256=None):
         """A profile run of a recorded trace, as `optpipe profile` writes it, of the file `sha256`."""
         run = begin_run(self.path, "profile")
-        write_trace(trace, run.path / "stage")
+        name = pl.col("name").cast(pl.String).replace("iter", "optpipe.iteration").cast(pl.Categorical)
+        write_trace(replace(trace, ranges=trace.ranges.with_columns(name)), run.path / "stage")
         found = profile_from_trace(trace_from_folder(run.path / "stage"))
         subject = StageSubject("fp16 batch 8", "inference", entry.id, sha256=sha256)
         record = ProfileRecord((StageProfile(subject, "stage", None, StageFacts(), found),))
@@ -382,12 +383,10 @@ def drawn_machine(frame, power=None):
 
 @pytest.fixture(scope="session")
 def small_trace(tmp_path_factory):
-    """Two layers, of which one runs on Tensor Cores, in the ranges of a recording by optpipe."""
+    """Two layers, of which one runs on Tensor Cores."""
     recording = phenomena.missed_tensor_cores(12)
     recording.range("optpipe.measure", 0, 12 * 200)
-    trace = trace_from_sqlite(recording.write(tmp_path_factory.mktemp("trace") / "trace.sqlite"))
-    name = pl.col("name").cast(pl.String).replace("iter", "optpipe.iteration").cast(pl.Categorical)
-    return replace(trace, ranges=trace.ranges.with_columns(name))
+    return trace_from_sqlite(recording.write(tmp_path_factory.mktemp("trace") / "trace.sqlite"))
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "c9950a36760b44e79c3bfb04a2c3aa821777a93b3a7ccf52ec8af56a6c911bee"
+VERIFIER = "3b62bf2c0f1eb512fe7828f6051e626825823391d10fb6e3db47620b5c4d1315"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import polars as pl
+
 from optpipe.backends.base import Backend, BuildRequest, Device
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.build.verify import Trajectory, parse_steps, read_trajectory, verify_session
@@ -371,8 +373,6 @@ def verify_artifact(
     }
 
     def make(directory: Path) -> VerificationInfo:
-        import polars as pl
-
         sizes = backend.list_static_batches(artifact.info)
         tolerated = TOLERATED_RELATIVE_ERROR[artifact.info.precision]
         if minimum_snr_db is not None:

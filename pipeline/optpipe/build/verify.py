@@ -8,6 +8,7 @@ from math import gcd, inf, isfinite, nan
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
 from optpipe.backends.base import Session
 from optpipe.backends.onnx_graph import find_selected_outputs
@@ -99,7 +100,7 @@ class Trajectory:
     time: str | None
     start: float
     card: ModelCard
-    inputs: Mapping[str, "np.ndarray"]
+    inputs: Mapping[str, np.ndarray]
     graph: Path
 
     @property
@@ -112,7 +113,7 @@ class Trajectory:
         return [self.steps, self.state, self.output, self.time, self.start]
 
     @cached_property
-    def expected(self) -> "np.ndarray":
+    def expected(self) -> np.ndarray:
         with OnnxRuntimeSession(self.graph, "cpu", {}) as source:
             found = self.run(source)
         if not np.isfinite(found).all():
@@ -122,7 +123,7 @@ class Trajectory:
             )
         return found
 
-    def run(self, session: Session) -> "np.ndarray":
+    def run(self, session: Session) -> np.ndarray:
         """The states after the last step (samples, ...), without samples that no batch held."""
         rows = dict(self.inputs)
         for step in range(self.steps):
@@ -196,7 +197,7 @@ def compare_to_reference(
     card: ModelCard,
     tolerated: float,
     reference: Reference,
-    found: Mapping[str, "np.ndarray"],
+    found: Mapping[str, np.ndarray],
     about: ReferenceInfo,
     size: int | None = None,
 ) -> tuple[VerificationInfo, dict[str, RowErrors]]:
@@ -259,7 +260,6 @@ def recompute_outputs(checked: Entry[VerificationInfo]) -> tuple[OutputError, ..
 
 def read_output_errors(checked: Entry[VerificationInfo]) -> dict[str, RowErrors]:
     """The errors of each sample by output; empty if they are missing or not those of `checked`."""
-    import polars as pl
 
     if OUTPUT_ERRORS not in checked.manifest.files or not checked.files.has(OUTPUT_ERRORS):
         return {}

@@ -20,6 +20,7 @@ from optpipe.cli.groups import DefaultGroup, LazyCommands, Outcome, SectionedGro
 from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.core.errors import ExitStatus, OptpipeError, escape
 from optpipe.core.process import discard_output, handle_interrupts, keep_descriptors, redirect_stdout_to_stderr
+from optpipe.core.records import plain_from_record
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, Parameter
@@ -109,8 +110,6 @@ SCHEMA_VERSION = 7
 
 
 def _print_json(document: object) -> None:
-    from optpipe.core.records import plain_from_record
-
     plain = {"schema_version": SCHEMA_VERSION, **plain_from_record(document)}
     print(json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False), flush=True)
 

@@ -1,5 +1,6 @@
 """`optpipe bench`: latency, throughput, energy; of two builds in turn; from image files to predictions. `optpipe compare`."""
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optpipe.cli.groups import Outcome
-from optpipe.cli.options import TargetOptions
+from optpipe.cli.options import TargetOptions, require_device
 from optpipe.core import plan as params
-from optpipe.core.errors import BadInputError, ExitStatus
+from optpipe.core.errors import BadInputError, ExitStatus, require_existing
 from optpipe.core.measurement import MAX_CV, PROCESSES, ROUNDS, Goal, LoadSpec, PairMetric, Scenario, format_cpus
-from optpipe.core.plan import Param, for_workspace
-from optpipe.core.precision import Precision
+from optpipe.core.plan import Param, choices_from_text, for_workspace
+from optpipe.core.precision import Precision, precisions_from_text
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 
 def _cpus_from_text(text: str, flag: str) -> tuple[int, ...]:
-    import os
-
     have = os.sched_getaffinity(0)
     cpus: set[int] = set()
     try:
@@ -159,7 +158,6 @@ def _require_alone(flag: str, how: BenchOptions, beside: set[str], load: Collect
 def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchOptions) -> "BenchPlan":
     """Raises BadInputError for options that contradict each other."""
     from optpipe.backends.registry import parse_options
-    from optpipe.core.errors import require_existing
     from optpipe.measure.figures import ENERGY_SECONDS
     from optpipe.measure.measure import BenchPlan
     from optpipe.measure.search import slo_from_text
@@ -205,9 +203,6 @@ def find_bench_targets(
     The precision `auto` selects the choice of `build --precision auto`.
     """
     from optpipe.backends.registry import BACKENDS
-    from optpipe.cli.options import require_device
-    from optpipe.core.plan import choices_from_text
-    from optpipe.core.precision import precisions_from_text
     from optpipe.models.artifacts.decisions import find_decision
     from optpipe.models.artifacts.lookup import explain_different_weights, find_artifacts, select_runnable
 
@@ -285,7 +280,6 @@ def _bench_from_images(
     terminal: "Terminal",
 ) -> Outcome:
     from optpipe.backends.registry import parse_options
-    from optpipe.core.errors import require_existing
     from optpipe.preprocess.document import document_from_end_to_end
     from optpipe.preprocess.end_to_end import bench_end_to_end, choose_exit_status
 

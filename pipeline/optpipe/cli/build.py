@@ -19,9 +19,11 @@ from optpipe.cli.options import (
     model_from_options,
 )
 from optpipe.core import plan as params
-from optpipe.core.errors import BadInputError
-from optpipe.core.plan import Param, list_words
-from optpipe.trace.nsys import ProfilePlan
+from optpipe.core.errors import BadInputError, ExitStatus, require_existing
+from optpipe.core.plan import Param, list_words, sizes_from_text
+from optpipe.core.precision import Budget
+from optpipe.core.quantity import Dimension, drop_from_text, read_quantity
+from optpipe.trace.nsys import ProfilePlan, find_nsys
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import require_writable_file
 
@@ -82,9 +84,6 @@ def build(
     """
     from optpipe.build.build import build_model
     from optpipe.build.records import document_from_build, document_from_choice, result_from_build
-    from optpipe.core.errors import require_existing
-    from optpipe.core.plan import sizes_from_text
-    from optpipe.core.quantity import Dimension, read_quantity
 
     require_existing(images, "--images/--data")
     wanted = model_from_options(model, shapes, store)
@@ -134,7 +133,6 @@ def calibrate(
     shapes: ModelOptions = ModelOptions(),
 ) -> Outcome:
     """Choose INT8 ranges from data, and rank layers by their cost."""
-    from optpipe.core.errors import require_existing
     from optpipe.quantize.calibrated_graph import CalibrationPlan, document_from_calibration, run_calibration
     from optpipe.quantize.ranges import methods_from_text
 
@@ -179,7 +177,6 @@ def preprocess(
     weights: Annotated[str, params.WEIGHTS] = "default",
 ) -> Outcome:
     """Derive a model's DALI pipeline, and prove its parity."""
-    from optpipe.core.errors import require_existing
     from optpipe.preprocess.document import document_from_against, document_from_preprocess
     from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
 
@@ -237,7 +234,6 @@ def evaluate(
     shapes: ModelOptions = ModelOptions(),
 ) -> Outcome:
     """Measure the task accuracy of every build on paired data."""
-    from optpipe.core.quantity import drop_from_text
     from optpipe.evaluate.document import document_from_evaluation
     from optpipe.evaluate.evaluate import list_states, run_evaluation
     from optpipe.evaluate.tasks.user_file import UserTask
@@ -249,7 +245,6 @@ def evaluate(
         require_writable_file(output, "--output")
     if layers is not None:
         from optpipe.build.remedy import try_remedies
-        from optpipe.core.precision import Budget
         from optpipe.evaluate.document import document_from_layers, page_from_layers
         from optpipe.evaluate.layers import compare_layers
 
@@ -307,12 +302,10 @@ def _profile_model(
     text: str, shapes: ModelOptions, builds: "BuildPlan", capture: ProfilePlan, store: "Store", terminal: "Terminal"
 ) -> Outcome:
     from optpipe.core.card import card_from_file
-    from optpipe.core.errors import ExitStatus
     from optpipe.models.artifacts.lookup import require_card_lengths
     from optpipe.models.export.exported import prepare_model, read_card
     from optpipe.models.inputs.image_set import find_images
     from optpipe.trace.document import document_from_stages
-    from optpipe.trace.nsys import find_nsys
     from optpipe.trace.profile_model import build_or_find, choose_preprocess_images, profile_model
     from optpipe.trace.record import BuildJob
     from optpipe.workspace.file_names import CARD

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optpipe.core import plan as params
-from optpipe.core.entries import Device
+from optpipe.core.entries import Device, weights_from_text
+from optpipe.core.errors import MissingError, require_existing
 from optpipe.core.plan import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
 from optpipe.core.plan import Param
-from optpipe.core.precision import Precision
+from optpipe.core.precision import Precision, budget_from_text, precisions_from_text
 
 if TYPE_CHECKING:
     from optpipe.build.build import BuildPlan
@@ -79,7 +80,6 @@ class CalibrationOptions:
 
 def require_device(device: Device | None) -> Device | None:
     """Raises MissingError for `cuda` if no NVIDIA GPU is found."""
-    from optpipe.core.errors import MissingError
     from optpipe.workspace.environment import list_gpus
 
     if device == "cuda" and not list_gpus():
@@ -90,7 +90,6 @@ def require_device(device: Device | None) -> Device | None:
 def model_from_options(model: str, given: ModelOptions, store: "Store") -> "Model":
     """The model, not loaded yet, with the given weights and shapes. `model` may be the name of a stored one."""
     from optpipe.core.card import batch_range_from_text, shapes_from_text
-    from optpipe.core.entries import weights_from_text
     from optpipe.models.artifacts.lookup import find_stored_source
     from optpipe.models.export.exported import Model
     from optpipe.models.sources.resolve import source_from_text
@@ -110,8 +109,6 @@ def build_plan_from_options(
     """The plan of every command that builds: FP16 without `--precision`; without `--backend` one that suits; `auto`: all candidates."""
     from optpipe.backends.registry import backends_from_text, parse_options
     from optpipe.build.build import BuildPlan
-    from optpipe.core.errors import require_existing
-    from optpipe.core.precision import budget_from_text, precisions_from_text
 
     require_existing(images, "--images")
     require_existing(ranges.calibration, "--calibration")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from optpipe.cli.groups import Outcome
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.plan import Param
 from optpipe.sweep.job import Matrix, SweepOptions
 
@@ -84,7 +84,6 @@ def deploy(
     --check URL (http, https, grpc, grpcs) a running server gets the signed-off requests: 0 if it answers as signed off, 1 if it
     does not, 5 if it cannot be reached or more requests are needed; SSL_CERT_FILE names the CA to trust.
     """
-    from optpipe.core.errors import ExitStatus, OptpipeError
     from optpipe.deploy.check import check_deployment
     from optpipe.deploy.live import check_live, document_from_live_check
     from optpipe.deploy.proof import prove_deployment
@@ -166,7 +165,6 @@ def sweep(
 
     Every cell gets a row, even if it failed. Stored results are reused, and an interrupted sweep resumes.
     """
-    from optpipe.core.errors import ExitStatus
     from optpipe.sweep.cluster import describe_node
     from optpipe.sweep.document import document_from_sweep
     from optpipe.sweep.matrix import (

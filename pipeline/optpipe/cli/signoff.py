@@ -1,8 +1,12 @@
 """`optpipe signoff MODEL` and `optpipe run`: judge a build by a policy."""
 
+import html
+import shutil
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from secrets import randbits
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -114,8 +118,6 @@ def signoff(
 
 def _write_policy_template(policy: Path, output: Path | None, model: str | None, store: "Store") -> Outcome:
     """The template limits the accuracy, or the outputs if the newest build of `model` has no labels."""
-    import shutil
-    from shlex import quote
 
     from optpipe.models.artifacts.lookup import find_artifacts, find_builds
     from optpipe.signoff.policy import POLICY_SCHEMA, read_policy_template
@@ -215,8 +217,6 @@ def verify(
     Exit status: 2 if any byte changed, 1 if a number does not match the raw files, otherwise that of the verdict. With --audit: 0
     if every drawn criterion agrees with the dossier, 1 if one differs, 5 if one is undecided.
     """
-    import html
-    from secrets import randbits
 
     from optpipe.core.verdict import CriterionResult, VerificationRecord, combine_verdicts
     from optpipe.report.html import render_badge

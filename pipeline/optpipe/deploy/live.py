@@ -14,6 +14,8 @@ from time import time
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, format_percentile_name, percent_from_name
@@ -187,7 +189,6 @@ def judge_latencies(
     latencies: Sequence[int], limits: Sequence[Criterion], spec: LoadSpec, rate_per_s: float
 ) -> Iterator[CriterionResult]:
     """Judges latencies in ns at this client. A lower rate than the policy's cannot PASS, and a higher one cannot FAIL."""
-    import numpy as np
 
     percents = {each.metric: percent_from_name(each.metric) for each in limits}
     summary = summary_from_ns(np.array(latencies), sorted(set(percents.values())))

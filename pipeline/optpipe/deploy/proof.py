@@ -18,9 +18,12 @@ from pathlib import Path
 from ssl import create_default_context
 from threading import Barrier, BrokenBarrierError, Semaphore, local
 from time import monotonic, perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 import optpipe
+from optpipe.backends.base import Serving
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, GateError, MissingError, StageError, first_line
@@ -40,11 +43,6 @@ from optpipe.stats.paired import compute_output_error
 from optpipe.workspace.entry import entry_from_folder
 from optpipe.workspace.store import Store
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from optpipe.backends.base import Serving
-
 
 def loads_from_policy(policy: Policy, largest: int) -> dict[LoadSpec, list[Criterion]]:
     """The loads of the policy's latency limits, each with its limits; single requests if there are none."""
@@ -61,10 +59,9 @@ def loads_from_policy(policy: Policy, largest: int) -> dict[LoadSpec, list[Crite
 
 
 def fill_load(
-    checked: CheckedDeployment, wanted: LoadSpec, inputs: "Mapping[str, np.ndarray]"
-) -> "tuple[LoadSpec, dict[str, np.ndarray]]":
+    checked: CheckedDeployment, wanted: LoadSpec, inputs: Mapping[str, np.ndarray]
+) -> tuple[LoadSpec, dict[str, np.ndarray]]:
     """The load with the length of its sequences, and the rows of one of its requests, drawn from `inputs`."""
-    import numpy as np
 
     rows = dict(inputs)
     if wanted.length is not None:
@@ -73,7 +70,7 @@ def fill_load(
     return replace(wanted, length=read_length(checked.card, rows)), taken
 
 
-def name_inputs(serving: "Serving | None", rows: "Mapping[str, np.ndarray]") -> "Mapping[str, np.ndarray]":
+def name_inputs(serving: Serving | None, rows: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     """Renames inputs for a server that addresses them by position."""
     if serving is None or not serving.by_position:
         return rows
@@ -168,9 +165,7 @@ def _put_behind_shim(config: Any, record: DeploymentRecord, source: Path, target
         (target / "1" / name).symlink_to(file)
 
 
-def ask(
-    client: Client, model: str, inputs: "Mapping[str, np.ndarray]", outputs: Sequence[str], classes: int = 0
-) -> Any:
+def ask(client: Client, model: str, inputs: Mapping[str, np.ndarray], outputs: Sequence[str], classes: int = 0) -> Any:
     """Sends one request; `classes` requests that many labels instead of the tensor. Raises StageError if it fails."""
     wanted = [client[0].InferRequestedOutput(name, class_count=classes) for name in outputs]
     return infer(client, model, prepare_inputs(client[0], inputs), outputs=wanted)
@@ -194,7 +189,7 @@ def translate_errors(problem: str) -> Iterator[None]:
         raise StageError(f"{problem}: {first_line(error)}") from error
 
 
-def prepare_inputs(module: Any, arrays: "Mapping[str, np.ndarray]") -> list[Any]:
+def prepare_inputs(module: Any, arrays: Mapping[str, np.ndarray]) -> list[Any]:
     """The inputs of a request for `tritonclient.grpc` or `tritonclient.http`."""
     found = []
     for name, array in arrays.items():
@@ -206,7 +201,7 @@ def prepare_inputs(module: Any, arrays: "Mapping[str, np.ndarray]") -> list[Any]
 def send_requests(
     connect: Callable[[], Client],
     model: str,
-    inputs: "Mapping[str, np.ndarray]",
+    inputs: Mapping[str, np.ndarray],
     arrivals: Iterable[int | None],
     connections: int,
 ) -> tuple[list[int], list[str]]:
@@ -322,7 +317,7 @@ def _compare(checked: CheckedDeployment, client: Client, where: str, each: Expec
     return all(got[name].tobytes() == each.outputs[name].tobytes() for name in each.outputs), worst, version
 
 
-def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got: "np.ndarray | None") -> float:
+def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got: np.ndarray | None) -> float:
     """The relative error against the artifact's output, or else the source's. Raises GateError if it is too large."""
     want = each.outputs.get(name, each.source.get(name, got))
     if got is None or want is None or got.shape != want.shape or got.dtype != want.dtype:
@@ -346,7 +341,7 @@ def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got:
 
 
 def _judge_label(
-    record: DeploymentRecord, client: Client, where: str, each: Expected, name: str, got: "np.ndarray"
+    record: DeploymentRecord, client: Client, where: str, each: Expected, name: str, got: np.ndarray
 ) -> None:
     """Raises GateError if the class or its label is not the signed-off one."""
     best = int(got.reshape(len(got), -1).argmax(axis=1)[0])

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import randbits
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 import optpipe
 from optpipe.backends.registry import BACKENDS
@@ -36,9 +37,6 @@ from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, compute_output_error
 from optpipe.stats.ratio import Change, Ratio, count_rounds_to_settle
 from optpipe.workspace.file_names import REFERENCE
 from optpipe.workspace.store import Store
-
-if TYPE_CHECKING:
-    import numpy as np
 
 NEEDED = ("numpy", "msgspec", "typing_extensions")
 """Packages of the worker other than the runtime."""
@@ -92,8 +90,8 @@ def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) 
 
 
 def outputs_of_interpreter(
-    interpreter: Interpreter, build: SignedBuild, inputs: "Mapping[str, np.ndarray]", options: Mapping[str, object]
-) -> "dict[str, np.ndarray]":
+    interpreter: Interpreter, build: SignedBuild, inputs: Mapping[str, np.ndarray], options: Mapping[str, object]
+) -> dict[str, np.ndarray]:
     """The outputs by name, (samples, ...). Raises StageError with the interpreter's reason."""
     words = ("artifact", str(build.artifact.path), line_from_record(options).decode())
     outputs, runs = build.card.outputs, []
@@ -109,10 +107,9 @@ def outputs_of_interpreter(
 
 
 def list_output_changes(
-    old: "Mapping[str, np.ndarray]", new: "Mapping[str, np.ndarray]", *, classifies: bool
+    old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray], *, classifies: bool
 ) -> Iterator[OutputChange]:
     """Compares every output to the last bit, and a classifier's predictions."""
-    import numpy as np
 
     for at, (name, before) in enumerate(old.items()):
         after = new[name]

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from optpipe import __version__
 from optpipe.backends.base import Serving
 from optpipe.backends.registry import BACKENDS
@@ -238,7 +240,6 @@ def describe_deployment(
 
 def write_requests(build: SignedBuild, images: Mapping[str, tuple[Path, int | None]], folder: Path) -> Reference:
     """Writes the requests of a proof: reference inputs with the source model's outputs, and signed-off images."""
-    import numpy as np
 
     known = reference_from_file(build.samples.file(REFERENCE))
     by_boxes = build.verification.info.by_boxes if build.verification else ()

@@ -6,7 +6,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import read_as_user_file
@@ -17,9 +18,6 @@ from optpipe.deploy.triton_config import CONFIG, read_config
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.inputs.rows import fill_sequences, read_length
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
-
-if TYPE_CHECKING:
-    import numpy as np
 
 DALI_OUTPUT = "DALI_OUTPUT_0"
 ENCODED = "encoded_image"
@@ -35,11 +33,11 @@ class Expected:
     """A request and the outputs that it must get; empty if they are not known."""
 
     model: str
-    inputs: "Mapping[str, np.ndarray]"
-    source: "Mapping[str, np.ndarray]" = field(default_factory=dict)
+    inputs: Mapping[str, np.ndarray]
+    source: Mapping[str, np.ndarray] = field(default_factory=dict)
     """The source model's outputs."""
     prediction: int | None = None
-    outputs: "Mapping[str, np.ndarray]" = field(default_factory=dict)
+    outputs: Mapping[str, np.ndarray] = field(default_factory=dict)
     """The artifact's, from the deployment's files."""
 
 
@@ -47,7 +45,6 @@ def list_expected(
     folder: Path, record: DeploymentRecord, card: ModelCard, engine: Answer | None = None
 ) -> Iterator[Expected]:
     """Requests of the engine, then of the ensemble, with the outputs of `engine`; without it with the recorded ones."""
-    import numpy as np
 
     requests, recorded = list(_list_requests(folder, record, card)), folder / REQUESTS / OUTPUTS
     if engine is not None:
@@ -70,7 +67,6 @@ def list_expected(
 
 def record_outputs(folder: Path, record: DeploymentRecord, card: ModelCard) -> None:
     """Writes the outputs of the artifact in a deployment's `folder` for its requests."""
-    import numpy as np
 
     place = folder / MODELS / record.engine
     engine = open_artifact(place / "1", record.options, read_config(place / CONFIG).max_batch_size)
@@ -85,7 +81,6 @@ def record_outputs(folder: Path, record: DeploymentRecord, card: ModelCard) -> N
 
 def _list_requests(folder: Path, record: DeploymentRecord, card: ModelCard) -> Iterator[Expected]:
     """The known inputs, sequences of the shortest and the longest length of the model, and the images."""
-    import numpy as np
 
     with read_as_user_file(folder / REQUESTS / TENSORS, "the requests of a deployment"):
         known = reference_from_file(folder / REQUESTS / TENSORS)

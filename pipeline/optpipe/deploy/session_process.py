@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from optpipe.core.errors import BadInputError, OptpipeError, StageError, escape, first_line
 from optpipe.core.process import end_with_parent
+from optpipe.core.records import read_record
 from optpipe.deploy.frames import Arrays, SharedMemory, read_frame, write_frame
 
 if TYPE_CHECKING:
@@ -151,7 +152,6 @@ def open_preprocessing(folder: Path) -> Answer:
     import numpy as np
     from nvidia.dali.pipeline import Pipeline
 
-    from optpipe.core.records import read_record
     from optpipe.preprocess.dali_pipeline import INPUT, PIPELINE, PreprocessingInfo
 
     plan = read_record(folder / "preprocessing.json", PreprocessingInfo).plan

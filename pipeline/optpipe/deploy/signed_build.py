@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import polars as pl
+
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ArtifactInfo, Environment, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError
@@ -149,7 +151,6 @@ def require_preprocessing(build: SignedBuild, *, served: bool) -> None:
 
 def list_signed_images(build: SignedBuild) -> dict[str, tuple[Path, int | None]]:
     """Unchanged images of the evaluation on this machine, by a new name, with their signed-off predictions."""
-    import polars as pl
 
     source, classifies = build.card.data.get("validation"), build.card.task is Task.CLASSIFICATION
     if source is None or not Path(source).exists():

@@ -14,7 +14,9 @@ from pathlib import Path
 from secrets import randbits
 from statistics import fmean
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from optpipe.core.errors import MissingError, StageError
 from optpipe.core.events import Listener
@@ -43,9 +45,6 @@ from optpipe.workspace.files import write_bytes, write_json
 from optpipe.workspace.seal import seal_folder
 from optpipe.workspace.store import Store
 
-if TYPE_CHECKING:
-    import numpy as np
-
 TUNING = "tuning.json"
 """In a deployment: the figures of every round of every candidate."""
 ROUNDS = 10
@@ -69,7 +68,6 @@ def tune_deployment(
     A candidate is loaded for `seconds` in each step. Raises MissingError if the server lacks the engine's backend, StageError with
     the server's reason if it does not load a candidate.
     """
-    import numpy as np
 
     folder, record = checked.folder, checked.record
     policy = policy_from_toml(checked.files.read(POLICY), str(folder / POLICY))
@@ -177,7 +175,7 @@ def _write_candidates(
 
 
 def _make_trial(
-    url: str, name: str, inputs: "Mapping[str, np.ndarray]", rate_per_s: float | None, seconds: float
+    url: str, name: str, inputs: Mapping[str, np.ndarray], rate_per_s: float | None, seconds: float
 ) -> Callable[[], list[int]]:
     """Loads a candidate once and returns the latencies in ns: at the arrivals of a rate, or whenever one of IN_FLIGHT ends."""
     seeds = count()

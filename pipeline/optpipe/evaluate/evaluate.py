@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
+from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import find_selected_outputs
+from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo, OutputError, VerificationInfo
@@ -46,10 +49,7 @@ from optpipe.workspace.files import write_bytes, write_parquet
 from optpipe.workspace.runs import finish_run, open_run
 from optpipe.workspace.store import Store
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-Runner = Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]]
+Runner = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
 EVALUATION_BATCH = 32
 KEPT_VALUES = 1 << 26
 """Values of the first output that are kept for its SNR, from the first samples."""
@@ -60,7 +60,7 @@ class Predictions:
     """Decoded predictions of one model for every sample, and its first output, (samples, values)."""
 
     values: Values
-    outputs: "NDArray[np.float32]"
+    outputs: NDArray[np.float32]
     """Only the first samples of a large set; one row of all values if sizes differ between batches."""
     classes: int
     """0 without a last axis."""
@@ -118,8 +118,6 @@ def evaluate_artifacts(
 
     module = model.load().module
     if module is None:
-        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
-
         with OnnxRuntimeSession(exported.file(ONNX), "cpu", {}) as source:
             found = predict(source.run, "source")
     else:
@@ -240,8 +238,6 @@ def _judge_drop(row: EvaluatedModel, budget: float | None, task: TaskContract) -
 def write_predictions(
     path: Path, samples: SampleSet, truths: Values | None, task: TaskContract, rows: Sequence[EvaluatedArtifact]
 ) -> None:
-    import polars as pl
-
     columns: dict[str, Any] = {
         "path": [each.path for each in samples.files],
         "sha256": [each.sha256 for each in samples.files],

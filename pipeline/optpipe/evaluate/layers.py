@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest, MarkedNetwork, Run
 from optpipe.backends.registry import BACKENDS
@@ -29,9 +30,6 @@ from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, pool_sums, sum_errors
 from optpipe.stats.ratio import Ratio
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 GROUP_VALUES = 1 << 26
 """Values of the tensors that are read together, of one sample; 0.25 GB in FP32 for each network."""
@@ -165,7 +163,7 @@ def group_tensors(tensors: Sequence[str], sizes: Mapping[str, int], part: float 
 def compare_tensors(
     source: MarkedNetwork,
     build: MarkedNetwork,
-    samples: Sequence[Mapping[str, "NDArray[Any]"]],
+    samples: Sequence[Mapping[str, NDArray[Any]]],
     tensors: Sequence[str],
     plain: Run,
     step: ProgressStep = UNWATCHED,
@@ -214,7 +212,7 @@ def find_compiler_fault(
     source: MarkedNetwork,
     compiled: MarkedNetwork,
     plain: MarkedNetwork,
-    inputs: Mapping[str, "NDArray[Any]"],
+    inputs: Mapping[str, NDArray[Any]],
     tensor: str,
     limit_db: float,
     folder: Path,

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import polars as pl
 
 from optpipe.core.card import Task
 from optpipe.core.errors import BadInputError, escape, read_as_user_file
@@ -16,9 +17,6 @@ from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import EVALUATION, PREDICTIONS
 from optpipe.workspace.runs import newest_runs
-
-if TYPE_CHECKING:
-    import polars as pl
 
 
 def observe_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Mapping[str, Observation]:
@@ -110,18 +108,16 @@ def _find_task(evaluated: Evaluation) -> TaskContract:
     return TASKS[Task(evaluated.task)]
 
 
-def _read_truths(frame: "pl.DataFrame", task: TaskContract) -> Values | None:
+def _read_truths(frame: pl.DataFrame, task: TaskContract) -> Values | None:
     column = frame[task.truth_column]
     return None if column.null_count() else column.to_list()
 
 
-def _read_predictions(frame: "pl.DataFrame", task: TaskContract, name: str) -> Values | None:
+def _read_predictions(frame: pl.DataFrame, task: TaskContract, name: str) -> Values | None:
     column = f"{name}:{task.prediction_column}"
     return frame[column].to_list() if column in frame.columns else None
 
 
-def _read_table(run: Run) -> "pl.DataFrame":
-    import polars as pl
-
+def _read_table(run: Run) -> pl.DataFrame:
     with read_as_user_file(run.path / PREDICTIONS, "predictions"):
         return pl.read_parquet(run.files.read(PREDICTIONS))

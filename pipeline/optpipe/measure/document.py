@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 from optpipe.core.measurement import (
     Comparison,
@@ -49,9 +49,6 @@ from optpipe.report.document import (
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.stats.ratio import Change
 from optpipe.workspace.entry import Run
-
-if TYPE_CHECKING:
-    import polars as pl
 
 MAX_REASONS_SHOWN = 4
 """Maximum reasons of one kind that are listed individually."""
@@ -443,9 +440,8 @@ def _curve_from_measurement(label: str, one: RecordedMeasurement, run: Run, root
     return Curve(label, points, list_raw_files((run,), root, name))
 
 
-def frame_from_comparison(comparison: Comparison) -> "pl.DataFrame":
+def frame_from_comparison(comparison: Comparison) -> pl.DataFrame:
     """One row per build and load, with the values and names of the JSON document: `load_batch_size`, `latency_ns_p50_value`."""
-    import polars as pl
 
     rows = [
         {name: "; ".join(value) if isinstance(value, list) else value for name, value in plain_from_record(row).items()}

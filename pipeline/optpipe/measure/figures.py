@@ -7,9 +7,10 @@ is never trusted.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, read_as_user_file
@@ -36,15 +37,12 @@ from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns
 from optpipe.stats.stability import compute_effective_count
 from optpipe.workspace.entry import Run, require_unchanged
 
-if TYPE_CHECKING:
-    import polars as pl
-
 MIN_WINDOW_S = 10.0
 ENERGY_SECONDS = MIN_WINDOW_S + 2
 
 
 def estimate_energy_per_image(
-    machine: "pl.DataFrame", images: int, seconds: float, confidence: float = 0.95
+    machine: pl.DataFrame, images: int, seconds: float, confidence: float = 0.95
 ) -> Estimate | str:
     """Mean power over the measured window times the time per image, or the reason why there is none.
 
@@ -119,8 +117,8 @@ def judge_measurement(
 
 def recompute_from_samples(
     stored: Measurement,
-    measured: "pl.DataFrame",
-    machine: "pl.DataFrame",
+    measured: pl.DataFrame,
+    machine: pl.DataFrame,
     *,
     highest: float = 99.9,
     confidence: float = CONFIDENCE,
@@ -139,7 +137,7 @@ def recompute_from_samples(
     return found if peak is None else replace(found, device_peak_bytes=peak)
 
 
-def estimate_throughput(measured: "pl.DataFrame", scenario: Scenario, confidence: float = CONFIDENCE) -> Estimate:
+def estimate_throughput(measured: pl.DataFrame, scenario: Scenario, confidence: float = CONFIDENCE) -> Estimate:
     """Throughput while answering (closed loops), or from the first start to the last end (offline, server).
 
     `measured` holds the measured queries in order of their end. The figure is all images over all time; its interval is
@@ -164,14 +162,14 @@ def estimate_throughput(measured: "pl.DataFrame", scenario: Scenario, confidence
     return Estimate(int(images.sum()) / max(int(busy_ns.sum()), 1) * 1e9, low, high, note)
 
 
-def select_rows_during(machine: "pl.DataFrame", measured: "pl.DataFrame") -> "pl.DataFrame":
+def select_rows_during(machine: pl.DataFrame, measured: pl.DataFrame) -> pl.DataFrame:
     """Rows within the measurement; rates look back, so the first row after the start is left out."""
     start, end = measured["start_ns"].min(), measured["end_ns"].max()
     inside = machine.filter((machine["time_ns"] >= start) & (machine["time_ns"] <= end))
     return inside.slice(1) if len(inside) > 2 else inside
 
 
-def compute_worker_peak_bytes(machine: "pl.DataFrame", rotated_bytes: int | None) -> int | None:
+def compute_worker_peak_bytes(machine: pl.DataFrame, rotated_bytes: int | None) -> int | None:
     """Maximum of the worker's share of the device, without the rotated inputs; None if the driver does not report it."""
     own = None if machine.is_empty() or rotated_bytes is None else machine["gpu_worker_bytes"].max()
     return max(0, own - (rotated_bytes or 0)) if isinstance(own, int) and own > 0 else None
@@ -239,9 +237,7 @@ MEASURED = (
 """Fields of a measurement that are None without measured queries."""
 
 
-def _read_machine_rows(files: Files, name: str | None) -> "pl.DataFrame":
-    import polars as pl
-
+def _read_machine_rows(files: Files, name: str | None) -> pl.DataFrame:
     schema = {name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
     if name is None:
         return pl.DataFrame(schema=schema)
@@ -251,10 +247,8 @@ def _read_machine_rows(files: Files, name: str | None) -> "pl.DataFrame":
 
 def read_samples(
     files: Files, name: str, columns: tuple[str, ...] = NEEDED, phase: int = Phase.MEASURED
-) -> "pl.DataFrame":
+) -> pl.DataFrame:
     """The columns of a phase's queries, in order of their end."""
-    import polars as pl
-
     with read_as_user_file(files.folder / name, "raw samples"):
         lazy = pl.scan_parquet(files.read(name))
         present = lazy.collect_schema()

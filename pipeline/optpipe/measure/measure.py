@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import randbits
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import polars as pl
 
 from optpipe.core.entries import ArtifactInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, OptpipeError
@@ -54,10 +57,6 @@ from optpipe.workspace.file_names import ONNX, REFERENCE
 from optpipe.workspace.files import write_bytes, write_parquet
 from optpipe.workspace.runs import OpenRun
 from optpipe.workspace.store import Store
-
-if TYPE_CHECKING:
-    import numpy as np
-    import polars as pl
 
 
 def measure_load(
@@ -120,9 +119,8 @@ def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess
     return judge_measurement(filled, failure, evidence, blank.load.percentile)
 
 
-def _add_samples(blank: Measurement, spool: Path) -> "tuple[Measurement, pl.DataFrame]":
+def _add_samples(blank: Measurement, spool: Path) -> tuple[Measurement, pl.DataFrame]:
     """Stores the samples as Parquet; returns `blank` with their count, and the measured ones in order of their end."""
-    import polars as pl
 
     stored = spool.with_suffix(".parquet")
     if spool.exists():
@@ -143,9 +141,7 @@ def _add_samples(blank: Measurement, spool: Path) -> "tuple[Measurement, pl.Data
     return counted, measured
 
 
-def frame_from_rows(rows: Sequence[MachineRow]) -> "pl.DataFrame":
-    import polars as pl
-
+def frame_from_rows(rows: Sequence[MachineRow]) -> pl.DataFrame:
     schema = {name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
     return pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema)
 
@@ -171,7 +167,7 @@ def recover_unfinished(directory: Path, known: Sequence[Measurement]) -> tuple[M
     return tuple(found)
 
 
-def _compute_device_peak(machine: "pl.DataFrame", worker: WorkerProcess, answer: PointResult) -> int | None:
+def _compute_device_peak(machine: pl.DataFrame, worker: WorkerProcess, answer: PointResult) -> int | None:
     """The worker's own peak if the driver reports it, otherwise the growth of the device; without the rotated inputs."""
     if machine.is_empty() or not answer.done:
         return None
@@ -327,7 +323,7 @@ def offer_recovery(run: OpenRun, listener: Listener) -> Iterator[None]:
         raise
 
 
-def _known_inputs(artifact: StoredArtifact, store: Store) -> "tuple[dict[str, np.ndarray], dict[str, np.ndarray]]":
+def _known_inputs(artifact: StoredArtifact, store: Store) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The inputs of the build's verification with the source model's answers; at most POOL_LIMIT of them.
 
     Answers that were verified by boxes are left out: their rows may differ in order.

@@ -6,18 +6,16 @@ checks always run.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 
 from optpipe.core.measurement import MAX_CV, Measurement, Mode, Reason, Scenario
 from optpipe.measure.process import POWER_CAP, THROTTLE_REASONS
 from optpipe.measure.worker.plan import CacheProbe
 from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_from_rounds
 from optpipe.stats.stability import find_trend, find_two_modes
-
-if TYPE_CHECKING:
-    import polars as pl
 
 LIMITS: Mapping[str, float] = {
     "max_cv": MAX_CV,
@@ -47,8 +45,8 @@ WITNESSED = WRONG_OUTPUTS | {
 class ValidityEvidence:
     measurement: Measurement
     """Its figures and verdict are ignored."""
-    samples: "pl.DataFrame"
-    machine: "pl.DataFrame"
+    samples: pl.DataFrame
+    machine: pl.DataFrame
     """Rows between the first start and the last end."""
     steady: bool = True
     wanted_samples: int = 0
@@ -81,7 +79,7 @@ def _note(code: str, message: str, remedy: str, **evidence: float | int | str) -
     return Reason(code, message, remedy, invalidates=False, evidence=evidence)
 
 
-def compute_service_ns(samples: "pl.DataFrame") -> Any:
+def compute_service_ns(samples: pl.DataFrame) -> Any:
     """ns that the runtime took: on the device if events measured it, otherwise from call to answer."""
     if samples["compute_ns"].null_count() == 0:
         return samples["compute_ns"].to_numpy().astype(float)

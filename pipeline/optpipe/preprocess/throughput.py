@@ -24,6 +24,7 @@ from optpipe.measure.trials import time_calls
 from optpipe.measure.validity import LIMITS
 from optpipe.models.inputs.images import preprocess_file
 from optpipe.preprocess.dali_pipeline import DaliPlan, make_reading_pipeline, run_dali_jobs
+from optpipe.stats.means import compute_ratio_of_sums_interval
 from optpipe.stats.ratio import alternate, compute_ratio_interval
 from optpipe.workspace.environment import count_cores
 
@@ -45,7 +46,6 @@ def compute_rate_interval(batch_ns: Sequence[int], group: int, batch_size: int) 
     `group` batches belong together (a round of the DataLoader's workers): a window has whole groups. The windows cover all
     groups, so that interval and rate refer to the same time; their sizes differ by at most one group.
     """
-    from optpipe.stats.means import compute_ratio_of_sums_interval
 
     groups = len(batch_ns) // group
     count = min(WINDOWS, groups)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe import __version__
+from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
@@ -140,7 +141,6 @@ def _require_model(text: str, store: Store) -> None:
 
 def _require_options(policy: Policy, name: str | None) -> None:
     """Raises BadInputError for an option that the backend `name` has on no device, because it would never be measured."""
-    from optpipe.backends.registry import BACKENDS
 
     backend = BACKENDS.get(name or "")
     if backend is None:

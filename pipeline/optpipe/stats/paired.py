@@ -3,17 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import floor, inf, log, log10, sqrt
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optpipe.core.entries import OutputError
 from optpipe.core.precision import Precision
 from optpipe.stats.means import compute_t_quantile, compute_t_tail
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 TOLERATED_RELATIVE_ERROR: Mapping[Precision, float] = {
     Precision.FP32: 1e-3,
@@ -32,11 +29,11 @@ same: `optpipe evaluate` judges their accuracy on labeled images.
 LOW_SNR_DB = 20.0
 """An output below it causes a warning: the error is more than a tenth of it."""
 
-RowErrors = Mapping[str, "np.ndarray"]
+RowErrors = Mapping[str, np.ndarray]
 """Each sample's errors: the columns of `compute_row_errors` by name."""
 
 
-def compute_output_error(name: str, reference: "np.ndarray", got: "np.ndarray") -> OutputError:
+def compute_output_error(name: str, reference: np.ndarray, got: np.ndarray) -> OutputError:
     """Error figures in float64; outputs of different shapes, such as two lists of boxes, have the largest error."""
     return (
         pool_errors(name, compute_row_errors(reference, got))
@@ -45,7 +42,7 @@ def compute_output_error(name: str, reference: "np.ndarray", got: "np.ndarray") 
     )
 
 
-def compare_rows(reference: "np.ndarray", got: "np.ndarray") -> RowErrors:
+def compare_rows(reference: np.ndarray, got: np.ndarray) -> RowErrors:
     """`compute_row_errors`, and of both the hash of the places of the largest values along the last axis; outputs of different
     shapes have no finite error.
     """
@@ -56,14 +53,14 @@ def compare_rows(reference: "np.ndarray", got: "np.ndarray") -> RowErrors:
     return {**compute_row_errors(reference, got), **best}
 
 
-def _hash_best(output: "np.ndarray") -> "np.ndarray":
+def _hash_best(output: np.ndarray) -> np.ndarray:
     if not output.size:
         return np.zeros(len(output), np.uint32)
     places = np.argmax(output.reshape(len(output), -1, output.shape[-1] if output.ndim > 1 else 1), axis=-1)
     return np.array([crc32(row.tobytes()) for row in places.astype(np.int64)], np.uint32)
 
 
-def compute_row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str, np.ndarray]":
+def compute_row_errors(reference: np.ndarray, got: np.ndarray) -> dict[str, np.ndarray]:
     """Per sample (first axis) the sums for `pool_errors`; stored with a proof, they reproduce its figures."""
     count = len(reference) if reference.ndim else 1
     with np.errstate(invalid="ignore", over="ignore"):  # `finite` reports it
@@ -81,7 +78,7 @@ def compute_row_errors(reference: "np.ndarray", got: "np.ndarray") -> "dict[str,
         }
 
 
-def pool_errors(name: str, rows: "Mapping[str, np.ndarray]") -> OutputError:
+def pool_errors(name: str, rows: Mapping[str, np.ndarray]) -> OutputError:
     """The error figures over all samples together, from their `compute_row_errors`."""
     if not rows["finite"].all():
         return _as_wrong_as_can_be(name)
@@ -105,7 +102,7 @@ _SUMS = (
 )  # fmt: skip
 
 
-def sum_errors(expected: "np.ndarray", found: "np.ndarray") -> "np.ndarray":
+def sum_errors(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
     """The sums for `pool_sums` in FP32, (blocks that fit a cache, sums).
 
     A value beyond 1e9 is a mask's, and equals FP16's largest value or more with its sign.
@@ -129,7 +126,7 @@ def sum_errors(expected: "np.ndarray", found: "np.ndarray") -> "np.ndarray":
     return np.array(sums).reshape(-1, len(_SUMS))
 
 
-def pool_sums(name: str, sums: "np.ndarray") -> OutputError:
+def pool_sums(name: str, sums: np.ndarray) -> OutputError:
     return pool_errors(name, {**dict(zip(_SUMS, sums.T, strict=True)), "finite": np.isfinite(sums).all(axis=1)})
 
 
@@ -137,7 +134,7 @@ FEWEST_FOR_SNR = 60
 """Samples that the error must be spread over for its interval: the outputs of a few predict little."""
 
 
-def compute_snr_interval(rows: "Mapping[str, np.ndarray]", confidence: float) -> tuple[float, float] | None:
+def compute_snr_interval(rows: Mapping[str, np.ndarray], confidence: float) -> tuple[float, float] | None:
     """The interval in dB of the pooled signal-to-noise ratio, from the `compute_row_errors` of each sample.
 
     Samples are drawn, their squares are not: the ratio of two sums with Student's t (Cochran, Sampling Techniques, 3rd ed.,
@@ -162,13 +159,13 @@ _BIG = 1e30
 """Infinity, which JSON does not have."""
 
 
-def cut_to_same_rows(reference: "np.ndarray", got: "np.ndarray") -> "tuple[np.ndarray, np.ndarray]":
+def cut_to_same_rows(reference: np.ndarray, got: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Both cut to their common rows: a fixed batch size may have left out the last few."""
     count = min(len(reference), len(got))
     return reference[:count], got[:count]
 
 
-def compute_top1_agreement(reference: "np.ndarray", got: "np.ndarray") -> float | None:
+def compute_top1_agreement(reference: np.ndarray, got: np.ndarray) -> float | None:
     """The share of samples with the same largest class, over (samples, classes) or (samples, classes, 1, 1).
 
     None if the reference gives all samples the same class, as with random weights: agreement would then prove nothing.
@@ -179,12 +176,12 @@ def compute_top1_agreement(reference: "np.ndarray", got: "np.ndarray") -> float 
     return float(np.mean(expected == find_best_classes(got)))
 
 
-def compute_top1_accuracy(labels: "np.ndarray", scores: "np.ndarray") -> float:
+def compute_top1_accuracy(labels: np.ndarray, scores: np.ndarray) -> float:
     """The share of samples whose largest score, over (samples, classes) or (samples, classes, 1, 1), is at their label."""
     return float(np.mean(find_best_classes(scores) == labels))
 
 
-def find_best_classes(scores: "np.ndarray") -> "np.ndarray":
+def find_best_classes(scores: np.ndarray) -> np.ndarray:
     """The class with the largest score of each sample, (samples,)."""
     found: np.ndarray = np.argmax(scores.reshape(len(scores), -1), axis=1)
     return found
@@ -303,7 +300,7 @@ class SampledFigure:
 
 
 def figure_from_samples(
-    value: float, parts: "NDArray[np.float64]", samples: int, limits: tuple[float, float], effect: float = 1.0
+    value: float, parts: NDArray[np.float64], samples: int, limits: tuple[float, float], effect: float = 1.0
 ) -> SampledFigure:
     """The figure `value` of `samples` with the contributions `parts` (samples,) of samples or groups of them.
 
@@ -344,14 +341,14 @@ def count_samples_to_decide(
     return high
 
 
-def mean_from_samples(values: "NDArray[np.float64]") -> Share | SampledFigure:
+def mean_from_samples(values: NDArray[np.float64]) -> Share | SampledFigure:
     """The mean of `values` (samples,) from 0 to 1; an exact share if each is 0 or 1."""
     if np.isin(values, (0.0, 1.0)).all():
         return Share(int(values.sum()), len(values))
     return figure_from_samples(float(values.mean()), values, len(values), (0.0, 1.0))
 
 
-def compute_macro_f1(labels: "NDArray[np.int64]", predicted: "NDArray[np.int64]", classes: int) -> float:
+def compute_macro_f1(labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> float:
     """The mean over occurring classes of the harmonic mean of precision and recall; arrays of shape (samples,)."""
     hits = np.bincount(labels[labels == predicted], minlength=classes)
     sizes = _sizes(labels, predicted, classes)
@@ -360,7 +357,7 @@ def compute_macro_f1(labels: "NDArray[np.int64]", predicted: "NDArray[np.int64]"
 
 
 def compare_macro_f1(
-    labels: "NDArray[np.int64]", first: "NDArray[np.int64]", second: "NDArray[np.int64]", classes: int
+    labels: NDArray[np.int64], first: NDArray[np.int64], second: NDArray[np.int64], classes: int
 ) -> SampledFigure:
     """The first's macro F1 less the second's, by the delta method (Takahashi et al., Applied Intelligence 52, 2022).
 
@@ -376,12 +373,12 @@ def compare_macro_f1(
     return figure_from_samples(value, apart, len(labels), (-1.0, 1.0), effect)
 
 
-def _sizes(labels: "NDArray[np.int64]", predicted: "NDArray[np.int64]", classes: int) -> "NDArray[np.int64]":
+def _sizes(labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
     """Per class, the number of its labels plus the number of its predictions."""
     return np.asarray(np.bincount(labels, minlength=classes) + np.bincount(predicted, minlength=classes))
 
 
-def _influence(labels: "NDArray[np.int64]", predicted: "NDArray[np.int64]", classes: int) -> "NDArray[np.float64]":
+def _influence(labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> NDArray[np.float64]:
     """Each sample's contribution to n times the macro F1 (samples,): its derivative by the sample's weight."""
     hit, n = labels == predicted, len(labels)
     sizes = _sizes(labels, predicted, classes)

@@ -9,6 +9,7 @@ import shutil
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -28,10 +29,11 @@ from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.trials import time_calls
 from optpipe.models.artifacts.lookup import find_reference
-from optpipe.models.export.exported import reference_from_file
+from optpipe.models.export.exported import Model, reference_from_file
 from optpipe.models.inputs.rows import Arrays, batch_from_rows, fill_sequences
 from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
-from optpipe.preprocess.dali_pipeline import DaliPlan
+from optpipe.models.sources.resolve import source_from_text
+from optpipe.preprocess.dali_pipeline import DaliPlan, make_reading_pipeline
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.nsys import (
     CAPTURE_RANGE,
@@ -247,8 +249,6 @@ def main(job_file: str) -> None:
     except OptpipeError as error:
         result = WorkerResult(error=str(error), exit_status=int(error.exit_status))
     except Exception:
-        import traceback
-
         traceback.print_exc(file=log)
         log.flush()
         raise
@@ -281,8 +281,6 @@ def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
     import torch  # noqa: F401
 
     from optpipe.build.build import BuildPlan, build_model
-    from optpipe.models.export.exported import Model
-    from optpipe.models.sources.resolve import source_from_text
 
     model = Model(source_from_text(job.model, job.shapes), job.weights, job.batch, job.shapes)
     plan = BuildPlan(
@@ -330,8 +328,6 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
 
 def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
     import torch
-
-    from optpipe.preprocess.dali_pipeline import make_reading_pipeline
 
     transform = card_from_file(Store(job.workspace).find(job.model).file(CARD)).transform
     assert transform is not None

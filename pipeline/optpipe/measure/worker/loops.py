@@ -13,9 +13,11 @@ from threading import Lock
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from optpipe.core.measurement import LoadSpec, Mode, Phase, Scenario
 from optpipe.measure.trials import iterate_arrivals, warm_up
-from optpipe.measure.worker.checks import Reservoir
+from optpipe.measure.worker.checks import Reservoir, Rotation
 from optpipe.measure.worker.plan import Spool
 from optpipe.stats.percentiles import (
     count_queries_needed,
@@ -25,10 +27,7 @@ from optpipe.stats.percentiles import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from optpipe.backends.base import Binding, Session
-    from optpipe.measure.worker.checks import Rotation
 
 QueryTimes = tuple[int, int, int, int, int, int]
 """start, end, enqueue, h2d, compute, d2h in ns; -1 for a missing part."""
@@ -41,7 +40,7 @@ class CpuLane:
     and the answers out, inside the query.
     """
 
-    def __init__(self, session: "Session", turns: "Rotation", mode: Mode) -> None:
+    def __init__(self, session: "Session", turns: Rotation, mode: Mode) -> None:
         self._batches = [dict(batch) for batch in turns.batches]
         self._copies = mode is Mode.END_TO_END
         count = 1 if self._copies else len(self._batches)
@@ -78,14 +77,14 @@ class CpuLane:
         end = perf_counter_ns()
         return start, end, end - start, -1, -1, -1
 
-    def outputs(self) -> dict[str, "np.ndarray"]:
+    def outputs(self) -> dict[str, np.ndarray]:
         """A copy of the last answer, still on its device; `on_host` reads it."""
         return self._results if self._copies else {name: array.copy() for name, array in self._binding.outputs.items()}
 
-    def on_host(self, kept: dict[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
+    def on_host(self, kept: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return kept
 
-    def replace(self, index: int, batch: Mapping[str, "np.ndarray"]) -> None:
+    def replace(self, index: int, batch: Mapping[str, np.ndarray]) -> None:
         """Replaces the values of rotated input `index`."""
         if self._copies:
             self._batches[index] = dict(batch)
@@ -93,7 +92,7 @@ class CpuLane:
         for name, array in batch.items():
             self._bindings[index].inputs[name][...] = array
 
-    def list_spare_arrays(self) -> "list[np.ndarray]":
+    def list_spare_arrays(self) -> list[np.ndarray]:
         """Host memory for rotation alone: all but one of the caller's arrays (end-to-end), and of the bindings' buffers."""
         buffers = [each for binding in self._bindings[1:] for each in (binding.inputs, binding.outputs)]
         return [array for each in (*self._batches[int(self._copies) :], *buffers) for array in each.values()]
@@ -108,7 +107,7 @@ class CudaLane:
 
     _current: ClassVar["CudaLane | None"] = None
 
-    def __init__(self, session: "Session", turns: "Rotation", mode: Mode, stream: Any) -> None:
+    def __init__(self, session: "Session", turns: Rotation, mode: Mode, stream: Any) -> None:
         import torch
 
         self._torch, self.stream = torch, stream
@@ -193,17 +192,17 @@ class CudaLane:
         source = self._results if self._copies else self._binding.outputs
         return {name: tensor.clone() for name, tensor in source.items()}
 
-    def on_host(self, kept: Any) -> dict[str, "np.ndarray"]:
+    def on_host(self, kept: Any) -> dict[str, np.ndarray]:
         self._torch.cuda.synchronize()
         return {name: tensor.float().cpu().numpy() for name, tensor in kept.items()}
 
-    def replace(self, index: int, batch: Mapping[str, "np.ndarray"]) -> None:
+    def replace(self, index: int, batch: Mapping[str, np.ndarray]) -> None:
         self._make_current()
         for name, array in batch.items():
             self._held[index][name].copy_(self._torch.from_numpy(array))
         self.stream.synchronize()
 
-    def list_spare_arrays(self) -> "list[np.ndarray]":
+    def list_spare_arrays(self) -> list[np.ndarray]:
         return [array for batch in self._batches for array in batch.values()]
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
 from optpipe.core.measurement import SAMPLE_COLUMNS, LoadSpec, OutputCheck
 
@@ -110,7 +111,6 @@ def session_from_loader(loader: str, arguments: Mapping[str, Any]) -> "Session":
 def session_from_store(workspace: str, entry: str, options: Mapping[str, Any]) -> "Session":
     """Loads an artifact of the store after checking every byte against its manifest, since deserializing runs code."""
     from optpipe.backends.registry import BACKENDS
-    from optpipe.core.entries import ArtifactInfo
     from optpipe.workspace.store import Store
 
     store = Store(Path(workspace))
@@ -163,7 +163,7 @@ class Spool:
 
         return write
 
-    def read_last_latencies_ns(self, count: int) -> "np.ndarray":
+    def read_last_latencies_ns(self, count: int) -> np.ndarray:
         """ns from the due time to the answer of each of the last `count` queries."""
         count = min(count, self.count)
         start = HEADER_BYTES + (self.count - count) * RECORD.size
@@ -206,7 +206,7 @@ def count_spooled(path: Path) -> int:
     return int(_COUNT.unpack_from(head, COUNT_AT)[0]) if len(head) == HEADER_BYTES else 0
 
 
-def _make_record_dtype() -> "np.dtype[np.void]":
+def _make_record_dtype() -> np.dtype[np.void]:
     return np.dtype(
         [("phase", "u1"), ("_0", "u1"), ("stream", "<u2"), ("input", "<u4"), ("images", "<u4"), ("_1", "<u4")]
         + [(name, "<i8") for name in SAMPLE_COLUMNS if name.endswith("_ns")]

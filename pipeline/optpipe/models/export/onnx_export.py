@@ -1,6 +1,11 @@
 """Converts a torch module to a valid, simplified ONNX file that takes the card's inputs."""
 
+import inspect
+import io
+import logging
+import warnings
 from collections.abc import Mapping
+from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,12 +86,6 @@ def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
 
 
 def _export_program(module: Any, card: ModelCard, target: Path) -> None:
-    import inspect
-    import io
-    import logging
-    import warnings
-    from contextlib import redirect_stderr
-
     import torch
 
     shapes: Any = make_dynamic_shapes(card.inputs)

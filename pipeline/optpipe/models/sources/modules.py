@@ -1,5 +1,6 @@
 """Models in memory, made exportable: tensors in, a flat tuple of tensors out; weights from a file that cannot run code, or seeded."""
 
+import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -330,7 +331,6 @@ def load_state(module: Any, path: Path) -> None:
 
 def state_dict_from_file(path: Path) -> Mapping[str, Any]:
     """Reads safetensors, or a `torch.save`d state dict with torch's weights-only reader, without free unpickling."""
-    import pickle
 
     import torch
     from safetensors.torch import load_file

@@ -10,6 +10,7 @@ only input; `TASK = "classification"` and `LABELS = ["cat", "dog"]`. A model car
 import copy
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import site
@@ -368,7 +369,6 @@ class PythonFileSource:
 
 def _match_input_names(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
     """`names` if all are parameters of its forward, which then takes them by name; otherwise empty."""
-    import inspect
 
     try:
         known = inspect.signature(module.forward).parameters

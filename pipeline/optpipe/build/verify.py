@@ -260,7 +260,6 @@ def recompute_outputs(checked: Entry[VerificationInfo]) -> tuple[OutputError, ..
 
 def read_output_errors(checked: Entry[VerificationInfo]) -> dict[str, RowErrors]:
     """The errors of each sample by output; empty if they are missing or not those of `checked`."""
-
     if OUTPUT_ERRORS not in checked.manifest.files or not checked.files.has(OUTPUT_ERRORS):
         return {}
     content = checked.files.read(OUTPUT_ERRORS)

@@ -20,7 +20,7 @@ from optpipe.cli.options import (
 )
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError, ExitStatus, require_existing
-from optpipe.core.plan import Param, list_words, sizes_from_text
+from optpipe.core.plan import Param, choices_from_text, list_words, sizes_from_text
 from optpipe.core.precision import Budget
 from optpipe.core.quantity import Dimension, drop_from_text, read_quantity
 from optpipe.trace.nsys import ProfilePlan, find_nsys
@@ -134,14 +134,15 @@ def calibrate(
 ) -> Outcome:
     """Choose INT8 ranges from data, and rank layers by their cost."""
     from optpipe.quantize.calibrated_graph import CalibrationPlan, document_from_calibration, run_calibration
-    from optpipe.quantize.ranges import methods_from_text
+    from optpipe.quantize.ranges import METHODS
 
     require_existing(data, "--images/--data")
+    methods = choices_from_text(method, (*METHODS, "all"), "--method")
     plan = CalibrationPlan(
         source=data,
         count=count,
         seed=seed,
-        methods=methods_from_text(method),
+        methods=tuple(METHODS) if "all" in methods else methods,
         target=target,
         sensitivity=sensitivity,
         output=output,

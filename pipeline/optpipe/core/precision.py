@@ -220,7 +220,3 @@ class MixedPrecision:
     """Layers kept for the budget in order of their cost, then layers that cannot be converted."""
     total_macs: int
     """MACs of the network at the profile's `opt` shapes."""
-
-    @property
-    def kept_share(self) -> float:
-        return sum(each.macs for each in self.kept) / max(self.total_macs, 1)

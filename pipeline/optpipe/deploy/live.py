@@ -189,7 +189,6 @@ def judge_latencies(
     latencies: Sequence[int], limits: Sequence[Criterion], spec: LoadSpec, rate_per_s: float
 ) -> Iterator[CriterionResult]:
     """Judges latencies in ns at this client. A lower rate than the policy's cannot PASS, and a higher one cannot FAIL."""
-
     percents = {each.metric: percent_from_name(each.metric) for each in limits}
     summary = summary_from_ns(np.array(latencies), sorted(set(percents.values())))
     wanted = rate_per_s if spec.rate_per_s is None else spec.rate_per_s

@@ -62,7 +62,6 @@ def fill_load(
     checked: CheckedDeployment, wanted: LoadSpec, inputs: Mapping[str, np.ndarray]
 ) -> tuple[LoadSpec, dict[str, np.ndarray]]:
     """The load with the length of its sequences, and the rows of one of its requests, drawn from `inputs`."""
-
     rows = dict(inputs)
     if wanted.length is not None:
         rows = fill_sequences(checked.card, rows, wanted.length, wanted.batch_size)

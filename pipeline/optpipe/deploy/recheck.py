@@ -110,7 +110,6 @@ def list_output_changes(
     old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray], *, classifies: bool
 ) -> Iterator[OutputChange]:
     """Compares every output to the last bit, and a classifier's predictions."""
-
     for at, (name, before) in enumerate(old.items()):
         after = new[name]
         if before.shape != after.shape or before.dtype != after.dtype:

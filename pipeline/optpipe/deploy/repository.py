@@ -240,7 +240,6 @@ def describe_deployment(
 
 def write_requests(build: SignedBuild, images: Mapping[str, tuple[Path, int | None]], folder: Path) -> Reference:
     """Writes the requests of a proof: reference inputs with the source model's outputs, and signed-off images."""
-
     known = reference_from_file(build.samples.file(REFERENCE))
     by_boxes = build.verification.info.by_boxes if build.verification else ()
     first = {each.name: each.batch for each in build.card.inputs}

@@ -45,7 +45,6 @@ def list_expected(
     folder: Path, record: DeploymentRecord, card: ModelCard, engine: Answer | None = None
 ) -> Iterator[Expected]:
     """Requests of the engine, then of the ensemble, with the outputs of `engine`; without it with the recorded ones."""
-
     requests, recorded = list(_list_requests(folder, record, card)), folder / REQUESTS / OUTPUTS
     if engine is not None:
         preprocess = None
@@ -67,7 +66,6 @@ def list_expected(
 
 def record_outputs(folder: Path, record: DeploymentRecord, card: ModelCard) -> None:
     """Writes the outputs of the artifact in a deployment's `folder` for its requests."""
-
     place = folder / MODELS / record.engine
     engine = open_artifact(place / "1", record.options, read_config(place / CONFIG).max_batch_size)
     found: dict[str, np.ndarray] = {}
@@ -81,7 +79,6 @@ def record_outputs(folder: Path, record: DeploymentRecord, card: ModelCard) -> N
 
 def _list_requests(folder: Path, record: DeploymentRecord, card: ModelCard) -> Iterator[Expected]:
     """The known inputs, sequences of the shortest and the longest length of the model, and the images."""
-
     with read_as_user_file(folder / REQUESTS / TENSORS, "the requests of a deployment"):
         known = reference_from_file(folder / REQUESTS / TENSORS)
     batched = read_config(folder / MODELS / record.engine / CONFIG).max_batch_size

@@ -151,7 +151,6 @@ def require_preprocessing(build: SignedBuild, *, served: bool) -> None:
 
 def list_signed_images(build: SignedBuild) -> dict[str, tuple[Path, int | None]]:
     """Unchanged images of the evaluation on this machine, by a new name, with their signed-off predictions."""
-
     source, classifies = build.card.data.get("validation"), build.card.task is Task.CLASSIFICATION
     if source is None or not Path(source).exists():
         return {}

@@ -68,7 +68,6 @@ def tune_deployment(
     A candidate is loaded for `seconds` in each step. Raises MissingError if the server lacks the engine's backend, StageError with
     the server's reason if it does not load a candidate.
     """
-
     folder, record = checked.folder, checked.record
     policy = policy_from_toml(checked.files.read(POLICY), str(folder / POLICY))
     limits = [each for each in policy.criteria if each.section == "latency"]

@@ -442,7 +442,6 @@ def _curve_from_measurement(label: str, one: RecordedMeasurement, run: Run, root
 
 def frame_from_comparison(comparison: Comparison) -> pl.DataFrame:
     """One row per build and load, with the values and names of the JSON document: `load_batch_size`, `latency_ns_p50_value`."""
-
     rows = [
         {name: "; ".join(value) if isinstance(value, list) else value for name, value in plain_from_record(row).items()}
         | {"settings": format_settings(row.settings, row.settings)}

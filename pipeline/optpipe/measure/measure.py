@@ -121,7 +121,6 @@ def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess
 
 def _add_samples(blank: Measurement, spool: Path) -> tuple[Measurement, pl.DataFrame]:
     """Stores the samples as Parquet; returns `blank` with their count, and the measured ones in order of their end."""
-
     stored = spool.with_suffix(".parquet")
     if spool.exists():
         samples = frame_from_spool(spool)

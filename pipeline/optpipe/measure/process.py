@@ -227,7 +227,7 @@ class WorkerPool:
         """Workers run in the interpreter `python`, with `environment` or this process's variables."""
         self._python, self._environment = python, environment
         self.directory, self.affinity = directory, None if affinity is None else tuple(affinity)
-        self._modules: dict[str, tuple[str, ...]] = {}
+        self.modules: dict[str, tuple[str, ...]] = {}
         self._waiting: dict[str, list[StartedWorker]] = {}
         self._expected: dict[str, int] = {}
         self._count = 0
@@ -244,15 +244,12 @@ class WorkerPool:
     def expect(self, kind: str, count: int) -> None:
         self._expected[kind] = self._expected.get(kind, 0) + count
 
-    def learn(self, kind: str, modules: Sequence[str]) -> None:
-        self._modules[kind] = tuple(modules)
-
     def take(self, kind: str) -> StartedWorker:
         """A fresh process. If none stands by, starts as many as are expected and have processors."""
         waiting = self._waiting.setdefault(kind, [])
         expected = self._expected.get(kind, 0)
         if not waiting:
-            many = max(1, min(expected, count_cores(), MAX_STANDING_BY)) if kind in self._modules else 1
+            many = max(1, min(expected, count_cores(), MAX_STANDING_BY)) if kind in self.modules else 1
             waiting += [self._start(kind) for _ in range(many)]
             for each in waiting if many > 1 else ():  # no imports during a measurement
                 each.wait_for_event(None)
@@ -274,7 +271,7 @@ class WorkerPool:
                 bufsize=0,
             )
         started = StartedWorker(process, log)
-        started.send(WorkerStart(self.affinity, self._modules.get(kind, ())))
+        started.send(WorkerStart(self.affinity, self.modules.get(kind, ())))
         return started
 
 
@@ -354,7 +351,7 @@ class WorkerProcess:
             elif event and kind == "done":
                 rows.extend([sampler.sample()] if sampler else [])
                 # a stop requested at the end does not shorten the point, but ends the run
-                self.pool.learn(self.kind, event.modules)
+                self.pool.modules[self.kind] = event.modules
                 stopped = (event.report is not None and event.report.stopped) or deadline is not None
                 return PointResult(point, event.report, rows=tuple(rows), interrupted=stopped)
             elif event and deadline is not None:

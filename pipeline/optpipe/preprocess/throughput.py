@@ -46,7 +46,6 @@ def compute_rate_interval(batch_ns: Sequence[int], group: int, batch_size: int) 
     `group` batches belong together (a round of the DataLoader's workers): a window has whole groups. The windows cover all
     groups, so that interval and rate refer to the same time; their sizes differ by at most one group.
     """
-
     groups = len(batch_ns) // group
     count = min(WINDOWS, groups)
     if count < FEWEST_WINDOWS:

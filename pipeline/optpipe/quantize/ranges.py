@@ -22,7 +22,7 @@ from optpipe.backends.onnxruntime_session import create_inference_session, trans
 from optpipe.core.entries import SampleSetSummary
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.files import hash_text
-from optpipe.core.plan import choices_from_text, for_workspace
+from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
 
 
@@ -197,12 +197,6 @@ METHODS: Mapping[str, Callable[[TensorStatistics], float]] = {
 }
 MIN_AMAX = 2.0**-17
 """A range's lower bound: its INT8 step is 2**-24, the smallest FP16 number, so that no scale is ever zero."""
-
-
-def methods_from_text(text: str) -> tuple[str, ...]:
-    """Reads `all` or a comma-separated list such as `max,mse`."""
-    names = choices_from_text(text, (*METHODS, "all"), "--method")
-    return tuple(METHODS) if "all" in names else names
 
 
 def compute_range(statistics: TensorStatistics, method: str) -> float:

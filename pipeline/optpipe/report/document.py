@@ -274,12 +274,11 @@ def format_mixed(mixed: MixedPrecision) -> str:
     """A build within a budget in one line."""
     of = " SNR" if mixed.metric == "snr" else f" of {name_score(mixed.metric)}"
     count = f"{len(mixed.kept)} layer{'' if len(mixed.kept) == 1 else 's'}"
-    cost = mixed.cost
+    cost, share = mixed.cost, sum(each.macs for each in mixed.kept) / max(mixed.total_macs, 1)
     drop = "" if cost.drop is None or cost.drop_ci is None else f", drop {format_drop(cost.drop, cost.drop_ci)}"
     outputs = f"SNR {format_cost_snr(cost)}{drop}" if cost.finite else "NaN or Inf in the outputs"
     return (
-        f"{count} kept, {mixed.kept_share:.1%} of MACs, for a budget of {mixed.budget}{of}: "
-        f"{outputs} on {mixed.samples} samples"
+        f"{count} kept, {share:.1%} of MACs, for a budget of {mixed.budget}{of}: {outputs} on {mixed.samples} samples"
     )
 
 

@@ -41,7 +41,7 @@ from optpipe.workspace.entry import (
 )
 from optpipe.workspace.file_names import BUILDS, OUTPUT_ERRORS, POLICY, PREPROCESSING, REQUEST, ROWS, VERDICT
 from optpipe.workspace.files import write_bytes, write_json
-from optpipe.workspace.runs import list_removed_runs, list_runs
+from optpipe.workspace.runs import REMOVED, list_runs
 from optpipe.workspace.seal import find_approved_baseline
 from optpipe.workspace.store import NOTES, Store
 
@@ -97,6 +97,7 @@ def collect_evidence(
                 _copy_run(run, folder / "baseline" / "runs" / run.name, {approved.artifact}, 0, whole=False)
     (folder / POLICY).write_bytes(wanted.policy.source)
     mine = (run for run in runs_from_files(Files(folder), "runs") if entry.id in run.manifest.parents)
+    removed = (run for run in runs_from_files(Files(store.workspace), REMOVED) if run.kind == "bench")
     exported = next((each for each in store.list_entries(ModelInfo) if each.id == entry.manifest.parents[0]), None)
     request = DossierRequest(
         model=entry.info.model,
@@ -108,7 +109,7 @@ def collect_evidence(
         created_utc=get_utc_time(),
         drawn_with=drawn_with or {},
         measurements={run.name: run.info.measurements or 0 for run in mine if run.kind == "bench"},
-        removed=list_removed_runs(store.workspace, entry.id),
+        removed=tuple(run.name for run in removed if entry.id in run.manifest.parents),
         other_file=other_file,
         network=describe_network(exported) if exported else None,
         baseline_network=approved.network if approved else None,
@@ -141,7 +142,6 @@ def _require_model(text: str, store: Store) -> None:
 
 def _require_options(policy: Policy, name: str | None) -> None:
     """Raises BadInputError for an option that the backend `name` has on no device, because it would never be measured."""
-
     backend = BACKENDS.get(name or "")
     if backend is None:
         return

@@ -159,12 +159,6 @@ _BIG = 1e30
 """Infinity, which JSON does not have."""
 
 
-def cut_to_same_rows(reference: np.ndarray, got: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both cut to their common rows: a fixed batch size may have left out the last few."""
-    count = min(len(reference), len(got))
-    return reference[:count], got[:count]
-
-
 def compute_top1_agreement(reference: np.ndarray, got: np.ndarray) -> float | None:
     """The share of samples with the same largest class, over (samples, classes) or (samples, classes, 1, 1).
 

@@ -1,31 +1,38 @@
-"""The Ray cluster that a sweep runs on, and the executor that sends tasks to it."""
+"""The Ray cluster that a sweep runs on, the executor that sends tasks to it, and what travels between driver and nodes."""
 
+import hashlib
 import os
+import shutil
+import tarfile
 import tempfile
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import IO, Any, cast
 
-from optpipe.core.entries import Environment
-from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError, first_line
+from optpipe.core.entries import ArtifactInfo, Environment, ModelInfo, VerificationInfo
+from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError, escape, first_line
 from optpipe.core.process import redirect_output
 from optpipe.core.records import json_from_record, record_from_json
+from optpipe.models.artifacts.lookup import find_reference
 from optpipe.sweep.job import Result, SweepOptions, Task, fail_task
+from optpipe.sweep.ledger import take_in
 from optpipe.sweep.local import PROGRAM, run_exclusively
 from optpipe.sweep.matrix import choose_device_of_kind
 from optpipe.sweep.slots import Slot, list_devices, list_slots
 from optpipe.sweep.task import tell_on_one_line
-from optpipe.sweep.transport import list_all, list_needed, pack, unpack
+from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
 
 PREFIX = "optpipe/"
 LABEL = f"{PREFIX}kind"
 FINGERPRINT = f"{PREFIX}fingerprint"
+CHUNK_BYTES = 32 << 20
+_DIGEST_BYTES = 32
 
 
 def describe_node() -> dict[str, str]:
@@ -207,11 +214,74 @@ def _find_slot(kind: str, fingerprints: Sequence[str]) -> Slot:
     return found
 
 
-def make_remote(*, gpu: bool) -> Any:
-    """The Ray task, `(content, inputs)`. Resources and max_calls belong here: a reused worker would keep a CUDA context."""
-    import ray
+def list_needed(store: Store, artifact: str) -> tuple[str, ...]:
+    """The entries that a bench of an artifact reads: it, its model, its reference and their verifications; every byte checked."""
+    entry = store.verify_entry(store.find(artifact, ArtifactInfo))
+    model = store.verify_entry(store.find(entry.manifest.parents[0], ModelInfo))
+    reference = find_reference(entry, model, store)
+    paths = [entry.path, model.path]
+    if reference is not None:
+        pair = {entry.id, reference.id}
+        verified = [each for each in store.list_entries(VerificationInfo) if pair <= set(each.manifest.parents)]
+        paths += [store.verify_entry(reference).path, *(store.verify_entry(each).path for each in verified)]
+    return tuple(f"store/{path.name}" for path in paths)
 
-    return ray.remote(num_gpus=int(gpu), num_cpus=1, max_calls=1, max_retries=0)(run_on_node)
+
+def list_all(workspace: Path) -> tuple[str, ...]:
+    """Every entry, finished run and job of a task's workspace; every byte checked."""
+    store = Store(workspace)
+    for entry in store.list_entries():
+        store.verify_entry(entry)
+    for path in (workspace / "runs").glob("*/"):
+        if (path / "manifest.json").is_file() and (problems := load_run(path).find_problems()):
+            raise StageError(f"run {path.name}: {problems[0]}")
+    paths = sorted(path for folder in ("store", "runs") for path in (workspace / folder).glob("*"))
+    return tuple(str(path.relative_to(workspace)) for path in paths)
+
+
+def pack(workspace: Path, names: Iterable[str]) -> Iterator[bytes]:
+    """The named folders as a tar, in chunks of at most CHUNK_BYTES, each after its SHA-256."""
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            for name in names:
+                tar.add(workspace / name, arcname=name)
+        file.seek(0)
+        while chunk := file.read(CHUNK_BYTES):
+            yield hashlib.sha256(chunk).digest() + chunk
+
+
+def unpack(chunks: Iterable[bytes], store: Store) -> None:
+    """Adds the chunks' content. Raises StageError if a byte changed in transfer, or does not match its manifest."""
+    store.root.mkdir(parents=True, exist_ok=True)
+    with store.scratch("received") as scratch, tempfile.TemporaryFile() as file:
+        for number, chunk in enumerate(chunks, start=1):
+            if hashlib.sha256(chunk[_DIGEST_BYTES:]).digest() != chunk[:_DIGEST_BYTES]:
+                raise StageError(f"damaged in transfer: chunk {number} does not match its SHA-256")
+            file.write(chunk[_DIGEST_BYTES:])
+        if file.tell() == 0:
+            return
+        file.seek(0)
+        try:
+            with tarfile.open(fileobj=file, mode="r") as tar:
+                _extract(tar, scratch / "received")
+        except (tarfile.TarError, EOFError) as error:
+            raise StageError(f"damaged in transfer: {error}") from error
+        if damaged := take_in(scratch / "received", store)["damaged"]:
+            raise StageError(f"damaged in transfer: {damaged[0]}")
+
+
+def _extract(tar: tarfile.TarFile, folder: Path) -> None:
+    """Folders and plain files below `folder`, nothing else. `extractall` has no such filter before Python 3.11.4."""
+    for member in tar:
+        target = folder / member.name
+        if not (member.isdir() or member.isfile()) or not target.resolve().is_relative_to(folder.resolve()):
+            raise StageError(f"damaged in transfer: {escape(member.name)} is not a file of a workspace")
+        if member.isdir():
+            target.mkdir(parents=True, exist_ok=True)
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as out:
+            shutil.copyfileobj(cast("IO[bytes]", tar.extractfile(member)), out)
 
 
 @dataclass(eq=False, slots=True)
@@ -239,11 +309,17 @@ class RayExecutor:
         selectors: Mapping[str, str] = {},
         program: Sequence[str] = PROGRAM,
     ) -> None:
+        import ray
+
         self.slots, self.options, self.program = slots, options, tuple(program)
         self.store, self.shared, self.selectors = store, shared, selectors
         self._artifacts: dict[str, list[Any]] = {}
         """The chunks of each artifact that was sent; the driver owns them, so that they outlive the workers."""
-        self.remotes = {device: make_remote(gpu=device == "cuda") for device in ("cpu", "cuda")}
+        self.remotes = {
+            device: ray.remote(num_gpus=gpus, num_cpus=1, max_calls=1, max_retries=0)(run_on_node)
+            for device, gpus in (("cpu", 0), ("cuda", 1))
+        }
+        """Tasks of `(content, inputs)`, each in a new worker: a reused one would keep a CUDA context."""
 
     def start(self, task: Task, slot: Slot) -> _Sent:
         """Sends the task and its artifact to a node of the slot's kind; without labels, to the slot's own node while it lives."""

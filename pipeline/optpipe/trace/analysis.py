@@ -298,10 +298,6 @@ class Analysis:
         return int(self.kernels["total_ns"].sum())
 
     @property
-    def copy_ns(self) -> int:
-        return int(self.copies["total_ns"].sum())
-
-    @property
     def overlapped_copy_ns(self) -> int:
         return self.timeline.copies.total_ns - self.timeline.copy_only_ns
 

@@ -36,16 +36,12 @@ LIMITED_SHARE = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """A device's peak rates. `flops_per_s` by type counts a MAC as two operations."""
+    """A device's peak rates. `flops_per_s` by type counts a MAC as two operations; a type without an entry counts as fp32."""
 
     device: str
     source: str
     flops_per_s: Mapping[str, float]
     bytes_per_s: float
-
-    def flops(self, kind: str) -> float:
-        """A type without an entry counts as fp32."""
-        return self.flops_per_s.get(kind) or self.flops_per_s["fp32"]
 
 
 def measure_gpu_peaks() -> Peaks:
@@ -127,7 +123,7 @@ class NodeCost:
 
 
 def compute_math_ns(cost: NodeCost, peaks: Peaks) -> float:
-    return 2 * cost.macs / peaks.flops(cost.type) * 1e9
+    return 2 * cost.macs / (peaks.flops_per_s.get(cost.type) or peaks.flops_per_s["fp32"]) * 1e9
 
 
 def compute_memory_ns(cost: NodeCost, peaks: Peaks) -> float:

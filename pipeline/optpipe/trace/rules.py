@@ -198,7 +198,7 @@ def find_exposed_copies(context: RuleContext) -> _Found | None:
     gain = context.measured.timeline.copy_only_ns
     if not gain:
         return None
-    whole = format_duration(context.measured.copy_ns)
+    whole = format_duration(_sum(context.measured.copies, "total_ns"))
     evidence = f"{format_duration(gain)} in which only copies run, of {whole} of copies"
     advice = "copy on a second stream while the previous batch computes, or keep the data on the device (I/O binding, DALI output)"
     return _Found(evidence, gain, advice)

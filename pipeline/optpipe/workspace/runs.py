@@ -18,7 +18,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
 from optpipe.core.plan import for_workspace
-from optpipe.workspace.entry import MANIFEST, Run, RunInfo, RunKind, Status, finish_entry, load_run, runs_from_files
+from optpipe.workspace.entry import MANIFEST, Run, RunInfo, RunKind, Status, finish_entry, load_run
 from optpipe.workspace.places import explain_os_errors
 
 RUNS = "runs"
@@ -97,14 +97,6 @@ def list_run_folders(workspace: Path, kind: RunKind | None = None) -> list[Path]
     kinds = get_args(RunKind) if kind is None else (kind,)
     found = (path for each in kinds for path in (workspace / RUNS).glob(f"{each}-*/"))
     return sorted(found, key=lambda path: path.name.split("-")[-2:])  # the time, to the microsecond
-
-
-def list_removed_runs(workspace: Path, parent: str) -> tuple[str, ...]:
-    return tuple(
-        run.name
-        for run in runs_from_files(Files(workspace), REMOVED)
-        if run.kind == "bench" and parent in run.manifest.parents
-    )
 
 
 def newest_runs(runs: Sequence[Run], kind: RunKind) -> list[Run]:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from optpipe.core.entries import ArtifactInfo, VerificationInfo
+from optpipe.sweep.cluster import pack, unpack
 from optpipe.sweep.job import Matrix, SweepOptions
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.matrix import cells_from_matrix
-from optpipe.sweep.transport import pack, unpack
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
 from tests.fakes.ray_nodes import add_node

@@ -21,6 +21,7 @@ from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_file
 from optpipe.core.records import json_from_record
+from optpipe.sweep.cluster import list_all, list_needed, pack, unpack
 from optpipe.sweep.job import JobState
 from optpipe.sweep.ledger import (
     claim_job,
@@ -32,7 +33,6 @@ from optpipe.sweep.ledger import (
     sort_records,
     write_job,
 )
-from optpipe.sweep.transport import list_all, list_needed, pack, unpack
 from optpipe.workspace.entry import MANIFEST, Manifest
 from optpipe.workspace.files import hash_files
 from optpipe.workspace.store import Store

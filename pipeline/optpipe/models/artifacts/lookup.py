@@ -134,7 +134,8 @@ def find_artifacts(
         and (not backends or entry.info.backend in backends)
         and (device is None or entry.info.device == device)
     ]
-    flags = _format_filters(precisions, backends, device)
+    given = {"precision": precisions, "backend": backends, "device": [device] if device else ()}
+    flags = "".join(f" --{name} {','.join(values)}" for name, values in given.items() if values)
     if by_id and not wanted:
         model = format_model_argument(by_id[-1].info.model, by_id[-1].info.source)
         raise BadInputError(f"{text} is {by_id[-1].info.label}, not{flags}\nuse `{model}{flags}`, or the ID alone")
@@ -265,12 +266,6 @@ def explain_different_weights(artifacts: Sequence[StoredArtifact]) -> str | None
         f"{first.label} ({first.entry.id}) and {other.label} ({other.entry.id}) were built from different versions of {first.card.name}; "
         "rebuild them together"
     )
-
-
-def _format_filters(precisions: Sequence[str], backends: Sequence[str], device: Device | None) -> str:
-    return "".join(
-        f" --{name} {','.join(values)}" for name, values in (("precision", precisions), ("backend", backends)) if values
-    ) + (f" --device {device}" if device else "")
 
 
 def find_reference(artifact: Entry[ArtifactInfo], model: Entry[ModelInfo], store: Store) -> Entry[ReferenceInfo] | None:

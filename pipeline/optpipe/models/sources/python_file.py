@@ -369,7 +369,6 @@ class PythonFileSource:
 
 def _match_input_names(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
     """`names` if all are parameters of its forward, which then takes them by name; otherwise empty."""
-
     try:
         known = inspect.signature(module.forward).parameters
     except (TypeError, ValueError):  # a scripted module

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import polars as pl
 
@@ -42,6 +42,7 @@ from optpipe.workspace.files import write_parquet
 from optpipe.workspace.store import Store
 
 Made = TypeVar("Made")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +96,11 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
         kinds = [each for each in plan.precisions if each in CALIBRATED]
         omitted = [Omission(names, kind, str(error), ExitStatus.BAD_INPUT) for kind in kinds]
         plan = replace(plan, precisions=others)
-    exported = _run_step("export", listener, lambda: export_model(model, store, listener, stored))
+    exported = _run_step("export", listener, export_model, model, store, listener, stored)
     _require_evaluable(model, exported, store)
     data = None if plan.calibration is None or is_table(plan.calibration) else plan.calibration
-    expected = _run_step(
-        "reference",
-        listener,
-        lambda: compute_reference(model, exported, plan.images, store, listener, data, truncate=plan.truncate),
-    )
+    known = model, exported, plan.images, store, listener, data
+    expected = _run_step("reference", listener, compute_reference, *known, truncate=plan.truncate)
     trajectory = None
     if plan.steps is not None:
         tensors = reference_from_file(expected.file(REFERENCE))
@@ -234,32 +232,17 @@ def _build_one(
     try:
         graph: Entry[ModelInfo] | Entry[GraphInfo] = result.model
         if _reads_graph(backend, precision) or result.model.info.own_precision is not None:
-            graph = _run_step(
-                f"graph {precision} for {device}",
-                listener,
-                lambda: convert_to_precision(
-                    precision, device, result.model, expected, plan.calibration, store, listener, plan.budget
-                ),
-            )
-        entry = _run_step(
-            f"build {name}",
-            listener,
-            lambda: build_artifact(
-                backend, precision, device, graph, result.model, model.fresh_module, options, store, listener
-            ),
-        )
+            given = precision, device, result.model, expected, plan.calibration, store, listener, plan.budget
+            graph = _run_step(f"graph {precision} for {device}", listener, convert_to_precision, *given)
+        wanted = backend, precision, device, graph, result.model, model.fresh_module, options, store, listener
+        entry = _run_step(f"build {name}", listener, build_artifact, *wanted)
         for remark in entry.info.remarks:
             listener.warn(f"{entry.info.label}: {remark}")
         why_not = backend.find_run_blocker(entry.info)
         checked = None
         if why_not is None:
-            checked = _run_step(
-                f"verify {name}",
-                listener,
-                lambda: verify_artifact(
-                    entry, expected, result.model, backend, store, listener, plan.minimum_snr_db, trajectory
-                ),
-            )
+            checking = entry, expected, result.model, backend, store, listener, plan.minimum_snr_db, trajectory
+            checked = _run_step(f"verify {name}", listener, verify_artifact, *checking)
     except OptpipeError as error:
         result.failed.append(Omission(backend.name, str(precision), str(error), error.exit_status))
         return
@@ -285,9 +268,11 @@ def _reads_graph(backend: Backend, precision: Precision) -> bool:
     return not backend.needs_module or precision in CALIBRATED
 
 
-def _run_step(name: str, listener: Listener, work: Callable[[], tuple[Made, bool]]) -> Made:
+def _run_step(
+    name: str, listener: Listener, work: Callable[P, tuple[Made, bool]], *given: P.args, **options: P.kwargs
+) -> Made:
     with listener.step(name) as step:
-        entry, cached = work()
+        entry, cached = work(*given, **options)
         if cached:
             step.cached()
     return entry

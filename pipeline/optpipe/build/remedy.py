@@ -28,7 +28,6 @@ from optpipe.models.inputs.sample_set import SampleSet, draw_subset
 from optpipe.models.inputs.samples import choose_samples
 from optpipe.models.sources.resolve import format_source
 from optpipe.quantize.calibrated_graph import CHOICE_SAMPLES, TABLE, name_table_file, tables_from_entry
-from optpipe.quantize.qdq import Target
 from optpipe.quantize.ranges import read_table, write_table
 from optpipe.quantize.sensitivity import compare_methods, lower_by_table, select_kept_layers
 from optpipe.stats.ratio import Ratio
@@ -63,46 +62,97 @@ def try_remedies(
     samples = choose_samples(card_from_file(exported.file(CARD)), data, None, exported, truncate=truncate).drawn
     if samples is None:
         return found
-    builds = tuple(
-        build if build.first is None else _try_build(model, exported, build, samples, budget, store, listener)
-        for build in found.builds
-    )
+    remedies = _Remedies(model, exported, samples, store, listener)
+    builds = tuple(each if each.first is None else remedies.try_build(each, budget) for each in found.builds)
     return replace(found, builds=builds)
 
 
-def _try_build(
-    model: Model,
-    exported: Entry[ModelInfo],
-    build: BuildDivergence,
-    samples: SampleSet,
-    budget: Budget | None,
-    store: Store,
-    listener: Listener,
-) -> BuildDivergence:
-    artifact, remedies = store.find(build.artifact, ArtifactInfo), list[Remedy]()
-    before = _evaluate(model, exported, artifact, samples, store, listener)
-    wanted = budget or Budget(round(max(build.limit_db, (before.snr_db or 0.0) + GAIN_DB), 1), "dB")
-    for plan, kept in _list_plans(exported, artifact, build, wanted, samples, store, listener):
-        command = _write_command(model, plan)
-        try:
-            made = build_model(model, plan, store, listener).artifacts[0].entry
-        except (OptpipeError, IndexError) as error:
-            listener.warn(f"{build.build}: `{command}` was tried and failed: {error}")
-            continue
-        result = _evaluate(model, exported, made, samples, store, listener)
-        share = made.info.precision_proof.share.counted.get(made.info.precision, 0.0)
-        remedies.append(Remedy(command, kept, share, result))
-        if _meets(result, before, wanted):
-            break
-    card = card_from_file(exported.file(CARD))
-    for rival in list_model_artifacts(model, card, store) if remedies else ():
-        alike = (rival.info.backend, rival.info.device) == (artifact.info.backend, artifact.info.device)
-        if alike and rival.info.precision is not artifact.info.precision:
-            remedies[-1] = replace(
-                remedies[-1], speed=_compare_speed(rival, made, store, listener), rival=rival.info.label
-            )
-            break
-    return replace(build, evaluated=before, remedies=tuple(remedies))
+class _Remedies:
+    """Builds and evaluates remedies for the builds of `model` on `samples`."""
+
+    def __init__(
+        self, model: Model, exported: Entry[ModelInfo], samples: SampleSet, store: Store, listener: Listener
+    ) -> None:
+        self.model, self.exported, self.samples, self.store, self.listener = model, exported, samples, store, listener
+
+    def try_build(self, build: BuildDivergence, budget: Budget | None) -> BuildDivergence:
+        artifact, remedies = self.store.find(build.artifact, ArtifactInfo), list[Remedy]()
+        before = self._evaluate(artifact)
+        wanted = budget or Budget(round(max(build.limit_db, (before.snr_db or 0.0) + GAIN_DB), 1), "dB")
+        for plan, kept in self._list_plans(artifact, build, wanted):
+            command = _write_command(self.model, plan)
+            try:
+                made = build_model(self.model, plan, self.store, self.listener).artifacts[0].entry
+            except (OptpipeError, IndexError) as error:
+                self.listener.warn(f"{build.build}: `{command}` was tried and failed: {error}")
+                continue
+            result = self._evaluate(made)
+            share = made.info.precision_proof.share.counted.get(made.info.precision, 0.0)
+            remedies.append(Remedy(command, kept, share, result))
+            if _meets(result, before, wanted):
+                break
+        card = card_from_file(self.exported.file(CARD))
+        for rival in list_model_artifacts(self.model, card, self.store) if remedies else ():
+            alike = (rival.info.backend, rival.info.device) == (artifact.info.backend, artifact.info.device)
+            if alike and rival.info.precision is not artifact.info.precision:
+                remedies[-1] = replace(
+                    remedies[-1], speed=_compare_speed(rival, made, self.store, self.listener), rival=rival.info.label
+                )
+                break
+        return replace(build, evaluated=before, remedies=tuple(remedies))
+
+    def _list_plans(self, artifact: Entry[ArtifactInfo], build: BuildDivergence, budget: Budget) -> Plans:
+        """The builds to try one after the other: each only if those before it do not meet the budget."""
+        info, graph = artifact.info, self.store.find(artifact.manifest.parents[-1])
+        backend = BACKENDS[info.backend]
+        given = {each.name: info.options[each.name] for each in backend.describe_options(info.device) if each.builds}
+        changed = {
+            name: value for name, value in given.items() if value != backend.merge_options({}, info.device)[name]
+        }
+        plan = BuildPlan((info.precision,), (backend,), named=True, device=info.device, options={backend.name: changed})
+        if info.precision in CALIBRATED and graph.kind == GraphInfo.KIND and graph.info["method"] is not None:
+            yield from self._list_tables(graph, build, plan, budget)
+        elif info.precision in BUDGETED and not backend.needs_module and info.mixed is None:
+            yield replace(plan, budget=budget), ()
+        else:
+            known, finite = backend.precisions(info.device), all(each.error.finite for each in build.tensors)
+            wider = [each for each in (Precision.FP16, Precision.TF32, Precision.FP32) if each in known]
+            more = wider[wider.index(info.precision) + 1 :] if info.precision in wider else wider
+            for precision in [*([] if finite else {Precision.BF16} & known), *more]:
+                yield replace(plan, precisions=(precision,)), ()
+
+    def _list_tables(self, graph: Entry, build: BuildDivergence, plan: BuildPlan, budget: Budget) -> Plans:
+        """For a range loss the best method's table; then that table with the costliest layers kept in floating point."""
+        few, target = draw_subset(self.samples, CHOICE_SAMPLES), graph.info["target"]
+        table = replace(read_table(graph.file(TABLE)), keep=())
+        calibrated = [
+            each for each in self.store.list_entries(CalibrationInfo) if self.exported.id in each.manifest.parents
+        ]
+        if build.range_losses and calibrated:
+            tables = tables_from_entry(calibrated[-1])
+            best = compare_methods(self.exported, tables, few, target, self.store, self.listener)[0].info.best
+            if tables[best].ranges != table.ranges:
+                table = tables[best]
+                yield replace(plan, calibration=calibrated[-1].file(name_table_file(best))), ()
+        chosen, _ = select_kept_layers(
+            self.exported, lower_by_table(self.exported, table, target), few, budget, self.store, self.listener
+        )
+        if not chosen.info.keep or len(chosen.info.keep) == chosen.info.layers:
+            return
+        path = self.store.workspace / "tables" / f"{table.model}-{chosen.id}" / f"table-{table.method}-spared.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_table(path, replace(table, keep=chosen.info.keep))
+        yield replace(plan, calibration=path), chosen.info.keep
+
+    def _evaluate(self, artifact: Entry[ArtifactInfo]) -> EvaluatedModel:
+        """The build's SNR, and its accuracy if there are labels; without a task the largest output counts."""
+        card = card_from_file(self.exported.file(CARD))
+        task, truths = TASKS.get(card.task, TASKS[Task.CLASSIFICATION]), None
+        with suppress(NothingJudgedError):
+            truths = task.read_truths(self.samples, card, task.count_classes(card))
+        rows = evaluate_artifacts(self.model, self.exported, [artifact], self.samples, task, self.store, self.listener)
+        classes, trained = task.count_classes(card) or 0, self.exported.info.weights.trained
+        return [*score_artifacts(rows, truths, task, card.labels, classes, None, trained=trained)][1]
 
 
 def _compare_speed(
@@ -125,63 +175,6 @@ def _meets(result: EvaluatedModel, before: EvaluatedModel, budget: Budget) -> bo
     return result.snr_db is None or result.snr_db >= max(budget.limit, before.snr_db or 0.0)
 
 
-def _list_plans(
-    exported: Entry[ModelInfo],
-    artifact: Entry[ArtifactInfo],
-    build: BuildDivergence,
-    budget: Budget,
-    samples: SampleSet,
-    store: Store,
-    listener: Listener,
-) -> Plans:
-    """The builds to try one after the other: each only if those before it do not meet the budget."""
-    info, graph = artifact.info, store.find(artifact.manifest.parents[-1])
-    backend = BACKENDS[info.backend]
-    given = {each.name: info.options[each.name] for each in backend.describe_options(info.device) if each.builds}
-    changed = {name: value for name, value in given.items() if value != backend.merge_options({}, info.device)[name]}
-    plan = BuildPlan((info.precision,), (backend,), named=True, device=info.device, options={backend.name: changed})
-    if info.precision in CALIBRATED and graph.kind == GraphInfo.KIND and graph.info["method"] is not None:
-        few, target = draw_subset(samples, CHOICE_SAMPLES), graph.info["target"]
-        yield from _list_tables(exported, graph, target, build, plan, budget, few, store, listener)
-    elif info.precision in BUDGETED and not backend.needs_module and info.mixed is None:
-        yield replace(plan, budget=budget), ()
-    else:
-        known, finite = backend.precisions(info.device), all(each.error.finite for each in build.tensors)
-        wider = [each for each in (Precision.FP16, Precision.TF32, Precision.FP32) if each in known]
-        more = wider[wider.index(info.precision) + 1 :] if info.precision in wider else wider
-        for precision in [*([] if finite else {Precision.BF16} & known), *more]:
-            yield replace(plan, precisions=(precision,)), ()
-
-
-def _list_tables(
-    exported: Entry[ModelInfo],
-    graph: Entry,
-    target: Target,
-    build: BuildDivergence,
-    plan: BuildPlan,
-    budget: Budget,
-    samples: SampleSet,
-    store: Store,
-    listener: Listener,
-) -> Plans:
-    """For a range loss the best method's table; then that table with the costliest layers kept in floating point."""
-    table = replace(read_table(graph.file(TABLE)), keep=())
-    calibrated = [each for each in store.list_entries(CalibrationInfo) if exported.id in each.manifest.parents]
-    if build.range_losses and calibrated:
-        tables = tables_from_entry(calibrated[-1])
-        best = compare_methods(exported, tables, samples, target, store, listener)[0].info.best
-        if tables[best].ranges != table.ranges:
-            table = tables[best]
-            yield replace(plan, calibration=calibrated[-1].file(name_table_file(best))), ()
-    chosen, _ = select_kept_layers(exported, lower_by_table(exported, table, target), samples, budget, store, listener)
-    if not chosen.info.keep or len(chosen.info.keep) == chosen.info.layers:
-        return
-    path = store.workspace / "tables" / f"{table.model}-{chosen.id}" / f"table-{table.method}-spared.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_table(path, replace(table, keep=chosen.info.keep))
-    yield replace(plan, calibration=path), chosen.info.keep
-
-
 def _write_command(model: Model, plan: BuildPlan) -> str:
     (backend,), (precision,) = plan.backends, plan.precisions
     options = [f"{backend.name}.{name}={value}" for name, value in plan.options[backend.name].items()]
@@ -196,21 +189,3 @@ def _write_command(model: Model, plan: BuildPlan) -> str:
         option=",".join(options) or None,
     )
     return for_workspace(command)
-
-
-def _evaluate(
-    model: Model,
-    exported: Entry[ModelInfo],
-    artifact: Entry[ArtifactInfo],
-    samples: SampleSet,
-    store: Store,
-    listener: Listener,
-) -> EvaluatedModel:
-    """The build's SNR, and its accuracy if there are labels; without a task the largest output counts."""
-    card = card_from_file(exported.file(CARD))
-    task, truths = TASKS.get(card.task, TASKS[Task.CLASSIFICATION]), None
-    with suppress(NothingJudgedError):
-        truths = task.read_truths(samples, card, task.count_classes(card))
-    rows = evaluate_artifacts(model, exported, [artifact], samples, task, store, listener)
-    classes, trained = task.count_classes(card) or 0, exported.info.weights.trained
-    return [*score_artifacts(rows, truths, task, card.labels, classes, None, trained=trained)][1]

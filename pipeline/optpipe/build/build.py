@@ -3,9 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
-
-import polars as pl
+from typing import Any
 
 from optpipe.backends.base import Backend, BuildRequest, Device
 from optpipe.build.records import BuiltArtifact, ModelBuild
@@ -13,7 +11,7 @@ from optpipe.build.verify import Trajectory, parse_steps, read_trajectory, verif
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, GraphInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
-from optpipe.core.events import Listener
+from optpipe.core.events import Listener, run_step
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, prove_precision
 from optpipe.core.process import redirect_output
 from optpipe.evaluate.tasks import TASKS, require_fitting_task
@@ -40,9 +38,6 @@ from optpipe.workspace.environment import get_gpu_name
 from optpipe.workspace.file_names import CARD, ONNX, OUTPUT_ERRORS, REFERENCE
 from optpipe.workspace.files import write_parquet
 from optpipe.workspace.store import Store
-
-Made = TypeVar("Made")
-P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +91,11 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
         kinds = [each for each in plan.precisions if each in CALIBRATED]
         omitted = [Omission(names, kind, str(error), ExitStatus.BAD_INPUT) for kind in kinds]
         plan = replace(plan, precisions=others)
-    exported = _run_step("export", listener, export_model, model, store, listener, stored)
+    exported = run_step("export", listener, export_model, model, store, listener, stored)
     _require_evaluable(model, exported, store)
     data = None if plan.calibration is None or is_table(plan.calibration) else plan.calibration
     known = model, exported, plan.images, store, listener, data
-    expected = _run_step("reference", listener, compute_reference, *known, truncate=plan.truncate)
+    expected = run_step("reference", listener, compute_reference, *known, truncate=plan.truncate)
     trajectory = None
     if plan.steps is not None:
         tensors = reference_from_file(expected.file(REFERENCE))
@@ -233,16 +228,16 @@ def _build_one(
         graph: Entry[ModelInfo] | Entry[GraphInfo] = result.model
         if _reads_graph(backend, precision) or result.model.info.own_precision is not None:
             given = precision, device, result.model, expected, plan.calibration, store, listener, plan.budget
-            graph = _run_step(f"graph {precision} for {device}", listener, convert_to_precision, *given)
+            graph = run_step(f"graph {precision} for {device}", listener, convert_to_precision, *given)
         wanted = backend, precision, device, graph, result.model, model.fresh_module, options, store, listener
-        entry = _run_step(f"build {name}", listener, build_artifact, *wanted)
+        entry = run_step(f"build {name}", listener, build_artifact, *wanted)
         for remark in entry.info.remarks:
             listener.warn(f"{entry.info.label}: {remark}")
         why_not = backend.find_run_blocker(entry.info)
         checked = None
         if why_not is None:
             checking = entry, expected, result.model, backend, store, listener, plan.minimum_snr_db, trajectory
-            checked = _run_step(f"verify {name}", listener, verify_artifact, *checking)
+            checked = run_step(f"verify {name}", listener, verify_artifact, *checking)
     except OptpipeError as error:
         result.failed.append(Omission(backend.name, str(precision), str(error), error.exit_status))
         return
@@ -266,16 +261,6 @@ def _find_obstacle(model: Model, plan: BuildPlan, backend: Backend, precision: P
 def _reads_graph(backend: Backend, precision: Precision) -> bool:
     """Whether the layers' types come from the ONNX graph; a module is cast as a whole, unless it is calibrated."""
     return not backend.needs_module or precision in CALIBRATED
-
-
-def _run_step(
-    name: str, listener: Listener, work: Callable[P, tuple[Made, bool]], *given: P.args, **options: P.kwargs
-) -> Made:
-    with listener.step(name) as step:
-        entry, cached = work(*given, **options)
-        if cached:
-            step.cached()
-    return entry
 
 
 REVISION = 4
@@ -358,6 +343,8 @@ def verify_artifact(
     }
 
     def make(directory: Path) -> VerificationInfo:
+        import polars as pl
+
         sizes = backend.list_static_batches(artifact.info)
         tolerated = TOLERATED_RELATIVE_ERROR[artifact.info.precision]
         if minimum_snr_db is not None:

@@ -8,7 +8,6 @@ from math import gcd, inf, isfinite, nan
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 
 from optpipe.backends.base import Session
 from optpipe.backends.onnx_graph import find_selected_outputs
@@ -260,6 +259,8 @@ def recompute_outputs(checked: Entry[VerificationInfo]) -> tuple[OutputError, ..
 
 def read_output_errors(checked: Entry[VerificationInfo]) -> dict[str, RowErrors]:
     """The errors of each sample by output; empty if they are missing or not those of `checked`."""
+    import polars as pl
+
     if OUTPUT_ERRORS not in checked.manifest.files or not checked.files.has(OUTPUT_ERRORS):
         return {}
     content = checked.files.read(OUTPUT_ERRORS)

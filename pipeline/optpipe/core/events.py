@@ -1,8 +1,11 @@
 """Reports progress and warnings of long-running stages without printing anything."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
+
+Made = TypeVar("Made")
+P = ParamSpec("P")
 
 
 class ProgressStep(Protocol):
@@ -49,3 +52,14 @@ class SilentListener:
 
 
 UNWATCHED: ProgressStep = SilentListener()
+
+
+def run_step(
+    name: str, listener: Listener, work: Callable[P, tuple[Made, bool]], *given: P.args, **options: P.kwargs
+) -> Made:
+    """Takes a step of progress; returns what `work` made, and marks the step if it existed already."""
+    with listener.step(name) as step:
+        entry, cached = work(*given, **options)
+        if cached:
+            step.cached()
+    return entry

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import find_selected_outputs
@@ -238,6 +237,8 @@ def _judge_drop(row: EvaluatedModel, budget: float | None, task: TaskContract) -
 def write_predictions(
     path: Path, samples: SampleSet, truths: Values | None, task: TaskContract, rows: Sequence[EvaluatedArtifact]
 ) -> None:
+    import polars as pl
+
     columns: dict[str, Any] = {
         "path": [each.path for each in samples.files],
         "sha256": [each.sha256 for each in samples.files],

@@ -12,7 +12,7 @@ import numpy as np
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.core.card import ModelCard, Task, card_from_file, require_matching_input
 from optpipe.core.errors import BadInputError, MissingError
-from optpipe.core.events import Listener
+from optpipe.core.events import Listener, run_step
 from optpipe.core.process import redirect_output
 from optpipe.core.records import json_from_record
 from optpipe.core.transform import Transform, get_step_name
@@ -82,10 +82,7 @@ def derive_preprocessing(
     # the export may take minutes: reject unusable images first
     given = None if request.images is None else read_images(request.images, request.limit, 0, listener)
     model, stored = prepare_model(model, store, listener)
-    with listener.step("export") as step:
-        exported, cached = export_model(model, store, listener, stored)
-        if cached:
-            step.cached()
+    exported = run_step("export", listener, export_model, model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
     transform = require_image_transform(card)
     samples, unreadable = given or read_images(choose_images(card), request.limit, 0, listener)
@@ -103,10 +100,8 @@ def derive_preprocessing(
         for each in (speed.dataloader, speed.dali):
             warn_about_other_load(each.other_cpu_cores, each.implementation, listener)
         plan = speed.dali.plan or plan  # the fastest plan is proven and stored
-    with listener.step("pipeline") as step:
-        artifact, cached = build_preprocessing_artifact(card, transform, plan, exported.id, store, listener)
-        if cached:
-            step.cached()
+    made_of = card, transform, plan, exported.id, store, listener
+    artifact = run_step("pipeline", listener, build_preprocessing_artifact, *made_of)
     decodes, boxes = decoder is not None, decoder is not None and lacks_image_axis(card)
     with (
         open_model_function(exported.file(ONNX), card, every=decodes, boxes=boxes) as infer,

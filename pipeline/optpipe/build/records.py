@@ -23,6 +23,7 @@ from optpipe.report.document import (
     Table,
     Tone,
     figure_column,
+    figure_columns,
     format_drop,
     format_mixed,
     format_placement,
@@ -162,16 +163,8 @@ def document_from_build(result: BuildResult) -> Document:
 
 
 def _tabulate_artifacts(artifacts: Sequence[ArtifactResult]) -> Table:
-    columns: list[Column | str] = [
-        "artifact",
-        "backend",
-        "precision",
-        "MACs",
-        "verified",
-        "runs here",
-        figure_column("size"),
-        figure_column("build"),
-    ]
+    columns: list[Column | str] = ["artifact", "backend", "precision", "MACs", "verified", "runs here"]
+    columns += figure_columns("size", "build")
     rows: list[Row] = [
         (
             each.id,

@@ -100,14 +100,9 @@ def signoff(
         raise BadInputError(
             "signoff requires MODEL and --policy FILE; run optpipe signoff --init for a policy template"
         )
-    wanted = SignoffRequest(
-        model,
-        policy_from_file(policy),
-        artifact,
-        how.read_waivers(),
-        None if since is None else since_from_text(since),
-        max_cv=how.max_cv,
-    )
+    rules, waivers = policy_from_file(policy), how.read_waivers()
+    begun = None if since is None else since_from_text(since)
+    wanted = SignoffRequest(model, rules, artifact, waivers, begun, max_cv=how.max_cv)
     require_possible(wanted, store, how.output, how.sign)
     if measure:
         measure_missing_evidence(wanted, lambda: model_from_options(model, ModelOptions(), store), store, terminal)

@@ -16,23 +16,10 @@ from enum import StrEnum
 from math import inf
 from typing import Annotated
 
+from optpipe.core import plan as params
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
-from optpipe.core.plan import (
-    BATCH,
-    LENGTH,
-    MAX_TIME,
-    MAX_WARM_UP,
-    MIN_TIME,
-    MODE,
-    PERCENTILE,
-    RATE,
-    SCENARIO,
-    STREAMS,
-    WARM_UP,
-    list_words,
-)
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import read_versioned
 
@@ -121,19 +108,19 @@ class Reason:
 class LoadSpec:
     """A load, from the command line to the worker. The first five fields say what is measured, the others how long."""
 
-    batch_size: Annotated[int, BATCH]
-    scenario: Annotated[Scenario, SCENARIO] = Scenario.SINGLE_STREAM
-    mode: Annotated[Mode, MODE] = Mode.COMPUTE
-    streams: Annotated[int, STREAMS] = 1
-    rate_per_s: Annotated[float | None, RATE] = None
-    min_seconds: Annotated[float, MIN_TIME] = 1.0
-    max_seconds: Annotated[float, MAX_TIME] = 60.0
-    percentile: Annotated[float, PERCENTILE] = 99.0
-    warm_up_seconds: Annotated[float, WARM_UP] = 0.5
-    max_warm_up_seconds: Annotated[float, MAX_WARM_UP] = 20.0
+    batch_size: Annotated[int, params.BATCH]
+    scenario: Annotated[Scenario, params.SCENARIO] = Scenario.SINGLE_STREAM
+    mode: Annotated[Mode, params.MODE] = Mode.COMPUTE
+    streams: Annotated[int, params.STREAMS] = 1
+    rate_per_s: Annotated[float | None, params.RATE] = None
+    min_seconds: Annotated[float, params.MIN_TIME] = 1.0
+    max_seconds: Annotated[float, params.MAX_TIME] = 60.0
+    percentile: Annotated[float, params.PERCENTILE] = 99.0
+    warm_up_seconds: Annotated[float, params.WARM_UP] = 0.5
+    max_warm_up_seconds: Annotated[float, params.MAX_WARM_UP] = 20.0
     output_checks: int = 16
     cache_probes: int = 12
-    length: Annotated[int | None, LENGTH] = None
+    length: Annotated[int | None, params.LENGTH] = None
     """Tokens per sequence, with padding; None without sequences, or if it was not recorded."""
     images: bool | None = None
     """None if it was not recorded."""
@@ -348,7 +335,7 @@ def read_measurements(files: Files) -> tuple[Measurement, ...]:
 def list_load_options(load: LoadSpec) -> Iterator[str]:
     """Options of `bench` that define what is measured, not how long: `--batch 8`, `--scenario server`, `--rate 500`."""
     how_long = ("min_seconds", "max_seconds", "percentile", "warm_up_seconds", "max_warm_up_seconds")
-    return list_words(load, *how_long)
+    return params.list_words(load, *how_long)
 
 
 def name_sample(samples: Iterable[str]) -> str:

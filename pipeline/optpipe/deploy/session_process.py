@@ -19,18 +19,21 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, Self
 
+import numpy as np
+
+from optpipe.backends.registry import BACKENDS
+from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, OptpipeError, StageError, escape, first_line
 from optpipe.core.process import end_with_parent
 from optpipe.core.records import read_record
 from optpipe.deploy.frames import Arrays, SharedMemory, read_frame, write_frame
+from optpipe.deploy.triton_config import list_positions
+from optpipe.workspace.entry import entry_from_folder
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from optpipe.backends.base import Session
 
-
-Answer = Callable[[Sequence[Arrays]], list[dict[str, "np.ndarray"]]]
+Answer = Callable[[Sequence[Arrays]], list[dict[str, np.ndarray]]]
 """Maps the requests of a batch to their outputs, in order."""
 
 
@@ -64,7 +67,7 @@ class FrameProcess:
         with suppress(BrokenPipeError):
             write_frame(self._process.stdin, header, arrays)
 
-    def receive(self) -> "tuple[Mapping[str, Any], dict[str, np.ndarray]]":
+    def receive(self) -> tuple[Mapping[str, Any], dict[str, np.ndarray]]:
         """The next frame. Raises StageError if it is an error, or the process has ended."""
         assert self._process.stdout is not None
         header, arrays = read_frame(self._process.stdout) or ({"error": self._read_last_words()}, {})
@@ -107,11 +110,6 @@ def main() -> None:
 
 def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) -> Answer:
     """Checks every byte of the artifact; on a GPU it gets a CUDA graph for each batch size up to `largest`."""
-    import numpy as np
-
-    from optpipe.backends.registry import BACKENDS
-    from optpipe.core.entries import ArtifactInfo
-    from optpipe.workspace.entry import entry_from_folder
 
     entry = entry_from_folder(folder, ArtifactInfo)
     if (problem := entry.find_damage()) is not None:
@@ -134,9 +132,8 @@ def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) ->
     return answer
 
 
-def _take_inputs(arrays: Arrays, wanted: Sequence[tuple[str, str]]) -> dict[str, "np.ndarray"]:
+def _take_inputs(arrays: Arrays, wanted: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
     """Renames arrays that the server addresses by position. Raises BadInputError for missing inputs and other types."""
-    from optpipe.deploy.triton_config import list_positions
 
     named = dict(zip(list_positions("INPUT", len(wanted)), (name for name, _ in wanted), strict=True))
     found = {named.get(name, name): array for name, array in arrays.items()}
@@ -149,7 +146,6 @@ def _take_inputs(arrays: Arrays, wanted: Sequence[tuple[str, str]]) -> dict[str,
 
 
 def open_preprocessing(folder: Path) -> Answer:
-    import numpy as np
     from nvidia.dali.pipeline import Pipeline
 
     from optpipe.preprocess.dali_pipeline import INPUT, PIPELINE, PreprocessingInfo
@@ -206,7 +202,7 @@ class CapturedSession:
         self._session, self._sizes = session, list_captured_sizes(largest)
         self._buffers: dict[int, _Buffers] = {}
 
-    def run(self, requests: "Sequence[Mapping[str, np.ndarray]]") -> "dict[str, np.ndarray]":
+    def run(self, requests: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Outputs for all rows of `requests`, in order. Raises BadInputError for other shapes and larger batches."""
         for spec in self._session.inputs:
             for found in (each[spec.name].shape for each in requests):
@@ -225,7 +221,6 @@ class _Buffers:
     """A binding for one batch size, with pinned host memory on both sides."""
 
     def __init__(self, session: "Session", size: int) -> None:
-        import numpy as np
         import torch
 
         rows = {each.name: np.zeros((size, *map(int, each.shape[1:])), each.dtype) for each in session.inputs}
@@ -236,7 +231,7 @@ class _Buffers:
             for name, tensor in self._binding.outputs.items()
         }
 
-    def run(self, requests: "Sequence[Mapping[str, np.ndarray]]", count: int) -> "dict[str, np.ndarray]":
+    def run(self, requests: Sequence[Mapping[str, np.ndarray]], count: int) -> dict[str, np.ndarray]:
         import torch
 
         for name, tensor in self._given.items():

@@ -9,6 +9,7 @@ from optpipe.core.quantity import format_snr
 from optpipe.evaluate.layers import BuildDivergence, LayerComparison
 from optpipe.evaluate.result import EvaluatedModel, Evaluation
 from optpipe.evaluate.tasks.detection import PARITY_SCORE
+from optpipe.report.charts import Point, draw_points
 from optpipe.report.document import (
     TONES,
     Cell,
@@ -123,8 +124,6 @@ def page_from_layers(found: LayerComparison, states: Mapping[str, OutputError]) 
 
 
 def _draw_divergence(build: BuildDivergence) -> Iterator[Figure]:
-    from optpipe.report.charts import Point, draw_points
-
     points = [
         Point(series, f"{each.tensor} ({each.layer}): {_format_error(error)}", at, error.snr_db, group=series)
         for at, each in enumerate(build.tensors, start=1)

@@ -50,7 +50,7 @@ class RecordedMeasurement:
     environment: Environment = field(default_factory=Environment)
     clock_mhz: float | None = None
     """Median clock of the GPU's multiprocessors during the measurement; None without a GPU."""
-    latencies: "np.ndarray | None" = field(default=None, compare=False, repr=False)
+    latencies: np.ndarray | None = field(default=None, compare=False, repr=False)
     """(samples,) in ns; None without raw samples."""
 
 

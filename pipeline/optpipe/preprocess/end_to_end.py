@@ -47,6 +47,7 @@ from optpipe.preprocess.throughput import (
     warm_page_cache,
     warn_about_other_load,
 )
+from optpipe.stats.percentiles import count_samples_needed, find_order_statistic
 from optpipe.workspace.environment import count_cores
 from optpipe.workspace.file_names import END_TO_END, PREPROCESSING
 from optpipe.workspace.files import write_bytes, write_parquet
@@ -203,8 +204,6 @@ def find_bottleneck(
 
 
 def _compute_percentile(batches: BatchTimes, percent: float) -> float | None:
-    from optpipe.stats.percentiles import count_samples_needed, find_order_statistic
-
     ordered = np.sort(np.asarray(batches.latency_ns, float))
     return find_order_statistic(ordered, percent) if len(ordered) >= count_samples_needed(percent) else None
 

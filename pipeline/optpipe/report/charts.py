@@ -75,16 +75,12 @@ def draw_distributions(title: str, caption: str, curves: Sequence[Curve], x: str
 
     points = [{"x": _round(px), "y": _round(py), "series": curve.label} for curve in curves for px, py in curve.points]
     labels = [curve.label for curve in curves]
+    across = choose_axis_scale([_round(px) for curve in curves for px, _ in curve.points], 0)
     chart = (
         alt.Chart(alt.InlineData(points))
         .mark_line(strokeWidth=2, interpolate="step-after", clip=True)
         .encode(
-            x=alt.X(
-                "x:Q",
-                title=x,
-                scale=choose_axis_scale([each["x"] for each in points], 0),  # type: ignore[misc]
-                axis=alt.Axis(tickCount=5),
-            ),
+            x=alt.X("x:Q", title=x, scale=across, axis=alt.Axis(tickCount=5)),
             y=alt.Y("y:Q", title=y, scale=alt.Scale(zero=True), axis=alt.Axis(format="%", tickCount=5)),
             color=_encode_color(labels),
         )
@@ -310,16 +306,8 @@ def _make_point(row: ComparisonRow, x: float, y: float, interval: Estimate | Non
     flag = "INVALID" if not row.valid else "frontier" if row.on_frontier else ""
     bounds = (None, None) if interval is None else interval.bounds
     group = "" if interval else f"{row.series} {load}"
-    return Point(
-        row.series,
-        f"{row.label}; batch size: {row.load.batch_size}",
-        x,
-        y,
-        str(row.load.batch_size),
-        flag,
-        group,
-        *bounds,
-    )
+    tooltip = f"{row.label}; batch size: {row.load.batch_size}"
+    return Point(row.series, tooltip, x, y, str(row.load.batch_size), flag, group, *bounds)
 
 
 def _round(value: float) -> float:
@@ -405,11 +393,6 @@ def _draw(
     size = re.search(r'<svg[^>]*? width="([\d.]+)" height="([\d.]+)"', svg)
     fluid = f' style="max-width:{size[1]}px"' if size else ""
     svg = re.sub(r'(<svg[^>]*?) width="[\d.]+" height="[\d.]+"', rf"\1{fluid}", svg, count=1)
-    svg = re.sub(
-        r"^.*?<svg",
-        f'<svg role="group" aria-labelledby="figure-{title.replace(" ", "-")}"',
-        svg,
-        count=1,
-        flags=re.DOTALL,
-    )
+    opening = f'<svg role="group" aria-labelledby="figure-{title.replace(" ", "-")}"'
+    svg = re.sub(r"^.*?<svg", opening, svg, count=1, flags=re.DOTALL)
     return Figure(title, caption, svg, files, legend)

@@ -6,13 +6,13 @@ from importlib import resources
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from optpipe.core.quantity import format_bytes
 from optpipe.report.document import Cell, Column, ColumnKind, Gauge, Page, Part, Table, clean_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from markupsafe import Markup
-
 MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?"}
 GAUGE_WIDTH, GAUGE_HEIGHT = 160, 14
 _COMMAND = re.compile(r"(^|[:;] )(optpipe [a-z]+(?: (?!(?:with|and|to|or|for) )[^\s;]+)*)$")
@@ -68,16 +68,12 @@ def _make_environment() -> "Environment":
     return made
 
 
-def _read_page_file(name: str) -> "Markup":
-    from markupsafe import Markup
-
+def _read_page_file(name: str) -> Markup:
     return Markup(resources.files("optpipe.report").joinpath("page", name).read_text(encoding="utf-8"))
 
 
-def _mark_code(text: str) -> "Markup":
+def _mark_code(text: str) -> Markup:
     """Marks commands, and text between backticks, as code."""
-    from markupsafe import Markup
-
     parts = (text if "`" in text else _COMMAND.sub(r"\1`\2`", text)).split("`")
     if len(parts) % 2 == 0:
         return Markup("{}").format(text)
@@ -106,17 +102,13 @@ def _find_group(table: Table, row: tuple[Cell, ...]) -> str:
     return next(states, "")
 
 
-def _render_cells(cells: tuple[Cell, ...], columns: tuple[Column, ...], shown: list[int]) -> "Markup":
-    from markupsafe import Markup
-
+def _render_cells(cells: tuple[Cell, ...], columns: tuple[Column, ...], shown: list[int]) -> Markup:
     below = [_render_cell(cells[at], columns[at]) for at in shown[1:] if cells[at].text]
     small = Markup("").join(Markup("<small>{}</small>").format(each) for each in below)
     return _render_cell(cells[shown[0]], columns[shown[0]]) + small
 
 
-def _render_cell(cell: Cell, column: Column) -> "Markup":
-    from markupsafe import Markup
-
+def _render_cell(cell: Cell, column: Column) -> Markup:
     text, note = _mark_code(cell.text), _mark_code(cell.note)
     if column.kind is ColumnKind.NAME:
         text = Markup("<code>{}</code>").format(Markup(".<wbr>").join(cell.text.split(".")))
@@ -131,13 +123,11 @@ def _render_cell(cell: Cell, column: Column) -> "Markup":
     return text if cell.gauge is None else text + _draw_gauge(cell.gauge)
 
 
-def _draw_gauge(gauge: Gauge) -> "Markup":
+def _draw_gauge(gauge: Gauge) -> Markup:
     """The limit as a line, the interval as a bar, the forbidden side shaded; hidden from screen readers, because it repeats the text.
 
     The scale runs from the lowest to the highest of them with a margin; it begins at 0 if that is near.
     """
-    from markupsafe import Markup
-
     low, high = min(gauge.low, gauge.limit), max(gauge.high, gauge.limit)
     start = 0.0 if 0 <= low < high / 2 else low - 0.15 * (high - low)
     width = high - start + 0.15 * (high - low)

@@ -461,12 +461,11 @@ def _run_step(name: str, work: Callable[[], list[Path]], notes: Path, listener: 
     started = monotonic()
     try:
         runs = work()
-    except (MissingError, BadInputError) as error:
-        listener.warn(f"{name} was skipped: {error}")
-        return StepRecord(name, "skipped", round(monotonic() - started, 3), reason=str(error))
-    except (StageError, GateError) as error:
-        listener.warn(f"{name} failed: {error}")
-        return StepRecord(name, "failed", round(monotonic() - started, 3), reason=str(error))
+    except (MissingError, BadInputError, StageError, GateError) as error:
+        skipped = isinstance(error, MissingError | BadInputError)
+        listener.warn(f"{name} {'was skipped' if skipped else 'failed'}: {error}")
+        status = "skipped" if skipped else "failed"
+        return StepRecord(name, status, round(monotonic() - started, 3), reason=str(error))
     names = [path.name for path in runs]
     write_json(notes, done | {name: names})
     return StepRecord(name, "done", round(monotonic() - started, 3), tuple(names))

@@ -48,6 +48,8 @@ from optpipe.report.document import (
     make_table,
     tabulate_results,
 )
+from optpipe.report.html import render_html
+from optpipe.report.markdown import render_page
 from optpipe.signoff.dossier import Dossier
 from optpipe.trace.document import draw_profile
 from optpipe.trace.report import StageProfile, TraceProfile, analyze_stage, read_profile
@@ -386,9 +388,6 @@ def write_reports(texts: Mapping[str, str], folder: Path) -> list[Path]:
 
 
 def _render_reports(page: Page, comparison: Comparison, verdict: VerdictRecord | None) -> dict[str, str]:
-    from optpipe.report.html import render_html
-    from optpipe.report.markdown import render_page
-
     texts = {HTML: render_html(page), MARKDOWN: render_page(page)}
     if verdict is not None:
         texts[JUNIT] = render_junit(verdict)

@@ -3,11 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, exp, expm1, hypot, inf, log, log1p, sqrt
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-
+import numpy as np
 
 POOLING_RISK = 0.25
 """Runs count as one if an F test at this level sees no difference (Bozivich, Bancroft & Hartley, Annals of Mathematical
@@ -220,7 +217,7 @@ def split_scatter(
 
 
 def compute_ratio_of_sums_interval(
-    numerators: "np.ndarray", denominators: "np.ndarray", confidence: float = 0.95
+    numerators: np.ndarray, denominators: np.ndarray, confidence: float = 0.95
 ) -> tuple[float, float] | None:
     """Student's t interval for a rate, sum over sum, of independent windows; it contains the ratio of these sums.
 
@@ -228,8 +225,6 @@ def compute_ratio_of_sums_interval(
     and longer ones have more weight. The mean of the windows' ratios is another figure and may lie outside. None for
     fewer than MIN_VALUES windows, or denominators with sum 0.
     """
-    import numpy as np
-
     count, total = len(numerators), float(np.sum(denominators))
     if count < MIN_VALUES or total <= 0:
         return None

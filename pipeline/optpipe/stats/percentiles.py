@@ -51,13 +51,13 @@ def _at_most_one_above(count: int, inside: float) -> float:
     return float(inside**count + count * (1 - inside) * inside ** (count - 1))
 
 
-def find_order_statistic(ordered: "np.ndarray", percent: float) -> float:
+def find_order_statistic(ordered: np.ndarray, percent: float) -> float:
     """The ⌈n·p⌉-th smallest value of sorted, non-empty `ordered`."""
     rank = min(max(ceil(len(ordered) * percent / 100 - 1e-9), 1), len(ordered))
     return float(ordered[rank - 1])
 
 
-def pool_percentile(processes: "Sequence[np.ndarray]", percent: float) -> list[float]:
+def pool_percentile(processes: Sequence[np.ndarray], percent: float) -> list[float]:
     """Each process's contribution to the percentile of all requests, with equal weights of processes; their mean is that percentile.
 
     The values are the jackknife's: the loss from leaving out one process of `processes`, (samples,) each. Their scatter gives the
@@ -68,7 +68,7 @@ def pool_percentile(processes: "Sequence[np.ndarray]", percent: float) -> list[f
     values, owner = values[order], np.repeat(np.arange(count), sizes)[order]
     weights = 1 / np.array(sizes)[owner]
 
-    def find(kept: "np.ndarray") -> float:
+    def find(kept: np.ndarray) -> float:
         total = np.cumsum(kept)
         return float(values[np.searchsorted(total, total[-1] * percent / 100 * (1 - 1e-12))])
 
@@ -106,7 +106,7 @@ def _binomial_quantile(level: float, trials: int, probability: float) -> int:
     return found
 
 
-def plan_sample_count(durations: "np.ndarray", percent: float, longest: int, confidence: float = CONFIDENCE) -> int:
+def plan_sample_count(durations: np.ndarray, percent: float, longest: int, confidence: float = CONFIDENCE) -> int:
     """The samples for `percent` and the usual percentiles below it, given the `durations` so far; at most `longest`.
 
     Decided once, from durations in measured order: repeated checks would stop when the estimate of correlation is small by
@@ -126,7 +126,7 @@ def plan_sample_count(durations: "np.ndarray", percent: float, longest: int, con
 
 
 def summary_from_ns(
-    durations_ns: "np.ndarray", percents: Sequence[float] = PERCENTS, confidence: float = CONFIDENCE
+    durations_ns: np.ndarray, percents: Sequence[float] = PERCENTS, confidence: float = CONFIDENCE
 ) -> LatencySummary:
     """Summarizes durations in measured order. Raises ValueError for none."""
     if len(durations_ns) == 0:
@@ -161,7 +161,7 @@ def summary_from_ns(
 
 
 def _percentile(
-    values: "np.ndarray", ordered: "np.ndarray", percent: float, confidence: float, stretches: float
+    values: np.ndarray, ordered: np.ndarray, percent: float, confidence: float, stretches: float
 ) -> Estimate | str:
     count, needed = len(values), count_samples_needed(percent)
     if count < needed:
@@ -182,14 +182,14 @@ def _fewest_stretches(count: int) -> float:
     return min(float(FEWEST_STRETCHES), count / 2)
 
 
-def _stretches(values: "np.ndarray", caution: float = 0.0) -> float:
+def _stretches(values: np.ndarray, caution: float = 0.0) -> float:
     """The effective count of the ranks: outliers do not hide the length of the correlation."""
     ordered = np.sort(values)
     ranks = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
     return compute_effective_count(ranks.astype(float), caution=caution)
 
 
-def _effective(values: "np.ndarray", value: float, percent: float, stretches: float) -> float:
+def _effective(values: np.ndarray, value: float, percent: float, stretches: float) -> float:
     """The number of independent samples that `values` are worth for the percentile `value`."""
     bound = _stretches(values, caution=CAUTION) if percent <= 50 else TAIL_CREDIT * stretches
     return min(compute_effective_count((values <= value).astype(float), caution=CAUTION), bound)

@@ -14,6 +14,8 @@ from math import ceil, exp, hypot, isfinite, log, log1p
 from random import Random
 from typing import TypeVar
 
+import numpy as np
+
 from optpipe.stats.means import compute_t_quantile, compute_t_tail, mean_from_values
 
 T = TypeVar("T")
@@ -111,8 +113,6 @@ def compute_exchange_p_value(baseline: Sequence[float], contender: Sequence[floa
     Fisher's randomization test for rounds of drawn order: exact for any disturbance that affects both alike. Student's t over a few
     rounds is not exact for a disturbance with two levels.
     """
-    import numpy as np
-
     logs = np.array(_log_ratios(baseline, contender))
     if len(logs) > MOST_ENUMERATED:
         return 0.0

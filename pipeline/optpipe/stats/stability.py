@@ -12,7 +12,7 @@ _DIRECT_LAGS = 64
 """Lags that are computed one by one; more are computed by a Fourier transform."""
 
 
-def compute_effective_count(series: "np.ndarray", *, caution: float = 0.0) -> float:
+def compute_effective_count(series: np.ndarray, *, caution: float = 0.0) -> float:
     """The number of independent values that `series` (values,) is worth for its mean: n / (1 + 2 Σ ρₖ), at most n.
 
     The sum of the autocorrelations ends by Geyer's initial monotone sequence (Practical Markov Chain Monte Carlo,
@@ -31,7 +31,7 @@ def compute_effective_count(series: "np.ndarray", *, caution: float = 0.0) -> fl
     return count / max(1.0, (2 * total - variance) / variance * doubt)
 
 
-def _positive_pairs(centered: "np.ndarray") -> "np.ndarray":
+def _positive_pairs(centered: np.ndarray) -> np.ndarray:
     """Autocovariances of lags 2k and 2k + 1 together, up to the first sum that is not positive.
 
     Each is divided by the number of values, whatever its lag.
@@ -53,7 +53,7 @@ def _positive_pairs(centered: "np.ndarray") -> "np.ndarray":
     return np.asarray(pairs[: ends[0]] if len(ends) else pairs)
 
 
-def _covariance(centered: "np.ndarray", lag: int) -> float:
+def _covariance(centered: np.ndarray, lag: int) -> float:
     return float(centered[: len(centered) - lag] @ centered[lag:]) / len(centered)
 
 
@@ -72,7 +72,7 @@ def is_steady(window_medians: Sequence[float]) -> bool:
     return spread <= (1 + (STEADY_SPREAD - 1) / 2 if falling else STEADY_SPREAD)
 
 
-def find_trend(values: "np.ndarray") -> tuple[float, float] | None:
+def find_trend(values: np.ndarray) -> tuple[float, float] | None:
     """A change from the first to the last of `values` (samples,), or there and back, and its p-value; None for under 32 values.
 
     The change is last over first level (there and back: ends over middle), less one: 0.05 is 5% slower at the end.
@@ -89,7 +89,7 @@ def find_trend(values: "np.ndarray") -> tuple[float, float] | None:
     return change, min(1.0, 2 * p_value)
 
 
-def _monotone(medians: "np.ndarray", level: float) -> tuple[float, float]:
+def _monotone(medians: np.ndarray, level: float) -> tuple[float, float]:
     """The Mann-Kendall test by its normal approximation, and the Theil-Sen slope."""
     count = len(medians)
     first, second = np.triu_indices(count, k=1)
@@ -111,7 +111,7 @@ _WIDTH = 0.3
 """Standard deviation of the smoothing kernel, in standard deviations of the main peak."""
 
 
-def find_two_modes(values: "np.ndarray") -> tuple[float, float, float] | None:
+def find_two_modes(values: np.ndarray) -> tuple[float, float, float] | None:
     """Two separated peaks among `values` (samples,), the faster first, and the share of the slower; None for one peak.
 
     Peaks and the valley between them are those of a Gaussian kernel estimate on a log scale. The valley must be less than
@@ -150,7 +150,7 @@ def find_two_modes(values: "np.ndarray") -> tuple[float, float, float] | None:
     return None
 
 
-def _pairs_of_peaks(density: "np.ndarray") -> Iterator[tuple[int, int, int]]:
+def _pairs_of_peaks(density: np.ndarray) -> Iterator[tuple[int, int, int]]:
     """The highest peak with each other peak across a valley of less than half its height: peak, valley, other."""
     inner = (density[1:-1] > density[:-2]) & (density[1:-1] >= density[2:])
     peaks = np.flatnonzero(inner) + 1
@@ -166,7 +166,7 @@ FEWEST_FOR_VARIATION = 200
 """Fewer independent samples do not show their scatter."""
 
 
-def compute_variation_interval(values: "np.ndarray", confidence: float) -> tuple[float, float] | None:
+def compute_variation_interval(values: np.ndarray, confidence: float) -> tuple[float, float] | None:
     """The interval of the coefficient of variation of `values` (samples,), in measured order.
 
     By the delta method on its logarithm, with the effective count of the influences, taken one standard error smaller; None

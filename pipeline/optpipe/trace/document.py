@@ -33,12 +33,7 @@ from optpipe.trace.roofline import Roofline
 from optpipe.trace.rules import WITHOUT_PROFILER, ProfileFinding
 from optpipe.trace.tensor_cores import TensorCores
 
-CAUSES = {
-    IdleCause.HOST_WAIT: "host wait",
-    IdleCause.KERNEL_WAIT: "kernel wait",
-    IdleCause.COPY: "copy",
-    IdleCause.SYNCHRONIZATION: "synchronization",
-}
+CAUSES = {cause: cause.replace("_", " ") for cause in IdleCause}
 _NAME_WIDTH, _ROWS = 60, 20
 
 
@@ -123,11 +118,8 @@ def _tabulate_kernels(rows: Sequence[KernelRow]) -> Iterator[Part]:
         )
         for row in head[:_ROWS]
     ]
-    columns: list[Column | str] = [
-        "top kernels (90% of time)",
-        *figure_columns("share", "total", "count", "mean"),
-        "Tensor Cores",
-    ]
+    figures = figure_columns("share", "total", "count", "mean")
+    columns: list[Column | str] = ["top kernels (90% of time)", *figures, "Tensor Cores"]
     yield from _list_table(columns, cells, len(head))
 
 
@@ -283,12 +275,8 @@ def document_from_stages(record: ModelProfileDocument) -> Document:
     caption = "*: measured without the profiler, which slowed the host too much; not shown: profiled and unprofiled times disagree"
     main = next((stage for stage in record.stages if stage.subject.name == record.main), None)
     full = () if main is None else tuple(list_profile_parts(main.profile))
-    columns: list[Column | str] = [
-        "stage",
-        *figure_columns("time", "GPU busy", "gain"),
-        "limited by",
-        "first thing to try",
-    ]
+    figures = figure_columns("time", "GPU busy", "gain")
+    columns: list[Column | str] = ["stage", *figures, "limited by", "first thing to try"]
     return make_document(
         [
             make_table(columns, rows, caption=caption if distorted else ""),

@@ -14,7 +14,6 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.transform import (
     CenterCrop,
     Decode,
-    Interpolation,
     Normalize,
     Pack,
     Rescale,
@@ -24,15 +23,6 @@ from optpipe.core.transform import (
     compute_crop_start,
     compute_resized_sides,
 )
-
-_PILLOW: dict[Interpolation, Image.Resampling] = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-}
 
 
 def apply_transform(transform: Transform, pixels: NDArray[np.uint8]) -> NDArray[np.generic]:
@@ -84,7 +74,7 @@ def _resize(step: Resize, value: NDArray[np.generic]) -> NDArray[np.generic]:
         return value
     if step.kernel == "pillow":
         picture = Image.fromarray(value[:, :, 0] if value.shape[2] == 1 else value)
-        scaled = np.asarray(picture.resize((width, height), _PILLOW[step.interpolation]))
+        scaled = np.asarray(picture.resize((width, height), Image.Resampling[step.interpolation.upper()]))
         return scaled.reshape(height, width, value.shape[2])
     return _resize_by_torch(step, value, height, width)
 

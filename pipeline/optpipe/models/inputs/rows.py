@@ -126,7 +126,7 @@ def compute_padding(rows: Arrays) -> float:
     return float(1 - np.mean(rows[MASK] != 0)) if MASK in rows else 0.0
 
 
-def fill_sequences(card: ModelCard, rows: Arrays, length: int, most: int) -> dict[str, "np.ndarray"]:
+def fill_sequences(card: ModelCard, rows: Arrays, length: int, most: int) -> dict[str, np.ndarray]:
     """Up to `most` rows of `length` tokens without padding, made of the rows' consecutive tokens, starting at each row in turn.
 
     `rows` are (samples, ...) by input; inputs without tokens are kept.

@@ -121,9 +121,7 @@ class HuggingFaceSource:
         return {
             "source": f"hf:{self._published_name}",
             "files": files,
-            "transformers": get_package_version("transformers"),
-            "tokenizers": get_package_version("tokenizers"),
-            "torch": get_package_version("torch"),
+            **{name: get_package_version(name) for name in ("transformers", "tokenizers", "torch")},
         }
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
@@ -341,11 +339,7 @@ class TorchvisionSource:
         return f"torchvision:{self.builder}"
 
     def collect_identity(self) -> dict[str, Any]:
-        return {
-            "source": self.name,
-            "torch": get_package_version("torch"),
-            "torchvision": get_package_version("torchvision"),
-        }
+        return {"source": self.name, **{name: get_package_version(name) for name in ("torch", "torchvision")}}
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
         """Preprocessing, labels and size come from the default weights' metadata."""

@@ -331,7 +331,6 @@ def load_state(module: Any, path: Path) -> None:
 
 def state_dict_from_file(path: Path) -> Mapping[str, Any]:
     """Reads safetensors, or a `torch.save`d state dict with torch's weights-only reader, without free unpickling."""
-
     import torch
     from safetensors.torch import load_file
 

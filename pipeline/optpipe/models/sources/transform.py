@@ -2,6 +2,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
 
+from PIL import Image
+
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import (
     CenterCrop,
@@ -221,8 +223,6 @@ def _floats(values: Any) -> tuple[float, ...]:
 
 
 def _interpolation(where: str, value: Any) -> Interpolation:
-    from PIL import Image
-
     name = Image.Resampling(value).name.lower() if isinstance(value, int) else str(getattr(value, "value", value))
     if name not in _INTERPOLATIONS:
         _refuse(where, f"interpolation {name!r}")

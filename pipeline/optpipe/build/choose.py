@@ -371,12 +371,9 @@ def choose_build(
         omitted += tuple(Omission("", kind, reason) for kind in later)
     elif later:
         more = build_model(model, replace(wanted, precisions=later), store, listener)
-        build = replace(
-            build,
-            artifacts=[*build.artifacts, *more.artifacts],
-            skipped=[*build.skipped, *more.skipped],
-            failed=[*build.failed, *more.failed],
-        )
+        build.artifacts += more.artifacts
+        build.skipped += more.skipped
+        build.failed += more.failed
         judged, judged_on = judge(build.artifacts)
     require_artifacts(build)
     with open_run(store.workspace, "choose") as run:

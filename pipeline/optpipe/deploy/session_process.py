@@ -110,7 +110,6 @@ def main() -> None:
 
 def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) -> Answer:
     """Checks every byte of the artifact; on a GPU it gets a CUDA graph for each batch size up to `largest`."""
-
     entry = entry_from_folder(folder, ArtifactInfo)
     if (problem := entry.find_damage()) is not None:
         raise StageError(f"{folder.parent.name}: {problem}")
@@ -134,7 +133,6 @@ def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) ->
 
 def _take_inputs(arrays: Arrays, wanted: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
     """Renames arrays that the server addresses by position. Raises BadInputError for missing inputs and other types."""
-
     named = dict(zip(list_positions("INPUT", len(wanted)), (name for name, _ in wanted), strict=True))
     found = {named.get(name, name): array for name, array in arrays.items()}
     for name, dtype in wanted:
@@ -146,18 +144,10 @@ def _take_inputs(arrays: Arrays, wanted: Sequence[tuple[str, str]]) -> dict[str,
 
 
 def open_preprocessing(folder: Path) -> Answer:
-    from nvidia.dali.pipeline import Pipeline
-
-    from optpipe.preprocess.dali_pipeline import INPUT, PIPELINE, PreprocessingInfo
+    from optpipe.preprocess.dali_pipeline import INPUT, PIPELINE, PreprocessingInfo, load_pipeline
 
     plan = read_record(folder / "preprocessing.json", PreprocessingInfo).plan
-    pipeline = Pipeline.deserialize(
-        filename=str(folder / Path(PIPELINE).name),
-        batch_size=plan.batch_size,
-        num_threads=plan.threads,
-        device_id=0 if plan.device == "gpu" else None,
-        prefetch_queue_depth=1,
-    )
+    pipeline = load_pipeline(folder / Path(PIPELINE).name, plan)
 
     def answer(batch: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
         images = [row for each in batch for row in each[INPUT]]

@@ -299,14 +299,21 @@ def build_preprocessing_artifact(
     return store.produce(PreprocessingInfo, recipe, make, parents=(model,), listener=listener)
 
 
-def _require_same(path: Path, transform: Transform, plan: DaliPlan) -> None:
+def load_pipeline(path: Path, plan: DaliPlan) -> Any:
     from nvidia.dali.pipeline import Pipeline
 
-    one = replace(plan, batch_size=1)
-    device_id = 0 if plan.device == "gpu" else None
-    loaded = Pipeline.deserialize(
-        filename=str(path), batch_size=1, num_threads=plan.threads, device_id=device_id, prefetch_queue_depth=1
+    return Pipeline.deserialize(
+        filename=str(path),
+        batch_size=plan.batch_size,
+        num_threads=plan.threads,
+        device_id=0 if plan.device == "gpu" else None,
+        prefetch_queue_depth=1,
     )
+
+
+def _require_same(path: Path, transform: Transform, plan: DaliPlan) -> None:
+    one = replace(plan, batch_size=1)
+    loaded = load_pipeline(path, one)
     fresh = dali_from_transform(transform, one, prefetch=1)
     file = io.BytesIO()
     levels = 127 + 48 * make_photograph_noise(np.random.default_rng(5), 231, 309, 3)

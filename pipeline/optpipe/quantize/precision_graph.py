@@ -3,6 +3,7 @@
 FP16 within a budget leaves the layers that exceed it in FP32. TensorRT 11 takes the types of the graph; no builder flag changes them.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import chdir, contextmanager
@@ -13,6 +14,7 @@ from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import (
     GraphTypes,
     drop_unknown_sizes,
+    expose_tensors,
     infer_graph_types,
     iterate_graphs,
     iterate_nodes,
@@ -20,7 +22,7 @@ from optpipe.backends.onnx_graph import (
     load_onnx,
     name_nodes,
 )
-from optpipe.core.card import InputSpec, card_from_file
+from optpipe.core.card import InputSpec, ModelCard, card_from_file
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.errors import BadInputError, GateError, OptpipeError, StageError, escape, first_line
 from optpipe.core.events import Listener
@@ -30,11 +32,12 @@ from optpipe.models.export.exported import reference_from_file
 from optpipe.models.inputs.rows import split_batches, tensor_set_from_parts
 from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.workspace.entry import Entry
-from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.environment import get_package_version, list_gpus
 from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX, REFERENCE
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
+    from optpipe.models.inputs.rows import Arrays
     from optpipe.quantize.sensitivity import LoweredLayers, Lowering
 
 
@@ -137,12 +140,15 @@ def fold_constants(model: Any) -> None:
     graph.initializer.extend([*used, *folded])
 
 
-REVISION = 2
+REVISION = 3
 FP16_HEADROOM = 65504 / 8
 """Layers whose values come within three bits of FP16's largest number on the reference inputs stay in FP32."""
 BF16_OPSET = 22
 """The first opset whose Conv takes BF16."""
 SOURCE = "source.onnx"
+WIDE = "values out of range"
+RANGE_SAMPLES, GROUP_BYTES = 8, {"cpu": 2**32, "cuda": 2**30}
+"""Samples of a batch, and bytes of the tensors that are read at a time."""
 FP16_RANKING_IMAGES = 16
 """Few, since a graph has several times more nodes than layers for INT8."""
 
@@ -247,37 +253,80 @@ def _convert(
 ) -> dict[str, str]:
     """Writes the converted graph into `directory`. Returns why ModelOpt left nodes in FP32, by node."""
     import onnx
-    from polygraphy.json import save_json
 
-    directory = directory.resolve()
-    samples, card = directory / "samples.json", card_from_file(model.file(CARD))
-    rows = reference_from_file(reference.file(REFERENCE)).inputs
-    save_json([batch for batch, _ in split_batches(card, rows)], str(samples))
+    directory, card = directory.resolve(), card_from_file(model.file(CARD))
     source = name_nodes(onnx.load(model.file(ONNX)))
+    wide = _find_wide_tensors(source, card, reference_from_file(reference.file(REFERENCE)).inputs)
     own = next(each.version for each in source.opset_import if each.domain in ("", "ai.onnx"))
     if precision is Precision.BF16 and own < BF16_OPSET:
         source = onnx.version_converter.convert_version(source, BF16_OPSET)
     onnx.save(source, directory / SOURCE)
     with redirect_output(directory / MODELOPT_LOG), _convert_in(card.name, precision, directory):
         from modelopt.onnx.autocast import convert_to_mixed_precision  # its log takes the present streams
+        from modelopt.onnx.autocast.logging_config import logger
+        from modelopt.onnx.autocast.nodeclassifier import NodeRuleBase
+
+        class OutOfRange(NodeRuleBase):
+            def _check_inner(self, node: Any) -> bool:
+                return not wide.isdisjoint((*node.input, *node.output))
+
+            def _log_skipped(self, node: Any, **_: Any) -> None:
+                logger.info(f"Skipping node {node.name}: {WIDE}")
 
         graph = convert_to_mixed_precision(
             str(directory / SOURCE),
             low_precision_type=str(precision),
             nodes_to_exclude=[f"{re.escape(name)}$" for name in kept],
             keep_io_types=True,
-            data_max=FP16_HEADROOM,
-            calibration_data=str(samples),
+            data_max=math.inf,
+            custom_rule=OutOfRange(),
         )
-    samples.unlink()
     (directory / SOURCE).unlink()
     onnx.save(drop_unknown_sizes(graph), directory / ONNX)
     found, log = {}, (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace")
     for name, why in re.findall(r"Skipping node (.+?): (.*)", log):
         if name not in kept:
-            range_of = "weights" if "initializer" in why else "values" if "reference IO" in why else None
+            range_of = "weights" if "initializer" in why else "values" if why == WIDE else None
             found[name] = f"its {range_of} come near the end of FP16's range" if range_of else "by a rule of ModelOpt"
     return found
+
+
+def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset[str]:
+    """Tensors whose values on `rows` leave FP16's range but for three bits.
+
+    ModelOpt would keep all tensors of all samples in memory; some tensors of a few samples are read at a time instead.
+    """
+    from optpipe.quantize.ranges import open_model_session, run_on_device
+
+    device: Device = "cuda" if list_gpus() else "cpu"
+    known, (low, _, high) = infer_graph_types(model, card.inputs), card.batch_range
+    groups, size = [list[str]()], 0
+    for name in (name for node in model.graph.node for name in node.output if known.types.get(name) == "fp32"):
+        size += 4 * math.prod(known.shapes.get(name, ()))
+        if size > GROUP_BYTES[device]:
+            groups, size = [*groups, []], 0
+        groups[-1].append(name)
+    batches = [batch for batch, _ in split_batches(card, rows, max(low, min(high, RANGE_SAMPLES)))]
+    wide = {name for batch in batches for name, value in batch.items() if _is_wide(value)}
+    for group in groups:
+        exposed = type(model)()
+        exposed.CopyFrom(model)
+        session = open_model_session(expose_tensors(exposed, group), device)
+        for batch in batches:
+            if device == "cuda":
+                import torch
+
+                inputs = {name: torch.from_numpy(value).cuda() for name, value in batch.items()}
+                found = run_on_device(session, inputs, group)
+            else:
+                found = dict(zip(group, session.run(group, batch), strict=True))
+            wide |= {name for name, value in found.items() if _is_wide(value)}
+    return frozenset(wide)
+
+
+def _is_wide(value: Any) -> bool:
+    floats = "float" in str(value.dtype) and math.prod(value.shape) > 0
+    return floats and not max(-float(value.min()), float(value.max())) <= FP16_HEADROOM  # NaN too
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def draw_speed(theme: str, path: Path, mark: str) -> None:
     ink, gray, blue = COLORS[theme]
     bars = []
     for row in json.loads(DATA.read_text(encoding="utf-8"))["rows"]:
-        if row["batch"] == BATCH:
+        if row["batch"] == BATCH and "fused" in row:
             theirs = min(row[each]["ms"] for each in ("compile", "max") if each in row)
             for kind, label in (("fused", "FP16"), ("int8", "INT8")):
                 speed = round(theirs / row[kind]["ms"], 2)

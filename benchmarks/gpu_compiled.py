@@ -6,7 +6,7 @@ plain    AOTInductor's code of the exported program in FP16, for one batch size
 fused    the same with optpipe's steps in place of layers that they compute, tuned
 int8     the same in INT8
 fp8      the exported program with linear layers in FP8
-fused+   the program of fused with products that the compiler tunes, as a build for one batch size tries it; likewise int8+ and fp8+
+fused+   the program of fused with products that the compiler tunes; likewise int8+ and fp8+
 joules   int8 with the tactics that take the least energy
 compile  torch.compile, FP16, channels last
 max      the same with max-autotune, but cuDNN's convolutions alone
@@ -38,7 +38,7 @@ import torchvision
 from tests.fakes.fp8_models import measure_ranges, run_onnx
 
 from optpipe.backends.base import BuildRequest, Device
-from optpipe.backends.inductor import LAYOUT, TUNED
+from optpipe.backends.inductor import LAYOUT
 from optpipe.backends.inductor_packages import Compilation, load_package
 from optpipe.backends.torch_fp8 import lower_fp8
 from optpipe.backends.torch_layers import tuning
@@ -194,8 +194,9 @@ class Network:
         wanted = BuildRequest(card, precision, graph, lambda: make_network(self.name), DEVICE, {}, self.folder)
         if variant == "plain":
             return export_program(wanted), {}
-        program, missed = (lower_fp8 if variant == "fp8" else lower_program)(wanted)
-        measured = self.tune(program, batch, given, variant) if DEVICE == "cuda" and variant != "fp8" else {}
+        kernels = DEVICE == "cuda"
+        program, missed = lower_fp8(wanted, kernels=kernels) if variant == "fp8" else lower_program(wanted)
+        measured = self.tune(program, batch, given, variant) if kernels else {}
         exported = export_rewritten(program, wanted)
         share = prove_precision(precision, layers_from_program(exported, precision)).share.macs
         return exported, {"tactics": tuning.summarize_choices(measured), "macs": share, "missed": list(missed)}
@@ -204,6 +205,7 @@ class Network:
         """Compiles kernels beside other processes, and times them alone."""
         tuning.compile_tactics(program, {batch: (given,)})
         before = tuning.time_launch
+        tuning.CHOSEN.clear()  # of another variant
         try:
             tuning.time_launch = measure_launch_energy if variant == "joules" else before
             with self.alone():
@@ -232,9 +234,8 @@ class Network:
             self.programs[base, batch] = self.make_program(base, batch, given)
         exported, about = self.programs[base, batch]
         package = self.folder / f"{variant}-{batch}.pt2"
-        Compilation(
-            exported, package, {**LAYOUT[DEVICE], **(TUNED if variant != base and DEVICE == "cuda" else {})}
-        ).run()
+        tuned = {"max_autotune_gemm": True, "max_autotune_conv_backends": "ATEN"} if variant != base else {}
+        Compilation(exported, package, {**LAYOUT[DEVICE], **tuned}).run()
         call = load_package(package, DEVICE)
         rows = min(len(self.data), batch)
         with torch.inference_mode(), self.alone():

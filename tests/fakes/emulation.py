@@ -22,7 +22,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
     "silu": lambda value: value * value.sigmoid(),
     "hardswish": lambda value: value * (value + 3).clamp(0, 6) / 6,
     "relu6": lambda value: value.clamp(0, 6),
-    "gelu": lambda value: 0.5 * value * (1 + (value * 0.5**0.5).erf()),
+    "gelu": steps.approximate_gelu,
 }
 
 
@@ -84,12 +84,21 @@ def _convolve(step: steps.Convolution, given: Operands) -> Any:
 
 
 def _attend(step: steps.Attention, given: Operands) -> Any:
-    sequences, tokens, wide = given.data.shape
-    parts = given.data.float().view(sequences, tokens, 3, step.heads, wide // 3 // step.heads).permute(2, 0, 3, 1, 4)
-    bias = given.constants[0].float()[..., :tokens, :tokens]
-    scores = parts[0] @ parts[1].mT * step.scale + bias.repeat(sequences // len(bias), 1, 1, 1)
-    weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    return (weights.half().float() @ parts[2] / weights.sum(-1, keepdim=True)).transpose(1, 2).flatten(2)
+    data = given.data.float()
+    parts = data.unflatten(-1, (3, step.heads, -1)).permute(2, 0, 3, 1, 4)
+    scores = parts[0] @ parts[1].mT * step.scale
+    if step.biased:
+        bias = given.constants[0].float()[..., : step.tokens, : step.tokens]
+        scores = scores + bias.repeat(len(data) // len(bias), 1, 1, 1)
+    if given.added is not None:
+        bars = given.added.dtype == torch.bool
+        scores = scores.masked_fill(~given.added, -torch.inf) if bars else scores + given.added.float()
+    weights = (scores - scores.amax(-1, keepdim=True).clamp(min=-1e30)).exp()
+    total = weights.sum(-1, keepdim=True).clamp(min=1e-30)
+    value = (weights.half().float() @ parts[2] / total).transpose(1, 2).flatten(2)
+    if step.half:
+        return value
+    return (value * given.inverse_scale).clamp(-448, 448) if step.e4m3 else quantize(value, given.inverse_scale)
 
 
 def _end(step: steps.Convolution | steps.Stem | steps.Depthwise, value: Any, inverse_scale: float) -> Any:

@@ -70,16 +70,31 @@ def random_stem(outputs=16, channels=3, kernel=3, padding=1, shape=(33, 32), ima
 
 
 def random_attention(heads=3, features=32, tokens=49, windows=4, images=2, seed=0):
-    """Masked scores among others, as at the edge of an image."""
+    """In windows with a bias, with masked scores among others, as at the edge of an image."""
     rng = np.random.default_rng(seed)
-    padded = max(16, 1 << (tokens - 1).bit_length())
+    step = steps.Attention(heads * features, heads, tokens, features**-0.5, biased=True)
+    padded = step.padded
     bias = np.zeros((windows, heads, padded, padded), np.float16)
     bias[..., :tokens, :tokens] = rng.standard_normal((windows, heads, tokens, tokens))
     bias[-1, ..., : tokens // 2, tokens // 2 : tokens] -= 100
     bias[..., tokens:] = -np.inf
-    step = steps.Attention(heads * features, heads, tokens, features**-0.5)
     data = torch.from_numpy(rng.standard_normal((images * windows, tokens, 3 * step.outputs)).astype(np.float16))
     return step, Operands(data, None, [torch.from_numpy(bias)])
+
+
+def random_sequences(
+    heads=3, features=32, tokens=70, sequences=3, mask=None, kind=torch.float16, least=0, seed=0, **end
+):
+    """Torch's attention; the mask bars the last keys of each sequence but `least`, or is added to all scores."""
+    generator = torch.Generator().manual_seed(seed)
+    step = steps.Attention(heads * features, heads, tokens, features**-0.5, added=mask is not None, **end)
+    data, added = torch.randn(sequences, tokens, 3 * step.outputs, generator=generator).to(kind), None
+    if mask is torch.bool:
+        kept = (torch.arange(sequences) * tokens // sequences).clamp(min=least)
+        added = (torch.arange(tokens) < kept[:, None])[:, None, None]
+    elif mask is not None:
+        added = torch.randn(1, heads, tokens, tokens, generator=generator).to(mask)
+    return step, Operands(data, added, [], 0.0, 1.0 if step.half else 64.0 if step.e4m3 else 40.0)
 
 
 def random_int8(seed, *shape):

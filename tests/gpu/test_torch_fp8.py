@@ -8,7 +8,7 @@ from tests.fakes.fp8_models import BERT, VIT, draw, make_request, run_onnx
 
 from optpipe.backends.inductor import Inductor, find_old_gpu
 from optpipe.backends.onnx_graph import QuantizedLayer
-from optpipe.backends.torch_fp8 import lower_fp8, make_linear
+from optpipe.backends.torch_fp8 import lower_fp8, make_linear, quantize
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.quantize.qdq import choose_scale, round_to_e4m3
 
@@ -23,8 +23,9 @@ def test_a_product_gives_the_cpu_s_sums(rows, features, outputs):
     layer = QuantizedLayer("layer", round_to_e4m3(values, weight_scale), np.full(outputs, weight_scale), 2.0**-6)
     given = torch.from_numpy(rng.standard_normal((rows, features)).astype(np.float16))
     bias = torch.from_numpy(rng.standard_normal(outputs).astype(np.float16))
-    expected = make_linear(layer, "cpu", bias)(given).float()
-    found = make_linear(layer, "cuda", bias.cuda())(given.cuda()).cpu().float()
+    codes = quantize(given, 1 / layer.scale)
+    expected = make_linear(layer, "cpu", torch.float16, bias)(codes).float()
+    found = make_linear(layer, "cuda", torch.float16, bias.cuda())(codes.cuda()).cpu().float()
     # the matrix units add up with fewer bits than FP32
     assert (found - expected).norm() < 2e-3 * expected.norm()
 
@@ -44,7 +45,7 @@ def test_a_network_is_compiled_proven_and_compared_with_fp16(text, tmp_path):
     assert {"1", "4", "8"} <= speeds.keys()
     assert all(0 < each["low"] <= each["speed"] <= each["high"] for each in speeds.values())
     assert bool(built.remarks) == any(not each["pays"] for each in speeds.values())
-    program, missed = lower_fp8(wanted)
+    program, missed = lower_fp8(wanted, kernels=True)
     assert missed == ()
     with torch.inference_mode():
         found = program(batch.cuda())[0].cpu().numpy()

@@ -57,6 +57,8 @@ class BuildRequest:
     device: Device
     options: Mapping[str, Any]
     directory: Path
+    raced: bool = False
+    """Whether `auto` measures the build against others, so that the backend need not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 
 LEAST_CAPABILITY = {Precision.FP8: (8, 9), Precision.INT8: (9, 0)}
 """Least compute capability: the INT8 kernels use TMA copies and matrix instructions of Hopper."""
-ON_CPU = "on a CPU, FP8 only shows which outputs a GPU gives; it is made for GPUs of compute capability 8.9 or later"
+ON_CPU = (
+    "on a CPU, FP8 shows a GPU's outputs with attention in fp16; it is made for GPUs of compute capability 8.9 or later"
+)
 STATIC_BATCHES = "static_batches"
 _MAX_AUTOTUNE = Option("max_autotune", False, "measures more kernels while it compiles", builds=True)
 _STATIC = Option(
@@ -59,23 +61,16 @@ _STATIC = Option(
     "batch sizes, such as 1,64, to compile separately; on a GPU the code is kept only if it is faster",
     builds=True,
 )
-_FUSE = Option("fuse", True, "FP16 convolutions by the fastest kernels of optpipe and cuDNN", builds=True)
+_FUSE = Option("fuse", True, "convolutions and attention by the fastest kernels of optpipe and cuDNN", builds=True)
 OPTIONS: dict[Device, tuple[Option, ...]] = {
     "cpu": (THREADS, _STATIC),
     "cuda": (CUDA_GRAPH, _FUSE, _MAX_AUTOTUNE, _STATIC),
 }
 """With a CUDA graph ResNet-50 in FP16 takes 0.41 instead of 0.97 ms at batch 1 on an H200 with torch 2.11. The capture fails with
 torch's pool of runners, so packages are loaded for a single caller."""
-TUNED = {"max_autotune_gemm": True, "max_autotune_conv_backends": "ATEN"}
-"""Matrix products and 1×1 convolutions are chosen by time. Triton's convolutions are not tried: for a depthwise convolution the
-fastest took 430 times as long as cuDNN, and minutes to time."""
 LAYOUT: dict[Device, Mapping[str, Any]] = {"cpu": {}, "cuda": {"layout_optimization": False}}
 """Modules and images are channels last already where that is faster. With torch 2.11's own choice of layouts the first convolution of
 DETR read its input in another layout on an H100 (-3 dB, and 33 instead of 55 dB of the logits)."""
-VARIANTS: dict[Device, tuple[Mapping[str, Any], ...]] = {"cpu": ({},), "cuda": ({}, TUNED)}
-"""Code for one batch size is compiled with each of these settings, and the fastest is kept. With torch 2.11 neither is always faster:
-a tuned product with a bias does not use cuBLASLt, which adds the bias in its epilogue (12,608 × 768 → 3,072 in FP16 on an H200:
-0.095 ms, otherwise 0.162). Code for all sizes is not tuned: ViT-B/16 took 8.90 ms at batch 64, 8.41 untuned."""
 
 
 class Inductor(TorchBackend):
@@ -117,7 +112,7 @@ class Inductor(TorchBackend):
         return {**merged, STATIC_BATCHES: ",".join(map(str, parse_static_batches(str(merged[STATIC_BATCHES]))))}
 
     def build(self, request: BuildRequest) -> BuildResult:
-        """Exports, compiles, and packages; on a GPU compares FP8 and INT8 with FP16.
+        """Exports, compiles, and packages; on a GPU compares FP8 and INT8 with FP16, unless `auto` does.
 
         Raises BadInputError for a static batch size outside the profile.
         """
@@ -135,22 +130,24 @@ class Inductor(TorchBackend):
         export = partial(export_rewritten, rewritten) if rewritten is not None else export_program
         program = export(request)
         rival = Compilation(None, request.directory / "fp16.pt2", configs)
-        if lowered and on_gpu:
+        compared = lowered and on_gpu and not request.raced
+        if compared:
             wanted = replace(request, precision=Precision.FP16)
             half, _ = _lower(wanted, options, {})
             exported = export_program(wanted) if half is None else export_rewritten(half, wanted)
             rival = replace(rival, program=exported)
         fixed = {size: replace(request, card=fix_batch(request.card, size)) for size in sizes}
-        programs = {size: export(each) for size, each in fixed.items()}
-        variants = [(programs, settings) for settings in VARIANTS[request.device]]
-        if rewritten is not None and not lowered:  # in DenseNet-121 at batch 1 torch's own convolutions are faster
-            variants.append(({size: export_program(each) for size, each in fixed.items()}, {}))
-        static = [  # the packages of the first variant have the final names
+        low, _, high = request.card.batch_range
+        exports = [export] if low < high else []  # otherwise the code for all sizes is for this one
+        # in DenseNet-121 at batch 1 torch's own convolutions are faster
+        if "convolution" in str(made.get("tactics")) and not lowered:
+            exports.append(export_program)
+        static = [
             [
-                Compilation(each, request.directory / name_static_package(size, variant), {**settings, **configs})
-                for size, each in sources.items()
+                Compilation(make(each), request.directory / name_static_package(size, variant), configs)
+                for size, each in fixed.items()
             ]
-            for variant, (sources, settings) in enumerate(variants)
+            for variant, make in enumerate(exports)
         ]
         with translate_refusals(request.card, "AOTInductor could not compile"):
             general = Compilation(program, request.directory / GENERAL, configs)
@@ -160,17 +157,17 @@ class Inductor(TorchBackend):
                     f"AOTInductor could not compile {request.card.name} in fp16, to measure "
                     f"{request.precision.upper()} against it: {why_not}"
                 )
-        if lowered and on_gpu:
+        if compared:
             from optpipe.backends.torch_layers.tuning import compare_calls, draw_inputs, explain_speeds, record_speeds
 
-            low, half = (load_package(each, request.device) for each in (request.directory / GENERAL, rival.package))
-            speeds = compare_calls(low, half, draw_inputs(request.card.inputs))
+            own, half = (load_package(each, request.device) for each in (request.directory / GENERAL, rival.package))
+            speeds = compare_calls(own, half, draw_inputs(request.card.inputs))
             rival.package.unlink()
             made["against_fp16"] = record_speeds(speeds)
             remarks = (*remarks, *explain_speeds(speeds, request.precision))
-        kept, said = _keep_fastest(request, sizes, failures, len(variants))
+        kept, said = _keep_fastest(request, sizes if exports else (), failures, len(exports))
         made[STATIC_BATCHES] = kept
-        remarks = (*remarks, *said)
+        remarks = (*remarks, *(said if low < high else ()))
         layers = layers_from_program(program, request.precision)
         more = tuple(map(name_static_package, kept))
         details = {**record_tensors(request), **made}
@@ -251,20 +248,20 @@ def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
 
 def _lower(request: BuildRequest, options: Mapping[str, Any], made: dict[str, object]) -> tuple[Any, tuple[str, ...]]:
     """The rewritten program, or None to export the module, and remarks; adds the layers' measured tactics to `made`."""
-    if request.precision is Precision.FP8:
-        from optpipe.backends.torch_fp8 import lower_fp8
-
-        program, missed = lower_fp8(request)
-        return program, (*missed, *(() if request.device == "cuda" else (ON_CPU,)))
-    half = request.precision is Precision.FP16
-    if request.precision is not Precision.INT8 and not (half and options.get("fuse")):
+    half, fp8 = request.precision is Precision.FP16, request.precision is Precision.FP8
+    fuse = bool(options.get("fuse"))
+    if not (fp8 or request.precision is Precision.INT8 or (half and fuse)):
         return None, ()
-    if half and find_old_gpu(request.device, Precision.INT8):
-        return None, ("fuse has no effect: optpipe's kernels need a GPU of compute capability 9.0",)
+    old = fuse and find_old_gpu(request.device, Precision.INT8)
+    said = ("fuse has no effect: optpipe's kernels need a GPU of compute capability 9.0",) if old else ()
+    if half and old:
+        return None, said
+    from optpipe.backends.torch_fp8 import lower_fp8
     from optpipe.backends.torch_layers.lowering import lower_program
     from optpipe.backends.torch_layers.tuning import draw_inputs, summarize_choices, tune_program
 
-    program, missed = lower_program(request)
+    program, missed = lower_fp8(request, kernels=fuse and not old) if fp8 else lower_program(request)
+    missed = (*missed, *said, *((ON_CPU,) if fp8 and request.device == "cpu" else ()))
     with translate_refusals(request.card, "torch could not run the program of"):
         measured = tune_program(program, draw_inputs(request.card.inputs)) if request.device == "cuda" else {}
     if request.precision is Precision.INT8 or any(measured.values()):

@@ -175,6 +175,16 @@ def copy_where_needed(program: Any) -> None:
     program.recompile()
 
 
+def drop_copies(program: Any) -> None:
+    """Removes clones that keep the layout, such as dropout's, which would hide what reads a layer."""
+    import torch
+
+    for node in list(program.graph.nodes):
+        if node.target is torch.ops.aten.clone.default and node.kwargs.get("memory_format") is None:
+            node.replace_all_uses_with(node.args[0])
+            program.graph.erase_node(node)
+
+
 def export_module(module: Any, request: BuildRequest) -> Any:
     """`torch.export` of a module whose starred forward takes the card's inputs.
 
@@ -249,6 +259,19 @@ def fold_normalization(weight: Any, bias: Any, parts: Iterable[Any], epsilon: fl
 def add_constant(program: Any, name: str, value: Any) -> Any:
     program.register_buffer(name, value)
     return program.graph.get_attr(name)
+
+
+def split_outputs(graph: Any, joined: Any, nodes: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
+    """Replaces `nodes` by parts of the last axis of `joined`; returns the parts."""
+    import torch
+
+    found = []
+    for at, (node, size) in enumerate(zip(nodes, sizes, strict=True)):
+        part = graph.call_function(torch.narrow, (joined, -1, sum(sizes[:at]), size))
+        part.meta = {**node.meta, "value": node}
+        node.replace_all_uses_with(part)
+        found.append(part)
+    return found
 
 
 def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, ...]:

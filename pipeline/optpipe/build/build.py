@@ -60,6 +60,8 @@ class BuildPlan:
     """The minimum SNR of each output; None for the default of its precision."""
     steps: str | None = None
     """`--steps`; None without a trajectory."""
+    raced: bool = False
+    """Whether the builds are measured against each other afterward."""
 
 
 def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
@@ -229,7 +231,18 @@ def _build_one(
         if _reads_graph(backend, precision) or result.model.info.own_precision is not None:
             given = precision, device, result.model, expected, plan.calibration, store, listener, plan.budget
             graph = run_step(f"graph {precision} for {device}", listener, convert_to_precision, *given)
-        wanted = backend, precision, device, graph, result.model, model.fresh_module, options, store, listener
+        wanted = (
+            backend,
+            precision,
+            device,
+            graph,
+            result.model,
+            model.fresh_module,
+            options,
+            store,
+            listener,
+            plan.raced,
+        )
         entry = run_step(f"build {name}", listener, build_artifact, *wanted)
         for remark in entry.info.remarks:
             listener.warn(f"{entry.info.label}: {remark}")
@@ -277,6 +290,7 @@ def build_artifact(
     options: Mapping[str, Any],
     store: Store,
     listener: Listener,
+    raced: bool = False,  # noqa: FBT001
 ) -> tuple[Entry[ArtifactInfo], bool]:
     """The store entry `artifact`: the engine, package or optimized graph, with the proof of its precision."""
     card = card_from_file(model.file(CARD))
@@ -291,7 +305,7 @@ def build_artifact(
     }
 
     def make(directory: Path) -> ArtifactInfo:
-        request = BuildRequest(card, precision, graph.file(ONNX), module, device, options, directory)
+        request = BuildRequest(card, precision, graph.file(ONNX), module, device, options, directory, raced)
         with redirect_output(directory / BUILD_LOG):
             built = backend.build(request)
         return ArtifactInfo(

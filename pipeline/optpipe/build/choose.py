@@ -289,6 +289,7 @@ def plan_candidates(
         named=False,
         automatic=False,
         budget=None,
+        raced=True,
     )
     try:
         return add_calibration(model, wanted, stored, store, listener), tuple(omitted)

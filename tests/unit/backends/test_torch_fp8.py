@@ -46,7 +46,8 @@ def test_linear_layers_are_in_fp8_and_outputs_are_those_of_the_qdq_graph_at_ever
     assert {each.op for each in eight} == {"_scaled_mm"}
     held = (each for each in graph.graph.initializer if each.data_type == onnx.TensorProto.FLOAT8E4M3FN)
     count = sum(len(each.dims) == 2 for each in held)  # the weights, without zero points
-    assert len(eight) == count > 7
+    joined = 4 if wanted.card.inputs[0].dtype == "int64" else 0  # queries, keys, and values are one layer
+    assert len(eight) == count - joined > 7
     proof = prove_precision(Precision.FP8, layers)
     assert proof.proven
     assert 0.8 < proof.share.macs["fp8"] < 1  # attention is not in FP8
@@ -58,8 +59,8 @@ def test_linear_layers_are_in_fp8_and_outputs_are_those_of_the_qdq_graph_at_ever
         own = exact(batch)[0].numpy()
     noise = np.square(expected - reference).sum()
     assert noise > 0
-    # sums in another order move few values across the middle between two E4M3 numbers
-    assert np.square(own - expected).sum() < noise / 20
+    # sums in another order and the approximation of GELU move few values across the middle between two E4M3 numbers
+    assert np.square(own - expected).sum() < noise / 4
     # FP16 moves more of them, but the outputs stay as near to FP32's
     assert np.square(found - reference).sum() < 2 * noise
     assert np.square(alone - reference[:1]).sum() < 2 * noise

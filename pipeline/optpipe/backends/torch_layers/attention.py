@@ -1,11 +1,11 @@
 """Attention of a lowered program: queries, keys, and values are read from the linear layer's output, without copies.
 
-Attention over few tokens whose scores have a bias or a mask, as in the windows of Swin, becomes one step. Any other attention stays
-torch's operator.
+Attention over few tokens becomes one step: torch's operator, or products and a softmax whose scores have a bias or a mask, as in the
+windows of Swin. The step also quantizes its output for a layer in 8 bits. Any other attention stays torch's operator.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from operator import attrgetter, getitem
 from typing import Any
@@ -14,8 +14,8 @@ from optpipe.backends.torch_layers import steps
 from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_program import add_constant, read_arguments
 
-MOST_TOKENS = 64
-"""A step keeps all scores of a head in registers."""
+MOST_TOKENS, MOST_BIASED = 256, 64
+"""A step keeps all scores of some queries in registers; with a table of biases, those of all queries of a head."""
 FEATURES = (16, 32, 64)
 
 
@@ -26,44 +26,81 @@ class _Part:
     root: Any
     first: int
     """First element of the last axis."""
-    order: tuple[int, int, int, int]
-    """Axes of the root with its last one split into heads and features."""
     heads: int
     features: int
     copied: bool
 
     def add_view(self, graph: Any) -> Any:
-        return graph.call_function(_view_part, (self.root, self.first, self.heads, self.features, self.order))
+        return graph.call_function(_view_part, (self.root, self.first, self.heads, self.features))
 
 
-def lower_attention(program: Any, *, windows: bool) -> None:
-    """Rewrites the GraphModule in place; without `windows` it has no steps afterward that it did not have."""
+def lower_attention(program: Any, quantizers: Mapping[Any, str], *, kernels: bool) -> None:
+    """Rewrites the GraphModule in place; without `kernels` it has no steps afterward that it did not have.
+
+    `quantizers` are functions that quantize, with the inverse of a scale as second argument, and the types that they return.
+    """
     import torch
 
-    aten = torch.ops.aten
-    search = _Search(program)
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    search = _Search(program, quantizers)
     for number, node in enumerate(list(program.graph.nodes)):
         with program.graph.inserting_before(node):
-            if node.target is aten.scaled_dot_product_attention.default:
+            if node.target is attention:
                 parts = [search.find_part(given) for given in node.args[:3]]
+                if kernels and search.replace_attention(node, parts):
+                    continue
                 for at, part in enumerate(parts):
                     if part is not None and part.copied:
-                        _make_contiguous(part.root)
                         node.update_arg(at, part.add_view(program.graph))
-            elif windows and node.target is aten.matmul.default:
+            elif kernels and node.target is torch.ops.aten.matmul.default:
                 search.replace_windows(node, f"attention_{number}")
-    program.graph.eliminate_dead_code()
+    # torch would keep attention, since it may draw numbers
+    program.graph.eliminate_dead_code(lambda node: node.is_impure() and node.target is not attention)
     program.graph.lint()
     program.recompile()
+
+
+def put_batches_first(program: Any) -> None:
+    """Does without the order of `torch.nn.MultiheadAttention`, which puts tokens first, ahead of and after linear layers."""
+    import torch
+
+    aten, graph = torch.ops.aten, program.graph
+    for node in list(graph.nodes):
+        with graph.inserting_before(node):
+            if node.target is aten.linear.default and _swaps(node.args[0]):
+                new = graph.call_function(node.target, (node.args[0].args[0], *node.args[1:]))
+                new.meta = {"val": node.meta["val"].transpose(0, 1)}
+                swapped = graph.call_function(aten.transpose.int, (new, 0, 1))
+                swapped.meta = {**node.meta, "value": node}
+                node.replace_all_uses_with(swapped)
+                graph.erase_node(node)
+        if node.target is aten.scaled_dot_product_attention.default:
+            chain = [node]
+            while len(chain) < 6 and chain[-1] is not None:
+                chain.append(_find_reader(chain[-1]))
+            if chain[-1] is None or not _swaps(chain[-1]) or chain[1].args[1:] != ([2, 0, 1, 3],):
+                continue
+            flat, layer, apart, last = chain[2:]
+            if layer.target is not aten.linear.default or not (_is_reshape(flat) and _is_reshape(apart)):
+                continue
+            with graph.inserting_before(layer):
+                heads = graph.call_function(aten.transpose.int, (node, 1, 2))
+                heads.meta = {"val": node.meta["val"].transpose(1, 2)}
+                joined = graph.call_function(aten.flatten.using_ints, (heads, 2))
+                joined.meta = {"val": heads.meta["val"].flatten(2)}
+                new = graph.call_function(layer.target, (joined, *layer.args[1:]))
+                new.meta = {"val": last.meta["val"]}
+            last.replace_all_uses_with(new)
+    graph.eliminate_dead_code()
 
 
 class _Search:
     """Finds attention in a program, and computes what depends on no input."""
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: Any, quantizers: Mapping[Any, str]) -> None:
         import torch
 
-        self.program = program
+        self.program, self.quantizers = program, quantizers
         self.device = next(each.meta["val"].device for each in program.graph.nodes if each.op == "placeholder")
         self.layouts: dict[Any, Any] = {}
         """Layouts of views by the sizes of the viewed tensor and the calls that make the view."""
@@ -81,7 +118,7 @@ class _Search:
         import torch
 
         chain: list[Any] = []
-        while node.op == "call_function" and _is_view(node):
+        while _is_view(node):
             chain.insert(0, node)
             node = node.args[0]
         found = node.meta.get("val")
@@ -97,8 +134,8 @@ class _Search:
         if (layout := self.layouts[key]) is None:
             return None
         copied = any(each.target is torch.ops.aten.clone.default for each in chain)
-        first, order, heads, features = layout
-        return _Part(node, first, order, heads, features, copied)
+        first, heads, features = layout
+        return _Part(node, first, heads, features, copied)
 
     def replace_windows(self, product: Any, name: str) -> None:
         """Makes softmax(queries keys^T scale + bias) values one step, if `product` is its second product and fits the kernel."""
@@ -116,23 +153,58 @@ class _Search:
         if queries.target is aten.mul.Tensor and isinstance(queries.args[1], float):
             queries, scale = queries.args
         parts = [self.find_part(queries), self.find_part(keys, transposed=True), self.find_part(values)]
-        if (first := parts[0]) is None or any(each is None or each.root is not first.root for each in parts):
-            return
-        wide, tokens = first.heads * first.features, _get_hint(first.root.meta["val"].shape[1])
-        fits = tokens <= MOST_TOKENS and first.features in FEATURES and first.root.meta["val"].dtype == torch.float16
-        same = [(each.first, each.order) for each in parts if each] == [(at * wide, (0, 2, 1, 3)) for at in range(3)]
-        table = _join_biases(added, first.heads, tokens)
-        if not (fits and same) or table is None or _get_hint(first.root.meta["val"].shape[2]) != 3 * wide:
-            return
-        step = steps.Attention(wide, first.heads, tokens, scale)
-        constant = add_constant(self.program, name, table.to(self.device))
-        arguments = (first.root, None, [constant], 0.0, 1.0, steps.text_from_step(step), "")
+        step = self._make_step(parts, scale, biased=True)
+        table = None if step is None else _join_biases(added, step)
+        if step is not None and table is not None:
+            constants = [add_constant(self.program, name, table.to(self.device))]
+            self._write(product, parts[0], step, None, constants)
+
+    def replace_attention(self, node: Any, parts: Sequence[_Part | None]) -> bool:
+        """Makes torch's attention one step if it fits the kernel."""
+        import torch
+
+        given = read_arguments(node)
+        mask, scale = given["attn_mask"], given["scale"]
+        scale = node.args[0].meta["val"].shape[-1] ** -0.5 if scale is None else scale
+        step = self._make_step(parts, float(scale), added=mask is not None)
+        known = mask is None or mask.meta["val"].dtype in (torch.bool, torch.float16)
+        if step is None or not known or given["is_causal"] or given["dropout_p"] or given["enable_gqa"]:
+            return False
+        self._write(node, parts[0], step, mask, [])
+        return True
+
+    def _make_step(self, parts: Sequence[_Part | None], scale: float, **more: bool) -> steps.Attention | None:
+        """The step for queries, keys, and values if they are all of one tensor."""
+        import torch
+
+        first = parts[0]
+        if first is None or any(each is None or each.root is not first.root for each in parts):
+            return None
+        whole, wide = first.root.meta["val"], first.heads * first.features
+        tokens = whole.shape[1]
+        most = MOST_BIASED if "biased" in more else MOST_TOKENS
+        fits = isinstance(tokens, int) and tokens <= most and first.features in FEATURES
+        same = [each.first for each in parts if each] == [at * wide for at in range(3)]
+        if not (fits and same) or whole.dtype != torch.float16 or _get_hint(whole.shape[2]) != 3 * wide:
+            return None
+        return steps.Attention(wide, first.heads, tokens, scale, **more)
+
+    def _write(self, product: Any, part: Any, step: steps.Attention, mask: Any, constants: list[Any]) -> None:
+        """Replaces the second product by a step, which also quantizes its output if that is all that reads it."""
+        joined = _find_joined(product)
+        end = _get_only(joined.users) if joined is not None else None
+        inverse = 1.0
+        if end is not None and end.target in self.quantizers and not any(end.args[3:]):
+            step, inverse = replace(step, half=False, e4m3=self.quantizers[end.target] == "e4m3"), end.args[1]
+            end.replace_all_uses_with(joined)
+        arguments = (part.root, mask, constants, 0.0, inverse, steps.text_from_step(step), "")
         new = self.program.graph.call_function(register_operator(), arguments)
-        new.meta = {"val": first.root.meta["val"][..., :wide]}
-        shown = _Part(new, 0, (0, 2, 1, 3), first.heads, first.features, False).add_view(self.program.graph)
-        for reader in list(_find_joined(product)):
-            reader.update_arg(0, new)
-        product.replace_all_uses_with(shown)
+        new.meta = {"val": part.root.meta["val"][..., : step.outputs]}
+        if joined is not None:
+            joined.update_arg(0, new)
+        if step.half:
+            shown = replace(part, root=new, first=0).add_view(self.program.graph)
+            product.replace_all_uses_with(shown)
 
     def _read_scores(self, node: Any) -> tuple[Any, list[tuple[Any, int]]]:
         """The product before views and additions of constants, or None; and the constants, each with the axes of its sum."""
@@ -177,21 +249,8 @@ class _Search:
         return self.values[node]
 
 
-def _make_contiguous(product: Any) -> None:
-    """Otherwise torch computes a linear layer of a permuted input as a product, and adds the bias while it copies the result."""
-    import torch
-
-    given = product.args[0]
-    if product.target is torch.ops.aten.linear.default and not given.meta["val"].is_contiguous():
-        with product.graph.inserting_before(product):
-            kept = {"memory_format": torch.contiguous_format}
-            copy = product.graph.call_function(torch.ops.aten.clone.default, (given,), kept)
-        copy.meta = {"val": given.meta["val"].contiguous()}
-        product.update_arg(0, copy)
-
-
-def _view_part(root: Any, first: int, heads: int, features: int, order: Sequence[int]) -> Any:
-    return root.narrow(2, first, heads * features).unflatten(2, (heads, features)).permute(*order)
+def _view_part(root: Any, first: int, heads: int, features: int) -> Any:
+    return root.narrow(2, first, heads * features).unflatten(2, (heads, features)).transpose(1, 2)
 
 
 def _is_view(node: Any) -> bool:
@@ -202,22 +261,21 @@ def _is_view(node: Any) -> bool:
         aten.view, aten.reshape, aten._unsafe_view, aten.transpose, aten.permute, aten.select, aten.squeeze, aten.unsqueeze,
         aten.clone, aten.alias, aten.unbind,
     )  # fmt: skip
-    return node.target is getitem or getattr(node.target, "overloadpacket", None) in views
+    apart = node.target in (getitem, torch.narrow) or getattr(node.target, "overloadpacket", None) in views
+    return node.op == "call_function" and apart
 
 
-def _read_layout(whole: Any, shown: Any) -> tuple[int, tuple[int, int, int, int], int, int] | None:
-    """First element, order of axes, heads, and features of the view that shows the elements `shown` of the indices `whole`."""
+def _read_layout(whole: Any, shown: Any) -> tuple[int, int, int] | None:
+    """First element, heads, and features of the view that shows the elements `shown` of the indices `whole`."""
     import torch
 
     if shown.dim() != 4:
         return None
     first, (_, heads, _, features) = int(shown.flatten()[0]), shown.shape
-    for order in ((0, 2, 1, 3), (1, 2, 0, 3)):
-        if first + heads * features <= whole.shape[-1]:
-            view = _view_part(whole, first, heads, features, order)
-            if view.shape == shown.shape and torch.equal(view, shown):
-                return first, order, heads, features
-    return None
+    if first + heads * features > whole.shape[-1]:
+        return None
+    view = _view_part(whole, first, heads, features)
+    return (first, heads, features) if view.shape == shown.shape and torch.equal(view, shown) else None
 
 
 def _get_hint(size: Any) -> int:
@@ -228,34 +286,66 @@ def _read_hint(node: Any) -> int:
     return _get_hint(node.meta["val"])
 
 
-def _find_joined(product: Any) -> Iterator[Any]:
-    """The node that joins the heads again, whose input has the order of the step's output."""
+def _find_joined(product: Any) -> Any:
+    """The node that joins the heads again, whose input has the order of the step's output, if nothing else reads the product."""
     import torch
 
-    aten, node = torch.ops.aten, product
-    for targets in ((aten.transpose.int, aten.permute.default), (aten.clone.default,), (aten.reshape.default,)):
-        readers = list(node.users)
-        if len(readers) != 1 or readers[0].target not in targets:
-            return
-        node = readers[0]
-        if node.target in (aten.transpose.int, aten.permute.default) and node.args[1:] not in ((1, 2), ([0, 2, 1, 3],)):
-            return
-    yield node
+    aten = torch.ops.aten
+    node = _find_reader(product)
+    orders = ((1, 2), ([0, 2, 1, 3],))
+    if node is None or node.target not in (aten.transpose.int, aten.permute.default) or node.args[1:] not in orders:
+        return None
+    node = _find_reader(node)
+    return node if node is not None and _is_reshape(node) else None
 
 
-def _join_biases(added: Sequence[tuple[Any, int]], heads: int, tokens: int) -> Any:
+def _find_reader(node: Any) -> Any:
+    """The only reader of a node, after copies and reshapes that change nothing; None if there are several."""
+    import torch
+
+    reader, sizes = _get_only(node.users), [*map(_get_hint, node.meta["val"].shape)]
+    while reader is not None and (reader.target is torch.ops.aten.clone.default or _is_reshape(reader)):
+        if [*map(_get_hint, reader.meta["val"].shape)] != sizes:
+            break
+        reader = _get_only(reader.users)
+    return reader
+
+
+def _is_reshape(node: Any) -> bool:
+    import torch
+
+    aten = torch.ops.aten
+    return node.target in (
+        aten.reshape.default, aten.view.default, aten._unsafe_view.default, aten.flatten.using_ints,
+    )  # fmt: skip
+
+
+def _swaps(node: Any) -> bool:
+    """Whether it exchanges the first two of three axes."""
+    import torch
+
+    swaps = node is not None and node.target is torch.ops.aten.transpose.int
+    return swaps and node.meta["val"].dim() == 3 and {axis % 3 for axis in node.args[1:]} == {0, 1}
+
+
+def _get_only(nodes: Iterable[Any]) -> Any:
+    found = list(nodes)
+    return found[0] if len(found) == 1 else None
+
+
+def _join_biases(added: Sequence[tuple[Any, int]], step: steps.Attention) -> Any:
     """The sum of biases and masks, FP16 (windows, heads, rows, columns), or None if a shape is neither's.
 
     Rows and columns are padded to a power of two, columns with minus infinity.
     """
     import torch
 
-    total = torch.zeros(1, heads, tokens, tokens)
+    total = torch.zeros(1, step.heads, step.tokens, step.tokens)
     for value, axes in added:
         mask = value.dim() == axes == 5 and value.shape[0] == 1
         if not mask and (axes != 4 or value.shape[:-3] not in ((), (1,))):
             return None
         total = total + (value[0] if mask else value).float().cpu()
-    spare = max(16, 1 << (tokens - 1).bit_length()) - tokens
+    spare = step.padded - step.tokens
     wide = torch.nn.functional.pad(total, (0, spare), value=float("-inf"))
     return torch.nn.functional.pad(wide, (0, 0, 0, spare)).half()

@@ -38,7 +38,8 @@ def _bent(value, ACTIVATION: tl.constexpr):
     elif ACTIVATION == 4:
         value = tl.minimum(tl.maximum(value, 0.0), 6.0)
     elif ACTIVATION == 5:
-        value = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+        square = tl.minimum(value * value, 36.0)  # as in `steps.approximate_gelu`
+        value = value / (1.0 + tl.exp(value * (-1.59501573 - square * (0.0740113232 - 0.000703038082 * square))))
     return value
 
 
@@ -362,28 +363,65 @@ for _each in [each for each in globals().values() if isinstance(each, triton.JIT
     _each.cache_key  # noqa: B018
 
 
+@triton.jit
+def _write(target, value, inverse_scale, mask, END: tl.constexpr):
+    if END == 1:
+        tl.store(target, _quantized(value * inverse_scale, 0), mask=mask)
+    elif END == 2:
+        bounded = tl.minimum(tl.maximum(value * inverse_scale, -448.0), 448.0)
+        tl.store(target, bounded.to(tl.float8e4nv), mask=mask)
+    else:
+        tl.store(target, value.to(tl.float16), mask=mask)
+
+
+@triton.jit(do_not_specialize=["count"])
+def fp16_quantize(x, y, inverse_scale, count, END: tl.constexpr, BLOCK: tl.constexpr):
+    """FP16 values to INT8 (1) or E4M3 (2)."""
+    _in_turn()
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    _write(y + at, tl.load(x + at, mask=at < count, other=0.0).to(tl.float32), inverse_scale, at < count, END)
+
+
 @triton.jit(do_not_specialize=["windows", "tokens"])
 def fp16_attention(
-    x, bias, y, scale, windows, tokens, H: tl.constexpr, D: tl.constexpr, P: tl.constexpr,
+    x, bias, mask, y, scale, inverse_scale, windows, tokens, apart, across, down, along, H: tl.constexpr, D: tl.constexpr,
+    P: tl.constexpr, BM: tl.constexpr, BIASED: tl.constexpr, MASK: tl.constexpr, END: tl.constexpr,
 ):  # fmt: skip
-    """A head of one sequence: all scores at once, softmax with FP32 sums. `scale` includes the logarithm of the exponential's base, 2.
+    """BM queries of a head of one sequence with all P keys, in FP16 or E4M3. `scale` includes the exponential's base, 2.
 
-    `x` is (sequences, tokens, 3 * H * D), `bias` (windows, H, P, P) with minus infinity after the last token.
+    `x` is (sequences, tokens, 3 * H * D). BIASED: `bias` is (windows, H, P, P) with minus infinity after the last token. MASK: 1 for a
+    byte that lets a key count, 2 for FP16 values to add, with the strides `apart` to `along`. END: the output is FP16 (0), INT8 (1), or
+    E4M3 (2).
     """
     _in_turn()
-    sequence = tl.program_id(0) // H
-    head = tl.program_id(0) % H
-    row = tl.arange(0, P)
+    blocks = tl.cdiv(tokens, BM)
+    sequence = tl.program_id(0) // blocks // H
+    head = tl.program_id(0) // blocks % H
+    row = (tl.program_id(0) % blocks) * BM + tl.arange(0, BM)
+    key = tl.arange(0, P)
     column = tl.arange(0, D)
-    known = row[:, None] < tokens
-    source = x + (sequence * tokens + row)[:, None] * (3 * H * D) + head * D + column[None, :]
-    q = tl.load(source, mask=known, other=0.0)
-    k = tl.load(source + H * D, mask=known, other=0.0)
-    v = tl.load(source + 2 * H * D, mask=known, other=0.0)
-    added = tl.load(bias + ((sequence % windows) * H + head) * (P * P) + row[:, None] * P + row[None, :])
-    score = tl.dot(q, k.T) * scale + added.to(tl.float32) * 1.4426950408889634
-    weight = tl.exp2(score - tl.max(score, 1)[:, None])
-    total = tl.sum(weight, 1)
-    value = tl.dot(weight.to(tl.float16), v) / total[:, None]
-    target = y + (sequence * tokens + row)[:, None] * (H * D) + head * D + column[None, :]
-    tl.store(target, value.to(tl.float16), mask=known)
+    queries = sequence * tokens + row
+    keys = sequence * tokens + key
+    asked = row < tokens
+    known = key < tokens
+    source = x + head * D + column[None, :]
+    q = tl.load(source + queries[:, None] * (3 * H * D), mask=asked[:, None], other=0.0)
+    k = tl.load(source + (keys[:, None] * (3 * H * D) + H * D), mask=known[:, None], other=0.0)
+    v = tl.load(source + (keys[:, None] * (3 * H * D) + 2 * H * D), mask=known[:, None], other=0.0)
+    score = tl.dot(q, k.T) * scale
+    if BIASED:
+        added = tl.load(bias + ((sequence % windows) * H + head) * (P * P) + row[:, None] * P + key[None, :])
+        score += added.to(tl.float32) * 1.4426950408889634
+    else:
+        score = tl.where(known[None, :], score, float("-inf"))
+    if MASK > 0:
+        place = mask + sequence * apart + head * across + row[:, None] * down + key[None, :] * along
+        added = tl.load(place, mask=asked[:, None] & known[None, :], other=0)
+        if MASK == 1:
+            score = tl.where(added != 0, score, float("-inf"))
+        else:
+            score += added.to(tl.float32) * 1.4426950408889634
+    weight = tl.exp2(score - tl.maximum(tl.max(score, 1), -1e30)[:, None])
+    total = tl.maximum(tl.sum(weight, 1), 1e-30)  # a row whose keys are all masked is zero
+    value = tl.dot(weight.to(tl.float16), v.to(tl.float16)) / total[:, None]
+    _write(y + queries[:, None] * (H * D) + head * D + column[None, :], value, inverse_scale, asked[:, None], END)

@@ -255,13 +255,40 @@ def _launch_product_by_cublas(step: steps.Convolution, given: Operands, _: Mappi
 
 
 def _launch_attention(step: steps.Attention, given: Operands, settings: Mapping[str, int]) -> Any:
+    import torch
+
     from optpipe.backends.torch_layers.kernels import fp16_attention
 
-    output, memory, (bias,) = steps.make_output(step, given.data), given.data.contiguous(), given.constants
-    windows, _, padded, _ = bias.shape
-    arguments = (memory, bias, output, step.scale * log2(e), windows, step.tokens)
-    fixed = {"H": step.heads, "D": step.outputs // step.heads, "P": padded}
-    _launch_kernel(fp16_attention, (len(memory) * step.heads,), arguments, settings, **fixed)
+    output, memory = steps.make_output(step, given.data), given.data.contiguous()
+    bias, sequences = given.constants[0] if step.biased else memory, len(memory)
+    mask, strides = memory, (0, 0, 0, 0)
+    if given.added is not None:
+        mask = given.added.expand(sequences, step.heads, step.tokens, step.tokens)
+        mask, strides = mask.view(torch.uint8) if mask.dtype == torch.bool else mask, mask.stride()
+    factors = step.scale * log2(e), given.inverse_scale
+    arguments = (memory, bias, mask, output, *factors, len(bias), step.tokens, *strides)
+    fixed = {"H": step.heads, "D": step.outputs // step.heads, "P": step.padded}
+    fixed |= {"BIASED": step.biased, "MASK": 0 if given.added is None else mask.element_size()}
+    fixed["END"] = 0 if step.half else 1 + step.e4m3
+    grid = ceil(step.tokens / settings["BM"]) * sequences * step.heads
+    _launch_kernel(fp16_attention, (grid,), arguments, settings, **fixed)
+    return output
+
+
+def _launch_attention_by_torch(step: steps.Attention, given: Operands, _: Mapping[str, int]) -> Any:
+    import torch
+
+    output, apart = steps.make_output(step, given.data), given.data.half().unflatten(-1, (3, step.heads, -1))
+    parts = apart.permute(2, 0, 3, 1, 4)
+    found = torch.nn.functional.scaled_dot_product_attention(*parts, given.added, scale=step.scale)
+    value = found.transpose(1, 2).flatten(2).contiguous()
+    if step.half:
+        return value
+    from optpipe.backends.torch_layers.kernels import fp16_quantize
+
+    count, block = value.numel(), 2048
+    arguments = (value, output, given.inverse_scale, count)
+    _launch_kernel(fp16_quantize, (ceil(count / block),), arguments, {"warps": 4}, END=1 + step.e4m3, BLOCK=block)
     return output
 
 
@@ -287,6 +314,7 @@ def _launch_max_pool(step: steps.MaxPool, given: Operands, settings: Mapping[str
 LAUNCHERS: dict[str, Callable[[Any, Operands, Mapping[str, int]], Any]] = {
     "convolution_by_cudnn": _launch_convolution_by_cudnn,
     "product_by_cublas": _launch_product_by_cublas,
+    "attention_by_torch": _launch_attention_by_torch,
     "depthwise_by_torch": _launch_depthwise_by_torch,
     "fp16_attention": _launch_attention,
     "fp16_depthwise": _launch_depthwise,

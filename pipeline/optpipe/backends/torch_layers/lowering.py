@@ -5,7 +5,7 @@ and quantization after such a layer are fused with it, also after a depthwise co
 the same range activations stay in INT8, also if a residual addition reads them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -18,15 +18,17 @@ from numpy.typing import NDArray
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_onnx
 from optpipe.backends.torch_layers import steps, tactics
-from optpipe.backends.torch_layers.attention import lower_attention
+from optpipe.backends.torch_layers.attention import lower_attention, put_batches_first
 from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_program import (
     add_constant,
     copy_where_needed,
+    drop_copies,
     export_with_weights,
     fold_normalization,
     read_arguments,
     read_product,
+    split_outputs,
     type_name_from_torch,
 )
 from optpipe.core.precision import Precision
@@ -53,24 +55,15 @@ def lower_program(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
     register_operator()
     exported, wide = export_with_weights(request, Precision.FP16)
     program = exported.run_decompositions({}).module()
-    _drop_copies(program)
+    drop_copies(program)
+    put_batches_first(program)
     half = request.precision is Precision.FP16
     if half:
         _join_linear_layers(program)
     layers = [] if half else [*layers_from_qdq(load_onnx(request.graph), _have_same_weights)]
     missed = _Lowering(program, layers, wide, half).run()
-    lower_attention(program, windows=True)
+    lower_attention(program, {_quantize: "int8"}, kernels=True)
     return program, (f"{len(missed)} layers stay in fp16: {missed[0]}",) if missed else ()
-
-
-def _drop_copies(program: Any) -> None:
-    """Removes clones that keep the layout, such as dropout's, which would hide what reads a layer."""
-    import torch
-
-    for node in list(program.graph.nodes):
-        if node.target is torch.ops.aten.clone.default and node.kwargs.get("memory_format") is None:
-            node.replace_all_uses_with(node.args[0])
-            program.graph.erase_node(node)
 
 
 def _join_linear_layers(program: Any) -> None:
@@ -96,18 +89,12 @@ def _join_linear_layers(program: Any) -> None:
             new = program.graph.call_function(torch.ops.aten.linear.default, (group[0].args[0], *joined))
             first = group[0].meta["val"]
             new.meta = {"val": first.new_empty((*first.shape[:-1], sum(sizes)))}
-            _split_outputs(program.graph, new, group, sizes)
+            split_outputs(program.graph, new, group, sizes)
 
 
-def _split_outputs(graph: Any, joined: Any, nodes: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
-    """Replaces `nodes` by parts of the last axis of `joined`; returns the parts."""
-    found = []
-    for at, (node, size) in enumerate(zip(nodes, sizes, strict=True)):
-        part = graph.call_method("narrow", (joined, -1, sum(sizes[:at]), size))
-        part.meta = {**node.meta, "value": node}
-        node.replace_all_uses_with(part)
-        found.append(part)
-    return found
+def lower_own_layers(program: Any, wide: Mapping[str, Any]) -> None:
+    """Makes steps of depthwise convolutions and of the first one in FP16, and linear layers of convolutions over patches."""
+    _Lowering(program, [], wide).run()
 
 
 @dataclass(eq=False, slots=True)
@@ -467,7 +454,8 @@ class _Lowering:
             return
         if layer.parts:
             lasts, sizes = [each.last for each in layer.parts], [len(each.weight) for each in layer.parts]
-            self.replaced |= zip(lasts, _split_outputs(graph, new, lasts, sizes), strict=True)
+            new.meta = {"val": last.meta["val"].new_empty((*last.meta["val"].shape[:-1], sum(sizes)))}
+            self.replaced |= zip(lasts, split_outputs(graph, new, lasts, sizes), strict=True)
             return
         if layer.line:
             new = graph.call_method("squeeze", (new, 2))

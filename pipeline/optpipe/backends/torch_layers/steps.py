@@ -101,17 +101,26 @@ class Depthwise:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """softmax(queries keysᵀ scale + bias) values of each head, FP16 with FP32 sums.
+    """softmax(queries keysᵀ scale + bias) values of each head, with FP32 sums; `added` is a mask for torch's attention.
 
-    The input is (sequences, tokens, queries, keys, and values of all heads), the output (sequences, tokens, outputs).
+    The input is (sequences, tokens, queries, keys, and values of all heads), FP16 or E4M3, the output (sequences, tokens, outputs), FP16
+    with `half`, E4M3 with `e4m3`, otherwise INT8. The product with the values is in FP16.
     """
 
     outputs: int
     heads: int
     tokens: int
     scale: float
+    biased: bool = False
+    added: bool = False
     half: bool = True
+    e4m3: bool = False
     floating: bool = True
+
+    @property
+    def padded(self) -> int:
+        """Tokens, rounded up to a power of two."""
+        return max(16, 1 << (self.tokens - 1).bit_length())
 
     @property
     def macs(self) -> int:
@@ -157,12 +166,19 @@ def step_from_text(text: str) -> Step:
     return convert(values, _KINDS[name], strict=False)  # which reads numbers and booleans
 
 
+def approximate_gelu(value: Any) -> Any:
+    """GELU of an FP32 tensor to 2.6e-5, by the logistic function of a polynomial: half of the instructions of the error function."""
+    square = (value * value).clamp(max=36)
+    return value * (value * (1.59501573 + square * (0.0740113232 - 0.000703038082 * square))).sigmoid()
+
+
 def make_output(step: Step, given: Any) -> Any:
     """The uninitialized output of a step on `given`; images are channels last in memory."""
     import torch
 
     dtype = torch.float16 if step.half else torch.int8
     if isinstance(step, Attention) or (isinstance(step, Convolution) and step.flat):
+        dtype = torch.float8_e4m3fn if isinstance(step, Attention) and step.e4m3 else dtype
         return torch.empty((*given.shape[:-1], step.outputs), dtype=dtype, device=given.device)
     top, left, below, right = step.padding
     spans = (step.dilation * (each - 1) + 1 for each in step.kernel)

@@ -120,8 +120,11 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
             if step.half and step.padding[:2] == step.padding[2:]:
                 yield Tactic("depthwise_by_torch", {})
         case steps.Attention():
-            for warps in (4, 2, 8):
-                yield Tactic("fp16_attention", {"warps": warps})
+            tiles = ((64, 4), (128, 8), (64, 8)) if step.padded > 64 else [(step.padded, warps) for warps in (4, 2, 8)]
+            for rows, warps in tiles:
+                yield Tactic("fp16_attention", {"BM": rows, "warps": warps})
+            if not step.biased:
+                yield Tactic("attention_by_torch", {})
         case steps.MaxPool():
             for pixels, warps in ((16, 4), (32, 4)):
                 yield Tactic("max_pool", {"BP": pixels, "warps": warps})
@@ -166,6 +169,8 @@ _WIDE_TILES = (
     (128, 256, 2, 3, 8, 0),
     (256, 64, 1, 3, 8, 1),
     (64, 256, 1, 3, 8, 1),
+    (128, 128, 2, 4, 4, 1),
+    (256, 128, 2, 3, 8, 1),
 )
 """Rows, columns, parts, stages, warps, and whether the kernel is persistent."""
 

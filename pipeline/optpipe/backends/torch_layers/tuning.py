@@ -37,6 +37,8 @@ MOST_PROCESSES = 16
 """The most processes; each takes up to 0.6 GB."""
 Choice = tuple[Tactic, float]
 """The fastest tactic of a step for one shape, and its microseconds."""
+CHOSEN: dict[Any, Choice] = {}
+"""By step and shapes; `auto` builds several precisions in one process, and each compares with FP16."""
 
 
 def draw_inputs(inputs: tuple[InputSpec, ...]) -> dict[int, tuple[Any, ...]]:
@@ -74,18 +76,16 @@ def compile_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> None:
 
 
 def choose_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[int, tuple[Choice, ...]]:
-    known: dict[tuple[Any, ...], Choice] = {}
     chosen: dict[Any, dict[int, Tactic]] = {}
     measured = {}
     for size, inputs in drawn.items():
         found: list[Choice] = []
 
         def choose(node: Any, step: steps.Step, given: Operands, found: list[Choice] = found) -> Any:
-            key = (step, tuple(given.data.shape))
-            if key not in known:
-                known[key] = _find_fastest(step, given)
-            found.append(known[key])
-            tactic, _ = known[key]
+            if (key := _describe(step, given)) not in CHOSEN:
+                CHOSEN[key] = _find_fastest(step, given)
+            found.append(CHOSEN[key])
+            tactic, _ = CHOSEN[key]
             chosen.setdefault(node, {})[given.data.shape[0]] = tactic
             return launch_step(step, given, tactic)
 
@@ -125,9 +125,13 @@ def summarize_choices(measured: Mapping[int, tuple[Choice, ...]]) -> dict[str, A
     }
 
 
+def _describe(step: steps.Step, given: Operands) -> Any:
+    return step, *((each.shape, each.stride(), each.dtype) for each in (given.data, given.added) if each is not None)
+
+
 def _launch_all(step: steps.Step, given: Operands) -> Any:
     """Launches all tactics of a step so that their kernels are collected; returns zeros as its output."""
-    for tactic in list_tactics(step, given.data):
+    for tactic in list_tactics(step, given.data) if _describe(step, given) not in CHOSEN else ():
         with suppress(Exception):  # timing reports the failure
             launch_step(step, given, tactic)
     return steps.make_output(step, given.data).zero_()

@@ -56,6 +56,11 @@ def test_a_layer_is_its_real_value_rounded_and_clamped_or_in_fp16(chosen):
         assert (found.double() - real.clamp(-128, 127)).abs().max() <= 0.5 + 1e-4
 
 
+def test_gelu_is_approximated_everywhere():
+    values = torch.linspace(-50, 50, 200001)
+    assert (steps.approximate_gelu(values) - torch.nn.functional.gelu(values.double())).abs().max() < 2.6e-5
+
+
 def test_ties_go_to_the_even_step_and_the_range_is_symmetric_but_for_one():
     values = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 200.0, -200.0]).half()
     assert quantize(values, 1.0).tolist() == [0, 2, 2, 0, -2, 127, -128]

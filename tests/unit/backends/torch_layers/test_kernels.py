@@ -81,6 +81,24 @@ def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(activation, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("padded", "rows"), [(128, 64), (256, 64)])
+def test_attention_in_8_bits_compiles_for_hopper_s_matrix_units_without_a_gpu(padded, rows):
+    from optpipe.backends.torch_layers.kernels import fp16_attention
+
+    fixed = {"H": 12, "D": 64, "P": padded, "BM": rows, "BIASED": False, "MASK": 1, "END": 2}
+    types = {
+        "x": "*fp8e4nv",
+        "bias": "*fp8e4nv",
+        "mask": "*u8",
+        "y": "*fp8e4nv",
+        "scale": "fp32",
+        "inverse_scale": "fp32",
+    }
+    made = compile_for_hopper(fp16_attention, fixed, ("x", "mask", "y"), **types)
+    assert "e4m3.e4m3" in made["ptx"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "along"), [(3, 1), (3, 4), (5, 2), (7, 4)])
 def test_a_depthwise_kernel_loads_what_the_outputs_of_a_strip_share_once_and_16_bytes_at_a_time(kernel, along):
     from optpipe.backends.torch_layers.kernels import fp16_depthwise

@@ -18,7 +18,7 @@ from tests.fakes.int8_network import NETWORKS, SPEC, make_int8_request
 from torch.nn import functional
 
 from optpipe.backends.inductor import Inductor, fix_batch
-from optpipe.backends.torch_layers import LOWERING, tuning
+from optpipe.backends.torch_layers import LOWERING, attention, tuning
 from optpipe.backends.torch_layers.lowering import lower_program
 from optpipe.backends.torch_layers.steps import step_from_text
 from optpipe.backends.torch_layers.tactics import list_tactics, tactics_from_text
@@ -92,7 +92,7 @@ def test_the_proof_counts_what_the_program_executes_and_names_what_no_kernel_tak
         ("varied", {"Convolution": 7}, 2),
         ("gated", {"Stem": 1, "Depthwise": 2, "Convolution": 5, "added": 1}, 0),
         ("tokens", {"Convolution": 1}, 1),
-        ("attending", {"Attention": 1}, 0),
+        ("attending", {"Attention": 3}, 0),
     ),
 )
 def test_convolutions_in_fp16_are_steps_and_give_the_module_s_outputs(name, kinds, left, tmp_path):
@@ -111,11 +111,11 @@ def test_convolutions_in_fp16_are_steps_and_give_the_module_s_outputs(name, kind
         expected, got = wanted.module().eval()(batch).numpy(), program(batch)[0].numpy()
     assert measure_snr(expected, got) > 45
     layers = layers_from_program(export_rewritten(program, wanted), Precision.FP16)
-    if name != "attending":  # on a CPU torch computes attention in FP32
-        assert prove_precision(Precision.FP16, layers).share.macs == {"fp16": 1.0}
+    assert prove_precision(Precision.FP16, layers).share.macs == {"fp16": 1.0}
 
 
-def test_attention_reads_queries_keys_and_values_without_copies(tmp_path):
+def test_attention_over_many_tokens_reads_queries_keys_and_values_without_copies(tmp_path, monkeypatch):
+    monkeypatch.setattr(attention, "MOST_TOKENS", 8)
     wanted = replace(make_int8_request("attending", tmp_path), precision=Precision.FP16)
     program, _ = lower_program(wanted)
     roots = []
@@ -157,6 +157,7 @@ def test_every_layer_runs_its_fastest_tactic_at_the_nearest_batch_size(lowered, 
         step, given, tactic = launch.args
         return 1.0 if tactic == [*list_tactics(step, given.data)][-1] else 2.0
 
+    monkeypatch.setattr(tuning, "CHOSEN", {})
     monkeypatch.setattr(tuning, "launch_step", lambda step, given, _tactic=None: compute_step(step, given))
     monkeypatch.setattr(tuning, "time_launch", time_launch)
     monkeypatch.setattr(tuning, "compile_side_by_side", lambda _: None)

@@ -290,7 +290,7 @@ def build_artifact(
     options: Mapping[str, Any],
     store: Store,
     listener: Listener,
-    raced: bool = False,  # noqa: FBT001
+    raced: bool = False,
 ) -> tuple[Entry[ArtifactInfo], bool]:
     """The store entry `artifact`: the engine, package or optimized graph, with the proof of its precision."""
     card = card_from_file(model.file(CARD))

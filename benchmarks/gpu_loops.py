@@ -88,14 +88,13 @@ def own_api(info, path, batch, options):
     import torch
 
     from optpipe.backends.inductor_packages import load_package
-    from optpipe.backends.torch_eager import load_program
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         if info.backend == "onnxruntime":
             return onnxruntime_loop(path, info, batch, options, stream)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = bool(info.get("tf32"))
-        call = load_package(path, "cuda") if info.backend == "inductor" else load_program(path)
+        call = load_package(path, "cuda") if info.backend == "inductor" else torch.export.load(path).module()
         dtype = {"float16": torch.float16, "float32": torch.float32}[info.inputs[0]["dtype"]]
         return torch_loop(call, batch, dtype, stream, options.get("cuda_graph", False))
 

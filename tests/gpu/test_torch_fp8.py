@@ -41,10 +41,6 @@ def test_a_network_is_compiled_proven_and_compared_with_fp16(text, tmp_path):
     )
     built = Inductor().build(wanted)
     assert prove_precision(Precision.FP8, built.layers).proven
-    speeds = built.details["against_fp16"]
-    assert {"1", "4", "8"} <= speeds.keys()
-    assert all(0 < each["low"] <= each["speed"] <= each["high"] for each in speeds.values())
-    assert bool(built.remarks) == any(not each["pays"] for each in speeds.values())
     program, missed = lower_fp8(wanted, kernels=True)
     assert missed == ()
     with torch.inference_mode():

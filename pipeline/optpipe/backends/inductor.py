@@ -158,12 +158,11 @@ class Inductor(TorchBackend):
                     f"{request.precision.upper()} against it: {why_not}"
                 )
         if compared:
-            from optpipe.backends.torch_layers.tuning import compare_calls, draw_inputs, explain_speeds, record_speeds
+            from optpipe.backends.torch_layers.tuning import compare_calls, draw_inputs, explain_speeds
 
             own, half = (load_package(each, request.device) for each in (request.directory / GENERAL, rival.package))
             speeds = compare_calls(own, half, draw_inputs(request.card.inputs))
             rival.package.unlink()
-            made["against_fp16"] = record_speeds(speeds)
             remarks = (*remarks, *explain_speeds(speeds, request.precision))
         kept, said = _keep_fastest(request, sizes if exports else (), failures, len(exports))
         made[STATIC_BATCHES] = kept

@@ -48,8 +48,11 @@ class TorchEager(TorchBackend):
         return BuildResult(layers, PROGRAM_FILE, options, record_tensors(request))
 
     def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
+        import torch
+
         chosen = self.merge_options({**info.options, **options}, info.device)
-        return TorchSession(load_program(directory / PROGRAM_FILE), info, chosen)
+        refuse_pickles(directory / PROGRAM_FILE)
+        return TorchSession(torch.export.load(directory / PROGRAM_FILE).module(), info, chosen)
 
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: "Path") -> Marked:  # noqa: ARG002
         import torch
@@ -58,11 +61,3 @@ class TorchEager(TorchBackend):
         program = torch.export.load(request.directory / PROGRAM_FILE).run_decompositions({}).module()
         module = mark_source(request)
         return module, MarkedProgram(program, request, run_as_it_is, module)
-
-
-def load_program(path: "Path") -> Any:
-    """The saved program as a GraphModule. Raises `StageError` if it holds pickles."""
-    import torch
-
-    refuse_pickles(path)
-    return torch.export.load(path).module()

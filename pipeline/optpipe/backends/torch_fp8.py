@@ -21,7 +21,6 @@ from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_layers.steps import approximate_gelu
 from optpipe.backends.torch_program import (
     copy_where_needed,
-    drop_copies,
     export_with_weights,
     read_arguments,
     read_product,
@@ -38,12 +37,10 @@ def lower_fp8(
     """
     exported, wide = export_with_weights(request, around)
     program = exported.run_decompositions({}).module()
-    drop_copies(program)
     put_batches_first(program)
     if kernels:
         lower_own_layers(program, wide)
     missed = replace_linear_layers(program, layers_from_qdq(load_onnx(request.graph), _have_same_weights), wide)
-    _approximate_gelu(program)
     lower_attention(program, {quantize: "e4m3"}, kernels=kernels)
     _attend_in_8_bits(program)
     copy_where_needed(program)
@@ -91,7 +88,11 @@ def replace_linear_layers(program: Any, layers: Iterable[QuantizedLayer], wide: 
         with program.graph.inserting_before(nodes[0]):
             key = given, tables[0].scale
             if key not in codes:
-                codes[key] = program.graph.call_function(quantize, (given, 1.0 / tables[0].scale))
+                source = given
+                if given.target is torch.ops.aten.gelu.default and read_arguments(given)["approximate"] == "none":
+                    source = program.graph.call_function(_bend, given.args)
+                    source.meta = {**given.meta, "value": given}
+                codes[key] = program.graph.call_function(quantize, (source, 1.0 / tables[0].scale))
             new = program.graph.call_module(f"fp8_{number}", (codes[key],))
             if not stored:  # a computed bias, such as one joined from parts
                 new = program.graph.call_function(torch.ops.aten.add.Tensor, (new, bias))
@@ -116,20 +117,6 @@ def _join_tables(tables: Sequence[QuantizedLayer]) -> QuantizedLayer:
     parts = [each.weight.astype(np.float32) * (float(each.weight_scale[0]) / scale) for each in tables]
     weight = np.concatenate(parts).astype(tables[0].weight.dtype)
     return replace(tables[0], weight=weight, weight_scale=np.full(len(weight), scale, np.float32))
-
-
-def _approximate_gelu(program: Any) -> None:
-    """Where only E4M3 layers read it."""
-    import torch
-
-    for node in list(program.graph.nodes):
-        exact = node.target is torch.ops.aten.gelu.default and read_arguments(node)["approximate"] == "none"
-        if exact and all(each.target is quantize for each in node.users):
-            with program.graph.inserting_before(node):
-                new = program.graph.call_function(_bend, (node.args[0],))
-            new.meta = {**node.meta, "value": node}
-            node.replace_all_uses_with(new)
-            program.graph.erase_node(node)
 
 
 def _bend(value: Any) -> Any:

@@ -175,16 +175,6 @@ def copy_where_needed(program: Any) -> None:
     program.recompile()
 
 
-def drop_copies(program: Any) -> None:
-    """Removes clones that keep the layout, such as dropout's, which would hide what reads a layer."""
-    import torch
-
-    for node in list(program.graph.nodes):
-        if node.target is torch.ops.aten.clone.default and node.kwargs.get("memory_format") is None:
-            node.replace_all_uses_with(node.args[0])
-            program.graph.erase_node(node)
-
-
 def export_module(module: Any, request: BuildRequest) -> Any:
     """`torch.export` of a module whose starred forward takes the card's inputs.
 

@@ -1,13 +1,16 @@
 """`build --precision auto`: the fastest build within an accuracy budget, of every backend and precision available here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import inf
 from pathlib import Path
 from secrets import randbits
+from time import perf_counter
 
+from optpipe.backends.base import Binding
 from optpipe.backends.inductor import STATIC_BATCHES
 from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, add_calibration, build_model, require_artifacts
@@ -63,8 +66,47 @@ def find_flaw(built: BuiltArtifact) -> str | None:
     return None
 
 
+HOPELESS = 1.5
+"""A build that takes this many times as long as the fastest, each in ten inferences of this process, is not raced."""
+
+
+def find_hopeless(built: Sequence[BuiltArtifact], sizes: Sequence[int], card: ModelCard) -> dict[str, str]:
+    """Builds on a GPU that cannot win at any batch size, and why; in a race each would start several processes of many seconds."""
+    import numpy as np
+
+    times: dict[str, list[float]] = {}
+    for each in built:
+        info = each.entry.info
+        with suppress(Exception), BACKENDS[info.backend].load(each.entry.path, info, {}) as session:  # a race tells why
+            found = []
+            for size in sizes:
+                inputs = card.with_profile((size, size, size), {}).inputs if card.batched else card.inputs
+                binding = session.bind({one.name: np.ones(one.opt, one.dtype) for one in inputs})
+                found.append(min(_time_launches(binding) for _ in range(3)))
+            times[each.entry.id] = found
+    least = [min(found) for found in zip(*times.values(), strict=True)]
+    slower = {id: min(own / best for own, best in zip(found, least, strict=True)) for id, found in times.items()}
+    return {
+        id: f"{each:.1f} times the time of the fastest in one process" for id, each in slower.items() if each > HOPELESS
+    }
+
+
+def _time_launches(binding: Binding) -> float:
+    import torch
+
+    begun = perf_counter()
+    for _ in range(10):
+        binding.launch()
+    torch.cuda.synchronize()
+    return perf_counter() - begun
+
+
 def list_candidates(
-    judged: Sequence[BuiltArtifact], races: Mapping[int, Race], failures: Mapping[str, str], budget: Budget
+    judged: Sequence[BuiltArtifact],
+    races: Mapping[int, Race],
+    failures: Mapping[str, str],
+    budget: Budget,
+    hopeless: Collection[str] = (),
 ) -> tuple[Candidate, ...]:
     """Winners first, then by time at the first batch size; then those without a time, in the given order."""
     infos = {each.entry.id: each.entry.info for each in judged}
@@ -72,6 +114,7 @@ def list_candidates(
     for each in judged:
         id, info = each.entry.id, each.entry.info
         standing, reason = _explain(each, races, failures, infos, budget)
+        standing = Standing.DROPPED if id in hopeless else standing
         times = []
         for size, race in races.items():
             if id in race.times and (own := race.times[id]).race:
@@ -110,7 +153,9 @@ def _explain(
     won = [size for size, race in races.items() if race.winner == id]
     if won:
         return Standing.CHOSEN, "; ".join(_explain_lead(size, races[size], infos) for size in won)
-    behind = [(size, race) for size, race in races.items() if race.compute_slowdown(id) is not None]
+    behind = [
+        (size, race) for size, race in races.items() if id in race.times and race.compute_slowdown(id) is not None
+    ]
     if not behind:
         return Standing.FAILED, failures.get(id, "no batch size could be measured")
     changes = {race.ratios[id].change if id in race.ratios else None for _, race in behind}
@@ -137,7 +182,7 @@ def _explain_accuracy(accuracy: CandidateAccuracy, budget: Budget) -> str:
 def _explain_lead(size: int, race: Race, infos: Mapping[str, ArtifactInfo]) -> str:
     """The winner's lead over the best slower build, and over those that the race cannot distinguish from it."""
     if not race.ratios:
-        alone = "within the budget" if len(race.times) == 1 else "with a time in every round"
+        alone = "in the race" if len(race.times) == 1 else "with a time in every round"
         return f"batch {size}: the only build {alone}"
     equal = {name: ratio for name, ratio in race.ratios.items() if ratio.change is Change.NO_DIFFERENCE}
     slower = {name: ratio for name, ratio in race.ratios.items() if name not in equal}
@@ -379,9 +424,12 @@ def choose_build(
     require_artifacts(build)
     with open_run(store.workspace, "choose") as run:
         seed = randbits(32)
-        races, failures = _race(
-            [each.entry.id for each in judged if each.keeps_budget], sizes, final_rounds, seed, run, store, listener
-        )
+        able = [each for each in judged if each.keeps_budget]
+        on_gpu = len(able) > 1 and all(each.entry.info.device == "cuda" for each in able)
+        hopeless = find_hopeless(able, sizes, card) if on_gpu else {}
+        raced = [each.entry.id for each in able if each.entry.id not in hopeless]
+        races, failures = _race(raced, sizes, final_rounds, seed, run, store, listener)
+        failures |= hopeless
         decision = Decision(
             model=card.name,
             model_id=exported.id,
@@ -389,7 +437,7 @@ def choose_build(
             judged_on=judged_on,
             batch_sizes=sizes,
             winners={size: race.winner for size, race in races.items() if race.winner},
-            candidates=list_candidates(judged, races, failures, budget),
+            candidates=list_candidates(judged, races, failures, budget, hopeless),
             left_out=(*omitted, *build.skipped),
             failed=tuple(build.failed),
             seed=seed,
@@ -425,7 +473,7 @@ def _race(
         return {}, {}
     total = count_processes(len(built), final_rounds)
     where = ", ".join(map(str, sizes))
-    title = f"compare {len(built)} builds" if len(built) > 1 else "measure the only build within the budget"
+    title = f"compare {len(built)} builds" if len(built) > 1 else "measure the only build in the race"
     measurements: list[Measurement] = []
     failures: dict[str, str] = {}
     with (

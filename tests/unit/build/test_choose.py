@@ -5,10 +5,13 @@ from typing import Any
 
 from tests.fakes.console import assert_golden, text_of
 from tests.fakes.entries import HASH, MIXED, WRONG, artifact_info, proof
+from tests.fakes.sessions import PlantedSession
 
-from optpipe.build.choose import ChoiceResult, judge_status, list_candidates
+from optpipe.build import choose
+from optpipe.build.choose import ChoiceResult, find_hopeless, judge_status, list_candidates
 from optpipe.build.doctor import ToolStatus, document_from_diagnosis, document_from_options, list_options
 from optpipe.build.records import ArtifactResult, BuildResult, BuiltArtifact, document_from_build, document_from_choice
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.entries import SkippedLayer, VerificationInfo, WeightsRecord
 from optpipe.core.errors import ExitStatus
 from optpipe.core.precision import Budget, Precision
@@ -45,6 +48,24 @@ def decided(builds, races, failures=None, left_out=(), failed=()):
         "digits", "m" * 12, str(POINTS), "800 images of validation", sizes, winners, candidates, left_out, 7, "top1",
         failed,
     )  # fmt: skip
+
+
+def test_a_build_that_is_far_slower_in_one_process_is_not_raced(monkeypatch):
+    """One that cannot be loaded here is: its process tells why."""
+    delays = {"aaaa": 0.5, "bbbb": 0.5, "cccc": 5.0}
+    load = SimpleNamespace(load=lambda path, *_: PlantedSession(delays[path], "none"))
+    monkeypatch.setattr(choose, "BACKENDS", {"onnxruntime": load})
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    builds = [judged(name) for name in (*delays, "dddd")]
+    for each in builds:
+        each.entry.path = each.entry.id
+    card = ModelCard("small", "small", Task.OTHER, (InputSpec("x", "float32", (1, 64), (1, 64), (8, 64), batch=0),))
+    hopeless = find_hopeless(builds, (1, 8), card)
+    assert hopeless.keys() == {"cccc"}
+    races = raced({"aaaa": {1: 1e6}, "bbbb": {1: 1e6}, "dddd": {1: 2e6}})
+    found = {each.artifact: each for each in list_candidates(builds, races, hopeless, POINTS, hopeless)}
+    assert found["cccc"].standing is Standing.DROPPED
+    assert "in one process" in found["cccc"].reason
 
 
 def test_the_winner_comes_first_and_every_loser_has_its_reason():

@@ -61,10 +61,17 @@ def lower_attention(program: Any, quantizers: Mapping[Any, str], *, kernels: boo
 
 
 def put_batches_first(program: Any) -> None:
-    """Does without the order of `torch.nn.MultiheadAttention`, which puts tokens first, ahead of and after linear layers."""
+    """Does without the order of `torch.nn.MultiheadAttention`, which puts tokens first, ahead of and after linear layers.
+
+    Also removes clones that keep the layout, such as dropout's, which would hide what reads a layer.
+    """
     import torch
 
     aten, graph = torch.ops.aten, program.graph
+    for node in list(graph.nodes):
+        if node.target is aten.clone.default and node.kwargs.get("memory_format") is None:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
     for node in list(graph.nodes):
         with graph.inserting_before(node):
             if node.target is aten.linear.default and _swaps(node.args[0]):
@@ -221,12 +228,7 @@ class _Search:
                     return None, []
                 added.append((constants[0], len(node.meta["val"].shape)))
                 node = sides[0 if values[0] is None else 1]
-            elif node.target in (
-                aten.view.default,
-                aten.reshape.default,
-                aten._unsafe_view.default,
-                aten.clone.default,
-            ):
+            elif node.target is aten.clone.default or _is_reshape(node):
                 node = node.args[0]
             else:
                 return None, []
@@ -315,9 +317,7 @@ def _is_reshape(node: Any) -> bool:
     import torch
 
     aten = torch.ops.aten
-    return node.target in (
-        aten.reshape.default, aten.view.default, aten._unsafe_view.default, aten.flatten.using_ints,
-    )  # fmt: skip
+    return node.target in (aten.reshape.default, aten.view.default, aten._unsafe_view.default, aten.flatten.using_ints)
 
 
 def _swaps(node: Any) -> bool:

@@ -23,7 +23,6 @@ from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_program import (
     add_constant,
     copy_where_needed,
-    drop_copies,
     export_with_weights,
     fold_normalization,
     read_arguments,
@@ -55,7 +54,6 @@ def lower_program(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
     register_operator()
     exported, wide = export_with_weights(request, Precision.FP16)
     program = exported.run_decompositions({}).module()
-    drop_copies(program)
     put_batches_first(program)
     half = request.precision is Precision.FP16
     if half:

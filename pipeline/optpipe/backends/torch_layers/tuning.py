@@ -215,15 +215,6 @@ def is_faster(speed: Ratio) -> bool:
     return speed.ci[0] > 1
 
 
-def record_speeds(speeds: Mapping[int, Ratio]) -> dict[str, dict[str, float]]:
-    return {
-        str(size): {
-            "speed": round(each.value, 4), "low": round(each.ci[0], 4), "high": round(each.ci[1], 4), "pays": is_faster(each)
-        }
-        for size, each in speeds.items()
-    }  # fmt: skip
-
-
 def compare_in_turns(low: Callable[[], None], fp16: Callable[[], None], clock: Clock, seed: int = 0) -> Ratio:
     """The ratio of FP16's time to that of `low` over ROUNDS rounds in random order, after one round of warm-up."""
     subjects = {"low": partial(clock, low), "fp16": partial(clock, fp16)}

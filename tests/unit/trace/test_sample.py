@@ -77,6 +77,7 @@ ON_TENSOR_CORES = [
     "void cutlass::device_kernel<flash::FlashAttnFwd<cutlass::bfloat16_t>>",
     "fmha_v2_flash_attention_fp16_64_32_S_64_sm80_kernel",
     "cublasLt_hgmma_128x128",
+    "wgmma_attention",  # optpipe's
 ]
 ON_ORDINARY_UNITS = [
     "ampere_sgemm_128x64_tn",

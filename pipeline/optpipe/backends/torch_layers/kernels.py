@@ -383,7 +383,7 @@ def fp16_quantize(x, y, inverse_scale, count, END: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit(do_not_specialize=["windows", "tokens"])
-def fp16_attention(
+def wgmma_attention(
     x, bias, mask, y, scale, inverse_scale, windows, tokens, apart, across, down, along, H: tl.constexpr, D: tl.constexpr,
     P: tl.constexpr, BM: tl.constexpr, BIASED: tl.constexpr, MASK: tl.constexpr, END: tl.constexpr,
 ):  # fmt: skip

@@ -257,7 +257,7 @@ def _launch_product_by_cublas(step: steps.Convolution, given: Operands, _: Mappi
 def _launch_attention(step: steps.Attention, given: Operands, settings: Mapping[str, int]) -> Any:
     import torch
 
-    from optpipe.backends.torch_layers.kernels import fp16_attention
+    from optpipe.backends.torch_layers.kernels import wgmma_attention
 
     output, memory = steps.make_output(step, given.data), given.data.contiguous()
     bias, sequences = given.constants[0] if step.biased else memory, len(memory)
@@ -271,7 +271,7 @@ def _launch_attention(step: steps.Attention, given: Operands, settings: Mapping[
     fixed |= {"BIASED": step.biased, "MASK": 0 if given.added is None else mask.element_size()}
     fixed["END"] = 0 if step.half else 1 + step.e4m3
     grid = ceil(step.tokens / settings["BM"]) * sequences * step.heads
-    _launch_kernel(fp16_attention, (grid,), arguments, settings, **fixed)
+    _launch_kernel(wgmma_attention, (grid,), arguments, settings, **fixed)
     return output
 
 
@@ -316,7 +316,7 @@ LAUNCHERS: dict[str, Callable[[Any, Operands, Mapping[str, int]], Any]] = {
     "product_by_cublas": _launch_product_by_cublas,
     "attention_by_torch": _launch_attention_by_torch,
     "depthwise_by_torch": _launch_depthwise_by_torch,
-    "fp16_attention": _launch_attention,
+    "wgmma_attention": _launch_attention,
     "fp16_depthwise": _launch_depthwise,
     "fp16_wgmma_stem": _launch_stem,
     "wgmma_convolution_boxes": _launch_boxes,

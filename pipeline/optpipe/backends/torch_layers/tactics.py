@@ -122,7 +122,7 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
         case steps.Attention():
             tiles = ((64, 4), (128, 8), (64, 8)) if step.padded > 64 else [(step.padded, warps) for warps in (4, 2, 8)]
             for rows, warps in tiles:
-                yield Tactic("fp16_attention", {"BM": rows, "warps": warps})
+                yield Tactic("wgmma_attention", {"BM": rows, "warps": warps})
             if not step.biased:
                 yield Tactic("attention_by_torch", {})
         case steps.MaxPool():

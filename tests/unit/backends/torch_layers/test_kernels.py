@@ -31,7 +31,7 @@ def test_every_kernel_gives_the_emulation_s_numbers():
         "wgmma_product",
         "wgmma_convolution_gathered",
         "wgmma_convolution_boxes",
-        "fp16_attention",
+        "wgmma_attention",
         "fp16_depthwise",
         "fp16_wgmma_stem",
     } <= kernels
@@ -83,7 +83,7 @@ def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(activation, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("padded", "rows"), [(128, 64), (256, 64)])
 def test_attention_in_8_bits_compiles_for_hopper_s_matrix_units_without_a_gpu(padded, rows):
-    from optpipe.backends.torch_layers.kernels import fp16_attention
+    from optpipe.backends.torch_layers.kernels import wgmma_attention
 
     fixed = {"H": 12, "D": 64, "P": padded, "BM": rows, "BIASED": False, "MASK": 1, "END": 2}
     types = {
@@ -94,7 +94,7 @@ def test_attention_in_8_bits_compiles_for_hopper_s_matrix_units_without_a_gpu(pa
         "scale": "fp32",
         "inverse_scale": "fp32",
     }
-    made = compile_for_hopper(fp16_attention, fixed, ("x", "mask", "y"), **types)
+    made = compile_for_hopper(wgmma_attention, fixed, ("x", "mask", "y"), **types)
     assert "e4m3.e4m3" in made["ptx"]
 
 

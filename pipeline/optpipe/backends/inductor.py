@@ -163,7 +163,7 @@ class Inductor(TorchBackend):
             own, half = (load_package(each, request.device) for each in (request.directory / GENERAL, rival.package))
             speeds = compare_calls(own, half, draw_inputs(request.card.inputs))
             rival.package.unlink()
-            remarks = (*remarks, *explain_speeds(speeds, request.precision))
+            remarks = (*remarks, *explain_speeds(speeds, request.precision, made.get("tactics", {})))
         kept, said = _keep_fastest(request, sizes if exports else (), failures, len(exports))
         made[STATIC_BATCHES] = kept
         remarks = (*remarks, *(said if low < high else ()))

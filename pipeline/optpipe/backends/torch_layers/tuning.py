@@ -115,14 +115,13 @@ def run_layers(program: Any, inputs: Iterable[Any], compute: Callable[[Any, step
         return Layers(program).run(*inputs)
 
 
-def summarize_choices(measured: Mapping[int, tuple[Choice, ...]]) -> dict[str, Any]:
-    return {
-        str(size): {
-            "kernels": dict(Counter(tactic.kernel for tactic, _ in chosen)),
-            "sum_us": round(sum(microseconds for _, microseconds in chosen), 1),
-        }
-        for size, chosen in measured.items()
-    }
+def summarize_choices(measured: Mapping[int, tuple[Choice, ...]]) -> Mapping[str, Mapping[str, float]]:
+    """Microseconds of each kernel, the longest first, by batch size."""
+    found: dict[str, Counter[str]] = {str(size): Counter() for size in measured}
+    for size, chosen in measured.items():
+        for tactic, microseconds in chosen:
+            found[str(size)][tactic.kernel] += microseconds  # type: ignore[assignment]
+    return {size: {kernel: round(each, 1) for kernel, each in sums.most_common()} for size, sums in found.items()}
 
 
 def _describe(step: steps.Step, given: Operands) -> Any:
@@ -207,20 +206,19 @@ def time_replay(replay: Callable[[], None]) -> float:
 ROUNDS = 10
 PROGRAM_LAUNCHES = 4
 """Launches of the whole network in one CUDA graph."""
-Clock = Callable[[Callable[[], None]], float]
-"""Runs a function once and returns its duration."""
+LITTLE = 1.3  # times the speed of FP16: if INT8 gains less, the build says what takes its time
 
 
 def is_faster(speed: Ratio) -> bool:
     return speed.ci[0] > 1
 
 
-def compare_in_turns(low: Callable[[], None], fp16: Callable[[], None], clock: Clock, seed: int = 0) -> Ratio:
+def compare_in_turns(low: Callable[[], None], fp16: Callable[[], None], clock: Callable[..., float]) -> Ratio:
     """The ratio of FP16's time to that of `low` over ROUNDS rounds in random order, after one round of warm-up."""
     subjects = {"low": partial(clock, low), "fp16": partial(clock, fp16)}
     for each in subjects.values():
         each()
-    times = alternate(subjects, ROUNDS, seed)
+    times = alternate(subjects, ROUNDS, 0)
     return ratio_from_rounds(times["low"], times["fp16"])
 
 
@@ -239,11 +237,15 @@ def compare_calls(
     return found
 
 
-def explain_speeds(speeds: Mapping[int, Ratio], precision: Precision = Precision.INT8) -> Iterator[str]:
-    """A remark if a precision is not shown to be faster than FP16 at some batch size."""
+def explain_speeds(speeds: Mapping[int, Ratio], precision: Precision, kernels: Any) -> Iterator[str]:
+    """A remark if a precision is not shown to be faster than FP16, and which kernels of `summarize_choices` take INT8's time."""
     if slow := {size: each for size, each in speeds.items() if not is_faster(each)}:
         said = ", ".join(f"{each} times the speed of fp16 at batch {size}" for size, each in slow.items())
         yield f"{precision.upper()} is not shown to be faster than fp16 on this GPU: {said}; fp16 loses no accuracy to quantization"
+    for size, each in speeds.items() if precision is Precision.INT8 else ():
+        if each.value < LITTLE and (times := kernels.get(str(size), {})):
+            longest = ", ".join(f"{name} {time / sum(times.values()):.0%}" for name, time in [*times.items()][:3])
+            yield f"INT8 is {each} times the speed of fp16 at batch {size}; its layers' time by kernel: {longest}"
 
 
 @contextmanager

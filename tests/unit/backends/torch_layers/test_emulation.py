@@ -15,6 +15,7 @@ from tests.fakes.int8_network import random_convolution, random_stem, upload
 from optpipe.backends.torch_layers import steps
 from optpipe.backends.torch_layers.tactics import Operands, arrange_convolution, arrange_stem, list_tactics
 from optpipe.backends.torch_layers.tuning import ROUNDS, compare_in_turns, explain_speeds, is_faster
+from optpipe.core.precision import Precision
 
 layers = st.fixed_dictionaries(
     {
@@ -150,9 +151,10 @@ def test_int8_pays_only_where_it_is_shown_to_be_faster_and_the_build_names_the_r
     found, _ = compared(int8_us, fp16_us)
     assert is_faster(found) is pays
     assert found.value == pytest.approx(fp16_us / int8_us, rel=0.01)
-    said = list(explain_speeds({8: found}))
-    assert len(said) == (not pays)
+    said = list(explain_speeds({8: found}, Precision.INT8, {"8": {"fp16_depthwise": 3.0, "wgmma_product": 1.0}}))
+    assert len(said) == 2 * (not pays)
     assert pays or f"{found} times the speed of fp16 at batch 8" in said[0]
+    assert pays or "fp16_depthwise 75%" in said[1]
 
 
 def test_a_gpu_that_slows_down_meanwhile_favors_neither():

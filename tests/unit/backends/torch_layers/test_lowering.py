@@ -166,7 +166,7 @@ def test_every_layer_runs_its_fastest_tactic_at_the_nearest_batch_size(lowered, 
     layers = [node for node in program.graph.nodes if "optpipe" in str(node.target)]
     assert all(tactics_from_text(node.args[6]).keys() == {1, 4} for node in layers)
     summary = tuning.summarize_choices(measured)
-    assert all(sum(each["kernels"].values()) == each["sum_us"] == len(layers) for each in summary.values())
+    assert all(sum(each.values()) == len(layers) for each in summary.values())
     exported = export_rewritten(program, wanted).module()
     with torch.inference_mode():
         torch.testing.assert_close(exported(batch[:2])[0], exported(batch)[0][:2], rtol=0, atol=1e-2)

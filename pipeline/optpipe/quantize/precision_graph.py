@@ -32,11 +32,13 @@ from optpipe.models.export.exported import reference_from_file
 from optpipe.models.inputs.rows import split_batches, tensor_set_from_parts
 from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.workspace.entry import Entry
-from optpipe.workspace.environment import get_package_version, list_gpus
+from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX, REFERENCE
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from optpipe.models.inputs.rows import Arrays
     from optpipe.quantize.sensitivity import LoweredLayers, Lowering
 
@@ -147,7 +149,7 @@ BF16_OPSET = 22
 """The first opset whose Conv takes BF16."""
 SOURCE = "source.onnx"
 WIDE = "values out of range"
-RANGE_SAMPLES, GROUP_BYTES = 8, {"cpu": 2**32, "cuda": 2**30}
+RANGE_SAMPLES, GROUP_BYTES = 8, 2**32
 """Samples of a batch, and bytes of the tensors that are read at a time."""
 FP16_RANKING_IMAGES = 16
 """Few, since a graph has several times more nodes than layers for INT8."""
@@ -296,14 +298,13 @@ def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset
 
     ModelOpt would keep all tensors of all samples in memory; some tensors of a few samples are read at a time instead.
     """
-    from optpipe.quantize.ranges import open_model_session, run_on_device
+    from optpipe.quantize.ranges import open_model_session
 
-    device: Device = "cuda" if list_gpus() else "cpu"
     known, (low, _, high) = infer_graph_types(model, card.inputs), card.batch_range
     groups, size = [list[str]()], 0
     for name in (name for node in model.graph.node for name in node.output if known.types.get(name) == "fp32"):
         size += 4 * math.prod(known.shapes.get(name, ()))
-        if size > GROUP_BYTES[device]:
+        if size > GROUP_BYTES:
             groups, size = [*groups, []], 0
         groups[-1].append(name)
     batches = [batch for batch, _ in split_batches(card, rows, max(low, min(high, RANGE_SAMPLES)))]
@@ -311,21 +312,14 @@ def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset
     for group in groups:
         exposed = type(model)()
         exposed.CopyFrom(model)
-        session = open_model_session(expose_tensors(exposed, group), device)
+        session = open_model_session(expose_tensors(exposed, group))
         for batch in batches:
-            if device == "cuda":
-                import torch
-
-                inputs = {name: torch.from_numpy(value).cuda() for name, value in batch.items()}
-                found = run_on_device(session, inputs, group)
-            else:
-                found = dict(zip(group, session.run(group, batch), strict=True))
-            wide |= {name for name, value in found.items() if _is_wide(value)}
+            wide |= {name for name, value in zip(group, session.run(group, batch), strict=True) if _is_wide(value)}
     return frozenset(wide)
 
 
-def _is_wide(value: Any) -> bool:
-    floats = "float" in str(value.dtype) and math.prod(value.shape) > 0
+def _is_wide(value: "NDArray[Any]") -> bool:
+    floats = value.dtype.kind == "f" and value.size > 0
     return floats and not max(-float(value.min()), float(value.max())) <= FP16_HEADROOM  # NaN too
 
 

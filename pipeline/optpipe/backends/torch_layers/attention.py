@@ -261,7 +261,7 @@ def _is_view(node: Any) -> bool:
     aten = torch.ops.aten
     views = (
         aten.view, aten.reshape, aten._unsafe_view, aten.transpose, aten.permute, aten.select, aten.squeeze, aten.unsqueeze,
-        aten.clone, aten.alias, aten.unbind,
+        aten.clone, aten.alias, aten.unbind, aten.split, aten.split_with_sizes, aten.chunk,
     )  # fmt: skip
     apart = node.target in (getitem, torch.narrow) or getattr(node.target, "overloadpacket", None) in views
     return node.op == "call_function" and apart
@@ -305,7 +305,8 @@ def _find_reader(node: Any) -> Any:
     """The only reader of a node, after copies and reshapes that change nothing; None if there are several."""
     import torch
 
-    reader, sizes = _get_only(node.users), [*map(_get_hint, node.meta["val"].shape)]
+    sizes = [*map(_get_hint, getattr(node.meta.get("val"), "shape", ()))]
+    reader = _get_only(node.users)
     while reader is not None and (reader.target is torch.ops.aten.clone.default or _is_reshape(reader)):
         if [*map(_get_hint, reader.meta["val"].shape)] != sizes:
             break

@@ -148,6 +148,30 @@ def test_what_follows_patches_and_a_number_after_a_convolution_stay(tmp_path):
         assert measure_snr(module(batch).numpy(), lower_program(wanted)[0](batch)[0].numpy()) > 45
 
 
+class Bare(torch.nn.Module):
+    """Parts of one layer attend twice, once causally, and the heads are the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.Linear(96, 288)
+
+    def forward(self, image):
+        parts = self.parts(image.reshape(-1, 32, 96)).chunk(3, 2)
+        queries, keys, values = (each.unflatten(2, (3, 32)).transpose(1, 2) for each in parts)
+        attend = functional.scaled_dot_product_attention
+        return attend(queries, keys, values) + attend(queries, keys, values, is_causal=True)
+
+
+def test_attention_whose_heads_are_an_output_is_a_step_and_causal_attention_stays(tmp_path):
+    torch.manual_seed(0)
+    module, batch = Bare().eval(), draw(SPEC)
+    wanted = replace(make_int8_request("residual", tmp_path), precision=Precision.FP16, module=lambda: deepcopy(module))
+    program, _ = lower_program(wanted)
+    assert sum("optpipe" in str(each.target) for each in program.graph.nodes) == 1
+    with torch.inference_mode():
+        assert measure_snr(module(batch).numpy(), program(batch)[0].numpy()) > 45
+
+
 @pytest.mark.parametrize("lowered", ["residual"], indirect=True)
 def test_every_layer_runs_its_fastest_tactic_at_the_nearest_batch_size(lowered, monkeypatch):
     """The last tactic of each step is planted as the fastest; the emulation computes the steps."""

@@ -22,7 +22,7 @@ INPUTS = [{"name": "image", "dtype": "float32", "min": [1, 3, 32, 32], "opt": [4
 def make():
     torch.manual_seed(0)
     found = torchvision.models.VisionTransformer(
-        image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=256, num_classes=32
+        image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=64, mlp_dim=256, num_classes=32
     )
     torch.nn.init.normal_(found.heads.head.weight, std=0.1)
     return found.eval()

@@ -18,7 +18,7 @@ from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_on
 from optpipe.backends.torch_layers.attention import lower_attention, put_batches_first
 from optpipe.backends.torch_layers.lowering import lower_own_layers
 from optpipe.backends.torch_layers.operators import register_operator
-from optpipe.backends.torch_layers.steps import approximate_gelu
+from optpipe.backends.torch_layers.steps import Attention, approximate_gelu, step_from_text
 from optpipe.backends.torch_program import (
     copy_where_needed,
     export_with_weights,
@@ -27,6 +27,9 @@ from optpipe.backends.torch_program import (
     split_outputs,
 )
 from optpipe.core.precision import Precision
+
+LEAST_FEATURES = 32
+"""Matrix units take no fewer products of 8-bit numbers at once."""
 
 
 def lower_fp8(
@@ -128,8 +131,9 @@ def _attend_in_8_bits(program: Any) -> None:
     import torch
 
     for node in program.graph.nodes:
-        readers = [each for each in node.users if each.target is register_operator()]
-        if node.op == "call_module" and readers and len(readers) == len(node.users):
+        readers = [step_from_text(each.args[5]) for each in node.users if each.target is register_operator()]
+        fit = all(step.outputs // step.heads >= LEAST_FEATURES for step in readers if isinstance(step, Attention))
+        if node.op == "call_module" and fit and readers and len(readers) == len(node.users):
             program.get_submodule(node.target).kind = torch.float8_e4m3fn
 
 

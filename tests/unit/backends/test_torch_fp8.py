@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from tests.fakes.emulation import register_emulation
 from tests.fakes.fp8_models import BERT, VIT, draw, export_quickly, make_request, measure_ranges, run_onnx
 from tests.fakes.graphs import onnx_model
 
@@ -64,6 +65,12 @@ def test_linear_layers_are_in_fp8_and_outputs_are_those_of_the_qdq_graph_at_ever
     # FP16 moves more of them, but the outputs stay as near to FP32's
     assert np.square(found - reference).sum() < 2 * noise
     assert np.square(alone - reference[:1]).sum() < 2 * noise
+    register_emulation()
+    stepped, _ = lower_fp8(wanted, kernels=True)  # as on a GPU: attention is a step, in ViT's case of E4M3 numbers
+    kinds = [getattr(each, "kind", None) for each in stepped.children()]
+    assert kinds.count(torch.float8_e4m3fn) == (0 if joined else 2)
+    with torch.inference_mode():
+        assert np.square(stepped(batch)[0].float().numpy() - reference).sum() < 2 * noise
 
 
 class Parts(torch.nn.Module):

@@ -102,3 +102,16 @@ def test_both_verifiers_find_a_forged_score(judged, tmp_path, name):
     seal_anew(folder)
     assert check_dossier(folder).problems
     assert examine(folder)[0].differs
+
+
+@pytest.mark.parametrize("judged", ["detection"], indirect=True)
+def test_a_huge_class_number_is_a_finding_and_takes_no_memory(judged, tmp_path):
+    folder = shutil.copytree(judged, tmp_path / "one")
+    (path,) = folder.glob("runs/*/predictions.parquet")
+    table = pl.read_parquet(path)
+    rows = table["truth"].to_list()
+    rows[0][0][4] = 1e9
+    table.with_columns(pl.Series("truth", rows, table["truth"].dtype)).write_parquet(path)
+    seal_anew(folder)
+    assert any("class 1000000000" in each for each in map(str, check_dossier(folder).problems))
+    assert examine(folder)[0].differs

@@ -205,6 +205,8 @@ CELLS = 1 << 24
 """Weights of detections in memory at once."""
 MAX_BOXES = 100
 """Judged boxes of an image and class, best first, as in COCO."""
+MOST_CLASSES = 20_000
+"""Each class takes memory for each image; the largest public sets have some 13,000 classes."""
 SCORE_THRESHOLDS = tuple(each / 20 for each in range(1, 20))
 """The scores from which a policy can count boxes."""
 PARITY_SCORE, PARITY_IOU = 0.25, 0.5
@@ -237,6 +239,8 @@ def match_boxes(truths: Sequence[Any], predictions: Sequence[Any]) -> list[Match
     from pycocotools.cocoeval import COCOeval
 
     classes = 1 + max((int(row[4]) for rows in truths for row in rows), default=-1)
+    if classes > MOST_CLASSES:
+        raise BadInputError(f"a true box has class {classes - 1}; the largest number of a class is {MOST_CLASSES - 1}")
     reference = COCO()
     annotations = [(image, row) for image, rows in enumerate(truths) for row in rows]
     reference.dataset = {
@@ -260,8 +264,7 @@ def match_boxes(truths: Sequence[Any], predictions: Sequence[Any]) -> list[Match
         evaluated.params.areaRng, evaluated.params.areaRngLbl = [[0, 1e10]], ["all"]
         evaluated.params.maxDets = [MAX_BOXES]
         evaluated.evaluate()
-    images = len(truths)
-    return [_collect(evaluated.evalImgs[label * images : (label + 1) * images]) for label in range(classes)]
+    return [_collect(evaluated.evalImgs[label * len(truths) : (label + 1) * len(truths)]) for label in range(classes)]
 
 
 def _collect(images: Sequence[Any]) -> MatchedClass:
@@ -293,15 +296,13 @@ def compute_rates(
         wrong += np.bincount(one.image, one.wrong[0] & shown, weights.shape[1])
         objects += one.objects
     hits, misses, there = weights @ right, weights @ wrong, weights @ objects
-    least = np.spacing(1.0)
-    return 2 * hits / np.maximum(hits + misses + there, least), hits / np.maximum(there, least)
+    return 2 * hits / np.maximum(hits + misses + there, np.spacing(1.0)), hits / np.maximum(there, np.spacing(1.0))
 
 
 def compute_average_precision(matched: MatchedClass, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
     """AP (rows, thresholds), where image j counts weights[i, j] times; NaN for a row without objects."""
     size = max(1, CELLS // max(matched.image.size, 1))
-    parts = [_sum_up(matched, weights[start : start + size]) for start in range(0, len(weights), size)]
-    return np.concatenate(parts)
+    return np.concatenate([_sum_up(matched, weights[start : start + size]) for start in range(0, len(weights), size)])
 
 
 def _sum_up(matched: MatchedClass, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":

@@ -132,7 +132,7 @@ def _attend_in_8_bits(program: Any) -> None:
 
     for node in program.graph.nodes:
         readers = [step_from_text(each.args[5]) for each in node.users if each.target is register_operator()]
-        fit = all(step.outputs // step.heads >= LEAST_FEATURES for step in readers if isinstance(step, Attention))
+        fit = all(isinstance(step, Attention) and step.outputs // step.heads >= LEAST_FEATURES for step in readers)
         if node.op == "call_module" and fit and readers and len(readers) == len(node.users):
             program.get_submodule(node.target).kind = torch.float8_e4m3fn
 

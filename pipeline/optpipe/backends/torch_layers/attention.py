@@ -61,7 +61,7 @@ def lower_attention(program: Any, quantizers: Mapping[Any, str], *, kernels: boo
 
 
 def put_batches_first(program: Any) -> None:
-    """Does without the order of `torch.nn.MultiheadAttention`, which puts tokens first, ahead of and after linear layers.
+    """Lets the linear layers of `torch.nn.MultiheadAttention`, which puts tokens first, read and write batches first.
 
     Also removes clones that keep the layout, such as dropout's, which would hide what reads a layer.
     """

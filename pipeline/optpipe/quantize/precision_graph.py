@@ -300,16 +300,17 @@ def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset
     """
     from optpipe.quantize.ranges import open_model_session
 
-    known, (low, _, high) = infer_graph_types(model, card.inputs), card.batch_range
+    known, (low, usual, _) = infer_graph_types(model, card.inputs), card.batch_range
     groups, size = [list[str]()], 0
     for name in (name for node in model.graph.node for name in node.output if known.types.get(name) == "fp32"):
-        size += 4 * math.prod(known.shapes.get(name, ()))
+        own = 4 * math.prod(known.shapes.get(name, ()))
+        size += own
         if size > GROUP_BYTES:
-            groups, size = [*groups, []], 0
+            groups, size = [*groups, []], own
         groups[-1].append(name)
-    batches = [batch for batch, _ in split_batches(card, rows, max(low, min(high, RANGE_SAMPLES)))]
+    batches = [batch for batch, _ in split_batches(card, rows, max(low, min(usual, RANGE_SAMPLES)))]
     wide = {name for batch in batches for name, value in batch.items() if _is_wide(value)}
-    for group in groups:
+    for group in filter(None, groups):
         exposed = type(model)()
         exposed.CopyFrom(model)
         session = open_model_session(expose_tensors(exposed, group))

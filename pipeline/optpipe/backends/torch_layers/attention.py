@@ -199,7 +199,7 @@ class _Search:
     def _write(self, product: Any, part: Any, step: steps.Attention, mask: Any, constants: list[Any]) -> None:
         """Replaces the second product by a step, which also quantizes its output if that is all that reads it."""
         joined = _find_joined(product)
-        end = _get_only(joined.users) if joined is not None else None
+        end = get_only(joined.users) if joined is not None else None
         inverse = 1.0
         if end is not None and end.target in self.quantizers and not any(end.args[3:]):
             step, inverse = replace(step, half=False, e4m3=self.quantizers[end.target] == "e4m3"), end.args[1]
@@ -306,11 +306,11 @@ def _find_reader(node: Any) -> Any:
     import torch
 
     sizes = [*map(_get_hint, getattr(node.meta.get("val"), "shape", ()))]
-    reader = _get_only(node.users)
+    reader = get_only(node.users)
     while reader is not None and (reader.target is torch.ops.aten.clone.default or _is_reshape(reader)):
         if [*map(_get_hint, reader.meta["val"].shape)] != sizes:
             break
-        reader = _get_only(reader.users)
+        reader = get_only(reader.users)
     return reader
 
 
@@ -329,7 +329,7 @@ def _swaps(node: Any) -> bool:
     return swaps and node.meta["val"].dim() == 3 and {axis % 3 for axis in node.args[1:]} == {0, 1}
 
 
-def _get_only(nodes: Iterable[Any]) -> Any:
+def get_only(nodes: Iterable[Any]) -> Any:
     found = list(nodes)
     return found[0] if len(found) == 1 else None
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_onnx
 from optpipe.backends.torch_layers import steps, tactics
-from optpipe.backends.torch_layers.attention import lower_attention, put_batches_first
+from optpipe.backends.torch_layers.attention import get_only, lower_attention, put_batches_first
 from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_program import (
     add_constant,
@@ -73,7 +73,7 @@ def _join_linear_layers(program: Any) -> None:
         stored = node.target is torch.ops.aten.linear.default and all(
             getattr(each, "op", None) == "get_attr" for each in node.args[1:]
         )
-        reader = _get_only(node.users) if stored else None
+        reader = get_only(node.users) if stored else None
         if stored and (reader is None or _name_activation(reader) is None):
             groups.setdefault((node.args[0], len(node.args)), []).append(node)
     for number, group in enumerate(group for group in groups.values() if len(group) > 1):
@@ -131,7 +131,7 @@ class _Layer:
     @property
     def fits_half(self) -> bool:
         kind = type_name_from_torch(self.given.meta["val"].dtype)
-        reader = _get_only(self.last.users)
+        reader = get_only(self.last.users)
         bent = self.computed_bias is None and reader is not None and _name_activation(reader) is not None
         if not (len(self.stride) == 2 or (self.flat and bent)) or kind != "fp16" or _find_obstacle(self):
             return False
@@ -223,7 +223,7 @@ class _Lowering:
     def _fold_normalization(self, layer: _Layer) -> _Layer:
         import torch
 
-        reader = _get_only(layer.node.users)
+        reader = get_only(layer.node.users)
         aten = torch.ops.aten
         if reader is None or reader.target is not aten._native_batch_norm_legit_no_training.default:
             return layer
@@ -264,7 +264,7 @@ class _Lowering:
         """Fuses a residual addition with the convolution whose other side has an INT8 scale; of two such, the one that runs last."""
         import torch
 
-        reader = _get_only(layer.last.users)
+        reader = get_only(layer.last.users)
         if reader is None or not (layer.table or layer.floating) or len(layer.stride) != 2:
             return
         if reader.target is not torch.ops.aten.add.Tensor or reader.kwargs or reader in self.additions:
@@ -286,13 +286,13 @@ class _Lowering:
 
     def _find_end(self, layer: _Layer) -> None:
         """Fuses an activation, and max pooling after one that is never negative."""
-        reader = _get_only(layer.last.users)
+        reader = get_only(layer.last.users)
         if reader is None or layer.line or layer.computed_bias is not None:
             return
         if (activation := _name_activation(reader)) is None:
             return
         layer.activation, layer.last = activation, reader
-        pool = _get_only(reader.users)
+        pool = get_only(reader.users)
         if pool is not None and activation in ("relu", "relu6") and _is_plain_pool(pool):
             layer.pool = pool
 
@@ -514,11 +514,6 @@ def _have_same_weights(values: NDArray[Any], layer: QuantizedLayer) -> bool:
     rows, whole, scale = (each.reshape(len(values), -1) for each in (values, layer.weight, layer.weight_scale))
     some = (1, len(values))  # the first row rejects most layers
     return all(bool(np.abs(rows[:n] / scale[:n] - whole[:n]).max() < _TOLERANCE) for n in some)
-
-
-def _get_only(nodes: Iterable[Any]) -> Any:
-    found = list(nodes)
-    return found[0] if len(found) == 1 else None
 
 
 def _find_obstacle(layer: _Layer) -> str | None:

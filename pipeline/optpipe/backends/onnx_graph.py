@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from optpipe.backends.base import MarkedNetwork, Run
 from optpipe.core.card import InputSpec
 from optpipe.core.precision import LayerType, Precision
+from optpipe.core.records import group_pairs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,11 +67,7 @@ class OnnxGraph:
 
     @cached_property
     def consumers(self) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {}
-        for node in self.model.graph.node:
-            for name in node.input:
-                found.setdefault(name, []).append(node)
-        return found
+        return group_pairs((name, node) for node in self.model.graph.node for name in node.input)
 
     @cached_property
     def outputs(self) -> frozenset[str]:

@@ -11,6 +11,7 @@ from optpipe.core.errors import ExitStatus
 from optpipe.core.plan import to_command
 from optpipe.core.precision import CALIBRATED, MixedPrecision, Precision, PrecisionProof
 from optpipe.core.quantity import format_bytes, format_duration, format_snr
+from optpipe.core.records import group_pairs
 from optpipe.evaluate.tasks.detection import PARITY_IOU, PARITY_SCORE
 from optpipe.models.artifacts.decisions import Candidate, CandidateAccuracy, Decision, Omission, Standing
 from optpipe.models.artifacts.lookup import hash_engine, measure_engine
@@ -269,9 +270,7 @@ def _list_omissions(failed: Sequence[Omission], left_out: Sequence[Omission]) ->
         yield Sentence(
             f"{each.backend} {each.precision} (exit status {each.status:d}): {each.reason}", Tone.BAD, "failed"
         )
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for each in left_out:
-        reasons.setdefault((each.backend, each.reason), []).append(each.precision)
+    reasons = group_pairs(((each.backend, each.reason), each.precision) for each in left_out)
     for (backend, reason), precisions in reasons.items():
         what = " on ".join(part for part in (", ".join(filter(None, precisions)), backend) if part)
         yield Sentence(f"{what}: {reason}", Tone.FAINT, "not built")

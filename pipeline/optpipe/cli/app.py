@@ -21,6 +21,7 @@ from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.core.errors import ExitStatus, OptpipeError, escape
 from optpipe.core.process import discard_output, handle_interrupts, keep_descriptors, redirect_stdout_to_stderr
 from optpipe.core.records import plain_from_record
+from optpipe.workspace.places import REFUSED
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, Parameter
@@ -139,7 +140,7 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
                 raise typer.Exit(_handle_undelivered(error, outcome.status)) from None
             if error.errno == errno.EPIPE:  # of another pipe: Typer would take it for stdout's and exit silently
                 raise RuntimeError("broken pipe to another process") from error
-            if error.errno not in REFUSED and not isinstance(error, shutil.Error):
+            if error.errno not in UNWRITABLE and not isinstance(error, shutil.Error):
                 raise
             _print_failure(_explain_os_error(error), ExitStatus.STAGE_FAILED, as_json=as_json and outcome is None)
             raise typer.Exit(ExitStatus.STAGE_FAILED) from None
@@ -167,19 +168,7 @@ def _handle_undelivered(error: OSError, status: ExitStatus) -> ExitStatus:
     return ExitStatus.STAGE_FAILED if error.errno == errno.EBADF and status is ExitStatus.DONE else status
 
 
-REFUSED = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.EFBIG,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-)
+UNWRITABLE = (*REFUSED, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.EFBIG)
 """Refusals of a file system that a user can fix; any other OSError here is a bug."""
 
 

@@ -118,8 +118,7 @@ def bench(
     if how.resume is not None:
         words = [f"MODEL {each}" for each in models]
         _require_alone("--resume RUN_DIR", how, {"resume"}, load, *words, *params.list_words(targets))
-        recovered = replace(recover_run(how.resume), exit_status=int(ExitStatus.DONE))
-        return Outcome(recovered, document_from_bench)
+        return Outcome(replace(recover_run(how.resume), exit_status=int(ExitStatus.DONE)), document_from_bench)
     if not models:
         raise BadInputError(f"bench requires MODEL; `{for_workspace('optpipe store ls')}` lists what is built")
     if how.from_images is not None:

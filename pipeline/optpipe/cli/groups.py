@@ -147,9 +147,7 @@ def _list_fields_of(kind: type | None) -> tuple[Field, ...]:
 def _read(field: Field, value: Any) -> Any:
     if field.repeats:
         return tuple(value) if value else field.default
-    if field.param.parse is None or value is None:
-        return value
-    return field.param.parse(value, field.flag)
+    return value if field.param.parse is None or value is None else field.param.parse(value, field.flag)
 
 
 def _make_parameter(field: Field, *, partial: bool) -> Parameter:

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 
 def _load_from_text(text: str, flag: str) -> tuple[int, float]:
     number, _, rate = text.partition("@")
-    try:
+    with suppress(ValueError):
         found = int(number), float(rate.removesuffix("/s"))
-    except ValueError:
-        found = 0, 0.0
-    if found[0] < 1 or not 0 < found[1] <= MAX_RATE:
-        raise BadInputError(f"{flag} {text}: expected NUMBER@RATE, such as 700@20 for 700 requests at 20 per second")
-    return found
+        if found[0] >= 1 and 0 < found[1] <= MAX_RATE:
+            return found
+    raise BadInputError(f"{flag} {text}: expected NUMBER@RATE, such as 700@20 for 700 requests at 20 per second")
 
 
 def deploy(

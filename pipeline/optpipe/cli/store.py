@@ -65,8 +65,7 @@ def gc(
     if planned.removed and asks and not dry_run:
         typer.echo("\n".join(f"  {name}" for name in planned.removed), err=True)
         dry_run = not typer.confirm(f"Remove these {len(planned.removed)} entries?", err=True)
-    removal = planned if dry_run else collect_garbage(store, dry_run=False)
-    return Outcome(removal, document_from_removal)
+    return Outcome(planned if dry_run else collect_garbage(store, dry_run=False), document_from_removal)
 
 
 def merge(

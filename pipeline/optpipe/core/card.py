@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
@@ -159,17 +160,12 @@ def input_from_dict(value: Mapping[str, Any]) -> InputSpec:
 
 def batch_range_from_text(text: str, flag: str = "--batch") -> tuple[int, int, int]:
     """Reads `--batch`: `8` is fixed, `1:8:64` is min:opt:max."""
-    try:
-        parts = [int(part) for part in text.split(":")]
-    except ValueError:
-        parts = []
-    if len(parts) == 1:
-        parts *= 3
-    if len(parts) != 3 or not 1 <= parts[0] <= parts[1] <= parts[2]:
-        raise BadInputError(
-            f"{flag} {text}: expected one size or MIN:OPT:MAX with 1 <= MIN <= OPT <= MAX, such as 1:8:64"
-        )
-    return parts[0], parts[1], parts[2]
+    parts = text.split(":")
+    with suppress(ValueError):
+        low, usual, high = map(int, parts * 3 if len(parts) == 1 else parts)
+        if 1 <= low <= usual <= high:
+            return low, usual, high
+    raise BadInputError(f"{flag} {text}: expected one size or MIN:OPT:MAX with 1 <= MIN <= OPT <= MAX, such as 1:8:64")
 
 
 def batch_ranges_from_text(text: str) -> tuple[tuple[int, int, int], ...]:
@@ -180,17 +176,14 @@ def batch_ranges_from_text(text: str) -> tuple[tuple[int, int, int], ...]:
 def shapes_from_text(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
     """Reads `--shape NAME=SHAPE` or `NAME=MIN:OPT:MAX`, shapes such as `1x3x224x224`."""
     name, _, value = text.rpartition("=")
-    try:
+    with suppress(ValueError):
         shapes = [tuple(int(size) for size in shape.lower().split("x")) for shape in value.split(":")]
-    except ValueError:
-        shapes = []
-    if len(shapes) == 1:
-        shapes *= 3
-    if not name or len(shapes) != 3:
-        raise BadInputError(
-            f"--shape {text}: expected NAME=MIN:OPT:MAX, such as images=1x3x224x224:8x3x224x224:64x3x224x224"
-        )
-    return name, (shapes[0], shapes[1], shapes[2])
+        low, usual, high = shapes * 3 if len(shapes) == 1 else shapes
+        if name:
+            return name, (low, usual, high)
+    raise BadInputError(
+        f"--shape {text}: expected NAME=MIN:OPT:MAX, such as images=1x3x224x224:8x3x224x224:64x3x224x224"
+    )
 
 
 class Task(StrEnum):

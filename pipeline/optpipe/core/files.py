@@ -98,8 +98,7 @@ def hash_text(text: str) -> str:
 
 def hash_value(value: Any) -> str:
     """SHA-256 of a JSON-like value, independent of key order. Raises TypeError for anything else, whose `repr` would not be stable."""
-    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hash_text(canonical)
+    return hash_text(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
 
 
 def hash_arrays(tensors: Mapping[str, Any]) -> str:

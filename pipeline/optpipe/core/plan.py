@@ -9,6 +9,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import EnumType
@@ -189,7 +190,7 @@ def for_workspace(command: str, workspace: Path | None = None) -> str:
 
 def sizes_from_text(text: str, flag: str) -> tuple[int, ...]:
     """Reads batch sizes or lengths: `8`, a list `1,8,32`, or powers of two `1:256`."""
-    try:
+    with suppress(ValueError):
         if ":" in text:
             low, high = (int(part) for part in text.split(":"))
             sizes = [low]
@@ -198,22 +199,18 @@ def sizes_from_text(text: str, flag: str) -> tuple[int, ...]:
             found = tuple(sizes) if sizes[-1] == high else (*sizes, high)
         else:
             found = tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError:
-        found = ()
-    if not found or found[0] < 1 or list(found) != sorted(found):
-        raise BadInputError(f"{flag} {text}: expected positive sizes, such as 8, 1,8,32, or 1:256 for powers of two")
-    return found
+        if found[0] >= 1 and list(found) == sorted(found):
+            return found
+    raise BadInputError(f"{flag} {text}: expected positive sizes, such as 8, 1,8,32, or 1:256 for powers of two")
 
 
 def numbers_from_text(text: str, flag: str) -> tuple[float, ...]:
     """Reads a list of positive numbers, such as `100,200`."""
-    try:
+    with suppress(ValueError):
         found = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or not all(0 < each < math.inf for each in found):
-        raise BadInputError(f"{flag} {text}: expected positive numbers, such as 100 or 100,200")
-    return found
+        if all(0 < each < math.inf for each in found):
+            return found
+    raise BadInputError(f"{flag} {text}: expected positive numbers, such as 100 or 100,200")
 
 
 def words_from_text(text: str, flag: str) -> tuple[str, ...]:

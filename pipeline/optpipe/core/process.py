@@ -285,11 +285,9 @@ def _await_result(process: "subprocess.Popen[bytes]", result: Path, limit_s: flo
     """Whether the result came before the process ended and before the limit."""
     until = monotonic() + limit_s
     while not result.exists():
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(POLL_S)
-        except subprocess.TimeoutExpired:
-            if monotonic() > until:
-                return False
-        else:
             return result.exists()
+        if monotonic() > until:
+            return False
     return True

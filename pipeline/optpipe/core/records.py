@@ -16,6 +16,15 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 
 T = TypeVar("T")
+Key = TypeVar("Key")
+
+
+def group_pairs(pairs: Iterable[tuple[Key, T]]) -> dict[Key, list[T]]:
+    """The values of each key, in order."""
+    found: dict[Key, list[T]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def record_from_json(content: bytes | str, kind: type[T], where: object) -> T:

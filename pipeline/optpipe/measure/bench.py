@@ -15,7 +15,7 @@ from optpipe.core.plan import for_workspace
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.quantity import format_duration
 from optpipe.measure.figures import recorded_from_files
-from optpipe.measure.groups import ProcessGroup, group_processes, merge_group, summarize_group
+from optpipe.measure.groups import group_processes, merge_group, summarize_group
 from optpipe.measure.measure import (
     BenchPlan,
     TrialSubject,
@@ -124,14 +124,12 @@ class BenchSubject:
                 if not self.running.interrupted:
                     self._one(workers, load)
 
-    def list_groups(self) -> list[ProcessGroup]:
-        run = self.running.run
-        own = [each for each in self.running.measurements if each.subject.artifact == self.artifact.entry.id]
-        return group_processes(recorded_from_files(each, run.name, Files(run.path)) for each in own)
-
     def judge_limit(self, slo: Slo) -> ArtifactLimit:
         """Judges the limit over all processes; a rate by the measurements at the rate that was found."""
-        merged = {group.load.key: merge_group(group) for group in self.list_groups()}
+        run = self.running.run
+        own = [each for each in self.running.measurements if each.subject.artifact == self.artifact.entry.id]
+        groups = group_processes(recorded_from_files(each, run.name, Files(run.path)) for each in own)
+        merged = {group.load.key: merge_group(group) for group in groups}
         found = [merged.get(each.load.key, each) for each in self.searched]
         best = find_largest_inside(found, slo)
         if self.best_rate is not None:
@@ -142,8 +140,7 @@ class BenchSubject:
         return judge_limit(self.artifact.entry.id, self.artifact.label, slo, found, best)
 
     def _search_rate(self, workers: "_Workers", load: LoadSpec, slo: Slo) -> None:
-        quick = replace(load, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0)
-        first = self._one(workers, quick)
+        first = self._one(workers, replace(load, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0))
         if first.latency_ns is None or first.interrupted:
             return
         self.searched, self.best_rate = find_highest_rate(
@@ -309,7 +306,6 @@ def recover_run(directory: Path) -> BenchRecord:
     if not done:
         raise BadInputError(f"{directory} was interrupted before anything was measured; delete it")
     write_measurements(directory, done)
-    started = done[0].started_utc
     parents = list(dict.fromkeys(each.subject.artifact for each in done))
-    run = finish_run(OpenRun(directory, "bench", started), parents=parents, status="interrupted")
+    run = finish_run(OpenRun(directory, "bench", done[0].started_utc), parents=parents, status="interrupted")
     return record_from_run(run, tuple(done), interrupted=True)

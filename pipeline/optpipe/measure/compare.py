@@ -29,6 +29,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.plan import for_workspace
 from optpipe.core.quantity import Dimension, Estimate, choose_dimension, format_quantity
+from optpipe.core.records import group_pairs
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measure.figures import list_artifact_measurements, measurements_from_run
 from optpipe.measure.groups import (
@@ -287,9 +288,7 @@ class _Names:
     """Names of builds and settings that are unique within a comparison."""
 
     def __init__(self, measured: Sequence[RecordedMeasurement]) -> None:
-        settings: dict[_Build, list[Mapping[str, str]]] = {}
-        for one in measured:
-            settings.setdefault(_build(one), []).append(one.measurement.subject.settings)
+        settings = group_pairs((_build(one), one.measurement.subject.settings) for one in measured)
         self.differing = {build: find_differing_settings(found) for build, found in settings.items()}
 
     def build(self, one: RecordedMeasurement) -> str:
@@ -566,11 +565,9 @@ def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> It
     """Models of which several networks were measured, as far as the store has them: a row is the newest build alone."""
     builds = {one.measurement.subject.artifact for one in measured}
     exported = {each.id: each for each in store.list_entries(ModelInfo)}
-    namesakes: dict[str, list[tuple[str, str]]] = {}
-    for entry in store.list_entries(ArtifactInfo):
-        if entry.id in builds and entry.manifest.parents[0] in exported:
-            namesakes.setdefault(entry.info.model, []).append((entry.manifest.parents[0], entry.id))
-    for model, pairs in namesakes.items():
+    stored = [each for each in store.list_entries(ArtifactInfo) if each.id in builds]
+    known = ((each.info.model, (each.manifest.parents[0], each.id)) for each in stored)
+    for model, pairs in group_pairs(each for each in known if each[1][0] in exported).items():
         if len(origins := {origin for origin, _ in pairs}) < 2:
             continue
         networks = {origin: describe_network(exported[origin]) for origin in origins}

@@ -164,8 +164,7 @@ def draw_bars(
     if reference is not None:
         at = alt.Chart(alt.InlineData([{"at": reference}]))
         chart += at.mark_rule(color=INK, strokeDash=[3, 3], aria=False).encode(x="at:Q")
-    legend = _list_legend(parts, "■") if len(parts) > 1 else ()
-    return _draw_rows(chart, order, title, caption, files, legend)
+    return _draw_rows(chart, order, title, caption, files, _list_legend(parts, "■") if len(parts) > 1 else ())
 
 
 def draw_timeline(title: str, caption: str, bars: Sequence[Bar], unit: str, files: tuple[RawFile, ...] = ()) -> Figure:

@@ -228,9 +228,7 @@ def format_observed(one: CriterionResult) -> str:
     if one.unit is None or not isinstance(one.observed, float):
         return "–" if one.observed is None else str(one.observed)
     text = format_quantity(one.observed, one.unit)
-    if one.ci is None or one.ci[0] == one.ci[1]:
-        return text
-    return f"{text} {format_interval(*one.ci, one.unit, text)}"
+    return text if one.ci is None or one.ci[0] == one.ci[1] else f"{text} {format_interval(*one.ci, one.unit, text)}"
 
 
 def tabulate_results(results: Iterable[CriterionResult]) -> Table:

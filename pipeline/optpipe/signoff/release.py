@@ -24,7 +24,7 @@ from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_value
 from optpipe.core.measurement import MAX_CV, LoadSpec, Mode, Scenario, percent_from_name
 from optpipe.core.quantity import Dimension, format_quantity, share_to_text
-from optpipe.core.records import json_from_record, plain_from_record, record_from_json
+from optpipe.core.records import group_pairs, json_from_record, plain_from_record, record_from_json
 from optpipe.core.verdict import Blocker, CriterionResult, StepRecord, Verdict, VerdictRecord
 from optpipe.evaluate.evaluate import run_evaluation
 from optpipe.evaluate.tasks import TASKS
@@ -88,9 +88,7 @@ def loads_from_criteria(
             else:
                 highest = max(known.percentile, percent_from_name(criterion.metric))
                 needed[load.key] = replace(known, percentile=highest)
-    groups: dict[LoadSpec, list[int]] = {}
-    for load in needed.values():
-        groups.setdefault(replace(load, batch_size=1), []).append(load.batch_size)
+    groups = group_pairs((replace(load, batch_size=1), load.batch_size) for load in needed.values())
     return [(replace(load, batch_size=min(sizes)), tuple(sorted(sizes))) for load, sizes in groups.items()]
 
 

@@ -28,6 +28,7 @@ from optpipe.core.records import (
     compare_recomputed,
     document_from_json,
     find_disagreements,
+    group_pairs,
     list_read_errors,
     plain_from_record,
     record_from_files,
@@ -393,10 +394,7 @@ def describe_looser_rules(dossier: Dossier) -> str:
 
 def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
     """Statements of the dossier without a raw file, one line for each record."""
-    sources: dict[str, list[str]] = {}
-    for one in verdict.criteria:
-        if one.source.startswith(f"{BUILDS}/"):
-            sources.setdefault(one.source, []).append(one.name)
+    sources = group_pairs((one.source, one.name) for one in verdict.criteria if one.source.startswith(f"{BUILDS}/"))
     for source, names in sources.items():
         yield f"{', '.join(names)}: stated by {source}"
     if looser := describe_looser_rules(dossier):

@@ -229,8 +229,7 @@ def compute_ratio_of_sums_interval(
     if count < MIN_VALUES or total <= 0:
         return None
     ratio = float(np.sum(numerators)) / total
-    residuals = numerators - ratio * denominators
-    error = sqrt(count / (count - 1) * float(np.sum(residuals**2))) / total
+    error = sqrt(count / (count - 1) * float(np.sum((numerators - ratio * denominators) ** 2))) / total
     return Mean(ratio, error, count - 1).interval(confidence)
 
 

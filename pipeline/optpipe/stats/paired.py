@@ -35,11 +35,9 @@ RowErrors = Mapping[str, np.ndarray]
 
 def compute_output_error(name: str, reference: np.ndarray, got: np.ndarray) -> OutputError:
     """Error figures in float64; outputs of different shapes, such as two lists of boxes, have the largest error."""
-    return (
-        pool_errors(name, compute_row_errors(reference, got))
-        if reference.shape == got.shape
-        else _as_wrong_as_can_be(name)
-    )
+    if reference.shape != got.shape:
+        return _as_wrong_as_can_be(name)
+    return pool_errors(name, compute_row_errors(reference, got))
 
 
 def compare_rows(reference: np.ndarray, got: np.ndarray) -> RowErrors:
@@ -165,9 +163,7 @@ def compute_top1_agreement(reference: np.ndarray, got: np.ndarray) -> float | No
     None if the reference gives all samples the same class, as with random weights: agreement would then prove nothing.
     """
     expected = find_best_classes(reference)
-    if np.unique(expected).size < 2:
-        return None
-    return float(np.mean(expected == find_best_classes(got)))
+    return None if np.unique(expected).size < 2 else float(np.mean(expected == find_best_classes(got)))
 
 
 def compute_top1_accuracy(labels: np.ndarray, scores: np.ndarray) -> float:
@@ -177,8 +173,7 @@ def compute_top1_accuracy(labels: np.ndarray, scores: np.ndarray) -> float:
 
 def find_best_classes(scores: np.ndarray) -> np.ndarray:
     """The class with the largest score of each sample, (samples,)."""
-    found: np.ndarray = np.argmax(scores.reshape(len(scores), -1), axis=1)
-    return found
+    return np.asarray(np.argmax(scores.reshape(len(scores), -1), axis=1))
 
 
 CONFIDENCE = 0.95
@@ -360,9 +355,7 @@ def compare_macro_f1(
     apart = _influence(labels, first, classes) - _influence(labels, second, classes)
     sizes = np.maximum((_sizes(labels, first, classes) + _sizes(labels, second, classes)) / 2, 1)
     present = max(int(np.count_nonzero(np.bincount(labels, minlength=classes))), 1)
-    effect = float(
-        np.sqrt(np.mean((2 * len(labels) / sizes[labels] / present) ** 2))
-    )  # of a sample that only one has right
+    effect = sqrt(np.mean((2 * len(labels) / sizes[labels] / present) ** 2))  # of a sample that only one has right
     value = compute_macro_f1(labels, first, classes) - compute_macro_f1(labels, second, classes)
     return figure_from_samples(value, apart, len(labels), (-1.0, 1.0), effect)
 

@@ -152,8 +152,7 @@ def find_two_modes(values: np.ndarray) -> tuple[float, float, float] | None:
 
 def _pairs_of_peaks(density: np.ndarray) -> Iterator[tuple[int, int, int]]:
     """The highest peak with each other peak across a valley of less than half its height: peak, valley, other."""
-    inner = (density[1:-1] > density[:-2]) & (density[1:-1] >= density[2:])
-    peaks = np.flatnonzero(inner) + 1
+    peaks = np.flatnonzero((density[1:-1] > density[:-2]) & (density[1:-1] >= density[2:])) + 1
     highest = int(np.argmax(density))
     for other in sorted((int(each) for each in peaks if each != highest), key=lambda at: -density[at]):
         low, high = min(highest, other), max(highest, other)

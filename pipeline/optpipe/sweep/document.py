@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from optpipe.core.measurement import Mode, Scenario, name_sample
 from optpipe.core.quantity import format_duration
+from optpipe.core.records import group_pairs
 from optpipe.report.document import (
     Cell,
     Column,
@@ -71,10 +72,8 @@ def _tabulate_cells(record: SweepRecord) -> Table:
 
 def _list_reasons(rows: Sequence[SweepRow]) -> Iterator[Sentence]:
     """One line for each reason, however many cells have it; then earlier attempts."""
-    same: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        if row.reason and row.state != "done":
-            same.setdefault((row.state, row.reason), []).append(row.cell.label)
+    told = (row for row in rows if row.reason and row.state != "done")
+    same = group_pairs(((row.state, row.reason), row.cell.label) for row in told)
     for (state, reason), labels in same.items():
         more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
         yield Sentence(f"{labels[0]}{more}: {reason}", _TONES.get(state, Tone.FAINT), state)

@@ -10,7 +10,7 @@ from optpipe.core.entries import ArtifactInfo, Environment
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_value
-from optpipe.core.records import plain_from_record
+from optpipe.core.records import group_pairs, plain_from_record
 from optpipe.sweep.job import JobRecord, JobState
 from optpipe.workspace.entry import (
     FOREIGN,
@@ -50,9 +50,7 @@ def _compute_id(record: JobRecord) -> str:
 
 def read_jobs(workspace: Path) -> dict[str, list[JobRecord]]:
     """All records by key, the most informative first. Raises BadInputError if one is damaged."""
-    found: dict[str, list[JobRecord]] = {}
-    for record in _read_records(workspace, ""):
-        found.setdefault(record.key, []).append(record)
+    found = group_pairs((record.key, record) for record in _read_records(workspace, ""))
     return {key: sort_records(records) for key, records in found.items()}
 
 

@@ -129,11 +129,8 @@ def _watch(
     """Waits for the end. Returns the foreign processes that were seen, and why the process was ended if it was."""
     deadline, why, foreign = monotonic() + limit_s, None, dict[int, str]()
     while True:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=WATCH_S)
-        except subprocess.TimeoutExpired:
-            pass
-        else:
             return list(foreign.values()), why
         if watch and slot.gpu is not None:
             foreign |= find_foreign(list_gpu_processes(slot.gpu), list_descendants(process.pid))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
@@ -11,7 +12,7 @@ from statistics import fmean, median
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.files import hash_value
 from optpipe.core.quantity import Estimate
-from optpipe.core.records import plain_from_record
+from optpipe.core.records import group_pairs, plain_from_record
 from optpipe.sweep.job import LOAD_S, START_S, Cell, JobRecord, JobState, Recipe, Task
 from optpipe.sweep.matrix import find_obstacle
 from optpipe.sweep.slots import Slot
@@ -52,12 +53,8 @@ def plan_sweep(
 ) -> tuple[SweepRow, ...]:
     """A row for each cell. `again` ignores stored results."""
     times = _learn_times([records[0] for records in stored.values()])
-    by_cell: dict[str, list[JobRecord]] = {}
-    for records in stored.values():
-        by_cell.setdefault(records[0].cell.key, []).append(records[0])
-    here: dict[str, list[str]] = {}
-    for slot in slots:
-        here.setdefault(slot.kind, []).append(slot.fingerprint)
+    by_cell = group_pairs((records[0].cell.key, records[0]) for records in stored.values())
+    here = group_pairs((slot.kind, slot.fingerprint) for slot in slots)
     planned = []
     for cell in cells:
         found = by_cell.get(cell.key, [])
@@ -149,13 +146,10 @@ def select_shard(cells: Sequence[Cell], shard: tuple[int, int] | None) -> tuple[
 def shard_from_text(text: str) -> tuple[int, int]:
     """Reads `--shard 2/8`. Raises BadInputError."""
     part, _, parts = text.partition("/")
-    try:
-        found = int(part), int(parts)
-    except ValueError:
-        found = 0, 0
-    if not 1 <= found[0] <= found[1]:
-        raise BadInputError(f"--shard {text}: expected I/N with 1 ≤ I ≤ N, such as 2/8")
-    return found
+    with suppress(ValueError):
+        if 1 <= int(part) <= int(parts):
+            return int(part), int(parts)
+    raise BadInputError(f"--shard {text}: expected I/N with 1 ≤ I ≤ N, such as 2/8")
 
 
 def sort_tasks(tasks: Iterable[Task]) -> list[Task]:

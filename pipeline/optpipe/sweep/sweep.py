@@ -82,8 +82,7 @@ def run_sweep(
                 records[record.cell.key] = record
                 step.advance()
 
-            scheduler = Scheduler(slots, options, store.workspace, executor, report)
-            ended = scheduler.run(tasks)
+            ended = Scheduler(slots, options, store.workspace, executor, report).run(tasks)
     rows = fill_rows(plan, records)
     warnings = list_warnings(rows)
     for text in warnings:
@@ -132,14 +131,9 @@ class Scheduler:
         kinds = dict.fromkeys(task.kind for task in tasks)
         # the CPU of this host is not timed while its GPUs are
         groups = [tasks] if self.executor.remote else [[each for each in tasks if each.kind == kind] for kind in kinds]
-
-        def run_groups() -> None:
-            for group in groups:
-                self._run_group(group)
-
         try:
             with ThreadPoolExecutor(1) as pool:
-                loop = pool.submit(run_groups)
+                loop = pool.submit(list, map(self._run_group, groups))
                 while not loop.done():
                     try:
                         wait([loop], timeout=0.2)
@@ -231,8 +225,7 @@ class Scheduler:
             claims.close()
             return
         artifact = self.built[task.recipe_key, task.kind]
-        task = replace(task, cells=tuple(cells), artifact=artifact, side_by_side=count)
-        self._start(task, slot, claims)
+        self._start(replace(task, cells=tuple(cells), artifact=artifact, side_by_side=count), slot, claims)
 
     def _find_finished(self, cell: Cell) -> JobRecord | None:
         if self.options.again:

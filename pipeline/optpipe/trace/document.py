@@ -5,6 +5,7 @@ import numpy as np
 import polars as pl
 
 from optpipe.core.quantity import format_bytes, format_count, format_duration
+from optpipe.core.records import group_pairs
 from optpipe.core.verdict import Verdict
 from optpipe.report.charts import Bar, Point, draw_bars, draw_points, draw_timeline
 from optpipe.report.document import (
@@ -239,10 +240,7 @@ def _describe_quality(quality: Quality) -> Iterator[Sentence]:
         if check.verdict is not Verdict.PASS:
             name = check.name.replace("_", " ")
             yield Sentence(f"trace check '{name}': {check.verdict.lower()} ({check.detail})", Tone.DOUBTFUL)
-    reasons: dict[str, list[str]] = {}
-    for view, why in quality.withheld.items():
-        reasons.setdefault(why, []).append(view)
-    for why, views in reasons.items():
+    for why, views in group_pairs((why, view) for view, why in quality.withheld.items()).items():
         yield Sentence(f"not shown: {', '.join(views).replace('_', ' ')} ({why})", Tone.DOUBTFUL)
 
 

@@ -87,11 +87,11 @@ def _is_refusal(error: OSError, workspace: Path) -> bool:
         return False
     place = Path(os.fsdecode(error.filename)).absolute()
     if workspace.is_relative_to(place):  # cannot be created; /proc reports ENOENT
-        return error.errno in (ENOENT, *_REFUSED)
-    return place.is_relative_to(workspace) and error.errno in _REFUSED
+        return error.errno in (ENOENT, *REFUSED)
+    return place.is_relative_to(workspace) and error.errno in REFUSED
 
 
-_REFUSED = (EROFS, EACCES, EPERM, ENOTDIR, EEXIST, ENAMETOOLONG, ELOOP)
+REFUSED = (EROFS, EACCES, EPERM, ENOTDIR, EEXIST, ENAMETOOLONG, ELOOP)
 
 
 _PACKAGE = Path(__file__).resolve().parent.parent

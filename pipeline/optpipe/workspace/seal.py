@@ -199,9 +199,7 @@ def _parse_sums(text: bytes) -> dict[str, str] | None:
     except UnicodeDecodeError:
         return None
     matches = [_LINE.match(line) for line in lines]
-    if not matches or not all(matches):
-        return None
-    return {match[2]: match[1] for match in matches if match}
+    return {match[2]: match[1] for match in matches if match} if matches and all(matches) else None
 
 
 def _format_sums(hashes: dict[str, str]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
+from optpipe.core.records import group_pairs
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
@@ -168,10 +169,8 @@ class Embedding(TaskContract):
         if not isinstance(samples, TextSet):
             return None
         said = samples.read_objects()
-        members: dict[str, list[int]] = {}
-        for place, value in enumerate(said):
-            if value.get("pair") is not None:
-                members.setdefault(str(value["pair"]), []).append(place)
+        paired = ((at, value["pair"]) for at, value in enumerate(said) if value.get("pair") is not None)
+        members = group_pairs((str(name), place) for place, name in paired)
         pairs = {name: places for name, places in members.items() if len(places) == 2}
         if crowded := next((name for name, places in members.items() if len(places) > 2), None):
             raise BadInputError(f"{samples.name}: pair '{crowded}' has {len(members[crowded])} texts; a pair has two")

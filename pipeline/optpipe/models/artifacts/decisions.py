@@ -9,7 +9,7 @@ from pathlib import Path
 from optpipe.core.entries import Device
 from optpipe.core.errors import ExitStatus
 from optpipe.core.precision import Precision
-from optpipe.core.records import read_record
+from optpipe.core.records import group_pairs, read_record
 from optpipe.stats.ratio import Change, Ratio
 from optpipe.workspace.entry import Run
 from optpipe.workspace.runs import list_runs
@@ -127,10 +127,7 @@ class Decision:
     def describe(self, only: str | None = None) -> str:
         """`onnxruntime fp32 (cpu) (1a2b3c4d5e6f) at batch 1, 8`, for each winner or `only` one."""
         labels = {each.artifact: each.label for each in self.candidates}
-        sizes: dict[str, list[str]] = {}
-        for size, winner in self.winners.items():
-            if only in (None, winner):
-                sizes.setdefault(winner, []).append(str(size))
+        sizes = group_pairs((name, str(size)) for size, name in self.winners.items() if only in (None, name))
         if not sizes:
             return f"no build stays within {self.budget}"
         said = "; ".join(f"{labels[winner]} ({winner}) at batch {', '.join(at)}" for winner, at in sizes.items())

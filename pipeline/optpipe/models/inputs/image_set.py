@@ -20,6 +20,7 @@ from PIL import Image
 from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.events import UNWATCHED, ProgressStep
 from optpipe.core.files import hash_file
+from optpipe.core.records import group_pairs
 from optpipe.core.transform import Transform
 from optpipe.models.inputs.images import find_read_error
 from optpipe.models.inputs.sample_set import (
@@ -329,9 +330,7 @@ def _read_coco(
         document = json.loads(path.read_bytes())
         names = {int(each["id"]): str(each["name"]) for each in document["categories"]}
         ids = {Path(each["file_name"]).name: int(each["id"]) for each in document["images"]}
-        by_image: dict[int, list[Mapping[str, Any]]] = {}
-        for each in document["annotations"]:
-            by_image.setdefault(int(each["image_id"]), []).append(each)
+        by_image = group_pairs((int(each["image_id"]), each) for each in document["annotations"])
         index = _index_classes(names, labels, classes, path)
         if samples.annotations is None:  # otherwise checked when the set was read
             _require_images(path, samples.root / IMAGES, [str(each["file_name"]) for each in document["images"]])

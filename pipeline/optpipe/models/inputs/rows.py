@@ -20,6 +20,7 @@ from optpipe.core.card import InputSpec, ModelCard, TensorSpec
 from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.files import get_memory_bytes, hash_arrays
 from optpipe.core.quantity import format_bytes
+from optpipe.core.records import group_pairs
 from optpipe.models.inputs.sample_set import SampleSet, SetFile, stratify_indices
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -172,11 +173,8 @@ class TensorSet(SampleSet):
 
     def batches(self, size: int) -> Iterator[Arrays]:
         """The samples in order, at most `size` rows at a time, each time from one part."""
-        chosen: dict[int, list[int]] = {}
-        for each in self.files:
-            part, row = map(int, each.path.split(":"))
-            chosen.setdefault(part, []).append(row)
-        for part, rows in chosen.items():
+        places = (map(int, each.path.split(":")) for each in self.files)
+        for part, rows in group_pairs((part, row) for part, row in places).items():
             for start in range(0, len(rows), size):
                 yield {name: value[rows[start : start + size]] for name, value in self.parts[part].items()}
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_text
+from optpipe.core.records import group_pairs
 
 MAX_UNREADABLE_SHARE = 0.05
 FEW_SAMPLES = 500
@@ -112,10 +113,7 @@ def draw_subset(whole: AnySet, count: int, seed: int = 0) -> AnySet:
 
 def draw_indices(labels: Sequence[str | None], pairs: Sequence[str | None], count: int, seed: int) -> list[int]:
     """A stratified sample of `count` sorted indices, or one more, since pairs are drawn together."""
-    groups: dict[str | int, list[int]] = {}
-    for index, pair in enumerate(pairs):
-        groups.setdefault(index if pair is None else pair, []).append(index)
-    members = list(groups.values())
+    members = list(group_pairs((at if pair is None else pair, at) for at, pair in enumerate(pairs)).values())
     few = min(count, len(members) - 1) if count < len(labels) else len(members)
     chosen: list[int] = []
     for place in stratify_indices([labels[group[0]] for group in members], few, seed):
@@ -127,9 +125,7 @@ def draw_indices(labels: Sequence[str | None], pairs: Sequence[str | None], coun
 def stratify_indices(labels: Sequence[str | None], count: int, seed: int) -> list[int]:
     """All indices, in an order in which every prefix has nearly the labels' shares."""
     rng = np.random.default_rng(seed)
-    groups: dict[str | None, list[int]] = {}
-    for index, label in enumerate(labels):
-        groups.setdefault(label, []).append(index)
+    groups = group_pairs((label, index) for index, label in enumerate(labels))
     ranked: list[tuple[float, float, int]] = []
     for _, members in sorted(groups.items(), key=lambda item: str(item[0])):
         shuffled = rng.permutation(members)

@@ -225,7 +225,6 @@ def _build_one(
         (result.failed if plan.named else result.skipped).append(omission)
         return
     name = f"{backend.name} {precision}"
-    options = plan.options.get(backend.name, {})
     try:
         graph: Entry[ModelInfo] | Entry[GraphInfo] = result.model
         if _reads_graph(backend, precision) or result.model.info.own_precision is not None:
@@ -238,7 +237,7 @@ def _build_one(
             graph,
             result.model,
             model.fresh_module,
-            options,
+            plan.options.get(backend.name, {}),
             store,
             listener,
             plan.raced,

@@ -322,7 +322,6 @@ def _profile_model(
         find_images(builds.images)  # a build may take minutes: reject a folder without images first
     built = build_or_find(text, model, builds, store, terminal)
     runnable: list[Device] = [each.entry.info.device for each in built.artifacts if each.why_not is None]
-    device = builds.device or (runnable[0] if runnable else "cpu")
     again = BuildJob(
         model=text,
         weights=replace(model.weights, kind="random") if built.fallback_reason else model.weights,
@@ -330,7 +329,7 @@ def _profile_model(
         shapes=model.shapes,
         precisions=builds.precisions,
         backends=tuple(each.name for each in builds.backends),
-        device=device,
+        device=builds.device or (runnable[0] if runnable else "cpu"),
         calibration=builds.calibration,
         options=builds.options,
         truncate=builds.truncate,

@@ -249,8 +249,7 @@ def compute_geometry(transform: Transform, height: int, width: int) -> tuple[Axi
     sides, scales, offsets = [height, width], [1.0, 1.0], [0.0, 0.0]
     for step in transform.geometry:
         if isinstance(step, Resize):
-            resized = compute_resized_sides(step, sides[0], sides[1])
-            for axis, side in enumerate(resized):
+            for axis, side in enumerate(compute_resized_sides(step, sides[0], sides[1])):
                 factor = side / sides[axis]
                 scales[axis], offsets[axis], sides[axis] = scales[axis] * factor, offsets[axis] * factor, side
         else:

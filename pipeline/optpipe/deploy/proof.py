@@ -124,8 +124,7 @@ def prove_deployment(
     behind = [model for model, proven in models.items() if proven.startswith("configured")]
     have = ", ".join(list_backends(program))
     lacks = f"{', '.join(behind)}: the server lacks the backend (it has: {have}); prove it again where it is deployed"
-    notes = (lacks,) if behind else ()
-    return ProofRecord(server, models, tuple(comparisons), notes)
+    return ProofRecord(server, models, tuple(comparisons), (lacks,) if behind else ())
 
 
 def arrange_models(checked: CheckedDeployment, program: ServerProgram, target: Path) -> dict[str, str]:

@@ -162,8 +162,7 @@ def recheck(
             baseline = replace(contender, pool=old_pool)
             for subject in (baseline, contender):
                 subject.expect(rounds)
-            said = f"{load}, {rounds} rounds or up to {MAX_ROUND_FACTOR} times as many"
-            with listener.step(said, rounds) as step:
+            with listener.step(f"{load}, {rounds} rounds or up to {MAX_ROUND_FACTOR} times as many", rounds) as step:
                 ratio = compare_environments(baseline, contender, load, rounds, randbits(32), step.advance)
     needed = count_rounds_to_settle(ratio, max_slowdown)
     verdict, reasons = judge_recheck(outputs, ratio, needed, TOLERATED_RELATIVE_ERROR[info.precision], max_slowdown)

@@ -396,11 +396,10 @@ def _write_folder(build: SignedBuild, record: DeploymentRecord, serving: Serving
     pipeline, options = None, {}
     if build.preprocessing is not None:
         pipeline, plan = f"preprocessing/{Path(PIPELINE).name}", build.preprocessing.info.plan
-        device = 0 if plan.device == "gpu" else None
         options = {
             "batch_size": plan.batch_size,
             "num_threads": plan.threads,
-            "device_id": device,
+            "device_id": 0 if plan.device == "gpu" else None,
             "prefetch_queue_depth": 1,
         }
         (folder / "preprocessing").mkdir()

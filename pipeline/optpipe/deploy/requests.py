@@ -52,8 +52,7 @@ def list_expected(
             inputs = each.inputs
             if each.model != record.engine:
                 preprocess = preprocess or open_preprocessing(folder / MODELS / str(record.preprocessing) / "1")
-                tensor = preprocess([{DALI_INPUT: inputs[ENCODED]}])[0][DALI_OUTPUT]
-                inputs = {card.inputs[0].name: tensor}
+                inputs = {card.inputs[0].name: preprocess([{DALI_INPUT: inputs[ENCODED]}])[0][DALI_OUTPUT]}
             yield replace(each, outputs=engine([inputs])[0])
     elif recorded.is_file():
         with read_as_user_file(recorded, "the outputs of a deployment"), np.load(recorded, allow_pickle=False) as found:

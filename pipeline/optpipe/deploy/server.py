@@ -148,8 +148,7 @@ def run_server(
         except StageError as error:
             if process.poll() is None:
                 raise
-            why = f"tritonserver died (exit status {process.returncode}): {read_reason(log)}"
-            raise StageError(why) from error
+            raise StageError(f"tritonserver died (exit status {process.returncode}): {read_reason(log)}") from error
 
 
 def _arrange_backends(program: ServerProgram, scratch: Path) -> Path:

@@ -155,10 +155,9 @@ def open_preprocessing(folder: Path) -> Answer:
         for start in range(0, len(images), plan.batch_size):
             pipeline.feed_input(INPUT, [np.ascontiguousarray(each) for each in images[start : start + plan.batch_size]])
             rows += [np.array(each) for each in pipeline.run()[0].as_cpu()]
-        counts = np.cumsum([len(each[INPUT]) for each in batch])
         return [
             {"DALI_OUTPUT_0": np.stack(rows[end - len(each[INPUT]) : end])}
-            for each, end in zip(batch, counts, strict=True)
+            for each, end in zip(batch, np.cumsum([len(each[INPUT]) for each in batch]), strict=True)
         ]
 
     return answer

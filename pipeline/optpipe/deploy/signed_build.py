@@ -71,10 +71,9 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
     model = store.find(artifact.manifest.parents[0], ModelInfo)
     card = card_from_file(store.verify_entry(model, CARD).file(CARD))
     digest = dossier.files.hash(SUMS)
-    reference = DossierReference(verdict.dossier_name, digest, verdict.verdict, waived, because or None)
     return SignedBuild(
         folder=folder,
-        reference=reference,
+        reference=DossierReference(verdict.dossier_name, digest, verdict.verdict, waived, because or None),
         policy=dossier.policy,
         artifact=artifact,
         card=card,

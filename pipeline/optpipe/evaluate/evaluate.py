@@ -182,8 +182,7 @@ def predict_samples(
         step.advance(count)
     if len({each.shape[1] for each in kept}) > 1:
         kept = [np.concatenate([each.reshape(1, -1) for each in kept], axis=1)]
-    outputs = np.concatenate(kept) if kept else np.zeros((0, 0), np.float32)
-    return Predictions(values, outputs, classes)
+    return Predictions(values, np.concatenate(kept) if kept else np.zeros((0, 0), np.float32), classes)
 
 
 def score_artifacts(

@@ -165,8 +165,7 @@ def _explain_no_best(rows: list[ComparisonRow], goal: Goal, slo: Slo | None) -> 
         nearest = [row.latency_ns[name] for row in valid if name in row.latency_ns]
         if not nearest:
             return f"no measurement reports {name}: too few samples, or it was not requested"
-        closest = min(nearest, key=lambda each: each.bounds[1])
-        bound = format_quantity(closest.bounds[1], Dimension.TIME)
+        bound = format_quantity(min(each.bounds[1] for each in nearest), Dimension.TIME)
         return f"no build meets {slo}; the closest has an upper bound of {bound}"
     return "energy was not measured" if goal is Goal.EFFICIENCY else "not measured"
 
@@ -350,7 +349,6 @@ def _id(one: RecordedMeasurement) -> str:
 def _row_from_group(group: ProcessGroup, known: BuildFacts, names: _Names) -> ComparisonRow:
     one, found = (group.valid or group.tries)[-1], merge_group(group)
     subject = found.subject
-    peaks = [each.measurement.memory_bytes or 0 for each in group.valid or (one,)]
     return ComparisonRow(
         id=_id(one),
         run=one.run,
@@ -371,7 +369,7 @@ def _row_from_group(group: ProcessGroup, known: BuildFacts, names: _Names) -> Co
         throughput_images_per_s=found.throughput_images_per_s,
         throughput_tokens_per_s=found.throughput_tokens_per_s,
         energy_j_per_image=found.energy_j_per_image,
-        memory_bytes=max(peaks) or None,
+        memory_bytes=max([each.measurement.memory_bytes or 0 for each in group.valid or (one,)]) or None,
         size_bytes=known.size_bytes,
         build_s=known.build_s,
         top1=known.top1,
@@ -583,8 +581,7 @@ def _find_baseline(
     if name is None:
         return None, ()
     if (Path(name) / RUNS).is_dir():
-        every = find_bench_runs(Path(name))
-        return name, tuple(one for run in every for one in measurements_from_run(run))
+        return name, tuple(one for run in find_bench_runs(Path(name)) for one in measurements_from_run(run))
     if name != "approved":
         run = find_bench_runs(store.workspace, [name])[0]
         return run.name, measurements_from_run(run)

@@ -298,8 +298,7 @@ def summarize_comparison(comparison: Comparison) -> str:
         if row is not None
     ]
     if not found:
-        reasons = ", ".join(dict.fromkeys(comparison.best_reason.values()))
-        return f"No build can be recommended: {reasons}."
+        return f"No build can be recommended: {', '.join(dict.fromkeys(comparison.best_reason.values()))}."
     limit = f" under {comparison.slo}" if comparison.slo else ""
     return f"Best{limit}: {'; '.join(found)}."
 
@@ -314,8 +313,7 @@ def list_comparison_parts(comparison: Comparison) -> Iterator[Part]:
         yield Sentence(f"{comparison.baseline}; speedups are those of p50 latency", Tone.FAINT, "baseline")
     if count := len(comparison.unmatched):
         listed = _shorten_list([f"{label}: {reason}" for label, reason in comparison.unmatched.items()])
-        text = f"{count} row{' has' if count == 1 else 's have'} no baseline"
-        yield Sentence(text, Tone.FAINT, "note", listed)
+        yield Sentence(f"{count} row{' has' if count == 1 else 's have'} no baseline", Tone.FAINT, "note", listed)
     yield from (Sentence(one, Tone.DOUBTFUL, "warning") for one in comparison.warnings)
 
 
@@ -352,7 +350,6 @@ def _list_comparison_cells(row: ComparisonRow, comparison: Comparison) -> Row:
     if row.on_frontier:
         state, tone = "frontier", Tone.GOOD
     joules = row.energy_j_per_image
-    per_joule = Cell("") if joules is None else Cell(f"{1 / joules.value:.3g}", value=1 / joules.value)
     return (
         row.configuration,
         Cell(state, tone),
@@ -365,7 +362,7 @@ def _list_comparison_cells(row: ComparisonRow, comparison: Comparison) -> Row:
         cell_from_estimate(row.speedup, "{:.2f}×", interval=True),
         row.change,
         cell_from_estimate(row.throughput_tokens_per_s, "{:,.0f}"),
-        per_joule,
+        Cell("") if joules is None else Cell(f"{1 / joules.value:.3g}", value=1 / joules.value),
         cell_from_estimate(row.top1, "{:.2%}", interval=True),
         Cell(format_bytes(row.memory_bytes) if row.memory_bytes else "", value=row.memory_bytes),
         Cell(format_bytes(row.size_bytes) if row.size_bytes else "", value=row.size_bytes),
@@ -386,8 +383,7 @@ def draw_measurements(
     folders = {run.name: run for run in runs}
     chosen = _choose_curves(measured, comparison)
     latencies = tuple(_curve_from_measurement(label, one, folders[one.run], root) for label, one in chosen.items())
-    processes = tuple(_list_processes(comparison, measured))
-    return draw_comparison(comparison, latencies, processes)
+    return draw_comparison(comparison, latencies, tuple(_list_processes(comparison, measured)))
 
 
 def _list_processes(comparison: Comparison, measured: Sequence[RecordedMeasurement]) -> Iterator[Point]:

@@ -280,8 +280,7 @@ def recompute_requested(stored: Measurement, files: Files) -> Measurement:
 
 def has_measured_other_file(run: Run, build: JudgedBuild) -> bool:
     """Whether a bench run measured another file with the build's id."""
-    subjects = (one.subject for one in read_measurements(run.files))
-    return any(build.has_other_file(each.artifact, each.sha256) for each in subjects)
+    return any(build.has_other_file(one.subject.artifact, one.subject.sha256) for one in read_measurements(run.files))
 
 
 def list_artifact_measurements(

@@ -116,8 +116,7 @@ class ProcessGroup:
         for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
             if (value := read_value(one.measurement, name, medians=medians)) is not None:
                 process = one.measurement.second_stage, one.measurement.process
-                kept = one.latencies if latencies else value
-                runs.setdefault(one.run, {}).setdefault(process, []).append(kept)
+                runs.setdefault(one.run, {}).setdefault(process, []).append(one.latencies if latencies else value)
         return runs
 
     def list_parts(self, name: str) -> list[list[float]]:

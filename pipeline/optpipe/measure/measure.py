@@ -82,8 +82,7 @@ def measure_load(
     answer = worker.measure(Point(name, str(spool), load, blank.arrivals_seed or 0))
     done = answer.done
     if blank.inputs is not None and done is not None:
-        rotated = replace(blank.inputs, rotated=done.rotated, rotated_bytes=done.rotated_bytes)
-        blank = replace(blank, inputs=rotated)
+        blank = replace(blank, inputs=replace(blank.inputs, rotated=done.rotated, rotated_bytes=done.rotated_bytes))
     found = _judge_answer(replace(blank, interrupted=answer.interrupted), answer, worker, directory)
     begun.unlink()
     return found, answer

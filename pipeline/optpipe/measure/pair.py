@@ -154,7 +154,6 @@ def comparison_from_measurements(
     baseline, contender = (_list_figures(measured, side, metric) for side in "ab")
     artifacts = {one.id[0]: one.subject.artifact for one in measured}
     invalid = [each for each in measured if not each.is_valid]
-    codes = Counter(code for each in invalid for code in each.invalid_codes)
     return PairedComparison(
         metric,
         judge_rounds(baseline, contender, first),
@@ -164,7 +163,7 @@ def comparison_from_measurements(
         contender_ns=tuple(contender),
         first_rounds=first,
         seed=seed,
-        invalid=dict(codes.most_common()),
+        invalid=dict(Counter(code for each in invalid for code in each.invalid_codes).most_common()),
         invalid_processes=len(invalid),
         measurements=tuple(each.id for each in measured),
     )
@@ -314,8 +313,7 @@ def recompute_pair(run: Run) -> Iterator[Recomputed]:
     again = comparison_from_measurements(measured, stored.first_rounds, stored.metric, stored.seed)
     yield COMPARISON_FILE, stored, again
     first = again.baseline_ns[: stored.first_rounds], again.contender_ns[: stored.first_rounds]
-    rounds = decide_rounds(*first, stored.first_rounds)
-    yield f"{COMPARISON_FILE}: number of rounds", len(stored.baseline_ns), rounds
+    yield f"{COMPARISON_FILE}: number of rounds", len(stored.baseline_ns), decide_rounds(*first, stored.first_rounds)
 
 
 TRIALS = 12

@@ -318,8 +318,7 @@ class PredictionDecoder:
     """By `samples.files[].path`; empty without annotations."""
 
     def decode(self, outputs: Mapping[str, np.ndarray], names: Sequence[str]) -> list[Any]:
-        files = [SetFile(name, "") for name in names]
-        return list(self.task.decode(outputs, files, self.samples, self.card))
+        return list(self.task.decode(outputs, [SetFile(name, "") for name in names], self.samples, self.card))
 
     def add_columns(self, rows: pl.DataFrame, reference: list[Any], got: list[Any]) -> pl.DataFrame:
         columns = dict(zip(_COLUMNS, (reference, got), strict=True))

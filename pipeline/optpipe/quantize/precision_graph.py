@@ -240,12 +240,11 @@ def _choose_samples(
 
 
 def _describe_recipe(precision: Precision, model: Entry[ModelInfo], reference: Entry[ReferenceInfo]) -> dict[str, Any]:
-    tools = {name: get_package_version(name) for name in ("nvidia-modelopt", "onnx", "onnxruntime-gpu")}
     return {
         "revision": REVISION,
         "model": model.id,
         "precision": str(precision),
-        "tools": tools,
+        "tools": {name: get_package_version(name) for name in ("nvidia-modelopt", "onnx", "onnxruntime-gpu")},
         "ranges": reference.id,
     }
 

@@ -200,10 +200,8 @@ def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, f
         elif about:
             judged = {entry.id, baseline} if COMPARISON_FILE in run.manifest.files else {entry.id}
             room = _copy_run(run, folder / "runs" / run.name, judged, room)
-        elif run.kind == "bench" and model & set(run.manifest.parents):
-            needed = sum(file.size_bytes for file in run.manifest.files.values())
-            if needed <= room:
-                room = _copy_run(run, folder / "runs" / run.name, {entry.id}, room)
+        elif run.kind == "bench" and model & set(run.manifest.parents) and run.size_bytes <= room:
+            room = _copy_run(run, folder / "runs" / run.name, {entry.id}, room)
     return tuple(reversed(other_file))
 
 
@@ -230,8 +228,7 @@ def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, who
             room -= needed
         else:
             left_out |= set(files)
-    kept = {path for path in sizes if path not in left_out and (whole or run.files.has(path))}
-    for path in kept:
+    for path in {path for path in sizes if path not in left_out and (whole or run.files.has(path))}:
         content = run.files.read(path)
         if hashlib.sha256(content).hexdigest() != run.manifest.files[path].sha256:
             raise BadInputError(f"run {run.name} changed while it was copied ({path}); sign off again")

@@ -126,10 +126,9 @@ class Dossier:
 
 def read_dossier(files: Files) -> Dossier:
     """Raises BadInputError if a file is missing, damaged, or of another version."""
-    request = read_versioned(files, REQUEST, DossierRequest)
     return Dossier(
         files=files,
-        request=request,
+        request=read_versioned(files, REQUEST, DossierRequest),
         policy=policy_from_toml(files.read(POLICY), str(files.folder / POLICY)),
         every_run=runs_from_files(files, "runs"),
         baseline_runs=runs_from_files(files, "baseline/runs"),

@@ -93,8 +93,7 @@ def _observe_loss(criterion: Criterion, group: ProcessGroup, evidence: BuildEvid
     if same:
         return _observe_unpaired_loss(metric, group, baseline, evidence, seen)
     remedy = _suggest_pair(metric, group, baseline, evidence) or _NEWER
-    none = Blocker(f"the baseline has no measurement of {group.load}", remedy)
-    return replace(seen, blockers=(*blockers, none))
+    return replace(seen, blockers=(*blockers, Blocker(f"the baseline has no measurement of {group.load}", remedy)))
 
 
 def _observe_paired_loss(

@@ -111,8 +111,7 @@ class VerifiedDossier:
 def require_pass(folder: Path, verdict: VerdictRecord, because: str | None, purpose: str) -> None:
     """Raises GateError for anything except an unqualified PASS without the reason `because`."""
     if because is None and (verdict.verdict is not Verdict.PASS or verdict.waived):
-        waived = f"{len(verdict.waived)} criteria waived"
-        state = waived if verdict.verdict is Verdict.PASS else verdict.verdict
+        state = f"{len(verdict.waived)} criteria waived" if verdict.verdict is Verdict.PASS else verdict.verdict
         raise GateError(f"{folder} is not an unqualified PASS ({state}); pass --because TEXT to {purpose} anyway")
 
 

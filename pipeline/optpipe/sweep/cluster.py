@@ -190,8 +190,7 @@ def run_on_node(content: bytes, inputs: Sequence[Any]) -> Iterator[bytes]:
         except OptpipeError as error:
             yield json_from_record(fail_task(task, tell_on_one_line(error), fingerprints[0]))
             return
-        beside = 1 if slot.gpu is None else len(list_devices())
-        here = replace(task, workspace=str(workspace), side_by_side=beside)
+        here = replace(task, workspace=str(workspace), side_by_side=1 if slot.gpu is None else len(list_devices()))
         result = run_exclusively(here, slot, options, threading.Event(), program)
         yield json_from_record(result)
         if not task.workspace:

@@ -132,9 +132,8 @@ def compute_job_key(cell: Cell, fingerprint: str) -> str:
 
 def compute_fingerprint(environment: Environment, power_limit_w: float | None, mig: bool | None) -> str:
     """The hash of everything besides the cell that affects a figure: one GPU, driver, power limit, MIG state, CPU, versions."""
-    gpus = [[gpu.name, gpu.compute_capability, gpu.memory_bytes, gpu.driver] for gpu in environment.gpus]
     facts = {
-        "gpus": gpus,
+        "gpus": [[gpu.name, gpu.compute_capability, gpu.memory_bytes, gpu.driver] for gpu in environment.gpus],
         "power_limit_w": power_limit_w,
         "mig": mig,
         "cpu": environment.cpu,

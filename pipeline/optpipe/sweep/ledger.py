@@ -32,9 +32,8 @@ _RANK = {state: rank for rank, state in enumerate(JobState)}
 
 def write_job(workspace: Path, record: JobRecord) -> Path:
     """Adds a record; returns its folder. Raises StageError if it cannot be written."""
-    folder = workspace / RUNS / f"{JobRecord.KIND}-{_compute_id(record)}"
     return finish_entry(
-        folder,
+        workspace / RUNS / f"{JobRecord.KIND}-{_compute_id(record)}",
         JobRecord.KIND,
         _compute_id(record),
         replace(record, environment=Environment()),  # the manifest has it

@@ -61,10 +61,9 @@ def resolve_models(matrix: Matrix, store: Store, *, local: bool) -> Matrix:
 def cells_from_matrix(matrix: Matrix, kinds_here: Sequence[str]) -> tuple[Cell, ...]:
     """The cells in the order of the matrix, each once. Raises BadInputError for a matrix that makes no sense."""
     require_sound(matrix)
-    kinds = matrix.gpus or tuple(kinds_here)
     cells = (
         Cell(recipe, load, kind, options, matrix.processes, matrix.max_cv)
-        for kind in dict.fromkeys(kinds)
+        for kind in dict.fromkeys(matrix.gpus or tuple(kinds_here))
         for recipe in _list_recipes(matrix, kind)
         for given, load in product(matrix.options, _list_loads(matrix))
         for options in (tuple(each for each in given if each.startswith(f"{recipe.backend}.")),)

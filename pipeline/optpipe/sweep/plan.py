@@ -205,7 +205,6 @@ def fill_rows(rows: Sequence[SweepRow], records: Mapping[str, JobRecord]) -> tup
 
 
 def _row_from_record(record: JobRecord, *, stored: bool = False) -> SweepRow:
-    figures = None if record.group is None else {name: one.estimate for name, one in record.group.figures.items()}
     return SweepRow(
         record.cell,
         record.state,
@@ -218,7 +217,7 @@ def _row_from_record(record: JobRecord, *, stored: bool = False) -> SweepRow:
         run=record.run,
         processes=record.group.processes if record.group else 0,
         sample=record.sample,
-        figures=figures,
+        figures=None if record.group is None else {name: one.estimate for name, one in record.group.figures.items()},
         seconds=record.seconds,
         attempts=record.attempts,
         stored=stored,
@@ -247,9 +246,8 @@ def list_warnings(rows: Sequence[SweepRow]) -> list[str]:
                 f"{kind}: rows are from {len(prints)} environments (driver, power limit or versions differ); do not compare "
                 "them with each other"
             )
-    elsewhere = Counter(row.cell.kind for row in rows if row.state == Standing.ELSEWHERE)
     found += [
         f"{count} cell{'s' if count > 1 else ''} need{'' if count > 1 else 's'} {kind}, which is not available here"
-        for kind, count in elsewhere.items()
+        for kind, count in Counter(row.cell.kind for row in rows if row.state == Standing.ELSEWHERE).items()
     ]
     return found

@@ -211,8 +211,7 @@ class Scheduler:
         mine = [one for one in self.running.values() if one.slot.kind == slot.kind]
         ends = [one.started + one.task.expected_s for one in mine if one.task.timing]
         count = sum(each.kind == slot.kind for each in self.slots)
-        free = count - sum(not one.task.timing for one in mine)
-        task = take_task(self.loads, at, ends, free, monotonic())
+        task = take_task(self.loads, at, ends, count - sum(not one.task.timing for one in mine), monotonic())
         claims, cells = ExitStack(), []
         for cell in task.cells:
             if not claims.enter_context(claim_job(self.workspace, cell.key)):

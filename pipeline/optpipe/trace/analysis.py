@@ -64,8 +64,7 @@ def unite_intervals(starts: TimeArray, ends: TimeArray) -> TimeIntervals:
         starts, ends = starts[order], ends[order]
     reach = np.maximum.accumulate(ends)
     first = np.concatenate([[True], starts[1:] > reach[:-1]])
-    last = np.concatenate([first[1:], [True]])
-    return intervals_from_disjoint(starts[first], reach[last])
+    return intervals_from_disjoint(starts[first], reach[np.concatenate([first[1:], [True]])])
 
 
 def sum_before(intervals: TimeIntervals, times: TimeArray) -> TimeArray:
@@ -233,8 +232,7 @@ def _split_idle(trace: Trace, operations: Operations, gaps: TimeIntervals) -> di
     # an operation may start before its launch call returns; without a known call it counts as not yet launched
     launched = np.clip(launched, gaps.starts, gaps.ends)
     before_launch = intervals_from_disjoint(gaps.starts, launched)
-    waiting = _find_waiting(trace, gaps, launch)
-    synchronizing = intersect_intervals(before_launch, waiting)
+    synchronizing = intersect_intervals(before_launch, _find_waiting(trace, gaps, launch))
     return {
         IdleCause.KERNEL_WAIT: intervals_from_disjoint(launched, gaps.ends),
         IdleCause.SYNCHRONIZATION: synchronizing,
@@ -260,8 +258,7 @@ def _find_waiting(trace: Trace, gaps: TimeIntervals, launch: TimeArray) -> TimeI
 
 
 def _clip_calls(gaps: TimeIntervals, chosen: npt.NDArray[np.bool_], calls: TimeIntervals) -> TimeIntervals:
-    mine = intervals_from_disjoint(gaps.starts[chosen], gaps.ends[chosen])
-    return intersect_intervals(mine, calls)
+    return intersect_intervals(intervals_from_disjoint(gaps.starts[chosen], gaps.ends[chosen]), calls)
 
 
 _WARMED_UP = 2.0

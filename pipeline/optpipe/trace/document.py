@@ -257,13 +257,12 @@ def document_from_stages(record: ModelProfileDocument) -> Document:
     for stage in record.stages:
         bottleneck, findings = stage.profile.bottleneck, stage.profile.findings
         time = _format_time(stage.profile)
-        gain = time if time == NOT_SHOWN else f"{findings[0].gain_share:.0%}" if findings else ""
         rows.append(
             (
                 stage.subject.name,
                 time,
                 "" if bottleneck.busy_share is None else f"{bottleneck.busy_share:.0%}",
-                gain,
+                time if time == NOT_SHOWN else f"{findings[0].gain_share:.0%}" if findings else "",
                 Cell(bottleneck.verdict, Tone.STRONG),
                 findings[0].advice if findings else "",
             )

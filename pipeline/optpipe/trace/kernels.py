@@ -85,9 +85,7 @@ def uses_tensor_cores(name: str) -> bool | None:
         return False
     if _TRITON_TEMPLATE.search(name):
         return None
-    if _PLAIN.search(name):
-        return False
-    return bool(_TENSOR.search(name))
+    return not _PLAIN.search(name) and bool(_TENSOR.search(name))
 
 
 def classify_kernels(names: pl.Series) -> pl.DataFrame:

@@ -163,8 +163,7 @@ def _list_build_jobs(
         work = PreprocessJob(store.workspace.resolve(), model.id, images, dali)
         name = f"preprocess dali batch {batch_size}"
         subject = StageSubject(name, "preprocess", batch_size=batch_size)
-        facts = StageFacts(Stage.PREPROCESS, expects_gpu=on_gpu)
-        yield ProfileJob(name, on_gpu, work, ((subject, facts),))
+        yield ProfileJob(name, on_gpu, work, ((subject, StageFacts(Stage.PREPROCESS, expects_gpu=on_gpu)),))
 
 
 def _list_inference_jobs(
@@ -226,8 +225,7 @@ def _profile_job(
         for subject, given in job.stages:
             facts = replace(given, unprofiled_iteration_ns=found.unprofiled_iteration_ns)
             judged = f"optpipe.{facts.stage}" if facts.stage in BUILD_STAGES else None
-            profile = profile_from_trace(whole, judged, facts, graph)
-            yield StageProfile(subject, folder.name, judged, facts, profile)
+            yield StageProfile(subject, folder.name, judged, facts, profile_from_trace(whole, judged, facts, graph))
 
 
 def profile_recording(path: Path, range_name: str | None, listener: Listener) -> TraceProfile:

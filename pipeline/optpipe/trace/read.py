@@ -156,8 +156,7 @@ def _fetch_frame(path: Path, sql: str) -> pl.DataFrame:
         cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
         cursor.execute(sql)
         # SQLite stores any bytes as text, and the driver does not check them: the casts do
-        text = pl.col(pl.String).cast(pl.Binary).cast(pl.String)
-        return pl.DataFrame(cursor.fetch_arrow()).with_columns(text)
+        return pl.DataFrame(cursor.fetch_arrow()).with_columns(pl.col(pl.String).cast(pl.Binary).cast(pl.String))
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -292,8 +291,7 @@ def _cast_frame(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
     if table == "copies":
         named.append(_label("kind", {**COPY_KINDS, _MEMSET_KIND: MEMSET}))
         named += [_label(column, MEMORY_KINDS) for column in ("source_memory", "target_memory")]
-    columns = (pl.col(column).cast(dtype) for column, dtype in SCHEMAS[table].items())
-    return frame.with_columns(named).select(columns)
+    return frame.with_columns(named).select(pl.col(column).cast(dtype) for column, dtype in SCHEMAS[table].items())
 
 
 def _label(column: str, labels: Mapping[int, str]) -> pl.Expr:

@@ -247,10 +247,9 @@ def graph_costs_from_onnx(
 ) -> GraphCosts:
     """With `tf32`, products of fp32 tensors count as TF32; products of dequantized tensors count as INT8."""
     model = load_onnx(path, weights=False)
-    ranges = ((each, each.batch_range) for each in inputs)
     sized = [
         each if found is None else each.with_batch(min(found[0], batch_size), batch_size, max(found[2], batch_size))
-        for each, found in ranges
+        for each, found in ((each, each.batch_range) for each in inputs)
     ]
     known = infer_graph_types(model, sized)
     nodes = [node for node in model.graph.node if node.output]

@@ -129,8 +129,7 @@ def apply_rules(context: RuleContext, *, with_gaps: bool = True) -> tuple[Profil
             continue
         if context.facts.stage is Stage.PREPROCESS and rule.advice_in_preprocessing:
             advice = rule.advice_in_preprocessing
-        share = gain_ns / max(base_ns, 1)
-        kept.append(ProfileFinding(rule.name, evidence, gain_ns, advice, share, rule.host_times))
+        kept.append(ProfileFinding(rule.name, evidence, gain_ns, advice, gain_ns / max(base_ns, 1), rule.host_times))
     return tuple(sorted(kept, key=lambda each: (-each.gain_share, each.rule)))
 
 
@@ -320,8 +319,7 @@ def find_busiest_operator(context: RuleContext) -> _Found | None:
     first, total_ns, threads = table.row(0)
     share = total_ns / max(_sum(table, "total_ns"), 1)
     evidence = f"{first} takes {share:.0%} of the operators' time, on {threads} threads"
-    advice = "optpipe preprocess tunes threads, prefetching, and the decoder"
-    return _Found(evidence, int(total_ns / threads), advice)
+    return _Found(evidence, int(total_ns / threads), "optpipe preprocess tunes threads, prefetching, and the decoder")
 
 
 @_rule("slow-layers", on_gpu=False, on_cpu=True)

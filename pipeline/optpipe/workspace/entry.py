@@ -261,8 +261,7 @@ def get_utc_time(precision: str = "seconds") -> str:
 def get_command_line() -> str:
     """The running command, as it can be typed again."""
     name = Path(sys.argv[0]).name
-    program = "optpipe" if name in ("optpipe", "__main__.py") else name
-    return shlex.join([program, *sys.argv[1:]])
+    return shlex.join(["optpipe" if name in ("optpipe", "__main__.py") else name, *sys.argv[1:]])
 
 
 def strip_folders(manifest: Manifest) -> Manifest:

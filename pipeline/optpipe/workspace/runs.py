@@ -73,8 +73,7 @@ def finish_run(
     """
     ident = run.name.removeprefix(f"{run.kind}-")
     files = Files(run.path)
-    count = len(read_measurements(files)) if files.has(MEASUREMENTS_FILE) else None
-    info = RunInfo(model, trained, count)
+    info = RunInfo(model, trained, len(read_measurements(files)) if files.has(MEASUREMENTS_FILE) else None)
     return finish_entry(
         run.path, run.kind, ident, info, run.started_utc, parents=parents, command=command, status=status
     )

@@ -72,9 +72,8 @@ class Store:
 
     def get(self, kind: type[Info], recipe: Mapping[str, Any]) -> Entry[Info] | None:
         """The entry made by `recipe`; None if it is missing or damaged."""
-        path = self.root / _name_entry(kind, recipe)
         try:
-            entry = entry_from_folder(path, kind)
+            entry = entry_from_folder(self.root / _name_entry(kind, recipe), kind)
         except UnreadableManifestError:
             return None
         return entry if self._is_intact(entry) else None

@@ -351,9 +351,7 @@ class Detection(TaskContract):
         if not isinstance(samples, ImageSet) or card.transform is None:
             return None
         found = read_boxes(samples, card.transform, card.labels, classes)
-        if found is None:
-            return None
-        return [[[float(each) for each in one] for one in boxes] for boxes in found]
+        return None if found is None else [[[float(each) for each in one] for one in boxes] for boxes in found]
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
         transform, found = card.transform, _decode_boxes(outputs, card)

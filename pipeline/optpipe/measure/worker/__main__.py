@@ -4,6 +4,7 @@ import resource
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -110,15 +111,12 @@ class Worker:
         with suppress(OSError):  # otherwise the peak is the whole process's
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         kept = Reservoir(limit_output_checks(asked.output_checks, before[0]), self.plan.seed)
-
-        def measuring() -> None:
-            events.write(_line(WorkerEvent("measuring")))
-
+        measuring = partial(events.write, _line(WorkerEvent("measuring")))
         gc.collect()
         gc.freeze()
         gc.disable()
         with Spool(Path(point.spool)) as spool:
-            load = PointRun(point.load, spool, lanes, len(turns.batches), kept, measuring, point.arrivals_seed)
+            load = PointRun(asked, spool, lanes, len(turns.batches), kept, measuring, point.arrivals_seed)
             run_load(load)
             stopped = spool.stopped
         gc.enable()

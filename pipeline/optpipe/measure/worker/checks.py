@@ -193,11 +193,10 @@ def check_outputs(
     if error is not None and error > tolerance:
         problems.append(f"differs from {reference_name} by {error:.2g}")
     between = [_compute_distance(one, other) for one, other in combinations(before, 2)]
-    compared = "the untimed run" if error is None else f"{reference_name} and the untimed run"
     return OutputCheck(
         checked=len(kept),
         passed=bool(kept) and not problems,
-        reference=compared,
+        reference="the untimed run" if error is None else f"{reference_name} and the untimed run",
         relative_error=min(worst_self if error is None else error, 1e30),
         tolerance=f"relative L2 error at most {tolerance:g}",
         why_not=problems[0] if problems else None if kept else "no timed output was kept",

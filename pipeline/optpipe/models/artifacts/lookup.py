@@ -124,8 +124,7 @@ def find_artifacts(
 
     Raises BadInputError, with the build command, if there is none.
     """
-    every = store.list_entries(ArtifactInfo)
-    by_id = [entry for entry in every if len(text) >= 4 and entry.matches_id(text)]
+    by_id = [entry for entry in store.list_entries(ArtifactInfo) if len(text) >= 4 and entry.matches_id(text)]
     named = by_id or find_builds(text, store)
     wanted = [
         entry

@@ -60,8 +60,7 @@ def read_outputs_early(loaded: LoadedModel) -> ModelCard | None:
         graph = onnx.load(loaded.onnx, load_external_data=False).graph
         known = all(each.type.tensor_type.HasField("shape") for each in graph.output)
         return replace(card, outputs=_read_outputs(graph)) if known else None
-    small = card.with_profile((card.batch_range[0],) * 3, {})
-    found = _require_runs(loaded.module, small)
+    found = _require_runs(loaded.module, card.with_profile((card.batch_range[0],) * 3, {}))
     said = [each.name for each in card.outputs] or _find_output_names(loaded.module, card)
     names = said if len(said) == len(found) else [f"output {place}" for place in range(len(found))]
     outputs = (

@@ -148,8 +148,7 @@ def preprocess_batches(
 
 def _decode_pixels(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
     with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as opened:
-        upright = ImageOps.exif_transpose(opened) if step.exif else opened
-        rgb = upright.convert("RGB")
+        rgb = (ImageOps.exif_transpose(opened) if step.exif else opened).convert("RGB")
     if step.channels == "L":
         return np.asarray(rgb.convert("L"))[:, :, np.newaxis]
     pixels = np.asarray(rgb)

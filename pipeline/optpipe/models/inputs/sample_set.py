@@ -76,12 +76,11 @@ class SampleSet:
         """Raises BadInputError if the manifest is not a set of this kind, or its own hash does not match."""
         try:
             value: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            files = tuple(SetFile(each["path"], each["sha256"], each.get("label")) for each in value["files"])
             found = cls(
                 name=str(value["name"]),
                 root=path.parent / value["root"],
                 seed=int(value["seed"]),
-                files=files,
+                files=tuple(SetFile(each["path"], each["sha256"], each.get("label")) for each in value["files"]),
                 labels=tuple(value.get("labels", ())),
                 truncate=value.get("truncate") is True,
             )

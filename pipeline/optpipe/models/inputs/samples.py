@@ -112,8 +112,7 @@ def _samples_from_set(found: SampleSet, most: int, card: ModelCard, listener: Li
 
 
 def _hold_out(found: SampleSet, most: int, card: ModelCard, listener: Listener) -> Samples:
-    different = len({each.sha256 for each in found.files})
-    count = min(most, different // HELD_OUT_PART)
+    count = min(most, len({each.sha256 for each in found.files}) // HELD_OUT_PART)
     if count < FEWEST_HELD_OUT:
         return _samples_from_set(found, most, card, listener, f"{found.name}, {CALIBRATED_ON}")
     chosen = _samples_from_set(found, count, card, listener, f"{found.name}, held out from calibration")

@@ -117,10 +117,9 @@ class HuggingFaceSource:
         """A local folder is identified by its name and the hashes of its files."""
         folder = Path(self.repository)
         found = sorted((*folder.glob("*"), *folder.glob(f"{POOLING_FOLDER}/*.json")))
-        files = {path.relative_to(folder).as_posix(): hash_file(path) for path in found if path.is_file()}
         return {
             "source": f"hf:{self._published_name}",
-            "files": files,
+            "files": {path.relative_to(folder).as_posix(): hash_file(path) for path in found if path.is_file()},
             **{name: get_package_version(name) for name in ("transformers", "tokenizers", "torch")},
         }
 

@@ -140,10 +140,9 @@ class UserCode:
         """
         folder, given = self.path.resolve().parent, str(weights and weights.absolute())
         origins = (_find_origin(module) for module in self.modules.values())
-        paths = {str(self.path.resolve()), *map(_find_source, self.read), *filter(None, origins)}
         return {
             os.path.relpath(each, folder): hash_file(Path(each))
-            for each in sorted(paths)
+            for each in sorted({str(self.path.resolve()), *map(_find_source, self.read), *filter(None, origins)})
             if not each.startswith(_SYSTEM) and not _is_installed(each) and Path(each).is_file() and each != given
         }
 
@@ -345,12 +344,11 @@ class PythonFileSource:
             raise BadInputError(
                 f"{self.path}: INPUTS must be a list, such as [{{'name': 'x', 'min': [1, 8], 'opt': [4, 8], 'max': [64, 8]}}]"
             )
-        specs = tuple(input_from_dict(each) for each in inputs)
         return ModelCard(
             name_from_factory(self.name),
             self.name,
             self._read_task(getattr(definitions, "TASK", Task.OTHER)),
-            specs,
+            tuple(input_from_dict(each) for each in inputs),
             transform=transform,
             labels=self._read_labels(getattr(definitions, "LABELS", ())),
         )

@@ -121,8 +121,7 @@ class CardSource:
         if weights.kind != "default" or own is None:
             return self._inner.load(weights)
         loaded = self._inner.load(WeightsRequest(kind="file", path=own))
-        record = WeightsRecord(f"default:{own.name}", loaded.weights.sha256)
-        return replace(loaded, weights=record)
+        return replace(loaded, weights=WeightsRecord(f"default:{own.name}", loaded.weights.sha256))
 
 
 def source_from_text(model: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None) -> Source:

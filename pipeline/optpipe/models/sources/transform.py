@@ -84,8 +84,7 @@ def transform_from_processor(processor: Any) -> Transform:
     if processor.do_resize:
         steps += _processor_resize(processor, name)
     if getattr(processor, "do_center_crop", False):
-        size = _size_table(processor.crop_size)
-        steps.append(CenterCrop(*_sides(name, "crop_size", size), rounding="floor"))
+        steps.append(CenterCrop(*_sides(name, "crop_size", _size_table(processor.crop_size)), rounding="floor"))
     steps += _processor_levels(processor, name)
     return Transform((*steps, Pack()))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optpipe.backends.base import MarkedNetwork, Run
+from optpipe.core import LazyModule
 from optpipe.core.card import InputSpec
 from optpipe.core.precision import LayerType, Precision
 from optpipe.core.records import group_pairs
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
     from numpy.typing import NDArray
+else:
+    np, onnx = LazyModule("numpy"), LazyModule("onnx")
 
 
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -162,8 +165,6 @@ def find_own_precision(graph: Any) -> Precision | None:
 
 def load_onnx(path: Path, *, weights: bool = True) -> Any:
     """The model in a file; external data are left out without `weights`."""
-    import onnx
-
     return onnx.load(path, load_external_data=weights)
 
 
@@ -183,8 +184,6 @@ def separate_int8_constants(model: Any) -> None:
     onnxslim merges equal ones, and layers may share weights. On a CPU without VNNI, ONNX Runtime 1.31 converts signed weights and
     their zero points to unsigned for each layer (see `EXACT_SUMS`), and refuses one that it has converted before.
     """
-    import onnx
-
     stored = {each.name: each for each in model.graph.initializer if each.data_type == onnx.TensorProto.INT8}
     nodes, seen, own = list(model.graph.node), set[str](), []
     weights = {each.output[0]: each for each in nodes if each.op_type == "DequantizeLinear" and each.input[0] in stored}
@@ -229,8 +228,6 @@ def find_index_bounds(model: Any) -> dict[str, int]:
 
 def find_compared_values(model: Any) -> dict[str, int]:
     """For each graph input that is compared with constants, such as a sampling rate: the first of them."""
-    from onnx import numpy_helper
-
     nodes = [each for each in model.graph.node if each.op_type == "Constant"]
     constants = {node.output[0]: held.t for node in nodes for held in node.attribute if held.HasField("t")}
     constants |= {each.name: each for each in model.graph.initializer}
@@ -238,7 +235,7 @@ def find_compared_values(model: Any) -> dict[str, int]:
     for node in (each for each in model.graph.node if each.op_type == "Equal"):
         for name, other in (node.input, reversed(node.input)):
             if name in inputs and other in constants and math.prod(constants[other].dims) == 1:
-                found.setdefault(name, int(numpy_helper.to_array(constants[other]).reshape(-1)[0]))
+                found.setdefault(name, int(onnx.numpy_helper.to_array(constants[other]).reshape(-1)[0]))
     return found
 
 
@@ -251,8 +248,6 @@ class GraphTypes(NamedTuple):
 
 def type_name_from_onnx(element_type: int) -> str:
     """`fp32` for `TensorProto.FLOAT`, and so on; other types keep ONNX's name in lower case."""
-    import onnx
-
     short = {"FLOAT": "fp32", "FLOAT16": "fp16", "BFLOAT16": "bf16", "INT8": "int8", "UINT8": "int8", "DOUBLE": "fp64"}
     name: str = onnx.TensorProto.DataType.Name(element_type)
     return short.get(name, "fp8" if name.startswith("FLOAT8") else name.lower())
@@ -260,8 +255,6 @@ def type_name_from_onnx(element_type: int) -> str:
 
 def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
     """Types and shapes of all tensors, by ONNX's shape inference for inputs of `opt` shapes."""
-    import onnx
-
     fixed = _copy_for_inference(model)
     by_name = {each.name: each for each in inputs}
     open_sizes: dict[str, int] = {}
@@ -296,8 +289,6 @@ def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
 
 def _copy_for_inference(model: Any) -> Any:
     """A copy of `model` in which large weights are inputs: shape inference copies the model and needs only their shapes."""
-    import onnx
-
     copy = onnx.ModelProto()
     if sum(math.prod(each.dims) for each in model.graph.initializer) < 1 << 18:  # ByteSize() takes 0.15 s for 100 MB
         copy.CopyFrom(model)
@@ -386,13 +377,10 @@ def layers_from_qdq(
 
     They include the floating-point layers that share a weight with one of them, by `have_same_weights(weights, layer)`.
     """
-    import numpy as np
-    from onnx import numpy_helper
-
     graph = OnnxGraph(name_nodes(model))
 
     def read(name: str) -> "NDArray[Any]":
-        return np.array(numpy_helper.to_array(graph.weights[name]))
+        return np.array(onnx.numpy_helper.to_array(graph.weights[name]))
 
     found: dict[str, QuantizedLayer] = {}
     wide = {}
@@ -421,8 +409,6 @@ _FLOATS = {"fp32": "float32", "fp16": "float16"}
 
 
 def expose_tensors(model: Any, tensors: Iterable[str]) -> Any:
-    import onnx
-
     present = {each.name for each in (*model.graph.output, *model.graph.input)}
     new = [onnx.helper.make_empty_tensor_value_info(name) for name in tensors if name not in present]
     model.graph.output.extend(new)
@@ -473,9 +459,6 @@ class MarkedGraph(MarkedNetwork):
         open_graph: Callable[[Any, Any], Run],
         reproduce: str = "",
     ) -> None:
-        import numpy as np
-        from onnx import numpy_helper
-
         self._model, self._open, self._reproduce, inputs = model, open_graph, reproduce, tuple(inputs)
         known, stored = infer_graph_types(written, inputs), OnnxGraph(written).weights
         produced, fed = OnnxGraph(model).producers.keys(), {each.name for each in inputs}
@@ -490,7 +473,8 @@ class MarkedGraph(MarkedNetwork):
                 if (kind := known.types.get(name)) in _FLOATS:
                     self.layers[name], self._places[name] = node.op_type, _Place(name, _FLOATS[kind])
             if node.op_type == "QuantizeLinear" and len(node.input) > 2 and {*node.input[1:]} <= stored.keys():
-                source, (scale, zero) = node.input[0], (numpy_helper.to_array(stored[each]) for each in node.input[1:])
+                source = node.input[0]
+                scale, zero = (onnx.numpy_helper.to_array(stored[each]) for each in node.input[1:])
                 if scale.size == 1 and zero.dtype.kind in "iu":
                     place, ends = _Place(node.output[0], str(zero.dtype), float(scale), int(zero)), np.iinfo(zero.dtype)
                     low, high = ((each - place.zero) * place.scale for each in (ends.min, ends.max))
@@ -509,8 +493,6 @@ class MarkedGraph(MarkedNetwork):
         self, tensors: Iterable[str], given: Iterable[str]
     ) -> tuple[Any, list[str], dict[str, tuple[str, _Place]]]:
         """The graph that computes `tensors`, the names of `given` that it needs, and the output with the place of each tensor."""
-        import onnx
-
         inner, nodes = {self._places[name].tensor: name for name in given}, []
         places = {name: self._places.get(name, _Place(name)) for name in tensors}
         outputs = {name: (place.tensor + "/own" * (place.tensor in inner), place) for name, place in places.items()}
@@ -534,9 +516,6 @@ class MarkedGraph(MarkedNetwork):
         self, model: Any, needed: Iterable[str], values: "Mapping[str, NDArray[Any]]"
     ) -> "dict[str, NDArray[Any]]":
         """The inputs of a cut graph, which are added to it if they are intermediate tensors."""
-        import numpy as np
-        import onnx
-
         known = {each.name for each in model.graph.input}
         feeds = {name: values[name] for name in known & values.keys()}
         for place, value in ((self._places[name], values[name]) for name in needed):
@@ -550,8 +529,6 @@ class MarkedGraph(MarkedNetwork):
         return feeds
 
     def cut(self, tensors: Iterable[str], given: Iterable[str] = ()) -> tuple[tuple[str, ...], Run]:
-        import numpy as np
-
         model, needed, outputs = self._cut_model(tensors, given)
         opened: list[Run] = []
 
@@ -569,9 +546,6 @@ class MarkedGraph(MarkedNetwork):
         return (*needed,), run
 
     def save(self, tensor: str, given: Iterable[str], values: "Mapping[str, NDArray[Any]]", folder: Path) -> None:
-        import numpy as np
-        import onnx
-
         model, needed, outputs = self._cut_model((tensor,), given)
         feeds = self._feed(model, needed, values)
         for each in model.graph.input:

@@ -22,9 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from optpipe.core import LazyModule
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Interpolation, Resize, Transform, compute_crop_start
 from optpipe.core.transform import compute_resized_sides as resized_sides
+
+fn, math, types = map(LazyModule, ("nvidia.dali.fn", "nvidia.dali.math", "nvidia.dali.types"))
 
 # A DALI DataNode: an output of an operator in the graph. DALI ships no types.
 Node = Any
@@ -70,8 +73,6 @@ def require_translatable(transform: Transform) -> None:
 
 def resize_image(image: GraphImage, step: Resize, *, border_hidden: bool = False) -> GraphImage:
     """Resizes as `step.kernel` does; see the module's docstring."""
-    from nvidia.dali import fn
-
     new = _compute_new_sides(step, image.sides)
     floats = step.kernel == "float"
     if step.interpolation == "nearest":
@@ -90,8 +91,6 @@ def resize_image(image: GraphImage, step: Resize, *, border_hidden: bool = False
 
 
 def crop_image(image: GraphImage, step: CenterCrop) -> GraphImage:
-    from nvidia.dali import fn
-
     pixels = fn.slice(
         image.pixels,
         start=_compute_crop_start(image, step),
@@ -105,8 +104,6 @@ def crop_image(image: GraphImage, step: CenterCrop) -> GraphImage:
 
 def pack_image(image: GraphImage, transform: Transform, crop: CenterCrop | None = None) -> Node:
     """Cuts `crop` out, rescales, normalizes and reorders in one operator; 8-bit results are only reordered."""
-    from nvidia.dali import fn, types
-
     pack, rescale, normalize = transform.pack, transform.rescale, transform.normalize
     if pack.dtype == "uint8":
         return fn.transpose(image.pixels, perm=[2, 0, 1]) if pack.order == "CHW" else image.pixels
@@ -126,8 +123,6 @@ def pack_image(image: GraphImage, transform: Transform, crop: CenterCrop | None 
 
 def _get_crop_window(image: GraphImage, crop: CenterCrop) -> Arguments:
     """`crop` as an operator's arguments: the start as a share of the margin, which the operator rounds back."""
-    from nvidia.dali import math
-
     start, size = _compute_crop_start(image, crop), [float(crop.height), float(crop.width)]
     if isinstance(image.sides, tuple):
         # DALI's autograph runs this, and its zip has no `strict`
@@ -190,8 +185,6 @@ def _compute_new_sides(step: Resize, sides: Sides) -> Sides:
         return step.size[0], step.size[1]
     if isinstance(sides, tuple):
         return resized_sides(step, *sides)
-    from nvidia.dali import fn, math
-
     measured = fn.reductions.min(sides) if step.fit == "short" else fn.reductions.max(sides)
     new = sides * step.size[0] // measured
     if step.max_size is not None:
@@ -207,8 +200,6 @@ def _compute_crop_start(image: GraphImage, step: CenterCrop) -> Any:
     if isinstance(image.sides, tuple):
         wanted = (step.height, step.width)
         return [compute_crop_start(side, cut, step.rounding) for side, cut in zip(image.sides, wanted)]  # noqa: B905
-    from nvidia.dali import math
-
     margin = image.sides - _vector(step.height, step.width)
     missing = None
     if image.at_least < max(step.height, step.width):
@@ -231,7 +222,6 @@ def _choose_pass_order(sides: Sides, new: Sides, step: Resize) -> tuple[Any, Any
     Pillow resizes horizontally first; since version 13 vertically if that removes more than twice as many rows as columns
     (python-pillow/Pillow#9549). torch always resizes horizontally first.
     """
-    from nvidia.dali import fn, math, types
     from PIL import __version__
 
     horizontal, vertical = _vector(0, 1), _vector(1, 0)
@@ -248,14 +238,10 @@ def _choose_pass_order(sides: Sides, new: Sides, step: Resize) -> tuple[Any, Any
 
 def _as_floats(sides: Sides) -> Any:
     """Sides in the type that operators take for sizes and positions."""
-    from nvidia.dali import fn, types
-
     return [float(side) for side in sides] if isinstance(sides, tuple) else fn.cast(sides, dtype=types.FLOAT)
 
 
 def _get_filtering(step: Resize, *, floats: bool) -> Arguments:
-    from nvidia.dali import types
-
     filters = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC, "lanczos": types.INTERP_LANCZOS3}
     return {
         "interp_type": filters[step.interpolation],
@@ -271,8 +257,6 @@ def _resize_renormalized(
     pixels: Node, along: Any, across: Any, sides: Sides, new: Sides, step: Resize, *, rounded: bool
 ) -> tuple[Node, Sides]:
     """Resizes along one axis with the filter renormalized at the border; also returns the new sides."""
-    from nvidia.dali import fn, math, types
-
     now, then = _node(sides), _node(new)
     # beyond the filter's reach in input pixels, and three more for its rounding; nothing across
     support = SUPPORT[step.interpolation]
@@ -292,23 +276,17 @@ def _resize_renormalized(
 
 def _resize_padded(pixels: Node, sides: Node, new: Node, reach: Node, filtering: Mapping[str, Any]) -> Node:
     """Resizes as if zeros lay outside the image."""
-    from nvidia.dali import fn
-
     padded = fn.slice(pixels, start=0 - reach, shape=sides + 2 * reach, axes=[0, 1], out_of_bounds_policy="pad")
     start = _as_floats(reach)
     return fn.resize(padded, size=_as_floats(new), roi_start=start, roi_end=start + _as_floats(sides), **filtering)
 
 
 def _node(sides: Sides) -> Node:
-    from nvidia.dali import types
-
     return types.Constant(_vector(*sides)) if isinstance(sides, tuple) else sides
 
 
 def _resize_nearest(image: GraphImage, step: Resize, new: Sides) -> Node:
     """Pillow takes the pixel at floor((x + ½)·scale), as DALI does; torch the one at floor(x·scale)."""
-    from nvidia.dali import fn, types
-
     filtering = {"interp_type": types.INTERP_NN, "subpixel_scale": False, "mode": "stretch"}
     size = _as_floats(new)
     if step.kernel == "pillow":

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 from PIL import Image
 
+from optpipe.core import LazyModule
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import MissingError, StageError, is_out_of_memory
 from optpipe.core.events import Listener
@@ -38,6 +39,8 @@ from optpipe.preprocess.dali_graph import (
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.store import Store
+
+fn, math, types = map(LazyModule, ("nvidia.dali.fn", "nvidia.dali.math", "nvidia.dali.types"))
 
 INPUT = "DALI_INPUT_0"
 """Triton's DALI backend gives the first input this name unless a configuration names it."""
@@ -80,7 +83,6 @@ def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int |
     """
     require_dali()
     require_translatable(transform)
-    from nvidia.dali import types
 
     def graph() -> Any:
         return process_image(_decode_fed_files(transform, plan), transform)
@@ -116,8 +118,6 @@ def make_reading_pipeline(
     plan = replace(plan, edge_cases=plan.edge_cases and any(is_edge_case(path, plan.decode) for path in paths))
 
     def graph() -> Any:
-        from nvidia.dali import fn
-
         encoded, index = fn.readers.file(
             files=[str(path) for path in paths], name="reader", prefetch_queue_depth=plan.prefetch, lazy_init=True
         )
@@ -131,8 +131,6 @@ def make_bytes_pipeline(paths: Sequence[Path], plan: DaliPlan) -> Any:
     """Measures the rate that storage and page cache allow."""
 
     def graph() -> Any:
-        from nvidia.dali import fn
-
         names = [str(path) for path in paths]
         encoded, _ = fn.readers.file(files=names, prefetch_queue_depth=plan.prefetch, lazy_init=True)
         return encoded
@@ -141,8 +139,6 @@ def make_bytes_pipeline(paths: Sequence[Path], plan: DaliPlan) -> Any:
 
 
 def _decode_fed_files(transform: Transform, plan: DaliPlan) -> GraphImage:
-    from nvidia.dali import fn, types
-
     return decode_files(fn.external_source(name=INPUT, dtype=types.UINT8, ndim=1, device="cpu"), transform, plan)
 
 
@@ -189,8 +185,6 @@ def decode_mixed(encoded: Node, step: Decode, plan: DaliPlan) -> GraphImage:
 
     Chroma is interpolated as libjpeg-turbo (Pillow) does; nvJPEG's default repeats it.
     """
-    from nvidia.dali import fn
-
     settings = _get_decode_settings(step)
     options: Arguments = {"hw_decoder_load": plan.hw_decoder_load, "jpeg_fancy_upsampling": True}
     if not plan.edge_cases:
@@ -217,16 +211,12 @@ def is_edge_case(path: Path, decode: str) -> bool:
 
 
 def _is_whole_jpeg(encoded: Node) -> Node:
-    from nvidia.dali import fn, types
-
     size = fn.cast(encoded.shape()[0], dtype=types.INT32)
     # ITU-T T.81, table B.1: a file starts with SOI (FF D8) and another marker, and ends with EOI (FF D9)
     return ((_read_number(encoded, [0], 4) & 0xFFFFFF) == 0xFFD8FF) & (_read_number(encoded, size - 2, 2) == 0xD9FF)
 
 
 def _decode_pixels_on_cpu(encoded: Node, settings: Arguments, *, edge_cases: bool) -> Node:
-    from nvidia.dali import fn, math, types
-
     if not edge_cases:
         return fn.decoders.image(encoded, device="cpu", **settings)
     # PNG specification, 5.2 and 11.2.1: the signature; bytes 24 to 27 are depth 16, grayscale, and two zeros
@@ -240,22 +230,16 @@ def _decode_pixels_on_cpu(encoded: Node, settings: Arguments, *, edge_cases: boo
 
 
 def _get_decode_settings(step: Decode) -> Arguments:
-    from nvidia.dali import types
-
     kinds = {"RGB": types.RGB, "BGR": types.BGR, "L": types.GRAY}
     return {"output_type": kinds[step.channels], "adjust_orientation": step.exif}
 
 
 def _read_sides(encoded: Node, step: Decode) -> Node:
-    from nvidia.dali import fn, types
-
     return fn.peek_image_shape(encoded, adjust_orientation=step.exif, dtype=types.INT32)[0:2]
 
 
 def _read_number(encoded: Node, start: Any, count: int) -> Node:
     """`count` bytes of a file (2 or 4) as a little-endian number; 0 after its end."""
-    from nvidia.dali import fn, types
-
     some = fn.slice(encoded, start=start, shape=[count], axes=[0], out_of_bounds_policy="pad")
     return fn.reinterpret(some, dtype=types.UINT32 if count == 4 else types.UINT16, shape=[])
 

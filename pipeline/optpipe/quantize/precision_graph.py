@@ -22,6 +22,7 @@ from optpipe.backends.onnx_graph import (
     load_onnx,
     name_nodes,
 )
+from optpipe.core import LazyModule
 from optpipe.core.card import InputSpec, ModelCard, card_from_file
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.errors import BadInputError, GateError, OptpipeError, StageError, escape, first_line
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
     from optpipe.models.inputs.rows import Arrays
     from optpipe.quantize.sensitivity import LoweredLayers, Lowering
+
+
+onnx = LazyModule("onnx")
 
 
 def convert_to_precision(
@@ -110,8 +114,6 @@ def _fold_biases(model: Entry[ModelInfo], store: Store, listener: Listener) -> t
     recipe = {"revision": AS_GIVEN_REVISION, "model": model.id, "change": how, "tools": tools}
 
     def make(directory: Path) -> GraphInfo:
-        import onnx
-
         graph = onnx.load(model.file(ONNX))
         fold_constants(graph)
         onnx.checker.check_model(graph, full_check=True)
@@ -122,18 +124,18 @@ def _fold_biases(model: Entry[ModelInfo], store: Store, listener: Listener) -> t
 
 
 def fold_constants(model: Any) -> None:
-    from onnx import TensorProto, numpy_helper
-
     graph = model.graph
     constants = {each.name: each for each in graph.initializer}
     kept, folded = [], []
     for node in graph.node:
         held = [constants.get(name) for name in node.input] if node.op_type == "DequantizeLinear" else []
-        if not held or held[0] is None or held[1] is None or held[0].data_type != TensorProto.INT32:
+        if not held or held[0] is None or held[1] is None or held[0].data_type != onnx.TensorProto.INT32:
             kept.append(node)
             continue
-        steps, scale = (numpy_helper.to_array(each) for each in held[:2])
-        folded.append(numpy_helper.from_array((steps.astype("float64") * scale).astype(scale.dtype), node.output[0]))
+        steps, scale = (onnx.numpy_helper.to_array(each) for each in held[:2])
+        folded.append(
+            onnx.numpy_helper.from_array((steps.astype("float64") * scale).astype(scale.dtype), node.output[0])
+        )
     del graph.node[:]
     graph.node.extend(kept)
     read = {each.name for each in graph.output}.union(*map(list_read_names, kept))
@@ -253,8 +255,6 @@ def _convert(
     precision: Precision, model: Entry[ModelInfo], reference: Entry[ReferenceInfo], directory: Path, kept: Sequence[str]
 ) -> dict[str, str]:
     """Writes the converted graph into `directory`. Returns why ModelOpt left nodes in FP32, by node."""
-    import onnx
-
     directory, card = directory.resolve(), card_from_file(model.file(CARD))
     source = name_nodes(onnx.load(model.file(ONNX)))
     wide = _find_wide_tensors(source, card, reference_from_file(reference.file(REFERENCE)).inputs)
@@ -354,8 +354,6 @@ def round_nodes(model: Any, names: Collection[str], known: GraphTypes) -> Any:
 
     `known` holds the types of its tensors.
     """
-    import onnx
-
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for number, graph in enumerate(iterate_graphs(copy.graph)):
@@ -388,12 +386,10 @@ def _round_graph(graph: Any, names: Collection[str], known: GraphTypes, suffix: 
 
 
 def _make_casts(source: str, target: str) -> list[Any]:
-    from onnx import TensorProto, helper
-
     half = f"{target}_in_half"
     return [
-        helper.make_node("Cast", [source], [half], name=f"{half}_cast", to=TensorProto.FLOAT16),
-        helper.make_node("Cast", [half], [target], name=f"{target}_back_cast", to=TensorProto.FLOAT),
+        onnx.helper.make_node("Cast", [source], [half], name=f"{half}_cast", to=onnx.TensorProto.FLOAT16),
+        onnx.helper.make_node("Cast", [half], [target], name=f"{target}_back_cast", to=onnx.TensorProto.FLOAT),
     ]
 
 

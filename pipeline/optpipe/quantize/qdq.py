@@ -23,10 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import WEIGHTED_OPS, OnnxGraph, list_read_names, name_nodes, rename_inner_twins
+from optpipe.core import LazyModule
 from optpipe.core.entries import SkippedLayer
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.plan import for_workspace
 from optpipe.quantize.ranges import CalibrationTable, TensorRange
+
+onnx = LazyModule("onnx")
 
 Target = Literal["tensorrt", "cpu", "fp8"]
 _ACTIVATIONS = ("Relu", "Clip")
@@ -259,8 +262,6 @@ def quantize_graph(model: Any, table: CalibrationTable, target: Target) -> tuple
 
 def _convert_opset(model: Any, least: int) -> Any:
     """A copy at opset `least` or later, with a name for every node."""
-    import onnx
-
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     version = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
@@ -286,8 +287,6 @@ class _Writer:
         self._initializers: dict[str, Any] = {}
 
     def activation(self, name: str, each: TensorRange) -> None:
-        import onnx
-
         self._scales[name], zero_point, dtype = quantize_activation(each, self._target)
         scale = self._constant(f"{name}_scale", np.array(self._scales[name], np.float32))
         zero = self._constant(f"{name}_zero_point", np.array(zero_point, dtype))
@@ -317,8 +316,6 @@ class _Writer:
         name, axis = node.input[1], 0 if node.op_type == "Conv" or transposed else 1  # axis of the output channels
         stem = f"{layer}_{name}" if self._target == "cpu" and f"{name}_q{axis}" in self._initializers else name
         if f"{stem}_q{axis}" not in self._initializers:
-            import onnx
-
             values = onnx.numpy_helper.to_array(self._graph.weights[name])
             if self._target == "fp8":
                 scale: Any = choose_scale(float(np.abs(values).max()))
@@ -331,8 +328,6 @@ class _Writer:
             self._bias(node, stem, axis)
 
     def _bias(self, node: Any, weight: str, axis: int) -> None:
-        import onnx
-
         values = onnx.numpy_helper.to_array(self._graph.weights[node.input[2]])
         source = node.input[0].removesuffix("_dq")
         per_channel = onnx.numpy_helper.to_array(self._initializers[f"{weight}_scale{axis}"])
@@ -347,8 +342,6 @@ class _Writer:
     def _dequantize(
         self, name: str, axis: int, steps: NDArray[Any], scale: NDArray[np.float32], zero: NDArray[Any]
     ) -> None:
-        import onnx
-
         inputs = [
             self._constant(f"{name}_q{axis}", steps),
             self._constant(f"{name}_scale{axis}", scale),
@@ -361,8 +354,6 @@ class _Writer:
         )
 
     def _constant(self, name: str, values: NDArray[Any]) -> str:
-        import onnx
-
         self._initializers[name] = onnx.numpy_helper.from_array(
             np.ascontiguousarray(values).reshape(values.shape), name
         )

@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from optpipe.core import LazyModule
 from optpipe.core.measurement import Comparison, ComparisonRow, Goal, name_sample
 from optpipe.core.quantity import Estimate
 from optpipe.report.document import Figure, RawFile, clean_text
 
 if TYPE_CHECKING:
     import altair as alt
+else:
+    alt = LazyModule("altair")
+
 
 WIDTH, HEIGHT = 272, 195
 """Size of the plot in pixels: with its axes it fits a phone, and its text of 12 pixels stays readable there."""
@@ -71,8 +75,6 @@ class Point:
 
 def draw_distributions(title: str, caption: str, curves: Sequence[Curve], x: str, y: str) -> Figure:
     """Draws the share of the queries, from 0% to 100%, over their time."""
-    import altair as alt
-
     points = [{"x": _round(px), "y": _round(py), "series": curve.label} for curve in curves for px, py in curve.points]
     labels = [curve.label for curve in curves]
     across = choose_axis_scale([_round(px) for curve in curves for px, _ in curve.points], 0)
@@ -101,8 +103,6 @@ def draw_points(
     linear: bool = False,
 ) -> Figure:
     """Draws the points with their intervals, and the line `limit`; axes are logarithmic where `choose_axis_scale` makes them so."""
-    import altair as alt
-
     rows = [
         {"at": at, **{name: getattr(each, name) for name in ("series", "label", "text", "group", "flag")}}
         | {key: _round(value) for key in ("x", "y", "low", "high") if (value := getattr(each, key)) is not None}
@@ -146,8 +146,6 @@ def draw_bars(
     reference: float | None = None,
 ) -> Figure:
     """Draws one row for each label, its name above its bars; a line at `reference`."""
-    import altair as alt
-
     rows = [
         {"label": clean_text(each.label), "part": each.part}
         | {key: _round(value) for key in ("value", "low", "high") if (value := getattr(each, key)) is not None}
@@ -169,8 +167,6 @@ def draw_bars(
 
 def draw_timeline(title: str, caption: str, bars: Sequence[Bar], unit: str, files: tuple[RawFile, ...] = ()) -> Figure:
     """Draws one row for each label; each bar lasts from its `low` to its `high`."""
-    import altair as alt
-
     rows = [
         {"label": each.label, "part": each.part, "name": clean_text(each.name), "from": each.low, "to": each.high}
         for each in bars
@@ -189,8 +185,6 @@ def draw_timeline(title: str, caption: str, bars: Sequence[Bar], unit: str, file
 
 def draw_processes(points: Sequence[Point], files: tuple[RawFile, ...] = ()) -> Figure:
     """Draws one row for each series, and one point for each process; those with a `flag`, the reason, are hollow."""
-    import altair as alt
-
     rows = [{"label": each.series, "name": each.label, "x": _round(each.x), "why": each.flag} for each in points]
     order = list(dict.fromkeys(each.series for each in points))
     base = alt.Chart(alt.InlineData(rows)).encode(
@@ -223,8 +217,6 @@ def _draw_rows(
     legend: tuple[tuple[str, str, str], ...],
 ) -> Figure:
     """Adds the name of each row above it."""
-    import altair as alt
-
     names = alt.Chart(alt.InlineData([{"label": name} for name in order]))
     chart += names.mark_text(align="left", baseline="bottom", dy=-7, fontSize=FONT_SIZE, aria=False).encode(
         x=alt.value(0),
@@ -316,8 +308,6 @@ def _round(value: float) -> float:
 
 def choose_axis_scale(values: Sequence[float], padding: int) -> "alt.Scale":
     """Logarithmic if the values span more than a factor of four."""
-    import altair as alt
-
     if values and min(values) > 0 and max(values) / min(values) > 4:
         return alt.Scale(type="log", nice=False, padding=padding)
     return alt.Scale(zero=False, nice=False, padding=padding)
@@ -325,14 +315,10 @@ def choose_axis_scale(values: Sequence[float], padding: int) -> "alt.Scale":
 
 def _encode_color(labels: Sequence[str], field: str = "series") -> "alt.Color":
     """One color for each distinct label, in their order; points of one color differ in shape."""
-    import altair as alt
-
     return alt.Color(f"{field}:N", scale=_cycle(labels, SERIES, 1), legend=None)
 
 
 def _cycle(labels: Sequence[str], values: Sequence[str], repeat: int) -> "alt.Scale":
-    import altair as alt
-
     names = list(dict.fromkeys(labels))
     return alt.Scale(domain=names, range=[values[at // repeat % len(values)] for at in range(len(names))])
 

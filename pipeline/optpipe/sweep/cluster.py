@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any, cast
 
+from optpipe.core import LazyModule
 from optpipe.core.entries import ArtifactInfo, Environment, ModelInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError, escape, first_line
 from optpipe.core.process import redirect_output
@@ -27,6 +28,8 @@ from optpipe.sweep.slots import Slot, list_devices, list_slots
 from optpipe.sweep.task import tell_on_one_line
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.store import Store
+
+ray = LazyModule("ray")
 
 PREFIX = "optpipe/"
 LABEL = f"{PREFIX}kind"
@@ -122,8 +125,6 @@ def list_cluster_slots(selectors: Mapping[str, str] = {}) -> tuple[Slot, ...]:
 
     The labels of nodes are trusted. If no node has ours, a short task queries each node.
     """
-    import ray
-
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
     described = [(node, node.get("Labels") or {}) for node in nodes]
     if asked := not any(LABEL in labels for _, labels in described):
@@ -151,8 +152,6 @@ def list_cluster_slots(selectors: Mapping[str, str] = {}) -> tuple[Slot, ...]:
 
 
 def _ask_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    import ray
-
     ask = ray.remote(num_cpus=0)(describe_node)
     answers = [ask.options(label_selector={NODE_ID: node["NodeID"]}).remote() for node in nodes]
     try:
@@ -174,8 +173,6 @@ def run_on_node(content: bytes, inputs: Sequence[Any]) -> Iterator[bytes]:
     `content` holds the task, the options, the program, and the fingerprints of the nodes with this kind of GPU as the driver sees
     them. If the task names no workspace, its content is sent.
     """
-    import ray
-
     task, options, program, fingerprints = record_from_json(
         content, tuple[Task, SweepOptions, tuple[str, ...], tuple[str, ...]], "the driver"
     )
@@ -308,8 +305,6 @@ class RayExecutor:
         selectors: Mapping[str, str] = {},
         program: Sequence[str] = PROGRAM,
     ) -> None:
-        import ray
-
         self.slots, self.options, self.program = slots, options, tuple(program)
         self.store, self.shared, self.selectors = store, shared, selectors
         self._artifacts: dict[str, list[Any]] = {}
@@ -322,8 +317,6 @@ class RayExecutor:
 
     def start(self, task: Task, slot: Slot) -> _Sent:
         """Sends the task and its artifact to a node of the slot's kind; without labels, to the slot's own node while it lives."""
-        import ray
-
         prints = tuple(dict.fromkeys(each.fingerprint for each in self.slots if each.kind == task.kind))
         given = replace(task, workspace=self.shared or ""), self.options, self.program, prints
         selector = {**self.selectors, LABEL: label_from_kind(task.kind)}
@@ -337,8 +330,6 @@ class RayExecutor:
 
     def _send(self, artifact: str | None) -> list[Any]:
         """The chunks that hold an artifact and what a bench of it reads."""
-        import ray
-
         if artifact is None or self.shared is not None:
             return []
         if artifact not in self._artifacts:
@@ -347,8 +338,6 @@ class RayExecutor:
         return self._artifacts[artifact]
 
     def poll(self, running: Collection[_Sent], timeout_s: float) -> Iterator[tuple[_Sent, Result]]:
-        import ray
-
         if not running:
             return
         ready, rest = ray.wait([each.stream for each in running], num_returns=1, timeout=timeout_s)
@@ -369,8 +358,6 @@ class RayExecutor:
 
     def cancel(self, running: Collection[_Sent]) -> Collection[_Sent]:
         """Ray kills the workers, and their children die with them."""
-        import ray
-
         for each in running:
             ray.cancel(each.stream, force=True)
         return ()
@@ -380,8 +367,6 @@ class RayExecutor:
 
     def _receive(self, sent: _Sent) -> Result | None:
         """None until all of the result is in the store: a record never names a run that is missing."""
-        import ray
-
         try:
             item = ray.get(next(sent.stream))
         except StopIteration:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from optpipe.core import LazyModule
 from optpipe.core.card import DTYPES, LARGEST_SIZE, InputSpec, ModelCard, Shape, Task
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, escape, read_as_user_file
@@ -15,6 +16,8 @@ from optpipe.core.files import get_memory_bytes, hash_file, hash_value
 from optpipe.core.quantity import format_bytes
 from optpipe.models.inputs.rows import read_shapes
 from optpipe.models.sources.modules import DEFAULT_BATCH_PROFILE, LoadedModel
+
+onnx = LazyModule("onnx")
 
 Dims = Sequence[int | str | None]
 """Sizes, names of open dimensions, and None for those without a name."""
@@ -112,8 +115,6 @@ def _guess_size(model: Any, dims: Dims) -> int:
 def _make_spec(
     value: Any, dims: Dims, axis: int | None, shapes: Mapping[str, tuple[Shape, Shape, Shape]], path: Path
 ) -> InputSpec:
-    import onnx
-
     name: str = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
     dtype = "float32" if name == "float" else name
     if dtype not in DTYPES or not value.type.HasField("tensor_type"):
@@ -229,8 +230,6 @@ def _collect_hashes(path: Path) -> dict[str, Any]:
 
 
 def onnx_from_file(path: Path) -> Any:
-    import onnx
-
     find_external_files(path)
     with read_as_user_file(path, "ONNX", "it may be truncated, in another format, or missing its external data"):
         model = onnx.load(path)
@@ -265,8 +264,6 @@ def onnx_from_file(path: Path) -> Any:
 
 def _require_bounded(model: Any, path: Path) -> None:
     """Refuses names, versions, types and sizes that no valid model has, before anything computes with them."""
-    import onnx
-
     if not model.graph.node:
         raise BadInputError(f"{path} contains no ONNX graph: it may be truncated or in another format")
     if not model.graph.output:
@@ -303,14 +300,12 @@ def _require_bounded(model: Any, path: Path) -> None:
 
 def _iterate_trip_counts(graph: Any, outer: Mapping[str, Any]) -> Iterator[int]:
     """Yields the trip count of each Loop that a constant of its graph or of an outer one fixes."""
-    from onnx import numpy_helper
-
     known = {**outer, **{each.name: each for each in graph.initializer}}
     for node in graph.node:
         if node.op_type == "Constant":
             known |= dict.fromkeys(node.output, node.attribute[0].t)
         if node.op_type == "Loop" and (said := known.get(node.input[0])) is not None and len(said.dims) < 2:
-            yield from map(int, numpy_helper.to_array(said).reshape(-1)[:1])
+            yield from map(int, onnx.numpy_helper.to_array(said).reshape(-1)[:1])
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 yield from _iterate_trip_counts(attribute.g, known)
@@ -363,8 +358,6 @@ def _require_quick_inference(model: Any, path: Path) -> None:
 
 
 def _count_item_bytes(dtype: int) -> int:
-    import onnx
-
     return 1 if dtype == onnx.TensorProto.STRING else int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
 
 
@@ -374,8 +367,6 @@ def find_external_files(path: Path) -> tuple[Path, ...]:
     Raises BadInputError for an unreadable model, and for a file that is missing, lies outside the model's folder or,
     with the others, exceeds the size of one ONNX file.
     """
-    import onnx
-
     with read_as_user_file(path, "ONNX", "it may be truncated, or of another format"):
         model = onnx.load(path, load_external_data=False)
         outside = [each for each in iterate_tensors(model.graph) if each.data_location == onnx.TensorProto.EXTERNAL]

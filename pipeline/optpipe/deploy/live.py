@@ -131,10 +131,9 @@ def _replay_live(
             with listener.step(f"{load[0]:,} requests at {load[1]:g}/s, {spec}"):
                 given = name_inputs(checked.serving, rows)
                 due = islice(iterate_arrivals(load[1], randbits(32)), load[0])
-                if spec.rate_per_s is None:  # its requests follow each other: a latency counts from sending
-                    latencies, failed = send_requests(connect, record.engine, given, (None for _ in due), 1)
-                else:
-                    latencies, failed = send_requests(connect, record.engine, given, due, CONNECTIONS)
+                # without a rate its requests follow each other: a latency counts from sending
+                paced = ((None for _ in due), 1) if spec.rate_per_s is None else (due, CONNECTIONS)
+                latencies, failed = send_requests(connect, record.engine, given, *paced)
                 found.append(judge_failed(f"answers.{limits[0].name}", len(latencies) + len(failed), failed))
                 if latencies and not failed:
                     found += judge_latencies(latencies, limits, spec, load[1])

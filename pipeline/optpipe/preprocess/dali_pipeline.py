@@ -147,9 +147,7 @@ def decode_files(encoded: Any, transform: Transform, plan: DaliPlan) -> GraphIma
     if plan.decode == "mixed":
         return decode_mixed(encoded, transform.decode, plan)
     image = decode_on_cpu(encoded, transform.decode, edge_cases=plan.edge_cases)
-    if plan.device == "gpu":
-        image = replace(image, pixels=image.pixels.gpu())
-    return image
+    return replace(image, pixels=image.pixels.gpu()) if plan.device == "gpu" else image
 
 
 def _build_pipeline(graph: Callable[[], Any], plan: DaliPlan, prefetch: int | None, **declared: Any) -> Any:

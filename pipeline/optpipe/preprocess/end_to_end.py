@@ -47,6 +47,7 @@ from optpipe.preprocess.throughput import (
     warm_page_cache,
     warn_about_other_load,
 )
+from optpipe.stats.paired import find_best_classes
 from optpipe.stats.percentiles import count_samples_needed, find_order_statistic
 from optpipe.workspace.environment import count_cores
 from optpipe.workspace.file_names import END_TO_END, PREPROCESSING
@@ -344,8 +345,7 @@ class HostConsumer:
         return self._session.run(inputs)[self._output]
 
     def finish(self, launched: np.ndarray) -> np.ndarray:
-        best: np.ndarray = np.argmax(launched.reshape(len(launched), -1), axis=1)
-        return best
+        return find_best_classes(launched)
 
 
 class DeviceConsumer:
@@ -389,8 +389,7 @@ class DeviceConsumer:
     def finish(self, launched: Any) -> np.ndarray:
         event, host, _ = launched
         event.synchronize()
-        first: np.ndarray = host[:, 0].numpy()
-        return first
+        return np.asarray(host[:, 0].numpy())
 
 
 Consumer = HostConsumer | DeviceConsumer
@@ -528,8 +527,7 @@ def _check_predictions(
     padded = rows + rows[-1:] * (-len(rows) % size)
     found: list[int] = []
     for batch in preprocess_batches(padded, transform, size, threads=count_cores()):
-        scores = session.run({spec.name: batch.astype(spec.dtype)})[name]
-        found += np.argmax(scores.reshape(len(scores), -1), axis=1).tolist()
+        found += find_best_classes(session.run({spec.name: batch.astype(spec.dtype)})[name]).tolist()
     expected = found[: len(chosen)]
     equal = sum(latest[index] == best for index, best in zip(chosen, expected, strict=True))
     return len(chosen), equal, len(set(expected))

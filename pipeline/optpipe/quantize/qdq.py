@@ -407,5 +407,4 @@ def choose_scale(amax: float) -> np.float32:
 
 def round_to_e4m3(values: NDArray[np.float32], scale: np.float32) -> NDArray[Any]:
     """`values / scale`, clamped to the range of E4M3 and rounded half to even."""
-    rounded: NDArray[Any] = np.clip(values / scale, -LARGEST, LARGEST).astype(get_e4m3())
-    return rounded
+    return np.asarray(np.clip(values / scale, -LARGEST, LARGEST).astype(get_e4m3()))

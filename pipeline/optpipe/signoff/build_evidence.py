@@ -6,7 +6,7 @@ the user can fill in.
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import expm1, log1p
 
@@ -28,7 +28,7 @@ from optpipe.core.plan import to_command
 from optpipe.core.quantity import format_quantity, share_to_text
 from optpipe.core.verdict import Blocker, Observation, ScaledTail, Tail
 from optpipe.evaluate.recompute import has_evaluated_other_file, observe_accuracy
-from optpipe.measure.figures import has_measured_other_file
+from optpipe.measure.figures import has_measured_other_file, list_artifact_measurements
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, describe_tries, group_processes
 from optpipe.measure.pair import RecordedPair
 from optpipe.measure.validity import HOST_CAUSES, WRONG_OUTPUTS
@@ -145,20 +145,19 @@ def suggest_build(build: JudgedBuild) -> str:
 
 def suggest_narrowing(section: str, build: JudgedBuild) -> str:
     """Empty for sections whose intervals a load narrows."""
-    said = {
+    return {
         "accuracy": f"evaluate on more labeled data: optpipe evaluate {build.argument} --data DIR",
         "preprocessing": f"verify parity on more images: optpipe preprocess {build.argument} --images DIR",
         "outputs": f"build on more samples: optpipe build {build.argument} --data PATH",
         "tensor_cores": f"profile more iterations: {suggest_profile(build)} --iterations {MORE_ITERATIONS}",
-    }
-    return said.get(section, "")
+    }.get(section, "")
 
 
 def suggest_fix(section: str, build: JudgedBuild) -> str:
     """The command that helps to meet a section's limits; empty if none is known."""
     compare = f"optpipe compare --model {shlex.quote(build.model)}"
     profile = suggest_profile(build)
-    said = {
+    return {
         "latency": f"`{profile}` identifies the bottleneck; `{compare}` lists faster builds",
         "throughput": f"`{compare}` shows the best batch size and build; `optpipe doctor --options` lists runtime options to sweep",
         "regression": f"`{profile}` lists the kernels, to compare with those of the baseline",
@@ -171,8 +170,7 @@ def suggest_fix(section: str, build: JudgedBuild) -> str:
         "energy": "use a lower precision or a larger batch to reduce energy per inference",
         "stability": f"stop other work and lock the clocks; `optpipe bench {build.artifact}` reports the cause",
         "tensor_cores": f"`{profile}` lists eligible kernels that do not use Tensor Cores",
-    }
-    return said.get(section, "")
+    }.get(section, "")
 
 
 UNKNOWN = float("nan")
@@ -231,12 +229,11 @@ def evidence_from_runs(
     build: JudgedBuild,
     runs: Sequence[Run],
     policy: Policy,
-    measured: Iterable[RecordedMeasurement],
     left_out: Sequence[RecordedMeasurement] = (),
     removed: int = 0,
 ) -> BuildEvidence:
     """Evidence without a baseline; `left_out` measurements and `removed` runs are not judged, but count as looks."""
-    every = tuple(measured)
+    every = tuple(list_artifact_measurements(runs, policy.confidence, build.artifact))
     seen = Counter(load for load, _ in {(one.measurement.load.key, one.run) for one in (*every, *left_out)})
     look = max(seen.values(), default=1) + removed
     confidence = compute_look_confidence(policy.confidence, look)

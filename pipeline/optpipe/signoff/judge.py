@@ -322,9 +322,8 @@ def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
 
 def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) -> BuildEvidence:
     request, build, confidence = dossier.request, dossier.build, dossier.policy.confidence
-    measured = list_artifact_measurements(dossier.runs, confidence, build.artifact)
     approved = list_artifact_measurements(dossier.baseline_runs, confidence, request.baseline_artifact)
-    evidence = evidence_from_runs(build, dossier.runs, dossier.policy, measured, left_out, len(request.removed))
+    evidence = evidence_from_runs(build, dossier.runs, dossier.policy, left_out, len(request.removed))
     checked = dossier.verification
     outputs = {} if checked is None else observe_outputs(checked, build, evidence.confidence)
     trajectory = () if checked is None else checked.info.trajectory

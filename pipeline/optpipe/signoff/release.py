@@ -29,7 +29,7 @@ from optpipe.core.verdict import Blocker, CriterionResult, StepRecord, Verdict, 
 from optpipe.evaluate.evaluate import run_evaluation
 from optpipe.evaluate.tasks import TASKS
 from optpipe.measure.bench import bench_artifacts
-from optpipe.measure.figures import ENERGY_SECONDS, list_artifact_measurements
+from optpipe.measure.figures import ENERGY_SECONDS
 from optpipe.measure.groups import find_environment_differences
 from optpipe.measure.measure import BenchPlan
 from optpipe.models.artifacts.lookup import find_artifacts, hash_engine, judged_build_from_entry
@@ -257,9 +257,7 @@ def _list_present(judged: Entry[ArtifactInfo], store: Store) -> list[Run]:
 
 
 def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> Iterator[Criterion]:
-    build = judged_build_from_entry(judged)
-    measured = list_artifact_measurements(runs, wanted.policy.confidence, build.artifact)
-    evidence = evidence_from_runs(build, runs, wanted.policy, measured)
+    evidence = evidence_from_runs(judged_build_from_entry(judged), runs, wanted.policy)
     for criterion in wanted.policy.criteria:
         if criterion.section == "regression":  # without a baseline it is always missing
             if not select_groups(criterion.where, evidence.measured):
@@ -328,10 +326,8 @@ def audit_dossier(
     if (blocker := BACKENDS[judged.info.backend].find_run_blocker(judged.info)) is not None:
         raise MissingError(f"artifact {judged.id} cannot be measured here: {blocker}")
     names = {path.name for path in _measure(drawn, (), wanted, judged, model, store, listener)}
-    build = judged_build_from_entry(judged)
     runs = [run for run in list_runs(store.workspace) if run.name in names]
-    measured = list_artifact_measurements(runs, policy.confidence, build.artifact)
-    evidence = evidence_from_runs(build, runs, policy, measured)
+    evidence = evidence_from_runs(judged_build_from_entry(judged), runs, policy)
     found = judge_criteria([(each, observe(each, evidence)) for each in drawn], policy.confidence)
     then = next((run.manifest.environment for run in dossier.runs if run.name in verdict.runs), None)
     elsewhere = find_environment_differences(then, describe_environment()) if then else []

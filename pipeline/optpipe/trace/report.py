@@ -335,10 +335,8 @@ def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: fl
                 return Observation(nan, blockers=tuple(blockers), source=run.name)
             used, eligible = (np.array(each) for each in (cores.used_ns_by_iteration, cores.eligible_ns_by_iteration))
             about = f"{stage.subject.name}, {len(used)} iterations of one process"
-            share, interval = (
-                float(used.sum() / eligible.sum()),
-                compute_ratio_of_sums_interval(used, eligible, confidence),
-            )
+            share = float(used.sum() / eligible.sum())
+            interval = compute_ratio_of_sums_interval(used, eligible, confidence)
             if interval is None:
                 why = f"fewer than {MIN_VALUES} iterations: how far the share scatters is not known"
                 blockers.append(Blocker(why, f"profile more iterations: {command} --iterations {MORE_ITERATIONS}"))

@@ -184,8 +184,7 @@ def suppress(found: Found, iou: float) -> "NDArray[np.int64]":
     from torchvision.ops import batched_nms
 
     tensors = (torch.from_numpy(np.ascontiguousarray(each)) for each in (found.boxes, found.scores, found.labels))
-    kept: NDArray[np.int64] = batched_nms(*tensors, iou).numpy()
-    return kept
+    return np.asarray(batched_nms(*tensors, iou).numpy())
 
 
 def _select(boxes: "NDArray[Any]", scores: "NDArray[Any]", labels: "NDArray[Any]", head: Head) -> Found:

@@ -59,9 +59,8 @@ class Segmentation(TaskContract):
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
         first, transform, found = outputs[card.outputs[0].name].astype(np.float32), card.transform, []
-        if (
-            not isinstance(samples, ImageSet) or transform is None or transform.size is None
-        ):  # tensors have no other geometry
+        # tensors have no other geometry
+        if not isinstance(samples, ImageSet) or transform is None or transform.size is None:
             return [encode_mask(logits.argmax(0).astype(np.uint8)) for logits in first]
         for logits, file in zip(first, files, strict=True):
             axes = compute_geometry(transform, *read_image_size(samples.root / file.path, transform))

@@ -90,8 +90,7 @@ def _resize_by_torch(step: Resize, value: NDArray[np.generic], height: int, widt
         interpolation=InterpolationMode(step.interpolation),
         antialias=step.antialias,
     )
-    back: NDArray[np.generic] = np.moveaxis(scaled.numpy(), 0, -1)
-    return back
+    return np.asarray(np.moveaxis(scaled.numpy(), 0, -1))
 
 
 def _center_crop(step: CenterCrop, value: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -1,7 +1,7 @@
 """Layers of ONNX graphs with their types and MACs, and quantized layers."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -90,6 +90,15 @@ def list_read_names(node: Any) -> set[str]:
     """The tensors that a node and the graphs inside it read."""
     inner = (each for attribute in node.attribute for each in (attribute.g, *attribute.graphs))
     return {*node.input, *(name for graph in inner for each in iterate_nodes(graph) for name in each.input)}
+
+
+def replace_nodes(graph: Any, nodes: Sequence[Any], constants: Iterable[Any] = ()) -> None:
+    """Gives a graph other nodes and drops the constants that these do not read, in place; `constants` are new ones."""
+    read = {each.name for each in graph.output}.union(*map(list_read_names, nodes))
+    kept = [each for each in (*graph.initializer, *constants) if each.name in read]
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(kept)
 
 
 def iterate_nodes(graph: Any) -> Iterator[Any]:

@@ -20,8 +20,18 @@ from optpipe.backends.base import (
     Serving,
     prefers_channels_last,
 )
-from optpipe.backends.onnx_graph import MarkedGraph, OnnxGraph, layers_from_onnx, load_onnx
-from optpipe.backends.onnxruntime_session import PROVIDERS, QDQ_AS_WRITTEN
+from optpipe.backends.onnx_graph import MarkedGraph, OnnxGraph, layers_from_onnx, load_onnx, replace_nodes
+from optpipe.backends.onnxruntime_session import (
+    PROVIDERS,
+    QDQ_AS_WRITTEN,
+    REPRODUCE,
+    OnnxRuntimeSession,
+    mark_as_written,
+    mark_source,
+    optimize_graph,
+    read_node_times,
+)
+from optpipe.core import LazyModule
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
 from optpipe.core.precision import LayerType, Precision
@@ -29,8 +39,11 @@ from optpipe.workspace.environment import get_gpu_name, get_package_version, lis
 
 if TYPE_CHECKING:
     import numpy as np
+    import onnx
 
     from optpipe.backends.base import Run, Session
+else:
+    np, onnx = LazyModule("numpy"), LazyModule("onnx")
 
 GRAPH_FILE = "model.onnx"
 OPTIONS: dict[Device, tuple[Option, ...]] = {
@@ -94,10 +107,6 @@ class OnnxRuntime(Backend):
         }
 
     def build(self, request: BuildRequest) -> BuildResult:
-        import onnx
-
-        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, optimize_graph
-
         on_gpu = request.device == "cuda"
         options = self.merge_options(request.options, request.device)
         source, target = onnx.load(request.graph), request.directory / GRAPH_FILE
@@ -128,15 +137,11 @@ class OnnxRuntime(Backend):
         return BuildResult(layers, GRAPH_FILE, options, {"tensor_cores": tensor_cores}, placement, remarks=remarks)
 
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
-        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
-
         merged = self.merge_options({**info.options, **options}, info.device)
         tensor_cores = bool(info.details.get("tensor_cores"))
         return OnnxRuntimeSession(directory / GRAPH_FILE, info.device, merged, tensor_cores=tensor_cores)
 
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
-        from optpipe.backends.onnxruntime_session import REPRODUCE, OnnxRuntimeSession, mark_as_written, mark_source
-
         options = {**self.merge_options(info.options, info.device), "cuda_graph": False}
 
         def open_graph(model: Any, _: object) -> "Run":
@@ -186,8 +191,6 @@ class OnnxRuntime(Backend):
         scratch: Path,
     ) -> Mapping[str, float] | None:
         """Times nodes on the CPU in a second session, because timing slows the session down."""
-        from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, read_node_times
-
         if info.device != "cpu":
             return None
         merged = self.merge_options(options, info.device)
@@ -226,10 +229,6 @@ def _find_options_to_disable(
 
     Quantized graphs may have nodes without a CUDA kernel, which cannot be captured or converted to NHWC.
     """
-    import numpy as np
-
-    from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
-
     inputs = {each.name: np.ones(each.opt, each.dtype) for each in request.card.inputs}
     found: dict[str, str] = {}
     for name, others_off in (("nhwc", {"cuda_graph": False}), ("cuda_graph", {})):
@@ -261,34 +260,28 @@ convolution of three channels, or a depthwise one, has faster kernels without th
 
 
 def separate_biases(model: Any) -> int:
-    from onnx import TensorProto, helper, numpy_helper
-
     graph, nodes, biases = OnnxGraph(model), [], {}
+    half = onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
     for node in model.graph.node:
         nodes.append(node)
         if node.op_type != "Conv" or len(node.input) < 3:
             continue
         weight, bias = (graph.weights.get(name) for name in node.input[1:3])
-        if weight is None or bias is None or bias.data_type not in (TensorProto.FLOAT16, TensorProto.BFLOAT16):
+        if weight is None or bias is None or bias.data_type not in half:
             continue
         shaped = f"{bias.name}_over_{len(weight.dims)}d"
         if shaped not in biases:
-            values = numpy_helper.to_array(bias).reshape(1, -1, *[1] * (len(weight.dims) - 2))
-            biases[shaped] = numpy_helper.from_array(values, shaped)
+            values = onnx.numpy_helper.to_array(bias).reshape(1, -1, *[1] * (len(weight.dims) - 2))
+            biases[shaped] = onnx.numpy_helper.from_array(values, shaped)
         output = node.output[0]
         del node.input[2]
         node.output[0] = f"{output}_without_bias"
         terms = [node.output[0], shaped]
         if weight.dims[1] % FUSED_CHANNEL_MULTIPLE:
             terms.reverse()  # ConvAddFusion looks for the constant as the second input, so this one stays an addition
-        nodes.append(helper.make_node("Add", terms, [output], name=f"{node.name or output}_bias"))
+        nodes.append(onnx.helper.make_node("Add", terms, [output], name=f"{node.name or output}_bias"))
     count = len(nodes) - len(model.graph.node)
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    read = {name for node in nodes for name in node.input} | graph.outputs
-    kept = [each for each in model.graph.initializer if each.name in read]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend([*kept, *biases.values()])
+    replace_nodes(model.graph, nodes, biases.values())
     return count
 
 
@@ -317,17 +310,15 @@ def protect_convolutions(model: Any) -> int:
 
     It is the same kernel, and the pass ignores it wherever the graph is loaded, also by a server.
     """
-    from onnx import TensorProto, helper
-
     graph, found = OnnxGraph(model), []
     for node in model.graph.node:
         producer, weight = graph.producers.get(node.input[0] if node.input else ""), None
         if node.op_type == "Conv" and producer is not None and producer.op_type == "DequantizeLinear":
             weight = graph.weights.get(node.input[1])
-        if weight is not None and weight.data_type == TensorProto.FLOAT:
+        if weight is not None and weight.data_type == onnx.TensorProto.FLOAT:
             found.append(node)
     for node in found:
         node.op_type, node.domain = "FusedConv", "com.microsoft"
     if found and not any(each.domain == "com.microsoft" for each in model.opset_import):
-        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+        model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
     return len(found)

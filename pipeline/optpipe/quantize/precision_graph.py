@@ -18,9 +18,9 @@ from optpipe.backends.onnx_graph import (
     infer_graph_types,
     iterate_graphs,
     iterate_nodes,
-    list_read_names,
     load_onnx,
     name_nodes,
+    replace_nodes,
 )
 from optpipe.core import LazyModule
 from optpipe.core.card import InputSpec, ModelCard, card_from_file
@@ -136,12 +136,7 @@ def fold_constants(model: Any) -> None:
         folded.append(
             onnx.numpy_helper.from_array((steps.astype("float64") * scale).astype(scale.dtype), node.output[0])
         )
-    del graph.node[:]
-    graph.node.extend(kept)
-    read = {each.name for each in graph.output}.union(*map(list_read_names, kept))
-    used = [each for each in graph.initializer if each.name in read]
-    del graph.initializer[:]
-    graph.initializer.extend([*used, *folded])
+    replace_nodes(graph, kept, folded)
 
 
 REVISION = 3

@@ -22,7 +22,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.backends.onnx_graph import WEIGHTED_OPS, OnnxGraph, list_read_names, name_nodes, rename_inner_twins
+from optpipe.backends.onnx_graph import (
+    WEIGHTED_OPS,
+    OnnxGraph,
+    list_read_names,
+    name_nodes,
+    rename_inner_twins,
+    replace_nodes,
+)
 from optpipe.core import LazyModule
 from optpipe.core.entries import SkippedLayer
 from optpipe.core.errors import BadInputError, StageError
@@ -361,14 +368,7 @@ class _Writer:
 
     def finished(self) -> Any:
         graph = self._model.graph
-        graph.initializer.extend(self._initializers.values())
-        nodes = _sort_nodes([*graph.node, *self._new])
-        del graph.node[:]
-        graph.node.extend(nodes)
-        used = {each.name for each in graph.output}.union(*map(list_read_names, nodes))
-        kept = [each for each in graph.initializer if each.name in used]
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
+        replace_nodes(graph, _sort_nodes([*graph.node, *self._new]), self._initializers.values())
         return self._model
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from onnx import TensorProto, helper
 from tests.fakes.entries import artifact_info
-from tests.fakes.graphs import onnx_model
+from tests.fakes.graphs import node_of, onnx_model
 
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import layers_from_onnx
@@ -109,6 +109,14 @@ def test_biases_that_are_computed_or_in_single_precision_stay(left) -> None:
     as_written = model.SerializeToString()
     assert separate_biases(model) == 0
     assert model.SerializeToString() == as_written
+
+
+def test_a_constant_that_only_a_branch_reads_stays() -> None:
+    model, branch = network(2, bias=True, shared=False), helper.make_graph([node_of("Neg", "inner", "z")], "g", [], [])
+    model.graph.node.append(helper.make_node("If", ["x"], ["z"], then_branch=branch, else_branch=branch))
+    model.graph.initializer.add(name="inner")
+    separate_biases(model)
+    assert {"w1", "inner"} <= {each.name for each in model.graph.initializer}
 
 
 # layers that a Q/DQ graph leaves in FP32

@@ -66,6 +66,13 @@ def require_existing(path: Path | None, option: str) -> None:
         raise BadInputError(f"{option} {path}: no such file or folder")
 
 
+def require_file(path: str | Path, way_out: str = "") -> Path:
+    """The path. Raises BadInputError, with `way_out` at its end, if there is no such file."""
+    if not Path(path).is_file():
+        raise BadInputError(f"{path}: no such file{way_out}")
+    return Path(path)
+
+
 @contextmanager
 def read_as_user_file(path: Path, what: str, way_out: str = "") -> Iterator[None]:
     """Reports every exception while the block reads a user's file as that file's fault.

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import polars as pl
 from polars._typing import PolarsDataType
 
-from optpipe.core.errors import BadInputError, StageError, read_as_user_file
+from optpipe.core.errors import BadInputError, StageError, read_as_user_file, require_file
 from optpipe.core.files import Files
 from optpipe.core.records import json_from_record, record_from_files
 from optpipe.trace.nsys import sqlite_from_recording
@@ -118,8 +118,7 @@ Columns = Mapping[str, frozenset[str]]
 
 def read_columns(path: Path) -> Columns:
     """Raises BadInputError if `path` is not an export of Nsight Systems."""
-    if not path.is_file():
-        raise BadInputError(f"{path}: no such file; pass an .nsys-rep file or its .sqlite export")
+    require_file(path, "; pass an .nsys-rep file or its .sqlite export")
     _check_size(path)
     with closing(_connect(path)) as connection:
         tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
@@ -348,8 +347,7 @@ def trace_from_path(path: Path) -> Trace:
         return trace_from_folder(path)
     if path.suffix not in _RECORDINGS:
         return trace_from_sqlite(path)
-    if not path.is_file():
-        raise BadInputError(f"{path}: no such file")
+    require_file(path)
     with TemporaryDirectory(prefix="optpipe-") as scratch:
         return trace_from_sqlite(sqlite_from_recording(path, Path(scratch)))
 

@@ -179,10 +179,8 @@ class TensorSet(SampleSet):
                 yield {name: value[rows[start : start + size]] for name, value in self.parts[part].items()}
 
     def keep_usual_shapes(self) -> "TensorSet":
-        groups: dict[object, list[SetFile]] = {}
-        for each in self.files:
-            rows = self.parts[int(each.path.partition(":")[0])]
-            groups.setdefault(tuple(rows[name].shape[1:] for name in sorted(rows)), []).append(each)
+        shapes = [tuple(rows[name].shape[1:] for name in sorted(rows)) for rows in self.parts]
+        groups = group_pairs((shapes[int(each.path.partition(":")[0])], each) for each in self.files)
         most = max(groups.values(), key=len)
         return replace(self, files=tuple(most))
 

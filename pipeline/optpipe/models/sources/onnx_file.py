@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from optpipe.core import LazyModule
 from optpipe.core.card import DTYPES, LARGEST_SIZE, InputSpec, ModelCard, Shape, Task
 from optpipe.core.entries import WeightsRecord, WeightsRequest
-from optpipe.core.errors import BadInputError, escape, read_as_user_file
+from optpipe.core.errors import BadInputError, escape, read_as_user_file, require_file
 from optpipe.core.files import get_memory_bytes, hash_file, hash_value
 from optpipe.core.quantity import format_bytes
 from optpipe.models.inputs.rows import read_shapes
@@ -189,9 +189,7 @@ class OnnxFileSource:
         return _collect_hashes(self.path)
 
     def _check_file(self) -> None:
-        if not self.path.is_file():
-            raise BadInputError(f"{self.path}: no such file")
-        if self.path.stat().st_size == 0:
+        if require_file(self.path).stat().st_size == 0:
             raise BadInputError(f"{self.path} is empty")
 
     def load(self, weights: WeightsRequest) -> LoadedModel:

@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 import optpipe
 from optpipe.core.card import InputSpec, ModelCard, Task, input_from_dict, name_from_factory
 from optpipe.core.entries import WeightsRecord, WeightsRequest
-from optpipe.core.errors import BadInputError, first_line
+from optpipe.core.errors import BadInputError, first_line, require_file
 from optpipe.core.files import hash_file, hash_text, hash_value
 from optpipe.core.process import redirect_stdout_to_stderr_at_exit
 from optpipe.models.sources.modules import (
@@ -243,7 +243,7 @@ class PythonFileSource:
 
     def collect_identity(self) -> Mapping[str, Any]:
         """Hashes of the file, the factory's name and torch's version; `LoadedModel.code_identity` has the rest."""
-        self._require_file()
+        require_file(self.path)
         return {"file": hash_file(self.path), "factory": self.factory, "torch": get_package_version("torch")}
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
@@ -251,7 +251,7 @@ class PythonFileSource:
 
         Loading again gives another module with the same weights; the file is imported only once.
         """
-        self._require_file()
+        require_file(self.path)
         import torch  # noqa: F401 - before the user's code, which so brings in only what is its own
 
         with self._code.running():
@@ -272,10 +272,6 @@ class PythonFileSource:
         names = tuple(each.name for each in card.inputs)
         flat = flatten_module(module, keywords=_match_input_names(module, names))
         return LoadedModel(card, record, module=flat, code_identity=made)
-
-    def _require_file(self) -> None:
-        if not self.path.is_file():
-            raise BadInputError(f"{self.path}: no such file")
 
     @cached_property
     def _code(self) -> UserCode:

@@ -12,7 +12,7 @@ from typing import Any
 
 from optpipe.core.card import ModelCard, Shape, card_from_dict
 from optpipe.core.entries import WeightsRecord, WeightsRequest
-from optpipe.core.errors import BadInputError, first_line
+from optpipe.core.errors import BadInputError, first_line, require_file
 from optpipe.core.files import hash_file, hash_value
 from optpipe.models.sources.libraries import HuggingFaceSource, TimmSource, TorchvisionSource
 from optpipe.models.sources.modules import LoadedModel, Source
@@ -135,13 +135,13 @@ def source_from_text(model: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]
         return TorchvisionSource(rest)
     file, _, factory = model.rpartition(":")
     if file.endswith(".py"):
-        return PythonFileSource(_require_existing(file), factory)
+        return PythonFileSource(require_file(file), factory)
     if model.endswith(".py"):
         raise BadInputError(f"{model}: add the name of the factory: {model}:FACTORY")
     if model.endswith(".onnx"):
-        return OnnxFileSource(_require_existing(model), shapes=shapes)
+        return OnnxFileSource(require_file(model), shapes=shapes)
     if model.endswith(".toml"):
-        return CardSource(_require_existing(model), shapes)
+        return CardSource(require_file(model), shapes)
     if Path(model).is_file():
         return OnnxFileSource(Path(model), shapes=shapes)
     module, _, factory = model.rpartition(".")
@@ -161,10 +161,3 @@ def find_model_cards() -> dict[str, Path]:
     """Model cards by name; those in `models/` of the working directory replace shipped ones."""
     folders = (find_shipped_folder("models"), Path("models"))
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
-
-
-def _require_existing(text: str) -> Path:
-    path = Path(text)
-    if not path.is_file():
-        raise BadInputError(f"{text}: no such file")
-    return path

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding, Run
 from optpipe.backends.onnx_graph import MarkedGraph, load_onnx
+from optpipe.core import LazyModule
 from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.precision import MAX_OTHERS, LayerType, PlacedNode, Placement
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from optpipe.backends.base import Device
 
+ort, state = LazyModule("onnxruntime"), LazyModule("onnxruntime.capi.onnxruntime_pybind11_state")
 BIAS_FUSION_PASS = "ConvAddFusion"
 """Puts the additions that `separate_biases` makes back into the convolutions."""
 WEIGHT_PASS = "WeightBiasQuantization"
@@ -51,9 +53,6 @@ def create_inference_session(
 
     Raises StageError if ONNX Runtime refuses the graph, MissingError if its CUDA provider does not start.
     """
-    import onnxruntime as ort
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
     ort.set_default_logger_severity(4)  # real errors are raised; cuDNN logs attempts at fusion as errors
     options.log_severity_level = 4
     options.add_session_config_entry(*RECORD_ASSIGNMENT)
@@ -97,8 +96,6 @@ def optimize_graph(graph: Path, target: Path, device: "Device", *, quantize_floa
 
     See `create_inference_session` for `quantize_floats`.
     """
-    import onnxruntime as ort
-
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(target)
@@ -108,8 +105,6 @@ def optimize_graph(graph: Path, target: Path, device: "Device", *, quantize_floa
 @contextmanager
 def translate_runtime_errors() -> Iterator[None]:
     """Raises `BadInputError` if ONNX Runtime rejects the inputs, `StageError` if it fails on the graph."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
     try:
         yield
     except state.InvalidArgument as error:
@@ -134,8 +129,6 @@ class OnnxRuntimeSession:
         Runtime records when it runs each node: see `end_profiling`. Raises StageError if `cuda_graph` is on and a node has no
         CUDA kernel.
         """
-        import onnxruntime as ort
-
         self.device = device
         self._graphs = 0
         self._own_stream = device == "cuda" and _get_stream_handle() == 0
@@ -171,8 +164,6 @@ class OnnxRuntimeSession:
 
     def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
         """Runs without a CUDA graph, so shapes may change from call to call."""
-        import onnxruntime as ort
-
         options = ort.RunOptions()
         if self._cuda_graph:
             options.add_run_config_entry("gpu_graph_id", "-1")
@@ -203,8 +194,6 @@ class OnnxRuntimeSession:
         self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], graph_id: int | None = -1
     ) -> Binding:
         """Binds CUDA tensors. A session with a separate stream waits: nothing else orders a launch before torch's next kernel."""
-        import onnxruntime as ort
-
         options = ort.RunOptions()
         if not self._own_stream:
             options.add_run_config_entry("disable_synchronize_execution_providers", "1")
@@ -234,8 +223,6 @@ found, version = session.run(None, inputs)[0], f"ONNX Runtime {{{{ort.__version_
 
 def mark_as_written(graph: Any, inputs: Iterable[InputSpec], device: "Device") -> MarkedGraph:
     """`graph` in the same precision without optimizations."""
-    import onnxruntime as ort
-
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 

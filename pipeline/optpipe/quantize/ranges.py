@@ -19,11 +19,14 @@ from numpy.typing import NDArray
 from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import expose_tensors, load_onnx
 from optpipe.backends.onnxruntime_session import create_inference_session, translate_runtime_errors
+from optpipe.core import LazyModule
 from optpipe.core.entries import SampleSetSummary
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.files import hash_text
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
+
+onnx, ort, torch = LazyModule("onnx"), LazyModule("onnxruntime"), LazyModule("torch")
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +139,6 @@ def count_on_device(values: Any, counts: Any) -> None:
     Zeros are not counted, so that half of the atomic additions after a ReLU do not queue at one address; they are the
     difference to the number of elements.
     """
-    import torch
-
     bins = (values.reshape(-1).view(torch.int32) >> SHIFT) & (BINS - 1)
     ones = (bins >= LOWEST).to(torch.int64)
     spread = torch.where(ones.bool(), bins, torch.arange(bins.numel(), device=bins.device, dtype=torch.int32) % LOWEST)
@@ -248,8 +249,6 @@ class Collector:
         counts += count_magnitudes(value)
 
     def _add_on_device(self, batch: Batch) -> None:
-        import torch
-
         inputs = {name: torch.from_numpy(np.ascontiguousarray(value)).cuda() for name, value in batch.items()}
         found = {**inputs, **run_on_device(self._session, inputs, self._outputs)}
         kept = [found[name].float() for name in self.tensors]
@@ -291,9 +290,6 @@ def open_exposed_session(graph: Path, tensors: Sequence[str], device: Device) ->
 
 def open_model_session(model: Any, device: Device = "cpu") -> Any:
     """A session of a graph in memory; Q/DQ pairs that the provider does not fuse are computed in floating point."""
-    import onnx
-    import onnxruntime as ort
-
     options = ort.SessionOptions()
     if any(each.data_type == onnx.TensorProto.FLOAT8E4M3FN for each in model.graph.initializer):
         options.add_session_config_entry(
@@ -306,8 +302,6 @@ def open_model_session(model: Any, device: Device = "cpu") -> Any:
 
 def run_on_device(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
     """Runs on CUDA tensors; the outputs are CUDA tensors too, which ONNX Runtime allocated."""
-    import torch
-
     binding = session.io_binding()
     for name, tensor in inputs.items():
         dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))

@@ -6,6 +6,10 @@ from math import ceil, exp, expm1, hypot, inf, log, log1p, sqrt
 
 import numpy as np
 
+from optpipe.core import LazyModule
+
+special = LazyModule("scipy.special")
+
 POOLING_RISK = 0.25
 """Runs count as one if an F test at this level sees no difference (Bozivich, Bancroft & Hartley, Annals of Mathematical
 Statistics 27, 1956).
@@ -51,18 +55,14 @@ class Mean:
 
 def compute_t_quantile(level: float, freedom: float) -> float:
     """The value that Student's T stays below with probability `level`. Raises ValueError unless 0.5 <= level < 1."""
-    from scipy.special import stdtrit
-
     if not 0.5 <= level < 1:
         raise ValueError(f"no quantile at level {level}: it must be at least 0.5 and under 1")
-    return float(stdtrit(freedom, level))
+    return float(special.stdtrit(freedom, level))
 
 
 def compute_t_tail(value: float, freedom: float) -> float:
     """P(T > value) of Student's T."""
-    from scipy.special import stdtr
-
-    return float(stdtr(freedom, -value))
+    return float(special.stdtr(freedom, -value))
 
 
 def mean_from_values(values: Sequence[float], known: Sequence[float] | None = None) -> Mean | None:
@@ -103,8 +103,6 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
     """
     groups = [list(each) for each in runs]
     every = [value for each in groups for value in each]
-    from scipy.special import fdtrc
-
     first = first or [len(each) for each in groups]
     pooled = mean_from_values(
         every, [value for each, known in zip(groups, first, strict=True) for value in each[:known]]
@@ -118,7 +116,7 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
     inside = sum((value - mean) ** 2 for each, mean in zip(groups, means, strict=True) for value in each)
     between, inside = between / (len(groups) - 1), inside / inside_freedom
     ratio = between / inside if inside > 0 else (inf if between > 0 else 0.0)
-    if float(fdtrc(len(groups) - 1, inside_freedom, ratio)) >= POOLING_RISK:  # no difference is seen
+    if float(special.fdtrc(len(groups) - 1, inside_freedom, ratio)) >= POOLING_RISK:  # no difference is seen
         error = pooled.error * sqrt(len(every) * sum(1 / len(each) for each in groups)) / len(groups)
         return Mean(middle, error, min(pooled.freedom, SIMILAR_RUNS_FREEDOM * (len(groups) - 1)))
     variance = sum((mean - middle) ** 2 for mean in means) / (len(groups) - 1)

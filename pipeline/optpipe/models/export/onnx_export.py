@@ -20,6 +20,7 @@ from optpipe.backends.onnx_graph import (
 )
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.backends.torch_program import make_dynamic_shapes, make_example_inputs
+from optpipe.core import LazyModule
 from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError, OptpipeError, StageError, first_line
 from optpipe.models.inputs.samples import make_synthetic_tensor
@@ -27,6 +28,7 @@ from optpipe.models.sources.modules import LoadedModel, flatten_tensors
 from optpipe.models.sources.onnx_file import require_one_file
 from optpipe.models.sources.python_file import describe_user_error
 
+onnx, onnxslim, torch = LazyModule("onnx"), LazyModule("onnxslim"), LazyModule("torch")
 OLDEST_IR = 4
 """Older versions require weights in the list of inputs, which the simplifier omits."""
 NEWEST_IR = 13
@@ -55,8 +57,6 @@ def read_outputs_early(loaded: LoadedModel) -> ModelCard | None:
     """
     card = loaded.card
     if loaded.onnx is not None:
-        import onnx
-
         graph = onnx.load(loaded.onnx, load_external_data=False).graph
         known = all(each.type.tensor_type.HasField("shape") for each in graph.output)
         return replace(card, outputs=_read_outputs(graph)) if known else None
@@ -72,8 +72,6 @@ def read_outputs_early(loaded: LoadedModel) -> ModelCard | None:
 
 def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
     """The module's outputs for the card's opt shapes. Raises BadInputError if it fails on them."""
-    import torch
-
     try:
         with torch.inference_mode():
             return flatten_tensors(module(*make_example_inputs(card.inputs, "cpu")))
@@ -85,8 +83,6 @@ def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
 
 
 def _export_program(module: Any, card: ModelCard, target: Path) -> None:
-    import torch
-
     shapes: Any = make_dynamic_shapes(card.inputs)
     parameters = inspect.signature(module.forward).parameters.values()
     if any(each.kind is each.VAR_POSITIONAL for each in parameters):  # a starred parameter takes one nested tuple
@@ -146,9 +142,6 @@ def _rename_clashes(graph: Any, taken: set[str]) -> None:
 
 def simplify_onnx(path: Path) -> bool:
     """Folds constants and removes dead nodes in place, then checks the result; False if the graph stayed unchanged."""
-    import onnx
-    import onnxslim
-
     given = onnx.load(path)
     try:
         _save_checked(onnxslim.slim(onnx.load(path)), path)
@@ -162,8 +155,6 @@ def simplify_onnx(path: Path) -> bool:
 
 
 def _save_checked(graph: Any, path: Path) -> None:
-    import onnx
-
     name_nodes(graph)
     separate_int8_constants(graph)
     graph.ir_version = min(max(graph.ir_version, OLDEST_IR), NEWEST_IR)

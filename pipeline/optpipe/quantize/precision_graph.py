@@ -38,8 +38,6 @@ from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX, REFERENCE
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from optpipe.models.inputs.rows import Arrays
     from optpipe.quantize.sensitivity import LoweredLayers, Lowering
 
@@ -146,8 +144,9 @@ BF16_OPSET = 22
 """The first opset whose Conv takes BF16."""
 SOURCE = "source.onnx"
 WIDE = "values out of range"
-RANGE_SAMPLES, GROUP_BYTES = 8, 2**32
-"""Samples of a batch, and bytes of the tensors that are read at a time."""
+RANGE_SAMPLES = 8
+REDUCTIONS = ("ReduceMax", "ReduceMin", "ReduceSum")
+"""ONNX Runtime's largest and smallest value leave out NaN; only the sum shows it."""
 FP16_RANKING_IMAGES = 16
 """Few, since a graph has several times more nodes than layers for INT8."""
 
@@ -290,32 +289,28 @@ def _convert(
 def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset[str]:
     """Tensors whose values on `rows` leave FP16's range but for three bits.
 
-    ModelOpt would keep all tensors of all samples in memory; some tensors of a few samples are read at a time instead.
+    ModelOpt would keep all tensors of all samples in memory; here ONNX Runtime reduces each and frees it.
     """
+    from onnx.helper import make_node
+
     from optpipe.quantize.ranges import open_model_session
 
     known, (low, usual, _) = infer_graph_types(model, card.inputs), card.batch_range
-    groups, size = [list[str]()], 0
-    for name in (name for node in model.graph.node for name in node.output if known.types.get(name) == "fp32"):
-        own = 4 * math.prod(known.shapes.get(name, ()))
-        size += own
-        if size > GROUP_BYTES:
-            groups, size = [*groups, []], own
-        groups[-1].append(name)
-    batches = [batch for batch, _ in split_batches(card, rows, max(low, min(usual, RANGE_SAMPLES)))]
-    wide = {name for batch in batches for name, value in batch.items() if _is_wide(value)}
-    for group in filter(None, groups):
-        exposed = type(model)()
-        exposed.CopyFrom(model)
-        session = open_model_session(expose_tensors(exposed, group))
-        for batch in batches:
-            wide |= {name for name, value in zip(group, session.run(group, batch), strict=True) if _is_wide(value)}
+    made = (*(each.name for each in card.inputs), *(name for node in model.graph.node for name in node.output))
+    names = [name for name in made if known.types.get(name) == "fp32"]
+    reduced, wide = type(model)(), set[str]()
+    reduced.CopyFrom(model)
+    pairs = [(name, operator) for name in names for operator in REDUCTIONS]
+    nodes = [make_node(operator, [name], [f"{name}/{operator}"], keepdims=0) for name, operator in pairs]
+    reduced.graph.node.extend(reversed(nodes))  # ONNX Runtime computes the last result first, with all that it needs
+    outputs = [node.output[0] for node in nodes]
+    session = open_model_session(expose_tensors(reduced, outputs))
+    for batch, _ in split_batches(card, rows, max(low, min(usual, RANGE_SAMPLES))):
+        found = map(float, session.run(outputs, batch))
+        for name, *(largest, smallest, total) in zip(names, found, found, found, strict=True):
+            if not (max(largest, -smallest) <= FP16_HEADROOM and math.isfinite(total)):
+                wide.add(name)
     return frozenset(wide)
-
-
-def _is_wide(value: "NDArray[Any]") -> bool:
-    floats = value.dtype.kind == "f" and value.size > 0
-    return floats and not max(-float(value.min()), float(value.max())) <= FP16_HEADROOM  # NaN too
 
 
 @contextmanager

@@ -233,8 +233,10 @@ def _compute_ranges(
         )
     order = [each.name for each in graph.graph.input] + [name for node in graph.graph.node for name in node.output]
     tensors = tuple(name for name in order if name in wanted)
-    first, _ = next(iterate_input_batches(model, card, samples, 1))
-    size = fit_batch_size(card, choose_batch_size(model.file(ONNX), tensors, first, device))
+    smallest, _, size = card.batch_range
+    if smallest < size:
+        first, _ = next(iterate_input_batches(model, card, samples, 1))
+        size = fit_batch_size(card, choose_batch_size(model.file(ONNX), tensors, first, device))
     samples = hold_out(samples, methods)[0]
     collector = Collector(model.file(ONNX), tensors, set(methods) != {"max"}, device)
     with listener.step(f"calibrate on {len(samples.files)} {samples.kind}", total=len(samples.files)) as step:

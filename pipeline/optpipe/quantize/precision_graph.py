@@ -287,10 +287,7 @@ def _convert(
 
 
 def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset[str]:
-    """Tensors whose values on `rows` leave FP16's range but for three bits.
-
-    ModelOpt would keep all tensors of all samples in memory; here ONNX Runtime reduces each and frees it.
-    """
+    """Tensors whose values on `rows` leave FP16's range but for three bits. ModelOpt would keep all of them in memory."""
     from onnx.helper import make_node
 
     from optpipe.quantize.ranges import open_model_session
@@ -307,7 +304,7 @@ def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset
     session = open_model_session(expose_tensors(reduced, outputs))
     for batch, _ in split_batches(card, rows, max(low, min(usual, RANGE_SAMPLES))):
         found = map(float, session.run(outputs, batch))
-        for name, *(largest, smallest, total) in zip(names, found, found, found, strict=True):
+        for name, largest, smallest, total in zip(names, found, found, found, strict=True):
             if not (max(largest, -smallest) <= FP16_HEADROOM and math.isfinite(total)):
                 wide.add(name)
     return frozenset(wide)

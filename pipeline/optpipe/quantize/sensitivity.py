@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, load_onnx, name_nodes
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ModelInfo
@@ -36,7 +37,7 @@ from optpipe.quantize.qdq import Target, quantize_graph
 from optpipe.quantize.ranges import CalibrationTable, open_model_session
 from optpipe.stats.paired import CONFIDENCE, compute_output_error, compute_row_errors
 from optpipe.workspace.entry import Entry
-from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.environment import get_package_version, list_gpus
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
 
@@ -44,8 +45,10 @@ from optpipe.workspace.store import Store
 class Fp32Reference:
     """The FP32 graph's predictions on `samples`. Raises BadInputError if its outputs do not fit the task."""
 
-    def __init__(self, model: Entry[ModelInfo], samples: SampleSet, step: ProgressStep = UNWATCHED) -> None:
-        self.model, self.samples, self.card = model, samples, card_from_file(model.file(CARD))
+    def __init__(
+        self, model: Entry[ModelInfo], samples: SampleSet, step: ProgressStep = UNWATCHED, device: Device = "cpu"
+    ) -> None:
+        self.model, self.samples, self.card, self.device = model, samples, card_from_file(model.file(CARD)), device
         task = TASKS.get(self.card.task, TASKS[Task.CLASSIFICATION])  # without a task the largest output counts
         if self.card.task in TASKS:
             task.require_model(self.card)
@@ -79,7 +82,8 @@ class Fp32Reference:
 
     def _predict(self, graph: Any, step: ProgressStep) -> tuple[Predictions, Mapping[str, NDArray[Any]]]:
         """The predictions, and the floating-point outputs after the first by name, all values of all batches in one row."""
-        session, names, room = open_model_session(graph), [each.name for each in self.card.outputs], KEPT_VALUES
+        names, room = [each.name for each in self.card.outputs], KEPT_VALUES
+        session = open_model_session(graph, self.device)
         others: dict[str, list[NDArray[Any]]] = {name: [] for name in names[1:]}
 
         def run(batch: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
@@ -167,13 +171,14 @@ def compare_methods(
     listener: Listener,
 ) -> tuple[Entry[MethodsInfo], bool]:
     """The store entry `methods`: the cost of every table's graph. The best has the highest SNR of all samples plus mean SNR of each."""
+    device: Device = "cuda" if target != "cpu" and list_gpus() else "cpu"
     found = {method: table.sha256 for method, table in tables.items()}
-    recipe = describe_recipe(model, samples) | {"target": target, "tables": found}
+    recipe = describe_recipe(model, samples) | {"target": target, "tables": found, "provider": device}
 
     def make(_: object) -> MethodsInfo:
         graph, costs, usual = load_onnx(model.file(ONNX)), {}, {}
         with listener.step("compare methods", total=(1 + len(tables)) * len(samples.files)) as step:
-            against = Fp32Reference(model, samples, step)
+            against = Fp32Reference(model, samples, step, device)
             for method, table in tables.items():
                 costs[method] = against.measure_cost(quantize_graph(graph, table, target)[0], step)
                 usual[method] = against.usual_db

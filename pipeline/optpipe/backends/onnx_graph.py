@@ -8,18 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optpipe.backends.base import MarkedNetwork, Run
-from optpipe.core import LazyModule
+from optpipe.core import np, onnx
 from optpipe.core.card import InputSpec
 from optpipe.core.precision import LayerType, Precision
 from optpipe.core.records import group_pairs
 
 if TYPE_CHECKING:
-    import numpy as np
-    import onnx
     from numpy.typing import NDArray
-else:
-    np, onnx = LazyModule("numpy"), LazyModule("onnx")
-
 
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators that get Q/DQ pairs; their second input is the weight."""

@@ -31,19 +31,14 @@ from optpipe.backends.onnxruntime_session import (
     optimize_graph,
     read_node_times,
 )
-from optpipe.core import LazyModule
+from optpipe.core import np, onnx
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
 from optpipe.core.precision import LayerType, Precision
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 
 if TYPE_CHECKING:
-    import numpy as np
-    import onnx
-
     from optpipe.backends.base import Run, Session
-else:
-    np, onnx = LazyModule("numpy"), LazyModule("onnx")
 
 GRAPH_FILE = "model.onnx"
 OPTIONS: dict[Device, tuple[Option, ...]] = {

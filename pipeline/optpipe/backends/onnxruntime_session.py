@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding, Run
 from optpipe.backends.onnx_graph import MarkedGraph, load_onnx
-from optpipe.core import LazyModule
+from optpipe.core import LazyModule, np, torch
 from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.precision import MAX_OTHERS, LayerType, PlacedNode, Placement
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from optpipe.backends.base import Device
 
 ort, state = LazyModule("onnxruntime"), LazyModule("onnxruntime.capi.onnxruntime_pybind11_state")
@@ -183,8 +181,6 @@ class OnnxRuntimeSession:
         if self.device == "cpu":
             copies = {name: value.copy() for name, value in outputs.items()}
             return OnnxRuntimeBinding(self._session, copy_arrays(inputs), copies)
-        import torch
-
         self._graphs += 1
         filled = {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
         empty = {name: torch.empty_like(torch.from_numpy(array), device="cuda") for name, array in outputs.items()}
@@ -251,8 +247,6 @@ def read_node_times(profile: Path) -> dict[str, float]:
 
 def _get_stream_handle() -> int:
     """The handle of torch's current CUDA stream. For 0, the default stream, ONNX Runtime creates a separate stream."""
-    import torch
-
     return int(torch.cuda.current_stream().cuda_stream)
 
 
@@ -267,8 +261,6 @@ class OnnxRuntimeBinding:
     def __init__(
         self, session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any], options: Any | None = None
     ) -> None:
-        import numpy as np
-
         self.inputs, self.outputs = dict(inputs), dict(outputs)
         self._session, self._options, self._io = session, options, session.io_binding()
         for bind, values in ((self._io.bind_input, self.inputs), (self._io.bind_output, self.outputs)):

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from optpipe.backends.base import Binding, BuildRequest, Option, merge_options
 from optpipe.backends.torch_program import CUDA_GRAPH, CudaGraphBinding
+from optpipe.core import np, torch
 from optpipe.core.card import InputSpec, Shape, TensorSpec, batch_ranges_from_text
 from optpipe.core.errors import BadInputError, StageError, escape, read_as_user_file
 from optpipe.core.precision import Precision
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
-
     from optpipe.backends.base import Device
 
 
@@ -250,8 +248,6 @@ class TensorRTSession:
         del self._context, self._engine, self._runtime
 
     def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
-        import torch
-
         binding = self._bind_buffers(inputs)
         binding.launch()
         torch.cuda.current_stream().synchronize()
@@ -262,8 +258,6 @@ class TensorRTSession:
         return CudaGraphBinding(binding) if self._options["cuda_graph"] else binding
 
     def _bind_buffers(self, inputs: Mapping[str, "np.ndarray"]) -> "_EngineBinding":
-        import torch
-
         on_device = {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
         self._select_profile({name: tuple(array.shape) for name, array in inputs.items()})
         for name, tensor in on_device.items():
@@ -280,8 +274,6 @@ class TensorRTSession:
         return _EngineBinding(self._context, on_device, outputs)
 
     def _select_profile(self, shapes: Mapping[str, Shape]) -> None:
-        import torch
-
         count = self._engine.num_optimization_profiles
         if count < 2:
             return
@@ -322,7 +314,5 @@ class _EngineBinding:
             context.set_tensor_address(name, tensor.data_ptr())
 
     def launch(self) -> None:
-        import torch
-
         if not self._context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
             raise StageError("the engine could not be enqueued; see the CUDA error above")

@@ -17,6 +17,7 @@ from optpipe.backends.torch_program import (
     refuse_pickles,
     run_as_it_is,
 )
+from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo
 from optpipe.workspace.environment import get_package_version
 
@@ -39,8 +40,6 @@ class TorchEager(TorchBackend):
         return {"torch": get_package_version("torch"), "options": self.merge_options(options, device)}
 
     def build(self, request: BuildRequest) -> BuildResult:
-        import torch
-
         program = export_program(request)
         torch.export.save(program, request.directory / PROGRAM_FILE)
         options = self.merge_options(request.options, request.device)
@@ -48,15 +47,11 @@ class TorchEager(TorchBackend):
         return BuildResult(layers, PROGRAM_FILE, options, record_tensors(request))
 
     def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
-        import torch
-
         chosen = self.merge_options({**info.options, **options}, info.device)
         refuse_pickles(directory / PROGRAM_FILE)
         return TorchSession(torch.export.load(directory / PROGRAM_FILE).module(), info, chosen)
 
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: "Path") -> Marked:  # noqa: ARG002
-        import torch
-
         refuse_pickles(request.directory / PROGRAM_FILE)
         program = torch.export.load(request.directory / PROGRAM_FILE).run_decompositions({}).module()
         module = mark_source(request)

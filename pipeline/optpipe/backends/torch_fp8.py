@@ -26,6 +26,7 @@ from optpipe.backends.torch_program import (
     read_product,
     split_outputs,
 )
+from optpipe.core import torch
 from optpipe.core.precision import Precision
 
 LEAST_FEATURES = 32
@@ -57,8 +58,6 @@ def replace_linear_layers(program: Any, layers: Iterable[QuantizedLayer], wide: 
     Layers that share a weight are taken in order. Layers of one tensor, such as queries, keys, and values, are computed as one. Returns
     the names of the layers that were not found.
     """
-    import torch
-
     waiting = list(layers)
     groups: dict[Any, list[tuple[Any, QuantizedLayer, Any]]] = {}
     for node in program.graph.nodes:
@@ -128,8 +127,6 @@ def _bend(value: Any) -> Any:
 
 def _attend_in_8_bits(program: Any) -> None:
     """Queries, keys, and values that only attention reads become E4M3, which costs ViT-B/16 0.4 dB and BERT-base none."""
-    import torch
-
     for node in program.graph.nodes:
         readers = [step_from_text(each.args[5]) for each in node.users if each.target is register_operator()]
         fit = all(isinstance(step, Attention) and step.outputs // step.heads >= LEAST_FEATURES for step in readers)
@@ -138,8 +135,6 @@ def _attend_in_8_bits(program: Any) -> None:
 
 
 def _have_same_weights(values: NDArray[Any], layer: QuantizedLayer) -> bool:
-    import torch
-
     if values.shape != layer.weight.shape:
         return False
     for rows in (1, len(values)):  # the first row rejects most layers
@@ -151,7 +146,7 @@ def _have_same_weights(values: NDArray[Any], layer: QuantizedLayer) -> bool:
 
 def quantize(values: Any, inverse_scale: float) -> Any:
     """E4M3: rounds half to even and saturates. `inverse_scale` is a power of two."""
-    import torch
+    import torch  # a tracer follows this function
 
     largest = torch.finfo(torch.float8_e4m3fn).max
     return (values * inverse_scale).clamp(-largest, largest).to(torch.float8_e4m3fn)
@@ -159,6 +154,7 @@ def quantize(values: Any, inverse_scale: float) -> Any:
 
 def make_linear(layer: QuantizedLayer, device: Any, kind: Any, bias: Any = None) -> Any:
     """A torch module from E4M3 (..., input features) to (..., output features) of the floating-point type `kind`."""
+
     import torch
 
     class Fp8Linear(torch.nn.Module):

@@ -8,6 +8,7 @@ from typing import Any
 from optpipe.backends.base import Backend, BuildRequest, Device
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.build.verify import Trajectory, parse_steps, read_trajectory, verify_session
+from optpipe.core import pl
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, GraphInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
@@ -356,8 +357,6 @@ def verify_artifact(
     }
 
     def make(directory: Path) -> VerificationInfo:
-        import polars as pl
-
         sizes = backend.list_static_batches(artifact.info)
         tolerated = TOLERATED_RELATIVE_ERROR[artifact.info.precision]
         if minimum_snr_db is not None:

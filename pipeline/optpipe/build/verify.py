@@ -12,6 +12,7 @@ import numpy as np
 from optpipe.backends.base import Session
 from optpipe.backends.onnx_graph import find_selected_outputs
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+from optpipe.core import pl
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import OutputError, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, read_as_user_file
@@ -259,8 +260,6 @@ def recompute_outputs(checked: Entry[VerificationInfo]) -> tuple[OutputError, ..
 
 def read_output_errors(checked: Entry[VerificationInfo]) -> dict[str, RowErrors]:
     """The errors of each sample by output; empty if they are missing or not those of `checked`."""
-    import polars as pl
-
     if OUTPUT_ERRORS not in checked.manifest.files or not checked.files.has(OUTPUT_ERRORS):
         return {}
     content = checked.files.read(OUTPUT_ERRORS)

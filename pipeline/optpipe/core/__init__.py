@@ -1,7 +1,7 @@
-"""Values, records, errors and parsers that all other rooms use. Imports nothing heavy."""
+"""Values, records, errors and parsers that all other rooms use. Imports nothing heavy: see `LazyModule`."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
 class LazyModule:
@@ -12,3 +12,14 @@ class LazyModule:
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(import_module(self._name), attribute)
+
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+    import polars as pl
+    import torch
+else:
+    np, onnx, pl, torch = map(LazyModule, ("numpy", "onnx", "polars", "torch"))
+
+__all__ = ["LazyModule", "np", "onnx", "pl", "torch"]

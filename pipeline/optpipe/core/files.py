@@ -11,6 +11,7 @@ from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from optpipe.core import np
 from optpipe.core.errors import BadInputError
 
 
@@ -103,8 +104,6 @@ def hash_value(value: Any) -> str:
 
 def hash_arrays(tensors: Mapping[str, Any]) -> str:
     """SHA-256 over names, types, shapes and bytes of arrays, in name order."""
-    import numpy as np
-
     digest = hashlib.sha256()
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])

@@ -12,6 +12,7 @@ from typing import Any, Never, TypeVar
 
 import msgspec
 
+from optpipe.core import pl
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 
@@ -125,8 +126,6 @@ RELATIVE_TOLERANCE = 1e-9
 
 def list_read_errors() -> tuple[type[BaseException], ...]:
     """Errors that reading an intact file with values of the wrong kind can raise."""
-    import polars as pl
-
     wrong_kind = (AttributeError, ArithmeticError, IndexError, KeyError, TypeError, ValueError)
     return (BadInputError, pl.exceptions.PolarsError, pl.exceptions.PanicException, *wrong_kind)
 

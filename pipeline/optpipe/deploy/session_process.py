@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import numpy as np
 
 from optpipe.backends.registry import BACKENDS
+from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, OptpipeError, StageError, escape, first_line
 from optpipe.core.process import end_with_parent
@@ -210,8 +211,6 @@ class _Buffers:
     """A binding for one batch size, with pinned host memory on both sides."""
 
     def __init__(self, session: "Session", size: int) -> None:
-        import torch
-
         rows = {each.name: np.zeros((size, *map(int, each.shape[1:])), each.dtype) for each in session.inputs}
         self._binding = session.bind(rows)
         self._given = {name: torch.from_numpy(array).pin_memory() for name, array in rows.items()}
@@ -221,8 +220,6 @@ class _Buffers:
         }
 
     def run(self, requests: Sequence[Mapping[str, np.ndarray]], count: int) -> dict[str, np.ndarray]:
-        import torch
-
         for name, tensor in self._given.items():
             held: Any = tensor.numpy()
             start = 0

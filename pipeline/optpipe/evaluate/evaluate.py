@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from optpipe.backends.onnx_graph import find_selected_outputs
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.backends.registry import BACKENDS
+from optpipe.core import pl
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo, OutputError, VerificationInfo
 from optpipe.core.errors import BadInputError, StageError, require_existing
@@ -236,8 +237,6 @@ def _judge_drop(row: EvaluatedModel, budget: float | None, task: TaskContract) -
 def write_predictions(
     path: Path, samples: SampleSet, truths: Values | None, task: TaskContract, rows: Sequence[EvaluatedArtifact]
 ) -> None:
-    import polars as pl
-
     columns: dict[str, Any] = {
         "path": [each.path for each in samples.files],
         "sha256": [each.sha256 for each in samples.files],

@@ -15,6 +15,7 @@ import polars as pl
 
 from optpipe.backends.base import Session
 from optpipe.backends.registry import BACKENDS
+from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
@@ -402,8 +403,6 @@ def open_stream(device: str) -> Iterator[Any]:
     if device == "cpu":
         yield None
         return
-    import torch
-
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         yield stream
@@ -418,8 +417,6 @@ def measure_inference(consumer: Consumer, plan: DaliPlan, transform: Transform, 
     values = np.random.default_rng(0).standard_normal((plan.batch_size, *transform.shape))
     tensor: Any = values.astype(transform.pack.dtype)
     if isinstance(consumer, DeviceConsumer):
-        import torch
-
         tensor = torch.from_numpy(tensor).cuda()
     pending: deque[Any] = deque()
     launch_ns: list[int] = []

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from optpipe.core.entries import OutputError
 from optpipe.core.precision import Precision
-from optpipe.stats.means import compute_t_quantile, compute_t_tail
+from optpipe.stats.means import compute_t_quantile, compute_t_tail, special
 
 TOLERATED_RELATIVE_ERROR: Mapping[Precision, float] = {
     Precision.FP32: 1e-3,
@@ -181,13 +181,11 @@ CONFIDENCE = 0.95
 
 def compute_share_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """The exact interval of a share (Clopper & Pearson, Biometrika 26, 1934). Raises ValueError for no samples."""
-    from scipy.special import betaincinv
-
     if n < 1:
         raise ValueError("no samples, no share")
     tail = (1 - confidence) / 2
-    low = float(betaincinv(hits, n - hits + 1, tail)) if hits > 0 else 0.0
-    high = float(betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0
+    low = float(special.betaincinv(hits, n - hits + 1, tail)) if hits > 0 else 0.0
+    high = float(special.betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0
     return low, high
 
 
@@ -215,9 +213,7 @@ class Share:
 
     def compute_p_value_below(self, limit: float) -> float:
         """The exact binomial probability of at most as many hits if the true share is `limit`."""
-        from scipy.special import bdtr
-
-        return float(bdtr(self.hits, self.n, limit))
+        return float(special.bdtr(self.hits, self.n, limit))
 
 
 FEWEST_SAMPLES = 20

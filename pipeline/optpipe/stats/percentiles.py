@@ -15,6 +15,7 @@ import numpy as np
 
 from optpipe.core.measurement import LatencySummary, format_percentile_name
 from optpipe.core.quantity import Estimate
+from optpipe.stats.means import special
 from optpipe.stats.stability import compute_effective_count, compute_variation_interval
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
@@ -96,12 +97,10 @@ def interval_ranks(count: float, percent: float, confidence: float = CONFIDENCE)
 
 def _binomial_quantile(level: float, trials: int, probability: float) -> int:
     """The smallest count with P(X ≤ count) ≥ `level`."""
-    from scipy.special import bdtr, bdtrik
-
-    found = max(0, floor(float(bdtrik(level, trials, probability))))
-    while float(bdtr(found, trials, probability)) < level:
+    found = max(0, floor(float(special.bdtrik(level, trials, probability))))
+    while float(special.bdtr(found, trials, probability)) < level:
         found += 1
-    while found > 0 and float(bdtr(found - 1, trials, probability)) >= level:
+    while found > 0 and float(special.bdtr(found - 1, trials, probability)) >= level:
         found -= 1
     return found
 

@@ -6,7 +6,7 @@ from math import erfc, exp, inf, log1p, sqrt
 
 import numpy as np
 
-from optpipe.stats.means import compute_t_quantile
+from optpipe.stats.means import compute_t_quantile, special
 
 _DIRECT_LAGS = 64
 """Lags that are computed one by one; more are computed by a Fourier transform."""
@@ -118,8 +118,6 @@ def find_two_modes(values: np.ndarray) -> tuple[float, float, float] | None:
     half as high as the lower peak, and the counts in two windows of equal width, one at the peak and one at the valley, must
     differ by more than chance explains (a binomial test), which a long tail never satisfies.
     """
-    from scipy.special import bdtr
-
     if len(values) < 40 or float(np.min(values)) <= 0:
         return None
     ordered = np.sort(np.log(values))
@@ -144,7 +142,7 @@ def find_two_modes(values: np.ndarray) -> tuple[float, float, float] | None:
             for center in (float(grid[lower]) + cell / 2, float(grid[valley]) + cell / 2)
         )
         # the probability of so unequal counts if the density is as high at the valley as at the peak
-        ripple = float(bdtr(at_valley, at_peak + at_valley, 0.5)) if at_peak + at_valley else 1.0
+        ripple = float(special.bdtr(at_valley, at_peak + at_valley, 0.5)) if at_peak + at_valley else 1.0
         if slow_at - fast_at >= log1p(SMALLEST_GAP) and ripple < CHANCE:
             return float(np.exp(fast_at)), float(np.exp(slow_at)), slow / len(values)
     return None

@@ -21,6 +21,7 @@ import numpy as np
 
 from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS
+from optpipe.core import torch
 from optpipe.core.card import InputSpec, ModelCard, Shape, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRequest
 from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError
@@ -308,8 +309,6 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
     on_gpu = work.device == "cuda"
     stream: AbstractContextManager[Any] = nullcontext()
     if on_gpu:  # ONNX Runtime uses the stream that is current when it loads
-        import torch
-
         stream = torch.cuda.stream(torch.cuda.Stream())
     with stream, BACKENDS[work.backend].load(entry.path, entry.info, work.options) as session:
         binding = session.bind(inputs)
@@ -327,8 +326,6 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
 
 
 def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
-    import torch
-
     transform = card_from_file(Store(job.workspace).find(job.model).file(CARD)).transform
     assert transform is not None
     pipeline = make_reading_pipeline(job.images, transform, job.plan)
@@ -362,8 +359,6 @@ def _measure(iteration: Callable[[], None], job: WorkerJob) -> float:
 def _make_synchronizer(*, on_gpu: bool) -> Callable[[], None]:
     if not on_gpu:
         return lambda: None
-    import torch
-
     return lambda: torch.cuda.current_stream().synchronize()
 
 

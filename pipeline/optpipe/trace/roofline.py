@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, load_onnx
+from optpipe.core import torch
 from optpipe.core.card import InputSpec
 from optpipe.measure.trials import time_call
 from optpipe.workspace.environment import count_cores
@@ -46,8 +47,6 @@ class Peaks:
 
 def measure_gpu_peaks() -> Peaks:
     """Measures for about a second: square matrix products of all types that torch can multiply, and a copy of 1 GiB."""
-    import torch
-
     size = 8192
     rates: dict[str, float] = {}
     allowed = torch.backends.cuda.matmul.allow_tf32
@@ -55,14 +54,14 @@ def measure_gpu_peaks() -> Peaks:
     for kind, dtype in kinds.items():
         torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
         one, other = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
-        rates[kind] = 2 * size**3 / _time_best_gpu_run(torch, lambda a=one, b=other: a @ b)  # type: ignore[misc]
+        rates[kind] = 2 * size**3 / _time_best_gpu_run(lambda a=one, b=other: a @ b)  # type: ignore[misc]
     torch.backends.cuda.matmul.allow_tf32 = allowed
     whole, other_whole = (torch.randint(-8, 8, (size, size), device="cuda", dtype=torch.int8) for _ in range(2))
     with suppress(RuntimeError):
-        rates["int8"] = 2 * size**3 / _time_best_gpu_run(torch, lambda: torch._int_mm(whole, other_whole.t()))
+        rates["int8"] = 2 * size**3 / _time_best_gpu_run(lambda: torch._int_mm(whole, other_whole.t()))
     buffer = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(buffer)
-    bandwidth = 2 * buffer.numel() / _time_best_gpu_run(torch, lambda: target.copy_(buffer))
+    bandwidth = 2 * buffer.numel() / _time_best_gpu_run(lambda: target.copy_(buffer))
     return Peaks(torch.cuda.get_device_name(), "measured", rates, bandwidth)
 
 
@@ -71,8 +70,6 @@ def measure_cpu_peaks(threads: int | None = None) -> Peaks:
 
     OMP_NUM_THREADS may limit torch's own number of threads, which need not be that of the judged runtime.
     """
-    import torch
-
     before = torch.get_num_threads()
     torch.set_num_threads(threads or count_cores())
     try:
@@ -92,7 +89,7 @@ def _time_best_cpu_run(work: Callable[[], Any]) -> float:
     return min(time_call(work) for _ in range(_CPU_REPEATS)) / 1e9
 
 
-def _time_best_gpu_run(torch: Any, work: Callable[[], Any]) -> float:
+def _time_best_gpu_run(work: Callable[[], Any]) -> float:
     work()
     best = float("inf")
     for _ in range(_GPU_REPEATS):

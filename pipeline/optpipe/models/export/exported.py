@@ -11,6 +11,7 @@ import numpy as np
 
 from optpipe.backends.onnx_graph import find_own_precision, is_quantized_dynamically, load_onnx
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+from optpipe.core import onnx, torch
 from optpipe.core.card import ModelCard, Shape, card_from_file, require_matching_input
 from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo, WeightsRequest
 from optpipe.core.errors import BadInputError, GateError, first_line
@@ -167,8 +168,6 @@ def export_model(
         return stored, True
 
     def make(directory: Path) -> ModelInfo:
-        import onnx
-
         loaded = model.load()
         require_matching_input(loaded.card)
         target = directory / ONNX
@@ -307,7 +306,6 @@ def run_torch_model(module: Any, card: ModelCard, inputs: Arrays) -> dict[str, n
 
     Raises BadInputError with the module's error.
     """
-    import torch
 
     def run(batch: Arrays) -> Arrays:
         try:

@@ -20,7 +20,7 @@ from optpipe.backends.onnx_graph import (
 )
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.backends.torch_program import make_dynamic_shapes, make_example_inputs
-from optpipe.core import LazyModule
+from optpipe.core import LazyModule, onnx, torch
 from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError, OptpipeError, StageError, first_line
 from optpipe.models.inputs.samples import make_synthetic_tensor
@@ -28,7 +28,7 @@ from optpipe.models.sources.modules import LoadedModel, flatten_tensors
 from optpipe.models.sources.onnx_file import require_one_file
 from optpipe.models.sources.python_file import describe_user_error
 
-onnx, onnxslim, torch = LazyModule("onnx"), LazyModule("onnxslim"), LazyModule("torch")
+onnxslim = LazyModule("onnxslim")
 OLDEST_IR = 4
 """Older versions require weights in the list of inputs, which the simplifier omits."""
 NEWEST_IR = 13

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from optpipe.core import torch
 from optpipe.core.card import ModelCard
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, OptpipeError, read_as_user_file
@@ -104,8 +105,6 @@ def flatten_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
 
     Its `output_names` are those of `name_tensors`, known after a run or a trace.
     """
-    import torch
-
     said: tuple[str, ...] = ()  # not an attribute, which torch.export would restore
 
     class Flat(torch.nn.Module):
@@ -131,7 +130,6 @@ def flatten_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
 
 def pool_tokens(module: Any, pooling: str) -> Any:
     """An encoder with one embedding per text: the mean of the last hidden states (n, tokens, values), or the first token's."""
-    import torch
 
     class Pooled(torch.nn.Module):
         def __init__(self) -> None:
@@ -183,8 +181,6 @@ ZERO_LAYER_STD = 0.02
 
 
 def hash_module_weights(module: Any) -> str:
-    import torch
-
     state = module.state_dict()
     return hash_arrays({name: _array_from_tensor(each) for name, each in state.items() if torch.is_tensor(each)})
 
@@ -197,8 +193,6 @@ def hash_tensors(module: Any) -> dict[str, str]:
 
 def _array_from_tensor(tensor: Any) -> Any:
     """A tensor as an array, as raw bits if NumPy does not know its type."""
-    import torch
-
     flat = tensor.detach().cpu().contiguous()
     if flat.dtype.is_floating_point and flat.dtype not in (torch.float16, torch.float32, torch.float64):
         flat = flat.view(torch.int16 if flat.itemsize == 2 else torch.uint8)
@@ -208,8 +202,6 @@ def _array_from_tensor(tensor: Any) -> Any:
 @contextmanager
 def use_seed(seed: int) -> Iterator[None]:
     """Seeds the generators of torch, NumPy and Python while the block runs, then restores them."""
-    import torch
-
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)
@@ -229,8 +221,6 @@ def draw_neutral_layers(module: Any) -> Any:
     a bias, which gives a graph that no trained model has. A layer with zero weights, as ViT's head has, gives the same
     outputs for every input. Layers that are not fresh have learned something and stay.
     """
-    import torch
-
     with torch.no_grad():
         for layer in module.modules():
             if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and _is_fresh(layer):
@@ -331,7 +321,6 @@ def load_state(module: Any, path: Path) -> None:
 
 def state_dict_from_file(path: Path) -> Mapping[str, Any]:
     """Reads safetensors, or a `torch.save`d state dict with torch's weights-only reader, without free unpickling."""
-    import torch
     from safetensors.torch import load_file
 
     with read_as_user_file(path, "weights", "it may be truncated or of another format"):

@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import optpipe
+from optpipe.core import torch
 from optpipe.core.card import InputSpec, ModelCard, Task, input_from_dict, name_from_factory
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, first_line, require_file
@@ -95,7 +96,6 @@ class UserCode:
     @contextmanager
     def _use_own_defaults(self) -> Iterator[None]:
         """Uses torch's defaults as this file set them before, and restores the others afterwards."""
-        import torch
 
         def use(dtype: Any, device: Any) -> tuple[Any, Any]:
             before = torch.get_default_dtype(), torch.get_default_device()
@@ -295,8 +295,6 @@ class PythonFileSource:
         return module
 
     def _find_factory(self) -> Any:
-        import torch
-
         definitions = self._code.import_definitions()
         factory = getattr(definitions, self.factory, None)
         if isinstance(factory, torch.nn.Module):
@@ -373,8 +371,6 @@ def _match_input_names(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _require_usable(module: Any, name: str) -> None:
     """Raises BadInputError for anything but an FP32 module with values, and sets it to evaluation."""
-    import torch
-
     message = None
     if isinstance(module, type) and issubclass(module, torch.nn.Module):
         message = f"{name} returned the class {module.__name__}, not an instance of it: return {module.__name__}(...)"
@@ -392,8 +388,6 @@ def _require_usable(module: Any, name: str) -> None:
 
 
 def _find_defect(tensor: Any) -> str | None:
-    import torch
-
     if torch.nn.parameter.is_lazy(tensor):
         return "has no shape yet (lazy); call the module once on an example before returning it"
     if tensor.is_meta:

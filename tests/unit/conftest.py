@@ -57,9 +57,7 @@ from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.seal import store_baseline
 from optpipe.workspace.store import Store
 
-NOT_STEADY = Reason(
-    "not-steady", "latency was not stable after warm-up", "increase max-warm-up (--set)", invalidates=True
-)
+NOT_STEADY = Reason("not-steady", "latency was not stable after warm-up", "increase max-warm-up (--set)", True)
 
 
 def write_network(folder, width):

@@ -111,10 +111,8 @@ def toy(monkeypatch):
 
 
 def build(folder, backend, **options):
-    weight, shapes = (
-        np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32),
-        ({"x": ["n", 4]}, {"y": ["n", 4]}),
-    )
+    weight = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    shapes = {"x": ["n", 4]}, {"y": ["n", 4]}
     onnx_model([("MatMul", "x w", "y", {"name": "m"})], *shapes, path=folder / "net.onnx", w=weight)
     store, model = Store(folder / "work"), Model(OnnxFileSource(folder / "net.onnx"), WeightsRequest())
     plan = BuildPlan((Precision.FP32,), (backend,), named=True, options={"toy": options})
@@ -148,9 +146,7 @@ def test_the_command_line_and_doctor_know_it(toy) -> None:
 
 
 def test_it_is_deployed_behind_a_session_of_optpipe(tmp_path, toy) -> None:
-    pytest.importorskip(
-        "tritonclient.grpc.model_config_pb2", reason="tritonclient is not installed: the extra `triton`"
-    )
+    pytest.importorskip("tritonclient.grpc.model_config_pb2", reason="needs the extra `triton`")
     result, store = build(tmp_path, toy, scale=2)
     (built,), (samples,) = result.artifacts, store.list_entries(ReferenceInfo)
     signed: Any = SimpleNamespace(

@@ -26,9 +26,8 @@ def test_multiply_adds_by_hand(nodes, weight, operator, macs) -> None:
     constants = {"w": np.zeros(weight, np.float32), "s": np.float32(0.1), "z": np.int8(0)}
     output = [None] * (2 if operator == "Gemm" else 4)
     layers = layers_from_onnx(onnx_model(nodes, {"x": ["n", 3, 8, 8]}, {"y": output}, **constants), [IMAGE])
-    assert [(each.name, each.op, each.type, each.macs) for each in layers if each.macs] == [
-        ("y", operator, "fp32", macs)
-    ]
+    (layer,) = (each for each in layers if each.macs)
+    assert (layer.name, layer.op, layer.type, layer.macs) == ("y", operator, "fp32", macs)
 
 
 def test_no_two_nodes_read_one_int8_constant() -> None:
@@ -52,9 +51,8 @@ def test_a_product_inside_a_loop_counts_once() -> None:
     given = [value("i", kind=onnx.TensorProto.INT64), more, value("h", "n", 8)]
     body = onnx.helper.make_graph(nodes, "body", given, [again, value("next", "n", 8)])
     constants = {"w": np.zeros((8, 8), np.float32), "count": np.array(3)}
-    model = onnx_model(
-        [("Loop", ["count", "", "x"], ["y"], {"body": body})], {"x": ["n", 8]}, {"y": ["n", 8]}, **constants
-    )
+    loop = ("Loop", ["count", "", "x"], ["y"], {"body": body})
+    model = onnx_model([loop], {"x": ["n", 8]}, {"y": ["n", 8]}, **constants)
     layers = layers_from_onnx(model, [InputSpec("x", "float32", (1, 8), (2, 8), (4, 8))])
     assert [each.macs for each in layers if each.op == "MatMul"] == [2 * 8 * 8]
 

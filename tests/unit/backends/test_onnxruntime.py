@@ -97,9 +97,8 @@ def test_additions_compute_what_the_biases_did(rank, *, bias, shared) -> None:
     onnx.checker.check_model(after, full_check=True)
     assert separate_biases(after) == 0
     x = np.random.default_rng(1).normal(0, 1, (2, 3, *[5] * rank)).astype(np.float16)
-    expected, found = (
-        session_of(model, left_out=[BIAS_FUSION_PASS]).run(None, {"x": x})[0] for model in (before, after)
-    )
+    sessions = (session_of(model, left_out=[BIAS_FUSION_PASS]) for model in (before, after))
+    expected, found = (session.run(None, {"x": x})[0] for session in sessions)
     np.testing.assert_allclose(found, expected, atol=4e-3, rtol=2e-3)
 
 

@@ -114,9 +114,7 @@ LIBRARY_OBJECTS = {
     "trt", "engine", "runtime", "builder", "network", "parser", "config", "profile", "layer", "data", "context",
     "_engine", "_context", "_runtime",
 }  # fmt: skip
-RTX_ONLY = {
-    "ComputeCapability", "num_compute_capabilities", "set_compute_capability",
-}  # fmt: skip
+RTX_ONLY = {"ComputeCapability", "num_compute_capabilities", "set_compute_capability"}
 
 
 def names_used():

@@ -98,10 +98,7 @@ def test_outputs_that_do_not_fit_the_task_are_refused(tmp_path, task, needed):
 def test_images_that_do_not_fit_are_refused_before_the_export(tmp_path, given, said):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "a.png").touch()
-    data = {
-        "images": tmp_path / "empty",
-        "calibration": find_shipped_folder("calibration") / "digits" / "validation.json",
-    }
+    data = {"images": tmp_path / "empty", "calibration": find_shipped_folder("calibration") / "digits/validation.json"}
     refuse(tmp_path, BadInputError, said, Precision.INT8, **{given: data[given]})
 
 
@@ -170,9 +167,7 @@ def test_rows_that_the_graph_selects_are_compared_as_boxes(tmp_path, change, agr
     output = {"name": "found", "dtype": "float32", "shape": ["batch", 4, 6]}
     card = card_from_dict({"name": "d", "source": "d", "task": "detection", "inputs": [place], "outputs": [output]})
     best = np.arange(4, 0, -1)[:, None]
-    boxes = np.concatenate([best * 20, best * 20, best * 20 + 9, best * 20 + 9, best / 5 + 0.1, best], 1).astype(
-        np.float32
-    )
+    boxes = np.hstack([best * 20, best * 20, best * 20 + 9, best * 20 + 9, best / 5 + 0.1, best]).astype(np.float32)
     moved = {"order": 0, "one of four boxes": 1, "every box": 4}[change]
 
     def answer_in_another_order(inputs):

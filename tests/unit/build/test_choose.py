@@ -79,10 +79,7 @@ def test_the_winner_comes_first_and_every_loser_has_its_reason():
         judged("ffff", "fp16", None, backend="torch", precision_proof=half),
     ]
     races = raced({"aaaa": {1: 2e6, 8: 9e6}, "bbbb": {1: 1e6, 8: 9e6}, "cccc": {1: 9e6, 8: 4e7}}, (1, 8), 0.01)
-    left_out = (
-        Omission("tensorrt", "", "not installed"),
-        Omission("onnxruntime", "fp16", "has no fp16 kernels on cpu"),
-    )
+    left_out = Omission("tensorrt", "", "not installed"), Omission("onnxruntime", "fp16", "has no fp16 kernels on cpu")
     failed = (Omission("torch", "tf32", "out of memory", ExitStatus.STAGE_FAILED),)
     decision = decided(builds, races, left_out=left_out, failed=failed)
     assert decision.winners == {1: "bbbb", 8: "aaaa"}

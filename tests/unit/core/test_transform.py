@@ -112,9 +112,8 @@ def test_resizing_keeps_the_wanted_side_and_the_orientation(resize, height, widt
 
 @given(resizes.filter(lambda resize: resize.fit == "short"), sides, sides)
 def test_sides_are_torchvisions(resize, height, width):
-    assert compute_resized_sides(resize, height, width) == tuple(
-        _compute_resized_output_size((height, width), [resize.size[0]])
-    )
+    expected = _compute_resized_output_size((height, width), [resize.size[0]])
+    assert compute_resized_sides(resize, height, width) == tuple(expected)
 
 
 @given(st.integers(1, 500), st.integers(1, 500))

@@ -121,9 +121,8 @@ def test_a_deployment_that_was_proven_in_part():
 
 def test_a_deployment_with_a_reason_on_another_machine():
     reason = replace(RECORD.dossier, verdict=Verdict.INCONCLUSIVE, because="a trial on the staging host")
-    found = DeployResult(
-        "served", replace(RECORD, dossier=reason), ("CPU: the evidence is from a CPU; this machine has b",)
-    )
+    record = replace(RECORD, dossier=reason)
+    found = DeployResult("served", record, ("CPU: the evidence is from a CPU; this machine has b",))
     assert_golden(text_of(document_from_deployment(found)), "deploy-because.txt")
 
 

@@ -25,9 +25,7 @@ from optpipe.deploy.repository import write_requests
 from optpipe.deploy.triton_config import TYPES, fill_tensors, find_tensor_differences, read_config, write_config
 from optpipe.workspace.files import write_json
 
-pb = pytest.importorskip(
-    "tritonclient.grpc.model_config_pb2", reason="tritonclient is not installed: the extra `triton`"
-)
+pb = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason="needs the extra `triton`")
 
 names = st.text(st.characters(categories=["L", "N"], include_characters="_:/ \"'\n"), min_size=1, max_size=8)
 served = st.builds(
@@ -89,12 +87,10 @@ def test_rows_that_were_verified_by_boxes_are_no_answers_to_requests(tmp_path):
     info = VerificationInfo(
         "graph", 4, 0.3, 50.0, None, None, None, (), 80, True, selected=("boxes",), box_agreement=0.9
     )
-    card = SimpleNamespace(
-        inputs=[TensorSpec("x", "float32", (4, 3))], outputs=[TensorSpec("boxes", "float32", (4, 9, 4))]
-    )
+    x, boxes = TensorSpec("x", "float32", (4, 3)), TensorSpec("boxes", "float32", (4, 9, 4))
     build: Any = SimpleNamespace(
         samples=SimpleNamespace(file=lambda _: tmp_path / "reference.npz"),
-        card=card,
+        card=SimpleNamespace(inputs=[x], outputs=[boxes]),
         verification=SimpleNamespace(info=info),
     )
     assert set(write_requests(build, {}, tmp_path / "requests").outputs) == {"y"}

@@ -78,9 +78,8 @@ def test_the_pipeline_that_was_proven_on_the_signed_model_with_its_card_s_steps(
     entry, pipeline = pipeline_of(workspace.store)
     run = workspace.preprocess(pipeline=pipeline, **changes)
     card = ModelCard("digits", "card:digits", Task.CLASSIFICATION, (), transform=transform)
-    assert _find_preprocessing([run], judged_build_from_entry(artifact), card, workspace.store) == (
-        entry if found else None
-    )
+    taken = _find_preprocessing([run], judged_build_from_entry(artifact), card, workspace.store)
+    assert taken == (entry if found else None)
 
 
 def test_only_a_dossier_that_is_intact_and_passes_is_opened(workspace, tmp_path):

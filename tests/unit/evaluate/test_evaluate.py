@@ -223,10 +223,8 @@ def test_the_validation_set_goes_before_newer_data_and_is_named(judge) -> None:
 def test_the_newest_evaluation_on_the_validation_set_counts_whatever_gave_it(judge) -> None:
     whole, same = ({**VALIDATION, "validation": known} for known in (True, False))
     assert judge(whole, same, TRAINING)[0] == 1
-    assert judge(whole, {**whole, "sha256": "c" * 64}, TRAINING) == (
-        1,
-        "1,000 images of digits/validation (cccccccccccc)",
-    )
+    newer = {**whole, "sha256": "c" * 64}
+    assert judge(whole, newer, TRAINING) == (1, "1,000 images of digits/validation (cccccccccccc)")
 
 
 def test_without_it_the_newest_counts_and_is_named(judge) -> None:
@@ -313,9 +311,8 @@ def test_scores_drops_by_class_and_how_boxes_were_chosen() -> None:
         ),
         EvaluatedModel("tensorrt", "fp16", "cuda", 250, "0732e95c196b", "no GPU"),
     )  # fmt: skip
-    dataset = Dataset(
-        "shapes/validation", "images", "92c930fec99e0000", 250, (), True, 3, ("circle", "square", "triangle")
-    )
+    classes = ("circle", "square", "triangle")
+    dataset = Dataset("shapes/validation", "images", "92c930fec99e0000", 250, (), True, 3, classes)
     found = Evaluation(
         "shapes-detector", "s", "m", WeightsRecord("default:x", "0"), dataset, 0.01, rows, "/w/runs/evaluate-1",
         task="detection", scoring="yolov8 head, NMS outside the engine per class (IoU 0.5)",

@@ -18,9 +18,8 @@ EXACT = (Resize((32, 32), fit="exact"),)
 def make_card(outputs=(1, 3, 32, 32), labels=("sky", "sea", "land"), geometry=EXACT) -> ModelCard:
     transform = Transform((Decode(), *geometry, Rescale(), Pack()))
     image = InputSpec("image", "float32", (1, 3, 32, 32), (1, 3, 32, 32), (1, 3, 32, 32))
-    return ModelCard(
-        "m", "s", Task.SEGMENTATION, (image,), (TensorSpec("logits", "float32", outputs),), transform, tuple(labels)
-    )
+    logits = TensorSpec("logits", "float32", outputs)
+    return ModelCard("m", "s", Task.SEGMENTATION, (image,), (logits,), transform, tuple(labels))
 
 
 def make_masks(count: int, wrong: float, truths=None, seed: int = 1):
@@ -40,9 +39,8 @@ def write_set(folder, masks, size=(24, 20)):
     for name in ("images", "masks"):
         (folder / name).mkdir()
     for index, mask in enumerate(masks):
-        Image.fromarray(RNG.integers(0, 255, (size[1], size[0], 3)).astype(np.uint8)).save(
-            folder / "images" / f"{index}.png"
-        )
+        image = RNG.integers(0, 255, (size[1], size[0], 3)).astype(np.uint8)
+        Image.fromarray(image).save(folder / "images" / f"{index}.png")
         Image.fromarray(mask).save(folder / "masks" / f"{index}.png")
     return image_set_from_path(folder)[0]
 

@@ -119,9 +119,8 @@ PAIRS = Embedding()
 
 
 def make_card(shape=(1, 8)) -> ModelCard:
-    return ModelCard(
-        "m", "s", Task.EMBEDDING, (), (TensorSpec("embedding", "float32", shape),), head={"pooling": "mean"}
-    )
+    embedding = TensorSpec("embedding", "float32", shape)
+    return ModelCard("m", "s", Task.EMBEDDING, (), (embedding,), head={"pooling": "mean"})
 
 
 def draw(pairs: int = 40, noise: float = 0.3, seed: int = 0):
@@ -209,9 +208,8 @@ def test_the_texts_of_a_pair_are_drawn_together(tmp_path) -> None:
         assert truths is not None
         assert (len(truths), PAIRS.count_units(truths), PAIRS.describe_left_out(truths)) == (22, 11, "")
         assert [int(each.path) for each in drawn.files] == sorted(int(each.path) for each in drawn.files)
-    assert (
-        PAIRS.describe_left_out([*truths, ALONE]) == "1 of 23 texts belong to no pair; only their agreement is judged"
-    )
+    said = PAIRS.describe_left_out([*truths, ALONE])
+    assert said == "1 of 23 texts belong to no pair; only their agreement is judged"
 
 
 @pytest.mark.parametrize(

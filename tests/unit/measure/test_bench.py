@@ -120,11 +120,8 @@ def row(batch, latency_ms, *reasons, subject=SUBJECT, **more):
 
 
 def table_of(*rows, width=160, **more):
-    found = rows
-    groups = tuple(summarize_group(group) for group in group_processes(RecordedMeasurement(one, "r") for one in found))
-    return text_of(
-        document_from_bench(BenchRecord("r", "r", tuple(found), Environment(), 0, groups, **more)), width=width
-    )
+    groups = tuple(summarize_group(group) for group in group_processes(RecordedMeasurement(one, "r") for one in rows))
+    return text_of(document_from_bench(BenchRecord("r", "r", rows, Environment(), 0, groups, **more)), width=width)
 
 
 def test_causes_on_the_host_come_before_what_follows_from_them():

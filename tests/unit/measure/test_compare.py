@@ -25,9 +25,8 @@ BASELINE = "b"
 
 
 def measured(name, p50, half, *, run="run-a", precision="fp16", batch=1, rate=100.0, valid=True, environment=None):
-    percentiles = {
-        name: Estimate(p50 * k, (p50 - half) * k, (p50 + half) * k) for name, k in (("p50", 1e6), ("p99", 1.2e6))
-    }
+    scales = {"p50": 1e6, "p99": 1.2e6}
+    percentiles = {name: Estimate(p50 * k, (p50 - half) * k, (p50 + half) * k) for name, k in scales.items()}
     latency = LatencySummary(1000, percentiles, p50 * 0.9e6, p50 * 2e6, p50 * 1e6, half * 1e6, {})
     subject = Subject(artifact=name, backend="torch", precision=precision, device="cpu", model="m")
     found = Measurement(
@@ -171,18 +170,15 @@ def test_all_processes_of_equal_settings_are_one_row_and_a_processor_more_is_ano
 
 
 def test_a_speedup_is_over_the_same_options_else_over_the_fastest_which_is_said():
-    fp32 = [
-        with_options(measured("w", ms, 0.01, precision="fp32"), threads=threads) for threads, ms in ((1, 8.0), (2, 4.0))
-    ]
+    slowest, fastest = (measured("w", ms, 0.01, precision="fp32") for ms in (8.0, 4.0))
+    fp32 = [with_options(slowest, threads=1), with_options(fastest, threads=2)]
     slow = [with_options(measured("w", 3.0, 0.01, precision="fp32", valid=False), threads=8)]
     fp16 = [with_options(measured("h", 2.0, 0.01), threads=threads) for threads in (1, 4)]
     found = compare_measurements([*fp32, *slow, *fp16])
     rows = {row.configuration: row for row in found.rows}
     assert rows["torch fp16 threads=1"].speedup.value == pytest.approx(4.0)
     assert rows["torch fp16 threads=1"].held_against == "run-a/w-threads1: torch fp32 threads=1"
-    assert rows["torch fp16 threads=4"].speedup.value == pytest.approx(2.0), (
-        "an INVALID one is no baseline beside VALID ones"
-    )
+    assert rows["torch fp16 threads=4"].speedup.value == pytest.approx(2.0), "an INVALID one is no baseline"
     said = "torch fp16 threads=4 is compared with torch fp32 threads=2, the fastest of 3 settings (batch 1)"
     assert said in found.warnings
     assert sum("compared with" in one for one in found.warnings) == 1
@@ -219,18 +215,15 @@ def test_across_processors_each_has_its_rows_and_its_own_baseline():
 def test_another_workspace_is_the_baseline_of_its_own_builds(workspace, measured_workspace):
     workspace.bench(workspace.artifact("int8"), batches=(1, 8), processes=3)
     found, *_ = compare_workspace(workspace.store, baseline=str(measured_workspace.path))
-    assert (found.baseline, len(found.unmatched)) == (
-        str(measured_workspace.path),
-        4,
-    )  # batch 8, and three builds at batch 4
+    assert found.baseline == str(measured_workspace.path)
+    assert len(found.unmatched) == 4  # batch 8, and three builds at batch 4
     assert [row.held_against is not None for row in found.rows] == [True, False]
     assert all("different runs" in str(row.change) for row in found.rows if row.held_against)
 
 
 def test_what_has_no_counterpart_is_listed():
-    found = compare_measurements(
-        [measured("a", 1.0, 0.1, batch=2)], baseline=BASELINE, against=(measured("b", 1.0, 0.1),)
-    )
+    one, other = measured("a", 1.0, 0.1, batch=2), measured("b", 1.0, 0.1)
+    found = compare_measurements([one], baseline=BASELINE, against=(other,))
     assert list(found.unmatched.values()) == [
         "the baseline was not measured at batch 2, single-stream, compute",
         "only the baseline has a measurement at this load",

@@ -20,9 +20,7 @@ from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence, observe_group
 from optpipe.signoff.policy import Criterion, Sense
 
-CALLS = st.lists(
-    st.tuples(st.one_of(st.integers(0, 10**15), st.just(1_000_000)), st.integers(1, 512)), min_size=1, max_size=45
-)
+CALLS = st.lists(st.tuples(st.integers(0, 10**15) | st.just(1_000_000), st.integers(1, 512)), min_size=1, max_size=45)
 
 
 def frame(durations_ns, images=1, idle_ns=0):

@@ -68,11 +68,9 @@ def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:
     assert "30 of which were used for calibration" in found["drop"].about
 
 
-def at(precision, rate, ci=None, batch=8):
+def at(precision, rate, ci=(), batch=8):
     subject = Subject("a", "onnxruntime", precision, "cuda:0", model="m")
-    return Measurement(
-        "m", subject, LoadSpec(batch), Validity.VALID, (), throughput_images_per_s=Estimate(rate, *(ci or ()))
-    )
+    return Measurement("m", subject, LoadSpec(batch), Validity.VALID, (), throughput_images_per_s=Estimate(rate, *ci))
 
 
 def notes(*measurements):

@@ -129,9 +129,8 @@ def test_validation_images_are_refused_whatever_their_names(pets, tmp_path) -> N
         (tmp_path / "other" / name).write_bytes((pets / source).read_bytes())
     with pytest.raises(BadInputError, match="2 of 40 calibration images are also in the validation set other"):
         refuse_overlap(image_set_from_path(pets)[0], image_set_from_path(tmp_path / "other")[0])
-    refuse_overlap(
-        image_set_from_path(DIGITS / "calibration.json")[0], image_set_from_path(DIGITS / "validation.json")[0]
-    )
+    sets = (image_set_from_path(DIGITS / name)[0] for name in ("calibration.json", "validation.json"))
+    refuse_overlap(*sets)
 
 
 def test_unreadable_files_are_replaced_and_named_until_they_are_too_many(pets) -> None:
@@ -242,12 +241,9 @@ def test_yolo_labels(tmp_path) -> None:
     first, second = read_boxes(samples, TRANSFORM, LABELS, 2)
     assert first == [(15, 5, 10, 10, 1, 100, False)]
     assert second == []
-    for text, message in (
-        ("3 0.5 0.5 0.25 0.5", "class 3, but the model has 2 classes"),
-        ("cat 1 2", "line 1: expected"),
-    ):
+    for text, said in (("3 0.5 0.5 0.25 0.5", "class 3, but the model has 2 classes"), ("cat 1 2", "line 1: expected")):
         (tmp_path / "labels" / "0.txt").write_text(text)
-        with pytest.raises(BadInputError, match=message):
+        with pytest.raises(BadInputError, match=said):
             read_boxes(samples, TRANSFORM, LABELS, 2)
 
 

@@ -130,9 +130,8 @@ def test_one_batch_that_no_memory_holds(tmp_path) -> None:
 
 
 def test_external_data_of_an_attribute_counts(tmp_path) -> None:
-    constant = helper.make_node(
-        "Constant", [], ["w"], value=numpy_helper.from_array(np.ones((8, 4), np.float32), "held")
-    )
+    value = numpy_helper.from_array(np.ones((8, 4), np.float32), "held")
+    constant = helper.make_node("Constant", [], ["w"], value=value)
     held = constant.attribute[0].t
     (tmp_path / "w.bin").write_bytes(held.raw_data)
     held.ClearField("raw_data")
@@ -228,7 +227,6 @@ def test_functions_nested_beyond_any_time_are_refused(tmp_path, monkeypatch) -> 
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 8]) for name in "xy")
     graph = helper.make_graph([helper.make_node("f40", ["x"], ["y"], domain="own")], "g", [x], [y])
     monkeypatch.setattr("optpipe.models.sources.onnx_file.INFERENCE_S", 1)
+    model = helper.make_model(graph, opset_imports=opsets, functions=made, ir_version=9)
     with pytest.raises(BadInputError, match="nested functions or subgraphs cannot be inferred within 1 s"):
-        source(tmp_path, helper.make_model(graph, opset_imports=opsets, functions=made, ir_version=9)).load(
-            WeightsRequest()
-        )
+        source(tmp_path, model).load(WeightsRequest())

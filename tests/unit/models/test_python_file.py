@@ -242,9 +242,8 @@ def test_weights_that_are_given_count_by_their_content(folder: Path) -> None:
     recipes = []
     for name in ("a.pt", "b.pt"):
         (folder / name).write_bytes((folder / "ckpt.pt").read_bytes())
-        recipes.append(
-            Model(PythonFileSource(folder / "net.py", "make"), WeightsRequest("file", path=folder / name)).recipe()
-        )
+        weights = WeightsRequest("file", path=folder / name)
+        recipes.append(Model(PythonFileSource(folder / "net.py", "make"), weights).recipe())
     assert recipes[0] == recipes[1]
 
 

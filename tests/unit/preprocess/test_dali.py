@@ -85,9 +85,8 @@ resizes = st.builds(
     st.sampled_from(["bilinear", "bicubic", "nearest"]),
     kernel=st.just("torch"),
 )
-crops = st.builds(
-    CenterCrop, st.integers(1, 70), st.integers(1, 70), st.sampled_from(["half-even", "floor"]), st.integers(0, 255)
-)
+side = st.integers(1, 70)
+crops = st.builds(CenterCrop, side, side, st.sampled_from(["half-even", "floor"]), st.integers(0, 255))
 endings = st.sampled_from(
     [
         (Pack("HWC", "uint8"),),
@@ -181,9 +180,8 @@ def test_steps_that_dali_cannot_reproduce_are_named(step, said):
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("shape", [(300, 401), (150, 90), (100, 1200)])
 def test_a_hidden_border_is_not_missed(interpolation, shape):
-    transform = Transform(
-        (Decode(), Resize((235,), interpolation=interpolation), CenterCrop(224, 224), Rescale(), Pack())
-    )
+    resize = Resize((235,), interpolation=interpolation)
+    transform = Transform((Decode(), resize, CenterCrop(224, 224), Rescale(), Pack()))
     noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
     (got,) = through_dali([encoded(noise)], transform)
     apart = levels_apart(transform, got, preprocess_file(encoded(noise), transform))

@@ -101,9 +101,8 @@ def test_a_proof_with_its_speed():
 
 def test_a_proof_that_fails_without_its_speed():
     record = preprocess_record(tuned=False)
-    failed = replace(
-        record.parity.proof, verdict=Verdict.FAIL, reason="DALI cannot decode 1 image", remedy="convert it"
-    )
+    proof = record.parity.proof
+    failed = replace(proof, verdict=Verdict.FAIL, reason="DALI cannot decode 1 image", remedy="convert it")
     failed = replace(failed, output=replace(failed.output, snr_db=None), top1_agreement=None, accuracy=None)
     parity = replace(record.parity, proof=failed, refused=(RefusedImage("/images/a.gif", "unsupported format"),))
     assert_golden(text_of(document_from_preprocess(replace(record, parity=parity))), "preprocess-failed.txt")

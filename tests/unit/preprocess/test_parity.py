@@ -104,9 +104,8 @@ def test_a_detector_is_judged_by_its_predictions(drop_ci, agreement_ci, images, 
     assert untrained.verdict is Verdict.FAIL
 
 
-TRANSFORM = Transform(
-    (Decode(), Resize((72,)), CenterCrop(64, 63), Rescale(), Normalize((0.5,) * 3, (0.25,) * 3), Pack())
-)
+NORMALIZE = Normalize((0.5,) * 3, (0.25,) * 3)
+TRANSFORM = Transform((Decode(), Resize((72,)), CenterCrop(64, 63), Rescale(), NORMALIZE, Pack()))
 PLAN = DaliPlan(batch_size=4, threads=2)
 WEIGHTS = np.random.default_rng(0).standard_normal((3 * 64 * 63, 5)).astype(np.float32)
 

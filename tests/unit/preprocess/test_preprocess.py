@@ -53,9 +53,8 @@ def test_the_cards_validation_set_gives_the_labels(tmp_path, listed, labels, war
     manifest = tmp_path / "manifest.json"
     manifest.write_text(json.dumps(ImageSet("pictures", tmp_path, 0, files).to_dict(tmp_path)))
     outputs = (TensorSpec("scores", "float32", ("batch", 2)),)
-    card = ModelCard(
-        "m", "s", Task.CLASSIFICATION, (), outputs, labels=("cat", "dog"), data={"validation": str(manifest)}
-    )
+    data = {"validation": str(manifest)}
+    card = ModelCard("m", "s", Task.CLASSIFICATION, (), outputs, labels=("cat", "dog"), data=data)
     listener = Warned()
     samples, _ = read_images(choose_images(card), 1000, 0, listener)
     assert read_labels(samples, card, listener) == labels
@@ -118,9 +117,8 @@ print(json.dumps({"optpipe": "optpipe" in sys.modules, "torch": "torch" in sys.m
 @pytest.mark.parametrize("kind", TRANSFORMS)
 def test_a_process_with_nothing_but_dali_runs_the_stored_pipeline(tmp_path, kind):
     transform = TRANSFORMS[kind]
-    entry, _ = build_preprocessing_artifact(
-        CARD, transform, DaliPlan(batch_size=8), "parent", Store(tmp_path), SilentListener()
-    )
+    plan, store = DaliPlan(batch_size=8), Store(tmp_path)
+    entry, _ = build_preprocessing_artifact(CARD, transform, plan, "parent", store, SilentListener())
     assert PIPELINE == "1/model.dali"  # as Triton's DALI backend expects
     every = dict(make_edge_case_files())
     chosen = ["baseline 4:2:0.jpg", "grayscale 16 bit.png", "lossy.webp"]

@@ -146,10 +146,8 @@ def test_processes_that_agree_decide_nothing_so_close_to_a_limit_that_a_second_s
     processes, ms, verdict
 ):
     limit = Criterion("latency", "p50", Sense.AT_MOST, 10e6, Dimension.TIME)
-    figures = [
-        planted(Subject("a", "fake", "fp32", "cpu"), 1, ms * (1 + 1e-4 * (at % 3)), process=at)
-        for at in range(processes)
-    ]
+    subject = Subject("a", "fake", "fp32", "cpu")
+    figures = [planted(subject, 1, ms * (1 + 1e-4 * (at % 3)), process=at) for at in range(processes)]
     judged = judge_measured(limit, figures)
     assert judged.verdict == verdict
     assert f"{processes} processes cannot rule out a second speed" in judged.about

@@ -56,13 +56,11 @@ def failed(signed, tmp_path):
     return shutil.copytree(signed[1]["5"][1], tmp_path / "failed")
 
 
-@pytest.mark.parametrize(
-    ("limit", "verdict"), [("50", Verdict.PASS), ("5", Verdict.FAIL), ("15", Verdict.INCONCLUSIVE)]
-)
+@pytest.mark.parametrize(("limit", "verdict"), [("50", "PASS"), ("5", "FAIL"), ("15", "INCONCLUSIVE")])
 def test_three_policies_give_three_verdicts(workspace, sign_off, limit, verdict):
     workspace.bench(workspace.artifact("fp16"), count=900)
     record, _ = sign_off(LATENCY % limit)
-    assert record.verdict is verdict, [f"{one.name}: {one.reason}" for one in record.criteria]
+    assert record.verdict == verdict, [f"{one.name}: {one.reason}" for one in record.criteria]
     assert tuple(one.name for one in record.criteria)[:4] == TRUST_CRITERIA
 
 
@@ -142,9 +140,8 @@ def test_a_regression_against_the_approved_baseline(workspace, sign_off):
     workspace.bench(slow, count=2000, mean_ms=12.0, options=options)
     slower, folder = sign_off(REGRESSION, "fourth")
     assert slower.verdict is Verdict.FAIL
-    assert next(one.message for one in slower.notes if one.code == "look").startswith(
-        "this is sign-off 2 of this build"
-    )
+    look = next(one.message for one in slower.notes if one.code == "look")
+    assert look.startswith("this is sign-off 2 of this build")
     about = next(one.about for one in slower.criteria if one.name == "regression.p50.b1")
     assert " with threads=1 (5 processes)" in about
     assert check_dossier(folder).problems == ()

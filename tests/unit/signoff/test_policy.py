@@ -120,12 +120,8 @@ def test_the_json_schema_refuses_what_the_parser_refuses_except_what_relates_two
     assert valid == any(message in BAD[text] for message in ACROSS_KEYS)
 
 
-EXAMPLES = Path(__file__).parents[3] / "reports" / "examples"
-
-
-POLICIES = [
-    path for path in sorted(EXAMPLES.glob("*.toml")) if "policy.schema.json" in path.read_text().partition("\n")[0]
-]
+EXAMPLES = sorted((Path(__file__).parents[3] / "reports" / "examples").glob("*.toml"))
+POLICIES = [path for path in EXAMPLES if "policy.schema.json" in path.read_text().partition("\n")[0]]
 
 
 @pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.name)

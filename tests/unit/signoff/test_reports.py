@@ -199,9 +199,8 @@ def verification(**changes):
 
 
 def broken(*, as_sealed):
-    return verification(
-        intact=False, as_sealed=as_sealed, problems=("verdict.json: changed",), verdict=None, recomputed=None
-    )
+    problems = ("verdict.json: changed",)
+    return verification(intact=False, as_sealed=as_sealed, problems=problems, verdict=None, recomputed=None)
 
 
 def report(record):

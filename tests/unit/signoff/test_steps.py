@@ -89,9 +89,8 @@ def test_what_was_measured_by_enough_processes_is_not_measured_again(workspace):
 
 def test_what_was_measured_for_lower_percentiles_than_the_policys_is_measured_again(workspace, monkeypatch):
     workspace.bench(workspace.artifact("fp16"))
-    monkeypatch.setitem(
-        globals(), "POLICY", POLICY.replace('p99 = "50 ms"\nbatch_size = 1\n[[', '"p99.9" = "50 ms"\n[[')
-    )
+    policy = POLICY.replace('p99 = "50 ms"\nbatch_size = 1\n[[', '"p99.9" = "50 ms"\n[[')
+    monkeypatch.setitem(globals(), "POLICY", policy)
     assert kinds(workspace)["bench"] == ["latency.p99.9", "latency.p99.b1.server.5qps"]
 
 

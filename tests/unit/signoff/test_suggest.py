@@ -87,9 +87,8 @@ def judge(workspace, tmp_path, name, policy):
 def require_readable(found):
     remedies = [one.remedy for one in found.criteria if one.verdict is not Verdict.PASS]
     assert all(remedies)
-    commands = [
-        command for remedy in (*remedies, *(note.remedy for note in found.notes)) for command in list_commands(remedy)
-    ]
+    remedies += [note.remedy for note in found.notes]
+    commands = [command for remedy in remedies for command in list_commands(remedy)]
     for command in commands:
         parse_command(command)
     return commands

@@ -41,9 +41,8 @@ def test_a_cell_named_twice_is_one_and_options_of_another_backend_make_none():
 
 
 def test_every_rate_is_a_cell_of_the_server_scenario_alone():
-    matrix = Matrix(
-        **ORT, precisions=("fp32",), scenarios=(Scenario.SERVER, Scenario.OFFLINE), rates=(10, 20), streams=2
-    )
+    scenarios = (Scenario.SERVER, Scenario.OFFLINE)
+    matrix = Matrix(**ORT, precisions=("fp32",), scenarios=scenarios, rates=(10, 20), streams=2)
     loads = [cell.load for cell in cells_from_matrix(matrix, (CPU,))]
     assert [(load.scenario, load.rate_per_s, load.streams) for load in loads] == [
         ("server", 10, 1), ("server", 20, 1), ("offline", None, 2),
@@ -62,9 +61,8 @@ def test_a_cell_counts_by_the_content_of_its_model_and_data_not_by_their_names(t
             (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / folder / name).write_bytes(content)
         named: Any = {name: str(tmp_path / folder / value) for name, value in given.items()}
-        matrix = Matrix(
-            models=(str(tmp_path / folder / model),), precisions=(precision,), backends=("onnxruntime",), **named
-        )
+        source = str(tmp_path / folder / model)
+        matrix = Matrix(models=(source,), precisions=(precision,), backends=("onnxruntime",), **named)
         (cell,) = add_contents(cells_from_matrix(matrix, (CPU,)), SilentListener())
         return cell.key
 

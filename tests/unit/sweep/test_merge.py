@@ -64,9 +64,8 @@ def merge(target, *sources):
 
 
 entries = st.tuples(st.sampled_from(["store", "runs"]), st.sampled_from(["a-1", "a-2"]), st.sampled_from("xyz"))
-jobs = st.tuples(
-    st.integers(1, 2), st.sampled_from([JobState.DONE, JobState.INVALID, JobState.FAILED]), st.sampled_from("12")
-)
+states = st.sampled_from([JobState.DONE, JobState.INVALID, JobState.FAILED])
+jobs = st.tuples(st.integers(1, 2), states, st.sampled_from("12"))
 workspaces = st.lists(st.tuples(st.lists(entries, max_size=4), st.lists(jobs, max_size=3)), min_size=1, max_size=4)
 
 

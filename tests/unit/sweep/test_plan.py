@@ -99,14 +99,11 @@ def record_of(cells, records, **changes):
 
 
 def test_every_cell_is_a_row_whatever_came_of_it():
-    cells = [make_cell(batch=size) for size in (1, 2, 4)] + [
-        make_cell(L4),
-        make_cell(precision="int8", backend="torch-tensorrt"),
-    ]
+    cells = [make_cell(batch=size) for size in (1, 2, 4)]
+    cells += [make_cell(L4), make_cell(precision="int8", backend="torch-tensorrt")]
     done = make_record(cells[0])
-    crashed = replace(
-        make_record(cells[1], JobState.FAILED, "its process was killed by SIGKILL"), attempts=("killed before",)
-    )
+    crashed = make_record(cells[1], JobState.FAILED, "its process was killed by SIGKILL")
+    crashed = replace(crashed, attempts=("killed before",))
     spoiled = make_record(cells[2], JobState.INVALID, "other processes used the GPU: python (process 7)")
     record = record_of(cells, [done, crashed, spoiled])
     assert [row.state for row in record.rows][:4] == ["done", "failed", "invalid", "elsewhere"]

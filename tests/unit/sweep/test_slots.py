@@ -145,9 +145,8 @@ def test_a_process_that_ends_without_a_word_is_a_failed_row_with_its_last_words(
         ("import os, sys; print('last words', file=sys.stderr); sys.exit(3)", "ended with status 3: last words"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
     ):
-        result = run_task(
-            task, make_slot(kind="cpu"), SweepOptions(), threading.Event(), (sys.executable, "-c", program)
-        )
+        command = (sys.executable, "-c", program)
+        result = run_task(task, make_slot(kind="cpu"), SweepOptions(), threading.Event(), command)
         assert (result.lost, result.outcomes[0].state) == (True, "failed")
         assert said in result.outcomes[0].reason
 
@@ -158,13 +157,10 @@ def test_a_process_that_hangs_is_ended_and_leaves_nothing_behind(tmp_path):
     task = Task(cell.recipe, cell.kind, (cell,), workspace=str(tmp_path), artifact="a" * 12)
     seconds = f"987.{os.getpid()}"  # of this test alone
     program = f"import subprocess, sys, time; subprocess.Popen(['sleep', '{seconds}']); time.sleep(987)"
-    result = run_task(
-        task, make_slot(kind="cpu"), SweepOptions(task_s=0.5), threading.Event(), (sys.executable, "-c", program)
-    )
-    assert (
-        "longer than 0 s (--set job-timeout)" in result.outcomes[0].reason
-        or "KeyboardInterrupt" in result.outcomes[0].reason
-    )
+    command = (sys.executable, "-c", program)
+    result = run_task(task, make_slot(kind="cpu"), SweepOptions(task_s=0.5), threading.Event(), command)
+    reason = result.outcomes[0].reason
+    assert "longer than 0 s (--set job-timeout)" in reason or "KeyboardInterrupt" in reason
     deadline = time.monotonic() + 60
     while subprocess.run(["pgrep", "-f", f"^sleep {seconds}$"], check=False, capture_output=True).returncode == 0:
         assert time.monotonic() < deadline

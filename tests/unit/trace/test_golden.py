@@ -229,10 +229,8 @@ def test_layers_above_their_bound_on_a_cpu(read: Callable[[Recording], Trace]) -
 
 def test_idle_time_that_the_profiler_made_limits_nothing_and_saves_nothing(read: Callable[[Recording], Trace]) -> None:
     """24 of 290 µs are work and 266 gaps; where an iteration takes 40 µs without the profiler, 96 of 120 µs remain."""
-    recorded = read(phenomena.launch_bound())
-    profiles = {
-        ns: judge(recorded, facts=StageFacts(unprofiled_iteration_ns=ns)) for ns in (None, 40_000, 10_000, 8_000)
-    }
+    trace, taken = read(phenomena.launch_bound()), (None, 40_000, 10_000, 8_000)
+    profiles = {ns: judge(trace, facts=StageFacts(unprofiled_iteration_ns=ns)) for ns in taken}
     under, without, nothing = ({each.rule: each for each in profiles[ns].findings} for ns in (None, 40_000, 8_000))
     assert set(without) <= set(under)
     idle_ns = sum(profiles[None].measured.timeline.idle_by_cause.values())

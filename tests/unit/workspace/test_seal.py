@@ -101,10 +101,8 @@ def test_resealing_a_changed_folder_breaks_its_signature(sealed_and_signed, tmp_
 def test_only_allowed_signers_are_accepted(sealed_and_signed, tmp_path, key):
     allowed = tmp_path / "allowed"
     allowed.write_text(f"release@example.org {key.with_suffix('.pub').read_text()}")
-    assert check_signature(Files(sealed_and_signed), allowed) == (
-        None,
-        "signed by release@example.org, an allowed signer",
-    )
+    signer = "signed by release@example.org, an allowed signer"
+    assert check_signature(Files(sealed_and_signed), allowed) == (None, signer)
     problem, who = check_signature(Files(sealed_and_signed))
     assert problem is None
     assert who.startswith("signed by an unknown key, SHA256:")

@@ -215,12 +215,10 @@ def test_nothing_is_removed_while_another_process_makes_entries(tmp_path: Path) 
     assert made.wait(60)
     store = Store(tmp_path)
     entry = store.list_entries()[0]
-    for remove in (
-        lambda: collect_garbage(store, dry_run=False),
-        lambda: remove_stored(store, entry.id, with_dependents=False),
-    ):
-        with pytest.raises(StageError, match="another optpipe process is using"):
-            remove()
+    with pytest.raises(StageError, match="another optpipe process is using"):
+        collect_garbage(store, dry_run=False)
+    with pytest.raises(StageError, match="another optpipe process is using"):
+        remove_stored(store, entry.id, with_dependents=False)
     go_on.set()
     process.join(60)
     assert collect_garbage(store, dry_run=False).removed == (entry.path.name,)
@@ -254,10 +252,8 @@ def test_find_needs_one_entry(tmp_path: Path) -> None:
 def test_a_model_name_leads_to_its_entries(tmp_path: Path) -> None:
     store = Store(tmp_path)
     entry = put(store, artifact_info(model="net"), {})
-    with pytest.raises(
-        BadInputError,
-        match=f"^'net' is a model, not an ID; specify one of its entries: artifact-{entry.id}; `optpipe store ls`",
-    ):
+    said = f"^'net' is a model, not an ID; specify one of its entries: artifact-{entry.id}; `optpipe store ls`"
+    with pytest.raises(BadInputError, match=said):
         store.find("net")
     with pytest.raises(BadInputError, match=r"no entry matches 'other' in [^;]*; `optpipe store ls` lists entries"):
         store.find("other")

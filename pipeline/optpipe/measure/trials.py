@@ -31,13 +31,6 @@ def time_calls(call: Callable[[], T]) -> Iterator[tuple[int, T, int]]:
         yield started, found, perf_counter_ns()
 
 
-def time_call(call: Callable[[], object]) -> int:
-    """ns of one call."""
-    started = perf_counter_ns()
-    call()
-    return perf_counter_ns() - started
-
-
 def iterate_arrivals(rate_per_s: float, seed: int, is_over: Callable[[], bool] = lambda: False) -> Iterator[int]:
     """Yields the due time of each query of a Poisson process, in ns of the clock, at that time; ends once `is_over`.
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from optpipe.core import plan as params
+from optpipe.core import torch
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.plan import Param
 from optpipe.core.process import open_process_group
@@ -51,8 +52,6 @@ LIBRARY_RANGES = (
 
 @contextmanager
 def mark_range(name: str) -> Iterator[None]:
-    import torch
-
     torch.cuda.nvtx.range_push(name)
     try:
         yield

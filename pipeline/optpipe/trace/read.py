@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,7 @@ from polars._typing import PolarsDataType
 
 from optpipe.core.errors import BadInputError, StageError, read_as_user_file, require_file
 from optpipe.core.files import Files
-from optpipe.core.records import json_from_record, record_from_files
+from optpipe.core.records import json_from_record, record_from_files, record_from_plain
 from optpipe.trace.nsys import sqlite_from_recording
 
 NAME_DTYPE = pl.Categorical
@@ -60,9 +60,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceHeader:
-    """The fields of a recording other than its frames."""
-
+class Trace:
     source: str
     tracer: str
     """The tool and its version: `nsys 2025.3.2.0`."""
@@ -73,10 +71,6 @@ class TraceHeader:
     """CUDA graphs with one opaque row each (`--cuda-graph-trace=graph`)."""
     overhead_ns: int = 0
     """The profiler's own time, as it reports it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trace(TraceHeader):
     kernels: pl.DataFrame = field(default_factory=lambda: make_empty_frame("kernels"))
     api: pl.DataFrame = field(default_factory=lambda: make_empty_frame("api"))
     copies: pl.DataFrame = field(default_factory=lambda: make_empty_frame("copies"))
@@ -91,9 +85,9 @@ _FARTHEST_NS = 1 << 60
 """36 years from the clock's origin. Later timestamps are damage, and their sums overflow."""
 
 
-def trace_from_frames(header: TraceHeader, frames: Mapping[str, pl.DataFrame]) -> Trace:
-    """Makes a trace of the rows with possible times; diagnostics count the rows that are left out."""
-    kept, lost = {}, list(header.diagnostics)
+def add_frames(empty: Trace, frames: Mapping[str, pl.DataFrame]) -> Trace:
+    """Adds the rows with possible times; diagnostics count the rows that are left out."""
+    kept, lost = {}, list(empty.diagnostics)
     for table, frame in frames.items():
         times = ("start_ns", "end_ns")
         timed = frame.drop_nulls(times).filter(*(pl.col(each).abs() < _FARTHEST_NS for each in times))
@@ -102,8 +96,7 @@ def trace_from_frames(header: TraceHeader, frames: Mapping[str, pl.DataFrame]) -
             lost.append(f"{frame.height - timed.height} rows of {table} have no possible timestamp")
         if kept[table].height < timed.height:
             lost.append(f"{timed.height - kept[table].height} rows of {table} end before they start")
-    known = {each.name: getattr(header, each.name) for each in fields(TraceHeader)}
-    return Trace(**known | {"diagnostics": tuple(lost)} | kept)
+    return replace(empty, diagnostics=tuple(lost), **kept)  # type: ignore[arg-type]
 
 
 BATCH_ROWS = 100_000
@@ -225,7 +218,7 @@ def trace_from_sqlite(path: Path) -> Trace:
         if "memsets" in raw:
             copies = read.get("copies", make_empty_frame("copies"))
             read["copies"] = pl.concat([copies, _cast_frame("copies", raw["memsets"], names)])
-        header = TraceHeader(
+        empty = Trace(
             source=path.name,
             tracer=f"nsys {_read_version(path, columns)}",
             gpus=_read_gpus(path, columns.get("TARGET_INFO_GPU", frozenset())),
@@ -233,7 +226,7 @@ def trace_from_sqlite(path: Path) -> Trace:
             graph_launches_untraced=_read_number(path, columns, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", set(), "COUNT(*)"),
             overhead_ns=_read_number(path, columns, "PROFILER_OVERHEAD", {"start", "end"}, 'SUM("end" - start)'),
         )
-    trace = trace_from_frames(header, read)
+    trace = add_frames(empty, read)
     if not any(frame.height for frame in trace.tables.values()):
         raise BadInputError(f"{path}: the recording is empty: no kernels, API calls, or NVTX ranges")
     return trace
@@ -354,7 +347,7 @@ def trace_from_path(path: Path) -> Trace:
 
 def write_trace(trace: Trace, directory: Path) -> None:
     """Writes each frame with rows as Parquet, and `trace.json`; neither contains the process environment."""
-    header = TraceHeader(**{each.name: getattr(trace, each.name) for each in fields(TraceHeader)})
+    header = {each.name: getattr(trace, each.name) for each in fields(trace) if each.name not in SCHEMAS}
     try:
         (directory / TABLES).mkdir(parents=True, exist_ok=True)
         for table, frame in trace.tables.items():
@@ -378,11 +371,12 @@ def trace_from_folder(directory: Path) -> Trace:
 
 
 def trace_from_files(files: Files) -> Trace:
-    header = record_from_files(files, TRACE_JSON, TraceHeader)
+    header = {name: value for name, value in record_from_files(files, TRACE_JSON, dict).items() if name not in SCHEMAS}
+    empty = record_from_plain(header, Trace, files.folder / TRACE_JSON)
     with read_as_user_file(files.folder, "a recorded trace"):
         frames = {
             table: pl.read_parquet(files.read(name)).select(*schema).cast(dict(schema))  # type: ignore[arg-type]
             for table, schema in SCHEMAS.items()
             if files.has(name := f"{TABLES}/{table}.parquet")
         }
-    return trace_from_frames(header, frames)
+    return add_frames(empty, frames)

@@ -12,12 +12,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS
@@ -63,8 +64,7 @@ _NSYS_LINES = (
 _ERRORS: Mapping[int, type[OptpipeError]] = {2: BadInputError, 3: MissingError, 4: StageError}
 
 
-@dataclass(frozen=True, slots=True)
-class BuildJob:
+class BuildJob(Struct, frozen=True, tag=True):
     """Exports, quantizes, and builds in a new store, so that nothing is cached."""
 
     model: str
@@ -79,8 +79,7 @@ class BuildJob:
     truncate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceJob:
+class InferenceJob(Struct, frozen=True, tag=True):
     workspace: Path
     artifact: str
     backend: str
@@ -91,14 +90,14 @@ class InferenceJob:
     """Tokens of every sequence; None for the texts themselves, padded."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreprocessJob:
+class PreprocessJob(Struct, frozen=True, tag=True):
     workspace: Path
     model: str
     images: tuple[Path, ...]
     plan: DaliPlan
 
 
+Work = BuildJob | InferenceJob | PreprocessJob
 JOB, RESULT, INPUTS = "job.json", "job-result.json", "inputs.npz"
 """Files in the scratch folder: the job, its result, and a batch of each input."""
 LOG = "job-worker.log"
@@ -107,14 +106,12 @@ LOG = "job-worker.log"
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """One profiled process; exactly one of the three kinds of work is set."""
+    """One profiled process."""
 
     scratch: Path
     warm_up: int = 0
     iterations: int = 0
-    build: BuildJob | None = None
-    inference: InferenceJob | None = None
-    preprocess: PreprocessJob | None = None
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +130,7 @@ class WorkerResult:
 class ProfileJob:
     name: str
     on_gpu: bool
-    work: BuildJob | InferenceJob | PreprocessJob
+    work: Work
     stages: tuple[tuple[StageSubject, StageFacts], ...]
     source_graph: Path | None = None
     """The ONNX graph that the artifact was built from: its operators are ONNX's, with known shapes."""
@@ -166,12 +163,10 @@ def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> Worker
     The inputs are the rows that the model is verified on, repeated to the batch size, or to `length` tokens. Raises BadInputError
     for a batch size outside the artifact's profile.
     """
-    common = WorkerJob(scratch, warm_up=plan.warm_up, iterations=plan.iterations)
     work = job.work
-    if isinstance(work, BuildJob):
-        return replace(common, build=work)
-    if isinstance(work, PreprocessJob):
-        return replace(common, preprocess=work)
+    worker_job = WorkerJob(scratch, plan.warm_up, plan.iterations, work)
+    if not isinstance(work, InferenceJob):
+        return worker_job
     assert job.read_rows is not None
     card, rows = job.read_rows()
     low, _, high = card.batch_range
@@ -183,7 +178,7 @@ def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> Worker
         rows = fill_sequences(card, rows, work.length, work.batch_size)
     chosen = {name: values[np.arange(work.batch_size) % len(values)] for name, values in rows.items()}
     np.savez(scratch / INPUTS, **batch_from_rows(card, chosen))  # type: ignore[arg-type]
-    return replace(common, inference=work)
+    return worker_job
 
 
 def read_profiled_rows(artifact: Entry[ArtifactInfo], store: Store) -> tuple[ModelCard, Arrays]:
@@ -258,12 +253,12 @@ def main(job_file: str) -> None:
 
 
 def run_job(job: WorkerJob) -> WorkerResult:
-    if job.build is not None:
-        return _run_build(job.build, job.scratch / "store")
-    if job.preprocess is not None:
-        return WorkerResult(_measure(_make_preprocess_iteration(job.preprocess), job))
-    if job.inference is not None:
-        return _run_inference(job.inference, job)
+    if isinstance(job.work, BuildJob):
+        return _run_build(job.work, job.scratch / "store")
+    if isinstance(job.work, PreprocessJob):
+        return WorkerResult(_measure(_make_preprocess_iteration(job.work), job))
+    if isinstance(job.work, InferenceJob):
+        return _run_inference(job.work, job)
     raise StageError(f"{job.scratch / JOB} names no work")
 
 

@@ -18,6 +18,7 @@ Peaks come from a short measurement.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, load_onnx
 from optpipe.core import torch
 from optpipe.core.card import InputSpec
-from optpipe.measure.trials import time_call
+from optpipe.measure.trials import time_calls
 from optpipe.workspace.environment import count_cores
 
 _CPU_REPEATS, _GPU_REPEATS, _GPU_ROUNDS = 20, 5, 4
@@ -86,7 +87,7 @@ def measure_cpu_peaks(threads: int | None = None) -> Peaks:
 def _time_best_cpu_run(work: Callable[[], Any]) -> float:
     """Seconds of the fastest call after the first."""
     work()
-    return min(time_call(work) for _ in range(_CPU_REPEATS)) / 1e9
+    return min(ended - started for started, _, ended in islice(time_calls(work), _CPU_REPEATS)) / 1e9
 
 
 def _time_best_gpu_run(work: Callable[[], Any]) -> float:

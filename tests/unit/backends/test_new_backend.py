@@ -173,7 +173,7 @@ def test_its_layers_are_profiled(tmp_path, toy, monkeypatch) -> None:
     result, store = build(tmp_path, toy)
     (built,) = result.artifacts
     work = InferenceJob(store.workspace, built.entry.id, toy.name, "cpu", {}, 2)
-    job = WorkerJob(tmp_path, iterations=2, inference=work)
+    job = WorkerJob(tmp_path, iterations=2, work=work)
     np.savez(tmp_path / INPUTS, x=np.ones((2, 4), np.float32))
     found = record.run_job(job)
     assert found.layer_ns == {"m": 1000.0}

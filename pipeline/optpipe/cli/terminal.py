@@ -13,7 +13,7 @@ from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TaskID,
 from rich.text import Text
 
 from optpipe.core.errors import escape
-from optpipe.core.events import ProgressStep
+from optpipe.core.events import Listener, ProgressStep
 from optpipe.core.process import discard_output
 
 HEARTBEAT_S = 15.0
@@ -33,7 +33,7 @@ class _Count(ProgressColumn):
         return Text("" if (task.total or 1) == 1 else f"{task.completed:.0f} of {task.total:.0f}{left}")
 
 
-class Terminal:
+class Terminal(Listener):
     """Shows steps while they run, and in one line how many there were; in a log, a line for each step and a heartbeat."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Terminal:
             os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="backslashreplace"
         )
         self.console = _Stderr(file=self._stderr, highlight=False, markup=False)
-        self.warnings: list[str] = []
+        super().__init__()
         self._started, self._done, self._reused = monotonic(), 0, 0
         shown = SpinnerColumn(), TextColumn("{task.description}", markup=False), _Count(), TimeElapsedColumn()
         self._progress = Progress(*shown, console=self.console, transient=True, disable=not self.console.is_terminal)
@@ -109,7 +109,7 @@ class Terminal:
         self.console.print(escape(message), soft_wrap=not self.console.is_terminal)
 
 
-class _Shown:
+class _Shown(ProgressStep):
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task = progress, task
         self.from_store = False

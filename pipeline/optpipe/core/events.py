@@ -1,14 +1,14 @@
 """Reports progress and warnings of long-running stages without printing anything."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import ParamSpec, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 Made = TypeVar("Made")
 P = ParamSpec("P")
 
 
-class ProgressStep(Protocol):
+class ProgressStep:
     def advance(self, count: int = 1) -> None:
         """Reports `count` more units of the step's `total` as done."""
 
@@ -16,42 +16,31 @@ class ProgressStep(Protocol):
         """Marks the step as answered from the store."""
 
 
-class Listener(Protocol):
-    def step(self, name: str, total: int | None = None) -> AbstractContextManager[ProgressStep]:
-        """Opens a step with `total` units of work; None if unknown."""
-
-    def warn(self, message: str) -> None:
-        """Reports a warning, which also appears in the JSON's `warnings`."""
-
-    def inform(self, message: str) -> None:
-        """Reports something useful while the user waits, such as an estimated time."""
+UNWATCHED = ProgressStep()
 
 
-class SilentListener:
-    """Keeps warnings and shows nothing, for library use and tests. It is also the step that it opens."""
+class Listener(ProgressStep):
+    """Keeps warnings and shows nothing. It is also the step that it opens."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:  # noqa: ARG002
+        """Opens a step with `total` units of work; None if unknown."""
         yield self
 
-    def advance(self, count: int = 1) -> None:
-        pass
-
-    def cached(self) -> None:
-        pass
-
     def warn(self, message: str) -> None:
+        """Reports a warning, which also appears in the JSON's `warnings`."""
         if message not in self.warnings:
             self.warnings.append(message)
 
     def inform(self, message: str) -> None:
-        """Does nothing."""
+        """Reports something useful while the user waits, such as an estimated time."""
 
 
-UNWATCHED: ProgressStep = SilentListener()
+SilentListener = Listener
+"""For library use and tests."""
 
 
 def run_step(

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
@@ -114,9 +113,9 @@ def test_a_configuration_that_fails_is_a_row_and_not_the_end(monkeypatch):
 
 @pytest.mark.parametrize(("others", "warned"), [(None, False), (0.0, False), (64.0, True)])
 def test_rates_that_other_work_disturbed_are_said_to_be(others, warned):
-    said: list[str] = []
-    warn_about_other_load(others, "dali", SimpleNamespace(warn=said.append))
-    assert bool(said) is warned
+    said = SilentListener()
+    warn_about_other_load(others, "dali", said)
+    assert bool(said.warnings) is warned
 
 
 class Loader:

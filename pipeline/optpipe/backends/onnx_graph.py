@@ -301,10 +301,8 @@ def _copy_for_inference(model: Any) -> Any:
     copy.opset_import.extend(model.opset_import)
     copy.functions.extend(model.functions)
     copy.graph.name = model.graph.name
-    copy.graph.node.extend(model.graph.node)
-    copy.graph.input.extend(model.graph.input)
-    copy.graph.output.extend(model.graph.output)
-    copy.graph.value_info.extend(model.graph.value_info)
+    for part in ("node", "input", "output", "value_info"):
+        getattr(copy.graph, part).extend(getattr(model.graph, part))
     declared = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
         if math.prod(tensor.dims) <= 1024:  # shapes, axes, or pads that inference reads

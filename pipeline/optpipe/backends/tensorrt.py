@@ -29,6 +29,7 @@ from optpipe.backends.tensorrt_engine import (
     require_supported,
 )
 from optpipe.backends.torch_program import CUDA_GRAPH, TORCH_PRECISIONS, export_program, layers_from_program
+from optpipe.core import onnx
 from optpipe.core.card import InputSpec
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import MissingError, StageError
@@ -147,8 +148,6 @@ class TensorRT(Backend):
 
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> "Marked":
         """Builds the engine's graph again with marked outputs, for the shapes of one sample."""
-        from onnx.shape_inference import infer_shapes
-
         from optpipe.backends.onnxruntime_session import mark_as_written, mark_source
 
         options = {name: value for name, value in request.options.items() if name != "profiles"}
@@ -158,7 +157,7 @@ class TensorRT(Backend):
             shapes = [InputSpec(name, str(each.dtype), *[each.shape] * 3) for name, each in feeds.items()]
             with TemporaryDirectory() as folder:
                 directory, card = Path(folder), replace(request.card, inputs=tuple(shapes))
-                typed = infer_shapes(model)  # the parser needs the outputs' types
+                typed = onnx.shape_inference.infer_shapes(model)  # the parser needs the outputs' types
                 write_bytes(directory / ONNX, typed.SerializeToString())
                 self.build(replace(request, card=card, graph=directory / ONNX, directory=directory, options=options))
                 return self.load(directory, info, {}).run

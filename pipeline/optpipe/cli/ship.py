@@ -201,7 +201,7 @@ def sweep(
 
 
 def _connect(how: SweepOptions, store: "Store") -> "tuple[tuple[Slot, ...], Executor]":
-    from optpipe.sweep.cluster import selector_from_text
+    from optpipe.sweep.cluster import RayExecutor, connect, list_cluster_slots, selector_from_text
     from optpipe.sweep.local import LocalExecutor
     from optpipe.sweep.slots import list_slots
 
@@ -216,8 +216,6 @@ def _connect(how: SweepOptions, store: "Store") -> "tuple[tuple[Slot, ...], Exec
         return (*gpus[: how.slots], *parts[: how.slots]), LocalExecutor(store.workspace, how)
     if len(selectors) < len(how.node):
         raise BadInputError("--node: each label may be given once")
-    from optpipe.sweep.cluster import RayExecutor, connect, list_cluster_slots
-
     shared = None if how.store is None else str(how.store.resolve())
     connect()
     slots = list_cluster_slots(selectors)

@@ -21,6 +21,13 @@ LARGEST_SIZE = 2**31 - 1
 DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
 
 
+def _describe_tensor(spec: "TensorSpec | InputSpec") -> Mapping[str, Any]:
+    """Omits None, and the batch axis if it is the first."""
+    plain = {name: each for name, each in plain_from_record(spec).items() if each is not None and name != "batch"}
+    single = isinstance(spec, InputSpec) and not spec.min
+    return plain if spec.batch == 0 or single else {**plain, "batch": "none" if spec.batch is None else spec.batch}
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A named tensor. A dimension is a size, or a name if it varies between calls."""
@@ -37,15 +44,7 @@ class TensorSpec:
         sizes = [size for axis, size in enumerate(self.shape) if axis != self.batch and size != 1] or [1]
         return sizes[0] if len(sizes) == 1 and isinstance(sizes[0], int) else None
 
-    def to_dict(self) -> Mapping[str, Any]:
-        return _describe_tensor(self)
-
-
-def _describe_tensor(spec: "TensorSpec | InputSpec") -> Mapping[str, Any]:
-    """Omits None, and the batch axis if it is the first."""
-    plain = {name: each for name, each in plain_from_record(spec).items() if each is not None and name != "batch"}
-    single = isinstance(spec, InputSpec) and not spec.min
-    return plain if spec.batch == 0 or single else {**plain, "batch": "none" if spec.batch is None else spec.batch}
+    to_dict = _describe_tensor
 
 
 def _batch_from_dict(value: Mapping[str, Any], rank: int) -> int | None:
@@ -134,8 +133,7 @@ class InputSpec:
 
         return replace(self, min=resized(self.min, low), opt=resized(self.opt, usual), max=resized(self.max, high))
 
-    def to_dict(self) -> Mapping[str, Any]:
-        return _describe_tensor(self)
+    to_dict = _describe_tensor
 
 
 def input_from_dict(value: Mapping[str, Any]) -> InputSpec:

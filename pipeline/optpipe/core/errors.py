@@ -41,8 +41,6 @@ class MissingError(OptpipeError):
 class StageError(OptpipeError):
     """A stage failed on good input."""
 
-    exit_status = ExitStatus.STAGE_FAILED
-
 
 class GateError(OptpipeError):
     """A stage finished with a judged FAIL."""

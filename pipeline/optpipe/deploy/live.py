@@ -16,10 +16,12 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from optpipe.core import LazyModule
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, format_percentile_name, percent_from_name
 from optpipe.core.quantity import Dimension
+from optpipe.core.records import group_pairs
 from optpipe.core.verdict import CriterionResult, Verdict, combine_verdicts
 from optpipe.deploy.check import CheckedDeployment, check_deployment
 from optpipe.deploy.proof import (
@@ -46,6 +48,7 @@ from optpipe.workspace.file_names import POLICY
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import require_writable_file
 
+json_format = LazyModule("google.protobuf.json_format")
 CONNECT_LIMIT_S = 10.0
 
 
@@ -117,9 +120,8 @@ def _replay_live(
         )
     if not (tells := "model_configuration" in about.get("extensions", ())):
         notes.append("the server does not report its configuration")
-    for model in dict.fromkeys(each.model for each in expected):
+    for model, asked in group_pairs((each.model, each) for each in expected).items():
         with listener.step(f"{model} over {protocol}"):
-            asked = [each for each in expected if each.model == model]
             comparison, judged = replay(checked, client, protocol, asked)
             comparisons.append(comparison)
             found += judged
@@ -143,26 +145,22 @@ def _replay_live(
 
 def _fetch(client: Client, fact: str, *words: str) -> Mapping[str, Any]:
     """`server_metadata` or `model_config` of a server, as JSON. Raises StageError."""
-    from google.protobuf.json_format import MessageToDict
-
     limit = {"client_timeout": CONNECT_LIMIT_S} if client[0].__name__.endswith("grpc") else {}
     with translate_errors(f"no {fact.replace('_', ' ')}"):
         told = getattr(client[1], f"get_{fact}")(*words, **limit)
-        return told if isinstance(told, dict) else MessageToDict(told, preserving_proto_field_name=True)
+        return told if isinstance(told, dict) else json_format.MessageToDict(told, preserving_proto_field_name=True)
 
 
 def _judge_configuration(checked: CheckedDeployment, client: Client, model: str) -> CriterionResult:
     """Compares the settings, and the artifact's hash among them, with those of the deployment."""
-    from google.protobuf.json_format import MessageToDict, ParseDict
-
     name, written = f"configuration.{model}", read_config(checked.folder / MODELS / model / CONFIG)
     try:
         told = _fetch(client, "model_config", model)
     except StageError as error:
         return CriterionResult(name, Verdict.INCONCLUSIVE, str(error))
-    served = ParseDict(told.get("config", told), type(written)(), ignore_unknown_fields=True)
+    served = json_format.ParseDict(told.get("config", told), type(written)(), ignore_unknown_fields=True)
     want, have = (
-        MessageToDict(each, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        json_format.MessageToDict(each, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         for each in (written, served)
     )
     problems: list[str] = []

@@ -29,6 +29,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, GateError, MissingError, StageError, first_line
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
+from optpipe.core.records import group_pairs
 from optpipe.core.verdict import CriterionResult, Verdict
 from optpipe.deploy.check import CheckedDeployment
 from optpipe.deploy.records import MODELS, Comparison, DeploymentRecord, ProofRecord
@@ -114,8 +115,7 @@ def prove_deployment(
             comparisons: list[Comparison] = []
             for protocol, place in zip(PROTOCOLS, places, strict=True):
                 client = open_client(protocol, place)
-                for model in dict.fromkeys(each.model for each in expected):
-                    asked = [each for each in expected if each.model == model]
+                for asked in group_pairs((each.model, each) for each in expected).values():
                     found, judged = replay(checked, client, protocol, asked)
                     for one in (each for each in judged if each.verdict is not Verdict.PASS):
                         raise (StageError if one.name.startswith("answers") else GateError)(one.reason)

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from optpipe.core import LazyModule
 from optpipe.core.card import InputSpec, ModelCard, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, read_as_user_file
 
+text_format = LazyModule("google.protobuf.text_format")
 CONFIG = "config.pbtxt"
 LABELS = "labels.txt"
 WARM_UP = "warmup"
@@ -80,8 +82,6 @@ def add_warm_up(config: Any, folder: Path, name: str, rows: int, inputs: Iterabl
 
 def write_config(config: Any, folder: Path) -> None:
     """Writes `config.pbtxt`. Raises BadInputError if protobuf reads something else back."""
-    from google.protobuf import text_format
-
     path = folder / CONFIG
     path.unlink(missing_ok=True)
     path.write_text(text_format.MessageToString(config), encoding="utf-8")
@@ -91,8 +91,6 @@ def write_config(config: Any, folder: Path) -> None:
 
 def read_config(path: Path) -> Any:
     """Raises BadInputError with protobuf's line and reason."""
-    from google.protobuf import text_format
-
     pb = require_tritonclient()
     with read_as_user_file(path, "a Triton model configuration", "write the deployment again with optpipe deploy"):
         return text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())

@@ -150,9 +150,7 @@ def _count_calibration_samples(artifact: Entry[ArtifactInfo], samples: SampleSet
     drawn = [each for each in store.list_entries(CalibrationInfo) if each.info.set.sha256 == used]
     if not drawn:
         return 0
-    known = {
-        each["sha256"] for each in json.loads(drawn[-1].file(CALIBRATION_SET).read_text(encoding="utf-8"))["files"]
-    }
+    known = {each["sha256"] for each in json.loads(drawn[-1].file(CALIBRATION_SET).read_bytes())["files"]}
     return sum(each.sha256 in known for each in samples.files)
 
 
@@ -170,9 +168,8 @@ def predict_samples(
     room, classes = KEPT_VALUES, 0
     for batch, count in iterate_input_batches(exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)):
         rows = rows_from_outputs(card.outputs, run(batch), count)
-        if (
-            count < card.batch_range[0]
-        ):  # a filled batch; others stay whole, because the first axis may count boxes of one image
+        # a filled batch; others stay whole, because the first axis may count boxes of one image
+        if count < card.batch_range[0]:
             rows = {key: each[:count] for key, each in rows.items()}
         first = rows[card.outputs[0].name]
         classes = int(first.shape[-1]) if first.ndim > 1 else 0
@@ -238,9 +235,7 @@ def write_predictions(
     path: Path, samples: SampleSet, truths: Values | None, task: TaskContract, rows: Sequence[EvaluatedArtifact]
 ) -> None:
     columns: dict[str, Any] = {
-        "path": [each.path for each in samples.files],
-        "sha256": [each.sha256 for each in samples.files],
-        "label": [each.label for each in samples.files],
+        **{name: [getattr(each, name) for each in samples.files] for name in ("path", "sha256", "label")},
         task.truth_column: [None] * len(samples.files) if truths is None else truths,
     }
     for row in rows:
@@ -286,9 +281,8 @@ def run_evaluation(
     source = data or Path(str(own))
     validates = count is None and own is not None and source.resolve() == Path(own).resolve()
     samples, unreadable = load_sample_set(exported, card, source, count, seed, listener, truncate=truncate)
-    truths = task.read_truths(
-        samples, card, task.count_classes(card)
-    )  # fails before anything runs if the truths do not fit
+    # fails before anything runs if the truths do not fit
+    truths = task.read_truths(samples, card, task.count_classes(card))
     rows = evaluate_artifacts(model, exported, artifacts, samples, task, store, listener)
     assert rows[0].predictions is not None
     classes, trained = task.count_classes(card) or rows[0].predictions.classes, exported.info.weights.trained

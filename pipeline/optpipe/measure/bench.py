@@ -33,7 +33,6 @@ from optpipe.measure.search import (
     Slo,
     find_highest_rate,
     find_largest_inside,
-    has_figures,
     judge_limit,
     sweep_batch_sizes,
 )
@@ -102,7 +101,7 @@ class BenchSubject:
                 return
             for length in self.trials:
                 self.searched += self._sweep(workers, sizes, length)
-        self.points = [each.load for each in self.searched if has_figures(each)]
+        self.points = [each.load for each in self.searched if each.latency_ns]
 
     def _sweep(self, workers: "_Workers", sizes: Sequence[int], length: int | None) -> list[Measurement]:
         plan = self.running.plan
@@ -202,7 +201,7 @@ def choose_exit_status(
     codes = {reason.code for each in measurements for reason in each.reasons}
     if interrupted:
         return ExitStatus.INTERRUPTED
-    if codes & {"refused", "died"} or not any(has_figures(each) for each in measurements):
+    if codes & {"refused", "died"} or not any(each.latency_ns for each in measurements):
         return ExitStatus.STAGE_FAILED
     if codes & WRONG_OUTPUTS:
         return ExitStatus.FAIL
@@ -246,7 +245,7 @@ def bench_artifacts(
             acknowledge_interrupt(interruption)
             bench_run.interrupted = True
         found = tuple(bench_run.measurements)
-        if bench_run.refusals and not any(has_figures(each) for each in found):
+        if bench_run.refusals and not any(each.latency_ns for each in found):
             raise bench_run.refusals[0]
         write_measurements(run.path, found)
         parents = [each.entry.id for each in artifacts]

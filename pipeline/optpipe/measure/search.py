@@ -59,10 +59,6 @@ def slo_from_text(text: str) -> Slo:
     return Slo(percent, limit_ns)
 
 
-def has_figures(measurement: Measurement) -> bool:
-    return measurement.latency_ns is not None
-
-
 def sweep_batch_sizes(
     measure: Callable[[int], Measurement], sizes: Sequence[int], slo: Slo | None = None
 ) -> list[Measurement]:
@@ -73,7 +69,7 @@ def sweep_batch_sizes(
     found: list[Measurement] = []
     for size in sorted(set(sizes)):
         found.append(measure(size))
-        if found[-1].interrupted or not has_figures(found[-1]):
+        if found[-1].interrupted or found[-1].latency_ns is None:
             break
         if slo is not None and not slo.is_met_by(found[-1]) and slo.explain_not_judged(found[-1]) is None:
             break
@@ -146,7 +142,7 @@ def _searched(
     beyond, rate = 1.0 / service_s, 0.5 / service_s
     while not inside(rate):
         beyond, rate = rate, rate / 2
-        if found[-1].interrupted or not has_figures(found[-1]) or rate * service_s < 0.05:
+        if found[-1].interrupted or found[-1].latency_ns is None or rate * service_s < 0.05:
             return None
     low = rate
     for _ in range(BISECTION_STEPS):

@@ -353,9 +353,7 @@ class DeviceConsumer:
     in_flight = IN_FLIGHT
 
     def __init__(self, session: Session, shape: tuple[int, ...], stream: Any) -> None:
-        import torch
-
-        self._torch, self._stream = torch, stream
+        self._stream = stream
         self._input, self._output = session.inputs[0], session.outputs[0].name
         self._dtype = getattr(torch, self._input.dtype)
         self._fixed = session.bind({self._input.name: np.zeros(shape, self._input.dtype)})
@@ -364,16 +362,16 @@ class DeviceConsumer:
         self.handover = "none: DLPack" if self._bind_in_place else "copy on the device"
 
     def launch(self, tensor: Any) -> Any:
-        pixels = self._torch.from_dlpack(tensor)
+        pixels = torch.from_dlpack(tensor)
         if pixels.dtype != self._dtype:
             pixels = pixels.to(self._dtype)
         binding = self._bind(pixels)
         binding.launch()
         scores = binding.outputs[self._output].reshape(len(pixels), -1)
-        best = self._torch.topk(scores, min(TOP_K, scores.shape[1])).indices
-        host = self._torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
+        best = torch.topk(scores, min(TOP_K, scores.shape[1])).indices
+        host = torch.empty(best.shape, dtype=best.dtype, pin_memory=True)
         host.copy_(best, non_blocking=True)
-        event = self._torch.cuda.Event()
+        event = torch.cuda.Event()
         event.record(self._stream)
         return event, host, pixels
 
@@ -383,7 +381,7 @@ class DeviceConsumer:
             return self._fixed
         address = pixels.data_ptr()
         if address not in self._bindings:
-            outputs = {name: self._torch.empty_like(each) for name, each in self._fixed.outputs.items()}
+            outputs = {name: torch.empty_like(each) for name, each in self._fixed.outputs.items()}
             self._bindings[address] = self._bind_in_place({self._input.name: pixels}, outputs)
         return self._bindings[address]
 

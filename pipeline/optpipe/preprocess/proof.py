@@ -205,6 +205,9 @@ class Judgment(NamedTuple):
     remedy: str | None = None
 
 
+INSPECT = "inspect the worst images; more images will not help"
+
+
 def compute_agreement(reference: np.ndarray, got: np.ndarray) -> Agreement | None:
     """Top-1 agreement of two `(images,)` arrays of classes; None if the reference has one class for every image."""
     if np.unique(reference).size < 2:
@@ -266,10 +269,7 @@ def _judge_by_agreement(found: Agreement) -> Judgment:
     if high < REQUIRED_AGREEMENT:
         return Judgment(Verdict.FAIL, f"{share}; {REQUIRED_AGREEMENT:.1%} is required")
     needed = count_samples_to_decide(Share(equal, found.images), REQUIRED_AGREEMENT)
-    if needed is None:
-        remedy = "inspect the worst images; more images will not help"
-    else:
-        remedy = f"use at least {needed} images (--images, --limit)"
+    remedy = INSPECT if needed is None else f"use at least {needed} images (--images, --limit)"
     return Judgment(Verdict.INCONCLUSIVE, f"{share}; too few images to prove {REQUIRED_AGREEMENT:.1%}", remedy)
 
 
@@ -297,7 +297,7 @@ def _judge_predictions(score: TaskScore | None, predicted: Agreement) -> Judgmen
         room, half = MAXIMUM_SCORE_CHANGE - abs(score.drop), max(high - score.drop, score.drop - low)
     if passed:
         return Judgment(Verdict.PASS, f"{said}, {predicted.images:,} images")
-    remedy = "inspect the worst images; more images will not help"
+    remedy = INSPECT
     if room > 0:  # an interval narrows with the root of the number
         needed = ceil(predicted.images * (half / room) ** 2)
         remedy = f"use about {needed:,} images like these {predicted.images:,} (--images, --limit)"

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
+from optpipe.core import torch
 from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
 from optpipe.core.process import serve_jobs
@@ -362,14 +363,11 @@ def time_pipeline(pipeline: Any, plan: DaliPlan, seconds: float, patience: float
 
 
 def _measure_dataloader(job: ThroughputJob) -> BatchTimes:
-    import torch
-    from torch.utils.data import DataLoader
-
     assert job.loader is not None
     torch.set_num_threads(1)
     workers, on_gpu = job.loader.workers, job.loader.device == "cuda"
     files = _Files(job.paths, job.transform)
-    loader = DataLoader(
+    loader = torch.utils.data.DataLoader(
         files,
         batch_size=job.loader.batch_size,
         sampler=cycle(range(len(files))),
@@ -398,8 +396,6 @@ class _Files:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Any:
-        import torch
-
         return torch.from_numpy(preprocess_file(self.paths[index], self.transform))
 
 

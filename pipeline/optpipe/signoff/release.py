@@ -436,9 +436,8 @@ def run_pipeline(
     artifacts = [each.entry for each in built.artifacts if each.why_not is None]
     build = next((each for each in built.artifacts if each.entry.id == judged.id), BuiltArtifact(judged, None, None))
     work = make_steps(wanted, build, artifacts, built.model, lambda: model, store, listener, plan, data)
-    for name, step in work.items():
-        if name not in left_out:
-            steps.append(_run_step(name, partial(step, wanted.policy.criteria), notes, listener))
+    taken = {name: partial(step, wanted.policy.criteria) for name, step in work.items() if name not in left_out}
+    steps += [_run_step(name, step, notes, listener) for name, step in taken.items()]
     return steps, notes
 
 

@@ -71,16 +71,15 @@ def summarize_verdict(record: VerdictRecord) -> str:
     counted, waived = record.counted, len(record.waived)
     worst = [one for one in _order_criteria(record) if one in counted and one.verdict is record.verdict]
     tail = f" {waived} criteri{'on was' if waived == 1 else 'a were'} waived." if waived else ""
-    share = f"{len(worst)} of {len(counted)} criteria"
+    share = f"{len(worst)} of {len(counted)} criteria {'is' if len(worst) == 1 else 'are'}"
     if not counted:
         return f"Do not ship {build} yet: no criteria remain to be judged.{tail}"
     if record.verdict is Verdict.PASS:
         return f"Ship {build}: {'the criterion is' if len(counted) == 1 else f'all {len(counted)} criteria are'} met.{tail}"
     load = f", {_name_load(worst[0])}" if worst[0].about else ""
     first = f"{_name_criterion(worst[0].name)}{load}: {worst[0].reason}."
-    if record.verdict is Verdict.FAIL:
-        return f"Do not ship {build}: {share} {'is' if len(worst) == 1 else 'are'} not met. {first}{tail}"
-    return f"Do not ship {build} yet: {share} {'is' if len(worst) == 1 else 'are'} undecided. {first}{tail}"
+    yet, state = ("", "not met") if record.verdict is Verdict.FAIL else (" yet", "undecided")
+    return f"Do not ship {build}{yet}: {share} {state}. {first}{tail}"
 
 
 ACRONYMS = ("cv", "f1", "gpu", "cpu", "snr")
@@ -312,7 +311,9 @@ def _quote_criteria(record: VerdictRecord) -> Iterator[tuple[str, str, str]]:
 def render_junit(record: VerdictRecord) -> str:
     """JUnit XML for CI: FAIL is a failure, INCONCLUSIVE an error, and a waived criterion is skipped with its reason."""
     counted = record.counted
-    suite = Xml.Element(
+    root = Xml.Element("testsuites")
+    suite = Xml.SubElement(
+        root,
         "testsuite",
         name=f"optpipe signoff {record.model}",
         tests=str(len(record.criteria)),
@@ -335,8 +336,6 @@ def render_junit(record: VerdictRecord) -> str:
     if not counted:
         case = Xml.SubElement(suite, "testcase", classname=record.model, name="verdict", time="0")
         Xml.SubElement(case, "error", message="no criteria remain to be judged", type="INCONCLUSIVE")
-    root = Xml.Element("testsuites")
-    root.append(suite)
     Xml.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + clean_text(Xml.tostring(root, encoding="unicode")) + "\n"
 

@@ -88,19 +88,15 @@ _Times = Mapping[tuple[str, ...], Sequence[float]]
 
 
 def _learn_times(records: Sequence[JobRecord]) -> _Times:
-    times: dict[tuple[str, ...], list[float]] = {}
-    for one in records:
-        if one.run is not None and one.seconds > 0:
-            for key in _list_likenesses(one.cell.recipe):
-                times.setdefault(key, []).append(one.seconds / _weigh(one.cell))
-    return times
+    known = [(one.cell, one.seconds) for one in records if one.run is not None and one.seconds > 0]
+    return group_pairs(
+        (key, seconds / _weigh(cell)) for cell, seconds in known for key in _list_likenesses(cell.recipe)
+    )
 
 
 def _estimate(cell: Cell, times: _Times) -> float | None:
-    for key in _list_likenesses(cell.recipe):
-        if found := times.get(key):
-            return median(found) * _weigh(cell)
-    return None
+    found = next(filter(None, map(times.get, _list_likenesses(cell.recipe))), None)
+    return median(found) * _weigh(cell) if found else None
 
 
 def _weigh(cell: Cell) -> float:
@@ -119,11 +115,10 @@ def _list_likenesses(recipe: Recipe) -> tuple[tuple[str, ...], ...]:
 
 def list_tasks(rows: Sequence[SweepRow], loads_per_process: int) -> tuple[Task, ...]:
     """Tasks of at most `loads_per_process` cells, in the order of the matrix."""
-    groups: dict[tuple[str, str, tuple[str, ...]], list[SweepRow]] = {}
-    for row in rows:
-        if row.state == Standing.RUN:
-            key = hash_value(plain_from_record(row.cell.recipe)), row.cell.kind, row.cell.options
-            groups.setdefault(key, []).append(row)
+    left = [row for row in rows if row.state == Standing.RUN]
+    groups = group_pairs(
+        ((hash_value(plain_from_record(row.cell.recipe)), row.cell.kind, row.cell.options), row) for row in left
+    )
     found = []
     for group in groups.values():
         for at in range(0, len(group), loads_per_process):

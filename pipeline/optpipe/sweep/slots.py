@@ -124,9 +124,9 @@ def list_devices() -> tuple[Device, ...]:
 
 
 def _describe(nvml: Any, handle: Any) -> Device:
-    def read(call: Any, *arguments: Any) -> Any:
+    def read(call: Any) -> Any:
         try:
-            return call(handle, *arguments)
+            return call(handle)
         except nvml.NVMLError:
             return None
 

@@ -143,12 +143,9 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
     result = bench_artifacts((artifact,), plan, store, SilentListener())
     run = load_run(Path(result.run_dir))
     groups = _group_run(run)
-    found = {}
-    for cell in cells:
-        group = groups.get(replace(cell.load, length=None).key)
-        asked = first.processes if result.interrupted else None
-        found[cell.key] = outcome_from_group(group, artifact.entry.id, run.name, asked)
-    return found
+    asked = first.processes if result.interrupted else None
+    measured = {cell.key: groups.get(replace(cell.load, length=None).key) for cell in cells}
+    return {key: outcome_from_group(group, artifact.entry.id, run.name, asked) for key, group in measured.items()}
 
 
 def _group_run(run: Run) -> dict[object, tuple[MeasurementGroup, tuple[Reason, ...]]]:

@@ -182,26 +182,22 @@ def collect_garbage(store: Store, *, dry_run: bool) -> Removal:
     Raises StageError while another process makes entries, which nothing needs yet.
     """
     with nullcontext() if dry_run or not store.workspace.is_dir() else store.exclusive():
-        return _collect_garbage(store, dry_run=dry_run)
-
-
-def _collect_garbage(store: Store, *, dry_run: bool) -> Removal:
-    entries, broken = store.scan_entries()
-    needed: set[str] = set()
-    wave = [entry for entry in entries if entry.kind in _KEPT and entry.find_damage() is None]
-    while wave:
-        needed |= {entry.id for entry in wave}
-        parents = {parent for entry in wave for parent in entry.manifest.parents} - needed
-        wave = [entry for entry in entries if entry.id in parents]
-    while companions := {
-        entry.id
-        for entry in entries
-        if entry.kind in _COMPANIONS and entry.id not in needed and set(entry.manifest.parents) <= needed
-    }:
-        needed |= companions
-    unneeded = [entry.path for entry in entries if entry.id not in needed]
-    removal = _remove(store, [*unneeded, *broken], dry_run=dry_run)
-    return replace(removal, scratch_bytes=_sweep(store, dry_run=dry_run))
+        entries, broken = store.scan_entries()
+        needed: set[str] = set()
+        wave = [entry for entry in entries if entry.kind in _KEPT and entry.find_damage() is None]
+        while wave:
+            needed |= {entry.id for entry in wave}
+            parents = {parent for entry in wave for parent in entry.manifest.parents} - needed
+            wave = [entry for entry in entries if entry.id in parents]
+        while companions := {
+            entry.id
+            for entry in entries
+            if entry.kind in _COMPANIONS and entry.id not in needed and set(entry.manifest.parents) <= needed
+        }:
+            needed |= companions
+        unneeded = [entry.path for entry in entries if entry.id not in needed]
+        removal = _remove(store, [*unneeded, *broken], dry_run=dry_run)
+        return replace(removal, scratch_bytes=_sweep(store, dry_run=dry_run))
 
 
 def _remove(store: Store, folders: list[Path], *, dry_run: bool) -> Removal:
@@ -302,8 +298,7 @@ def _describe_proof(proof: Mapping[str, Any], found: EntryDetails) -> Iterator[S
     tone, word = (Tone.STRONG, "proven") if proof["proven"] else (Tone.BAD, "NOT proven")
     yield Sentence(f"{found.entry.precision}: {word}, {proof['reason']}", tone, "precision")
     recorded = proof.get("placement")
-    placement = None if recorded is None else record_from_plain(recorded, Placement, found.entry.path)
-    if placement is not None and placement.count:
+    if recorded and (placement := record_from_plain(recorded, Placement, found.entry.path)).count:
         yield Sentence(format_placement(placement), Tone.DOUBTFUL, "elsewhere")
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from optpipe.core import LazyModule
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_text
@@ -23,6 +24,8 @@ from optpipe.models.inputs.sample_set import (
     draw_subset,
     format_unreadable,
 )
+
+tokenizers = LazyModule("tokenizers")
 
 
 @dataclass(frozen=True)
@@ -155,9 +158,7 @@ def find_long_texts(texts: Mapping[str, str], tokenizer: str, max_length: int) -
 
     `tokenizer` is the content of a `tokenizer.json`; its own truncation applies first.
     """
-    from tokenizers import Tokenizer
-
-    loaded = Tokenizer.from_str(tokenizer)
+    loaded = tokenizers.Tokenizer.from_str(tokenizer)
     loaded.no_padding()
     counts = (len(each.ids) for each in loaded.encode_batch(list(texts.values())))
     return {name: count for name, count in zip(texts, counts, strict=True) if count > max_length}
@@ -180,9 +181,7 @@ def find_first_tokens(text: str, encoded: Any) -> list[int]:
 
 def tokenize(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[Any]:
     """The `tokenizers.Encoding` of each text, unpadded, cut at `max_length` or the tokenizer's own limit."""
-    from tokenizers import Tokenizer
-
-    loaded = Tokenizer.from_file(str(tokenizer))
+    loaded = tokenizers.Tokenizer.from_file(str(tokenizer))
     loaded.no_padding()
     own = loaded.truncation or {"max_length": max_length}
     loaded.enable_truncation(**{**own, "max_length": min(own["max_length"], max_length)})

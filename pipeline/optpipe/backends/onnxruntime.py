@@ -7,7 +7,7 @@ Source of session and provider options: onnxruntime.ai/docs/execution-providers/
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optpipe.backends.base import (
     Backend,
@@ -17,7 +17,9 @@ from optpipe.backends.base import (
     Device,
     Marked,
     Option,
+    Run,
     Serving,
+    Session,
     prefers_channels_last,
 )
 from optpipe.backends.onnx_graph import MarkedGraph, OnnxGraph, layers_from_onnx, load_onnx, replace_nodes
@@ -36,9 +38,6 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
 from optpipe.core.precision import LayerType, Precision
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
-
-if TYPE_CHECKING:
-    from optpipe.backends.base import Run, Session
 
 GRAPH_FILE = "model.onnx"
 OPTIONS: dict[Device, tuple[Option, ...]] = {
@@ -131,7 +130,7 @@ class OnnxRuntime(Backend):
             placement = session.find_placement(layers)
         return BuildResult(layers, GRAPH_FILE, options, {"tensor_cores": tensor_cores}, placement, remarks=remarks)
 
-    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
+    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
         merged = self.merge_options({**info.options, **options}, info.device)
         tensor_cores = bool(info.details.get("tensor_cores"))
         return OnnxRuntimeSession(directory / GRAPH_FILE, info.device, merged, tensor_cores=tensor_cores)
@@ -139,7 +138,7 @@ class OnnxRuntime(Backend):
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
         options = {**self.merge_options(info.options, info.device), "cuda_graph": False}
 
-        def open_graph(model: Any, _: object) -> "Run":
+        def open_graph(model: Any, _: object) -> Run:
             cores = bool(info.details.get("tensor_cores"))
             return OnnxRuntimeSession(model.SerializeToString(), info.device, options, tensor_cores=cores).run
 

@@ -5,24 +5,21 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from optpipe.backends.base import Binding, Run
+from optpipe.backends.base import Binding, Device, Run
 from optpipe.backends.onnx_graph import MarkedGraph, load_onnx
 from optpipe.core import LazyModule, np, torch
 from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.precision import MAX_OTHERS, LayerType, PlacedNode, Placement
 
-if TYPE_CHECKING:
-    from optpipe.backends.base import Device
-
 ort, state = LazyModule("onnxruntime"), LazyModule("onnxruntime.capi.onnxruntime_pybind11_state")
 BIAS_FUSION_PASS = "ConvAddFusion"
 """Puts the additions that `separate_biases` makes back into the convolutions."""
 WEIGHT_PASS = "WeightBiasQuantization"
 """Quantizes floating-point layers between Q/DQ pairs: see `protect_convolutions`."""
-PROVIDERS: dict["Device", str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+PROVIDERS: dict[Device, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ORT_TYPES = {
     "tensor(float)": "float32", "tensor(float16)": "float16", "tensor(bfloat16)": "bfloat16", "tensor(int64)": "int64",
     "tensor(int32)": "int32", "tensor(int8)": "int8", "tensor(uint8)": "uint8", "tensor(bool)": "bool",
@@ -43,7 +40,7 @@ to 63.4% mIoU. Processors with VNNI ignore the setting. Source: onnxruntime_sess
 
 
 def create_inference_session(
-    graph: Path | bytes, device: "Device", options: Any, provider: Mapping[str, str], *, quantize_floats: bool = False
+    graph: Path | bytes, device: Device, options: Any, provider: Mapping[str, str], *, quantize_floats: bool = False
 ) -> Any:
     """An `onnxruntime.InferenceSession` of a file or of a serialized graph; `provider` holds the CUDA provider's options.
 
@@ -89,7 +86,7 @@ def _reason(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rpartition(" : ")[2].rpartition("&) ")[2][:240]
 
 
-def optimize_graph(graph: Path, target: Path, device: "Device", *, quantize_floats: bool = False) -> None:
+def optimize_graph(graph: Path, target: Path, device: Device, *, quantize_floats: bool = False) -> None:
     """Writes the graph as the provider fuses it. Layouts depend on the processor, so loading changes them, not this.
 
     See `create_inference_session` for `quantize_floats`.
@@ -115,7 +112,7 @@ class OnnxRuntimeSession:
     def __init__(
         self,
         graph: Path | bytes,
-        device: "Device",
+        device: Device,
         options: Mapping[str, Any],
         *,
         tensor_cores: bool = False,
@@ -217,7 +214,7 @@ found, version = session.run(None, inputs)[0], f"ONNX Runtime {{{{ort.__version_
 """The compiled graph of a `REPRODUCER`, on an execution provider."""
 
 
-def mark_as_written(graph: Any, inputs: Iterable[InputSpec], device: "Device") -> MarkedGraph:
+def mark_as_written(graph: Any, inputs: Iterable[InputSpec], device: Device) -> MarkedGraph:
     """`graph` in the same precision without optimizations."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -13,9 +13,21 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from optpipe.backends.base import Backend, BuildRequest, BuildResult, Capability, Device, Option, Serving, merge_options
+from optpipe.backends.base import (
+    Backend,
+    BuildRequest,
+    BuildResult,
+    Capability,
+    Device,
+    Marked,
+    Option,
+    Run,
+    Serving,
+    Session,
+    merge_options,
+)
 from optpipe.backends.onnx_graph import MarkedGraph, count_node_macs, infer_graph_types, iterate_nodes, load_onnx
 from optpipe.backends.tensorrt_engine import (
     TensorRTSession,
@@ -37,9 +49,6 @@ from optpipe.core.precision import LayerType, Precision
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.files import write_bytes
-
-if TYPE_CHECKING:
-    from optpipe.backends.base import Marked, Run, Session
 
 ENGINE_FILE = "model.engine"
 REPRODUCE = """import os
@@ -143,17 +152,17 @@ class TensorRT(Backend):
             return f"built for compute capability {targets}, this is {list_gpus()[0].compute_capability}"
         return why_not
 
-    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":  # noqa: ARG002
+    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:  # noqa: ARG002
         return TensorRTSession(self._library(), directory / ENGINE_FILE, options)
 
-    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> "Marked":
+    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
         """Builds the engine's graph again with marked outputs, for the shapes of one sample."""
         from optpipe.backends.onnxruntime_session import mark_as_written, mark_source
 
         options = {name: value for name, value in request.options.items() if name != "profiles"}
         inputs, written = request.card.inputs, load_onnx(request.graph)
 
-        def open_graph(model: Any, feeds: Mapping[str, Any]) -> "Run":
+        def open_graph(model: Any, feeds: Mapping[str, Any]) -> Run:
             shapes = [InputSpec(name, str(each.dtype), *[each.shape] * 3) for name, each in feeds.items()]
             with TemporaryDirectory() as folder:
                 directory, card = Path(folder), replace(request.card, inputs=tuple(shapes))
@@ -288,7 +297,7 @@ class TorchTensorRT(TensorRT):
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         return TENSORRT.find_run_blocker(info)
 
-    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> "Marked":
+    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
         return Backend.open_marked(self, info, request, source)
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002

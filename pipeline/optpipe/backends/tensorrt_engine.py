@@ -8,18 +8,14 @@ TensorRT-RTX Engines".
 from collections.abc import Mapping, Sequence
 from math import log, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from optpipe.backends.base import Binding, BuildRequest, Option, merge_options
+from optpipe.backends.base import Binding, BuildRequest, Device, Option, merge_options
 from optpipe.backends.torch_program import CUDA_GRAPH, CudaGraphBinding
 from optpipe.core import np, torch
 from optpipe.core.card import InputSpec, Shape, TensorSpec, batch_ranges_from_text
 from optpipe.core.errors import BadInputError, StageError, escape, read_as_user_file
 from optpipe.core.precision import Precision
-
-if TYPE_CHECKING:
-    from optpipe.backends.base import Device
-
 
 MAX_OPTIMIZATION_LEVEL = 5
 HARDWARE_COMPATIBILITY = {"none": "NONE", "ampere+": "AMPERE_PLUS", "sameComputeCapability": "SAME_COMPUTE_CAPABILITY"}
@@ -217,7 +213,7 @@ _DTYPES = {
 
 
 class TensorRTSession:
-    device: "Device" = "cuda"
+    device: Device = "cuda"
 
     def __init__(self, trt: Any, engine: Path, options: Mapping[str, Any]) -> None:
         self._options = merge_options(options, {CUDA_GRAPH.name: CUDA_GRAPH.default}, trt.__name__)

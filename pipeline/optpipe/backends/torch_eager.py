@@ -1,9 +1,10 @@
 """torch itself, eager or replayed from a CUDA graph: the baseline everything else is measured against."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from optpipe.backends.base import BuildRequest, BuildResult, Device, Marked, Option
+from optpipe.backends.base import BuildRequest, BuildResult, Device, Marked, Option, Session
 from optpipe.backends.torch_program import (
     CUDA_GRAPH,
     THREADS,
@@ -20,11 +21,6 @@ from optpipe.backends.torch_program import (
 from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo
 from optpipe.workspace.environment import get_package_version
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from optpipe.backends.base import Session
 
 PROGRAM_FILE = "model.pt2"
 
@@ -46,12 +42,12 @@ class TorchEager(TorchBackend):
         layers = layers_from_program(program, request.precision)
         return BuildResult(layers, PROGRAM_FILE, options, record_tensors(request))
 
-    def load(self, directory: "Path", info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
+    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
         chosen = self.merge_options({**info.options, **options}, info.device)
         refuse_pickles(directory / PROGRAM_FILE)
         return TorchSession(torch.export.load(directory / PROGRAM_FILE).module(), info, chosen)
 
-    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: "Path") -> Marked:  # noqa: ARG002
+    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:  # noqa: ARG002
         refuse_pickles(request.directory / PROGRAM_FILE)
         program = torch.export.load(request.directory / PROGRAM_FILE).run_decompositions({}).module()
         module = mark_source(request)

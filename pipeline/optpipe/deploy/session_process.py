@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 
+from optpipe.backends.base import Session
 from optpipe.backends.registry import BACKENDS
 from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo
@@ -30,9 +31,6 @@ from optpipe.core.records import read_record
 from optpipe.deploy.frames import Arrays, SharedMemory, read_frame, write_frame
 from optpipe.deploy.triton_config import list_positions
 from optpipe.workspace.entry import entry_from_folder
-
-if TYPE_CHECKING:
-    from optpipe.backends.base import Session
 
 Answer = Callable[[Sequence[Arrays]], list[dict[str, np.ndarray]]]
 """Maps the requests of a batch to their outputs, in order."""
@@ -179,7 +177,7 @@ def list_captured_sizes(largest: int) -> list[int]:
     return [*(1 << power for power in range((largest - 1).bit_length())), largest]
 
 
-def can_capture(session: "Session") -> bool:
+def can_capture(session: Session) -> bool:
     """True for a session on a GPU whose requests differ only in the number of samples."""
     rest = [size for each in session.inputs for size in each.shape[1:]]
     return session.device == "cuda" and all(isinstance(size, int) and size > 0 for size in rest)
@@ -188,7 +186,7 @@ def can_capture(session: "Session") -> bool:
 class CapturedSession:
     """Runs batches of up to `largest` samples in CUDA graphs."""
 
-    def __init__(self, session: "Session", largest: int) -> None:
+    def __init__(self, session: Session, largest: int) -> None:
         self._session, self._sizes = session, list_captured_sizes(largest)
         self._buffers: dict[int, _Buffers] = {}
 
@@ -210,7 +208,7 @@ class CapturedSession:
 class _Buffers:
     """A binding for one batch size, with pinned host memory on both sides."""
 
-    def __init__(self, session: "Session", size: int) -> None:
+    def __init__(self, session: Session, size: int) -> None:
         rows = {each.name: np.zeros((size, *map(int, each.shape[1:])), each.dtype) for each in session.inputs}
         self._binding = session.bind(rows)
         self._given = {name: torch.from_numpy(array).pin_memory() for name, array in rows.items()}

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard
 from optpipe.evaluate.result import Accuracy, Agreement, EvaluatedModel
@@ -19,9 +20,6 @@ from optpipe.stats.paired import (
     compute_share_interval,
     figure_from_samples,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 TOP_K = 5
 
@@ -68,10 +66,10 @@ class Classification(TaskContract):
         arrays = (np.array(each) for each in (source, found, truths))
         return replace(row, accuracy=compute_accuracy(*arrays, top5=classes > TOP_K))
 
-    def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":
+    def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:
         return np.equal([each[0] for each in predictions], truths).astype(np.float64)[:, None]
 
-    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         return self.gather(self.take_as_truths(source), found)[:, 0]
 
     def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
@@ -82,13 +80,13 @@ class Classification(TaskContract):
         return compute_agreement(np.array(source), np.array(found))
 
 
-def list_best_classes(scores: "np.ndarray") -> list[list[int]]:
+def list_best_classes(scores: np.ndarray) -> list[list[int]]:
     best = np.argsort(-np.asarray(scores, np.float32), axis=1, kind="stable")[:, :TOP_K]
     found: list[list[int]] = best.tolist()
     return found
 
 
-def compute_agreement(source: "NDArray[np.int64]", found: "NDArray[np.int64]") -> Agreement | None:
+def compute_agreement(source: NDArray[np.int64], found: NDArray[np.int64]) -> Agreement | None:
     """Share of equal best classes, both (samples, k); None if the source model predicts one class for all samples."""
     before, after = source[:, 0], found[:, 0]
     if np.unique(before).size < 2:
@@ -98,7 +96,7 @@ def compute_agreement(source: "NDArray[np.int64]", found: "NDArray[np.int64]") -
 
 
 def compute_accuracy(
-    source: "NDArray[np.int64]", found: "NDArray[np.int64]", labels: "NDArray[np.int64]", *, top5: bool
+    source: NDArray[np.int64], found: NDArray[np.int64], labels: NDArray[np.int64], *, top5: bool
 ) -> Accuracy:
     """Accuracy on `labels` (samples,) and the drop from the source model; both predictions are (samples, k), best first."""
     before, after = source[:, 0], found[:, 0]

@@ -4,9 +4,10 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError
@@ -15,9 +16,6 @@ from optpipe.evaluate.result import Agreement, ClassScore, EvaluatedModel, Score
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.stats.paired import CONFIDENCE, SampledFigure, Share, figure_from_samples, mean_from_samples
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Values = Sequence[Any]
 """Predictions or truths of one task, one plain value per sample that Parquet can hold."""
@@ -30,9 +28,9 @@ class Measured:
     """Scores of one model's predictions, and each sample's part in them."""
 
     gathered: Any
-    values: "NDArray[np.float64]"
+    values: NDArray[np.float64]
     """(scores,)"""
-    parts: "NDArray[np.float64]"
+    parts: NDArray[np.float64]
     """(samples or groups of them, scores), as in `stats.paired.figure_from_samples`."""
     samples: int
     are_means: bool
@@ -109,11 +107,11 @@ class TaskContract:
         """The basis of the scores; an array (samples, scores) if a score is a mean over samples."""
         raise NotImplementedError
 
-    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """Every score for every row of `weights` (rows, samples): (rows, scores), where sample j counts weights[i, j] times."""
         return np.asarray(weights @ gathered / weights.sum(axis=1, keepdims=True))
 
-    def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
+    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:  # noqa: ARG002
         """The first score of each class (classes,); NaN for a class that does not occur."""
         return np.zeros(0)
 
@@ -121,7 +119,7 @@ class TaskContract:
         """Names for `compute_class_scores`; the card's labels by default."""
         return labels
 
-    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         """Agreement of both predictions for each sample (samples,), from 0 to 1."""
         return np.array([float(one == other) for one, other in zip(source, found, strict=True)])
 

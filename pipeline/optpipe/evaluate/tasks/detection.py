@@ -18,9 +18,10 @@ import contextlib
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
@@ -32,9 +33,6 @@ from optpipe.models.inputs.image_set import ImageSet, read_boxes, read_image_siz
 from optpipe.models.inputs.rows import Arrays, rows_from_outputs, split_batches
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.stats.paired import CONFIDENCE, figure_from_samples
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 LAYOUTS = ("yolov5", "yolov8", "boxes6", "detr", "rt-detr", "torchvision")
 SUPPRESSED = ("yolov5", "yolov8")
@@ -65,9 +63,9 @@ class Head:
 class Found:
     """Boxes of one image: corners (k, 4) in pixels of the input, scores (k,), class indices (k,); best first."""
 
-    boxes: "NDArray[np.float64]"
-    scores: "NDArray[np.float64]"
-    labels: "NDArray[np.int64]"
+    boxes: NDArray[np.float64]
+    scores: NDArray[np.float64]
+    labels: NDArray[np.int64]
 
 
 def find_head(card: ModelCard) -> Head:
@@ -158,7 +156,7 @@ def decode_outputs(outputs: Arrays, card: ModelCard, head: Head, sides: tuple[in
     return [_decode_queries(logits, _to_corners(boxes) * scale, head) for logits, boxes in pairs]
 
 
-def _decode_yolo(rows: "NDArray[np.float64]", head: Head) -> Found:
+def _decode_yolo(rows: NDArray[np.float64], head: Head) -> Found:
     """Each class of a box above the minimum becomes a separate box; then NMS within each class."""
     scores = rows[:, 4:] if head.layout == "yolov8" else rows[:, 5:] * rows[:, 4:5]
     place, labels = np.nonzero(scores >= head.minimum_score)
@@ -167,7 +165,7 @@ def _decode_yolo(rows: "NDArray[np.float64]", head: Head) -> Found:
     return _select(chosen.boxes[kept], chosen.scores[kept], chosen.labels[kept], head)
 
 
-def _decode_queries(logits: "NDArray[np.float64]", boxes: "NDArray[np.float64]", head: Head) -> Found:
+def _decode_queries(logits: NDArray[np.float64], boxes: NDArray[np.float64], head: Head) -> Found:
     if head.layout == "detr":
         powers = np.exp(logits - logits.max(1, keepdims=True))
         shares = (powers / powers.sum(1, keepdims=True))[:, :-1]
@@ -178,7 +176,7 @@ def _decode_queries(logits: "NDArray[np.float64]", boxes: "NDArray[np.float64]",
     return _select(boxes[query], scores[query, label], label, head)
 
 
-def suppress(found: Found, iou: float) -> "NDArray[np.int64]":
+def suppress(found: Found, iou: float) -> NDArray[np.int64]:
     """Indices that non-maximum suppression within each class keeps (torchvision's `batched_nms`), best first."""
     import torch
     from torchvision.ops import batched_nms
@@ -187,13 +185,13 @@ def suppress(found: Found, iou: float) -> "NDArray[np.int64]":
     return np.asarray(batched_nms(*tensors, iou).numpy())
 
 
-def _select(boxes: "NDArray[Any]", scores: "NDArray[Any]", labels: "NDArray[Any]", head: Head) -> Found:
+def _select(boxes: NDArray[Any], scores: NDArray[Any], labels: NDArray[Any], head: Head) -> Found:
     order = np.argsort(-scores, kind="stable")[: head.max_boxes]
     order = order[scores[order] >= head.minimum_score]
     return Found(boxes[order].astype(np.float64), scores[order].astype(np.float64), labels[order].astype(np.int64))
 
 
-def _to_corners(boxes: "NDArray[np.float64]") -> "NDArray[np.float64]":
+def _to_corners(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
     center, half = boxes[:, :2], boxes[:, 2:4] / 2
     return np.concatenate([center - half, center + half], axis=1)
 
@@ -216,15 +214,15 @@ PARITY_SCORE, PARITY_IOU = 0.25, 0.5
 class MatchedClass:
     """Detections of one class over all images, best first, and the number of objects in each image."""
 
-    image: "NDArray[np.int64]"
+    image: NDArray[np.int64]
     """Image of each detection, (detections,)."""
-    right: "NDArray[np.bool_]"
+    right: NDArray[np.bool_]
     """(thresholds, detections): matched to an object that counts."""
-    wrong: "NDArray[np.bool_]"
+    wrong: NDArray[np.bool_]
     """(thresholds, detections): not matched; a match with a crowd is neither right nor wrong."""
-    score: "NDArray[np.float64]"
+    score: NDArray[np.float64]
     """(detections,)"""
-    objects: "NDArray[np.float64]"
+    objects: NDArray[np.float64]
     """(images,), without crowds."""
 
 
@@ -285,8 +283,8 @@ def _collect(images: Sequence[Any]) -> MatchedClass:
 
 
 def compute_rates(
-    gathered: Sequence[MatchedClass], weights: "NDArray[np.float64]", score: float
-) -> tuple["NDArray[np.float64]", "NDArray[np.float64]"]:
+    gathered: Sequence[MatchedClass], weights: NDArray[np.float64], score: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """F1 and recall (rows,) of all classes together, of boxes with at least `score` that match at an IoU of 0.5."""
     right, wrong, objects = np.zeros((3, weights.shape[1]))
     for one in gathered:
@@ -298,13 +296,13 @@ def compute_rates(
     return 2 * hits / np.maximum(hits + misses + there, np.spacing(1.0)), hits / np.maximum(there, np.spacing(1.0))
 
 
-def compute_average_precision(matched: MatchedClass, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+def compute_average_precision(matched: MatchedClass, weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """AP (rows, thresholds), where image j counts weights[i, j] times; NaN for a row without objects."""
     size = max(1, CELLS // max(matched.image.size, 1))
     return np.concatenate([_sum_up(matched, weights[start : start + size]) for start in range(0, len(weights), size)])
 
 
-def _sum_up(matched: MatchedClass, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+def _sum_up(matched: MatchedClass, weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Looks only at right detections, where recall rises and precision is largest."""
     objects, each = weights @ matched.objects, weights[:, matched.image]
     found = np.where((objects > 0)[:, None], np.zeros((1, len(THRESHOLDS))), np.nan)
@@ -400,16 +398,16 @@ class Detection(TaskContract):
     def gather(self, truths: Values, predictions: Values) -> list[MatchedClass]:
         return match_boxes(truths, predictions)
 
-    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """AP over thresholds of 0.50 to 0.95, AP50 and AP75: means over the classes that occur; then F1 and recall."""
         each = np.stack([compute_average_precision(one, weights) for one in gathered if one.objects.any()])
         means = [np.nanmean(each, axis=(0, 2)), np.nanmean(each[..., 0], 0), np.nanmean(each[..., 5], 0)]
         return np.stack([*means, *compute_rates(gathered, weights, PARITY_SCORE)], axis=1)
 
-    def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
+    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:  # noqa: ARG002
         return np.array([compute_average_precision(one, np.ones((1, len(one.objects))))[0].mean() for one in gathered])
 
-    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         """F1 of each image's boxes of one class with an IoU of at least PARITY_IOU; 1 if neither model has any."""
         return np.array([_compute_overlap(one, other) for one, other in zip(source, found, strict=True)])
 
@@ -441,7 +439,7 @@ class Detection(TaskContract):
 class _AtThresholds(Detection):
     scores = tuple(f"F1@{each:.0%}" for each in SCORE_THRESHOLDS)
 
-    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.stack([compute_rates(gathered, weights, each)[0] for each in SCORE_THRESHOLDS], axis=1)
 
 
@@ -454,7 +452,7 @@ def _decode_boxes(outputs: Arrays, card: ModelCard) -> list[Found]:
     return decode_outputs(outputs, card, find_head(card), sides)
 
 
-def _list_boxes(found: Found, boxes: "NDArray[np.float64]") -> list[list[float]]:
+def _list_boxes(found: Found, boxes: NDArray[np.float64]) -> list[list[float]]:
     sizes = boxes[:, 2:] - boxes[:, :2]
     kept = (sizes > 0).all(1)
     rows = np.concatenate([boxes[:, :2], sizes, found.scores[:, None], found.labels[:, None]], axis=1)[kept]

@@ -2,9 +2,10 @@
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from optpipe.core.card import ModelCard
@@ -21,9 +22,6 @@ from optpipe.models.inputs.image_set import (
 )
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 MAX_CLASSES = 255
 
@@ -68,7 +66,7 @@ class Segmentation(TaskContract):
             found.append(encode_mask((rows @ logits @ columns.T).argmax(0).astype(np.uint8)))
         return found
 
-    def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":
+    def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:
         """Correct, predicted, and true pixels, (3, images, classes), without ignored ones."""
         tables = []
         for pair in zip(truths, predictions, strict=True):
@@ -79,23 +77,23 @@ class Segmentation(TaskContract):
             tables.append(np.stack([np.bincount(each, minlength=MAX_CLASSES + 1) for each in counted]))
         return np.stack(tables, axis=1).astype(np.float64)
 
-    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         both, predicted, true = (weights @ each for each in gathered)
         with np.errstate(invalid="ignore"):
             accuracy = both.sum(1) / true.sum(1)
         return np.stack([np.nanmean(_divide(both, predicted + true - both), axis=1), accuracy], axis=1)
 
-    def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
+    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:  # noqa: ARG002
         both, predicted, true = gathered.sum(axis=1)
         last = max(np.flatnonzero(predicted + true), default=-1)
         return _divide(both, predicted + true - both)[: last + 1]
 
-    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         pairs = zip(source, found, strict=True)
         return np.array([float((_decode_mask(one) == _decode_mask(other)).mean()) for one, other in pairs])
 
 
-def _make_interpolation(axis: Axis, side: int, cells: int) -> "NDArray[np.float32]":
+def _make_interpolation(axis: Axis, side: int, cells: int) -> NDArray[np.float32]:
     """The matrix (source pixels, output cells) of linear interpolation between centers of cells, clamped at the border.
 
     `side` is the input's; the output's cells divide it evenly.
@@ -110,15 +108,15 @@ def _make_interpolation(axis: Axis, side: int, cells: int) -> "NDArray[np.float3
     return matrix
 
 
-def _divide(part: "NDArray[np.float64]", whole: "NDArray[np.float64]") -> "NDArray[np.float64]":
+def _divide(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0))
 
 
-def encode_mask(mask: "NDArray[np.uint8]") -> bytes:
+def encode_mask(mask: NDArray[np.uint8]) -> bytes:
     target = io.BytesIO()
     Image.fromarray(mask).save(target, "PNG")
     return target.getvalue()
 
 
-def _decode_mask(data: bytes) -> "NDArray[np.uint8]":
+def _decode_mask(data: bytes) -> NDArray[np.uint8]:
     return np.asarray(Image.open(io.BytesIO(data)), np.uint8)

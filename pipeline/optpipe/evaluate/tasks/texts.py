@@ -5,9 +5,10 @@ correlation with human ratings.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
@@ -16,9 +17,6 @@ from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.models.inputs.text_set import TextSet
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 OUTSIDE = "O"
 BEGINS, ENDS = ("B", "S", "U"), ("E", "L", "S", "U")
@@ -69,7 +67,7 @@ class TokenClassification(TaskContract):
     def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
         return _list_types(truths)
 
-    def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":
+    def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:
         """Correct, predicted, and true entities (texts, types, 3); the last type holds all types that no truth has."""
         types = {name: place for place, name in enumerate(_list_types(truths))}
         counts = np.zeros((len(truths), len(types) + 1, 3))
@@ -80,18 +78,18 @@ class TokenClassification(TaskContract):
                     row[types.get(name, len(types)), column] += 1
         return counts
 
-    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """F1, precision, and recall over all types; NaN without an entity."""
         right, found, true = (weights @ gathered.sum(axis=1)).T
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.stack([2 * right / (found + true), right / found, right / true], axis=1)
 
-    def compute_class_scores(self, truths: Values, gathered: Any) -> "NDArray[np.float64]":  # noqa: ARG002
+    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:  # noqa: ARG002
         right, found, true = gathered[:, :-1].sum(axis=0).T
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(2 * right / (found + true))
 
-    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         """Share of words with the same tag; 1 for a text without words."""
         shares = [
             np.mean([one == other for one, other in zip(*pair, strict=True)] or [1])
@@ -208,7 +206,7 @@ class Embedding(TaskContract):
     def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
         return truths is None or self.count_units(truths) >= FEWEST_PAIRS
 
-    def gather(self, truths: Values, predictions: Values) -> "tuple[NDArray[np.float64], NDArray[np.float64]]":
+    def gather(self, truths: Values, predictions: Values) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Cosines and ratings of all pairs, (pairs,) each; cosines within ROUNDING of each other become their least."""
         numbers, rows = np.array([each[0] for each in truths]), np.array(predictions, np.float64)
         order = np.argsort(numbers, kind="stable")
@@ -216,7 +214,7 @@ class Embedding(TaskContract):
         stated = np.array([truths[place][1] for place in order[::2]], np.float64)
         return _join_equal(_compute_cosine(rows[order[::2]], rows[order[1::2]])), stated
 
-    def compute_scores(self, gathered: Any, weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """Spearman's correlation with weights and mean ranks for ties; 0 if all cosines, or all ratings, are equal."""
         one, other = (_rank(values, weights) for values in gathered)
         total = weights.sum(axis=1, keepdims=True)
@@ -225,18 +223,18 @@ class Embedding(TaskContract):
         spread = np.sqrt(first * second)
         return np.asarray(np.divide(both, spread, out=np.zeros_like(both), where=spread > 0)[:, None])
 
-    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         """The cosine of both models' embeddings of each text, at least 0."""
         return np.maximum(_compute_cosine(np.array(source, np.float64), np.array(found, np.float64)), 0.0)
 
 
-def _compute_cosine(one: "NDArray[np.float64]", other: "NDArray[np.float64]") -> "NDArray[np.float64]":
+def _compute_cosine(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
     """Cosines of rows (…, values); 0 if either is zero."""
     lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
     return np.asarray((one * other).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny))
 
 
-def _join_equal(values: "NDArray[np.float64]") -> "NDArray[np.float64]":
+def _join_equal(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Replaces each of `values` (pairs,) by the least of its group; a group spans at most ROUNDING."""
     order, joined, start = np.argsort(values), np.empty_like(values), 0
     ordered = values[order]
@@ -247,7 +245,7 @@ def _join_equal(values: "NDArray[np.float64]") -> "NDArray[np.float64]":
     return joined
 
 
-def _rank(values: "NDArray[np.float64]", weights: "NDArray[np.float64]") -> "NDArray[np.float64]":
+def _rank(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """The rank of each value in each row (rows, pairs), where value j counts weights[i, j] times."""
     known, place = np.unique(values, return_inverse=True)
     counts = np.zeros((len(weights), len(known)))

@@ -12,9 +12,10 @@ drops, and intervals without the user's code.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError, require_existing
@@ -24,9 +25,6 @@ from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.models.sources.python_file import UserCode, describe_user_error
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 PREFIX = "user:"
 _METHODS = ("read_truths", "decode", "score")
@@ -41,10 +39,10 @@ class StoredScores(TaskContract):
     def take_as_truths(self, predictions: Values) -> Values:
         return [each["prediction"] for each in predictions]
 
-    def gather(self, truths: Values, predictions: Values) -> "NDArray[np.float64]":  # noqa: ARG002
+    def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:  # noqa: ARG002
         return np.array([[each["score"]] for each in predictions], np.float64)
 
-    def compute_sample_parity(self, source: Values, found: Values) -> "NDArray[np.float64]":
+    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         return np.array(
             [float(one["prediction"] == other["prediction"]) for one, other in zip(source, found, strict=True)]
         )

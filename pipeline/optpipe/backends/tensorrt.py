@@ -29,6 +29,7 @@ from optpipe.backends.base import (
     merge_options,
 )
 from optpipe.backends.onnx_graph import MarkedGraph, count_node_macs, infer_graph_types, iterate_nodes, load_onnx
+from optpipe.backends.onnxruntime_session import mark_as_written, mark_source
 from optpipe.backends.tensorrt_engine import (
     TensorRTSession,
     create_config,
@@ -157,8 +158,6 @@ class TensorRT(Backend):
 
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
         """Builds the engine's graph again with marked outputs, for the shapes of one sample."""
-        from optpipe.backends.onnxruntime_session import mark_as_written, mark_source
-
         options = {name: value for name, value in request.options.items() if name != "profiles"}
         inputs, written = request.card.inputs, load_onnx(request.graph)
 

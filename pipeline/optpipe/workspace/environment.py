@@ -46,20 +46,18 @@ def list_gpus() -> tuple[Gpu, ...]:
 @contextmanager
 def open_nvml() -> Iterator[Any]:
     """The module `pynvml`; None without it or a driver."""
-    try:
+    nvml: Any = None
+    with suppress(ModuleNotFoundError):
         import pynvml
-    except ModuleNotFoundError:
-        yield None
-        return
+
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            nvml = pynvml
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml
+        yield nvml
     finally:
-        pynvml.nvmlShutdown()
+        if nvml is not None:
+            nvml.nvmlShutdown()
 
 
 def select_visible_gpus(text: str | None, uuids: Sequence[str]) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from urllib.parse import urlparse, urlsplit
 
 from msgspec import structs
 
+from optpipe.core import LazyModule
 from optpipe.core.card import InputSpec, ModelCard, Task, Tokenization
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, MissingError, first_line, read_as_user_file
@@ -36,6 +37,7 @@ from optpipe.models.sources.modules import (
 from optpipe.models.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
 from optpipe.workspace.environment import get_package_version
 
+transformers, timm, models = map(LazyModule, ("transformers", "timm", "torchvision.models"))
 HUB = "huggingface.co"
 
 
@@ -126,29 +128,27 @@ class HuggingFaceSource:
     def load(self, weights: WeightsRequest) -> LoadedModel:
         if get_package_version("transformers") is None:
             raise MissingError(f"{self.name} requires transformers; install it with `uv sync --extra hf`")
-        import transformers
-
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()  # the record has the tensors that are not in the checkpoint
         with nullcontext() if Path(self.repository).exists() else use_hub() as unreachable:
-            return self._load(transformers, weights, unreachable)
+            return self._load(weights, unreachable)
 
-    def _load(self, transformers: Any, weights: WeightsRequest, unreachable: str | None) -> LoadedModel:
-        config = self._read_config(transformers, unreachable)
-        kind, task = _choose_head(transformers, config, self.name)
+    def _load(self, weights: WeightsRequest, unreachable: str | None) -> LoadedModel:
+        config = self._read_config(unreachable)
+        kind, task = _choose_head(config, self.name)
         module, record = self._module(kind, config, weights, unreachable)
         image = task is Task.CLASSIFICATION
-        tokenizer = None if image else _load_tokenizer(transformers, self.repository)
-        card = self._make_image_card(transformers, config) if image else self._make_text_card(config, tokenizer, task)
+        tokenizer = None if image else _load_tokenizer(self.repository)
+        card = self._make_image_card(config) if image else self._make_text_card(config, tokenizer, task)
         if task is Task.EMBEDDING:
-            pooling = _read_pooling(transformers, self.repository)
+            pooling = _read_pooling(self.repository)
             card = replace(card, labels=(), head={"pooling": pooling})
             module = pool_tokens(module, pooling)
         flat = flatten_module(module, keywords=tuple(each.name for each in card.inputs))
         text = tokenizer.backend_tokenizer.to_str() if tokenizer else None
         return LoadedModel(card, record, module=flat, tokenizer=text)
 
-    def _read_config(self, transformers: Any, unreachable: str | None) -> Any:
+    def _read_config(self, unreachable: str | None) -> Any:
         try:
             return transformers.AutoConfig.from_pretrained(self.repository)
         except (OSError, ValueError) as error:
@@ -184,7 +184,7 @@ class HuggingFaceSource:
         drawn = f"{len(missing)} of {len(module.state_dict())} tensors are not in the checkpoint, first {missing[0]}"
         return module, WeightsRecord("random", sha256, request.seed, drawn)
 
-    def _make_image_card(self, transformers: Any, config: Any) -> ModelCard:
+    def _make_image_card(self, config: Any) -> ModelCard:
         try:
             processor = transformers.AutoImageProcessor.from_pretrained(self.repository)
         except OSError as error:
@@ -219,7 +219,7 @@ class HuggingFaceSource:
         return Path(self.repository).resolve().name
 
 
-def _choose_head(transformers: Any, config: Any, name: str) -> tuple[Any, Task]:
+def _choose_head(config: Any, name: str) -> tuple[Any, Task]:
     """The class that loads the checkpoint, and its task. Raises BadInputError for an unsupported head."""
     if type(config) in transformers.AutoModelForImageClassification._model_mapping:
         return transformers.AutoModelForImageClassification, Task.CLASSIFICATION
@@ -236,7 +236,7 @@ def _choose_head(transformers: Any, config: Any, name: str) -> tuple[Any, Task]:
     )
 
 
-def _read_pooling(transformers: Any, repository: str) -> str:
+def _read_pooling(repository: str) -> str:
     """`cls` or `mean` from sentence-transformers' configuration; `mean` without one."""
     place = transformers.utils.cached_file(
         repository, "config.json", subfolder=POOLING_FOLDER, _raise_exceptions_for_missing_entries=False
@@ -254,7 +254,7 @@ def _read_pooling(transformers: Any, repository: str) -> str:
     return known[modes[0]]
 
 
-def _load_tokenizer(transformers: Any, repository: str) -> Any | None:
+def _load_tokenizer(repository: str) -> Any | None:
     """The fast tokenizer; None without one. Without vocabulary files transformers would create an empty one."""
     with suppress(OSError, ValueError):
         for name in VOCABULARY_FILES:
@@ -291,21 +291,19 @@ class TimmSource:
     def load(self, weights: WeightsRequest) -> LoadedModel:
         if get_package_version("timm") is None:
             raise MissingError(f"{self.name} requires timm; install it with `uv sync --extra timm`")
-        import timm
-
         architecture = self.model.split(".")[0]
         if not timm.is_model(architecture):
             near = get_close_matches(architecture, timm.list_models(), n=3)
             hint = f": did you mean {', '.join(near)}?" if near else ""
             raise BadInputError(f"unknown timm model '{self.model}'{hint}")
-        module, record = self._module(timm, weights)
+        module, record = self._module(weights)
         config = timm.data.resolve_data_config(model=module)
         transform = transform_from_timm(config)
         image = InputSpec("images", "float32", *((n, *config["input_size"]) for n in DEFAULT_BATCH_PROFILE))
         card = ModelCard(self.model, self.name, Task.CLASSIFICATION, (image,), transform=transform)
         return LoadedModel(card, record, module=module)
 
-    def _module(self, timm: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
+    def _module(self, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
         if request.kind != "default":
             return make_with_weights(lambda: timm.create_model(self.model, pretrained=False), request)
         with use_hub() as unreachable:
@@ -342,11 +340,9 @@ class TorchvisionSource:
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
         """Preprocessing, labels and size come from the default weights' metadata."""
-        from torchvision import models
-
-        task = self._task(models)
+        task = self._task()
         published = models.get_model_weights(self.builder).DEFAULT
-        module, record = self._module(models, published, weights)
+        module, record = self._module(published, weights)
         transform = transform_from_torchvision(published.transforms())
         labels = tuple(published.meta.get("categories", ()))
         height, width = transform.size or _choose_size(module, task)
@@ -364,9 +360,7 @@ class TorchvisionSource:
 
     def require_known(self) -> None:
         """Raises BadInputError, with similar names, for an unknown builder."""
-        from torchvision.models import list_models
-
-        known = list_models()
+        known = models.list_models()
         if self.builder in known:
             return
         near = get_close_matches(self.builder, [*known, *self.also_known], n=3)
@@ -376,7 +370,7 @@ class TorchvisionSource:
             f"unknown model '{self.builder}': {hint}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, CARD.toml"
         )
 
-    def _task(self, models: Any) -> Task:
+    def _task(self) -> Task:
         self.require_known()
         module = models.get_model_builder(self.builder).__module__
         task = next((task for prefix, task in _TASKS.items() if module.startswith(prefix)), Task.CLASSIFICATION)
@@ -386,7 +380,7 @@ class TorchvisionSource:
             )
         return task
 
-    def _module(self, models: Any, published: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
+    def _module(self, published: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
         if request.kind == "default":
             try:
                 module = models.get_model(self.builder, weights=published).eval()

@@ -231,18 +231,8 @@ def _build_one(
         if _reads_graph(backend, precision) or result.model.info.own_precision is not None:
             given = precision, device, result.model, expected, plan.calibration, store, listener, plan.budget
             graph = run_step(f"graph {precision} for {device}", listener, convert_to_precision, *given)
-        wanted = (
-            backend,
-            precision,
-            device,
-            graph,
-            result.model,
-            model.fresh_module,
-            plan.options.get(backend.name, {}),
-            store,
-            listener,
-            plan.raced,
-        )
+        made_of, options = (graph, result.model, model.fresh_module), plan.options.get(backend.name, {})
+        wanted = backend, precision, device, *made_of, options, store, listener, plan.raced
         entry = run_step(f"build {name}", listener, build_artifact, *wanted)
         for remark in entry.info.remarks:
             listener.warn(f"{entry.info.label}: {remark}")

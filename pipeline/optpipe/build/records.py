@@ -281,9 +281,8 @@ _TONES = {Standing.CHOSEN: Tone.GOOD, Standing.FAILED: Tone.BAD, Standing.NOT_PR
 
 def document_from_choice(result: "ChoiceResult") -> Document:
     decision = result.decision
-    if decision.budget.endswith("dB"):
-        budget = f"an SNR of at least {decision.budget}"
-    else:
+    budget = f"an SNR of at least {decision.budget}"
+    if not decision.budget.endswith("dB"):
         budget = f"a drop in {name_score(decision.score)} of at most {decision.budget}"
     return make_document(
         [

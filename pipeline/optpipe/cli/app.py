@@ -77,9 +77,8 @@ class Commands(SectionedGroup):
             if not words:  # the whole help
                 error.show()  # type: ignore[attr-defined] # those that Typer raises all have it
             else:
-                message = error.format_message().replace(
-                    "Value error, ", ""
-                )  # of the library that reads an option's text
+                # the prefix is of the library that reads an option's text
+                message = error.format_message().replace("Value error, ", "")
                 if (context := getattr(error, "ctx", None)) is not None:
                     message += f"\nTry '{context.command_path} --help' for help."
                 _print_failure(message, status, as_json="--json" in words)

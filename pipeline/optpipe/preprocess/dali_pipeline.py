@@ -40,6 +40,7 @@ from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.store import Store
 
+dali = LazyModule("nvidia.dali")
 fn, math, types = map(LazyModule, ("nvidia.dali.fn", "nvidia.dali.math", "nvidia.dali.types"))
 
 INPUT = "DALI_INPUT_0"
@@ -152,9 +153,7 @@ def decode_files(encoded: Any, transform: Transform, plan: DaliPlan) -> GraphIma
 
 def _build_pipeline(graph: Callable[[], Any], plan: DaliPlan, prefetch: int | None, **declared: Any) -> Any:
     require_dali()
-    from nvidia.dali import pipeline_def
-
-    define = pipeline_def(
+    define = dali.pipeline_def(
         graph,
         batch_size=plan.batch_size,
         num_threads=plan.threads,
@@ -282,9 +281,7 @@ def build_preprocessing_artifact(
 
 
 def load_pipeline(path: Path, plan: DaliPlan) -> Any:
-    from nvidia.dali.pipeline import Pipeline
-
-    return Pipeline.deserialize(
+    return dali.Pipeline.deserialize(
         filename=str(path),
         batch_size=plan.batch_size,
         num_threads=plan.threads,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import altair as alt
 else:
     alt = LazyModule("altair")
+vl_convert = LazyModule("vl_convert")
 
 
 WIDTH, HEIGHT = 272, 195
@@ -343,8 +344,6 @@ def _draw(
     height: int = HEIGHT,
 ) -> Figure:
     """Sets the page's fonts and colors, unique ids, and a size that fits its place."""
-    import vl_convert
-
     text = {"labelColor": INK, "titleColor": INK, "labelFontSize": FONT_SIZE, "titleFontSize": FONT_SIZE}
     chart = (
         chart.properties(width=width, height=height)

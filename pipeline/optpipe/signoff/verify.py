@@ -20,6 +20,7 @@ from typing import Any
 
 from optpipe import __version__
 from optpipe.build.verify import recompute_outputs
+from optpipe.core import LazyModule
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, ExitStatus, GateError, MissingError, first_line, read_as_user_file
 from optpipe.core.files import Files
@@ -52,6 +53,7 @@ from optpipe.workspace.places import move_folder, require_unused_path
 from optpipe.workspace.seal import SUMS, UNSEALED, check_approval, check_signature, find_seal_problems
 from optpipe.workspace.store import Store
 
+dsse = LazyModule("securesystemslib.dsse")
 _OWN = {REQUEST, POLICY, VERDICT, *REPORTS, *UNSEALED}
 _FOLDERS = {BUILDS, "runs", "baseline"}
 CLOCKS_APART = timedelta(minutes=1)
@@ -471,9 +473,7 @@ def make_statement(digest: str, policy: Policy, verdict: VerdictRecord) -> Mappi
 
 def sign_statement(statement: object, signer: Any) -> bytes:
     """The envelope as JSON; `signer` is a signer of securesystemslib."""
-    from securesystemslib.dsse import Envelope
-
-    envelope = Envelope(json.dumps(statement, indent=1).encode(), PAYLOAD_TYPE, {})
+    envelope = dsse.Envelope(json.dumps(statement, indent=1).encode(), PAYLOAD_TYPE, {})
     envelope.sign(signer)
     return json.dumps(envelope.to_dict(), indent=1).encode() + b"\n"
 
@@ -499,13 +499,12 @@ def _open_key(path: Path, *, public: bool) -> Any:
 def find_attestation_problems(folder: Path, checked: VerifiedDossier, key: Path) -> Iterator[str]:
     """Finds an invalid signature, or a statement that differs from the dossier."""
     public, path = _open_key(key, public=True), folder / FILE
-    from securesystemslib.dsse import Envelope
     from securesystemslib.exceptions import FormatError, VerificationError
 
     if not path.is_file():
         raise BadInputError(f"{folder} has no {FILE}; optpipe signoff attest writes it")
     with read_as_user_file(path, "a DSSE envelope"):
-        envelope = Envelope.from_dict(json.loads(path.read_bytes()))
+        envelope = dsse.Envelope.from_dict(json.loads(path.read_bytes()))
         try:
             envelope.verify([public], 1)
         except (VerificationError, FormatError) as error:

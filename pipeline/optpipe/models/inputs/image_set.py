@@ -243,8 +243,6 @@ def require_masks(samples: ImageSet, transform: Transform, classes: int | None) 
 
 
 OUTSIDE = 1.0
-
-
 Box = tuple[float, float, float, float, int, float, bool]
 """An annotated object: left, top, width, height in pixels of the source image, its class, its area, and whether it is a crowd."""
 

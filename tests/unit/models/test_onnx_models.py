@@ -156,9 +156,7 @@ def test_a_graph_that_depends_on_the_batch_size_is_built_for_one(tmp_path) -> No
 
 
 def test_without_calibration_data_fp32_is_built_alone(tmp_path) -> None:
-    model, store = Model(OnnxFileSource(branching(tmp_path)), WeightsRequest()), Store(tmp_path / ".optpipe")
-    plan = BuildPlan((Precision.FP32, Precision.INT8), (OnnxRuntime(),), named=True, device="cpu")
-    found = build_model(model, plan, store, SilentListener())
+    found = built(branching(tmp_path), tmp_path, "fp32", "int8")
     assert [each.entry.info.precision for each in found.artifacts] == [Precision.FP32]
     assert "INT8 needs real inputs" in found.failed[0].reason
 
@@ -278,11 +276,7 @@ def branching(folder, **constants):
 def test_a_state_behind_an_if_has_its_own_axis_and_what_int8_leaves_out_is_said(tmp_path) -> None:
     rows = {"x": normal(32, 64), "state": normal(2, 32, 4), "sr": np.repeat([16000, 8000], 16)}
     np.savez(tmp_path / "rows.npz", **rows)
-    model, store = Model(OnnxFileSource(branching(tmp_path)), WeightsRequest()), Store(tmp_path / ".optpipe")
-    plan = BuildPlan(
-        (Precision.FP32, Precision.INT8), (OnnxRuntime(),), named=True, device="cpu", calibration=tmp_path / "rows.npz"
-    )
-    found = build_model(model, plan, store, SilentListener())
+    found = built(branching(tmp_path), tmp_path, "fp32", "int8", calibration=tmp_path / "rows.npz")
     assert [each.batch for each in card_from_file(found.model.file(CARD)).outputs] == [0, 1]
     assert found.artifacts[0].verification.info.passed
     assert "inside If: subgraphs stay in floating point" in found.failed[0].reason
@@ -311,9 +305,8 @@ def test_shapes_are_proposed_as_the_given_tensors_have_them(tmp_path) -> None:
     path = saved(tmp_path, [("Relu", ["x"], ["y"], {})], {"x": ("FLOAT", ["n", 3, "h", "w"])},
                  {"y": ("FLOAT", ["n", 3, "h", "w"])})  # fmt: skip
     np.savez(tmp_path / "rows.npz", x=normal(5, 3, 48, 320))
-    plan = BuildPlan((Precision.FP32,), (OnnxRuntime(),), named=True, device="cpu", images=tmp_path / "rows.npz")
     with pytest.raises(BadInputError, match="--shape x=1x3x48x320:8x3x48x320:64x3x48x320"):
-        build_model(Model(OnnxFileSource(path), WeightsRequest()), plan, Store(tmp_path / "ws"), SilentListener())
+        built(path, tmp_path, "fp32", images=tmp_path / "rows.npz")
 
 
 def test_an_output_whose_shape_depends_on_the_data_is_refused_by_that_shape(tmp_path) -> None:

@@ -59,10 +59,8 @@ class Attention(nn.Module):
     def forward(self, x, context=None):
         own = self.norm(x).flatten(2).transpose(1, 2)
         context = own if context is None else context
-        q, k, v = (
-            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for each in (self.q(own), self.k(context), self.v(context))
-        )
+        projected = (self.q(own), self.k(context), self.v(context))
+        q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in projected)
         found = self.out(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return x + found.transpose(1, 2).unflatten(-1, x.shape[2:])
 

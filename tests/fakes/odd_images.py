@@ -45,10 +45,8 @@ def make_edge_case_files() -> Iterator[tuple[str, bytes]]:
     yield "grayscale 16 bit.png", _encode(Image.fromarray(np.asarray(gray).astype(np.uint16) * 3), "PNG")
     yield "rgb 16 bit.png", _encode_png16(pixels)
     yield "palette.png", _encode(image.convert("P", palette=Image.Palette.ADAPTIVE), "PNG")
-    yield (
-        "palette with transparency.png",
-        _encode(image.convert("P", palette=Image.Palette.ADAPTIVE, colors=16), "PNG", transparency=3),
-    )
+    few = image.convert("P", palette=Image.Palette.ADAPTIVE, colors=16)
+    yield "palette with transparency.png", _encode(few, "PNG", transparency=3)
     alpha = np.dstack([pixels, np.linspace(0, 255, pixels[:, :, 0].size).reshape(pixels.shape[:2]).astype(np.uint8)])
     yield "rgba.png", _encode(Image.fromarray(alpha), "PNG")
     yield "bilevel.png", _encode(image.convert("1"), "PNG")

@@ -73,10 +73,8 @@ def network(rank, *, bias, shared, constant=True, dtype=np.float16):
     generator, second = np.random.default_rng(0), "b1" if shared else "b2"
     shapes = {"w1": (8, 3, *[3] * rank), "w2": (8, 8, *[1] * rank), "b1": (8,), "b2": (8,)}
     biases = dict.fromkeys(("b1", second)) if bias else ()
-    constants = {
-        name: generator.normal(0, 0.3, shapes[name]).astype(dtype)
-        for name in ("w1", "w2", *(biases if constant else ()))
-    }
+    stored = ("w1", "w2", *(biases if constant else ()))
+    constants = {name: generator.normal(0, 0.3, shapes[name]).astype(dtype) for name in stored}
     kind = TensorProto.DataType.Name(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
     inputs = {"x": (kind, ["n", 3, *[5] * rank])} | ({} if constant else {name: (kind, [8]) for name in biases})
     nodes = [

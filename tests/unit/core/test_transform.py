@@ -23,16 +23,8 @@ from optpipe.core.transform import (
 )
 from optpipe.models.inputs.images import apply_transform
 
-PRESET = Transform(
-    (
-        Decode(),
-        Resize((232,)),
-        CenterCrop(224, 224),
-        Rescale(),
-        Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-        Pack(),
-    )
-)
+NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+PRESET = Transform((Decode(), Resize((232,)), CenterCrop(224, 224), Rescale(), NORMALIZE, Pack()))
 
 sides = st.integers(1, 5000)
 resizes = st.one_of(

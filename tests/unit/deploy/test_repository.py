@@ -28,12 +28,8 @@ from optpipe.workspace.files import write_json
 pb = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason="needs the extra `triton`")
 
 names = st.text(st.characters(categories=["L", "N"], include_characters="_:/ \"'\n"), min_size=1, max_size=8)
-served = st.builds(
-    TensorSpec,
-    names,
-    st.sampled_from(sorted(TYPES)),
-    st.lists(st.integers(-1, 512).filter(bool), max_size=4).map(tuple),
-)
+dimensions = st.lists(st.integers(-1, 512).filter(bool), max_size=4).map(tuple)
+served = st.builds(TensorSpec, names, st.sampled_from(sorted(TYPES)), dimensions)
 tensors = st.lists(served, min_size=1, max_size=3, unique_by=lambda each: each.name)
 
 

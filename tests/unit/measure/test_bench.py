@@ -64,13 +64,7 @@ def test_a_model_that_came_quantized_has_the_tolerance_of_int8() -> None:
 def test_a_cause_on_the_host_stops_a_bench_only_where_the_last_two_processes_show_it_at_every_point() -> None:
     def cause(*processes: tuple[str, ...]) -> str | None:
         measured = [
-            planted(
-                Subject("a", "fake", "fp32", "cpu"),
-                1,
-                1.0,
-                process=at,
-                reasons=[Reason(code, "", "", invalidates=True)],
-            )
+            planted(Subject("a", "fake", "fp32", "cpu"), 1, 1.0, process=at, reasons=[Reason(code, "", "", True)])
             for at, codes in enumerate(processes)
             for code in codes
         ]

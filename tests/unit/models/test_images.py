@@ -48,12 +48,8 @@ def test_pictures_come_in_natural_order_from_linked_folders_too(folder, tmp_path
 
 def test_no_folder_a_file_or_an_empty_folder_is_bad_input(folder, tmp_path):
     (tmp_path / "empty").mkdir()
-    for path, said in (
-        (folder / "absent", "no such"),
-        (folder / "2.jpg", "is a file"),
-        (tmp_path / "empty", "no images"),
-    ):
-        with pytest.raises(BadInputError, match=said):
+    for path, why in ((folder / "none", "no such"), (folder / "2.jpg", "is a file"), (tmp_path / "empty", "no images")):
+        with pytest.raises(BadInputError, match=why):
             find_images(path)
 
 

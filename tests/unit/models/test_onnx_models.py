@@ -258,15 +258,8 @@ def branching(folder, **constants):
         outputs = [helper.make_empty_tensor_value_info(f"{name}_{each}") for each in ("y", "next")]
         return helper.make_graph(made, name, [], outputs)
 
-    nodes: list[Any] = [
-        ("Equal", ["sr", "wide"], ["is_wide"], {}),
-        (
-            "If",
-            ["is_wide"],
-            ["y", "next"],
-            {"then_branch": branch("wide", "two"), "else_branch": branch("narrow", "one")},
-        ),
-    ]
+    branches = {"then_branch": branch("wide", "two"), "else_branch": branch("narrow", "one")}
+    nodes: list[Any] = [("Equal", "sr wide", "is_wide"), ("If", "is_wide", "y next", branches)]
     inputs = {"x": ("FLOAT", ["batch", 64]), "state": ("FLOAT", [2, "batch", 4]), "sr": ("INT64", [])}
     outputs = {"y": ("FLOAT", ["batch", 64]), "next": ("FLOAT", [None, None, None])}
     numbers = {"wide": np.array(16000), "one": normal(1), "two": normal(1), "w": normal(64, 64), **constants}

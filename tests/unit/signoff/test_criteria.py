@@ -49,11 +49,8 @@ def criterion(sense, threshold):
 
 @given(st.sampled_from([Sense.AT_MOST, Sense.AT_LEAST]), st.lists(observations(), max_size=4), FINITE, FINITE)
 def test_loosening_never_turns_pass_or_inconclusive_into_fail(sense, found, one, other):
-    tight, loose = sorted((one, other), reverse=sense is Sense.AT_LEAST)
-    before, after = (
-        judge_criterion(criterion(sense, tight), found).verdict,
-        judge_criterion(criterion(sense, loose), found).verdict,
-    )
+    limits = sorted((one, other), reverse=sense is Sense.AT_LEAST)
+    before, after = (judge_criterion(criterion(sense, limit), found).verdict for limit in limits)
     assert not (before is not Verdict.FAIL and after is Verdict.FAIL)
     assert not (before is Verdict.PASS and after is not Verdict.PASS)
 

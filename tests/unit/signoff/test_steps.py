@@ -266,6 +266,7 @@ def test_notes_are_those_of_data_with_the_same_content(tmp_path):
 
 P99 = "[[latency]]\n'p99' = '1 ms'\nbatch_size = 1\n"
 IMAGES = "[[throughput]]\nminimum = '1 images/s'\nbatch_size = 8\n"
+OFFLINE = IMAGES + "scenario = 'offline'\nmode = 'end-to-end'"
 SERVER = "[[latency]]\np99 = '20 ms'\nbatch_size = 1\nscenario = 'server'\nrate = '500 queries/s'\n"
 STREAMS = "[[latency]]\n'p99.9' = '20 ms'\nbatch_size = 4\nscenario = 'multi-stream'\nstreams = 3\n"
 JOULES = "[[energy]]\nmaximum = '1 J/image'\nbatch_size = 64\n"
@@ -276,11 +277,7 @@ SIZE = "[size]\nmaximum = '1 MiB'\n"
     ("text", "energy", "loads"),
     [
         (P99 + IMAGES + SIZE, True, [("batch 1, single-stream, compute", (1, 8), 99.0, 0.6)]),
-        (
-            IMAGES + "scenario = 'offline'\nmode = 'end-to-end'",
-            True,
-            [("batch 8, offline, end-to-end", (8,), 99.0, 0.6)],
-        ),
+        (OFFLINE, True, [("batch 8, offline, end-to-end", (8,), 99.0, 0.6)]),
         (SIZE, True, [("batch 1, single-stream, compute", (1,), 99.0, 0.6)]),
         ("[[latency]]\n'p99.9' = '20 ms'\n", True, [("batch 1, single-stream, compute", (1,), 99.9, 0.6)]),
         ("[[latency]]\n'p99.9' = '20 ms'\n" + IMAGES, True, [("batch 8, single-stream, compute", (8,), 99.9, 0.6)]),

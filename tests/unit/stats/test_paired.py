@@ -136,10 +136,8 @@ def errors(generator, count, spread=0.5):
 def test_it_holds_the_pooled_ratio_itself():
     rows = errors(np.random.default_rng(1), 200)
     low, high = compute_snr_interval(rows, 0.95)
-    rows |= {
-        name: np.ones(200)
-        for name in ("values", "finite", "output_square", "product", "difference_sum", "difference_max")
-    }
+    others = ("values", "finite", "output_square", "product", "difference_sum", "difference_max")
+    rows |= {name: np.ones(200) for name in others}
     assert (low + high) / 2 == pytest.approx(pool_errors("output", rows).snr_db)
 
 

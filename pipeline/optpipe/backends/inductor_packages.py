@@ -115,24 +115,24 @@ class Packages:
 
 
 def load_package(package: Path, device: Device) -> Any:
-    """The package's library as a callable.
+    """The package's library as a callable that takes and returns tensors by position.
 
-    With torch 2.11 on an H200, a new process ends with signal 11 while it loads a package, unless ONNX Runtime has loaded CUDA's
-    libraries by name. torch would also spend 25 s on probes of the CPU's vector instructions, which GPU code does not use.
+    torch's own function imports its compiler first, which takes up to 8 s, and probes the CPU's vector instructions. With torch 2.11 on
+    an H200, a new process ends with signal 11 while it loads a package, unless ONNX Runtime has loaded CUDA's libraries by name.
     """
     import torch
 
     from optpipe.backends.torch_layers.operators import register_operator
 
     register_operator()
-    if device == "cpu":
-        return torch._inductor.aoti_load_package(str(package), run_single_threaded=True)
-    import onnxruntime
-    from torch._inductor import config
+    if device == "cuda":
+        import onnxruntime
 
-    onnxruntime.preload_dlls()
-    with config.patch({"cpp.vec_isa_ok": True}):
-        return torch._inductor.aoti_load_package(str(package), run_single_threaded=True)
+        onnxruntime.preload_dlls()
+    runner = torch._C._aoti.AOTIModelPackageLoader(
+        str(package), "model", True, 1, -1
+    )  # for a single caller, any device
+    return lambda *inputs: runner.boxed_run(list(inputs))
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ def find_flaw(built: BuiltArtifact) -> str | None:
     return None
 
 
-HOPELESS = 1.5
+HOPELESS = 1.25
 """A build that takes this many times as long as the fastest, each in ten inferences of this process, is not raced."""
 
 
@@ -370,6 +370,13 @@ SHORT_LOAD = LoadSpec(
 )  # fmt: skip
 
 
+ON_GPU = (
+    "torch", "torch.utils.flop_counter", "onnxruntime", "optpipe.backends.registry", "optpipe.backends.torch_layers.operators",
+    "optpipe.backends.torch_layers.kernels_gluon",
+)  # fmt: skip
+"""What the race's processes import during the builds."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChoiceResult:
     decision: Decision
@@ -403,48 +410,51 @@ def choose_build(
     require_judgeable(plan.budget, plan.images, card, trained=trained)
     sizes = _choose_sizes(card, batch_sizes)
     wanted, omitted = plan_candidates(model, plan, stored, store, listener)
-    with listener.step("export"):
-        exported, _ = export_model(model, store, listener, stored)
-    card = card_from_file(exported.file(CARD))
-    wanted = add_static_batches(wanted, card, sizes)
-    budget, data, score = choose_budget(plan, exported, listener)
-    first, later = split_precisions(wanted)
-    build = build_model(model, replace(wanted, precisions=first), store, listener)
-    judge = partial(judge_builds, budget, data, model, store=store, listener=listener, truncate=plan.truncate)
-    judged, judged_on = judge(build.artifacts)
-    if later and any(each.keeps_budget and each.entry.info.precision is Precision.FP16 for each in judged):
-        reason = "not faster than fp16 on Tensor Cores, and fp16 is within the budget"
-        omitted += tuple(Omission("", kind, reason) for kind in later)
-    elif later:
-        more = build_model(model, replace(wanted, precisions=later), store, listener)
-        build.artifacts += more.artifacts
-        build.skipped += more.skipped
-        build.failed += more.failed
+    on_gpu = all(each.choose_device(plan.device) == "cuda" for each in wanted.backends)
+    with store.scratch("choose") as scratch, WorkerPool(scratch) as pool:
+        if on_gpu:
+            pool.prepare(ON_GPU)
+        with listener.step("export"):
+            exported, _ = export_model(model, store, listener, stored)
+        card = card_from_file(exported.file(CARD))
+        wanted = add_static_batches(wanted, card, sizes)
+        budget, data, score = choose_budget(plan, exported, listener)
+        first, later = split_precisions(wanted)
+        build = build_model(model, replace(wanted, precisions=first), store, listener)
+        judge = partial(judge_builds, budget, data, model, store=store, listener=listener, truncate=plan.truncate)
         judged, judged_on = judge(build.artifacts)
-    require_artifacts(build)
-    with open_run(store.workspace, "choose") as run:
-        seed = randbits(32)
-        able = [each for each in judged if each.keeps_budget]
-        on_gpu = len(able) > 1 and all(each.entry.info.device == "cuda" for each in able)
-        hopeless = find_hopeless(able, sizes, card) if on_gpu else {}
-        raced = [each.entry.id for each in able if each.entry.id not in hopeless]
-        races, failures = _race(raced, sizes, final_rounds, seed, run, store, listener)
-        failures |= hopeless
-        decision = Decision(
-            model=card.name,
-            model_id=exported.id,
-            budget=str(budget),
-            judged_on=judged_on,
-            batch_sizes=sizes,
-            winners={size: race.winner for size, race in races.items() if race.winner},
-            candidates=list_candidates(judged, races, failures, budget, hopeless),
-            left_out=(*omitted, *build.skipped),
-            failed=tuple(build.failed),
-            seed=seed,
-            score=score,
-        )
-        write_bytes(run.path / DECISION_FILE, json_from_record(decision))
-        finish_run(run, parents=[exported.id, *(each.entry.id for each in judged)], model=card.name)
+        if later and any(each.keeps_budget and each.entry.info.precision is Precision.FP16 for each in judged):
+            reason = "not faster than fp16 on Tensor Cores, and fp16 is within the budget"
+            omitted += tuple(Omission("", kind, reason) for kind in later)
+        elif later:
+            more = build_model(model, replace(wanted, precisions=later), store, listener)
+            build.artifacts += more.artifacts
+            build.skipped += more.skipped
+            build.failed += more.failed
+            judged, judged_on = judge(build.artifacts)
+        require_artifacts(build)
+        with open_run(store.workspace, "choose") as run:
+            seed = randbits(32)
+            able = [each for each in judged if each.keeps_budget]
+            hopeless = find_hopeless(able, sizes, card) if on_gpu and len(able) > 1 else {}
+            raced = [each.entry.id for each in able if each.entry.id not in hopeless]
+            races, failures = _race(raced, sizes, final_rounds, seed, run, pool, store, listener)
+            failures |= hopeless
+            decision = Decision(
+                model=card.name,
+                model_id=exported.id,
+                budget=str(budget),
+                judged_on=judged_on,
+                batch_sizes=sizes,
+                winners={size: race.winner for size, race in races.items() if race.winner},
+                candidates=list_candidates(judged, races, failures, budget, hopeless),
+                left_out=(*omitted, *build.skipped),
+                failed=tuple(build.failed),
+                seed=seed,
+                score=score,
+            )
+            write_bytes(run.path / DECISION_FILE, json_from_record(decision))
+            finish_run(run, parents=[exported.id, *(each.entry.id for each in judged)], model=card.name)
     status = judge_status(decision, judged)
     return ChoiceResult(decision, result_from_build(build, weights, ()), str(run.path), status)
 
@@ -465,6 +475,7 @@ def _race(
     final_rounds: int,
     seed: int,
     run: OpenRun,
+    pool: WorkerPool,
     store: Store,
     listener: Listener,
 ) -> tuple[dict[int, Race], dict[str, str]]:
@@ -476,14 +487,10 @@ def _race(
     title = f"compare {len(built)} builds" if len(built) > 1 else "measure the only build in the race"
     measurements: list[Measurement] = []
     failures: dict[str, str] = {}
-    with (
-        store.scratch("choose") as scratch,
-        WorkerPool(scratch) as pool,
-        listener.step(f"{title} at batch {where}", total=total) as step,
-    ):
+    with listener.step(f"{title} at batch {where}", total=total) as step:
         subjects = {
             id: prepare_subject(
-                find_artifacts(id, store)[0], BenchPlan(SHORT_LOAD), store, pool, scratch / id, run.path
+                find_artifacts(id, store)[0], BenchPlan(SHORT_LOAD), store, pool, pool.directory / id, run.path
             )
             for id in built
         }

@@ -229,6 +229,7 @@ class WorkerPool:
         self.directory, self.affinity = directory, None if affinity is None else tuple(affinity)
         self.modules: dict[str, tuple[str, ...]] = {}
         self._waiting: dict[str, list[StartedWorker]] = {}
+        self._prepared: list[StartedWorker] = []
         self._expected: dict[str, int] = {}
         self._count = 0
 
@@ -236,27 +237,36 @@ class WorkerPool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for each in (worker for group in self._waiting.values() for worker in group):
+        for each in (worker for group in (*self._waiting.values(), self._prepared) for worker in group):
             each.process.kill()
             each.end()
         self._waiting.clear()
+        self._prepared.clear()
 
     def expect(self, kind: str, count: int) -> None:
         self._expected[kind] = self._expected.get(kind, 0) + count
+
+    def prepare(self, modules: Sequence[str]) -> None:
+        """Starts processes of any kind that import `modules` while something else is done before measurements."""
+        self._prepared += [self._start(modules) for _ in range(min(count_cores(), MAX_STANDING_BY))]
 
     def take(self, kind: str) -> StartedWorker:
         """A fresh process. If none stands by, starts as many as are expected and have processors."""
         waiting = self._waiting.setdefault(kind, [])
         expected = self._expected.get(kind, 0)
+        for each in self._prepared:  # no imports during a measurement
+            each.wait_for_event(None)
+        if not waiting and self._prepared:
+            waiting.append(self._prepared.pop(0))
         if not waiting:
             many = max(1, min(expected, count_cores(), MAX_STANDING_BY)) if kind in self.modules else 1
-            waiting += [self._start(kind) for _ in range(many)]
+            waiting += [self._start(self.modules.get(kind, ())) for _ in range(many)]
             for each in waiting if many > 1 else ():  # no imports during a measurement
                 each.wait_for_event(None)
         self._expected[kind] = max(expected - 1, 0)
         return waiting.pop(0)
 
-    def _start(self, kind: str) -> StartedWorker:
+    def _start(self, modules: Sequence[str]) -> StartedWorker:
         self.directory.mkdir(parents=True, exist_ok=True)
         log = self.directory / f"worker-{self._count}.log"
         self._count += 1
@@ -271,7 +281,7 @@ class WorkerPool:
                 bufsize=0,
             )
         started = StartedWorker(process, log)
-        started.send(WorkerStart(self.affinity, self.modules.get(kind, ())))
+        started.send(WorkerStart(self.affinity, tuple(modules)))
         return started
 
 

@@ -52,10 +52,10 @@ def decided(builds, races, failures=None, left_out=(), failed=()):
 
 def test_a_build_that_is_far_slower_in_one_process_is_not_raced(monkeypatch):
     """One that cannot be loaded here is: its process tells why."""
-    delays = {"aaaa": 0.5, "bbbb": 0.5, "cccc": 5.0}
+    delays = {"aaaa": 5.0, "bbbb": 5.0, "cccc": 20.0}
     load = SimpleNamespace(load=lambda path, *_: PlantedSession(delays[path], "none"))
     monkeypatch.setattr(choose, "BACKENDS", {"onnxruntime": load})
-    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr(choose, "_time_launches", lambda binding: binding.session.nanoseconds)
     builds = [judged(name) for name in (*delays, "dddd")]
     for each in builds:
         each.entry.path = each.entry.id

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.measure import trials
-from optpipe.measure.race import FINAL_ROUNDS, MAX_FINALISTS, RACE_ROUNDS, count_processes, race_builds
+from optpipe.measure.race import EARLY_ROUNDS, FINAL_ROUNDS, MAX_FINALISTS, RACE_ROUNDS, count_processes, race_builds
 from optpipe.measure.trials import iterate_arrivals, time_calls, warm_up
 from optpipe.stats.ratio import Change, Order, alternate
 
@@ -41,7 +41,7 @@ def test_each_batch_size_has_its_own_winner():
 def test_the_hopeless_are_started_once_and_the_runner_up_is_compared_in_full():
     machine = SimulatedMachine({"a": {1: 10.0}, "b": {1: 20.0}, "c": {1: 30.0}})
     found = race_builds(["a", "b", "c"], [1], machine.measure, 0)[1]
-    assert machine.started == {"a": 1 + FINAL_ROUNDS, "b": 1 + FINAL_ROUNDS, "c": 1}
+    assert machine.started == {"a": 1 + EARLY_ROUNDS, "b": 1 + EARLY_ROUNDS, "c": 1}
     assert set(found.ratios) == {"b"}
     assert found.compute_slowdown("c") == pytest.approx(3.0)
 

@@ -71,11 +71,9 @@ def optpipe(*arguments: object, cwd: Path | None = None, workspace: Path | None 
 def write_digits_card(path: Path) -> Path:
     """Writes the card of `digits` for the ONNX file of the card's name in its folder."""
     left_out = ("weights", "source", 'name = "digits"')
-    lines = (
-        (ROOT / "models" / "digits.toml").read_text().replace("../calibration", str(ROOT / "calibration")).splitlines()
-    )
+    text = (ROOT / "models" / "digits.toml").read_text().replace("../calibration", str(ROOT / "calibration"))
     own = (f'name = "{path.stem}"', f'source = "{path.stem}.onnx"')
-    path.write_text("\n".join((*own, *(line for line in lines if not line.startswith(left_out)))))
+    path.write_text("\n".join((*own, *(line for line in text.splitlines() if not line.startswith(left_out)))))
     return path
 
 

@@ -24,9 +24,7 @@ def attested(signed, tmp_path_factory):
             ["openssl", "pkey", "-in", folder / f"{name}.pem", "-pubout", "-out", folder / f"{name}.pub.pem"],
             check=True,
         )
-    optpipe(
-        "signoff", "attest", found.dossier, "--key", folder / "key.pem", "--output", folder / "attestations"
-    ).expect(0)
+    optpipe("signoff", "attest", found.dossier, "--key", "key.pem", "--output", "attestations", cwd=folder).expect(0)
     return folder
 
 
@@ -67,10 +65,9 @@ def test_verify_checks_signature_and_digests(attested, inside, tmp_path):
     assert "is not signed by this key, or was changed" in ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize("words", [("--key", "missing.pem"), ("--key", "signed/policy.toml")])
-def test_bad_keys_are_refused_and_nothing_is_written(attested, inside, tmp_path, words):
-    ran = inside(
-        "signoff", "attest", attested / "signed/dossier", *words, "--output", tmp_path / "new", cwd=attested
-    ).expect(2)
+@pytest.mark.parametrize("key", ["missing.pem", "signed/policy.toml"])
+def test_bad_keys_are_refused_and_nothing_is_written(attested, inside, tmp_path, key):
+    words = ("--key", key, "--output", tmp_path / "new")
+    ran = inside("signoff", "attest", attested / "signed/dossier", *words, cwd=attested).expect(2)
     assert "openssl genpkey" in ran.stderr
     assert not (tmp_path / "new").exists()

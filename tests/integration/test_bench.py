@@ -91,13 +91,11 @@ def test_an_artifact_against_itself(workspace, artifact, inside, monkeypatch, tm
     monkeypatch.setattr("optpipe.measure.figures.find_reasons", lambda _: ())  # else rounds are measured again
     monkeypatch.setattr("optpipe.measure.pair.MAX_ROUND_FACTOR", 1)  # no more of them on a noisy machine
     quick = ("--batch", "1", *QUICK[6:], "--min-time", "0.1", "--percentile", "50", "--workspace", workspace, "--json")
-    document = (
-        inside("bench", artifact, "--against", artifact, "--rounds", "8", *quick, cwd=tmp_path).expect(0).document
-    )
-    found = document["comparison"]
+    ran = inside("bench", artifact, "--against", artifact, "--rounds", "8", *quick, cwd=tmp_path).expect(0)
+    found = ran.document["comparison"]
     assert found["ratio"]["rounds"] == 8
     assert found["ratio"]["ci"][0] <= found["ratio"]["value"] <= found["ratio"]["ci"][1]
-    assert len(document["measurements"]) == 16
+    assert len(ran.document["measurements"]) == 16
 
 
 def test_a_corrupted_artifact_does_not_hide_the_others(workspace, tmp_path):

@@ -92,9 +92,7 @@ def test_a_planted_fault_is_refused_although_the_folder_was_sealed_again(deploym
     assert re.search(old, text, re.DOTALL)
     path.write_text(re.sub(old, new, text, count=1, flags=re.DOTALL))
     check = ("deploy", "--check", deployment, "--workspace", deployed.workspace)
-    assert f"{name}: changed" in inside(*check, cwd=deployment).expect(2).stderr, (
-        "a changed byte shows by the seal alone"
-    )
+    assert f"{name}: changed" in inside(*check, cwd=deployment).expect(2).stderr, "the seal shows a changed byte"
     seal_folder(deployment)
     assert reason in inside(*check, cwd=deployment).expect(2).stderr
 
@@ -174,10 +172,9 @@ def test_wrong_tensors_of_a_running_server_are_refused(deployment, deployed, mon
     planted.write_text(text.replace("each.copy() for", "each[..., ::-1].copy() for"))
     assert planted.read_text() != text
     monkeypatch.setattr(proof, "SHIM", {**SHIM, "model.py": planted})
+    checked = check_deployment(deployment)
     with pytest.raises(GateError, match="output 'logits' is not the signed-off one"):
-        proof.prove_deployment(
-            check_deployment(deployment), find_server(SERVER), Store(deployed.workspace), SilentListener()
-        )
+        proof.prove_deployment(checked, find_server(SERVER), Store(deployed.workspace), SilentListener())
 
 
 WITHOUT_OPTPIPE = "import runpy, sys; sys.modules['optpipe'] = None; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"

@@ -26,11 +26,8 @@ TOPICS = {
 
 def write_sentence(draw: random.Random, share: float) -> str:
     """Eight words, of which about `share` are of food and the others of the sea or of sound."""
-    words = [
-        draw.choice(TOPICS["food"] if draw.random() < share else TOPICS[draw.choice(("sea", "sound"))])
-        for _ in range(8)
-    ]
-    return " ".join(words)
+    topics = ("food" if draw.random() < share else draw.choice(("sea", "sound")) for _ in range(8))
+    return " ".join(draw.choice(TOPICS[topic]) for topic in topics)
 
 
 def write_pairs(path: Path, count: int, seed: int) -> Path:
@@ -49,10 +46,8 @@ def train_encoder(folder: Path) -> None:
     """Its mean-pooled embedding tells how much of a sentence is about food."""
     import torch
 
-    tokenizer, draw = (
-        make_tokenizer([word for topic in TOPICS.values() for word in topic], ends=False),
-        random.Random(1),
-    )
+    tokenizer = make_tokenizer([word for topic in TOPICS.values() for word in topic], ends=False)
+    draw = random.Random(1)
 
     def compute_loss(model: Any) -> Any:
         texts = [write_sentence(draw, draw.random()) for _ in range(64)]

@@ -173,8 +173,6 @@ def test_an_interrupted_calibration_leaves_nothing_half_used(name, exported, tmp
         assert "interrupted" in said
     assert not list(tmp_path.glob(".optpipe/store/calibration-*"))
     assert not list(tmp_path.rglob("table-*.json"))
-    optpipe(
-        "calibrate", "digits", "--images", images, "--count", "40", "--method", "max", "--json", cwd=tmp_path
-    ).expect(0)
+    optpipe("calibrate", "digits", "--images", images, "--count", "40", "--method", "max", cwd=tmp_path).expect(0)
     assert optpipe("store", "gc", "--json", cwd=tmp_path).status == 0
     assert not list(tmp_path.glob(".optpipe/tmp/*"))

@@ -172,10 +172,8 @@ def test_a_signal_ends_nsys_and_the_program_and_leaves_nothing(workspace, docume
     """To the process alone, as a scheduler does it: not to its group, as a terminal does."""
     before = set((workspace / "runs").iterdir())
     arguments = (*INFERENCE, "--iterations", "200000", "--workspace", str(workspace), "--json")
-    command = [sys.executable, "-m", "optpipe", "profile", *arguments]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    words = [sys.executable, "-m", "optpipe", "profile", *arguments]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     begun = {"before the program runs": "profile-*/nsys.log", "while it runs": "profile-*/job-worker.log"}[moment]
     assert _until(lambda: list((workspace / "tmp").glob(begun)), 300)
     process.send_signal(number)

@@ -95,9 +95,7 @@ def test_the_attestation_examples_run_our_commands_and_ask_for_our_result():
     assert asked["type"] == TEST_RESULT
     keys = asked["attestors"][0]["entries"][0]["keys"]
     unlogged = any("--tlog-upload=false" in line for line in lines)
-    assert keys["rekor"]["ignoreTlog"] == keys["ctlog"]["ignoreSCT"] == unlogged, (
-        "what is not logged cannot be asked for"
-    )
+    assert keys["rekor"]["ignoreTlog"] == keys["ctlog"]["ignoreSCT"] == unlogged, "what is not logged is not asked for"
     [condition] = asked["conditions"][0]["all"]
     assert (condition["operator"], condition["value"]) == ("Equals", "PASSED")
     field = condition["key"].strip("{ }")

@@ -20,9 +20,8 @@ def test_the_same_environment_gives_the_same_outputs_to_the_last_bit(found, insi
     ran = inside("signoff", "recheck", found.dossier, *words, "--workspace", found.workspace, cwd=tmp_path)
     assert ran.status in (0, 1, 5), ran.stderr  # how a busy machine scatters is not what is tested here
     record = ran.document
-    assert [(each["name"], each["changed"], each["predictions_changed"]) for each in record["outputs"]] == [
-        ("logits", 0, 0)
-    ]
+    (output,) = record["outputs"]
+    assert (output["name"], output["changed"], output["predictions_changed"]) == ("logits", 0, 0)
     assert not record["versions"]
     low, high = record["latency"]["ci"]
     assert low <= record["latency"]["value"] <= high

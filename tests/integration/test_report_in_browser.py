@@ -147,9 +147,7 @@ def test_figures_are_drawn_in_the_colours_of_the_scheme(page):
     dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
     ink = page.evaluate("getComputedStyle(document.querySelector('figure svg text')).fill")
     assert (ink == "rgb(233, 236, 241)") == dark, "the figures' text follows the scheme"
-    assert (
-        page.evaluate('document.querySelectorAll(\'figure svg [fill^="#f"], figure svg [stroke^="#f"]\').length') == 0
-    )
+    assert page.locator('figure svg [fill^="#f"], figure svg [stroke^="#f"]').count() == 0
 
 
 def test_filter_choose_and_sort(page):

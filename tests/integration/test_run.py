@@ -17,9 +17,8 @@ def chosen(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], 
     """A working directory, and the document of the choice between ONNX Runtime's FP32 and INT8."""
     folder = tmp_path_factory.mktemp("chosen")
     exported(folder / ".optpipe")
-    return folder, optpipe(
-        *AUTO, "--backend", "onnxruntime", "--device", "cpu", "--compare-at", "1,2", "--json", cwd=folder
-    )
+    words = ("--backend", "onnxruntime", "--device", "cpu", "--compare-at", "1,2", "--json")
+    return folder, optpipe(*AUTO, *words, cwd=folder)
 
 
 def test_every_candidate_is_judged_raced_and_recorded(chosen: tuple[Path, Ran]) -> None:

@@ -120,9 +120,7 @@ def _raise_score_and_seal(dossier: Path, score: str) -> str:
 
 def test_derived_preprocessing_passes_on_predictions(built: tuple[str, str, Path]) -> None:
     _, score, folder = built
-    record = read_record(
-        next((folder / ".optpipe" / "runs").glob("preprocess-*")) / "preprocess.json", PreprocessRecord
-    )
+    record = read_record(next(folder.glob(".optpipe/runs/preprocess-*/preprocess.json")), PreprocessRecord)
     found = record.parity.proof.task_score
     assert found is not None
     assert found.name == score

@@ -80,9 +80,8 @@ def test_every_option_is_taken_or_refused_with_the_reason(environment, tmp_path,
     for name in taken:
         assert found[f"taken {name}"].get("proven"), (name, found[f"taken {name}"])
         key = {**found["taken default"]["key"], **found[f"taken {name}"]["key"]}
-        assert (key == found["taken default"]["key"]) == (name == "default"), (
-            "an option that changes the engine is in its key"
-        )
+        same = key == found["taken default"]["key"]
+        assert same == (name == "default"), "an option that changes the engine is in its key"
     for name, (_, status, text) in refused.items():
         assert text in found[f"refused {name}"]["error"], name
         assert found[f"refused {name}"]["status"] == status, name
@@ -148,6 +147,4 @@ except StageError as error:
     assert "no NVIDIA GPU on this machine" in ran.stdout, ran.stderr
     assert "tensorrt 11.4.0.106 cannot load model.engine" in ran.stdout
     assert "CUDA driver version is insufficient" in ran.stdout, "the library's own reason"
-    assert "[TRT]" not in ran.stdout + ran.stderr, (
-        "what the library says is told in the error, not printed beside --json"
-    )
+    assert "[TRT]" not in ran.stdout + ran.stderr, "what the library says is in the error, not printed beside --json"

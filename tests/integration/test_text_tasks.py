@@ -90,7 +90,5 @@ def test_swapped_tags_fail_the_budget(folder: Path) -> None:
     loaded = HuggingFaceSource(str(folder / "tagger")).load(WeightsRequest("default"))
     assert loaded.card.labels == LABELS
     write_lines(folder / "swapped.jsonl", 200, seed=3, swapped=200)
-    ran = optpipe(
-        "evaluate", f"hf:{folder / 'tagger'}", "--data", folder / "swapped.jsonl", "--json", cwd=folder
-    ).expect(0)
+    ran = optpipe("evaluate", f"hf:{folder / 'tagger'}", "--data", "swapped.jsonl", "--json", cwd=folder).expect(0)
     assert json.loads(ran.stdout)["results"][0]["scores"]["scores"][0]["value"] < 0.05

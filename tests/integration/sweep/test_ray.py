@@ -74,9 +74,8 @@ def test_a_node_whose_environment_is_not_as_its_label_says_measures_nothing(clus
     from optpipe.sweep.cluster import RayExecutor, list_cluster_slots
 
     stale = [replace(slot, fingerprint="another") for slot in list_cluster_slots()]
-    cells = cells_from_matrix(
-        Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), gpus=("cpu-a",)), ("cpu-a",)
-    )
+    matrix = Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), gpus=("cpu-a",))
+    cells = cells_from_matrix(matrix, ("cpu-a",))
     executor = RayExecutor(stale, Store(tmp_path), SweepOptions(pending_s=60), program=EMPTY)
     found = run_cells(cells, stale, tmp_path, executor)
     assert [one.state for one in found] == ["failed"]

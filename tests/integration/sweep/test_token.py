@@ -11,10 +11,7 @@ import pytest
 
 from tests.integration.conftest import optpipe
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'optpipe[ray]'"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="needs optpipe[ray]")]
 TOKEN = "0123456789abcdef" * 4
 CLUSTER = f"""
 import sys

@@ -13,6 +13,7 @@ from optpipe.core import LazyModule, np, torch
 from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.precision import MAX_OTHERS, LayerType, PlacedNode, Placement
+from optpipe.core.records import group_pairs
 
 ort, state = LazyModule("onnxruntime"), LazyModule("onnxruntime.capi.onnxruntime_pybind11_state")
 BIAS_FUSION_PASS = "ConvAddFusion"
@@ -176,8 +177,8 @@ class OnnxRuntimeSession:
         """Buffers for these shapes; with `cuda_graph`, each binding has its own graph."""
         outputs = self.run(inputs)
         if self.device == "cpu":
-            copies = {name: value.copy() for name, value in outputs.items()}
-            return OnnxRuntimeBinding(self._session, copy_arrays(inputs), copies)
+            given = {name: array.copy(order="C") for name, array in inputs.items()}  # a binding needs contiguous arrays
+            return OnnxRuntimeBinding(self._session, given, {name: value.copy() for name, value in outputs.items()})
         self._graphs += 1
         filled = {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
         empty = {name: torch.empty_like(torch.from_numpy(array), device="cuda") for name, array in outputs.items()}
@@ -193,11 +194,6 @@ class OnnxRuntimeSession:
         if graph_id is not None:
             options.add_run_config_entry("gpu_graph_id", str(graph_id))
         return OnnxRuntimeBinding(self._session, inputs, outputs, options)
-
-
-def copy_arrays(arrays: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
-    """Contiguous copies, as a binding needs them."""
-    return {name: array.copy(order="C") for name, array in arrays.items()}
 
 
 def mark_source(path: Path, inputs: Iterable[InputSpec]) -> MarkedGraph:
@@ -229,12 +225,12 @@ def mark_as_written(graph: Any, inputs: Iterable[InputSpec], device: Device) -> 
 
 def read_node_times(profile: Path) -> dict[str, float]:
     """The median time in ns of each node in an ONNX Runtime profile. Raises StageError for another file."""
-    times: dict[str, list[int]] = {}
     try:
-        for event in json.loads(profile.read_text(encoding="utf-8")):
-            if event.get("cat") == "Node" and str(event.get("name", "")).endswith(_NODE_SUFFIX):
-                name = str(event["name"]).removesuffix(_NODE_SUFFIX)
-                times.setdefault(name, []).append(1_000 * int(event["dur"]))  # whole microseconds
+        times = group_pairs(
+            (str(event["name"]).removesuffix(_NODE_SUFFIX), 1_000 * int(event["dur"]))  # whole microseconds
+            for event in json.loads(profile.read_text(encoding="utf-8"))
+            if event.get("cat") == "Node" and str(event.get("name", "")).endswith(_NODE_SUFFIX)
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StageError(
             f"{profile.name}: not an ONNX Runtime profile ({type(error).__name__}: {str(error)[:120]})"

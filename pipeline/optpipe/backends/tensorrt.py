@@ -346,7 +346,8 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
         data = layer.get_input(0)
         if data is None or op in _NO_ARITHMETIC:
             continue
-        kind = get_type_name(data.dtype)
+        theirs = get_enum_name(data.dtype)
+        kind = _TYPES.get(theirs, theirs.lower())
         amount = 0
         if op in PRODUCT_LAYERS:
             kind = "int8" if data.name in dequantized else "tf32" if kind == "fp32" and tf32 else kind
@@ -363,9 +364,3 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
 def get_enum_name(value: Any) -> str:
     """`CONVOLUTION` for `LayerType.CONVOLUTION`."""
     return str(value).rpartition(".")[2]
-
-
-def get_type_name(dtype: Any) -> str:
-    """`fp16` for the library's HALF, and so on; other types keep the library's name in lower case."""
-    name = get_enum_name(dtype)
-    return _TYPES.get(name, name.lower())

@@ -95,14 +95,12 @@ def find_best_rows(
 ) -> tuple[dict[str, str | None], dict[str, str]]:
     """Row id by goal, None if no row is shown to be the best, and the reasons; with `slo` only rows that meet it."""
     models = sorted({row.model for row in rows})
-    if len(models) > 1:  # the smallest network is not a better build of the others
-        reason = f"{len(models)} models are compared ({', '.join(models)}); choose one with --model"
-        return dict.fromkeys(Goal), dict.fromkeys(Goal, reason)
     lengths = sorted({row.load.length for row in rows if row.load.length is not None})
-    if len(lengths) > 1:  # nor is the shortest sequence
-        listed = ", ".join(map(str, lengths))
-        reason = f"{len(lengths)} sequence lengths are compared ({listed}); choose one with --length"
-        return dict.fromkeys(Goal), dict.fromkeys(Goal, reason)
+    # the smallest network is not a better build of the others, nor is the shortest sequence
+    for what, found, flag in (("models", models, "--model"), ("sequence lengths", [*map(str, lengths)], "--length")):
+        if len(found) > 1:
+            reason = f"{len(found)} {what} are compared ({', '.join(found)}); choose one with {flag}"
+            return dict.fromkeys(Goal), dict.fromkeys(Goal, reason)
     allowed = [row for row in rows if row.valid and (slo is None or _meets_limit(row, slo))]
     best: dict[str, str | None] = {}
     why: dict[str, str] = {}

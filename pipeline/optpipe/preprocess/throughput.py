@@ -366,11 +366,10 @@ def _measure_dataloader(job: ThroughputJob) -> BatchTimes:
     assert job.loader is not None
     torch.set_num_threads(1)
     workers, on_gpu = job.loader.workers, job.loader.device == "cuda"
-    files = _Files(job.paths, job.transform)
     loader = torch.utils.data.DataLoader(
-        files,
+        _Files(job.paths, job.transform),
         batch_size=job.loader.batch_size,
-        sampler=cycle(range(len(files))),
+        sampler=cycle(range(len(job.paths))),
         num_workers=workers,
         pin_memory=on_gpu,
         prefetch_factor=PREFETCH_FACTOR if workers else None,
@@ -391,9 +390,6 @@ def _measure_dataloader(job: ThroughputJob) -> BatchTimes:
 class _Files:
     def __init__(self, paths: Sequence[Path], transform: Transform) -> None:
         self.paths, self.transform = paths, transform
-
-    def __len__(self) -> int:
-        return len(self.paths)
 
     def __getitem__(self, index: int) -> Any:
         return torch.from_numpy(preprocess_file(self.paths[index], self.transform))

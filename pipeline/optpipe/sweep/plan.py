@@ -52,8 +52,12 @@ def plan_sweep(
     cells: Sequence[Cell], slots: Sequence[Slot], stored: Mapping[str, Sequence[JobRecord]], *, again: bool = False
 ) -> tuple[SweepRow, ...]:
     """A row for each cell. `again` ignores stored results."""
-    times = _learn_times([records[0] for records in stored.values()])
-    by_cell = group_pairs((records[0].cell.key, records[0]) for records in stored.values())
+    jobs = [records[0] for records in stored.values()]
+    known = [(one.cell, one.seconds) for one in jobs if one.run is not None and one.seconds > 0]
+    times = group_pairs(
+        (key, seconds / _weigh(cell)) for cell, seconds in known for key in _list_likenesses(cell.recipe)
+    )
+    by_cell = group_pairs((one.cell.key, one) for one in jobs)
     here = group_pairs((slot.kind, slot.fingerprint) for slot in slots)
     planned = []
     for cell in cells:
@@ -85,13 +89,6 @@ def estimate_total(rows: Sequence[SweepRow], slots: Sequence[Slot]) -> float | N
 
 
 _Times = Mapping[tuple[str, ...], Sequence[float]]
-
-
-def _learn_times(records: Sequence[JobRecord]) -> _Times:
-    known = [(one.cell, one.seconds) for one in records if one.run is not None and one.seconds > 0]
-    return group_pairs(
-        (key, seconds / _weigh(cell)) for cell, seconds in known for key in _list_likenesses(cell.recipe)
-    )
 
 
 def _estimate(cell: Cell, times: _Times) -> float | None:

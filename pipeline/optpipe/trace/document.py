@@ -120,8 +120,7 @@ def _tabulate_kernels(rows: Sequence[KernelRow]) -> Iterator[Part]:
         for row in head[:_ROWS]
     ]
     figures = figure_columns("share", "total", "count", "mean")
-    columns: list[Column | str] = ["top kernels (90% of time)", *figures, "Tensor Cores"]
-    yield from _list_table(columns, cells, len(head))
+    yield from _list_table(["top kernels (90% of time)", *figures, "Tensor Cores"], cells, len(head))
 
 
 def _list_table(
@@ -140,8 +139,8 @@ def _tabulate_calls(rows: Sequence[CallRow], *, distorted: bool) -> Iterator[Par
         (_shorten(row.name), f"{row.share:.1%}", "" if distorted else format_duration(row.total_ns), str(row.count))
         for row in head[:_ROWS]
     ]
-    columns: list[Column | str] = ["top API calls (90% of time)", *figure_columns("share", "total", "count")]
-    yield from _list_table(columns, cells, len(head))
+    columns = figure_columns("share", "total", "count")
+    yield from _list_table(["top API calls (90% of time)", *columns], cells, len(head))
 
 
 def _tabulate_copies(rows: Sequence[CopyRow], totals: Totals) -> Iterator[Part]:
@@ -231,8 +230,8 @@ def _describe_roofline(found: Roofline) -> Iterator[Part]:
         for row in found.layers
         if row.measured_ns
     ]
-    columns: list[Column | str] = ["layers farthest above their bound", *figure_columns("time", "bound", "FLOP/byte")]
-    yield from _list_table(columns, cells[:8], 0)
+    figures = figure_columns("time", "bound", "FLOP/byte")
+    yield from _list_table(["layers farthest above their bound", *figures], cells[:8], 0)
 
 
 def _describe_quality(quality: Quality) -> Iterator[Sentence]:

@@ -28,22 +28,16 @@ NAME_DTYPE = pl.Categorical
 FrameSchema = Mapping[str, PolarsDataType]
 _SPAN: FrameSchema = {"start_ns": pl.Int64, "end_ns": pl.Int64}
 _OPERATION: FrameSchema = {**_SPAN, **dict.fromkeys(("device", "stream", "correlation_id", "pid"), pl.Int64)}
-
-KERNEL_SCHEMA: FrameSchema = {**_OPERATION, "name": NAME_DTYPE, "blocks": pl.Int64, "graph_node": pl.Int64}
-API_SCHEMA: FrameSchema = {**_SPAN, "thread": pl.Int64, "correlation_id": pl.Int64, "name": NAME_DTYPE}
-COPY_SCHEMA: FrameSchema = {
-    **_OPERATION,
-    "bytes": pl.Int64,
-    **dict.fromkeys(("kind", "source_memory", "target_memory"), pl.String),
-    "graph_node": pl.Int64,
-}
-"""Copies and memsets (kind `Memset`)."""
-RANGE_SCHEMA: FrameSchema = {**_SPAN, "thread": pl.Int64, "name": NAME_DTYPE}
 SCHEMAS: Mapping[str, FrameSchema] = {
-    "kernels": KERNEL_SCHEMA,
-    "api": API_SCHEMA,
-    "copies": COPY_SCHEMA,
-    "ranges": RANGE_SCHEMA,
+    "kernels": {**_OPERATION, "name": NAME_DTYPE, "blocks": pl.Int64, "graph_node": pl.Int64},
+    "api": {**_SPAN, "thread": pl.Int64, "correlation_id": pl.Int64, "name": NAME_DTYPE},
+    "copies": {  # and memsets (kind `Memset`)
+        **_OPERATION,
+        "bytes": pl.Int64,
+        **dict.fromkeys(("kind", "source_memory", "target_memory"), pl.String),
+        "graph_node": pl.Int64,
+    },
+    "ranges": {**_SPAN, "thread": pl.Int64, "name": NAME_DTYPE},
 }
 
 

@@ -26,6 +26,7 @@ from typing import Any
 from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, load_onnx
 from optpipe.core import torch
 from optpipe.core.card import InputSpec
+from optpipe.core.records import group_pairs
 from optpipe.measure.trials import time_calls
 from optpipe.workspace.environment import count_cores
 
@@ -237,7 +238,6 @@ _ELEMENTWISE = frozenset({
     "Mish", "Mul", "Neg", "Not", "Or", "PRelu", "Pow", "QuantizeLinear", "Reciprocal", "Relu", "Round", "Selu",
     "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt", "Sub", "Swish", "Tanh", "Where",
 })  # fmt: skip
-_PRODUCT = "MatMul"
 
 
 def graph_costs_from_onnx(
@@ -347,12 +347,9 @@ def _find_leaders(
 def _find_scores(nodes: Sequence[Any], same: Mapping[str, str]) -> frozenset[str]:
     """Outputs of a Softmax that only matrix products read."""
     softmax = {node.output[0] for node in nodes if node.op_type == "Softmax"}
-    readers: dict[str, set[str]] = {}
-    for node in nodes:
-        if node.output[0] not in same:
-            for name in node.input:
-                readers.setdefault(same.get(name, name), set()).add(node.op_type)
-    return frozenset(name for name in softmax if readers.get(name) == {_PRODUCT})
+    reading = (node for node in nodes if node.output[0] not in same)
+    readers = group_pairs((same.get(name, name), node.op_type) for node in reading for name in node.input)
+    return frozenset(name for name in softmax if set(readers.get(name, ())) == {"MatMul"})
 
 
 def _read_bytes(node: Any, name: str, known: Any, size: int) -> int:

@@ -19,7 +19,7 @@ import polars as pl
 from optpipe.trace.analysis import Analysis, TimeArray, array_from_column
 from optpipe.trace.kernels import classify_kernels, shorten_name
 from optpipe.trace.nsys import LIBRARY_RANGES
-from optpipe.trace.read import RANGE_SCHEMA
+from optpipe.trace.read import make_empty_frame
 from optpipe.trace.roofline import (
     ALIGNMENT,
     GraphCosts,
@@ -38,7 +38,7 @@ _NAMED_SHARE = 0.5
 
 def _locate_launches(measured: Analysis) -> pl.DataFrame:
     """One row per launched kernel: `called_ns`, innermost `range` (-1: none), `layer`, and the facts from its name."""
-    ranges = pl.DataFrame(schema=dict(RANGE_SCHEMA))
+    ranges = make_empty_frame("ranges")
     if measured.iterations.height:
         # the ranges inside an iteration, without those of libraries, which have a domain (`cuBLAS:…`)
         depth, family, name = measured.iterations["depth"][0], measured.iterations["family"][0], pl.col("family")

@@ -51,11 +51,8 @@ class Head:
     @property
     def description(self) -> str:
         kept = f"scores of at least {self.minimum_score:g}, at most {self.max_boxes} boxes"
-        nms = (
-            f"NMS outside the engine per class (IoU {self.nms_iou:g})"
-            if self.layout in SUPPRESSED
-            else "no NMS outside the engine"
-        )
+        per_class = f"NMS outside the engine per class (IoU {self.nms_iou:g})"
+        nms = per_class if self.layout in SUPPRESSED else "no NMS outside the engine"
         return f"{self.layout} head, {nms}, {kept}"
 
 

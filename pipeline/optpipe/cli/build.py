@@ -235,7 +235,7 @@ def evaluate(
     shapes: ModelOptions = ModelOptions(),
 ) -> Outcome:
     """Measure the task accuracy of every build on paired data."""
-    from optpipe.evaluate.document import document_from_evaluation
+    from optpipe.evaluate.document import document_from_evaluation, document_from_layers, page_from_layers
     from optpipe.evaluate.evaluate import list_states, run_evaluation
     from optpipe.evaluate.tasks.user_file import UserTask
 
@@ -246,7 +246,6 @@ def evaluate(
         require_writable_file(output, "--output")
     if layers is not None:
         from optpipe.build.remedy import try_remedies
-        from optpipe.evaluate.document import document_from_layers, page_from_layers
         from optpipe.evaluate.layers import compare_layers
 
         tensors = [] if layers == "all" else layers.split(",")

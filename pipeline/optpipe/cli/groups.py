@@ -159,11 +159,9 @@ def _make_parameter(field: Field, *, partial: bool) -> Parameter:
     elif field.repeats:
         kind = list[get_args(kind)[0]]  # type: ignore[misc]
         default = None
-    flags = (
-        [field.flag, *([f"--{param.alias}"] if param.alias else [])]
-        if kind is not bool or field.default is not True
-        else [f"{field.flag}/--no-{field.flag[2:]}"]
-    )
+    flags = [field.flag, *([f"--{param.alias}"] if param.alias else [])]
+    if kind is bool and field.default is True:
+        flags = [f"{field.flag}/--no-{field.flag[2:]}"]
     usual = field.show(field.default) if partial and field.default not in (MISSING, None, False, ()) else ""
     option = typer.Option(
         *flags, metavar=param.metavar, help=f"{param.help}  [default: {usual}]" if usual else param.help,

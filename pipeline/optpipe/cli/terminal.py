@@ -81,11 +81,9 @@ class Terminal(Listener):
             shown = next(each for each in self._progress.tasks if each.id == task)
             while not over.wait(HEARTBEAT_S):
                 seconds, done, total = monotonic() - started, shown.completed, shown.total
-                left = (
-                    f", {done:.0f} of {total:.0f}, about {seconds * (total - done) / done:.0f} s left"
-                    if total and 0 < done < total
-                    else ""
-                )
+                left = ""
+                if total and 0 < done < total:
+                    left = f", {done:.0f} of {total:.0f}, about {seconds * (total - done) / done:.0f} s left"
                 self.console.print(f"{name}: running for {seconds:.0f} s{left}")
 
         if not self.console.is_terminal:

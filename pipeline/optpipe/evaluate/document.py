@@ -166,12 +166,12 @@ def _format_error(error: OutputError) -> str:
 
 
 def _tabulate(found: Evaluation) -> Table:
-    classifies = found.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION)
+    classifies, texts = found.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION), found.dataset.kind == "texts"
     scored = next((row.scores for row in found.results if row.scores is not None), None)
     names = [each.name for each in scored.scores] if scored else []
     figures = [*names, f"{names[0]} drop, points" if names else "drop"]
     if classifies:
-        second = ["macro F1", "macro F1 drop, points"] if found.dataset.kind == "texts" else ["top-5"]
+        second = ["macro F1", "macro F1 drop, points"] if texts else ["top-5"]
         figures = ["top-1", *second, "drop, points", "lost / won"]
     columns: list[Column | str] = [
         "artifact",
@@ -184,11 +184,7 @@ def _tabulate(found: Evaluation) -> Table:
     for row in found.results:
         if row.why_not:
             continue
-        values = (
-            _format_accuracy(row, texts=found.dataset.kind == "texts")
-            if classifies
-            else _format_scores(row, len(names))
-        )
+        values = _format_accuracy(row, texts=texts) if classifies else _format_scores(row, len(names))
         if row.artifact is None:
             rows.append(("source model", "", "", *values, "", "", ""))
             continue

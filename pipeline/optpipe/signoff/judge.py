@@ -12,7 +12,7 @@ from optpipe.build.verify import observe_outputs
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import find_differing_settings, format_settings
-from optpipe.core.quantity import Dimension, format_quantity, format_snr
+from optpipe.core.quantity import Dimension, Estimate, format_quantity, format_snr
 from optpipe.core.verdict import (
     Blocker,
     CriterionResult,
@@ -157,8 +157,7 @@ def _decide_verdict(criterion: Criterion, seen: Observation, broken: set[int]) -
 
 
 def _bounds(seen: Observation) -> tuple[float, float]:
-    value = float(seen.value)
-    return (value if seen.low is None else seen.low), (value if seen.high is None else seen.high)
+    return Estimate(float(seen.value), seen.low, seen.high).bounds
 
 
 def _margin(criterion: Criterion, seen: Observation) -> float:

@@ -362,12 +362,10 @@ def make_dossier_page(
 ) -> Page:
     folder, runs = dossier.folder, dossier.every_run
     profiled = _find_profile(runs, folder)
-    drawn: list[Figure] = []
-    if figures:
-        drawn = draw_measurements(comparison, measured, runs, folder)
-        if profiled is not None:
-            run, stage, profile_files = profiled
-            drawn += draw_profile(stage.profile, profile_files, analyze_stage(run, stage))
+    drawn = draw_measurements(comparison, measured, runs, folder) if figures else []
+    if figures and profiled is not None:
+        run, stage, profile_files = profiled
+        drawn += draw_profile(stage.profile, profile_files, analyze_stage(run, stage))
     pictures, files = list(_list_pictures(runs, folder)), list_raw_files(runs, folder)
     return page_from_verdict(verdict, comparison, drawn, pictures, profiled[1].profile if profiled else None, files)
 

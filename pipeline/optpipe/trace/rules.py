@@ -25,6 +25,7 @@ WITHOUT_PROFILER = "; without the profiler"
 _Find = TypeVar("_Find", bound="Callable[[RuleContext], _Found | None]")
 _TUNING = "optpipe preprocess tunes threads, prefetching, and the share of the hardware JPEG decoder, which recordings do not show"
 _LARGER_BATCH = f"use a larger batch; {_TUNING}"
+_SMALLER_TYPES = "optpipe build --precision fp16, or --precision tf32 where fp32 must stay"
 _PREFETCH = f"prefetch more batches: {_TUNING}"
 _ALLOCATIONS = (
     r"^(cudaMalloc|cudaFree|cudaHostAlloc|cudaFreeHost|cudaMallocHost|cuMemAlloc|cuMemFree|cuModuleLoad|cuLibraryLoad|"
@@ -230,7 +231,7 @@ def find_missed_tensor_cores(context: RuleContext) -> _Found | None:
     if found is None or not found.missed:
         return None
     said = f"{len(found.missed)} of {found.eligible} eligible {found.basis} do not use Tensor Cores"
-    advice = "optpipe build --precision fp16, or --precision tf32 where fp32 must stay"
+    advice = _SMALLER_TYPES
     if any(each.type in ("fp16", "bf16", "int8") for each in found.missed):
         advice = "other kernels: build with --backend onnxruntime,inductor,torch, then optpipe bench; onnxruntime.cudnn_search=EXHAUSTIVE"
     gain = sum(each.could_save_ns for each in found.missed)
@@ -246,13 +247,10 @@ def find_ineligible_layers(context: RuleContext) -> _Found | None:
     evidence = f"{count} matrix {'layer' if count == 1 else 'layers'} cannot use Tensor Cores as they are: "
     evidence += f"{_format_time(found, found.ineligible)}; {first.name}: {first.reason}"
     by_type = first.reason is not None and "no Tensor Cores" in first.reason
-    advice = (
-        "optpipe build --precision fp16, or --precision tf32 where fp32 must stay"
-        if by_type
-        else "pad channels and weights with zeros to that multiple (3 input channels to 8), or use a backend that pads: "
-        "optpipe build --backend torch,inductor, then optpipe bench"
-    )
-    return _Found(evidence, sum(each.could_save_ns for each in found.ineligible), advice)
+    pad = "pad channels and weights with zeros to that multiple (3 input channels to 8), or use a backend that pads: "
+    pad += "optpipe build --backend torch,inductor, then optpipe bench"
+    gain = sum(each.could_save_ns for each in found.ineligible)
+    return _Found(evidence, gain, _SMALLER_TYPES if by_type else pad)
 
 
 @_rule("unfused-kernels")

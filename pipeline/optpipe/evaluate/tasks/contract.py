@@ -171,11 +171,8 @@ class TaskContract:
         count, width = mine.samples, self.score_range[1] - self.score_range[0]
         figures = []
         for value, before, parts, others in zip(mine.values, theirs.values, mine.parts.T, theirs.parts.T, strict=True):
-            own = (
-                mean_from_samples(parts)
-                if mine.are_means
-                else figure_from_samples(float(value), parts, count, self.score_range, self.effect)
-            )
+            given = float(value), parts, count, self.score_range, self.effect
+            own = mean_from_samples(parts) if mine.are_means else figure_from_samples(*given)
             lost = figure_from_samples(float(before - value), others - parts, count, (-width, width), self.effect)
             figures.append((own, lost))
         return mine, theirs, figures

@@ -43,9 +43,7 @@ class StoredScores(TaskContract):
         return np.array([[each["score"]] for each in predictions], np.float64)
 
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
-        return np.array(
-            [float(one["prediction"] == other["prediction"]) for one, other in zip(source, found, strict=True)]
-        )
+        return super().compute_sample_parity(*map(self.take_as_truths, (source, found)))
 
 
 class UserTask(StoredScores):

@@ -58,10 +58,8 @@ def optpipe(*arguments: object, cwd: Path | None = None, workspace: Path | None 
     if environment.keys() <= fork_server.TAKEN and os.environ.get("PYTHONPATH") == fork_server.PYTHONPATH:
         ran = Ran(*fork_server.run_forked(words, cwd or Path.cwd(), environment))
     else:
-        command, variables = (
-            [sys.executable, "-m", "optpipe", *words],
-            {**os.environ, "COLUMNS": fork_server.WIDTH, **environment},
-        )
+        command = [sys.executable, "-m", "optpipe", *words]
+        variables = {**os.environ, "COLUMNS": fork_server.WIDTH, **environment}
         done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=600, check=False)
         ran = Ran(done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in ran.stderr, ran.stderr

@@ -38,12 +38,8 @@ def run_forked(arguments: list[str], folder: Path, more: dict[str, str]) -> tupl
     assert server.stdout is not None
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         files = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]
-        call = {
-            "arguments": arguments,
-            "folder": str(folder),
-            "files": files,
-            "variables": {**os.environ, "COLUMNS": WIDTH, **more},
-        }
+        variables = {**os.environ, "COLUMNS": WIDTH, **more}
+        call = {"arguments": arguments, "folder": str(folder), "files": files, "variables": variables}
         try:
             print(json.dumps(call), file=server.stdin, flush=True)
             status = int(server.stdout.readline())

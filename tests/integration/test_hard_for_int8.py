@@ -55,9 +55,8 @@ def outliers_planted(graph, images):
     del graph.graph.output[1:]
     values = session.run([writer.output[0]], {"image": images})[0]
     others = np.maximum(values, 0).max()
-    weight, bias, next_weight = (
-        weights_of(graph, name).copy() for name in (writer.input[1], writer.input[2], reader.input[1])
-    )
+    names = (writer.input[1], writer.input[2], reader.input[1])
+    weight, bias, next_weight = (weights_of(graph, name).copy() for name in names)
     channel = int(np.argmin(np.abs(next_weight).sum(axis=(0, 2, 3))))
     threshold = np.quantile(values[:, channel], 1 - 2e-4)  # of one channel in 32: 0.0006 % of the tensor
     gain = OUTLIERS * others / (values[:, channel].max() - threshold)

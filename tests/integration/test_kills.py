@@ -150,9 +150,8 @@ def list_finished(folder: Path, known: frozenset[str] = frozenset()) -> frozense
     dossiers = [path for path in (folder / "dossiers").glob("*") if path.is_dir() and not path.name.startswith(".")]
     for path in dossiers:
         assert path.name in known or not check_dossier(path).problems, path
-    return frozenset(
-        (*(each.path.name for each in entries), *(each.name for each in runs), *(each.name for each in dossiers))
-    )
+    stored = [each.path.name for each in entries]
+    return frozenset((*stored, *(each.name for each in runs), *(each.name for each in dossiers)))
 
 
 def test_kills_at_random_moments(tmp_path, exported) -> None:

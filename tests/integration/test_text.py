@@ -170,9 +170,7 @@ def test_two_lengths_are_measured_apart_with_tokens_per_second(run: Run, folder:
     assert "sequence lengths are compared" in compared["best_reason"]["throughput"]
 
 
-@pytest.mark.skipif(
-    shutil.which("nsys") is None, reason="Nsight Systems (nsys) is not installed: sudo .ci/install-nsys"
-)
+@pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not installed: sudo .ci/install-nsys")
 def test_a_profile_is_of_the_length_that_was_asked_for(run: Run, folder: Path) -> None:
     model = f"hf:{folder / 'reviews'}"
     which = (model, "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu", "--stage", "inference")

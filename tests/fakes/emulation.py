@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from optpipe.backends.torch_layers import steps
+from optpipe.backends.torch_layers.launches import split_block
 from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_layers.tactics import Operands
 
@@ -44,6 +45,8 @@ def compute_layer(
 def compute_step(step: steps.Step, given: Operands) -> torch.Tensor:
     """A step's output for tensors on the CPU: INT8 or FP16, (images, channels, height, width) or (..., features)."""
     output = steps.make_output(step, given.data)
+    if isinstance(step, steps.Block):
+        return _compute_block(step, given, output)
     match step:
         case steps.Convolution():
             found = _convolve(step, given)
@@ -81,6 +84,28 @@ def _convolve(step: steps.Convolution, given: Operands) -> Any:
         value = _scale_and_add(added.double(), torch.tensor(given.added_scale, dtype=torch.float32), value)
     value = _end(step, value, given.inverse_scale if step.activation not in steps.BEFORE_SCALING else 1.0)
     return value.reshape(*ahead, -1) if step.flat else value
+
+
+def split_convolutions(step: steps.Block) -> tuple[steps.Convolution, ...]:
+    """The convolutions that a block joins."""
+    middle, wide, third = step.middle, step.wide, step.following
+    spatial = steps.Convolution(middle, (3, 3), middle, 9 * middle**2, step.stride, (1, 1, 1, 1), activation="relu")
+    sum_of = steps.Convolution(wide, (1, 1), middle, middle * wide, activation="relu", added=True)
+    after = (steps.Convolution(third, (1, 1), wide, wide * third, activation="relu"),) if third else ()
+    return spatial, sum_of, *after
+
+
+def _compute_block(step: steps.Block, given: Operands, output: Any) -> Any:
+    data, parts = given.data, []
+    for at, each in enumerate(split_convolutions(step)):
+        own = Operands(
+            data, given.added if each.added else None, given.constants[3 * at : 3 * at + 3], given.added_scale
+        )
+        data = compute_step(each, own)
+        parts.append(data)
+    for part, found in zip(split_block(step, output, given.data), parts[1:], strict=True):
+        part.copy_(found)
+    return output
 
 
 def _attend(step: steps.Attention, given: Operands) -> Any:

@@ -49,6 +49,18 @@ def random_convolution(channels=32, outputs=32, kernel=3, size=8, images=2, seed
     return step, Operands(data, added, upload(arrange_convolution(weight, scale, bias)), added_scale, inverse_scale)
 
 
+def random_block(middle=64, wide=256, following=64, size=16, images=2, stride=1):
+    """A residual block and what it reads."""
+    step = steps.Block(middle, wide, following, stride)
+    given, out = [], size // stride
+    sizes = ((middle, middle, 3, stride), (middle, wide, 1, 1), (wide, following, 1, 1))
+    for seed, (channels, outputs, kernel, pace) in enumerate(sizes[: 3 if following else 2]):
+        end = {"stride": pace, "added": seed == 1}
+        given.append(random_convolution(channels, outputs, kernel, out if seed else size, images, seed, **end)[1])
+    constants = [each for one in given for each in one.constants]
+    return step, Operands(given[0].data, given[1].added, constants, given[1].added_scale)
+
+
 def random_depthwise(channels=48, kernel=3, stride=1, size=9, images=2, seed=0, spare=0, **end):
     """Sums of about 1."""
     rng = np.random.default_rng(seed)
@@ -122,6 +134,24 @@ class Residual(torch.nn.Module):
         value = functional.max_pool2d(self.stem(image).relu(), 3, 2, 1)
         value = (self.second(self.first(value).relu()) + self.down(value)).relu()
         value = (self.third(value) + value).relu()
+        return self.head(value.mean((2, 3)))
+
+
+class Bottleneck(torch.nn.Module):
+    """A residual block of three convolutions whose shortcut is one, and one whose shortcut is what it reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.down = make_normalized(3, 64, 3, stride=2, padding=1), make_normalized(64, 128, 1)
+        self.first, self.fourth = make_normalized(64, 64, 1), make_normalized(128, 64, 1)
+        self.second, self.fifth = (make_normalized(64, 64, 3, padding=1) for _ in range(2))
+        self.third, self.last = make_normalized(64, 128, 1), make_normalized(64, 128, 1)
+        self.head = torch.nn.Linear(128, 10)
+
+    def forward(self, image):
+        value = self.stem(image).relu()
+        value = (self.third(self.second(self.first(value).relu()).relu()) + self.down(value)).relu()
+        value = (self.last(self.fifth(self.fourth(value).relu()).relu()) + value).relu()
         return self.head(value.mean((2, 3)))
 
 
@@ -226,7 +256,7 @@ class Attending(torch.nn.Module):
         return self.head((tokens + self.out(attended)).mean(1))
 
 
-NETWORKS = {each.__name__.lower(): each for each in (Residual, Narrow, Varied, Gated, Tokens, Attending)}
+NETWORKS = {each.__name__.lower(): each for each in (Residual, Bottleneck, Narrow, Varied, Gated, Tokens, Attending)}
 SPEC = InputSpec("image", "float32", (1, 3, 32, 32), (4, 3, 32, 32), (64, 3, 32, 32), batch=0)
 
 

@@ -14,6 +14,7 @@ from tests.fakes.int8_network import (
     SPEC,
     make_int8_request,
     random_attention,
+    random_block,
     random_convolution,
     random_depthwise,
     random_int8,
@@ -45,13 +46,20 @@ CONVOLUTIONS = {
     "narrow": partial(random_convolution, 32, 24, 3, 14, half=True),
     "linear": partial(random_convolution, 64, 48, 1, 14, flat=True),
 }
+BLOCKS = {
+    "block": partial(random_block, size=56),
+    "block without a third": partial(random_block, following=0, size=28),
+    "odd block": partial(random_block, wide=128, size=15),
+    "deep block": partial(random_block, 128, 512, 0, 28),
+    "strided block": partial(random_block, 128, 512, 0, 56, stride=2),
+}
 SMOOTH = ("silu", "hardswish", "relu6", "gelu")
 
 
 @pytest.mark.parametrize("images", [1, 64])
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("name", CONVOLUTIONS | BLOCKS)
 def test_every_tactic_gives_the_emulation_s_numbers(images, name):
-    step, given = CONVOLUTIONS[name](images=images)
+    step, given = (CONVOLUTIONS | BLOCKS)[name](images=images)
     expected, on_gpu = compute_step(step, given), to_gpu(given)
     for tactic in list_tactics(step, on_gpu.data):
         assert torch.equal(launch_step(step, on_gpu, tactic).cpu(), expected), tactic

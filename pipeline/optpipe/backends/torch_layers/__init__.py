@@ -2,9 +2,9 @@
 
 torch exports and compiles the module's program, in which an operator with Triton kernels computes convolutions, attention over few
 tokens, linear layers before an activation, and in INT8 all linear layers. One kernel computes convolution, bias, residual addition,
-activation, and requantization; activations are in NHWC, and in INT8 between such layers. Everything else is torch's compiler's, which
-fuses the quantization with the code before it.
+activation, and requantization, or the convolutions of a residual block; activations are in NHWC, and in INT8 between such layers.
+Everything else is torch's compiler's, which fuses the quantization with the code before it.
 """
 
-LOWERING = 8
+LOWERING = 9
 """Increase it if programs become other steps or the operator's arguments change: packages call the operator they were built for."""

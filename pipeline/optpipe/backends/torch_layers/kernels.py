@@ -192,6 +192,54 @@ def wgmma_convolution_boxes(
     y.store([i0, h0, w0, n], value.reshape(BI, BH, BW, BN))
 
 
+@triton.jit
+def _ended_by_relu(acc, scale, bias, columns):
+    return _ended(acc, tl.load(scale + columns), tl.load(bias + columns), acc, 0.0, 1.0, False, 1, False)
+
+
+@triton.jit(do_not_specialize=["down", "along"])
+def int8_wgmma_block(
+    x, w, scale, bias, w3, scale3, bias3, added, added_scale, y, w1, scale1, bias1, z, down, along, channels, outputs,
+    STRIDE: tl.constexpr, MID: tl.constexpr, NEXT: tl.constexpr,
+    BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A `steps.Block` over boxes of pixels, as in `wgmma_convolution_boxes`.
+
+    The 3x3 convolution's outputs stay in registers. BN columns at a time, the sum is written and multiplied for the NEXT outputs.
+    """
+    _in_turn()
+    BM: tl.constexpr = BI * BH * BW
+    tile = tl.program_id(0)
+    w0 = (tile % along) * BW
+    tile = tile // along
+    h0 = (tile % down) * BH
+    i0 = (tile // down) * BI
+    acc = tl.zeros((BM, MID), tl.int32)
+    BLOCKS: tl.constexpr = MID // BK
+    for step in tl.range(0, 9 * BLOCKS, num_stages=STAGES):
+        tap = step // BLOCKS
+        dr = tap // 3 - 1 + 2 * STRIDE
+        ds = tap % 3 - 1 + 2 * STRIDE
+        first = (ds % STRIDE) * channels + (step % BLOCKS) * BK
+        a = x.load([i0, h0 + dr // STRIDE - 2, dr % STRIDE, w0 + ds // STRIDE - 2, first]).reshape(BM, BK)
+        b = w.load([0, step * BK])
+        acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
+    middle = _ended_by_relu(acc, scale, bias, tl.arange(0, MID))
+    following = tl.zeros((BM, NEXT if NEXT > 0 else 16), tl.int32)
+    for n in tl.range(0, outputs, BN, num_stages=STAGES):
+        b = w3.load([n, 0])
+        r = added.load([i0, h0, w0, n]).reshape(BM, BN)
+        part = tl.dot(middle, b.T, out_dtype=tl.int32)
+        columns = n + tl.arange(0, BN)
+        value = _ended(part, tl.load(scale3 + columns), tl.load(bias3 + columns), r, added_scale, 1.0, True, 1, False)
+        y.store([i0, h0, w0, n], value.reshape(BI, BH, BW, BN))
+        if NEXT > 0:
+            following = tl.dot(value, w1.load([0, n]).T, following, out_dtype=tl.int32)
+    if NEXT > 0:
+        value = _ended_by_relu(following, scale1, bias1, tl.arange(0, NEXT))
+        z.store([i0, h0, w0, 0], value.reshape(BI, BH, BW, NEXT))
+
+
 @triton.jit(do_not_specialize=["cells", "height", "width", "rows", "columns", "shift"])
 def fp16_reorder_cells(
     x, y, cells, height, width, rows, columns, shift, CHANNELS: tl.constexpr, BP: tl.constexpr,

@@ -1,6 +1,6 @@
 """Launches of the kernels that compute steps: shapes, memory layouts, arguments, and outputs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, e, gcd, log2
 from typing import Any
 
@@ -94,15 +94,15 @@ def _launch_at_once(step: steps.Convolution, given: Operands, settings: Mapping[
     return output
 
 
-def _describe_swizzled_tiles(tensor: Any, shape: tuple[int, int], block: tuple[int, int]) -> Any:
+def _describe_swizzled_tiles(tensor: Any, shape: tuple[int, ...], block: tuple[int, ...]) -> Any:
     """A TMA descriptor with the Tensor Cores' layout in shared memory."""
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    width = block[1] * tensor.element_size()
+    width, plain = block[-1] * tensor.element_size(), _describe_tiles(tensor, shape, block)
     swizzle = next(each for each in (128, 64, 32, 0) if each == 0 or width % each == 0)
-    layout = NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=8 * tensor.element_size(), rank=2)
-    return TensorDescriptor(tensor, list(shape), [shape[1], 1], list(block), layout)
+    layout = NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=8 * tensor.element_size(), rank=len(block))
+    return TensorDescriptor(tensor, plain.shape, plain.strides, plain.block_shape, layout)
 
 
 def _count_multiprocessors(device: Any) -> int:
@@ -166,20 +166,13 @@ def _launch_boxes(step: steps.Convolution, given: Operands, settings: Mapping[st
 
 
 def _launch_stem(step: steps.Stem, given: Operands, settings: Mapping[str, int]) -> Any:
-    import torch
+    from optpipe.backends.torch_layers.kernels import fp16_wgmma_stem
 
-    from optpipe.backends.torch_layers.kernels import fp16_reorder_cells, fp16_wgmma_stem
-
-    output, image = steps.make_output(step, given.data), given.data.contiguous()
+    output = steps.make_output(step, given.data)
     weight, bias = given.constants
-    images, channels, height, width = image.shape
-    outputs, *size = output.shape[1:]
-    spanned, lead = step.count_cells()
-    rows, columns = (each + spanned - 1 for each in size)
-    cells = torch.empty((images, rows, columns, 16), dtype=torch.float16, device=image.device)
-    count = images * rows * columns
-    ahead = (image, cells, count, height, width, rows, columns, step.padding[0] + lead)
-    _launch_kernel(fp16_reorder_cells, (ceil(count / 128),), ahead, {"BP": 128, "warps": 4}, CHANNELS=channels)
+    images, outputs, *size = output.shape
+    cells, (spanned, _) = _reorder_cells(step, given, size), step.count_cells()
+    _, rows, columns, _ = cells.shape
     pixels, block = images * size[0] * size[1], settings["BM"]
     arguments = (
         cells, _describe_tiles(weight, tuple(weight.shape), (outputs, spanned * 16)),
@@ -188,6 +181,91 @@ def _launch_stem(step: steps.Stem, given: Operands, settings: Mapping[str, int])
     )  # fmt: skip
     fixed = {"R": spanned, "N": outputs, **_get_ending(step)}
     _launch_kernel(fp16_wgmma_stem, (ceil(pixels / block),), arguments, settings, **fixed)
+    return output
+
+
+def _reorder_cells(step: steps.Stem, given: Operands, size: Sequence[int]) -> Any:
+    """FP16 cells (images, rows, columns, 16) for outputs of `size`, rows and columns."""
+    import torch
+
+    from optpipe.backends.torch_layers.kernels import fp16_reorder_cells
+
+    image = given.data.contiguous()
+    images, channels, height, width = image.shape
+    spanned, lead = step.count_cells()
+    rows, columns = (each + spanned - 1 for each in size)
+    cells = torch.empty((images, rows, columns, 16), dtype=torch.float16, device=image.device)
+    count = images * rows * columns
+    ahead = (image, cells, count, height, width, rows, columns, step.padding[0] + lead)
+    _launch_kernel(fp16_reorder_cells, (ceil(count / 128),), ahead, {"BP": 128, "warps": 4}, CHANNELS=channels)
+    return cells
+
+
+def _launch_stem_at_once(step: steps.Stem, given: Operands, settings: Mapping[str, int]) -> Any:
+    from optpipe.backends.torch_layers.kernels_gluon import fp16_wgmma_stem_at_once
+
+    output = steps.make_output(step, given.data)
+    weight, bias = given.constants
+    images, outputs, *size = output.shape
+    cells, (spanned, _), rows = _reorder_cells(step, given, size), step.count_cells(), settings["ROWS"]
+    more = 1 << (spanned - 2).bit_length() if spanned > 1 else 1
+    down, along = ceil(size[0] / rows), ceil(size[1] / 8)
+    tiles = images * down * along
+    arguments = (
+        *(_describe_swizzled_tiles(cells, cells.shape, (1, each, 8, 16)) for each in (rows, more)),
+        _describe_swizzled_tiles(weight, tuple(weight.shape), (outputs, 16)),
+        _describe_swizzled_tiles(as_channels_last(output), (images, *size, outputs), (1, rows, 8, outputs)),
+        bias, given.inverse_scale, tiles,
+    )  # fmt: skip
+    fixed = {"DOWN": down, "ALONG": along, "R": spanned, "MORE": more, "N": outputs, **_get_ending(step)}
+    grid = min(tiles, _RESIDENT * _count_multiprocessors(output.device))
+    _launch_kernel(fp16_wgmma_stem_at_once, (grid,), arguments, settings, **fixed)
+    return output
+
+
+def split_block(step: steps.Block, output: Any, given: Any) -> tuple[Any, ...]:
+    """Views of the outputs of a block's second and third convolution, (images, channels, height, width)."""
+    images, _, height, width = given.shape
+    size = images, height // step.stride, width // step.stride
+    first = images * size[1] * size[2] * step.wide
+    parts = (output[:first], step.wide), (output[first:], step.following)
+    return tuple(each.view(*size, channels).permute(0, 3, 1, 2) for each, channels in parts if channels)
+
+
+def _launch_block(step: steps.Block, given: Operands, settings: Mapping[str, int]) -> Any:
+    from optpipe.backends.torch_layers.kernels import int8_wgmma_block
+    from optpipe.backends.torch_layers.kernels_gluon import int8_wgmma_block_at_once
+
+    output, memory = steps.make_output(step, given.data), as_channels_last(given.data)
+    w, scale, bias, w3, scale3, bias3, *third = given.constants
+    w1, scale1, bias1 = third or (w3, scale3, bias3)  # not read
+    wide, *last = (as_channels_last(each) for each in split_block(step, output, given.data))
+    images, height, width, _ = wide.shape
+    stride, middle, columns = step.stride, step.middle, settings["BN"]
+    after, more = (last[0], step.following) if last else (wide, columns)
+    at_once = "BI" not in settings
+    box = (1, 8, 8) if at_once else tuple(settings[each] for each in ("BI", "BH", "BW"))
+    describe = _describe_swizzled_tiles if at_once else _describe_tiles
+    down, along = ceil(height / box[1]), ceil(width / box[2])
+    tiles = ceil(images / box[0]) * down * along
+    behind = (
+        scale, bias, describe(w3, tuple(w3.shape), (columns, middle)), scale3, bias3,
+        describe(as_channels_last(given.added), tuple(wide.shape), (*box, columns)), given.added_scale,
+        describe(wide, tuple(wide.shape), (*box, columns)), describe(w1, tuple(w1.shape), (more, columns)), scale1, bias1,
+        describe(after, tuple(after.shape), (*box, more)),
+    )  # fmt: skip
+    fixed = {"MID": middle, "NEXT": step.following}
+    weights = describe(w, tuple(w.shape), (middle, middle))
+    if at_once:
+        fixed |= {"DOWN": down, "ALONG": along, "WIDE": step.wide}
+        data = (describe(memory, tuple(memory.shape), (1, rows, 8, middle)) for rows in (8, 2))
+        grid = min(tiles, _RESIDENT * _count_multiprocessors(output.device))
+        _launch_kernel(int8_wgmma_block_at_once, (grid,), (*data, weights, *behind, tiles), settings, **fixed)
+        return output
+    seen = (images, height, stride, width, stride * middle)
+    pixels = describe(memory, seen, (box[0], box[1], 1, box[2], middle))
+    arguments = (pixels, weights, *behind, down, along, middle, step.wide)
+    _launch_kernel(int8_wgmma_block, (tiles,), arguments, settings, STRIDE=stride, **fixed)
     return output
 
 
@@ -319,6 +397,9 @@ LAUNCHERS: dict[str, Callable[[Any, Operands, Mapping[str, int]], Any]] = {
     "wgmma_attention": _launch_attention,
     "fp16_depthwise": _launch_depthwise,
     "fp16_wgmma_stem": _launch_stem,
+    "fp16_wgmma_stem_at_once": _launch_stem_at_once,
+    "int8_wgmma_block": _launch_block,
+    "int8_wgmma_block_at_once": _launch_block,
     "wgmma_convolution_boxes": _launch_boxes,
     "wgmma_convolution_gathered": _launch_gathered,
     "max_pool": _launch_max_pool,

@@ -145,8 +145,35 @@ class MaxPool:
         return self.half
 
 
-Step = Convolution | Stem | Depthwise | Attention | MaxPool
-_KINDS: dict[str, type[Step]] = {each.__name__: each for each in (Convolution, Stem, Depthwise, Attention, MaxPool)}
+@dataclass(frozen=True, slots=True)
+class Block:
+    """INT8 convolutions of a residual block: 3x3, then 1x1 with the residual addition, then optionally the next block's first, 1x1.
+
+    All end in ReLU. The output is flat: all pixels of the second convolution, then those of the third, each channels last.
+    """
+
+    middle: int
+    """Inputs and outputs of the 3x3 convolution."""
+    wide: int
+    following: int = 0
+    """Outputs of the third convolution; 0 without one."""
+    stride: int = 1
+    half: bool = False
+    floating: bool = False
+
+    @property
+    def outputs(self) -> int:
+        return self.wide + self.following
+
+    @property
+    def macs(self) -> int:
+        return self.middle * (9 * self.middle + self.wide) + self.wide * self.following
+
+
+Step = Convolution | Stem | Depthwise | Attention | MaxPool | Block
+_KINDS: dict[str, type[Step]] = {
+    each.__name__: each for each in (Convolution, Stem, Depthwise, Attention, MaxPool, Block)
+}
 
 
 def text_from_step(step: Step) -> str:
@@ -176,6 +203,10 @@ def make_output(step: Step, given: Any) -> Any:
     """The uninitialized output of a step on `given`; images are channels last in memory."""
     import torch
 
+    if isinstance(step, Block):
+        images, _, height, width = given.shape
+        pixels = images * (height // step.stride) * (width // step.stride)
+        return torch.empty(pixels * step.outputs, dtype=torch.int8, device=given.device)
     dtype = torch.float16 if step.half else torch.int8
     if isinstance(step, Attention) or (isinstance(step, Convolution) and step.flat):
         dtype = torch.float8_e4m3fn if isinstance(step, Attention) and step.e4m3 else dtype

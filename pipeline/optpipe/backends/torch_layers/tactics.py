@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.torch_layers import steps
+from optpipe.workspace.environment import get_package_version
 
 FEW_TILES, MANY_TILES = 200, 60
 """Numbers of tiles of 64 rows and 128 columns: below the first, smaller tiles are tried, since multiprocessors may be idle; above
@@ -113,6 +114,8 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
         case steps.Stem():
             for rows, warps, stages in ((128, 4, 2), (128, 4, 3)):
                 yield Tactic("fp16_wgmma_stem", {"BM": rows, "STAGES": stages, "warps": warps})
+            if _can_overlap():
+                yield Tactic("fp16_wgmma_stem_at_once", {"ROWS": 16, "warps": 8})
         case steps.Depthwise():
             many = given.numel() // step.stride**2 > MANY_OUTPUTS
             for strips, channels, along, warps in _MANY_STRIPS if many else _FEW_STRIPS:
@@ -125,9 +128,28 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
                 yield Tactic("wgmma_attention", {"BM": rows, "warps": warps})
             if not step.biased:
                 yield Tactic("attention_by_torch", {})
+        case steps.Block():
+            if step.middle == 64 and step.stride == 1 and _can_overlap():
+                yield Tactic("int8_wgmma_block_at_once", {"BN": 128, "warps": 4})
+            fits = given.shape[2] % step.stride == given.shape[3] % step.stride == 0
+            for box in _list_boxes(given.shape[3] // step.stride, few=step.middle > 64) if fits else ():
+                sizes = {
+                    **dict(zip(("BI", "BH", "BW"), box, strict=True)),
+                    "BN": step.middle,
+                    "BK": step.middle,
+                    "STAGES": 3,
+                }
+                yield Tactic("int8_wgmma_block", {**sizes, "warps": 4})
         case steps.MaxPool():
             for pixels, warps in ((16, 4), (32, 4)):
                 yield Tactic("max_pool", {"BP": pixels, "warps": warps})
+
+
+@cache
+def _can_overlap() -> bool:
+    """Whether this Triton accepts views of shared memory that overlap, with which all rows of a kernel read one copy: 3.8 does not."""
+    major, minor, *_ = (get_package_version("triton") or "99.0").split(".")
+    return (int(major), int(minor)) < (3, 8)
 
 
 def _choose_depth(step: steps.Convolution, most: int = 128) -> int:

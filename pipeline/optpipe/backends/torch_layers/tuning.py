@@ -18,6 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from optpipe.backends.torch_layers import steps
+from optpipe.backends.torch_layers.blocks import find_blocks, gather_operands, join_layers
+from optpipe.backends.torch_layers.launches import split_block
 from optpipe.backends.torch_layers.operators import launch_step, register_operator
 from optpipe.backends.torch_layers.tactics import Operands, Tactic, list_tactics, text_from_tactics
 from optpipe.core.card import InputSpec
@@ -71,37 +73,80 @@ def tune_program(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[int
 def compile_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> None:
     with collect_kernels() as kernels:
         for inputs in drawn.values():
-            run_layers(program, inputs, lambda _, step, given: _launch_all(step, given))
+            run_layers(
+                program,
+                inputs,
+                lambda _, step, given: _launch_all(step, given),
+                lambda _, block, given, __: _launch_all(block, given),
+            )
     compile_side_by_side([*kernels])
 
 
 def choose_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[int, tuple[Choice, ...]]:
     chosen: dict[Any, dict[int, Tactic]] = {}
-    measured = {}
+    measured: dict[int, dict[Any, Choice]] = {size: {} for size in drawn}
+    joined: dict[tuple[Any, ...], dict[int, Choice]] = {}
+    blocks = find_blocks(program)
     for size, inputs in drawn.items():
-        found: list[Choice] = []
 
-        def choose(node: Any, step: steps.Step, given: Operands, found: list[Choice] = found) -> Any:
-            if (key := _describe(step, given)) not in CHOSEN:
-                CHOSEN[key] = _find_fastest(step, given)
-            found.append(CHOSEN[key])
-            tactic, _ = CHOSEN[key]
+        def choose(node: Any, step: steps.Step, given: Operands, size: int = size) -> Any:
+            measured[size][node] = tactic, _ = _choose(step, given)
             chosen.setdefault(node, {})[given.data.shape[0]] = tactic
             return launch_step(step, given, tactic)
 
-        run_layers(program, inputs, choose)
-        measured[size] = tuple(found)
-    for node, by_size in chosen.items():
-        node.update_arg(6, text_from_tactics(by_size))
+        def compare(
+            nodes: tuple[Any, ...], block: steps.Block, given: Operands, outputs: Sequence[Any], size: int = size
+        ) -> None:
+            """Notes a block that gives its layers' numbers in less time."""
+            import torch
+
+            with suppress(StageError):
+                tactic, microseconds = choice = _choose(block, given)
+                parts = split_block(block, launch_step(block, given, tactic), given.data)
+                same = all(torch.equal(one, other) for one, other in zip(parts, outputs, strict=True))
+                if same and microseconds < sum(measured[size][each][1] for each in nodes):
+                    joined.setdefault(nodes, {})[size] = choice
+
+        run_layers(program, inputs, choose, compare)
+    for nodes, by_size in joined.items():
+        if by_size.keys() == drawn.keys():
+            new = join_layers(program, nodes, blocks[nodes])
+            chosen[new] = {size: tactic for size, (tactic, _) in by_size.items()}
+            for node in nodes:
+                del chosen[node]
+            for size, choices in measured.items():
+                choices[new] = by_size[size]
+                for node in nodes:
+                    del choices[node]
+    for node, tactics in chosen.items():
+        node.update_arg(6, text_from_tactics(tactics))
     program.recompile()
-    return measured
+    return {size: tuple(choices.values()) for size, choices in measured.items()}
 
 
-def run_layers(program: Any, inputs: Iterable[Any], compute: Callable[[Any, steps.Step, Operands], Any]) -> Any:
-    """Runs the GraphModule node by node, and optpipe's layers by `compute(node, step, operands)`."""
+def _choose(step: steps.Step, given: Operands) -> Choice:
+    if (key := _describe(step, given)) not in CHOSEN:
+        CHOSEN[key] = _find_fastest(step, given)
+    return CHOSEN[key]
+
+
+def run_layers(
+    program: Any,
+    inputs: Iterable[Any],
+    compute: Callable[[Any, steps.Step, Operands], Any],
+    compare: Callable[[tuple[Any, ...], steps.Block, Operands, Sequence[Any]], None] = lambda *_: None,
+) -> Any:
+    """Runs the GraphModule node by node, and optpipe's layers by `compute(node, step, operands)`.
+
+    After the last layer of a residual block, `compare` gets its nodes, the step that joins them, its operands, and the outputs of all
+    but the first.
+    """
     import torch
 
     layer = register_operator()
+    blocks = find_blocks(program)
+    last = {nodes[-1]: nodes for nodes in blocks}
+    held: dict[Any, Any] = dict.fromkeys(node for nodes in blocks for node in nodes)
 
     class Layers(torch.fx.Interpreter):
         def run_node(self, n: Any) -> Any:
@@ -109,7 +154,13 @@ def run_layers(program: Any, inputs: Iterable[Any], compute: Callable[[Any, step
                 return super().run_node(n)
             given, added, constants, added_scale, inverse_scale, step, _ = self.fetch_args_kwargs_from_env(n)[0]
             operands = Operands(given, added, constants, added_scale, inverse_scale)
-            return compute(n, steps.step_from_text(step), operands)
+            output = compute(n, steps.step_from_text(step), operands)
+            if n in held:
+                held[n] = operands, output
+            if (nodes := last.get(n)) is not None:
+                layers, outputs = zip(*(held.pop(each) for each in nodes), strict=True)
+                compare(nodes, blocks[nodes], gather_operands(layers), outputs[1:])
+            return output
 
     with torch.inference_mode():
         return Layers(program).run(*inputs)

@@ -10,6 +10,7 @@ import triton.language as tl
 from tests.fakes import emulation
 from tests.fakes.int8_network import (
     random_attention,
+    random_block,
     random_convolution,
     random_depthwise,
     random_sequences,
@@ -20,6 +21,8 @@ from optpipe.backends.torch_layers import kernels, operators, steps, tactics
 
 NOT_HERE = (
     "int8_wgmma_product_at_once",
+    "int8_wgmma_block_at_once",
+    "fp16_wgmma_stem_at_once",
     "max_pool",
     "depthwise_by_torch",
     "convolution_by_cudnn",
@@ -69,6 +72,8 @@ def list_cases():
         (("", True, 0), ("silu", True, 0), ("hardswish", False, 8), ("relu6", False, 8))
     ):
         yield random_depthwise(40, 3 + 2 * (index % 2), 1 + index // 2, activation=activation, half=half, spare=spare)
+    yield random_block(64, 128, 64, 12)
+    yield random_block(128, 256, 0, 8, stride=2)
     yield random_attention()
     yield random_attention(heads=2, features=16, tokens=9, windows=1)
     yield random_sequences(mask=torch.bool)

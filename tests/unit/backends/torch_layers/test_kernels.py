@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.hopper_driver import pretend_hopper
-from tests.fakes.int8_network import random_convolution, random_depthwise, random_stem
+from tests.fakes.int8_network import random_block, random_convolution, random_depthwise, random_stem
 
 from optpipe.backends.torch_layers import launches, tuning
 from optpipe.backends.torch_layers.operators import launch_step
@@ -34,6 +34,7 @@ def test_every_kernel_gives_the_emulation_s_numbers():
         "wgmma_attention",
         "fp16_depthwise",
         "fp16_wgmma_stem",
+        "int8_wgmma_block",
     } <= kernels
     assert [row for row in compared if row[1] > 1e-3] == []  # INT8 equal, FP16 and FP32 to rounding
 
@@ -118,6 +119,7 @@ STEPS = (
     random_convolution(64, 64, 1, half=True),
     random_depthwise(activation="hardswish"),
     random_stem(activation="silu"),
+    random_block(64, 128, 64, 8),
 )
 
 
@@ -135,7 +137,7 @@ def test_what_other_processes_compiled_is_not_compiled_again_where_it_is_launche
         assert len(kernels) == len({json.dumps(json.loads(each), sort_keys=True) for each in kernels}) > 5
         tuning.compile_side_by_side([*kernels])
         compiled = {path.name for path in tmp_path.rglob("*.cubin")}
-        names = ("fp16_depthwise", "fp16_wgmma_stem", "wgmma_product", "int8_wgmma_product_at_once")
+        names = ("fp16_depthwise", "fp16_wgmma_stem", "wgmma_product", "int8_wgmma_product_at_once", "int8_wgmma_block")
         assert {f"{name}.cubin" for name in names} <= compiled
         folders = set(tmp_path.iterdir())
         for step, given in STEPS:

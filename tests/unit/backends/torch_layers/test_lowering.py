@@ -17,10 +17,11 @@ from tests.fakes.fp8_models import draw, run_onnx
 from tests.fakes.int8_network import NETWORKS, SPEC, make_int8_request
 from torch.nn import functional
 
+from optpipe.backends import inductor
 from optpipe.backends.inductor import Inductor, fix_batch
 from optpipe.backends.torch_layers import LOWERING, attention, tuning
 from optpipe.backends.torch_layers.lowering import lower_program
-from optpipe.backends.torch_layers.steps import step_from_text
+from optpipe.backends.torch_layers.steps import Block, step_from_text
 from optpipe.backends.torch_layers.tactics import list_tactics, tactics_from_text
 from optpipe.backends.torch_program import export_rewritten, layers_from_program
 from optpipe.core.precision import Precision, prove_precision
@@ -88,6 +89,7 @@ def test_the_proof_counts_what_the_program_executes_and_names_what_no_kernel_tak
     ("name", "kinds", "left"),
     spread(
         ("residual", {"Stem": 1, "MaxPool": 1, "Convolution": 4, "added": 2}, 0),
+        ("bottleneck", {"Stem": 1, "Convolution": 7, "added": 2}, 0),
         ("narrow", {"Convolution": 1}, 5),
         ("varied", {"Convolution": 7}, 2),
         ("gated", {"Stem": 1, "Depthwise": 2, "Convolution": 5, "added": 1}, 0),
@@ -172,6 +174,14 @@ def test_attention_whose_heads_are_an_output_is_a_step_and_causal_attention_stay
         assert measure_snr(module(batch).numpy(), program(batch)[0].numpy()) > 45
 
 
+def plant_times(monkeypatch, time_launch):
+    """The emulation computes the steps."""
+    monkeypatch.setattr(tuning, "CHOSEN", {})
+    monkeypatch.setattr(tuning, "launch_step", lambda step, given, _tactic=None: compute_step(step, given))
+    monkeypatch.setattr(tuning, "time_launch", time_launch)
+    monkeypatch.setattr(tuning, "compile_side_by_side", lambda _: None)
+
+
 @pytest.mark.parametrize("lowered", ["residual"], indirect=True)
 def test_every_layer_runs_its_fastest_tactic_at_the_nearest_batch_size(lowered, monkeypatch):
     """The last tactic of each step is planted as the fastest; the emulation computes the steps."""
@@ -181,19 +191,44 @@ def test_every_layer_runs_its_fastest_tactic_at_the_nearest_batch_size(lowered, 
         step, given, tactic = launch.args
         return 1.0 if tactic == [*list_tactics(step, given.data)][-1] else 2.0
 
-    monkeypatch.setattr(tuning, "CHOSEN", {})
-    monkeypatch.setattr(tuning, "launch_step", lambda step, given, _tactic=None: compute_step(step, given))
-    monkeypatch.setattr(tuning, "time_launch", time_launch)
-    monkeypatch.setattr(tuning, "compile_side_by_side", lambda _: None)
+    plant_times(monkeypatch, time_launch)
     program, batch = deepcopy(program), draw(SPEC)
     measured = tuning.tune_program(program, {size: (batch[:size],) for size in (1, 4)})
     layers = [node for node in program.graph.nodes if "optpipe" in str(node.target)]
     assert all(tactics_from_text(node.args[6]).keys() == {1, 4} for node in layers)
     summary = tuning.summarize_choices(measured)
     assert all(sum(each.values()) == len(layers) for each in summary.values())
+    assert inductor._find_shortest_mean(program, summary) == 1.0
     exported = export_rewritten(program, wanted).module()
     with torch.inference_mode():
         torch.testing.assert_close(exported(batch[:2])[0], exported(batch)[0][:2], rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("faster", [{1, 4}, {4}])
+@pytest.mark.parametrize("lowered", [pytest.param("bottleneck", marks=pytest.mark.slow)], indirect=True)
+def test_residual_blocks_are_one_step_where_it_is_faster_at_all_sizes_and_change_no_number(
+    lowered, faster, monkeypatch
+):
+    _, wanted, program, _, _ = lowered
+
+    def time_launch(launch):
+        step, given, _ = launch.args
+        return 1.0 if isinstance(step, Block) and len(given.data) in faster else 3.0 if isinstance(step, Block) else 1.0
+
+    plant_times(monkeypatch, time_launch)
+    before, program, batch = program, deepcopy(program), draw(SPEC)
+    measured = tuning.tune_program(program, {size: (batch[:size],) for size in (1, 4)})
+    blocks = [node for node in program.graph.nodes if "Block" in str(node.args[5:6])]
+    assert len(blocks) == (faster == {1, 4})  # the last block ends in FP16
+    assert {len(each) for each in measured.values()} == {9 - 2 * len(blocks)}
+    exported = export_rewritten(program, wanted)
+    with torch.inference_mode():
+        assert torch.equal(exported.module()(batch)[0], before(batch)[0])
+    macs = [
+        sum(each.macs for each in layers_from_program(one, Precision.INT8))
+        for one in (exported, export_rewritten(before, wanted))
+    ]
+    assert macs[0] == macs[1] > 0
 
 
 def test_an_artifact_whose_operator_has_changed_is_not_run():

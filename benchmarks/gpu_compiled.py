@@ -15,7 +15,7 @@ All are replayed from CUDA graphs. A process for each network, MOST at a time, b
 time uses the GPU to tune or to time, and while one times, the others are stopped. No build starts later than WAIT_S seconds after START
 (a time in seconds, else the start), and LAST_S seconds after it builds are given up, so that what is built is still timed.
 PROFILE names cells such as swin_t:64 whose longest kernels are kept. Without a GPU everything but tuning and CUDA graphs runs on
-the CPU, to try the script.
+the CPU, to try the script. A network may be named several times, to build its batch sizes side by side.
 """
 
 import gc
@@ -38,7 +38,7 @@ import torchvision
 from tests.fakes.fp8_models import measure_ranges, run_onnx
 
 from optpipe.backends.base import BuildRequest, Device
-from optpipe.backends.inductor import LAYOUT
+from optpipe.backends.inductor import CONFIGS
 from optpipe.backends.inductor_packages import Compilation, load_package
 from optpipe.backends.torch_fp8 import lower_fp8
 from optpipe.backends.torch_layers import tuning
@@ -235,7 +235,7 @@ class Network:
         exported, about = self.programs[base, batch]
         package = self.folder / f"{variant}-{batch}.pt2"
         tuned = {"max_autotune_gemm": True, "max_autotune_conv_backends": "ATEN"} if variant != base else {}
-        Compilation(exported, package, {**LAYOUT[DEVICE], **tuned}).run()
+        Compilation(exported, package, {**CONFIGS[DEVICE], **tuned}).run()
         call = load_package(package, DEVICE)
         rows = min(len(self.data), batch)
         with torch.inference_mode(), self.alone():
@@ -334,13 +334,15 @@ def main():
     set_assembler()
     os.environ.setdefault("START", str(time.time()))
     os.environ["TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS"] = "ATEN"
-    networks = {}
+    networks = []
     for spec in sys.argv[2:]:
         name, sizes, *variants = spec.split(":")
-        networks[name] = [int(each) for each in sizes.split(",")], variants[0].split(",") if variants else VARIANTS
+        networks.append(
+            (name, [int(each) for each in sizes.split(",")], variants[0].split(",") if variants else VARIANTS)
+        )
     context, rows, pipes = multiprocessing.get_context("spawn"), [], []
     lock, slots, workers = context.Lock(), context.BoundedSemaphore(MOST), context.Array("i", len(networks))
-    for at, (name, (batches, variants)) in enumerate(networks.items()):
+    for at, (name, batches, variants) in enumerate(networks):
         here, there = context.Pipe()
         process = context.Process(target=work, args=(name, batches, variants, lock, slots, workers, there), daemon=True)
         process.start()

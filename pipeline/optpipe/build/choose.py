@@ -347,11 +347,25 @@ def plan_candidates(
     return replace(wanted, precisions=without), tuple(omitted)
 
 
-def split_precisions(plan: BuildPlan) -> tuple[tuple[Precision, ...], tuple[Precision, ...]]:
-    """The precisions that `auto` builds first, and those that it builds on a GPU only if no FP16 build is within the budget."""
-    on_gpu = all(each.choose_device(plan.device) == "cuda" for each in plan.backends)
-    later = [each for each in plan.precisions if each in WIDE] if on_gpu and Precision.FP16 in plan.precisions else []
-    return tuple(each for each in plan.precisions if each not in later), tuple(later)
+def split_plan(plan: BuildPlan, *, named: bool) -> tuple[BuildPlan, dict[str, tuple[BuildPlan, tuple[Omission, ...]]]]:
+    """What `auto` builds first on a GPU; and what it omits if an FP16 build of a backend, by name or of any, is within the budget.
+
+    Eager code is built first if the backends are `named`.
+    """
+    wide = tuple(each for each in plan.precisions if each in WIDE and Precision.FP16 in plan.precisions)
+    names = {each.name for each in plan.backends}
+    eager = tuple(each for each in plan.backends if each.name == "torch" and "inductor" in names and not named)
+    kinds = tuple(each for each in plan.precisions if each not in wide)
+    later = {}
+    if wide:
+        reason = "not faster than fp16 on Tensor Cores, and fp16 is within the budget"
+        later[""] = replace(plan, precisions=wide), tuple(Omission("", kind, reason) for kind in wide)
+    if eager:
+        spared = Omission(
+            "torch", "", "eager code is not faster than that of inductor, whose fp16 is within the budget"
+        )
+        later["inductor"] = replace(plan, precisions=kinds, backends=eager), (spared,)
+    return replace(plan, precisions=kinds, backends=tuple(each for each in plan.backends if each not in eager)), later
 
 
 def add_static_batches(plan: BuildPlan, card: ModelCard, sizes: Sequence[int]) -> BuildPlan:
@@ -419,15 +433,17 @@ def choose_build(
         card = card_from_file(exported.file(CARD))
         wanted = add_static_batches(wanted, card, sizes)
         budget, data, score = choose_budget(plan, exported, listener)
-        first, later = split_precisions(wanted)
-        build = build_model(model, replace(wanted, precisions=first), store, listener)
+        first, later = split_plan(wanted, named=plan.named) if on_gpu else (wanted, {})
+        build = build_model(model, first, store, listener)
         judge = partial(judge_builds, budget, data, model, store=store, listener=listener, truncate=plan.truncate)
         judged, judged_on = judge(build.artifacts)
-        if later and any(each.keeps_budget and each.entry.info.precision is Precision.FP16 for each in judged):
-            reason = "not faster than fp16 on Tensor Cores, and fp16 is within the budget"
-            omitted += tuple(Omission("", kind, reason) for kind in later)
-        elif later:
-            more = build_model(model, replace(wanted, precisions=later), store, listener)
+        kept = [each.entry.info for each in judged if each.keeps_budget]
+        half = {name for each in kept if each.precision is Precision.FP16 for name in ("", each.backend)}
+        for name, (other, spared) in later.items():
+            if name in half:
+                omitted += spared
+                continue
+            more = build_model(model, other, store, listener)
             build.artifacts += more.artifacts
             build.skipped += more.skipped
             build.failed += more.failed

@@ -15,8 +15,9 @@ from optpipe.backends.inductor import Inductor
 from optpipe.backends.inductor_packages import parse_static_batches
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.registry import BACKENDS
+from optpipe.backends.torch_eager import TorchEager
 from optpipe.build.build import BuildPlan, build_model
-from optpipe.build.choose import choose_build, split_precisions
+from optpipe.build.choose import choose_build, split_plan
 from optpipe.build.verify import Trajectory, fill_batches, verify_session
 from optpipe.core.card import card_from_dict
 from optpipe.core.entries import ModelInfo, ReferenceInfo, weights_from_text
@@ -111,13 +112,18 @@ def test_auto_refuses_points_of_random_weights_before_the_export(tmp_path):
     assert not list(store.list_entries(ModelInfo))
 
 
-def test_auto_builds_wide_types_on_a_gpu_only_if_fp16_is_not_enough():
-    kinds = tuple(Precision)
-    on_gpu = BuildPlan(kinds, (Inductor(), OnnxRuntime()), named=True, device="cuda")
-    wide = (Precision.FP32, Precision.TF32, Precision.BF16)
-    assert split_precisions(on_gpu) == ((Precision.FP16, Precision.INT8, Precision.FP8), wide)
-    assert split_precisions(replace(on_gpu, precisions=wide)) == (wide, ())
-    assert split_precisions(replace(on_gpu, device="cpu")) == (kinds, ())
+def test_auto_builds_wide_types_and_eager_code_on_a_gpu_only_if_fp16_is_not_enough():
+    compiled, eager = (Inductor(), OnnxRuntime()), (TorchEager(),)
+    on_gpu = BuildPlan(tuple(Precision), compiled + eager, named=True, device="cuda")
+    wide, kinds = (Precision.FP32, Precision.TF32, Precision.BF16), (Precision.FP16, Precision.INT8, Precision.FP8)
+    first, later = split_plan(on_gpu, named=False)
+    assert (first.precisions, first.backends) == (kinds, compiled)
+    assert {name: (each.precisions, each.backends) for name, (each, _) in later.items()} == {
+        "": (wide, compiled + eager),
+        "inductor": (kinds, eager),
+    }
+    assert split_plan(on_gpu, named=True)[1].keys() == {""}
+    assert split_plan(replace(on_gpu, precisions=wide, backends=eager), named=False)[1] == {}
 
 
 DOUBLE = card_from_dict(

@@ -204,8 +204,7 @@ def make_output(step: Step, given: Any) -> Any:
     import torch
 
     if isinstance(step, Block):
-        images, _, height, width = given.shape
-        pixels = images * (height // step.stride) * (width // step.stride)
+        pixels = given.numel() // step.middle // step.stride**2
         return torch.empty(pixels * step.outputs, dtype=torch.int8, device=given.device)
     dtype = torch.float16 if step.half else torch.int8
     if isinstance(step, Attention) or (isinstance(step, Convolution) and step.flat):

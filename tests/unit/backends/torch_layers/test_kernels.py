@@ -115,6 +115,19 @@ def test_a_depthwise_kernel_loads_what_the_outputs_of_a_strip_share_once_and_16_
     assert made["ptx"].count("ld.global.v4") == loads == bias + weights + values
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
+def test_kernels_with_overlapping_views_compile_for_hopper_where_triton_accepts_them(version, tmp_path):
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    command = ["uv", "run", "--no-project", "--isolated", "--python", python, "--with", f"triton=={version}"]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT / "pipeline"), "TRITON_CACHE_DIR": str(tmp_path)}
+    here = [*command, "python", "-m", "tests.unit.backends.torch_layers.overlapping"]
+    ran = subprocess.run(here, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
+    if "Failed to fetch" in ran.stderr:
+        pytest.skip(f"triton {version} cannot be fetched")
+    assert ran.returncode == 0, ran.stderr
+
+
 STEPS = (
     random_convolution(64, 64, 1, half=True),
     random_depthwise(activation="hardswish"),

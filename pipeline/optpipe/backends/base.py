@@ -198,6 +198,8 @@ class Backend(ABC):
     """Whether it builds engines on a machine that cannot run them."""
     needs_module: bool = False
     """Whether it starts from the torch module instead of ONNX."""
+    compiled_by: str = ""
+    """A backend whose code for a GPU is this one's, compiled, and never slower."""
 
     def devices(self) -> tuple[Device, ...]:
         """The devices of its artifacts, the preferred one first."""

@@ -28,6 +28,7 @@ PROGRAM_FILE = "model.pt2"
 class TorchEager(TorchBackend):
     name = "torch"
     purpose = "PyTorch baseline"
+    compiled_by = "inductor"
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
         return (THREADS,) if device == "cpu" else (CUDA_GRAPH,)

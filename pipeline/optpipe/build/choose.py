@@ -354,17 +354,13 @@ def split_plan(plan: BuildPlan, *, named: bool) -> tuple[BuildPlan, dict[str, tu
     """
     wide = tuple(each for each in plan.precisions if each in WIDE and Precision.FP16 in plan.precisions)
     names = {each.name for each in plan.backends}
-    eager = tuple(each for each in plan.backends if each.name == "torch" and "inductor" in names and not named)
+    eager = [] if named else [each for each in plan.backends if each.compiled_by in names]
     kinds = tuple(each for each in plan.precisions if each not in wide)
-    later = {}
-    if wide:
-        reason = "not faster than fp16 on Tensor Cores, and fp16 is within the budget"
-        later[""] = replace(plan, precisions=wide), tuple(Omission("", kind, reason) for kind in wide)
-    if eager:
-        spared = Omission(
-            "torch", "", "eager code is not faster than that of inductor, whose fp16 is within the budget"
-        )
-        later["inductor"] = replace(plan, precisions=kinds, backends=eager), (spared,)
+    reason = "not faster than fp16 on Tensor Cores, and fp16 is within the budget"
+    later = {"": (replace(plan, precisions=wide), tuple(Omission("", kind, reason) for kind in wide))} if wide else {}
+    for each in eager:
+        reason = f"not faster than its code compiled by {each.compiled_by}, whose fp16 is within the budget"
+        later[each.compiled_by] = replace(plan, precisions=kinds, backends=(each,)), (Omission(each.name, "", reason),)
     return replace(plan, precisions=kinds, backends=tuple(each for each in plan.backends if each not in eager)), later
 
 

@@ -153,6 +153,23 @@ def wgmma_convolution_gathered(
     _store(acc, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
 
 
+@triton.jit
+def _find_box(tile, down, along, BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr):
+    """First image, row, and column of a box."""
+    return tile // along // down * BI, tile // along % down * BH, tile % along * BW
+
+
+@triton.jit
+def _load_tap(
+    x, i0, h0, w0, tap, first, channels, R: tl.constexpr, PAD: tl.constexpr, STRIDE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The pixels of a box under one element of the kernel, BK channels from `first` on."""
+    dr = tap // R - PAD + 2 * STRIDE
+    ds = tap % R - PAD + 2 * STRIDE
+    place = [i0, h0 + dr // STRIDE - 2, dr % STRIDE, w0 + ds // STRIDE - 2, (ds % STRIDE) * channels + first]
+    return x.load(place).reshape(BM, BK)
+
+
 @triton.jit(do_not_specialize=["down", "along", "across", "blocks"])
 def wgmma_convolution_boxes(
     x, w, added, y, scale, bias, added_scale, inverse_scale, down, along, across, blocks, channels,
@@ -168,18 +185,10 @@ def wgmma_convolution_boxes(
     BM: tl.constexpr = BI * BH * BW
     tile = tl.program_id(0)
     n = (tile % across) * BN
-    tile = tile // across
-    w0 = (tile % along) * BW
-    tile = tile // along
-    h0 = (tile % down) * BH
-    i0 = (tile // down) * BI
+    i0, h0, w0 = _find_box(tile // across, down, along, BI, BH, BW)
     acc = tl.zeros((BM, BN), tl.float32 if FLOAT else tl.int32)
     for step in tl.range(0, R * R * blocks, num_stages=STAGES):
-        tap = step // blocks
-        dr = tap // R - PAD + 2 * STRIDE
-        ds = tap % R - PAD + 2 * STRIDE
-        first = (ds % STRIDE) * channels + (step % blocks) * BK
-        a = x.load([i0, h0 + dr // STRIDE - 2, dr % STRIDE, w0 + ds // STRIDE - 2, first]).reshape(BM, BK)
+        a = _load_tap(x, i0, h0, w0, step // blocks, (step % blocks) * BK, channels, R, PAD, STRIDE, BM, BK)
         b = w.load([n, step * BK])
         acc = tl.dot(a, b.T, acc, out_dtype=tl.float32 if FLOAT else tl.int32)
     columns = n + tl.arange(0, BN)
@@ -199,9 +208,9 @@ def _ended_by_relu(acc, scale, bias, columns):
 
 @triton.jit(do_not_specialize=["down", "along"])
 def int8_wgmma_block(
-    x, w, scale, bias, w3, scale3, bias3, added, added_scale, y, w1, scale1, bias1, z, down, along, channels, outputs,
+    x, w, scale, bias, w3, scale3, bias3, added, added_scale, y, w1, scale1, bias1, z, down, along, outputs,
     STRIDE: tl.constexpr, MID: tl.constexpr, NEXT: tl.constexpr,
-    BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
+    BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A `steps.Block` over boxes of pixels, as in `wgmma_convolution_boxes`.
 
@@ -209,20 +218,11 @@ def int8_wgmma_block(
     """
     _in_turn()
     BM: tl.constexpr = BI * BH * BW
-    tile = tl.program_id(0)
-    w0 = (tile % along) * BW
-    tile = tile // along
-    h0 = (tile % down) * BH
-    i0 = (tile // down) * BI
+    i0, h0, w0 = _find_box(tl.program_id(0), down, along, BI, BH, BW)
     acc = tl.zeros((BM, MID), tl.int32)
-    BLOCKS: tl.constexpr = MID // BK
-    for step in tl.range(0, 9 * BLOCKS, num_stages=STAGES):
-        tap = step // BLOCKS
-        dr = tap // 3 - 1 + 2 * STRIDE
-        ds = tap % 3 - 1 + 2 * STRIDE
-        first = (ds % STRIDE) * channels + (step % BLOCKS) * BK
-        a = x.load([i0, h0 + dr // STRIDE - 2, dr % STRIDE, w0 + ds // STRIDE - 2, first]).reshape(BM, BK)
-        b = w.load([0, step * BK])
+    for tap in tl.range(0, 9, num_stages=STAGES):
+        a = _load_tap(x, i0, h0, w0, tap, 0, MID, 3, 1, STRIDE, BM, MID)
+        b = w.load([0, tap * MID])
         acc = tl.dot(a, b.T, acc, out_dtype=tl.int32)
     middle = _ended_by_relu(acc, scale, bias, tl.arange(0, MID))
     following = tl.zeros((BM, NEXT if NEXT > 0 else 16), tl.int32)

@@ -6,6 +6,7 @@ from typing import Any
 
 from optpipe.backends.torch_layers import steps
 from optpipe.backends.torch_layers.tactics import Operands
+from optpipe.core import torch
 
 _RESIDENT = 2
 """Blocks of a persistent kernel per multiprocessor."""
@@ -106,8 +107,6 @@ def _describe_swizzled_tiles(tensor: Any, shape: tuple[int, ...], block: tuple[i
 
 
 def _count_multiprocessors(device: Any) -> int:
-    import torch
-
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
@@ -186,8 +185,6 @@ def _launch_stem(step: steps.Stem, given: Operands, settings: Mapping[str, int])
 
 def _reorder_cells(step: steps.Stem, given: Operands, size: Sequence[int]) -> Any:
     """FP16 cells (images, rows, columns, 16) for outputs of `size`, rows and columns."""
-    import torch
-
     from optpipe.backends.torch_layers.kernels import fp16_reorder_cells
 
     image = given.data.contiguous()
@@ -264,7 +261,7 @@ def _launch_block(step: steps.Block, given: Operands, settings: Mapping[str, int
         return output
     seen = (images, height, stride, width, stride * middle)
     pixels = describe(memory, seen, (box[0], box[1], 1, box[2], middle))
-    arguments = (pixels, weights, *behind, down, along, middle, step.wide)
+    arguments = (pixels, weights, *behind, down, along, step.wide)
     _launch_kernel(int8_wgmma_block, (tiles,), arguments, settings, STRIDE=stride, **fixed)
     return output
 
@@ -289,14 +286,10 @@ def _launch_depthwise(step: steps.Depthwise, given: Operands, settings: Mapping[
 
 
 def _activate(step: steps.Convolution | steps.Depthwise, value: Any) -> Any:
-    import torch
-
     return getattr(torch.nn.functional, step.activation)(value) if step.activation else value
 
 
 def _launch_depthwise_by_torch(step: steps.Depthwise, given: Operands, _: Mapping[str, int]) -> Any:
-    import torch
-
     _, bias, weight = given.constants
     value = torch.nn.functional.conv2d(
         given.data, weight, bias.half(), step.stride, step.padding[:2], groups=step.channels
@@ -306,8 +299,6 @@ def _launch_depthwise_by_torch(step: steps.Depthwise, given: Operands, _: Mappin
 
 def _launch_convolution_by_cudnn(step: steps.Convolution, given: Operands, _: Mapping[str, int]) -> Any:
     """cuDNN's kernel for convolution, bias, addition, and ReLU, or its convolution and torch's other activations."""
-    import torch
-
     assert given.added is None or given.added_scale == 1, given.added_scale
     weight, _, _, bias = given.constants
     kernel = weight.view(step.outputs, *step.kernel, step.depth).permute(0, 3, 1, 2)
@@ -325,16 +316,12 @@ def _launch_convolution_by_cudnn(step: steps.Convolution, given: Operands, _: Ma
 
 
 def _launch_product_by_cublas(step: steps.Convolution, given: Operands, _: Mapping[str, int]) -> Any:
-    import torch
-
     weight, _, _, bias = given.constants
     value = torch.nn.functional.linear(given.data, weight, bias)
     return _activate(step, value)
 
 
 def _launch_attention(step: steps.Attention, given: Operands, settings: Mapping[str, int]) -> Any:
-    import torch
-
     from optpipe.backends.torch_layers.kernels import wgmma_attention
 
     output, memory = steps.make_output(step, given.data), given.data.contiguous()
@@ -354,8 +341,6 @@ def _launch_attention(step: steps.Attention, given: Operands, settings: Mapping[
 
 
 def _launch_attention_by_torch(step: steps.Attention, given: Operands, _: Mapping[str, int]) -> Any:
-    import torch
-
     output, apart = steps.make_output(step, given.data), given.data.half().unflatten(-1, (3, step.heads, -1))
     parts = apart.permute(2, 0, 3, 1, 4)
     found = torch.nn.functional.scaled_dot_product_attention(*parts, given.added, scale=step.scale)
@@ -371,8 +356,6 @@ def _launch_attention_by_torch(step: steps.Attention, given: Operands, _: Mappin
 
 
 def _launch_max_pool(step: steps.MaxPool, given: Operands, settings: Mapping[str, int]) -> Any:
-    import torch
-
     from optpipe.backends.torch_layers.kernels import max_pool
 
     output = steps.make_output(step, given.data)

@@ -133,13 +133,8 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
                 yield Tactic("int8_wgmma_block_at_once", {"BN": 128, "warps": 4})
             fits = given.shape[2] % step.stride == given.shape[3] % step.stride == 0
             for box in _list_boxes(given.shape[3] // step.stride, few=step.middle > 64) if fits else ():
-                sizes = {
-                    **dict(zip(("BI", "BH", "BW"), box, strict=True)),
-                    "BN": step.middle,
-                    "BK": step.middle,
-                    "STAGES": 3,
-                }
-                yield Tactic("int8_wgmma_block", {**sizes, "warps": 4})
+                shape = dict(zip(("BI", "BH", "BW"), box, strict=True))
+                yield Tactic("int8_wgmma_block", {**shape, "BN": step.middle, "STAGES": 3, "warps": 4})
         case steps.MaxPool():
             for pixels, warps in ((16, 4), (32, 4)):
                 yield Tactic("max_pool", {"BP": pixels, "warps": warps})

@@ -38,6 +38,7 @@ from optpipe.backends.torch_program import (
     set_float32_products,
     translate_refusals,
 )
+from optpipe.core import torch
 from optpipe.core.card import ModelCard, tensor_from_dict
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, StageError
@@ -72,8 +73,6 @@ CONFIGS: dict[Device, Mapping[str, Any]] = {"cpu": {}, "cuda": {"layout_optimiza
 """Modules and images are channels last already where that is faster. With torch 2.11's own choice of layouts the first convolution of
 DETR read its input in another layout on an H100 (-3 dB, and 33 instead of 55 dB of the logits). GPU code needs no vector instructions of
 the CPU, which torch would probe for 16 to 25 s."""
-
-
 SHORT_US = 10.0
 """Layers that take less on average overlap while they are timed, but not in the program: in DenseNet-121 at batch 1 (5 us) torch's own
 convolutions are faster, so that FP16 code without optpipe's kernels competes."""
@@ -169,7 +168,7 @@ class Inductor(TorchBackend):
             own, half = (load_package(each, request.device) for each in (request.directory / GENERAL, rival.package))
             speeds = compare_calls(own, half, draw_inputs(request.card.inputs))
             rival.package.unlink()
-            remarks = (*remarks, *explain_speeds(speeds, request.precision, made.get("tactics", {})))
+            remarks = (*remarks, *explain_speeds(speeds, request.precision, tactics))
         kept, said = _keep_fastest(request, sizes if exports else (), failures, len(exports))
         made[STATIC_BATCHES] = kept
         remarks = (*remarks, *(said if low < high else ()))
@@ -180,8 +179,6 @@ class Inductor(TorchBackend):
 
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:  # noqa: ARG002
         """Compiles the program again, for the samples' shapes."""
-        import torch
-
         program, _ = _lower(request, info.options, {})
         if program is None:
             program = export_program(request).run_decompositions({}).module()

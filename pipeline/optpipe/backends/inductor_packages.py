@@ -16,6 +16,7 @@ from typing import Any
 
 from optpipe.backends.base import Device
 from optpipe.backends.torch_program import set_assembler, set_float32_products
+from optpipe.core import torch
 from optpipe.core.card import TensorSpec
 from optpipe.core.errors import BadInputError, first_line
 from optpipe.core.process import end_with_parent, open_process_group
@@ -47,8 +48,6 @@ class Compilation:
     """Settings of `torch._inductor.config`."""
 
     def run(self) -> None:
-        import torch
-
         set_assembler()
         torch._inductor.aoti_compile_and_package(
             self.program, package_path=str(self.package), inductor_configs=dict(self.configs)
@@ -60,8 +59,6 @@ def compile_packages(first: Compilation, others: Sequence[Sequence[Compilation]]
 
     Returns the reasons why others could not be compiled, by the package's name. Raises what torch raises for `first`.
     """
-    import torch
-
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
         started = []
@@ -120,8 +117,6 @@ def load_package(package: Path, device: Device) -> Any:
     torch's own function imports its compiler first, which takes up to 8 s, and probes the CPU's vector instructions. With torch 2.11 on
     an H200, a new process ends with signal 11 while it loads a package, unless ONNX Runtime has loaded CUDA's libraries by name.
     """
-    import torch
-
     from optpipe.backends.torch_layers.operators import register_operator
 
     register_operator()
@@ -136,8 +131,6 @@ def load_package(package: Path, device: Device) -> Any:
 
 
 def main() -> None:
-    import torch
-
     from optpipe.backends.torch_layers.operators import register_operator
 
     end_with_parent()

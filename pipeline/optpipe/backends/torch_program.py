@@ -13,7 +13,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from optpipe.backends.base import (
     Backend,
@@ -26,15 +26,12 @@ from optpipe.backends.base import (
     Run,
     prefers_channels_last,
 )
+from optpipe.core import np, torch
 from optpipe.core.card import InputSpec, ModelCard, tensor_from_dict
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import OptpipeError, StageError, escape, first_line, is_out_of_memory
 from optpipe.core.precision import LayerType, Precision
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus, read_cpu_model
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
 
 _DTYPES = {Precision.FP32: "float32", Precision.TF32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 _NAMES = {
@@ -59,8 +56,6 @@ def type_name_from_torch(dtype: Any) -> str:
 
 
 def cast_module(precision: Precision, module: Any, device: Device) -> Any:
-    import torch
-
     dtype = getattr(torch, _DTYPES[precision])
     layout = torch.channels_last if prefers_channels_last(precision, device) else torch.contiguous_format
     inner = module.to(device=device, dtype=dtype, memory_format=layout)
@@ -79,8 +74,6 @@ def cast_module(precision: Precision, module: Any, device: Device) -> Any:
 
 
 def _cast(tensor: Any, dtype: Any, layout: Any) -> Any:
-    import torch
-
     if not tensor.is_floating_point():
         return tensor
     return tensor.to(dtype=dtype, memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
@@ -88,8 +81,6 @@ def _cast(tensor: Any, dtype: Any, layout: Any) -> Any:
 
 def make_example_inputs(inputs: tuple[InputSpec, ...], device: str) -> tuple[Any, ...]:
     """Seeded tensors of the `opt` shapes; an open dimension of size 1 becomes 2, since export specializes on 1."""
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     tensors = []
     for each in inputs:
@@ -106,8 +97,6 @@ def make_example_inputs(inputs: tuple[InputSpec, ...], device: str) -> tuple[Any
 
 def make_dynamic_shapes(inputs: tuple[InputSpec, ...]) -> tuple[dict[int, Any], ...]:
     """One named dimension per open axis. Inputs share the batch, and equal ranges of one axis share a dimension."""
-    import torch
-
     dims: dict[tuple[str, int, int], Any] = {}
     shapes = []
     for each in inputs:
@@ -126,8 +115,6 @@ def export_program(request: BuildRequest) -> Any:
     Raises what `export_module` raises, and `StageError` if the program does not run: export does not see that an FP32 tensor
     made in forward meets FP16 weights.
     """
-    import torch
-
     name, precision = request.card.name, request.precision
     if request.module is None:
         raise StageError(f"{name} has no torch module to export")
@@ -151,8 +138,6 @@ def export_with_weights(request: BuildRequest, precision: Precision) -> tuple[An
 
 
 def export_rewritten(program: Any, request: BuildRequest) -> Any:
-    import torch
-
     class Rewritten(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -166,8 +151,6 @@ def export_rewritten(program: Any, request: BuildRequest) -> Any:
 
 def copy_where_needed(program: Any) -> None:
     """Turns the views of a GraphModule into reshapes: in another export, a tensor may have other strides than the recorded ones."""
-    import torch
-
     aten = torch.ops.aten
     for node in program.graph.nodes:
         if node.target in (aten.view.default, aten._unsafe_view.default):
@@ -180,8 +163,6 @@ def export_module(module: Any, request: BuildRequest) -> Any:
 
     Raises `StageError` with torch's reason if torch cannot export the module for all shapes of the card.
     """
-    import torch
-
     examples = make_example_inputs(request.card.inputs, request.device)
     with torch.no_grad(), translate_refusals(request.card, "torch.export could not export"):
         return torch.export.export(module, examples, dynamic_shapes=(make_dynamic_shapes(request.card.inputs),))
@@ -219,8 +200,6 @@ def read_product(node: Any) -> tuple[Any, Any, Any, bool] | None:
 
     The first three are nodes of the program; the bias may be None. None if `node` is not a product with a stored weight.
     """
-    import torch
-
     aten = torch.ops.aten
     given = read_arguments(node) if node.op == "call_function" else {}
     if node.target is aten.linear.default:
@@ -253,8 +232,6 @@ def add_constant(program: Any, name: str, value: Any) -> Any:
 
 def split_outputs(graph: Any, joined: Any, nodes: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
     """Replaces `nodes` by parts of the last axis of `joined`; returns the parts."""
-    import torch
-
     found = []
     for at, (node, size) in enumerate(zip(nodes, sizes, strict=True)):
         part = graph.call_function(torch.narrow, (joined, -1, sum(sizes[:at]), size))
@@ -266,7 +243,6 @@ def split_outputs(graph: Any, joined: Any, nodes: Sequence[Any], sizes: Sequence
 
 def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, ...]:
     """The operators of an exported program with the type of their first floating-point input, and their MACs."""
-    import torch
     from torch.utils.flop_counter import flop_registry
 
     layers = []
@@ -300,7 +276,6 @@ def _read_sizes(value: Any) -> list[int]:
 
 def _count_flops(count: Any, node: Any) -> int:
     """Floating-point operations of a node for the example's sizes: two per multiply-add."""
-    import torch
 
     def sized(value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
@@ -337,16 +312,12 @@ def set_assembler() -> None:
     torch 2.11 ships ptxas 13.0 and Triton 12.8. Only the workers set this variable, and the assembler's version is part of the
     key of Triton's cache: the process that times kernels would compile each of them again.
     """
-    import torch
-
     ptxas = Path(torch.__file__).parent / "bin" / "ptxas"
     if os.access(ptxas, os.X_OK):
         os.environ.setdefault("TRITON_PTXAS_PATH", str(ptxas))
 
 
 def set_float32_products(*, tf32: bool) -> None:
-    import torch
-
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
 
@@ -395,8 +366,6 @@ class MarkedProgram(MarkedNetwork):
         compile_program: Callable[[Any, Sequence[Any]], Callable[..., Any]],
         like: "MarkedProgram | None" = None,
     ) -> None:
-        import torch
-
         self._program, self._card, self._device, self._compile = program, request.card, request.device, compile_program
         found = []
         for node in program.graph.nodes:
@@ -420,8 +389,6 @@ class MarkedProgram(MarkedNetwork):
         self.outputs = tuple(each.name for each in request.card.outputs)
 
     def cut(self, tensors: Iterable[str], given: Iterable[str] = ()) -> tuple[tuple[str, ...], Run]:
-        import torch
-
         tensors, opened = tuple(tensors), list[Any]()
         program, read = self._cut_program(tensors, given)
 
@@ -436,8 +403,6 @@ class MarkedProgram(MarkedNetwork):
         return tuple(name for name in read if name in self._nodes), run
 
     def save(self, tensor: str, given: Iterable[str], values: Mapping[str, Any], folder: Path) -> None:
-        import torch
-
         program, read = self._cut_program((tensor,), given)
         with torch.no_grad():
             arguments = self._convert_inputs(read, values)
@@ -451,8 +416,6 @@ class MarkedProgram(MarkedNetwork):
 
     def _cut_program(self, tensors: tuple[str, ...], given: Iterable[str]) -> tuple[Any, tuple[str, ...]]:
         """The program that computes `tensors`, and the names of its inputs."""
-        import torch
-
         graph, new = torch.fx.Graph(), dict[Any, Any]()
         ends = dict(zip(self.outputs, graph.graph_copy(self._program.graph, new), strict=True))
         inputs = [each for each in graph.nodes if each.op == "placeholder"]
@@ -472,8 +435,6 @@ class MarkedProgram(MarkedNetwork):
         return torch.fx.GraphModule(self._program, graph), read
 
     def _convert_inputs(self, read: tuple[str, ...], values: Mapping[str, Any]) -> list[Any]:
-        import torch
-
         return [self._convert(name, torch.from_numpy(values[name]).to(self._device), 0) for name in read]
 
     def _convert(self, name: str, value: Any, at: int) -> Any:
@@ -528,8 +489,6 @@ def record_tensors(request: BuildRequest) -> dict[str, Any]:
 
 class TorchSession:
     def __init__(self, call: Callable[..., Any], info: ArtifactInfo, options: Mapping[str, Any]) -> None:
-        import torch
-
         self.device = info.device
         self.inputs = tuple(map(tensor_from_dict, info.details["inputs"]))
         self.outputs = tuple(map(tensor_from_dict, info.details["outputs"]))
@@ -558,8 +517,6 @@ class TorchSession:
         return binding
 
     def _bind_buffers(self, inputs: Mapping[str, "np.ndarray"]) -> "_TorchBinding":
-        import torch
-
         tensors = {each.name: torch.from_numpy(inputs[each.name]).to(self.device, copy=True) for each in self.inputs}
         return _TorchBinding(self._call, tensors, tuple(each.name for each in self.outputs), self.device)
 
@@ -584,8 +541,6 @@ class _TorchBinding:
 
         Raises `StageError` with torch's reason, for example if the export specialized on a size that these inputs do not have.
         """
-        import torch
-
         try:
             with torch.inference_mode():
                 outputs = self._call(*self._inputs.values())
@@ -605,8 +560,6 @@ WARM_UP_LAUNCHES = 3
 
 class CudaGraphBinding:
     def __init__(self, binding: Binding) -> None:
-        import torch
-
         self.inputs = binding.inputs
         self._binding = binding  # keeps the buffers alive that the graph writes to
         side = torch.cuda.Stream()

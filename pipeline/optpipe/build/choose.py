@@ -15,6 +15,7 @@ from optpipe.backends.inductor import STATIC_BATCHES
 from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, add_calibration, build_model, require_artifacts
 from optpipe.build.records import BuildResult, BuiltArtifact, result_from_build
+from optpipe.core import np, torch
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError
@@ -72,8 +73,6 @@ HOPELESS = 1.25
 
 def find_hopeless(built: Sequence[BuiltArtifact], sizes: Sequence[int], card: ModelCard) -> dict[str, str]:
     """Builds on a GPU that cannot win at any batch size, and why; in a race each would start several processes of many seconds."""
-    import numpy as np
-
     times: dict[str, list[float]] = {}
     for each in built:
         info = each.entry.info
@@ -92,8 +91,6 @@ def find_hopeless(built: Sequence[BuiltArtifact], sizes: Sequence[int], card: Mo
 
 
 def _time_launches(binding: Binding) -> float:
-    import torch
-
     begun = perf_counter()
     for _ in range(10):
         binding.launch()
@@ -348,9 +345,9 @@ def plan_candidates(
 
 
 def split_plan(plan: BuildPlan, *, named: bool) -> tuple[BuildPlan, dict[str, tuple[BuildPlan, tuple[Omission, ...]]]]:
-    """What `auto` builds first on a GPU; and what it omits if an FP16 build of a backend, by name or of any, is within the budget.
+    """The builds that `auto` makes first on a GPU, and by backend those that it omits if an FP16 build of it is within the budget.
 
-    Eager code is built first if the backends are `named`.
+    The empty name stands for any backend. If the user named the backends, eager code is built first too.
     """
     wide = tuple(each for each in plan.precisions if each in WIDE and Precision.FP16 in plan.precisions)
     names = {each.name for each in plan.backends}
@@ -384,7 +381,7 @@ ON_GPU = (
     "torch", "torch.utils.flop_counter", "onnxruntime", "optpipe.backends.registry", "optpipe.backends.torch_layers.operators",
     "optpipe.backends.torch_layers.kernels_gluon",
 )  # fmt: skip
-"""What the race's processes import during the builds."""
+"""The processes of a race import these modules during the builds."""
 
 
 @dataclass(frozen=True, slots=True)

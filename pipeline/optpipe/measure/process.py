@@ -349,9 +349,8 @@ class WorkerProcess:
                     raise
                 acknowledge_interrupt(interruption)
                 request_stop(Path(point.spool))
-                deadline = monotonic() + (
-                    STOP_SECONDS if Path(point.spool).exists() else 0.0
-                )  # otherwise it is loading
+                begun = Path(point.spool).exists()  # otherwise it is still loading
+                deadline = monotonic() + (STOP_SECONDS if begun else 0.0)
                 continue
             kind = event.kind if event else None
             if event and kind == "ready":

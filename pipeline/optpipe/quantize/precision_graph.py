@@ -22,7 +22,7 @@ from optpipe.backends.onnx_graph import (
     name_nodes,
     replace_nodes,
 )
-from optpipe.core import LazyModule
+from optpipe.core import onnx
 from optpipe.core.card import InputSpec, ModelCard, card_from_file
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.errors import BadInputError, GateError, OptpipeError, StageError, escape, first_line
@@ -40,9 +40,6 @@ from optpipe.workspace.store import Store
 if TYPE_CHECKING:
     from optpipe.models.inputs.rows import Arrays
     from optpipe.quantize.sensitivity import LoweredLayers, Lowering
-
-
-onnx = LazyModule("onnx")
 
 
 def convert_to_precision(

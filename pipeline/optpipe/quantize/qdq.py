@@ -30,13 +30,11 @@ from optpipe.backends.onnx_graph import (
     rename_inner_twins,
     replace_nodes,
 )
-from optpipe.core import LazyModule
+from optpipe.core import onnx
 from optpipe.core.entries import SkippedLayer
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.plan import for_workspace
 from optpipe.quantize.ranges import CalibrationTable, TensorRange
-
-onnx = LazyModule("onnx")
 
 Target = Literal["tensorrt", "cpu", "fp8"]
 _ACTIVATIONS = ("Relu", "Clip")

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import expose_tensors, load_onnx
 from optpipe.backends.onnxruntime_session import create_inference_session, translate_runtime_errors
-from optpipe.core import LazyModule
+from optpipe.core import LazyModule, onnx, torch
 from optpipe.core.entries import SampleSetSummary
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.files import hash_text
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
 
-onnx, ort, torch = LazyModule("onnx"), LazyModule("onnxruntime"), LazyModule("torch")
+ort = LazyModule("onnxruntime")
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from typing import Any
 from optpipe.backends.torch_layers import steps
 from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_program import add_constant, read_arguments
+from optpipe.core import torch
 
 MOST_TOKENS, MOST_BIASED = 256, 64
 """A step keeps all scores of some queries in registers; with a table of biases, those of all queries of a head."""
@@ -39,8 +40,6 @@ def lower_attention(program: Any, quantizers: Mapping[Any, str], *, kernels: boo
 
     `quantizers` are functions that quantize, with the inverse of a scale as second argument, and the types that they return.
     """
-    import torch
-
     attention = torch.ops.aten.scaled_dot_product_attention.default
     search = _Search(program, quantizers)
     for number, node in enumerate(list(program.graph.nodes)):
@@ -65,8 +64,6 @@ def put_batches_first(program: Any) -> None:
 
     Also removes clones that keep the layout, such as dropout's, which would hide what reads a layer.
     """
-    import torch
-
     aten, graph = torch.ops.aten, program.graph
     for node in list(graph.nodes):
         if node.target is aten.clone.default and node.kwargs.get("memory_format") is None:
@@ -105,8 +102,6 @@ class _Search:
     """Finds attention in a program, and computes what depends on no input."""
 
     def __init__(self, program: Any, quantizers: Mapping[Any, str]) -> None:
-        import torch
-
         self.program, self.quantizers = program, quantizers
         self.device = next(each.meta["val"].device for each in program.graph.nodes if each.op == "placeholder")
         self.layouts: dict[Any, Any] = {}
@@ -122,8 +117,6 @@ class _Search:
 
     def find_part(self, node: Any, *, transposed: bool = False) -> _Part | None:
         """How `node` shows a tensor with three axes; None for any other view."""
-        import torch
-
         chain: list[Any] = []
         while _is_view(node):
             chain.insert(0, node)
@@ -146,8 +139,6 @@ class _Search:
 
     def replace_windows(self, product: Any, name: str) -> None:
         """Makes softmax(queries keys^T scale + bias) values one step, if `product` is its second product and fits the kernel."""
-        import torch
-
         aten = torch.ops.aten
         softmax, values = product.args
         if getattr(softmax, "target", None) is not aten.softmax.int or read_arguments(softmax)["dim"] != -1:
@@ -168,8 +159,6 @@ class _Search:
 
     def replace_attention(self, node: Any, parts: Sequence[_Part | None]) -> bool:
         """Makes torch's attention one step if it fits the kernel."""
-        import torch
-
         given = read_arguments(node)
         mask, scale = given["attn_mask"], given["scale"]
         scale = node.args[0].meta["val"].shape[-1] ** -0.5 if scale is None else scale
@@ -182,8 +171,6 @@ class _Search:
 
     def _make_step(self, parts: Sequence[_Part | None], scale: float, **more: bool) -> steps.Attention | None:
         """The step for queries, keys, and values if they are all of one tensor."""
-        import torch
-
         first = parts[0]
         if first is None or any(each is None or each.root is not first.root for each in parts):
             return None
@@ -215,8 +202,6 @@ class _Search:
 
     def _read_scores(self, node: Any) -> tuple[Any, list[tuple[Any, int]]]:
         """The product before views and additions of constants, or None; and the constants, each with the axes of its sum."""
-        import torch
-
         aten = torch.ops.aten
         added: list[tuple[Any, int]] = []
         while node.op == "call_function" and node.target is not aten.matmul.default:
@@ -236,8 +221,6 @@ class _Search:
 
     def _compute(self, node: Any) -> Any:
         """The value of `node`, or None if it depends on an input."""
-        import torch
-
         if node in self.varying:
             return None
         if node not in self.values:
@@ -256,8 +239,6 @@ def _view_part(root: Any, first: int, heads: int, features: int) -> Any:
 
 
 def _is_view(node: Any) -> bool:
-    import torch
-
     aten = torch.ops.aten
     views = (
         aten.view, aten.reshape, aten._unsafe_view, aten.transpose, aten.permute, aten.select, aten.squeeze, aten.unsqueeze,
@@ -269,8 +250,6 @@ def _is_view(node: Any) -> bool:
 
 def _read_layout(whole: Any, shown: Any) -> tuple[int, int, int] | None:
     """First element, heads, and features of the view that shows the elements `shown` of the indices `whole`."""
-    import torch
-
     if shown.dim() != 4:
         return None
     first, (_, heads, _, features) = int(shown.flatten()[0]), shown.shape
@@ -290,8 +269,6 @@ def _read_hint(node: Any) -> int:
 
 def _find_joined(product: Any) -> Any:
     """The node that joins the heads again, whose input has the order of the step's output, if nothing else reads the product."""
-    import torch
-
     aten = torch.ops.aten
     node = _find_reader(product)
     orders = ((1, 2), ([0, 2, 1, 3],))
@@ -303,8 +280,6 @@ def _find_joined(product: Any) -> Any:
 
 def _find_reader(node: Any) -> Any:
     """The only reader of a node, after copies and reshapes that change nothing; None if there are several."""
-    import torch
-
     sizes = [*map(_get_hint, getattr(node.meta.get("val"), "shape", ()))]
     reader = get_only(node.users)
     while reader is not None and (reader.target is torch.ops.aten.clone.default or _is_reshape(reader)):
@@ -315,16 +290,12 @@ def _find_reader(node: Any) -> Any:
 
 
 def _is_reshape(node: Any) -> bool:
-    import torch
-
     aten = torch.ops.aten
     return node.target in (aten.reshape.default, aten.view.default, aten._unsafe_view.default, aten.flatten.using_ints)
 
 
 def _swaps(node: Any) -> bool:
     """Whether it exchanges the first two of three axes."""
-    import torch
-
     swaps = node is not None and node.target is torch.ops.aten.transpose.int
     return swaps and node.meta["val"].dim() == 3 and {axis % 3 for axis in node.args[1:]} == {0, 1}
 
@@ -339,8 +310,6 @@ def _join_biases(added: Sequence[tuple[Any, int]], step: steps.Attention) -> Any
 
     Rows and columns are padded to a power of two, columns with minus infinity.
     """
-    import torch
-
     total = torch.zeros(1, step.heads, step.tokens, step.tokens)
     for value, axes in added:
         mask = value.dim() == axes == 5 and value.shape[0] == 1

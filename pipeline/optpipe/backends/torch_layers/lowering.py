@@ -30,6 +30,7 @@ from optpipe.backends.torch_program import (
     split_outputs,
     type_name_from_torch,
 )
+from optpipe.core import torch
 from optpipe.core.precision import Precision
 
 ALIGNED = 16
@@ -66,8 +67,6 @@ def lower_program(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
 
 def _join_linear_layers(program: Any) -> None:
     """Makes linear layers of one tensor, such as queries, keys, and values, one layer; those before an activation stay."""
-    import torch
-
     groups: dict[Any, list[Any]] = {}
     for node in program.graph.nodes:
         stored = node.target is torch.ops.aten.linear.default and all(
@@ -190,8 +189,6 @@ class _Lowering:
         return (*self.missed, *never)
 
     def _read_layer(self, node: Any) -> _Layer | None:
-        import torch
-
         aten = torch.ops.aten
         if convolves := node.target in (aten.conv1d.default, aten.conv2d.default):
             given = read_arguments(node)
@@ -221,8 +218,6 @@ class _Lowering:
         return (attrgetter(node.target)(self.program) if held is None else held).detach().float().cpu()
 
     def _fold_normalization(self, layer: _Layer) -> _Layer:
-        import torch
-
         reader = get_only(layer.node.users)
         aten = torch.ops.aten
         if reader is None or reader.target is not aten._native_batch_norm_legit_no_training.default:
@@ -262,8 +257,6 @@ class _Lowering:
 
     def _find_addition(self, layer: _Layer) -> None:
         """Fuses a residual addition with the convolution whose other side has an INT8 scale; of two such, the one that runs last."""
-        import torch
-
         reader = get_only(layer.last.users)
         if reader is None or not (layer.table or layer.floating) or len(layer.stride) != 2:
             return
@@ -428,8 +421,6 @@ class _Lowering:
         constants: Iterable[NDArray[Any]],
         factors: tuple[float, float],
     ) -> Any:
-        import torch
-
         device = next(iter(self.program.parameters())).device
         kept = []
         for index, values in enumerate(constants):
@@ -438,8 +429,6 @@ class _Lowering:
         return self.program.graph.call_function(register_operator(), arguments)
 
     def _write(self, layer: _Layer, step: steps.Step, new: Any, outputs: int) -> None:
-        import torch
-
         graph, last = self.program.graph, layer.pool or layer.last
         if layer.pool is not None:
             new = self._pool(layer.pool, step, new)
@@ -489,7 +478,7 @@ class _Lowering:
 
 def _multiply_patches(value: Any, weight: Any, bias: Any, size: int) -> Any:
     """(images, channels, height, width) in patches of `size` pixels a side, in FP16; the output is channels last."""
-    import torch
+    import torch  # a tracer follows this function
 
     rows, columns = value.shape[2] // size, value.shape[3] // size
     patches = value[:, :, : rows * size, : columns * size].unflatten(3, (columns, size)).unflatten(2, (rows, size))
@@ -499,7 +488,7 @@ def _multiply_patches(value: Any, weight: Any, bias: Any, size: int) -> Any:
 
 def _quantize(value: Any, inverse_scale: float, axis: int, spare: int) -> Any:
     """INT8, with `spare` zeros at the end of `axis`."""
-    import torch
+    import torch  # a tracer follows this function
 
     found = (value.float() * inverse_scale).round().clamp(-128, 127).to(torch.int8)
     # as kernels read it: the compiler arranges it while it quantizes
@@ -555,8 +544,6 @@ def _is_stem(layer: _Layer) -> bool:
 
 def _find_input(node: Any) -> Any:
     """The program's FP32 input if a node is one or casts one; None for any other."""
-    import torch
-
     aten = torch.ops.aten
     while node.op == "call_function" and node.target in (aten._to_copy.default, aten.clone.default, aten.to.dtype):
         node = node.args[0]
@@ -565,8 +552,6 @@ def _find_input(node: Any) -> Any:
 
 
 def _name_activation(node: Any) -> str | None:
-    import torch
-
     aten = torch.ops.aten
     if node.target is aten.gelu.default:
         return "gelu" if read_arguments(node)["approximate"] == "none" else None
@@ -579,8 +564,6 @@ def _name_activation(node: Any) -> str | None:
 
 
 def _is_plain_pool(node: Any) -> bool:
-    import torch
-
     if node.target is not torch.ops.aten.max_pool2d.default:
         return False
     given = read_arguments(node)

@@ -11,6 +11,7 @@ from typing import Any
 from optpipe.backends.torch_layers import steps
 from optpipe.backends.torch_layers.launches import LAUNCHERS
 from optpipe.backends.torch_layers.tactics import Operands, Tactic, list_tactics, tactics_from_text
+from optpipe.core import torch
 
 SCHEMA = (
     "layer(Tensor given, Tensor? added, Tensor[] constants, float added_scale, float inverse_scale, str step, "
@@ -20,7 +21,6 @@ SCHEMA = (
 
 @cache
 def register_operator() -> Any:
-    import torch
     from torch.utils.flop_counter import register_flop_formula
 
     from optpipe.backends.torch_program import set_assembler

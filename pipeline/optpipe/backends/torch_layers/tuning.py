@@ -22,6 +22,7 @@ from optpipe.backends.torch_layers.blocks import find_blocks, gather_operands, j
 from optpipe.backends.torch_layers.launches import split_block
 from optpipe.backends.torch_layers.operators import launch_step, register_operator
 from optpipe.backends.torch_layers.tactics import Operands, Tactic, list_tactics, text_from_tactics
+from optpipe.core import torch
 from optpipe.core.card import InputSpec
 from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision
@@ -45,8 +46,6 @@ CHOSEN: dict[Any, Choice] = {}
 
 def draw_inputs(inputs: tuple[InputSpec, ...]) -> dict[int, tuple[Any, ...]]:
     """Seeded tensors on the GPU by the batch sizes to measure; integer tensors are ones."""
-    import torch
-
     first = inputs[0]
     generator = torch.Generator(device="cuda").manual_seed(0)
 
@@ -85,8 +84,7 @@ def compile_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> None:
 def choose_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[int, tuple[Choice, ...]]:
     chosen: dict[Any, dict[int, Tactic]] = {}
     measured: dict[int, dict[Any, Choice]] = {size: {} for size in drawn}
-    joined: dict[tuple[Any, ...], dict[int, Choice]] = {}
-    blocks = find_blocks(program)
+    joined: dict[tuple[tuple[Any, ...], steps.Block], dict[int, Choice]] = {}
     for size, inputs in drawn.items():
 
         def choose(node: Any, step: steps.Step, given: Operands, size: int = size) -> Any:
@@ -98,19 +96,17 @@ def choose_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[i
             nodes: tuple[Any, ...], block: steps.Block, given: Operands, outputs: Sequence[Any], size: int = size
         ) -> None:
             """Notes a block that gives its layers' numbers in less time."""
-            import torch
-
             with suppress(StageError):
                 tactic, microseconds = choice = _choose(block, given)
                 parts = split_block(block, launch_step(block, given, tactic), given.data)
                 same = all(torch.equal(one, other) for one, other in zip(parts, outputs, strict=True))
                 if same and microseconds < sum(measured[size][each][1] for each in nodes):
-                    joined.setdefault(nodes, {})[size] = choice
+                    joined.setdefault((nodes, block), {})[size] = choice
 
         run_layers(program, inputs, choose, compare)
-    for nodes, by_size in joined.items():
+    for (nodes, block), by_size in joined.items():
         if by_size.keys() == drawn.keys():
-            new = join_layers(program, nodes, blocks[nodes])
+            new = join_layers(program, nodes, block)
             chosen[new] = {size: tactic for size, (tactic, _) in by_size.items()}
             for node in nodes:
                 del chosen[node]
@@ -141,8 +137,6 @@ def run_layers(
     After the last layer of a residual block, `compare` gets its nodes, the step that joins them, its operands, and the outputs of all
     but the first.
     """
-    import torch
-
     layer = register_operator()
     blocks = find_blocks(program)
     last = {nodes[-1]: nodes for nodes in blocks}
@@ -209,8 +203,6 @@ def _find_fastest(step: steps.Step, given: Operands) -> Choice:
 
 
 def _agree(step: steps.Step, output: Any, first: Any) -> bool:
-    import torch
-
     if not step.floating:
         return bool(torch.equal(output, first))
     near = 1e-2 * float(first.float().abs().max()) if step.half else 1.0
@@ -225,8 +217,6 @@ def time_launch(launch: Callable[[], Any]) -> float:
 
 
 def capture_launches(launch: Callable[[], Any], count: int) -> Callable[[], None]:
-    import torch
-
     launch()
     torch.cuda.synchronize()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -244,8 +234,6 @@ def capture_launches(launch: Callable[[], Any], count: int) -> Callable[[], None
 
 
 def time_replay(replay: Callable[[], None]) -> float:
-    import torch
-
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begun.record()
     replay()
@@ -277,8 +265,6 @@ def compare_calls(
     low: Callable[..., Any], half: Callable[..., Any], inputs: Mapping[int, tuple[Any, ...]]
 ) -> dict[int, Ratio]:
     """The ratio of the time of `half` to that of `low`, by batch size, on torch tensors on the GPU: above 1, `low` is faster."""
-    import torch
-
     found = {}
     for size, drawn in inputs.items():
         with torch.inference_mode():

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -258,17 +258,8 @@ def _make(name: str, where: Verb) -> "Command":
             vars(each)["display_type_rich"] = partial(_show_type, each)
         return made
     below = LazyCommands({each: partial(_make, each, path) for each, path in where.items()})
+    options: Mapping[str, Any] = {"name": name, "commands": below, "rich_markup_mode": None}
     if name == "store":
-        return TyperGroup(
-            name=name,
-            commands=below,  # type: ignore[arg-type] # a dict for all its users
-            help="List, show, remove, and merge stored builds and runs.",
-            rich_markup_mode=None,
-        )
-    return DefaultGroup(
-        name=name,
-        commands=below,  # type: ignore[arg-type]
-        help=below[next(iter(where))].help,
-        rich_markup_mode=None,
-        subcommand_metavar="[MODEL] | COMMAND [ARGS]...",
-    )
+        return TyperGroup(help="List, show, remove, and merge stored builds and runs.", **options)
+    usage = "[MODEL] | COMMAND [ARGS]..."
+    return DefaultGroup(help=below[next(iter(where))].help, subcommand_metavar=usage, **options)

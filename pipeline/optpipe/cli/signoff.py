@@ -186,25 +186,22 @@ def verify(
     store: "Store",
     terminal: "Terminal",
     allowed_signers: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Require a signature by one of these signers (ssh-keygen format)."),
+        Path | None, Param("Require a signature by one of these signers (ssh-keygen format).", metavar="FILE")
     ] = None,
     attestations: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also check these attestations; needs --public-key.")
+        Path | None, Param("Also check these attestations; needs --public-key.", metavar="DIR")
     ] = None,
-    public_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Public key in PEM.")] = None,
+    public_key: Annotated[Path | None, Param("Public key in PEM.", metavar="FILE")] = None,
     badge: Annotated[
         Path | None,
-        typer.Option(
+        Param(
+            "Write the verdict as an SVG badge, or as FILE.html the report with who signed and approved it.",
             metavar="FILE",
-            help="Write the verdict as an SVG badge, or as FILE.html the report with who signed and approved it.",
         ),
     ] = None,
     audit: Annotated[
         str | None,
-        typer.Option(
-            metavar="COUNT[:SEED]", help="Then measure this many criteria again, drawn at random; needs the build."
-        ),
+        Param("Then measure this many criteria again, drawn at random; needs the build.", metavar="COUNT[:SEED]"),
     ] = None,
 ) -> Outcome:
     """Recompute every number and the verdict of a dossier, offline.
@@ -278,13 +275,11 @@ def approve(
     store: "Store",
     terminal: "Terminal",
     because: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Reason; required unless the verdict is PASS without waivers.")
+        str | None, Param("Reason; required unless the verdict is PASS without waivers.", metavar="TEXT")
     ] = None,
-    by: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The person who approves; needs --role and --sign.")
-    ] = None,
-    role: Annotated[str | None, typer.Option(metavar="ROLE", help="That person's role.")] = None,
-    sign: Annotated[Path | None, typer.Option(metavar="KEY", help="That person's SSH key.")] = None,
+    by: Annotated[str | None, Param("The person who approves; needs --role and --sign.", metavar="NAME")] = None,
+    role: Annotated[str | None, Param("That person's role.", metavar="ROLE")] = None,
+    sign: Annotated[Path | None, Param("That person's SSH key.", metavar="KEY")] = None,
 ) -> Outcome:
     """Set a verified dossier as the baseline for later sign-offs.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optpipe.cli.groups import Outcome
+from optpipe.core.plan import Param
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
@@ -37,9 +38,7 @@ def show(id: IdArgument, store: "Store") -> Outcome:
 def rm(
     id: IdArgument,
     store: "Store",
-    with_dependents: Annotated[
-        bool, typer.Option("--with-dependents", help="Also remove everything made from it.")
-    ] = False,
+    with_dependents: Annotated[bool, Param("Also remove everything made from it.")] = False,
 ) -> Outcome:
     """Remove one entry or run."""
     from optpipe.models.artifacts.housekeeping import document_from_removal, remove_stored
@@ -49,8 +48,8 @@ def rm(
 
 def gc(
     store: "Store",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask on a terminal.")] = False,
+    dry_run: Annotated[bool, Param("Only show what would be removed.")] = False,
+    yes: Annotated[bool, Param("Do not ask on a terminal.")] = False,
     json: bool = False,
 ) -> Outcome:
     """Remove data that nothing needs.
@@ -85,9 +84,7 @@ def merge(
 
 
 def doctor(
-    options: Annotated[
-        bool, typer.Option("--options", help="List each backend's options, for --option BACKEND.KEY=VALUE.")
-    ] = False,
+    options: Annotated[bool, Param("List each backend's options, for --option BACKEND.KEY=VALUE.")] = False,
 ) -> Outcome:
     """Show what this machine supports and what to install."""
     from optpipe.build.doctor import diagnose_machine, document_from_diagnosis, document_from_options, list_options

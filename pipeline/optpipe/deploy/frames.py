@@ -8,12 +8,11 @@ import json
 import os
 from collections.abc import Mapping
 from mmap import mmap
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
-Arrays = Mapping[str, "np.ndarray"]
+Arrays = Mapping[str, np.ndarray]
 _ALIGNMENT = 64
 _LEAST = 1 << 20
 
@@ -28,10 +27,8 @@ class SharedMemory:
     def rewind(self) -> None:
         self._end = 0
 
-    def put(self, array: "np.ndarray") -> int:
+    def put(self, array: np.ndarray) -> int:
         """Copies `array` into the file and returns the offset."""
-        import numpy as np
-
         offset = -(-self._end // _ALIGNMENT) * _ALIGNMENT
         self._end = offset + array.nbytes
         if os.fstat(self._descriptor).st_size < self._end:
@@ -39,10 +36,8 @@ class SharedMemory:
         self.view(offset, array.dtype, array.shape)[...] = np.ascontiguousarray(array).reshape(array.shape)
         return offset
 
-    def view(self, offset: int, dtype: Any, shape: tuple[int, ...]) -> "np.ndarray":
+    def view(self, offset: int, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
         """The array at `offset`, without a copy."""
-        import numpy as np
-
         kind = np.dtype(dtype)
         count = int(np.prod(shape, dtype=np.int64))
         if count == 0:
@@ -67,10 +62,8 @@ def write_frame(pipe: IO[bytes], header: Mapping[str, Any], arrays: Arrays, memo
 
 def read_frame(
     pipe: IO[bytes], memory: SharedMemory | None = None
-) -> "tuple[dict[str, Any], dict[str, np.ndarray]] | None":
+) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
     """The next frame's header and arrays; None at the end. Arrays in `memory` are valid until they are answered."""
-    import numpy as np
-
     if not (line := pipe.readline()):
         return None
     header = json.loads(line)

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from optpipe.core import torch
 from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import compute_geometry
@@ -175,7 +176,6 @@ def _decode_queries(logits: NDArray[np.float64], boxes: NDArray[np.float64], hea
 
 def suppress(found: Found, iou: float) -> NDArray[np.int64]:
     """Indices that non-maximum suppression within each class keeps (torchvision's `batched_nms`), best first."""
-    import torch
     from torchvision.ops import batched_nms
 
     tensors = (torch.from_numpy(np.ascontiguousarray(each)) for each in (found.boxes, found.scores, found.labels))

@@ -3,12 +3,13 @@ import os
 import resource
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from optpipe.core import torch
 from optpipe.core.errors import OptpipeError, first_line, is_out_of_memory
 from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.core.process import end_with_parent
@@ -82,27 +83,19 @@ class Worker:
         self.reference = pool_from_files(plan.reference)
         self.streams: list[Any] = [None] * plan.streams
         if plan.device.startswith("cuda"):
-            import torch
-
             self.streams = [torch.cuda.Stream() for _ in range(plan.streams)]
         self._last: tuple[tuple[object, ...], _Prepared] | None = None
         """The load of the previous point and the inputs prepared for it."""
         self.sessions = [stack.enter_context(self._load_session(stream)) for stream in self.streams]
 
     def _load_session(self, stream: Any) -> Any:
-        if stream is None:
-            return session_from_loader(self.plan.loader, self.plan.arguments)
-        import torch
-
-        with torch.cuda.stream(stream):  # ONNX Runtime keeps the stream that is current when it loads
+        with torch.cuda.stream(stream) if stream else nullcontext():  # ONNX Runtime keeps the current one when it loads
             return session_from_loader(self.plan.loader, self.plan.arguments)
 
     def ready(self) -> WorkerEvent:
         """The event with the facts that the parent needs to watch this process."""
         if not self.plan.device.startswith("cuda"):
             return WorkerEvent("ready", pid=os.getpid())
-        import torch
-
         return WorkerEvent("ready", pid=os.getpid(), gpu_uuid=f"GPU-{torch.cuda.get_device_properties(0).uuid}")
 
     def measured(self, point: Point, events: Any) -> PointReport:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from optpipe.core import torch
 from optpipe.core.measurement import LoadSpec, Mode, Phase, Scenario
 from optpipe.measure.trials import iterate_arrivals, warm_up
 from optpipe.measure.worker.checks import Reservoir, Rotation
@@ -108,9 +109,7 @@ class CudaLane:
     _current: ClassVar["CudaLane | None"] = None
 
     def __init__(self, session: "Session", turns: Rotation, mode: Mode, stream: Any) -> None:
-        import torch
-
-        self._torch, self.stream = torch, stream
+        self.stream = stream
         self._copies = mode is Mode.END_TO_END
         with torch.cuda.stream(stream):
             self._binding = session.bind(turns.batches[0])
@@ -130,7 +129,7 @@ class CudaLane:
 
     def create_marks(self) -> list[Any]:
         """Four events: before and after H2D, after compute, after D2H."""
-        return [self._torch.cuda.Event(enable_timing=True) for _ in range(4)]
+        return [torch.cuda.Event(enable_timing=True) for _ in range(4)]
 
     def stage(self, index: int) -> None:
         """Copies the input on the device (compute mode) and waits for it; end-to-end mode copies inside the query."""
@@ -171,7 +170,7 @@ class CudaLane:
 
     def _make_current(self) -> None:
         if CudaLane._current is not self:
-            self._torch.cuda.set_stream(self.stream)
+            torch.cuda.set_stream(self.stream)
             CudaLane._current = self
 
     def advance(self, index: int) -> None:
@@ -193,13 +192,13 @@ class CudaLane:
         return {name: tensor.clone() for name, tensor in source.items()}
 
     def on_host(self, kept: Any) -> dict[str, np.ndarray]:
-        self._torch.cuda.synchronize()
+        torch.cuda.synchronize()
         return {name: tensor.float().cpu().numpy() for name, tensor in kept.items()}
 
     def replace(self, index: int, batch: Mapping[str, np.ndarray]) -> None:
         self._make_current()
         for name, array in batch.items():
-            self._held[index][name].copy_(self._torch.from_numpy(array))
+            self._held[index][name].copy_(torch.from_numpy(array))
         self.stream.synchronize()
 
     def list_spare_arrays(self) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -18,13 +19,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from optpipe.core import pl
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
 from optpipe.core.measurement import SAMPLE_COLUMNS, LoadSpec, OutputCheck
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from optpipe.backends.base import Session
 
 
@@ -188,21 +188,16 @@ class Spool:
 
 def request_stop(path: Path) -> None:
     """Asks the process that writes `path` to end its measurement; does nothing without such a file."""
-    try:
-        with path.open("r+b") as file:
-            file.seek(STOP_AT)
-            file.write(b"\1")
-    except FileNotFoundError:
-        return
+    with suppress(FileNotFoundError), path.open("r+b") as file:
+        file.seek(STOP_AT)
+        file.write(b"\1")
 
 
 def count_spooled(path: Path) -> int:
     """Number of samples in `path`; 0 if it does not exist yet."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEADER_BYTES)
-    except FileNotFoundError:
-        return 0
+    head = b""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        head = file.read(HEADER_BYTES)
     return int(_COUNT.unpack_from(head, COUNT_AT)[0]) if len(head) == HEADER_BYTES else 0
 
 
@@ -215,8 +210,6 @@ def _make_record_dtype() -> np.dtype[np.void]:
 
 def frame_from_spool(path: Path) -> "pl.DataFrame":
     """The samples with the columns of `core.measurement.SAMPLE_COLUMNS`. Raises StageError for another file."""
-    import polars as pl
-
     content = path.read_bytes()
     if not content.strip(b"\0"):  # the writer was killed before the first sample
         content = _HEAD.pack(MAGIC, VERSION, RECORD.size).ljust(HEADER_BYTES, b"\0")

@@ -79,8 +79,6 @@ def name_tensors(value: Any) -> tuple[str, ...]:
 
 
 def _walk_tensors(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    import torch
-
     if value is None:
         return
     if isinstance(value, torch.Tensor):
@@ -153,7 +151,6 @@ def wrap_detector(module: Any, size: tuple[int, int]) -> Any:
     do; here boxes of different classes are always moved apart by more than the image's width and suppressed together.
     Both agree, since boxes are clipped to the image before.
     """
-    import torch
     from torchvision.ops import boxes as operators
 
     apart = 2.0 * max(size)

@@ -167,9 +167,8 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
         raise BadInputError("--rate and --slo are mutually exclusive")
     spec.require_sound(needs_rate=limit is None)
     if how.energy:
-        spec = replace(
-            spec, min_seconds=max(spec.min_seconds, ENERGY_SECONDS), max_seconds=max(spec.max_seconds, ENERGY_SECONDS)
-        )
+        least = max(spec.min_seconds, ENERGY_SECONDS)
+        spec = replace(spec, min_seconds=least, max_seconds=max(spec.max_seconds, least))
     if limit is not None:
         spec = replace(spec, percentile=max(spec.percentile, limit.percent))
     if how.batch and len(how.batch) > 1 and spec.scenario is Scenario.SERVER and limit:

@@ -259,9 +259,8 @@ def evaluate(
         compared = replace(compared, warnings=tuple(terminal.warnings))
         return Outcome(compared, lambda record: document_from_layers(record, list_states(store)))
     budget = drop_from_text(accuracy_budget, "--accuracy-budget") / 100 if accuracy_budget else None
-    found = run_evaluation(
-        wanted, data, count, seed, budget, store, terminal, UserTask(task) if task else None, truncate=truncate
-    )
+    own = UserTask(task) if task else None
+    found = run_evaluation(wanted, data, count, seed, budget, store, terminal, own, truncate=truncate)
     return Outcome(found, lambda record: document_from_evaluation(record, list_states(store)), found.status)
 
 

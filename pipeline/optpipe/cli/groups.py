@@ -170,9 +170,8 @@ def _make_parameter(field: Field, *, partial: bool) -> Parameter:
     if partial or default is None:
         kind, default = kind | None, None
     annotation = Annotated[kind, option]  # type: ignore[valid-type]
-    return Parameter(
-        field.name, Parameter.KEYWORD_ONLY, default=Parameter.empty if required else default, annotation=annotation
-    )
+    given = Parameter.empty if required else default
+    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=given, annotation=annotation)
 
 
 class LazyCommands(UserDict[str, Any]):

@@ -26,6 +26,7 @@ PRECISION = Param(
 BACKEND = Param("auto, all, or names; `optpipe doctor` lists them.", metavar="NAME[,…]")
 SAMPLE_SEED = Param("Seed for sampling.", minimum=0, setting=True)
 COUNT = Param("Number of samples to draw, stratified by label if available; default: all.", minimum=1)
+BECAUSE = Param("Reason; required unless the verdict is PASS without waivers.", metavar="TEXT")
 DROP = Param("Maximum accuracy drop in percentage points, such as 1pt.", metavar="POINTS")
 
 ModelArgument = Annotated[

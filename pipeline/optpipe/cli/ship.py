@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from optpipe.cli.groups import Outcome
+from optpipe.cli.options import BECAUSE
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.plan import Param
 from optpipe.sweep.job import Matrix, SweepOptions
@@ -48,9 +49,7 @@ def deploy(
         Path | None,
         Param("Where to write the deployment; with --check URL: metrics for Prometheus.", metavar="DIR|FILE"),
     ] = None,
-    because: Annotated[
-        str | None, Param("Reason; required unless the verdict is PASS without waivers.", metavar="TEXT")
-    ] = None,
+    because: Annotated[str | None, BECAUSE] = None,
     check: Annotated[
         str | None,
         Param("Check a deployment against this machine; or that a server answers as DEPLOYMENT.", metavar="DIR|URL"),

@@ -13,6 +13,7 @@ import typer
 
 from optpipe.cli.groups import Outcome
 from optpipe.cli.options import (
+    BECAUSE,
     CalibrationOptions,
     DossierArgument,
     ModelArgument,
@@ -274,9 +275,7 @@ def approve(
     dossier: DossierArgument,
     store: "Store",
     terminal: "Terminal",
-    because: Annotated[
-        str | None, Param("Reason; required unless the verdict is PASS without waivers.", metavar="TEXT")
-    ] = None,
+    because: Annotated[str | None, BECAUSE] = None,
     by: Annotated[str | None, Param("The person who approves; needs --role and --sign.", metavar="NAME")] = None,
     role: Annotated[str | None, Param("That person's role.", metavar="ROLE")] = None,
     sign: Annotated[Path | None, Param("That person's SSH key.", metavar="KEY")] = None,

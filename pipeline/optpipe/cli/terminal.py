@@ -38,9 +38,8 @@ class Terminal(Listener):
 
     def __init__(self) -> None:
         # a separate descriptor, so that progress stays visible while a library's output is redirected (core.process)
-        self._stderr = os.fdopen(
-            os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8", errors="backslashreplace"
-        )
+        own = os.dup(sys.stderr.fileno())
+        self._stderr = os.fdopen(own, "w", buffering=1, encoding="utf-8", errors="backslashreplace")
         self.console = _Stderr(file=self._stderr, highlight=False, markup=False)
         super().__init__()
         self._started, self._done, self._reused = monotonic(), 0, 0
@@ -99,9 +98,8 @@ class Terminal(Listener):
         if message not in self.warnings:
             self.warnings.append(message)
             # in a log a warning stays on one line
-            self.console.print(
-                Text.assemble(("warning:", "yellow"), f" {message}"), soft_wrap=not self.console.is_terminal
-            )
+            text = Text.assemble(("warning:", "yellow"), f" {message}")
+            self.console.print(text, soft_wrap=not self.console.is_terminal)
 
     def inform(self, message: str) -> None:
         self.console.print(escape(message), soft_wrap=not self.console.is_terminal)

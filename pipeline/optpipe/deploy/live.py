@@ -115,9 +115,8 @@ def _replay_live(
     found = [CriterionResult("server", Verdict.PASS, f"answers over {protocol}")]
     expected = list(list_expected(checked.folder, record, checked.card))
     if not any(each.outputs for each in expected):
-        notes.append(
-            "the artifact's outputs were not recorded at deployment: served ones are compared with the source model's"
-        )
+        unknown = "the artifact's outputs were not recorded at deployment"
+        notes.append(f"{unknown}: served ones are compared with the source model's")
     if not (tells := "model_configuration" in about.get("extensions", ())):
         notes.append("the server does not report its configuration")
     for model, asked in group_pairs((each.model, each) for each in expected).items():

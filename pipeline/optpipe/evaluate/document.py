@@ -37,6 +37,7 @@ SHOWN_TENSORS = 30
 def document_from_evaluation(found: Evaluation, states: Mapping[str, OutputError]) -> Document:
     """`states` are those of `list_states`."""
     evaluated = [row.artifact for row in found.results if row.artifact and not row.why_not]
+    unlabeled = "no labels: agreement with the source model only, no accuracy"
     return make_document(
         [
             Sentence(f"{found.model} on {found.dataset.identify()}"),
@@ -58,9 +59,7 @@ def document_from_evaluation(found: Evaluation, states: Mapping[str, OutputError
                 for row in found.results
                 if row.why_not
             ),
-            None
-            if found.dataset.labeled
-            else Sentence("no labels: agreement with the source model only, no accuracy", Tone.DOUBTFUL),
+            None if found.dataset.labeled else Sentence(unlabeled, Tone.DOUBTFUL),
             warn_of_random_weights(found.weights),
             Sentence(f"predictions and manifest in {found.run_dir}", Tone.FAINT),
             Sentence(to_command("bench", *evaluated), Tone.STRONG, "next") if evaluated else None,
@@ -228,9 +227,8 @@ def _list_detection_changes(found: Evaluation) -> Iterator[Sentence]:
             mean = f"{shift['mean']:+.3f} [{shift['low']:+.3f}, {shift['high']:+.3f}]"
             moved = f"scores of {shift['boxes']:.0f} matched boxes shift by {mean}"
             drops.append(f"{moved}, 5% of them by {shift['p5']:+.3f} or less, 5% by {shift['p95']:+.3f} or more")
-        yield Sentence(
-            f"{row.artifact}, boxes with a score of at least {PARITY_SCORE:g}: {'; '.join(drops)}", Tone.FAINT
-        )
+        text = f"{row.artifact}, boxes with a score of at least {PARITY_SCORE:g}: {'; '.join(drops)}"
+        yield Sentence(text, Tone.FAINT)
 
 
 def _list_class_drops(found: Evaluation) -> Iterator[Sentence]:

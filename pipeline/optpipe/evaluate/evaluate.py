@@ -296,6 +296,7 @@ def run_evaluation(
             listener.warn(left_out)
     if units < FEWEST_SAMPLES:
         listener.warn(f"only {units} {kind}: intervals of fewer than {FEWEST_SAMPLES} span all that the score can be")
+    scored = score_artifacts(rows, truths, task, labels, classes, budget, trained=trained, selected=selected)
     with open_run(store.workspace, "evaluate") as run:
         write_predictions(run.path / PREDICTIONS, samples, truths, task, rows)
         found = Evaluation(
@@ -316,9 +317,7 @@ def run_evaluation(
                 validation=validates,
             ),
             accuracy_budget=budget,
-            results=tuple(
-                score_artifacts(rows, truths, task, labels, classes, budget, trained=trained, selected=selected)
-            ),
+            results=tuple(scored),
             run_dir=str(run.path),
             task=user_task.name if user_task else card.task,
             scoring=task.describe_scoring(card),

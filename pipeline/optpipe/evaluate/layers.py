@@ -65,9 +65,8 @@ class TensorDivergence:
         if (self.clipped or 0) >= CLIPPED:
             return f"saturation: {self.clipped:.2%} of the values are outside its range, most in channel {self.channel}"
         if (self.outlier or 0) >= OUTLIER:
-            return (
-                f"outliers: values of channel {self.channel} are {self.outlier:.0f} times those of the median channel"
-            )
+            times = f"{self.outlier:.0f} times those of the median channel"
+            return f"outliers: values of channel {self.channel} are {times}"
         return ""
 
 
@@ -228,10 +227,8 @@ def find_compiler_fault(
         given = [*both[: at + 1 - width], *both[at + 1 :]]
         (needed, run), (_, run_plain) = (each.cut([tensor], given) for each in (compiled, plain))
         expected = source.cut(dict.fromkeys([tensor, *needed]))[1](inputs)
-        errors = [
-            pool_sums(tensor, sum_errors(expected[tensor], each({**inputs, **expected})[tensor]))
-            for each in (run, run_plain)
-        ]
+        answers = (each({**inputs, **expected})[tensor] for each in (run, run_plain))
+        errors = [pool_sums(tensor, sum_errors(expected[tensor], answer)) for answer in answers]
         found, without = (math.inf if each.snr_db is None else each.snr_db for each in errors)
         shows = found < min(limit_db, without - COMPILER_LOSS_DB)
         if shows:
@@ -299,12 +296,10 @@ def compare_layers(
         limit = -20 * math.log10(TOLERATED_RELATIVE_ERROR[info.precision])
         left_out = len([name for name in source.layers if name not in build.layers])
         diverged = BuildDivergence(info.label, entry.id, limit, divergences, left_out, build.hidden, marked)
-        if diverged.first is not None and build.open_apart is not None:
+        if (first := diverged.first) is not None and build.open_apart is not None:
             folder = store.workspace / "reproducers" / entry.id
-            with listener.step(f"compile {diverged.first.tensor} apart"):
-                fault = find_compiler_fault(
-                    source, *build.open_apart(), samples[0], diverged.first.tensor, limit, folder
-                )
+            with listener.step(f"compile {first.tensor} apart"):
+                fault = find_compiler_fault(source, *build.open_apart(), samples[0], first.tensor, limit, folder)
             if fault is not None:
                 diverged = replace(diverged, compiled=fault[0], uncompiled=fault[1], reproducer=str(folder))
         found.append(diverged)

@@ -104,12 +104,10 @@ class BenchSubject:
         self.points = [each.load for each in self.searched if each.latency_ns]
 
     def _sweep(self, workers: "_Workers", sizes: Sequence[int], length: int | None) -> list[Measurement]:
-        plan = self.running.plan
         if self.running.interrupted:
             return []
-        return sweep_batch_sizes(
-            lambda size: self._one(workers, replace(plan.load, batch_size=size, length=length)), sizes, plan.slo
-        )
+        load, slo = replace(self.running.plan.load, length=length), self.running.plan.slo
+        return sweep_batch_sizes(lambda size: self._one(workers, replace(load, batch_size=size)), sizes, slo)
 
     def expect(self, times: int) -> None:
         """Prepares standby workers for `times` repetitions: one per length."""
@@ -142,9 +140,9 @@ class BenchSubject:
         first = self._one(workers, replace(load, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0))
         if first.latency_ns is None or first.interrupted:
             return
-        self.searched, self.best_rate = find_highest_rate(
-            lambda rate: self._one(workers, replace(load, rate_per_s=rate)), first.latency_ns.mean / 1e9, slo
-        )
+        service_s = first.latency_ns.mean / 1e9
+        found = find_highest_rate(lambda rate: self._one(workers, replace(load, rate_per_s=rate)), service_s, slo)
+        self.searched, self.best_rate = found
         self.points = [self.best_rate.load] if self.best_rate else []
 
     def _one(self, workers: "_Workers", load: LoadSpec) -> Measurement:

@@ -164,10 +164,8 @@ def document_from_pair(record: BenchRecord) -> Document:
         text = f"interrupted before the last round: no comparison; the measurements are kept in {record.run_dir}"
         return make_document([Sentence(text, Tone.DOUBTFUL)])
     ratio = found.ratio
-    tones = {Change.FASTER: Tone.GOOD, Change.SLOWER: Tone.BAD}
-    answer = Sentence(
-        f"{record.contender} is {ratio.change} than {record.baseline}", tones.get(ratio.change, Tone.PLAIN)
-    )
+    tone = Tone.GOOD if ratio.change is Change.FASTER else Tone.BAD
+    answer = Sentence(f"{record.contender} is {ratio.change} than {record.baseline}", tone)
     if ratio.change is Change.NO_DIFFERENCE:
         answer = Sentence(f"no difference shown between {record.baseline} and {record.contender}")
     detail = (

@@ -128,9 +128,8 @@ def recompute_from_samples(
     Only facts that no raw file holds are taken from the record: the subject and load, the worker's peak memory, and the
     reasons in `validity.WITNESSED`.
     """
-    evidence = ValidityEvidence(
-        replace(stored, output_check=None, interrupted=False), measured, select_rows_during(machine, measured)
-    )
+    judged = replace(stored, output_check=None, interrupted=False)
+    evidence = ValidityEvidence(judged, measured, select_rows_during(machine, measured))
     witnessed = [reason for reason in stored.reasons if reason.code in WITNESSED]
     found = judge_measurement(stored, witnessed, evidence, highest, confidence)
     peak = compute_worker_peak_bytes(machine, stored.inputs.rotated_bytes if stored.inputs else None)
@@ -189,14 +188,13 @@ def measurements_from_run(
     """
     require_unchanged(run, whole=whole)
     wanted = None if only is None else set(only)
-    return tuple(
-        recorded_from_files(
-            recompute_measurement(one, run.files, confidence), run.name, run.files, run.manifest.environment
-        )
+    found = (
+        recompute_measurement(one, run.files, confidence)
         for one in read_measurements(run.files)
         if (wanted is None or one.subject.artifact in wanted)
         and (whole or one.samples_file is None or run.files.has(one.samples_file))
     )
+    return tuple(recorded_from_files(each, run.name, run.files, run.manifest.environment) for each in found)
 
 
 def recorded_from_files(

@@ -66,9 +66,8 @@ def _make_reason(found: Measurement, other: Measurement, cause: str) -> Reason:
     assert theirs is not None
     precision = other.subject.precision
     settings = found.subject.settings, other.subject.settings
-    here, there = (
-        f" ({text})" if (text := format_settings(each, find_differing_settings(settings))) else "" for each in settings
-    )
+    shown = (format_settings(each, find_differing_settings(settings)) for each in settings)
+    here, there = (f" ({text})" if text else "" for text in shown)
     text = f"{ours.value:,.0f} {found.load.sample}s/s in {found.subject.precision}{here}, {theirs.value:,.0f} in {precision}{there}"
     text += " on the same runtime"
     model, backend = shlex.quote(found.subject.model or "MODEL"), found.subject.backend

@@ -352,10 +352,8 @@ def warn_about_threads(
         listener.warn(f"--affinity {format_cpus(affinity)} changes nothing: no other CPU is available to this process")
     usable, every = len(affinity or os.sched_getaffinity(0)), os.cpu_count() or 1
     if artifact.entry.info.device == "cpu" and options.get("threads") == 0 and usable < every:
-        flag = f"--option {artifact.entry.info.backend}.threads={usable}"
-        listener.warn(
-            f"{artifact.label}: {usable} of {every} CPUs are available; the runtime may use more threads: use {flag}"
-        )
+        advice = f"the runtime may use more threads: use --option {artifact.entry.info.backend}.threads={usable}"
+        listener.warn(f"{artifact.label}: {usable} of {every} CPUs are available; {advice}")
 
 
 def _describe(artifact: StoredArtifact, options: Options) -> Subject:

@@ -6,6 +6,7 @@ checks always run.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -153,9 +154,7 @@ def _check_gpu(evidence: ValidityEvidence) -> Iterator[Reason]:
         text = f"{others:.0f} other process(es) on the GPU"
         yield _invalidate("busy-gpu", text, "stop them (see nvidia-smi)", others=others)
     masks = [int(mask) for mask in evidence.list_readings("gpu_throttle_reasons")]
-    share = {
-        name: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, name in THROTTLE_REASONS.items() if masks
-    }
+    share = {name: fmean(bool(mask & bit) for mask in masks) for bit, name in THROTTLE_REASONS.items() if masks}
     capped = share.pop(POWER_CAP, 0.0)
     if seen := {name: part for name, part in share.items() if part > 0}:
         text = ", ".join(f"{name} {part:.0%} of the time" for name, part in seen.items())

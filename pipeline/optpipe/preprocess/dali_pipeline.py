@@ -119,9 +119,8 @@ def make_reading_pipeline(
     plan = replace(plan, edge_cases=plan.edge_cases and any(is_edge_case(path, plan.decode) for path in paths))
 
     def graph() -> Any:
-        encoded, index = fn.readers.file(
-            files=[str(path) for path in paths], name="reader", prefetch_queue_depth=plan.prefetch, lazy_init=True
-        )
+        names, depth = [str(path) for path in paths], plan.prefetch
+        encoded, index = fn.readers.file(files=names, name="reader", prefetch_queue_depth=depth, lazy_init=True)
         image = decode_files(encoded, transform, plan)
         return (image.pixels if decode_only else process_image(image, transform)), index
 
@@ -145,10 +144,11 @@ def _decode_fed_files(transform: Transform, plan: DaliPlan) -> GraphImage:
 
 def decode_files(encoded: Any, transform: Transform, plan: DaliPlan) -> GraphImage:
     """Decodes by the plan and moves the pixels to its device."""
+    step = transform.decode
     if plan.decode == "mixed":
-        return decode_mixed(encoded, transform.decode, plan)
-    image = decode_on_cpu(encoded, transform.decode, edge_cases=plan.edge_cases)
-    return replace(image, pixels=image.pixels.gpu()) if plan.device == "gpu" else image
+        return decode_mixed(encoded, step, plan)
+    pixels = _decode_pixels_on_cpu(encoded, _get_decode_settings(step), edge_cases=plan.edge_cases)
+    return GraphImage(pixels.gpu() if plan.device == "gpu" else pixels, _read_sides(encoded, step))
 
 
 def _build_pipeline(graph: Callable[[], Any], plan: DaliPlan, prefetch: int | None, **declared: Any) -> Any:
@@ -165,16 +165,6 @@ def _build_pipeline(graph: Callable[[], Any], plan: DaliPlan, prefetch: int | No
     pipeline = define()
     pipeline.build()
     return pipeline
-
-
-def decode_on_cpu(encoded: Node, step: Decode, *, edge_cases: bool) -> GraphImage:
-    """Decodes to 8 bits on the CPU.
-
-    `edge_cases` adds a branch for 16-bit grayscale PNG: a Python `if` on a graph node, which DALI rewrites under
-    `enable_conditionals`.
-    """
-    pixels = _decode_pixels_on_cpu(encoded, _get_decode_settings(step), edge_cases=edge_cases)
-    return GraphImage(pixels, _read_sides(encoded, step))
 
 
 def decode_mixed(encoded: Node, step: Decode, plan: DaliPlan) -> GraphImage:
@@ -214,6 +204,11 @@ def _is_whole_jpeg(encoded: Node) -> Node:
 
 
 def _decode_pixels_on_cpu(encoded: Node, settings: Arguments, *, edge_cases: bool) -> Node:
+    """Decodes to 8 bits on the CPU.
+
+    `edge_cases` adds a branch for 16-bit grayscale PNG: a Python `if` on a graph node, which DALI rewrites under
+    `enable_conditionals`.
+    """
     if not edge_cases:
         return fn.decoders.image(encoded, device="cpu", **settings)
     # PNG specification, 5.2 and 11.2.1: the signature; bytes 24 to 27 are depth 16, grayscale, and two zeros

@@ -71,9 +71,8 @@ def _describe_outputs(proof: Proof) -> str:
         both = f"{score.reference:.2%} with the reference, {score.dali:.2%} with DALI"
         parts.append(f"{score.name} {both}, drop {drop}")
     if same := proof.prediction_agreement:
-        parts.append(
-            f"agreement of predictions {100 * same.share:.4g}% [{100 * same.ci[0]:.4g}, {100 * same.ci[1]:.4g}]"
-        )
+        low, high = (100 * each for each in same.ci)
+        parts.append(f"agreement of predictions {100 * same.share:.4g}% [{low:.4g}, {high:.4g}]")
     return ", ".join(parts)
 
 

@@ -287,9 +287,8 @@ def choose_plan(artifact: StoredArtifact, batch_size: int | None, store: Store, 
     if plan is None:
         plan = choose_dali_plan("mixed" if on_gpu else "cpu")
         tune = f"optpipe preprocess {format_model_argument(artifact.card.name, artifact.card.source)}"
-        listener.warn(
-            f"DALI is not tuned for {artifact.card.name} on this machine; run `{for_workspace(tune)}` first for best performance"
-        )
+        advice = f"run `{for_workspace(tune)}` first for best performance"
+        listener.warn(f"DALI is not tuned for {artifact.card.name} on this machine; {advice}")
     wanted = batch_size or min(plan.batch_size, artifact.card.batch_range[2])
     return replace(plan, batch_size=choose_batch_sizes(artifact, [wanted])[0])
 

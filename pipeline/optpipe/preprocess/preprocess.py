@@ -94,9 +94,8 @@ def derive_preprocessing(
     plan = request.plan
     if request.throughput:
         warm_page_cache(samples.paths)
-        speed, times = tune_preprocessing(
-            samples.paths, transform, plan, count_cores(), request.seconds, listener, request.fixed
-        )
+        seconds, fixed = request.seconds, request.fixed
+        speed, times = tune_preprocessing(samples.paths, transform, plan, count_cores(), seconds, listener, fixed)
         for each in (speed.dataloader, speed.dali):
             warn_about_other_load(each.other_cpu_cores, each.implementation, listener)
         plan = speed.dali.plan or plan  # the fastest plan is proven and stored

@@ -468,9 +468,8 @@ def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> di
     found = {}
     if proof.top1_agreement is not None:
         share = Share(proof.top1_agreement.equal or 0, proof.top1_agreement.images)
-        found["agreement"] = Observation(
-            share.value, *share.interval(confidence), (*blockers, *weights), about, run.name, share
-        )
+        figure = share.value, *share.interval(confidence)
+        found["agreement"] = Observation(*figure, (*blockers, *weights), about, run.name, share)
     elif proof.prediction_agreement is not None and (task := find_stored_task(record.task)) is not None:
         seen = observe_prediction_agreement(rows, task, confidence, about)
         found["agreement"] = replace(seen, blockers=(*blockers, *weights, *seen.blockers), source=run.name)

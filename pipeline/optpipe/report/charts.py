@@ -253,11 +253,9 @@ def draw_comparison(
             "frontier in every metric at once."
         )
         best, reason = comparison.best[Goal.THROUGHPUT], comparison.best_reason[Goal.THROUGHPUT]
-        finding = (
-            f"{comparison.row(best).label} has the highest throughput: {reason}" if best else f"Throughput: {reason}"
-        )
+        leader = f"{comparison.row(best).label} has the highest throughput" if best else "Throughput"
         figure = draw_points("Latency vs. throughput", caption, points, f"{sample}s per second", latency, files)
-        drawn.append(replace(figure, finding=finding))
+        drawn.append(replace(figure, finding=f"{leader}: {reason}"))
     if latencies:
         caption = "Share of queries completed within a given time, from the raw samples; nothing is trimmed."
         if len(latencies) < len(comparison.rows):

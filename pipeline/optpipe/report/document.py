@@ -271,13 +271,11 @@ def name_score(score: str) -> str:
 def format_mixed(mixed: MixedPrecision) -> str:
     """A build within a budget in one line."""
     of = " SNR" if mixed.metric == "snr" else f" of {name_score(mixed.metric)}"
-    count = f"{len(mixed.kept)} layer{'' if len(mixed.kept) == 1 else 's'}"
+    kept = f"{len(mixed.kept)} layer{'' if len(mixed.kept) == 1 else 's'} kept"
     cost, share = mixed.cost, sum(each.macs for each in mixed.kept) / max(mixed.total_macs, 1)
     drop = "" if cost.drop is None or cost.drop_ci is None else f", drop {format_drop(cost.drop, cost.drop_ci)}"
     outputs = f"SNR {format_cost_snr(cost)}{drop}" if cost.finite else "NaN or Inf in the outputs"
-    return (
-        f"{count} kept, {share:.1%} of MACs, for a budget of {mixed.budget}{of}: {outputs} on {mixed.samples} samples"
-    )
+    return f"{kept}, {share:.1%} of MACs, for a budget of {mixed.budget}{of}: {outputs} on {mixed.samples} samples"
 
 
 def format_placement(placement: Placement) -> str:

@@ -133,9 +133,8 @@ def _draw_gauge(gauge: Gauge) -> Markup:
     width = high - start + 0.15 * (high - low)
     if width <= 0:
         return Markup("")
-    line, left, right, value = (
-        GAUGE_WIDTH * (each - start) / width for each in (gauge.limit, gauge.low, gauge.high, gauge.value)
-    )
+    shown = gauge.limit, gauge.low, gauge.high, gauge.value
+    line, left, right, value = (GAUGE_WIDTH * (each - start) / width for each in shown)
     left, right = min(left, value - 1.5), max(right, value + 1.5)
     shaded = (0.0, line) if gauge.at_least else (line, GAUGE_WIDTH - line)
     return Markup(

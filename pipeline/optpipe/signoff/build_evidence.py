@@ -300,9 +300,8 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
     else:
         again = suggest_more_processes(group, evidence.build, name)
         narrow = suggest_runs(criterion, group.list_parts(name), evidence.policy_confidence, again, gap)
-    seen = Observation(
-        found.value, found.low, found.high, blockers, about, source, tail, narrow, processes=counted, left_out_gap=gap
-    )
+    figure = found.value, found.low, found.high
+    seen = Observation(*figure, blockers, about, source, tail, narrow, processes=counted, left_out_gap=gap)
     if name != "memory":
         return seen
     # a process that needs more memory ends a service: judge the largest, up to the bound for the next process

@@ -241,12 +241,8 @@ def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observati
     if isinstance(found, Blocker):
         return found
     narrow, fix = (suggest(criterion.section, evidence.build) for suggest in (suggest_narrowing, suggest_fix))
-    return [
-        replace(
-            each, to_narrow=each.to_narrow or narrow + _suggest_count(criterion, each, evidence.confidence), to_fix=fix
-        )
-        for each in found
-    ]
+    more = [each.to_narrow or narrow + _suggest_count(criterion, each, evidence.confidence) for each in found]
+    return [replace(each, to_narrow=text, to_fix=fix) for each, text in zip(found, more, strict=True)]
 
 
 def _suggest_count(criterion: Criterion, seen: Observation, confidence: float) -> str:

@@ -228,14 +228,15 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
     criteria = tuple(replace(one, waived=request.waivers.get(one.name)) for one in found)
     build, groups = evidence.build, select_groups(LoadFilter(), evidence.measured)
     loads = [group.newest.measurement for group in groups]
+    judged = JudgedArtifact(
+        build.artifact, build.backend, build.precision, build.sha256, build.size_bytes, build.weights
+    )
     when = request.created_utc[:19].replace("-", "").replace(":", "")  # 20261121T072500
     record = VerdictRecord(
         verdict=decide_overall_verdict(criteria),
         dossier_name=f"{Path(build.model).stem}-{build.backend}-{build.precision}-{when}",
         model=build.model,
-        artifact=JudgedArtifact(
-            build.artifact, build.backend, build.precision, build.sha256, build.size_bytes, build.weights
-        ),
+        artifact=judged,
         policy=PolicyReference(policy.name, policy.sha256),
         criteria=criteria,
         notes=(
@@ -342,11 +343,9 @@ def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) 
 def _judge_trust(dossier: Dossier, measured: Sequence[RecordedMeasurement]) -> Iterator[CriterionResult]:
     artifact, checked = dossier.artifact, dossier.verification
     info, record = artifact.info, _describe_record(artifact)
-    if info.weights.trained:
-        weights = CriterionResult(
-            "trust.weights", Verdict.PASS, f"weights as given ({info.weights.source}), not random"
-        )
-    else:
+    given = f"weights as given ({info.weights.source}), not random"
+    weights = CriterionResult("trust.weights", Verdict.PASS, given)
+    if not info.weights.trained:
         remedy = f"build with the weights you will ship: {suggest_build(dossier.build)}"
         weights = _doubt_trust("trust.weights", "the weights are random", remedy)
     precision = CriterionResult("trust.precision", Verdict.PASS, f"{info.precision} is verified in the built network")

@@ -362,6 +362,7 @@ def _list_criteria(tables: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Cr
         for table in tables.get(section, ()):
             load = {key: table[key] for key in LOAD if key in table}
             where = LoadFilter(**load | {"rate": load["rate"][0]} if "rate" in load else load)
+            judged = table.get("output"), table.get("steps")
             for metric, (sense, _) in limits.items():
                 if metric not in table:
                     continue
@@ -372,9 +373,7 @@ def _list_criteria(tables: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Cr
                             f"accuracy.maximum_f1_drop is a drop of F1, not of {score}: write it in points"
                         )
                     score = f"F1@{table.get('at_threshold', (PARITY_SCORE,))[0]:.0%}"
-                yield Criterion(
-                    section, metric, sense, threshold, dimension, where, score, table.get("output"), table.get("steps")
-                )
+                yield Criterion(section, metric, sense, threshold, dimension, where, score, *judged)
 
 
 def _refuse_contradictions(criteria: tuple[Criterion, ...], wanted: Precision | None) -> None:

@@ -135,10 +135,8 @@ def _name_load(one: CriterionResult) -> str:
 
 def _order_criteria(record: VerdictRecord) -> list[CriterionResult]:
     """FAIL, INCONCLUSIVE, waived, PASS; those of trust last, because they often repeat the reason of another."""
-    order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
-    return sorted(
-        record.criteria, key=lambda one: (1.5 if one.waived else order.index(one.verdict), "trust." in one.name)
-    )
+    rank = {Verdict.FAIL: 0, Verdict.INCONCLUSIVE: 1, Verdict.PASS: 2}
+    return sorted(record.criteria, key=lambda one: (1.5 if one.waived else rank[one.verdict], "trust." in one.name))
 
 
 def tabulate_criteria(record: VerdictRecord) -> Table:

@@ -104,9 +104,8 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
     groups = [list(each) for each in runs]
     every = [value for each in groups for value in each]
     first = first or [len(each) for each in groups]
-    pooled = mean_from_values(
-        every, [value for each, known in zip(groups, first, strict=True) for value in each[:known]]
-    )
+    known = [value for each, count in zip(groups, first, strict=True) for value in each[:count]]
+    pooled = mean_from_values(every, known)
     inside_freedom = len(every) - len(groups)
     if pooled is None or len(groups) < 2 or inside_freedom < 1:
         return pooled

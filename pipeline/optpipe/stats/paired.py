@@ -116,9 +116,8 @@ def sum_errors(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
                 masked = (np.abs(one) > _MASKED) & (np.abs(other) > _FP16_LARGEST) & (np.sign(one) == np.sign(other))
                 one, other = (np.where(masked, np.float32(0), each) for each in (one, other))
             apart = other - one
-            products = [
-                float(left @ right) for left, right in ((one, one), (other, other), (apart, apart), (one, other))
-            ]
+            pairs = ((one, one), (other, other), (apart, apart), (one, other))
+            products = [float(left @ right) for left, right in pairs]
             np.abs(apart, out=apart)
             sums.append([one.size, *products, float(apart.sum()), float(apart.max())])
     return np.array(sums).reshape(-1, len(_SUMS))
@@ -368,6 +367,5 @@ def _influence(labels: NDArray[np.int64], predicted: NDArray[np.int64], classes:
     there = np.maximum(sizes, 1)
     scores = 2 * np.bincount(labels[hit], minlength=classes) / there
     weight = n / there / max(int(np.count_nonzero(sizes)), 1)
-    return np.asarray(
-        2 * hit * weight[labels] - scores[labels] * weight[labels] - scores[predicted] * weight[predicted]
-    )
+    weighted = scores * weight
+    return np.asarray(2 * hit * weight[labels] - weighted[labels] - weighted[predicted])

@@ -7,6 +7,7 @@ nothing about the shape of the distribution. Consecutive latencies are correlate
 samples above a high percentile can look independent by luck.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 from math import ceil, floor, log
@@ -38,14 +39,10 @@ def count_samples_needed(percent: float, *, risk: float = 0.01) -> int:
 
     MLPerf LoadGen's rule with one sample over the limit allowed: p90 64, p95 130, p99 662, p99.9 6,636.
     """
-    inside = percent / 100
-    low, high = 1, 2
-    while _at_most_one_above(high, inside) > risk:
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _at_most_one_above(middle, inside) > risk else (low, middle)
-    return high
+    inside, most = percent / 100, 2
+    while _at_most_one_above(most, inside) > risk:
+        most *= 2
+    return bisect_left(range(most), True, key=lambda count: _at_most_one_above(count, inside) <= risk)
 
 
 def _at_most_one_above(count: int, inside: float) -> float:
@@ -115,10 +112,8 @@ def plan_sample_count(durations: np.ndarray, percent: float, longest: int, confi
     wanted = count
     for each in (percent, *(one for one in PERCENTS if one < percent)):
         effective = _effective(durations, find_order_statistic(ordered, each), each, stretches)
-        for has, needs in (
-            (effective, count_samples_for_ranks(each, confidence)),
-            (stretches, _fewest_stretches(count)),
-        ):
+        ranks = count_samples_for_ranks(each, confidence)
+        for has, needs in ((effective, ranks), (stretches, _fewest_stretches(count))):
             if has < needs:
                 wanted = max(wanted, ceil(MARGIN * count * needs / has))
     return min(wanted, longest)

@@ -53,10 +53,8 @@ def plan_sweep(
 ) -> tuple[SweepRow, ...]:
     """A row for each cell. `again` ignores stored results."""
     jobs = [records[0] for records in stored.values()]
-    known = [(one.cell, one.seconds) for one in jobs if one.run is not None and one.seconds > 0]
-    times = group_pairs(
-        (key, seconds / _weigh(cell)) for cell, seconds in known for key in _list_likenesses(cell.recipe)
-    )
+    known = [(one.cell.recipe, one.seconds / _weigh(one.cell)) for one in jobs if one.run and one.seconds > 0]
+    times = group_pairs((key, seconds) for recipe, seconds in known for key in _list_likenesses(recipe))
     by_cell = group_pairs((one.cell.key, one) for one in jobs)
     here = group_pairs((slot.kind, slot.fingerprint) for slot in slots)
     planned = []
@@ -113,11 +111,9 @@ def _list_likenesses(recipe: Recipe) -> tuple[tuple[str, ...], ...]:
 def list_tasks(rows: Sequence[SweepRow], loads_per_process: int) -> tuple[Task, ...]:
     """Tasks of at most `loads_per_process` cells, in the order of the matrix."""
     left = [row for row in rows if row.state == Standing.RUN]
-    groups = group_pairs(
-        ((hash_value(plain_from_record(row.cell.recipe)), row.cell.kind, row.cell.options), row) for row in left
-    )
+    keys = [(hash_value(plain_from_record(row.cell.recipe)), row.cell.kind, row.cell.options) for row in left]
     found = []
-    for group in groups.values():
+    for group in group_pairs(zip(keys, left, strict=True)).values():
         for at in range(0, len(group), loads_per_process):
             part = group[at : at + loads_per_process]
             cells = tuple(row.cell for row in part)

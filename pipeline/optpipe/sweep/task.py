@@ -150,12 +150,11 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
 
 def _group_run(run: Run) -> dict[object, tuple[MeasurementGroup, tuple[Reason, ...]]]:
     """Groups by load without the length, which is the same in all of a run."""
-    measured = [
-        recorded_from_files(one, run.name, run.files, run.manifest.environment) for one in read_measurements(run.files)
-    ]
+    found, environment = read_measurements(run.files), run.manifest.environment
+    groups = group_processes(recorded_from_files(one, run.name, run.files, environment) for one in found)
     return {
         replace(group.load, length=None).key: (summarize_group(group), group.newest.measurement.reasons)
-        for group in group_processes(measured)
+        for group in groups
     }
 
 

@@ -98,11 +98,8 @@ def subtract_intervals(one: TimeIntervals, other: TimeIntervals) -> TimeInterval
 
 
 def _cut_segments(one: TimeIntervals, other: TimeIntervals, *, wanted_in_other: bool) -> TimeIntervals:
-    if one.starts.size == 0 or (other.starts.size == 0 and wanted_in_other):
-        nothing = np.zeros(0, dtype=np.int64)
-        return intervals_from_disjoint(nothing, nothing)
-    if other.starts.size == 0:
-        return one
+    if one.starts.size == 0 or other.starts.size == 0:
+        return other if one.starts.size and wanted_in_other else one
     # a stable sort merges sorted parts; numpy's `unique` takes ten times as long
     edges = np.sort(np.concatenate([one.starts, one.ends, other.starts, other.ends]), kind="stable")
     starts, ends = edges[:-1], edges[1:]
@@ -264,9 +261,6 @@ def _clip_calls(gaps: TimeIntervals, chosen: npt.NDArray[np.bool_], calls: TimeI
 _WARMED_UP = 2.0
 _NUMBERED = r"(?i)^((?:.*[^a-z])?(?:iter|iteration|step|batch|frame|request|profilerstep)[\s_#:=.-]*)\d+$"
 """Names of numbered repetitions: `iteration 7`, `step_7`, `ProfilerStep#7`. Layers are numbered too, but do not repeat."""
-
-
-_PROJECTED = ("gpu_start_ns", "gpu_end_ns", "gpu_ns", "kernel_ns", "kernels", "depth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +439,8 @@ def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
         thread, started = (array_from_column(trace.api, name)[operations.api_row] for name in ("thread", "start_ns"))
         launched_by, launches = np.where(operations.api_row >= 0, thread, -1), started
     ranges = trace.ranges.sort("start_ns", "end_ns", pl.col("name").cast(pl.String), descending=[False, True, False])
-    parts = [ranges.clear().with_columns(pl.lit(None, dtype=pl.Int64).alias(column) for column in _PROJECTED)]
+    projected = ("gpu_start_ns", "gpu_end_ns", "gpu_ns", "kernel_ns", "kernels", "depth")
+    parts = [ranges.clear().with_columns(pl.lit(None, dtype=pl.Int64).alias(column) for column in projected)]
     for part in ranges.partition_by("thread", maintain_order=True):
         mine = np.flatnonzero(launched_by == int(part["thread"][0] or 0))
         mine = mine[np.argsort(launches[mine], kind="stable")]

@@ -156,9 +156,8 @@ def _tabulate_copies(rows: Sequence[CopyRow], totals: Totals) -> Iterator[Part]:
         )
         for row in rows[:8]
     ]
-    yield from _list_table(
-        ["copies", *figure_columns("total", "count", "size", "rate"), "from", "to"], cells, len(rows)
-    )
+    figures = figure_columns("total", "count", "size", "rate")
+    yield from _list_table(["copies", *figures, "from", "to"], cells, len(rows))
     if rows and totals.copy_beside_compute_ns is not None:
         copies_ns = (totals.memcpy_ns or 0) + (totals.memset_ns or 0)
         beside = f"{format_duration(totals.copy_beside_compute_ns)} of {format_duration(copies_ns)} overlaps kernels"

@@ -23,7 +23,7 @@ from optpipe.models.export.exported import Model
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import read_length
 from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples
-from optpipe.preprocess.dali_pipeline import DaliPlan
+from optpipe.preprocess.preprocess import choose_dali_plan
 from optpipe.trace.analysis import analysis_from_trace
 from optpipe.trace.nsys import BUILD_STAGES, ProfilePlan, Stage
 from optpipe.trace.read import KEEP_RAW_WARNING, trace_from_folder, trace_from_path, write_trace
@@ -154,12 +154,7 @@ def _list_build_jobs(
         yield ProfileJob("+".join(built), on_gpu, build, stages)
     if Stage.PREPROCESS in wanted and card.transform is not None and images:
         batch_size = max(plan.batch_size)
-        dali = DaliPlan(
-            decode="mixed" if on_gpu else "cpu",
-            device="gpu" if on_gpu else "cpu",
-            batch_size=batch_size,
-            threads=_DALI_THREADS[build.device],
-        )
+        dali = choose_dali_plan("mixed" if on_gpu else "cpu", _DALI_THREADS[build.device], batch_size)
         work = PreprocessJob(store.workspace.resolve(), model.id, images, dali)
         name = f"preprocess dali batch {batch_size}"
         subject = StageSubject(name, "preprocess", batch_size=batch_size)
@@ -174,7 +169,7 @@ def _list_inference_jobs(
     store: Store,
 ) -> Iterator[ProfileJob]:
     for entry in artifacts:
-        info, read_rows = entry.info, cache(partial(read_profiled_rows, entry, store))
+        info, sha256, read_rows = entry.info, hash_engine(entry), cache(partial(read_profiled_rows, entry, store))
         backend, precision, device = info.backend, info.precision, info.device
         known = BACKENDS[backend].runtime_options(device)
         given = options_by_backend.get(backend, {})  # the other options were for the build
@@ -188,9 +183,7 @@ def _list_inference_jobs(
             if length is None and card.length_range is not None:
                 length = read_length(*read_rows())
             name = f"{backend} {precision} batch {batch_size}" + (f" length {length}" if length else "")
-            subject = StageSubject(
-                name, "inference", entry.id, precision, device, batch_size, length, hash_engine(entry)
-            )
+            subject = StageSubject(name, "inference", entry.id, precision, device, batch_size, length, sha256)
             inputs = card.inputs if length is None else card.with_usual_length(length).inputs
             yield ProfileJob(name, device == "cuda", inference, ((subject, facts),), path, inputs, read_rows)
 

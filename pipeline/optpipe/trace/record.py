@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -36,6 +36,7 @@ from optpipe.models.inputs.rows import Arrays, batch_from_rows, fill_sequences
 from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.preprocess.dali_pipeline import DaliPlan, make_reading_pipeline
+from optpipe.preprocess.end_to_end import open_stream
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.nsys import (
     CAPTURE_RANGE,
@@ -302,10 +303,7 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
     entry = store.verify_entry(store.find(work.artifact, ArtifactInfo))
     inputs = dict(np.load(job.scratch / INPUTS))
     on_gpu = work.device == "cuda"
-    stream: AbstractContextManager[Any] = nullcontext()
-    if on_gpu:  # ONNX Runtime uses the stream that is current when it loads
-        stream = torch.cuda.stream(torch.cuda.Stream())
-    with stream, BACKENDS[work.backend].load(entry.path, entry.info, work.options) as session:
+    with open_stream(work.device), BACKENDS[work.backend].load(entry.path, entry.info, work.options) as session:
         binding = session.bind(inputs)
         synchronize = _make_synchronizer(on_gpu=on_gpu)
 

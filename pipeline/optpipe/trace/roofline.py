@@ -289,9 +289,9 @@ def _sum_fused_traffic(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[li
             if writer == leader or tensor in scores:
                 continue
             size = _read_bytes(node, name, known, constants.get(tensor, _tensor_bytes(known, tensor)))
-            _keep_larger(read[leader], tensor, size)
+            read[leader][tensor] = max(size, read[leader].get(tensor, 0))
             if writer is None:
-                _keep_larger(edges, tensor, size)
+                edges[tensor] = max(size, edges.get(tensor, 0))
             else:
                 written[writer][tensor] = _tensor_bytes(known, tensor)
         for name in filter(None, node.output):
@@ -300,10 +300,6 @@ def _sum_fused_traffic(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[li
                 written[leader][name] = edges[name] = _tensor_bytes(known, name)
     moved = [sum(each.values()) + sum(other.values()) for each, other in zip(read, written, strict=True)]
     return moved, sum(edges.values())
-
-
-def _keep_larger(sizes: dict[str, int], tensor: str, size: int) -> None:
-    sizes[tensor] = max(size, sizes.get(tensor, 0))
 
 
 def _find_same_tensors(nodes: Sequence[Any], results: frozenset[str]) -> dict[str, str]:

@@ -287,9 +287,8 @@ def find_underfilled_gpu(context: RuleContext) -> _Found | None:
         duration.alias("total_ns"), (duration * (1 - blocks / multiprocessors)).alias("unused_ns")
     )
     share = _sum(small, "total_ns") / max(context.measured.kernel_ns, 1)
-    evidence = (
-        f"{share:.0%} of kernel time runs in kernels with fewer blocks than the GPU's {multiprocessors} multiprocessors"
-    )
+    where = f"kernels with fewer blocks than the GPU's {multiprocessors} multiprocessors"
+    evidence = f"{share:.0%} of kernel time runs in {where}"
     advice = "use a larger batch or several concurrent streams; optpipe bench finds the knee"
     return _Found(evidence, _sum(small, "unused_ns"), advice) if small.height else None
 

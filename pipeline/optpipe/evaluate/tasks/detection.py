@@ -385,9 +385,8 @@ class Detection(TaskContract):
 
     def take_as_truths(self, predictions: Values) -> Values:
         """Boxes with scores that a user would show."""
-        return [
-            [[*row[:4], row[5], row[2] * row[3], 0.0] for row in rows if row[4] >= PARITY_SCORE] for rows in predictions
-        ]
+        shown = ([row for row in rows if row[4] >= PARITY_SCORE] for rows in predictions)
+        return [[[*row[:4], row[5], row[2] * row[3], 0.0] for row in rows] for rows in shown]
 
     def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
         return truths is None or any(truths)

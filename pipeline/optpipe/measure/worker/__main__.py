@@ -114,7 +114,7 @@ class Worker:
             stopped = spool.stopped
         gc.enable()
         peak_bytes = _read_peak_resident_bytes() - _count_own_bytes(lanes, before, kept)
-        plan, probes = self.plan, 0 if stopped else asked.cache_probes
+        plan, session, probes = self.plan, self.sessions[0], 0 if stopped else asked.cache_probes
         answers = [(index, lanes[0].on_host(outputs)) for index, outputs in kept.kept]
         return PointReport(
             steady=load.steady,
@@ -126,9 +126,7 @@ class Worker:
             output_check=check_outputs(
                 answers, before, self.reference, turns.rows, plan.tolerance, plan.reference_name, plan.output_axes
             ),
-            cache_probe=probe_cache(
-                self.sessions[0], lanes[0], turns, probes, plan.seed, plan.tolerance, plan.input_axes
-            ),
+            cache_probe=probe_cache(session, lanes[0], turns, probes, plan.seed, plan.tolerance, plan.input_axes),
         )
 
     def _prepare(self, asked: LoadSpec) -> _Prepared:

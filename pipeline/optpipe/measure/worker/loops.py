@@ -302,9 +302,8 @@ def _warm_up(load: PointRun) -> None:
         load.write(Phase.WARM_UP, stream, index, load.spec.batch_size, 0, times[0], *times)
         return times[1] - times[0]
 
-    load.steady, load.service_ns = warm_up(
-        ask, load.spec.warm_up_seconds, load.spec.max_warm_up_seconds, lambda: load.spool.stopped
-    )
+    limits = load.spec.warm_up_seconds, load.spec.max_warm_up_seconds
+    load.steady, load.service_ns = warm_up(ask, *limits, lambda: load.spool.stopped)
 
 
 def _run_lane(load: PointRun, stream: int, arrivals: Iterable[int | None], transient: int = 0) -> None:

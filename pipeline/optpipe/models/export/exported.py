@@ -19,7 +19,7 @@ from optpipe.core.events import Listener
 from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
-from optpipe.models.inputs.rows import run_rows, split_batches
+from optpipe.models.inputs.rows import Arrays, run_rows, split_batches
 from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples, load_sample_inputs, read_sample_labels
 from optpipe.models.sources.libraries import explain_unreachable
 from optpipe.models.sources.modules import LoadedModel, NoWeightsError, Source
@@ -33,7 +33,6 @@ from optpipe.workspace.file_names import CARD, ONNX, REFERENCE, TOKENIZER
 from optpipe.workspace.files import write_json
 from optpipe.workspace.store import NOTES, Store
 
-Arrays = Mapping[str, np.ndarray]
 PROBE_S = 0.3
 """Timeout for a host that had no weights before, after which it counts as unreachable again."""
 
@@ -105,9 +104,8 @@ def choose_available_weights(model: Model, workspace: Path, listener: Listener) 
     listener.warn(
         f"{reason}\nusing seeded random weights instead: speed is meaningful, accuracy is not (pass --weights FILE for real weights)"
     )
-    return replace(
-        model, weights=WeightsRequest(kind="random", seed=model.weights.seed), fallback_reason=reason, _loaded=None
-    )
+    weights = WeightsRequest(kind="random", seed=model.weights.seed)
+    return replace(model, weights=weights, fallback_reason=reason, _loaded=None)
 
 
 @dataclass(frozen=True, slots=True)

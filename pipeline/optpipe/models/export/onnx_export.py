@@ -238,9 +238,8 @@ def _find_changing_axes(
     sizes = (high - 1 if high - low > 1 else low, high)
     for value in graph.graph.output:
         value.type.tensor_type.ClearField("shape")  # a file may state one size and compute another
-    few, many = (
-        infer_graph_types(graph, [each.with_batch(low, size, high) for each in card.inputs]).shapes for size in sizes
-    )
+    inputs = ([each.with_batch(low, size, high) for each in card.inputs] for size in sizes)
+    few, many = (infer_graph_types(graph, each).shapes for each in inputs)
     # inference gives no shapes for outputs of If, Loop and similar operators
     if any(not few.get(each.name) for each in outputs if not names & set(each.shape)):
         compared = find_compared_values(graph)

@@ -144,9 +144,8 @@ def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> Remova
     if dependents and not with_dependents:
         names = ", ".join(each.path.name for each in dependents[:3])
         count = "1 entry" if len(dependents) == 1 else f"{len(dependents)} entries"
-        raise BadInputError(
-            f"{entry.path.name} has {count} made from it ({names}); pass --with-dependents to remove them as well"
-        )
+        problem = f"{entry.path.name} has {count} made from it ({names})"
+        raise BadInputError(f"{problem}; pass --with-dependents to remove them as well")
     with store.exclusive():
         return _remove(store, [each.path for each in (*reversed(dependents), entry)], dry_run=False)
 
@@ -159,9 +158,8 @@ def find_run(store: Store, prefix: str) -> Path | None:
     folders = [*damaged, *list_run_folders(store.workspace)]
     found = [each for each in folders if each.name.startswith(prefix) or each.name.partition("-")[2].startswith(prefix)]
     if len(found) > 1:
-        raise BadInputError(
-            f"'{prefix}' matches {len(found)} runs ({', '.join(each.name for each in found[:5])}); use a longer prefix"
-        )
+        problem = f"'{prefix}' matches {len(found)} runs ({', '.join(each.name for each in found[:5])})"
+        raise BadInputError(f"{problem}; use a longer prefix")
     return found[0] if found else None
 
 

@@ -334,6 +334,5 @@ def require_card_lengths(card: ModelCard, lengths: Sequence[int], name: str, way
         raise BadInputError(f"--length: {card.name} has no sequence length: its inputs are {inputs}")
     low, high = card.length_range
     if outside := [length for length in lengths if not low <= length <= high]:
-        raise BadInputError(
-            f"length {outside[0]} is outside the profile {low}…{high} of {name}\n{way_out}, where the model takes that many tokens"
-        )
+        problem = f"length {outside[0]} is outside the profile {low}…{high} of {name}"
+        raise BadInputError(f"{problem}\n{way_out}, where the model takes that many tokens")

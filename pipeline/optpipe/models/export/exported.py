@@ -63,10 +63,8 @@ class Model:
             found = self.source.load(self.weights)
             card = found.card.with_profile(self.batch, self.shapes)
             if card.tokenization is not None and (longest := card.inputs[0].max[-1]) > card.tokenization.max_length:
-                raise BadInputError(
-                    f"--shape: {card.name} takes up to {card.tokenization.max_length} tokens, not {longest}\n"
-                    "give shorter shapes, or a model with a larger position table"
-                )
+                problem = f"--shape: {card.name} takes up to {card.tokenization.max_length} tokens, not {longest}"
+                raise BadInputError(f"{problem}\ngive shorter shapes, or a model with a larger position table")
             self._loaded = replace(found, card=card)
         return self._loaded
 
@@ -329,14 +327,12 @@ def _require_independence(module: Any, card: ModelCard, inputs: Arrays, outputs:
         for name, value in found.items():
             expected = outputs[name][:size]
             if value.shape != expected.shape:
-                raise GateError(
-                    f"{card.name} at batch size {size}: output '{name}' is {value.shape}, not {expected.shape}\n{BATCH_WAY_OUT}"
-                )
+                problem = f"{card.name} at batch size {size}: output '{name}' is {value.shape}, not {expected.shape}"
+                raise GateError(f"{problem}\n{BATCH_WAY_OUT}")
             off = compute_output_error(name, expected, value).relative
             if off > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
-                raise GateError(
-                    f"{card.name} gives other outputs at batch size {size}: '{name}' is off by {off:.2e}\n{BATCH_WAY_OUT}"
-                )
+                problem = f"{card.name} gives other outputs at batch size {size}: '{name}' is off by {off:.2e}"
+                raise GateError(f"{problem}\n{BATCH_WAY_OUT}")
 
 
 def _choose_sizes(card: ModelCard, inputs: Arrays) -> list[int]:
@@ -354,10 +350,8 @@ def _run_onnx_model(path: Path, card: ModelCard, inputs: Arrays, listener: Liste
     for size, outputs in zip(wanted, found, strict=True):
         worst = max(_compare_outputs(found[-1], outputs), key=lambda error: error.relative)
         if worst.relative > tolerated:
-            raise GateError(
-                f"the exported graph gives other outputs at batch size {size}: output '{worst.name}' is off by"
-                f" {worst.relative:.2e}\n{BATCH_WAY_OUT}"
-            )
+            problem = f"the exported graph gives other outputs at batch size {size}"
+            raise GateError(f"{problem}: output '{worst.name}' is off by {worst.relative:.2e}\n{BATCH_WAY_OUT}")
         if dynamic and worst.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             listener.warn(
                 f"{card.name} is quantized dynamically: its scales come from each whole batch, and its outputs depend on what "

@@ -77,9 +77,8 @@ def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
             return flatten_tensors(module(*make_example_inputs(card.inputs, "cpu")))
     except Exception as error:
         shapes = ", ".join(f"{each.name} {each.dtype} {'x'.join(map(str, each.opt))}" for each in card.inputs)
-        raise BadInputError(
-            f"{card.name} fails on the inputs in its description ({shapes}): {describe_user_error(error)}"
-        ) from error
+        problem = f"{card.name} fails on the inputs in its description ({shapes})"
+        raise BadInputError(f"{problem}: {describe_user_error(error)}") from error
 
 
 def _export_program(module: Any, card: ModelCard, target: Path) -> None:
@@ -171,32 +170,27 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
     taken = {each.name: each for each in graph.graph.input}
     for each in card.inputs:
         if each.name not in taken:
-            raise BadInputError(
-                f"{card.name} does not use input '{each.name}'; remove it from the description, or return a module without it"
-            )
+            problem = f"{card.name} does not use input '{each.name}'"
+            raise BadInputError(f"{problem}; remove it from the description, or return a module without it")
         sizes = [dim.dim_value for dim in taken[each.name].type.tensor_type.shape.dim]
         for axis, (size, low, high) in enumerate(zip(sizes, each.min, each.max, strict=False)):
             if size > 0 and not low == size == high:
                 other = f"--shape {each.name}=..., or other sizes in its description"
                 way = f"--batch {size}" if axis == each.batch else other
-                raise BadInputError(
-                    f"{card.name} accepts only size {size} in dimension {axis} of '{each.name}', not {low} to {high}; use {way}"
-                )
+                problem = f"{card.name} accepts only size {size} in dimension {axis} of '{each.name}'"
+                raise BadInputError(f"{problem}, not {low} to {high}; use {way}")
     outputs = _read_outputs(graph.graph)
     if (stated := [each.name for each in card.outputs]) and stated != (found := [each.name for each in outputs]):
-        raise BadInputError(
-            f"{card.name}: its description lists outputs {', '.join(stated)}, but it has {len(found)}: {', '.join(found)}"
-        )
+        problem = f"{card.name}: its description lists outputs {', '.join(stated)}"
+        raise BadInputError(f"{problem}, but it has {len(found)}: {', '.join(found)}")
     if card.batch_range[2] > 1 and (wrong := next((each for each in outputs if not each.shape), None)):
-        raise BadInputError(
-            f"{card.name}: output '{wrong.name}' is a single value for a whole batch: leave it out, or give --batch 1"
-        )
+        problem = f"{card.name}: output '{wrong.name}' is a single value for a whole batch"
+        raise BadInputError(f"{problem}: leave it out, or give --batch 1")
     outputs = _find_output_axes(outputs, card, graph, path)
     classes = outputs[0].classes
     if card.labels and card.task is Task.CLASSIFICATION and classes is not None and classes != len(card.labels):
-        raise BadInputError(
-            f"{card.name}: its description has {len(card.labels)} labels, but its first output has {classes} classes"
-        )
+        problem = f"{card.name}: its description has {len(card.labels)} labels"
+        raise BadInputError(f"{problem}, but its first output has {classes} classes")
     bounds = find_index_bounds(graph)
     inputs = (replace(each, below=each.below or bounds.get(each.name)) for each in card.inputs)
     return replace(card, inputs=tuple(inputs), outputs=outputs)

@@ -165,9 +165,8 @@ def _select_readable(
                 bad += [(path, reason)] if reason else []
             step.advance(len(chunk))
     if not kept or len(bad) > max(1, MAX_UNREADABLE_SHARE * (len(kept) + len(bad))):
-        raise BadInputError(
-            f"{source}: {len(bad)} of {len(kept) + len(bad)} images cannot be read; at most 5% allowed\n{format_unreadable(bad, 3)}"
-        )
+        problem = f"{source}: {len(bad)} of {len(kept) + len(bad)} images cannot be read; at most 5% allowed"
+        raise BadInputError(f"{problem}\n{format_unreadable(bad, 3)}")
     return kept, tuple(bad)
 
 
@@ -209,9 +208,8 @@ def read_mask(path: Path) -> NDArray[np.uint8]:
     try:
         with Image.open(path) as opened:
             if opened.mode not in ("L", "P", "1"):
-                raise BadInputError(
-                    f"{path}: a mask must be 8-bit gray or palette PNG with class indices; its mode is {opened.mode}"
-                )
+                problem = f"{path}: a mask must be 8-bit gray or palette PNG with class indices"
+                raise BadInputError(f"{problem}; its mode is {opened.mode}")
             return np.asarray(opened, np.uint8)
     except (OSError, ValueError, SyntaxError) as error:
         raise BadInputError(f"{path}: the mask cannot be read ({type(error).__name__})") from error
@@ -235,9 +233,8 @@ def require_masks(samples: ImageSet, transform: Transform, classes: int | None) 
             raise BadInputError(f"{path}: the mask is {sides[0]} pixels, but its image is {sides[1]}")
         largest = int(mask[mask != IGNORED].max(initial=0))
         if classes is not None and largest >= classes:
-            raise BadInputError(
-                f"{path}: class {largest}, but the model has {classes} classes (0 to {classes - 1}; {IGNORED} is ignored)"
-            )
+            problem = f"{path}: class {largest}, but the model has {classes} classes"
+            raise BadInputError(f"{problem} (0 to {classes - 1}; {IGNORED} is ignored)")
         found.append(path)
     return found
 
@@ -316,9 +313,8 @@ def image_set_from_coco(path: Path, count: int | None, seed: int) -> ImageSet:
 
 def _require_images(path: Path, root: Path, names: Sequence[str]) -> None:
     if missing := [each for each in names if not (root / each).is_file()]:
-        raise BadInputError(
-            f"{path}: {len(missing)} of its {len(names)} images are missing (such as {root / missing[0][:200]})"
-        )
+        problem = f"{path}: {len(missing)} of its {len(names)} images are missing"
+        raise BadInputError(f"{problem} (such as {root / missing[0][:200]})")
 
 
 def _read_coco(
@@ -339,9 +335,8 @@ def _read_coco(
             high, wide = said = stated[Path(file.path).name]
             if None not in said and said not in (size, size[::-1]):  # EXIF may rotate it
                 there = f"{str(wide)[:20]}×{str(high)[:20]}"
-                raise BadInputError(
-                    f"{path}: {file.path} is {there} pixels there, but the image has {size[1]}×{size[0]}"
-                )
+                problem = f"{path}: {file.path} is {there} pixels there"
+                raise BadInputError(f"{problem}, but the image has {size[1]}×{size[0]}")
         return [
             [_box_from_coco(each, index) for each in by_image.get(ids[Path(file.path).name], ())]
             for file in samples.files

@@ -133,9 +133,8 @@ def preprocess_batches(
     The last batch may be smaller. Raises BadInputError if the transform does not fix the size of its result.
     """
     if transform.size is None:
-        raise BadInputError(
-            "images of different sizes cannot share a batch: end the transform with a center_crop or an exact resize"
-        )
+        problem = "images of different sizes cannot share a batch"
+        raise BadInputError(f"{problem}: end the transform with a center_crop or an exact resize")
     if batch_size < 1:
         raise BadInputError(f"batch size must be at least 1, got {batch_size}")
     pending = list(paths)

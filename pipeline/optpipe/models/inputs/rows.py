@@ -49,9 +49,8 @@ def rows_from_outputs(specs: Sequence[TensorSpec], outputs: Arrays, count: int) 
         value, axis = np.asarray(outputs[each.name]), each.batch
         if axis is not None and value.ndim <= axis:
             if count > 1:
-                raise BadInputError(
-                    f"output '{each.name}' is a single value for a whole batch: leave it out, or give --batch 1"
-                )
+                problem = f"output '{each.name}' is a single value for a whole batch"
+                raise BadInputError(f"{problem}: leave it out, or give --batch 1")
             axis = None
         found[each.name] = to_rows(value, axis, count)
     return found
@@ -98,9 +97,8 @@ def join_batches(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
         seen = "one value for a whole batch"
         if len(shapes) > 1:
             seen = f"{shapes[0]} for one batch and {shapes[1]} for another"
-        raise BadInputError(
-            f"output '{name}' is {seen}, and outputs are compared input by input: pad it in the model, or leave it out"
-        )
+        problem = f"output '{name}' is {seen}, and outputs are compared input by input"
+        raise BadInputError(f"{problem}: pad it in the model, or leave it out")
     return np.concatenate(parts)
 
 
@@ -256,9 +254,8 @@ def _read_labels(where: str, marked: NDArray[Any] | None, count: int) -> list[st
     if marked is None:
         return [None] * count
     if marked.shape != (count,) or marked.dtype.kind not in "iu":
-        raise BadInputError(
-            f"{where}: labels are {marked.dtype} of {marked.shape}; give one integer for each of the {count} samples"
-        )
+        problem = f"{where}: labels are {marked.dtype} of {marked.shape}"
+        raise BadInputError(f"{problem}; give one integer for each of the {count} samples")
     return [str(int(each)) for each in marked]
 
 
@@ -304,13 +301,10 @@ def _require_fit(where: str, value: NDArray[Any], spec: InputSpec) -> NDArray[An
     )
     if not fits or value.size == 0:
         more = ", or that after an axis of samples" if spec.batch is None else ""
-        raise BadInputError(
-            f"{where}: input '{spec.name}' is {'x'.join(map(str, value.shape)) or 'a single value'}, and the model takes "
-            f"{spec.format_profile()}{more}"
-        )
+        problem = f"{where}: input '{spec.name}' is {'x'.join(map(str, value.shape)) or 'a single value'}"
+        raise BadInputError(f"{problem}, and the model takes {spec.format_profile()}{more}")
     if spec.below is not None and (value.max() >= spec.below or value.min() < -spec.below):
         wrong = value.max() if value.max() >= spec.below else value.min()
-        raise BadInputError(
-            f"{where}: input '{spec.name}' contains {wrong}, and the model looks it up in a table of {spec.below} rows"
-        )
+        problem = f"{where}: input '{spec.name}' contains {wrong}"
+        raise BadInputError(f"{problem}, and the model looks it up in a table of {spec.below} rows")
     return value

@@ -87,14 +87,11 @@ class SampleSet:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             what = cls.format.partition(".")[2].partition("/")[0]
             others = "a folder of images, a COCO file, or a manifest" if cls.kind == "images" else "a manifest"
-            raise BadInputError(
-                f"{path} is not a readable {what} manifest ({type(error).__name__})\n"
-                f"give {others} (as in calibration/README.md)"
-            ) from error
+            problem = f"{path} is not a readable {what} manifest ({type(error).__name__})"
+            raise BadInputError(f"{problem}\ngive {others} (as in calibration/README.md)") from error
         if value.get("format") != cls.format or value.get("sha256") != found.sha256:
-            raise BadInputError(
-                f"{path}: its list of files was changed, or its format is not {cls.format}; draw it again"
-            )
+            problem = f"{path}: its list of files was changed, or its format is not {cls.format}"
+            raise BadInputError(f"{problem}; draw it again")
         return found
 
 
@@ -141,7 +138,6 @@ def refuse_overlap(calibration: SampleSet, validation: SampleSet) -> None:
     judged = {each.sha256 for each in validation.files}
     shared = [each.path for each in calibration.files if each.sha256 in judged]
     if shared:
-        raise BadInputError(
-            f"{len(shared)} of {len(calibration.files)} calibration {calibration.kind} are also in the validation set"
-            f" {validation.name} (such as {shared[0]})\nuse a calibration set without them"
-        )
+        repeated = f"{len(shared)} of {len(calibration.files)} calibration {calibration.kind}"
+        problem = f"{repeated} are also in the validation set {validation.name} (such as {shared[0]})"
+        raise BadInputError(f"{problem}\nuse a calibration set without them")

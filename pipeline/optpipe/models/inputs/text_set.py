@@ -65,9 +65,8 @@ def text_set_from_path(source: Path, count: int | None = None, seed: int = 0) ->
         for each in whole.files:
             text = lines[int(each.path)][0] if each.path.isdecimal() and int(each.path) in lines else None
             if text is None or hash_text(text) != each.sha256:
-                raise BadInputError(
-                    f"text set {whole.name}: line {each.path} of {whole.root} has changed; draw the set again"
-                )
+                problem = f"text set {whole.name}: line {each.path} of {whole.root} has changed"
+                raise BadInputError(f"{problem}; draw the set again")
             texts[each.path] = text
         whole = replace(whole, texts=texts, pairs=_name_pairs(lines))
         return (whole if count is None else draw_subset(whole, count, seed)), ()

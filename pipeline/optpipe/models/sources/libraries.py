@@ -173,9 +173,8 @@ class HuggingFaceSource:
         except OSError as error:
             raise NoWeightsError(f"{self.name}: {explain_hub_error(error, unreachable)}", HUB) from error
         except (RuntimeError, ValueError) as error:
-            raise BadInputError(
-                f"{self.name}: its checkpoint does not fit its configuration: {first_line(error)}"
-            ) from error
+            problem = f"{self.name}: its checkpoint does not fit its configuration"
+            raise BadInputError(f"{problem}: {first_line(error)}") from error
         sha256, missing = hash_module_weights(module.eval()), sorted(said["missing_keys"])
         if kind.__name__ == "AutoModel":  # the model's pooler is not used
             missing = [name for name in missing if not name.startswith("pooler.")]
@@ -188,9 +187,8 @@ class HuggingFaceSource:
         try:
             processor = transformers.AutoImageProcessor.from_pretrained(self.repository)
         except OSError as error:
-            raise BadInputError(
-                f"{self.name}: it has no preprocessor_config.json, so its preprocessing is unknown ({first_line(error)})"
-            ) from error
+            problem = f"{self.name}: it has no preprocessor_config.json, so its preprocessing is unknown"
+            raise BadInputError(f"{problem} ({first_line(error)})") from error
         transform = transform_from_processor(processor)
         size = transform.size or (getattr(config, "image_size", 224),) * 2
         channels = getattr(config, "num_channels", 3)
@@ -230,10 +228,8 @@ def _choose_head(config: Any, name: str) -> tuple[Any, Task]:
         return transformers.AutoModelForTokenClassification, Task.TOKEN_CLASSIFICATION
     if type(config) in transformers.AutoModelForSequenceClassification._model_mapping:
         return transformers.AutoModelForSequenceClassification, Task.TEXT_CLASSIFICATION
-    raise BadInputError(
-        f"{name} is a {config.model_type} model without a head for classifying images, texts or tokens\n"
-        "give a file.py:factory that returns it"
-    )
+    problem = f"{name} is a {config.model_type} model without a head for classifying images, texts or tokens"
+    raise BadInputError(f"{problem}\ngive a file.py:factory that returns it")
 
 
 def _read_pooling(repository: str) -> str:
@@ -248,9 +244,8 @@ def _read_pooling(repository: str) -> str:
         modes = [name for name, value in said.items() if name.startswith("pooling_mode_") and value is True]
     known = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
     if len(modes) != 1 or modes[0] not in known:
-        raise BadInputError(
-            f"hf:{repository}: pooling {', '.join(modes) or 'none'} is not supported; known: {', '.join(known)}"
-        )
+        problem = f"hf:{repository}: pooling {', '.join(modes) or 'none'} is not supported"
+        raise BadInputError(f"{problem}; known: {', '.join(known)}")
     return known[modes[0]]
 
 
@@ -366,18 +361,16 @@ class TorchvisionSource:
         near = get_close_matches(self.builder, [*known, *self.also_known], n=3)
         listing = "see `python -c 'import torchvision; print(torchvision.models.list_models())'`"
         hint = f"did you mean {', '.join(near)}?" if near else listing
-        raise BadInputError(
-            f"unknown model '{self.builder}': {hint}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, CARD.toml"
-        )
+        problem = f"unknown model '{self.builder}': {hint}"
+        raise BadInputError(f"{problem}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, CARD.toml")
 
     def _task(self) -> Task:
         self.require_known()
         module = models.get_model_builder(self.builder).__module__
         task = next((task for prefix, task in _TASKS.items() if module.startswith(prefix)), Task.CLASSIFICATION)
         if task is None:
-            raise BadInputError(
-                f"{self.name} is a {module.split('.')[2]} model; optpipe supports classification, detection, and segmentation"
-            )
+            problem = f"{self.name} is a {module.split('.')[2]} model"
+            raise BadInputError(f"{problem}; optpipe supports classification, detection, and segmentation")
         return task
 
     def _module(self, published: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:

@@ -91,9 +91,8 @@ def _walk_tensors(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any
     elif isinstance(value, tuple | list):
         parts = list(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
     else:
-        raise TypeError(
-            f"forward returns {type(value).__name__}, not tensors or tuples, mappings, or dataclasses of tensors"
-        )
+        problem = f"forward returns {type(value).__name__}"
+        raise TypeError(f"{problem}, not tensors or tuples, mappings, or dataclasses of tensors")
     for key, part in parts:
         yield from _walk_tensors(part, (*path, key))
 
@@ -275,10 +274,8 @@ def make_with_factory_weights(make: Callable[[], Any], request: WeightsRequest, 
             return module.eval(), WeightsRecord(f"default:{name}", hash_module_weights(module))
         draw_neutral_layers(module)
     if not drawn:
-        raise BadInputError(
-            f"no weight of {name} depends on the seed, so it has no random weights\n"
-            "use its own (--weights default), or a factory that loads none"
-        )
+        problem = f"no weight of {name} depends on the seed, so it has no random weights"
+        raise BadInputError(f"{problem}\nuse its own (--weights default), or a factory that loads none")
     which = f"{len(drawn)} of {len(own)} tensors, first {drawn[0]}"
     record = WeightsRecord("random", hash_module_weights(module), request.seed, which)
     del module
@@ -327,13 +324,11 @@ def state_dict_from_file(path: Path) -> Mapping[str, Any]:
             else:
                 state = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            raise BadInputError(
-                f"{path} is not a state dict, or a pickle that would run code; save the state dict as .safetensors instead"
-            ) from error
+            problem = f"{path} is not a state dict, or a pickle that would run code"
+            raise BadInputError(f"{problem}; save the state dict as .safetensors instead") from error
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise BadInputError(
-            f"{path} contains no state dict (names to tensors); save one with safetensors.torch.save_file"
-        )
+        problem = f"{path} contains no state dict (names to tensors)"
+        raise BadInputError(f"{problem}; save one with safetensors.torch.save_file")
     return state

@@ -48,10 +48,8 @@ def read_input_specs(
         known = example or {}
         proposed = [f"--shape {shlex.quote(_propose_shape(model, *each, known.get(each[0])))}" for each in missing]
         shown = "x".join(str(size) if isinstance(size, int) else "?" for size in missing[0][1])
-        raise BadInputError(
-            f"{path}: input '{missing[0][0]}' is {shown}; give its open dimensions as min:opt:max, for example\n"
-            f"{' '.join(proposed)}"
-        )
+        problem = f"{path}: input '{missing[0][0]}' is {shown}; give its open dimensions as min:opt:max, for example"
+        raise BadInputError(f"{problem}\n{' '.join(proposed)}")
     return tuple(_make_spec(*each, shapes, path) for each in zip(values, dims, axes, strict=True))
 
 
@@ -120,9 +118,8 @@ def _make_spec(
         raise BadInputError(f"{path}: input '{value.name}' is {shown}; optpipe takes {', '.join(DTYPES)}")
     if value.name in shapes:
         if len(shapes[value.name][0]) != len(dims):
-            raise BadInputError(
-                f"--shape {value.name}: the file gives it {len(dims)} dimensions, not {len(shapes[value.name][0])}"
-            )
+            problem = f"--shape {value.name}: the file gives it {len(dims)} dimensions"
+            raise BadInputError(f"{problem}, not {len(shapes[value.name][0])}")
         return InputSpec(value.name, dtype, *shapes[value.name], batch=axis)
     known = [tuple(size if isinstance(size, int) else batch for size in dims) for batch in DEFAULT_BATCH_PROFILE]
     return InputSpec(value.name, dtype, *known, batch=axis)
@@ -192,9 +189,8 @@ class OnnxFileSource:
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
         if weights.kind != "default":
-            raise BadInputError(
-                f"{self.path}: an ONNX file contains its own weights; --weights {weights.kind} does not apply"
-            )
+            problem = f"{self.path}: an ONNX file contains its own weights"
+            raise BadInputError(f"{problem}; --weights {weights.kind} does not apply")
         self._check_file()
         model = onnx_from_file(self.path)
         record = WeightsRecord("embedded", hash_onnx_file(self.path))
@@ -242,9 +238,8 @@ def onnx_from_file(path: Path) -> Any:
         )
         if unknown:
             named = ", ".join(escape(each)[:80] for each in list(unknown)[:5])
-            raise BadInputError(
-                f"{path} has operators that neither ONNX nor ONNX Runtime defines: {named}; use standard ones"
-            )
+            problem = f"{path} has operators that neither ONNX nor ONNX Runtime defines: {named}"
+            raise BadInputError(f"{problem}; use standard ones")
         _require_tensor_outputs(model.graph, path)
         _require_quick_inference(model, path)
         onnx.checker.check_model(str(path), full_check=True)
@@ -252,9 +247,8 @@ def onnx_from_file(path: Path) -> Any:
         is_large = model.ByteSize() > 1 << 28
         for name, dtype, sizes in _iterate_tensors(model if is_large else onnx.shape_inference.infer_shapes(model)):
             if dtype and math.prod(max(size, 1) for size in sizes) * _count_item_bytes(dtype) > room:
-                raise BadInputError(
-                    f"{path}: tensor '{escape(name)[:80]}' alone, {'x'.join(map(str, sizes))}, exceeds this machine's memory"
-                )
+                tensor = f"tensor '{escape(name)[:80]}' alone, {'x'.join(map(str, sizes))},"
+                raise BadInputError(f"{path}: {tensor} exceeds this machine's memory")
     return model
 
 
@@ -266,9 +260,8 @@ def _require_bounded(model: Any, path: Path) -> None:
         raise BadInputError(f"{path}: its graph has no outputs")
     opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
     if opset < OLDEST_OPSET:
-        raise BadInputError(
-            f"{path} is opset {opset}; opset {OLDEST_OPSET} or later is required (convert it with onnx.version_converter)"
-        )
+        problem = f"{path} is opset {opset}; opset {OLDEST_OPSET} or later is required"
+        raise BadInputError(f"{problem} (convert it with onnx.version_converter)")
     if opset > (newest := onnx.defs.onnx_opset_version()):
         raise BadInputError(f"{path} is opset {opset}; opset {newest} is the newest that onnx {onnx.__version__} knows")
     if (count := max(_iterate_trip_counts(model.graph, {}), default=0)) > LONGEST_LOOP:
@@ -278,9 +271,8 @@ def _require_bounded(model: Any, path: Path) -> None:
         if dtype not in known:
             raise BadInputError(f"{path}: tensor '{escape(name)[:80]}' has the unknown data type {dtype}")
         if wrong := next((size for size in sizes if not -1 <= size <= LARGEST_SIZE), None):
-            raise BadInputError(
-                f"{path}: tensor '{escape(name)[:80]}' has a dimension of {wrong}; {LARGEST_SIZE} is the largest"
-            )
+            problem = f"{path}: tensor '{escape(name)[:80]}' has a dimension of {wrong}"
+            raise BadInputError(f"{problem}; {LARGEST_SIZE} is the largest")
     graph = model.graph
     names = [name for node in graph.node for name in (node.op_type, node.domain, node.name, *node.input, *node.output)]
     for value in (*graph.input, *graph.output):
@@ -289,9 +281,8 @@ def _require_bounded(model: Any, path: Path) -> None:
         if not isinstance(name, str):  # protobuf gives bytes that are not UTF-8
             raise BadInputError(f"{path}: the name {name[:80]!r} is not UTF-8; rename it")
         if len(name) > LONGEST_NAME or not name.isprintable():
-            raise BadInputError(
-                f"{path}: the name '{escape(name[:80])}' is too long or has control characters; rename it"
-            )
+            problem = f"{path}: the name '{escape(name[:80])}' is too long or has control characters"
+            raise BadInputError(f"{problem}; rename it")
 
 
 def _iterate_trip_counts(graph: Any, outer: Mapping[str, Any]) -> Iterator[int]:
@@ -334,9 +325,8 @@ def _require_tensor_outputs(graph: Any, path: Path) -> None:
         inputs = [each.name for each in graph.input if each.name not in constant]
         code = f"from onnx.utils import extract_model; extract_model{(*cut, inputs, list(tensors))}"
         way_out = f"cut the file to its tensors: python -c {shlex.quote(code)}"
-    raise BadInputError(
-        f"{path}: output '{escape(name)[:80]}' is a {str(kind).removesuffix('_type')}, not a tensor\n{way_out}"
-    )
+    problem = f"{path}: output '{escape(name)[:80]}' is a {str(kind).removesuffix('_type')}, not a tensor"
+    raise BadInputError(f"{problem}\n{way_out}")
 
 
 def _require_quick_inference(model: Any, path: Path) -> None:
@@ -347,10 +337,8 @@ def _require_quick_inference(model: Any, path: Path) -> None:
     try:
         subprocess.run([sys.executable, "-Pc", code, str(path)], capture_output=True, timeout=INFERENCE_S, check=False)
     except subprocess.TimeoutExpired:
-        raise BadInputError(
-            f"{path}: the shapes of its nested functions or subgraphs cannot be inferred within {INFERENCE_S} s\n"
-            "inline them before the export, or nest them less"
-        ) from None
+        problem = f"{path}: the shapes of its nested functions or subgraphs cannot be inferred within {INFERENCE_S} s"
+        raise BadInputError(f"{problem}\ninline them before the export, or nest them less") from None
 
 
 def _count_item_bytes(dtype: int) -> int:
@@ -385,10 +373,8 @@ def find_external_files(path: Path) -> tuple[Path, ...]:
 
 def require_one_file(model: str, weights_bytes: int) -> None:
     if weights_bytes > LARGEST_ONNX_BYTES:
-        raise BadInputError(
-            f"{model}: its weights take {format_bytes(weights_bytes)}; an ONNX file holds 2 GiB at most\n"
-            "give a smaller model, or a part of this one"
-        )
+        problem = f"{model}: its weights take {format_bytes(weights_bytes)}; an ONNX file holds 2 GiB at most"
+        raise BadInputError(f"{problem}\ngive a smaller model, or a part of this one")
 
 
 def iterate_tensors(graph: Any) -> Iterator[Any]:

@@ -324,20 +324,17 @@ class PythonFileSource:
         if isinstance(inputs, Mapping):
             factory = self.name.rpartition(":")[2]
             if factory not in inputs:
-                raise BadInputError(
-                    f"{self.path}: INPUTS describes {', '.join(map(str, inputs))}, not the factory {factory}"
-                )
+                problem = f"{self.path}: INPUTS describes {', '.join(map(str, inputs))}"
+                raise BadInputError(f"{problem}, not the factory {factory}")
             inputs = inputs[factory]
         if not inputs and instead is None:
-            raise BadInputError(
-                f"{self.path} does not describe its inputs; define INPUTS in it or write a model card (models/README.md)"
-            )
+            problem = f"{self.path} does not describe its inputs"
+            raise BadInputError(f"{problem}; define INPUTS in it or write a model card (models/README.md)")
         described = getattr(definitions, "TRANSFORM", None)
         transform = None if described is None else transform_from_torchvision(described)
         if not isinstance(inputs, list | tuple):
-            raise BadInputError(
-                f"{self.path}: INPUTS must be a list, such as [{{'name': 'x', 'min': [1, 8], 'opt': [4, 8], 'max': [64, 8]}}]"
-            )
+            example = [{"name": "x", "min": [1, 8], "opt": [4, 8], "max": [64, 8]}]
+            raise BadInputError(f"{self.path}: INPUTS must be a list, such as {example}")
         return ModelCard(
             name_from_factory(self.name),
             self.name,

@@ -42,9 +42,8 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
     try:
         json.dumps(table, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise BadInputError(
-            f"{path}: values of a model card are texts, finite numbers, true or false, and lists ({first_line(error)})"
-        ) from error
+        problem = f"{path}: values of a model card are texts, finite numbers, true or false, and lists"
+        raise BadInputError(f"{problem} ({first_line(error)})") from error
 
 
 @dataclass(frozen=True)

@@ -229,6 +229,5 @@ def _interpolation(where: str, value: Any) -> Interpolation:
 
 
 def _refuse(source: str, step: str) -> NoReturn:
-    raise BadInputError(
-        f"{source}: {step} cannot be translated\ndescribe the preprocessing in a model card ([[preprocessing.steps]])"
-    )
+    problem = f"{source}: {step} cannot be translated"
+    raise BadInputError(f"{problem}\ndescribe the preprocessing in a model card ([[preprocessing.steps]])")

@@ -172,9 +172,8 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
     if limit is not None:
         spec = replace(spec, percentile=max(spec.percentile, limit.percent))
     if how.batch and len(how.batch) > 1 and spec.scenario is Scenario.SERVER and limit:
-        raise BadInputError(
-            f"--scenario server with --slo searches the rate at one batch size, not {len(how.batch)}; use --batch {how.batch[-1]}"
-        )
+        problem = f"--scenario server with --slo searches the rate at one batch size, not {len(how.batch)}"
+        raise BadInputError(f"{problem}; use --batch {how.batch[-1]}")
     if how.length and len(how.length) > 1 and limit:
         raise BadInputError(f"--slo searches at one length, not {len(how.length)}; use --length {how.length[-1]}")
     require_existing(how.images, "--images")

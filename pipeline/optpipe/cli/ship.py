@@ -94,9 +94,8 @@ def deploy(
 
     if check is not None and "://" in check:
         if dossier is None:
-            raise BadInputError(
-                f"--check {check} requires the deployment that it serves: optpipe deploy DIR --check URL"
-            )
+            problem = f"--check {check} requires the deployment that it serves"
+            raise BadInputError(f"{problem}: optpipe deploy DIR --check URL")
         live = check_live(dossier, check, load, output, terminal)
         assert live.proof is not None
         assert live.proof.verdict is not None
@@ -104,9 +103,8 @@ def deploy(
     if load is not None:
         raise BadInputError("--load requires --check URL")
     if (check is None) == (dossier is None):
-        raise BadInputError(
-            "deploy requires DOSSIER with --output DIR, or --check DIR, or the deployment's folder with --check URL"
-        )
+        usage = "DOSSIER with --output DIR, or --check DIR, or the deployment's folder with --check URL"
+        raise BadInputError(f"deploy requires {usage}")
     program = None
     if prove or tune:
         if to == "folder":
@@ -186,9 +184,8 @@ def sweep(
     require_sound(full)
     if how.store is not None:
         if ":/" in str(how.store):
-            raise BadInputError(
-                f"--store {how.store}: expected a folder that all nodes mount; without --store Ray sends all"
-            )
+            problem = f"--store {how.store}: expected a folder that all nodes mount"
+            raise BadInputError(f"{problem}; without --store Ray sends all")
         store = Store(how.store)
     slots, executor = _connect(how, store)
     full = resolve_models(full, store, local=how.on is None)

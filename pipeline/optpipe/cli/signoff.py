@@ -41,9 +41,8 @@ def policy_from_file(path: Path) -> "Policy":
     try:
         source = path.read_bytes()
     except OSError as error:
-        raise BadInputError(
-            f"cannot read policy {path}: {error.strerror}; run optpipe signoff --init for a template"
-        ) from error
+        problem = f"cannot read policy {path}: {error.strerror}"
+        raise BadInputError(f"{problem}; run optpipe signoff --init for a template") from error
     return policy_from_toml(source, str(path))
 
 
@@ -98,9 +97,8 @@ def signoff(
     from optpipe.signoff.reports import document_from_verdict
 
     if model is None or policy is None:
-        raise BadInputError(
-            "signoff requires MODEL and --policy FILE; run optpipe signoff --init for a policy template"
-        )
+        problem = "signoff requires MODEL and --policy FILE"
+        raise BadInputError(f"{problem}; run optpipe signoff --init for a policy template")
     rules, waivers = policy_from_file(policy), how.read_waivers()
     begun = None if since is None else since_from_text(since)
     wanted = SignoffRequest(model, rules, artifact, waivers, begun, max_cv=how.max_cv)
@@ -120,9 +118,8 @@ def _write_policy_template(policy: Path, output: Path | None, model: str | None,
     from optpipe.workspace.places import require_writable_file
 
     if output is not None:
-        raise BadInputError(
-            f"--output is for the dossier; signoff --init --policy {quote(str(output))} writes the template there"
-        )
+        problem = "--output is for the dossier"
+        raise BadInputError(f"{problem}; signoff --init --policy {quote(str(output))} writes the template there")
     if policy.exists():
         raise BadInputError(f"{policy} already exists; choose another name with --policy")
     require_writable_file(policy, "--policy")

@@ -325,16 +325,13 @@ def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got:
     error = compute_output_error(name, want, got)
     allowed = min(SERVED_TOLERANCE, record.tolerance) if name in each.outputs else record.tolerance
     if not error.finite or error.relative > allowed:
-        raise GateError(
-            f"{where}: output '{name}' is not the signed-off one: relative error {error.relative:.2g} exceeds {allowed:g}"
-        )
+        problem = f"{where}: output '{name}' is not the signed-off one"
+        raise GateError(f"{problem}: relative error {error.relative:.2g} exceeds {allowed:g}")
     if name in each.source:
         beside = compute_output_error(name, each.source[name], got)
         if beside.relative > record.tolerance:
-            raise GateError(
-                f"{where}: output '{name}' differs from the source model's: relative error {beside.relative:.2g} "
-                f"exceeds {record.tolerance:g}"
-            )
+            problem = f"{where}: output '{name}' differs from the source model's"
+            raise GateError(f"{problem}: relative error {beside.relative:.2g} exceeds {record.tolerance:g}")
     return error.relative
 
 

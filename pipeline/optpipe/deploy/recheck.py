@@ -83,9 +83,8 @@ def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) 
     facts = ask_python(Path(program), _PROBE, environment, "--python", NEEDED, list(packages))
     if facts["missing"]:
         names = " ".join(each.replace("_", "-") for each in NEEDED)
-        raise MissingError(
-            f"--python {path} lacks {', '.join(facts['missing'])}, which the worker needs: uv pip install -p {path} {names}"
-        )
+        problem = f"--python {path} lacks {', '.join(facts['missing'])}, which the worker needs"
+        raise MissingError(f"{problem}: uv pip install -p {path} {names}")
     return Interpreter(program, environment, facts["versions"])
 
 

@@ -358,10 +358,8 @@ def _write_ensemble(
     """Writes the ensemble from encoded images to the outputs; labels by Triton's classification extension (`class_count`)."""
     pb = require_tritonclient()
     if not settings.max_batch_size:
-        raise BadInputError(
-            f"{build.card.name} takes no batches of changing size, which an ensemble from images needs; "
-            "build it with --batch 1:…"
-        )
+        problem = f"{build.card.name} takes no batches of changing size, which an ensemble from images needs"
+        raise BadInputError(f"{problem}; build it with --batch 1:…")
     inner = describe_tensors(build.card, batched=True, by_position=serving.by_position)
     _, outputs = describe_tensors(build.card, batched=True)
     assert build.preprocessing is not None
@@ -389,9 +387,8 @@ def write_card(build: SignedBuild, path: Path) -> None:
 def _write_folder(build: SignedBuild, record: DeploymentRecord, serving: Serving, folder: Path) -> DeploymentRecord:
     """Returns the record with the preprocessing. Raises BadInputError for a backend without a loader."""
     if serving.loader is None:
-        raise BadInputError(
-            f"--to folder has no loader for artifacts of {build.artifact.info.backend}; use --to triton"
-        )
+        problem = f"--to folder has no loader for artifacts of {build.artifact.info.backend}"
+        raise BadInputError(f"{problem}; use --to triton")
     copy_artifact(build, folder / ENGINE)
     pipeline, options = None, {}
     if build.preprocessing is not None:

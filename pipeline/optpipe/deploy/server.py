@@ -100,11 +100,10 @@ def _describe_bundled(python: Path) -> ServerProgram:
     if not stub.is_file():
         raise MissingError(f"nvidia-pytriton has no stub for Python {facts['python']}: {INSTALL}")
     libraries = Path(facts["libraries"])
-    if not (libraries / facts["library"]).is_file():
-        raise MissingError(
-            f"{python} has no shared libpython ({libraries / facts['library']}), which the bundled server's stub needs: "
-            "apt-get install libpython3-dev, or an interpreter of uv (uv python install)"
-        )
+    library = libraries / facts["library"]
+    if not library.is_file():
+        problem = f"{python} has no shared libpython ({library}), which the bundled server's stub needs"
+        raise MissingError(f"{problem}: apt-get install libpython3-dev, or an interpreter of uv (uv python install)")
     shared = f"{libraries}:{root.parent.parent / 'nvidia_pytriton.libs'}"
     environment = {**plain, "LD_LIBRARY_PATH": shared, "PATH": f"{python.parent}:{plain.get('PATH', '')}"}
     about = f", Python {facts['python']}, NumPy {facts['numpy']}"

@@ -90,16 +90,13 @@ def _find_signed_entry(dossier: Dossier, store: Store) -> Entry[ArtifactInfo]:
     signed, artifact = dossier.artifact, dossier.request.artifact
     path = store.root / f"{ArtifactInfo.KIND}-{artifact}"
     if not path.is_dir():
-        raise BadInputError(
-            f"artifact {artifact} of the dossier is not in {store.workspace}; pass --workspace DIR, "
-            f"or build it again: `{for_workspace(signed.manifest.command)}`"
-        )
+        problem = f"artifact {artifact} of the dossier is not in {store.workspace}"
+        command = for_workspace(signed.manifest.command)
+        raise BadInputError(f"{problem}; pass --workspace DIR, or build it again: `{command}`")
     entry = store.verify_entry(entry_from_folder(path, ArtifactInfo))
     if hash_engine(entry) != hash_engine(signed):
-        raise BadInputError(
-            f"artifact {artifact} in {store.workspace} is not the one that was signed off: its engine has another sha256; "
-            "sign off this build, or pass the --workspace that the dossier was made in"
-        )
+        problem = f"artifact {artifact} in {store.workspace} is not the one that was signed off: its engine has another sha256"
+        raise BadInputError(f"{problem}; sign off this build, or pass the --workspace that the dossier was made in")
     return entry
 
 
@@ -137,10 +134,9 @@ def require_preprocessing(build: SignedBuild, *, served: bool) -> None:
     """Raises BadInputError if the preprocessing of an image model is not proven, or is to be `served` without images."""
     if build.card.transform is not None and build.preprocessing is None:
         command = for_workspace(f"optpipe preprocess {build.card.name} --images DIR")
-        raise BadInputError(
-            f"{build.folder} has no evidence of the preprocessing; run `{command}` and "
-            "sign off again, or deploy the engine alone with --no-ensemble"
-        )
+        problem = f"{build.folder} has no evidence of the preprocessing"
+        way = f"run `{command}` and sign off again, or deploy the engine alone with --no-ensemble"
+        raise BadInputError(f"{problem}; {way}")
     if served and build.preprocessing is not None and not list_signed_images(build):
         raise BadInputError(
             f"no image of an evaluation in {build.folder} is here, so an ensemble could be neither warmed up nor proven; put the "

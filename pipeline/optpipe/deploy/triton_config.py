@@ -33,9 +33,8 @@ def require_tritonclient() -> Any:
     try:
         from tritonclient.grpc import model_config_pb2
     except ImportError as error:
-        raise MissingError(
-            f"deploying to Triton needs tritonclient ({error}); install it with `pip install 'optpipe[triton]'`"
-        ) from error
+        problem = f"deploying to Triton needs tritonclient ({error})"
+        raise MissingError(f"{problem}; install it with `pip install 'optpipe[triton]'`") from error
     return model_config_pb2
 
 

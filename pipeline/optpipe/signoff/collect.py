@@ -125,9 +125,8 @@ def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
     """Raises BadInputError if MODEL is an artifact's ID, the policy is for another model, or a waiver names no criterion."""
     _require_model(wanted.model, store)
     if wanted.policy.model and wanted.policy.model != wanted.model:
-        raise BadInputError(
-            f"the policy is for {wanted.policy.model!r}, not {wanted.model!r}; change `model` in the policy or the MODEL argument"
-        )
+        problem = f"the policy is for {wanted.policy.model!r}, not {wanted.model!r}"
+        raise BadInputError(f"{problem}; change `model` in the policy or the MODEL argument")
     require_waivable(wanted.waivers, wanted.policy)
     _require_options(wanted.policy, wanted.policy.build.get("backend"))
 
@@ -147,9 +146,8 @@ def _require_options(policy: Policy, name: str | None) -> None:
         return
     known = sorted({name for device in backend.devices() for name in backend.runtime_options(device)})
     if unknown := [name for name in policy.options if name not in known]:
-        raise BadInputError(
-            f"the policy's [build.options]: {backend.name} has no option {unknown[0]!r}; options are {', '.join(known)}"
-        )
+        problem = f"the policy's [build.options]: {backend.name} has no option {unknown[0]!r}"
+        raise BadInputError(f"{problem}; options are {', '.join(known)}")
 
 
 def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[ArtifactInfo]:
@@ -157,9 +155,8 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
     built = find_builds(wanted.model, store)
     if not built:
         _require_model(wanted.model, store)
-        raise BadInputError(
-            f"{wanted.model} has no build in {store.workspace}; first run `{for_workspace(f'optpipe build {shlex.quote(wanted.model)}')}`"
-        )
+        problem = f"{wanted.model} has no build in {store.workspace}"
+        raise BadInputError(f"{problem}; first run `{for_workspace(f'optpipe build {shlex.quote(wanted.model)}')}`")
     named = {**wanted.policy.build, **({"artifact": wanted.artifact} if wanted.artifact else {})}
     newest = {
         one.info.label: one
@@ -177,9 +174,8 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
         have = ", ".join(f"{one.info.backend} {one.info.precision} ({one.id})" for one in newest.values())
         decided = find_decision(store.workspace, {one.id for one in newest.values()})
         chosen = f"; build --precision auto chose {decided[0].describe()}" if decided else ""
-        raise BadInputError(
-            f"{len(newest)} builds of {wanted.model} match: {have}\nchoose one in the policy's [build] or with --artifact{chosen}"
-        )
+        problem = f"{len(newest)} builds of {wanted.model} match: {have}"
+        raise BadInputError(f"{problem}\nchoose one in the policy's [build] or with --artifact{chosen}")
     (found,) = newest.values()
     _require_options(wanted.policy, found.info.backend)
     return found

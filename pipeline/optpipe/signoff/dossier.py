@@ -144,9 +144,8 @@ def since_from_text(text: str) -> str:
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
-        raise BadInputError(
-            f"--since {escape(text)}: expected a date or time in UTC, such as 2026-11-21 or 2026-11-21T07:25"
-        ) from error
+        problem = f"--since {escape(text)}: expected a date or time in UTC"
+        raise BadInputError(f"{problem}, such as 2026-11-21 or 2026-11-21T07:25") from error
     found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     if found > datetime.now(UTC):
         raise BadInputError(f"--since {escape(text)}: is in the future; nothing was measured since then")

@@ -201,9 +201,8 @@ def policy_from_toml(source: bytes, origin: str = "the policy") -> Policy:
     version = document.get("schema")
     if version != 1 or type(version) is not int:
         stated = "no schema version" if version is None else f"schema version {version}"
-        raise BadInputError(
-            f"{origin}: {stated}; this version of optpipe reads `schema = 1` (optpipe signoff --init writes a template)"
-        )
+        problem = f"{origin}: {stated}; this version of optpipe reads `schema = 1`"
+        raise BadInputError(f"{problem} (optpipe signoff --init writes a template)")
     try:
         return _policy_from_document(document, source)
     except _BadKeyError as error:
@@ -223,9 +222,8 @@ def _policy_from_document(document: Mapping[str, object], source: bytes) -> Poli
         raise ValueError("the policy has no criteria; run optpipe signoff --init for a template")
     confidence, *_ = top.get("confidence", (0.95,))
     if not 0.5 <= confidence < 1:
-        raise ValueError(
-            f'confidence = "{format_quantity(confidence, Dimension.SHARE)}": must be at least 50% and less than 100%'
-        )
+        problem = f'confidence = "{format_quantity(confidence, Dimension.SHARE)}"'
+        raise ValueError(f"{problem}: must be at least 50% and less than 100%")
     _refuse_contradictions(criteria, build.get("precision"))
     return Policy(
         name=top.get("name", "unnamed policy"),
@@ -344,9 +342,8 @@ def _require_complete(table: Mapping[str, Any], section: str) -> None:
     if "at_threshold" in table and "maximum_f1_drop" not in table:
         raise ValueError("at_threshold is the score of maximum_f1_drop, which is not limited")
     if "steps" in table and "output" in table:
-        raise ValueError(
-            "steps limits the state after a trajectory, not an output; use a second [[outputs]] for output"
-        )
+        problem = "steps limits the state after a trajectory, not an output"
+        raise ValueError(f"{problem}; use a second [[outputs]] for output")
 
 
 def _list_environment_criteria(wanted: Mapping[str, Any]) -> Iterator[Criterion]:
@@ -369,9 +366,8 @@ def _list_criteria(tables: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Cr
                 threshold, dimension, score = table[metric]
                 if metric == "maximum_f1_drop":
                     if score not in (None, "F1"):
-                        raise ValueError(
-                            f"accuracy.maximum_f1_drop is a drop of F1, not of {score}: write it in points"
-                        )
+                        problem = f"accuracy.maximum_f1_drop is a drop of F1, not of {score}"
+                        raise ValueError(f"{problem}: write it in points")
                     score = f"F1@{table.get('at_threshold', (PARITY_SCORE,))[0]:.0%}"
                 yield Criterion(section, metric, sense, threshold, dimension, where, score, *judged)
 
@@ -388,10 +384,9 @@ def _refuse_contradictions(criteria: tuple[Criterion, ...], wanted: Precision | 
             comparable = other.section == "latency" and other.where == one.where and alike
             higher = comparable and percent_from_name(other.metric) > percent_from_name(one.metric)
             if higher and float(other.threshold) < float(one.threshold):
-                raise ValueError(
-                    f"{one.name} ({one.limit}) has no effect: {other.metric} is already limited to "
-                    f"{other.limit}; a lower percentile needs a smaller limit"
-                )
+                problem = f"{one.name} ({one.limit}) has no effect"
+                reason = f"{other.metric} is already limited to {other.limit}"
+                raise ValueError(f"{problem}: {reason}; a lower percentile needs a smaller limit")
     shares = {one.metric: float(one.threshold) for one in criteria if one.section == "precision"}
     if (total := sum(shares.values())) > 1 + 1e-9:
         raise ValueError(

@@ -222,9 +222,8 @@ def measure_missing_evidence(
         stored = find_stored_model(found, store)
         if stored is not None and stored.id in judged.manifest.parents:
             return found
-        raise BadInputError(
-            f"{wanted.model} was built with non-default options; run optpipe evaluate or optpipe preprocess with the same options"
-        )
+        problem = f"{wanted.model} was built with non-default options"
+        raise BadInputError(f"{problem}; run optpipe evaluate or optpipe preprocess with the same options")
 
     return list(_measure(needed, runs, wanted, judged, source, store, listener))
 

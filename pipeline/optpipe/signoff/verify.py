@@ -104,9 +104,8 @@ class VerifiedDossier:
     def require_intact(self) -> tuple[Dossier, VerdictRecord, BuildEvidence]:
         """Raises BadInputError if the dossier failed verification."""
         if self.problems or self.content is None or self.verdict is None or self.evidence is None:
-            raise BadInputError(
-                f"{self.folder} failed verification ({self.problems[0]}); optpipe verify lists all problems"
-            )
+            problem = f"{self.folder} failed verification ({self.problems[0]})"
+            raise BadInputError(f"{problem}; optpipe verify lists all problems")
         return self.content, self.verdict, self.evidence
 
 
@@ -483,9 +482,8 @@ def _open_key(path: Path, *, public: bool) -> Any:
         from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
         from securesystemslib.signer import CryptoSigner, SSlibKey
     except ImportError as error:
-        raise MissingError(
-            f"signing needs securesystemslib ({error}); install it with `pip install 'optpipe[attest]'`"
-        ) from error
+        problem = f"signing needs securesystemslib ({error})"
+        raise MissingError(f"{problem}; install it with `pip install 'optpipe[attest]'`") from error
     what = "a public key in PEM" if public else "a private key in PEM without a passphrase"
     if not path.is_file():
         raise BadInputError(f"{path}: no such file; expected {what}\ncreate a pair with: {NEW_KEY}")

@@ -330,9 +330,8 @@ def _check_environments(every: Sequence[RecordedMeasurement], *, across: bool) -
         return []
     listed = "; ".join(f"{difference} ({every[0].run} and {run})" for difference, run in differences.items())
     if not across:
-        raise BadInputError(
-            f"the runs are from different machines: {listed}\nspecify which runs to compare, or pass --across"
-        )
+        problem = f"the runs are from different machines: {listed}"
+        raise BadInputError(f"{problem}\nspecify which runs to compare, or pass --across")
     return [f"comparing across different machines (--across): {listed}"]
 
 
@@ -534,9 +533,8 @@ def compare_workspace(
     if held_against is not None:
         runs = tuple(run for run in runs if run.name != held_against)
         if not runs:
-            raise BadInputError(
-                f"the only run is the baseline {held_against}; measure something to compare: {for_workspace('optpipe bench MODEL')}"
-            )
+            problem = f"the only run is the baseline {held_against}"
+            raise BadInputError(f"{problem}; measure something to compare: {for_workspace('optpipe bench MODEL')}")
     measured = tuple(one for run in runs for one in measurements_from_run(run))
     if model is not None:
         have = sorted({str(one.measurement.subject.model) for one in measured})
@@ -586,9 +584,8 @@ def _find_baseline(
     if model is None:
         raise BadInputError("--baseline approved needs one model: add --model MODEL")
     if (files := find_approved_baseline(store.workspace, model)) is None:
-        raise BadInputError(
-            f"no approved baseline for {model}; approve one with {for_workspace('optpipe signoff approve DOSSIER')}"
-        )
+        problem = f"no approved baseline for {model}"
+        raise BadInputError(f"{problem}; approve one with {for_workspace('optpipe signoff approve DOSSIER')}")
     return f"approved {model}", tuple(list_artifact_measurements(runs_from_files(files, "runs"), 0.95, None))
 
 

@@ -327,9 +327,8 @@ def _known_inputs(artifact: StoredArtifact, store: Store) -> tuple[dict[str, np.
     Answers that were verified by boxes are left out: their rows may differ in order.
     """
     if artifact.reference is None:
-        raise BadInputError(
-            f"{artifact.label} has no reference in the store; create it with `{for_workspace(artifact.model.manifest.command)}`"
-        )
+        problem = f"{artifact.label} has no reference in the store"
+        raise BadInputError(f"{problem}; create it with `{for_workspace(artifact.model.manifest.command)}`")
     known = reference_from_file(store.verify_entry(artifact.reference, REFERENCE).file(REFERENCE))
     verified = [one.info for one in store.list_entries(VerificationInfo) if artifact.entry.id in one.manifest.parents]
     by_boxes = {name for one in verified for name in one.by_boxes}

@@ -196,9 +196,8 @@ def read_pair_figure(found: Measurement, metric: PairMetric) -> float:
     if percentile is None and metric is PairMetric.P50 and latency.median is not None:
         return latency.median
     if percentile is None:
-        raise BadInputError(
-            f"{metric} needs more samples per process: {latency.withheld.get(metric)}; increase --min-time"
-        )
+        problem = f"{metric} needs more samples per process: {latency.withheld.get(metric)}"
+        raise BadInputError(f"{problem}; increase --min-time")
     return percentile.value
 
 

@@ -72,9 +72,8 @@ def require_dali() -> None:
     try:
         import nvidia.dali  # noqa: F401
     except ImportError as error:
-        raise MissingError(
-            f"DALI is not installed ({error}); install it with `pip install nvidia-dali-cuda130`"
-        ) from error
+        problem = f"DALI is not installed ({error})"
+        raise MissingError(f"{problem}; install it with `pip install nvidia-dali-cuda130`") from error
 
 
 def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int | None = None) -> Any:

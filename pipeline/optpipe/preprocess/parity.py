@@ -89,10 +89,8 @@ def compare_images(
                 outputs = _run(pipeline, [data for _, data in batch])
             except RuntimeError as error:
                 if is_out_of_memory(error):  # not the fault of an image
-                    raise StageError(
-                        f"DALI ran out of memory with {plan.batch_size} images per batch; "
-                        f"try --batch-size {max(1, plan.batch_size // 2)}"
-                    ) from error
+                    problem = f"DALI ran out of memory with {plan.batch_size} images per batch"
+                    raise StageError(f"{problem}; try --batch-size {max(1, plan.batch_size // 2)}") from error
                 pipeline = None  # a pipeline that raised cannot continue
                 outputs, batch = _run_one_by_one(batch, pixels)
             expected = list(pool.map(lambda data: _run_reference(data, transform), [data for _, data in batch]))

@@ -187,15 +187,13 @@ def choose_dali_plan(
 def require_image_transform(card: ModelCard) -> Transform:
     """The card's transform if it makes tensors of one size that DALI can make too. Raises BadInputError."""
     if card.transform is None or len(card.inputs) != 1:
-        raise BadInputError(
-            f"the model card of {card.name} has no image preprocessing ([[preprocessing.steps]], see models/README.md)"
-        )
+        problem = f"the model card of {card.name} has no image preprocessing"
+        raise BadInputError(f"{problem} ([[preprocessing.steps]], see models/README.md)")
     require_translatable(card.transform)
     if card.transform.size is None:
         steps = ", ".join(get_step_name(step) for step in card.transform.steps)
-        raise BadInputError(
-            f"{card.name}: its preprocessing ({steps}) produces images of different sizes, which cannot be batched"
-        )
+        problem = f"its preprocessing ({steps}) produces images of different sizes, which cannot be batched"
+        raise BadInputError(f"{card.name}: {problem}")
     require_matching_input(card)
     return card.transform
 

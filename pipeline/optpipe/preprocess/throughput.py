@@ -333,10 +333,8 @@ def merge_repeats(repeats: Sequence[Throughput]) -> Throughput:
     """All successful repetitions as one measurement. Raises StageError if all failed."""
     times = tuple(each for one in repeats for each in one.repeats)
     if not times:
-        raise StageError(
-            f"{repeats[0].job.implementation} could not be measured: {repeats[0].error}\n"
-            "use --no-throughput to verify parity only"
-        )
+        problem = f"{repeats[0].job.implementation} could not be measured: {repeats[0].error}"
+        raise StageError(f"{problem}\nuse --no-throughput to verify parity only")
     return Throughput(repeats[0].job, times)
 
 

@@ -46,9 +46,8 @@ def describe_node() -> dict[str, str]:
     if first.gpu is None:
         return labels
     if len({slot.kind for slot in slots if slot.gpu}) > 1:
-        raise BadInputError(
-            "this host has GPUs of several kinds; start one Ray node for each with CUDA_VISIBLE_DEVICES"
-        )
+        problem = "this host has GPUs of several kinds"
+        raise BadInputError(f"{problem}; start one Ray node for each with CUDA_VISIBLE_DEVICES")
     if len({slot.fingerprint for slot in slots if slot.gpu}) > 1:
         raise BadInputError(
             "this host has GPUs of one kind with different power limits or MIG modes; set them alike, or start one Ray node for "
@@ -141,9 +140,8 @@ def list_cluster_slots(selectors: Mapping[str, str] = {}) -> tuple[Slot, ...]:
     if not found:
         unmet = [each for each in selectors.items() if not any(is_selected(labels, *each) for _, labels in described)]
         if not described or not unmet:
-            raise MissingError(
-                "no node of the Ray cluster matches all --node labels, has a processor and, if labeled so, a GPU"
-            )
+            needs = "matches all --node labels, has a processor and, if labeled so, a GPU"
+            raise MissingError(f"no node of the Ray cluster {needs}")
         (label, value), *_ = unmet
         has = sorted({labels.get(label, "none") for _, labels in described})
         flag = f"--node {label.removeprefix(PREFIX)}{'!=' if value.startswith('!') else '='}{value.removeprefix('!')}"
@@ -203,10 +201,8 @@ def _find_slot(kind: str, fingerprints: Sequence[str]) -> Slot:
     if found.kind != kind:
         raise StageError(f"the node's label {LABEL} is {kind}, but it has {found.kind}; start it with its own labels")
     if found.fingerprint not in fingerprints:
-        raise StageError(
-            f"the node's environment differs from its label {FINGERPRINT} (driver, power limit or versions); "
-            "start it again with its own labels"
-        )
+        problem = f"the node's environment differs from its label {FINGERPRINT} (driver, power limit or versions)"
+        raise StageError(f"{problem}; start it again with its own labels")
     return found
 
 

@@ -227,9 +227,8 @@ def hold_locks(
             while not try_lock(descriptor, shared=shared):
                 if monotonic() > deadline:
                     what, path = "the CPU" if name == QUIET else name, (folder or FOLDER) / name
-                    raise TakenError(
-                        f"{what} has been in use for more than {wait_s:.0f} s (--set lock-timeout); `fuser {path}` names the process"
-                    )
+                    problem = f"{what} has been in use for more than {wait_s:.0f} s (--set lock-timeout)"
+                    raise TakenError(f"{problem}; `fuser {path}` names the process")
                 if stop.wait(POLL_S):
                     raise StageError("interrupted")
         yield

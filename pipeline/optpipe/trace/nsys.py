@@ -134,9 +134,8 @@ def record_program(program: Sequence[str], directory: Path, *, on_gpu: bool, who
 def export_recording(recorded: Recording, directory: Path) -> Path:
     """Raises StageError if nsys reports a full disk, and MissingError if it did not record."""
     if "no space left" in recorded.log.lower():
-        raise StageError(
-            f"the disk is full: no space for the recording in {directory}; choose another location with --workspace"
-        )
+        problem = f"the disk is full: no space for the recording in {directory}"
+        raise StageError(f"{problem}; choose another location with --workspace")
     if recorded.recording is None:
         lines = [line.strip() for line in recorded.log.splitlines() if line.strip()] or ["no output"]
         why = next(filter(_REFUSALS.search, lines), lines[0])[:300]
@@ -189,19 +188,16 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(target)]
     finished = _run([str(find_nsys()), "export", *options, str(report)])
     if finished.returncode != 0 or not target.is_file():
-        raise BadInputError(
-            f"{recording}: nsys cannot export it: {_last_line(finished)}\n"
-            f"it may come from a newer nsys than this one ({read_nsys_version()})"
-        )
+        problem = f"{recording}: nsys cannot export it: {_last_line(finished)}"
+        raise BadInputError(f"{problem}\nit may come from a newer nsys than this one ({read_nsys_version()})")
     return target
 
 
 def _report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
     importers = list(_find_importers(find_nsys()))
     if not importers:
-        raise MissingError(
-            f"nsys left {qdstrm.name} unconverted because its importer (QdstrmImporter) is not installed; install it: {NSYS_INSTALL_HINT}"
-        )
+        problem = f"nsys left {qdstrm.name} unconverted because its importer (QdstrmImporter) is not installed"
+        raise MissingError(f"{problem}; install it: {NSYS_INSTALL_HINT}")
     target = directory / f"{qdstrm.stem}.nsys-rep"
     said = ""
     for importer in importers:

@@ -350,9 +350,8 @@ def write_trace(trace: Trace, directory: Path) -> None:
                 plain.write_parquet(directory / TABLES / f"{table}.parquet", compression="zstd")
         (directory / TRACE_JSON).write_bytes(json_from_record(header))
     except OSError as error:
-        raise StageError(
-            f"cannot write {directory}: {error.strerror or error}; free some space or choose another --workspace"
-        ) from error
+        problem = f"cannot write {directory}: {error.strerror or error}"
+        raise StageError(f"{problem}; free some space or choose another --workspace") from error
 
 
 def trace_from_folder(directory: Path) -> Trace:

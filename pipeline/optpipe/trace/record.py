@@ -172,9 +172,8 @@ def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> Worker
     card, rows = job.read_rows()
     low, _, high = card.batch_range
     if not low <= work.batch_size <= high:
-        raise BadInputError(
-            f"--batch-size {work.batch_size}: {card.name} was built for {low} to {high}; widen it with --batch"
-        )
+        problem = f"--batch-size {work.batch_size}: {card.name} was built for {low} to {high}"
+        raise BadInputError(f"{problem}; widen it with --batch")
     if work.length is not None:
         rows = fill_sequences(card, rows, work.length, work.batch_size)
     chosen = {name: values[np.arange(work.batch_size) % len(values)] for name, values in rows.items()}
@@ -225,9 +224,8 @@ def open_scratch_folder(store: Store) -> Iterator[Path]:
             # nsys and the program report a full disk in different ways, or not at all
             if shutil.disk_usage(folder).free >= _LEAST_FREE_BYTES:
                 raise
-            raise StageError(
-                f"the disk is full: no space for the recording in {store.workspace}; choose another location with --workspace"
-            ) from error
+            problem = f"the disk is full: no space for the recording in {store.workspace}"
+            raise StageError(f"{problem}; choose another location with --workspace") from error
 
 
 _WARM_UP_S = 0.3

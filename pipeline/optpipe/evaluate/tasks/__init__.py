@@ -40,10 +40,8 @@ def require_fitting_task(model: Model, stored: Entry[ModelInfo] | None) -> None:
     if card is None:
         return
     if card.takes_images and card.task in _OF_TEXTS:
-        raise BadInputError(
-            f"{card.name}: {card.task} takes texts, but the model takes images\n"
-            "set another task in a model card (models/README.md)"
-        )
+        problem = f"{card.name}: {card.task} takes texts, but the model takes images"
+        raise BadInputError(f"{problem}\nset another task in a model card (models/README.md)")
     TASKS[card.task].require_model(card)
 
 

@@ -234,6 +234,5 @@ def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Mea
 def require_labels(card: ModelCard, classes: int | None, task: Task) -> None:
     """Raises BadInputError if the card's labels and the outputs differ in number."""
     if card.labels and classes is not None and len(card.labels) != classes:
-        raise BadInputError(
-            f"{card.name}: the model card has {len(card.labels)} labels, but its {task} output has {classes} classes"
-        )
+        problem = f"{card.name}: the model card has {len(card.labels)} labels"
+        raise BadInputError(f"{problem}, but its {task} output has {classes} classes")

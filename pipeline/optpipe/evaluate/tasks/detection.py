@@ -72,16 +72,13 @@ def find_head(card: ModelCard) -> Head:
     layout = str(given.pop("layout", "")) or _guess_layout(card.outputs, len(card.labels))
     if layout not in LAYOUTS:
         shapes = ", ".join(f"{each.name} {'×'.join(map(str, each.shape))}" for each in card.outputs)
-        raise BadInputError(
-            f"{card.name}: no detection head fits its outputs ({shapes})\n"
-            f"a model card names one: [head] layout = {' | '.join(LAYOUTS)}"
-        )
+        problem = f"{card.name}: no detection head fits its outputs ({shapes})"
+        raise BadInputError(f"{problem}\na model card names one: [head] layout = {' | '.join(LAYOUTS)}")
     try:
         head = Head(layout, **{name: type(getattr(Head(layout), name))(value) for name, value in given.items()})
     except (AttributeError, TypeError, ValueError) as error:
-        raise BadInputError(
-            f"{card.name}: [head] has layout, minimum_score, nms_iou and max_boxes ({error})"
-        ) from error
+        problem = f"{card.name}: [head] has layout, minimum_score, nms_iou and max_boxes"
+        raise BadInputError(f"{problem} ({error})") from error
     if not (0 <= head.minimum_score < 1 and 0 < head.nms_iou <= 1 and head.max_boxes >= 1):
         raise BadInputError(f"{card.name}: [head] has a value out of range: {head.description}")
     return head

@@ -50,9 +50,8 @@ class Segmentation(TaskContract):
         if paths is None:
             return None
         if not any((read_mask(path) != IGNORED).any() for path in paths):
-            raise NothingJudgedError(
-                f"{samples.name}: none of the {len(paths)} masks has a judged pixel ({IGNORED} is ignored)"
-            )
+            problem = f"{samples.name}: none of the {len(paths)} masks has a judged pixel"
+            raise NothingJudgedError(f"{problem} ({IGNORED} is ignored)")
         return [encode_mask(read_mask(path)) for path in paths]
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:

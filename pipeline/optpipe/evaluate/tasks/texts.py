@@ -124,9 +124,8 @@ def _list_types(tags: Values) -> list[str]:
 def _read_tags(value: Mapping[str, object], card: ModelCard, where: str) -> list[str]:
     tags, words = value.get("tags"), value.get("tokens")
     if not isinstance(tags, list) or not isinstance(words, list) or len(tags) != len(words):
-        raise BadInputError(
-            f'{where}: needs "tokens" and as many "tags", such as {{"tokens": ["Ada"], "tags": ["B-PER"]}}'
-        )
+        example = '{"tokens": ["Ada"], "tags": ["B-PER"]}'
+        raise BadInputError(f'{where}: needs "tokens" and as many "tags", such as {example}')
     unknown = next((each for each in tags if each not in card.labels), None)
     if unknown is not None:
         raise BadInputError(f"{where}: tag {unknown!r} is not a label of {card.name}: {', '.join(card.labels[:12])}")

@@ -179,9 +179,8 @@ class Spool:
         try:
             os.posix_fallocate(self._file.fileno(), 0, size)
         except OSError as error:
-            raise StageError(
-                f"no space for samples in {self._file.name}: {error.strerror}; free disk space or use another --workspace"
-            ) from error
+            problem = f"no space for samples in {self._file.name}: {error.strerror}"
+            raise StageError(f"{problem}; free disk space or use another --workspace") from error
         self._capacity += CHUNK_RECORDS
         return mmap.mmap(self._file.fileno(), size)
 

@@ -36,6 +36,7 @@ from optpipe.report.document import (
     Figure,
     Part,
     RawFile,
+    RawFiles,
     Row,
     Sentence,
     Table,
@@ -149,11 +150,11 @@ def _describe_lengths(rows: Sequence[Measurement]) -> Iterator[Sentence]:
 
 def _name_artifacts(rows: Sequence[Measurement]) -> dict[str, str]:
     model = len({row.subject.model for row in rows}) > 1
+    subjects = [row.subject for row in rows]
     names = {
-        row.subject.artifact: f"{row.subject.model if model else ''} {row.subject.backend} {row.subject.precision}".strip()
-        for row in rows
+        each.artifact: f"{each.model if model else ''} {each.backend} {each.precision}".strip() for each in subjects
     }
-    like = [(names[row.subject.artifact], row.subject.device, row.subject.artifact) for row in rows]
+    like = [(names[each.artifact], each.device, each.artifact) for each in subjects]
     twice = {one[2] for one in like if any(one[:2] == other[:2] and one[2] != other[2] for other in like)}
     return {each: f"{each} {name}" if each in twice else name for each, name in names.items()}
 
@@ -402,7 +403,7 @@ def _list_processes(comparison: Comparison, measured: Sequence[RecordedMeasureme
             yield Point(label, name, p50 / median(valid or [p50 for _, p50 in found]), 0.0, flag=codes)
 
 
-def list_raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> tuple[RawFile, ...]:
+def list_raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> RawFiles:
     """Every existing file of `runs`, or each run's file `name`, with its hash from the manifest."""
     return tuple(
         RawFile(os.path.relpath((run.path / path).resolve(), root.resolve()), file.sha256, file.size_bytes)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from optpipe.core import LazyModule
 from optpipe.core.measurement import Comparison, ComparisonRow, Goal, name_sample
 from optpipe.core.quantity import Estimate
-from optpipe.report.document import Figure, RawFile, clean_text
+from optpipe.report.document import Figure, Legend, RawFiles, clean_text
 
 if TYPE_CHECKING:
     import altair as alt
@@ -45,7 +45,7 @@ class Curve(NamedTuple):
 
     label: str
     points: tuple[tuple[float, float], ...]
-    files: tuple[RawFile, ...] = ()
+    files: RawFiles = ()
 
 
 class Bar(NamedTuple):
@@ -98,7 +98,7 @@ def draw_points(
     points: Sequence[Point],
     x: str,
     y: str,
-    files: tuple[RawFile, ...] = (),
+    files: RawFiles = (),
     *,
     limit: Sequence[tuple[float, float]] = (),
     linear: bool = False,
@@ -138,13 +138,7 @@ def draw_points(
 
 
 def draw_bars(
-    title: str,
-    caption: str,
-    bars: Sequence[Bar],
-    unit: str,
-    files: tuple[RawFile, ...] = (),
-    *,
-    reference: float | None = None,
+    title: str, caption: str, bars: Sequence[Bar], unit: str, files: RawFiles = (), *, reference: float | None = None
 ) -> Figure:
     """Draws one row for each label, its name above its bars; a line at `reference`."""
     rows = [
@@ -155,9 +149,8 @@ def draw_bars(
     order, parts = list(dict.fromkeys(row["label"] for row in rows)), list(dict.fromkeys(each.part for each in bars))
     y = alt.Y("label:N", title=None, sort=order, axis=None)
     base = alt.Chart(alt.InlineData(rows))
-    chart = base.mark_bar(size=12).encode(
-        x=alt.X("value:Q", title=unit, axis=alt.Axis(tickCount=5)), y=y, color=_encode_color(parts, "part")
-    )
+    x, color = alt.X("value:Q", title=unit, axis=alt.Axis(tickCount=5)), _encode_color(parts, "part")
+    chart = base.mark_bar(size=12).encode(x=x, y=y, color=color)
     if any(each.low is not None for each in bars):
         chart += base.mark_rule(strokeWidth=2, color=INK, aria=False).encode(y=y, x="low:Q", x2="high:Q")
     if reference is not None:
@@ -166,7 +159,7 @@ def draw_bars(
     return _draw_rows(chart, order, title, caption, files, _list_legend(parts, "■") if len(parts) > 1 else ())
 
 
-def draw_timeline(title: str, caption: str, bars: Sequence[Bar], unit: str, files: tuple[RawFile, ...] = ()) -> Figure:
+def draw_timeline(title: str, caption: str, bars: Sequence[Bar], unit: str, files: RawFiles = ()) -> Figure:
     """Draws one row for each label; each bar lasts from its `low` to its `high`."""
     rows = [
         {"label": each.label, "part": each.part, "name": clean_text(each.name), "from": each.low, "to": each.high}
@@ -184,7 +177,7 @@ def draw_timeline(title: str, caption: str, bars: Sequence[Bar], unit: str, file
     return _draw_rows(chart, order, title, caption, files, _list_legend(parts, "■"))
 
 
-def draw_processes(points: Sequence[Point], files: tuple[RawFile, ...] = ()) -> Figure:
+def draw_processes(points: Sequence[Point], files: RawFiles = ()) -> Figure:
     """Draws one row for each series, and one point for each process; those with a `flag`, the reason, are hollow."""
     rows = [{"label": each.series, "name": each.label, "x": _round(each.x), "why": each.flag} for each in points]
     order = list(dict.fromkeys(each.series for each in points))
@@ -210,12 +203,7 @@ def draw_processes(points: Sequence[Point], files: tuple[RawFile, ...] = ()) -> 
 
 
 def _draw_rows(
-    chart: Any,
-    order: Sequence[object],
-    title: str,
-    caption: str,
-    files: tuple[RawFile, ...],
-    legend: tuple[tuple[str, str, str], ...],
+    chart: Any, order: Sequence[object], title: str, caption: str, files: RawFiles, legend: Legend
 ) -> Figure:
     """Adds the name of each row above it."""
     names = alt.Chart(alt.InlineData([{"label": name} for name in order]))
@@ -322,7 +310,7 @@ def _cycle(labels: Sequence[str], values: Sequence[str], repeat: int) -> "alt.Sc
     return alt.Scale(domain=names, range=[values[at // repeat % len(values)] for at in range(len(names))])
 
 
-def _list_legend(labels: Sequence[str], mark: str | None = None) -> tuple[tuple[str, str, str], ...]:
+def _list_legend(labels: Sequence[str], mark: str | None = None) -> Legend:
     """The legend of the colors, and of the shapes of points unless every entry has `mark`."""
     marks = tuple(SHAPES.values())
     return tuple(
@@ -332,14 +320,7 @@ def _list_legend(labels: Sequence[str], mark: str | None = None) -> tuple[tuple[
 
 
 def _draw(
-    chart: Any,
-    title: str,
-    caption: str,
-    files: tuple[RawFile, ...],
-    legend: tuple[tuple[str, str, str], ...],
-    *,
-    width: int = WIDTH,
-    height: int = HEIGHT,
+    chart: Any, title: str, caption: str, files: RawFiles, legend: Legend, *, width: int = WIDTH, height: int = HEIGHT
 ) -> Figure:
     """Sets the page's fonts and colors, unique ids, and a size that fits its place."""
     text = {"labelColor": INK, "titleColor": INK, "labelFontSize": FONT_SIZE, "titleFontSize": FONT_SIZE}

@@ -123,6 +123,11 @@ class RawFile:
     size_bytes: int
 
 
+RawFiles = tuple[RawFile, ...]
+Legend = tuple[tuple[str, str, str], ...]
+"""Label, CSS color (`var(--series-1)`), and mark of each entry."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """A drawing and its data files; `image` is SVG, or a picture as a `data:` URI."""
@@ -130,9 +135,9 @@ class Figure:
     title: str
     caption: str
     image: str
-    files: tuple[RawFile, ...] = ()
-    legend: tuple[tuple[str, str, str], ...] = ()
-    """Label, CSS color (`var(--series-1)`), and mark of each entry; the page sets it outside the drawing so that names wrap."""
+    files: RawFiles = ()
+    legend: Legend = ()
+    """The page sets it outside the drawing so that names wrap."""
     finding: str = ""
     """A sentence that states what the drawing shows; it is the heading, if there is one."""
 
@@ -163,7 +168,7 @@ class Page:
     alerts: tuple[Sentence, ...] = ()
     highlights: tuple[tuple[str, str, str], ...] = ()
     """Key figures: `Lowest p99 latency`, `1.20 ms`, and the build that has it."""
-    files: tuple[RawFile, ...] = ()
+    files: RawFiles = ()
     created_utc: str = ""
     optpipe: str = ""
     identity: tuple[str, ...] = ()

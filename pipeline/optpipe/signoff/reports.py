@@ -35,7 +35,7 @@ from optpipe.report.document import (
     Gauge,
     Page,
     Part,
-    RawFile,
+    RawFiles,
     Row,
     Section,
     Sentence,
@@ -175,11 +175,8 @@ def _list_criterion_cells(one: CriterionResult) -> Row:
 
 
 def document_from_pipeline_run(steps: Sequence[StepRecord], record: VerdictRecord, dossier: Path) -> Document:
-    lines = [
-        Sentence(f"{one.status:<8} {one.name:<11} {one.seconds:.1f} s" + (f"  {one.reason}" if one.reason else ""))
-        for one in steps
-    ]
-    return make_document([*lines, *_list_verdict_parts(record, dossier)])
+    texts = (f"{one.status:<8} {one.name:<11} {one.seconds:.1f} s  {one.reason or ''}".rstrip() for one in steps)
+    return make_document([*map(Sentence, texts), *_list_verdict_parts(record, dossier)])
 
 
 def document_from_verification(found: VerificationRecord) -> Document:
@@ -211,7 +208,7 @@ def page_from_verdict(
     figures: Sequence[Figure],
     pictures: Sequence[Figure],
     profile: TraceProfile | None,
-    files: tuple[RawFile, ...],
+    files: RawFiles,
 ) -> Page:
     counted = [one.verdict for one in record.counted]
     tally = [(str(name), counted.count(name)) for name in Verdict if name in counted]
@@ -263,12 +260,10 @@ def _identify_build(record: VerdictRecord, environment: Environment) -> Iterator
     yield "signature: `optpipe verify .`"
 
 
-def page_from_comparison(comparison: Comparison, figures: Sequence[Figure], files: tuple[RawFile, ...]) -> Page:
+def page_from_comparison(comparison: Comparison, figures: Sequence[Figure], files: RawFiles) -> Page:
     names = {"latency": "Lowest latency", "throughput": "Highest throughput", "efficiency": "Least energy"}
-    sections = [
-        *_list_comparison_sections(comparison, figures),
-        _make_evidence_section("The files that the figures were computed from.", comparison.environment),
-    ]
+    evidence = _make_evidence_section("The files that the figures were computed from.", comparison.environment)
+    sections = [*_list_comparison_sections(comparison, figures), evidence]
     return Page(
         "Comparison",
         summarize_comparison(comparison),
@@ -440,7 +435,7 @@ def _find_namesakes(dossier: Dossier) -> set[str]:
     }
 
 
-def _find_profile(runs: Sequence[Run], root: Path) -> tuple[Run, StageProfile, tuple[RawFile, ...]] | None:
+def _find_profile(runs: Sequence[Run], root: Path) -> tuple[Run, StageProfile, RawFiles] | None:
     """The run of the newest profile, its last inference, otherwise its last stage, and the files relative to `root`."""
     for run in newest_runs(runs, "profile"):
         if stages := read_profile(run).stages:

@@ -10,6 +10,8 @@ from optpipe.core import LazyModule
 
 special = LazyModule("scipy.special")
 
+Interval = tuple[float, float]
+
 POOLING_RISK = 0.25
 """Runs count as one if an F test at this level sees no difference (Bozivich, Bancroft & Hartley, Annals of Mathematical
 Statistics 27, 1956).
@@ -34,7 +36,7 @@ class Mean:
     """Standard error."""
     freedom: float
 
-    def interval(self, confidence: float) -> tuple[float, float]:
+    def interval(self, confidence: float) -> Interval:
         half = compute_t_quantile(0.5 + confidence / 2, self.freedom) * self.error
         return self.value - half, self.value + half
 
@@ -215,7 +217,7 @@ def split_scatter(
 
 def compute_ratio_of_sums_interval(
     numerators: np.ndarray, denominators: np.ndarray, confidence: float = 0.95
-) -> tuple[float, float] | None:
+) -> Interval | None:
     """Student's t interval for a rate, sum over sum, of independent windows; it contains the ratio of these sums.
 
     The ratio estimator of survey sampling (Cochran, Sampling Techniques, 3rd ed., 2.11): windows may differ in length,
@@ -257,13 +259,8 @@ def compute_unseen_p_value(distance: float, processes: int, gap: float = SPEED_G
 
 
 def widen_for_unseen_speed(
-    value: float,
-    interval: tuple[float, float],
-    processes: int,
-    confidence: float,
-    gap: float = SPEED_GAP,
-    percent: float = 0.0,
-) -> tuple[tuple[float, float], str]:
+    value: float, interval: Interval, processes: int, confidence: float, gap: float = SPEED_GAP, percent: float = 0.0
+) -> tuple[Interval, str]:
     """The interval of a positive `value` over `processes`, widened by a speed that none of them drew, and the reason.
 
     A percentile of all requests, `percent` above 50, moves by the whole gap if the share of slow processes can exceed its tail.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from optpipe.core.entries import OutputError
 from optpipe.core.precision import Precision
-from optpipe.stats.means import compute_t_quantile, compute_t_tail, special
+from optpipe.stats.means import Interval, compute_t_quantile, compute_t_tail, special
 
 TOLERATED_RELATIVE_ERROR: Mapping[Precision, float] = {
     Precision.FP32: 1e-3,
@@ -131,7 +131,7 @@ FEWEST_FOR_SNR = 60
 """Samples that the error must be spread over for its interval: the outputs of a few predict little."""
 
 
-def compute_snr_interval(rows: Mapping[str, np.ndarray], confidence: float) -> tuple[float, float] | None:
+def compute_snr_interval(rows: Mapping[str, np.ndarray], confidence: float) -> Interval | None:
     """The interval in dB of the pooled signal-to-noise ratio, from the `compute_row_errors` of each sample.
 
     Samples are drawn, their squares are not: the ratio of two sums with Student's t (Cochran, Sampling Techniques, 3rd ed.,
@@ -178,7 +178,7 @@ def find_best_classes(scores: np.ndarray) -> np.ndarray:
 CONFIDENCE = 0.95
 
 
-def compute_share_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def compute_share_interval(hits: int, n: int, confidence: float = CONFIDENCE) -> Interval:
     """The exact interval of a share (Clopper & Pearson, Biometrika 26, 1934). Raises ValueError for no samples."""
     if n < 1:
         raise ValueError("no samples, no share")
@@ -199,7 +199,7 @@ class Share:
     def value(self) -> float:
         return self.hits / self.n
 
-    def interval(self, confidence: float) -> tuple[float, float]:
+    def interval(self, confidence: float) -> Interval:
         return compute_share_interval(self.hits, self.n, confidence)
 
     def resize(self, n: int) -> "Share":
@@ -242,7 +242,7 @@ class SampledFigure:
     """The change by one lost sample, times the number of samples."""
     limits: tuple[float, float]
 
-    def interval(self, confidence: float) -> tuple[float, float]:
+    def interval(self, confidence: float) -> Interval:
         """Two-sided, inside the limits."""
         low, high = (self._find_bound(side, compute_t_quantile(0.5 + confidence / 2, self.freedom)) for side in (-1, 1))
         return max(self.limits[0], low), min(self.limits[1], high)

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from optpipe.stats.means import compute_t_quantile, compute_t_tail, mean_from_values
+from optpipe.stats.means import Interval, compute_t_quantile, compute_t_tail, mean_from_values
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Ratio:
     """Contender over baseline, of a duration: below 1 is faster."""
 
     value: float
-    ci: tuple[float, float]
+    ci: Interval
     change: Change
     rounds: int
     confidence: float
@@ -91,9 +91,7 @@ def ratio_from_rounds(
     return _ratio(mean.value, mean.error, mean.freedom, count, confidence)
 
 
-def compute_ratio_interval(
-    one: float, one_interval: tuple[float, float], other: float, other_interval: tuple[float, float]
-) -> tuple[float, float]:
+def compute_ratio_interval(one: float, one_interval: Interval, other: float, other_interval: Interval) -> Interval:
     """The interval of `one` / `other`, measured independently, at the confidence of theirs: on a log scale, relative errors add as
     squares.
     """

@@ -6,7 +6,7 @@ from math import erfc, exp, inf, log1p, sqrt
 
 import numpy as np
 
-from optpipe.stats.means import compute_t_quantile, special
+from optpipe.stats.means import Interval, compute_t_quantile, special
 
 _DIRECT_LAGS = 64
 """Lags that are computed one by one; more are computed by a Fourier transform."""
@@ -163,7 +163,7 @@ FEWEST_FOR_VARIATION = 200
 """Fewer independent samples do not show their scatter."""
 
 
-def compute_variation_interval(values: np.ndarray, confidence: float) -> tuple[float, float] | None:
+def compute_variation_interval(values: np.ndarray, confidence: float) -> Interval | None:
     """The interval of the coefficient of variation of `values` (samples,), in measured order.
 
     By the delta method on its logarithm, with the effective count of the influences, taken one standard error smaller; None

@@ -14,7 +14,7 @@ from optpipe.report.document import (
     Document,
     Figure,
     Part,
-    RawFile,
+    RawFiles,
     Row,
     Section,
     Sentence,
@@ -294,16 +294,14 @@ def _format_time(profile: TraceProfile) -> str:
 _UNITS = {True: "Tensor Cores", False: "other units"}
 
 
-def draw_profile(profile: TraceProfile, files: tuple[RawFile, ...], trace: Analysis | None) -> Iterator[Figure]:
+def draw_profile(profile: TraceProfile, files: RawFiles, trace: Analysis | None) -> Iterator[Figure]:
     """Draws one iteration of `trace`, and the longest kernels and the roofline of `profile`."""
     if trace is not None:
         yield from _draw_inference(trace, files)
     measured, unit = profile.measured, "ms of kernel time"
     if measured.kernels:
-        bars = [
-            Bar(shorten_name(row.name, 44), _UNITS[bool(row.tensor_core)], row.total_ns / 1e6)
-            for row in measured.kernels[:12]
-        ]
+        longest = measured.kernels[:12]
+        bars = [Bar(shorten_name(row.name, 44), _UNITS[bool(row.tensor_core)], row.total_ns / 1e6) for row in longest]
         caption = "The kernels that take the most time, each over all its launches."
         yield draw_bars("Kernels", caption, bars, unit, files)
     if profile.roofline is not None:
@@ -313,7 +311,7 @@ def draw_profile(profile: TraceProfile, files: tuple[RawFile, ...], trace: Analy
 _MOST_BARS = 400
 
 
-def _draw_inference(measured: Analysis, files: tuple[RawFile, ...]) -> Iterator[Figure]:
+def _draw_inference(measured: Analysis, files: RawFiles) -> Iterator[Figure]:
     """The iteration of median length: CUDA calls, copies, kernels, and why the GPU was idle. Nothing without kernels."""
     rows = measured.iterations.drop_nulls("gpu_start_ns")
     rows = rows.with_columns(until=pl.max_horizontal("end_ns", "gpu_end_ns")).sort(pl.col("until") - pl.col("start_ns"))
@@ -348,7 +346,7 @@ def _draw_inference(measured: Analysis, files: tuple[RawFile, ...]) -> Iterator[
     yield replace(draw_timeline("One inference", caption, shown, "ms", files), finding=finding)
 
 
-def _draw_roofline(found: Roofline, files: tuple[RawFile, ...]) -> Iterator[Figure]:
+def _draw_roofline(found: Roofline, files: RawFiles) -> Iterator[Figure]:
     """Draws layers as measured if most of the arithmetic was timed, otherwise at their bounds."""
     layers = [each for each in found.layers if each.intensity and each.bound_ns]
     types = [each.cost.type for each in layers]

@@ -1,7 +1,7 @@
 """Exports a source model to a checked ONNX file, and proves that both compute the same."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from optpipe.backends.onnx_graph import find_own_precision, is_quantized_dynamically, load_onnx
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.core import onnx, torch
-from optpipe.core.card import ModelCard, Shape, card_from_file, require_matching_input
+from optpipe.core.card import ModelCard, card_from_file, require_matching_input
 from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo, WeightsRequest
 from optpipe.core.errors import BadInputError, GateError, first_line
 from optpipe.core.events import Listener
@@ -23,7 +23,7 @@ from optpipe.models.inputs.rows import Arrays, run_rows, split_batches
 from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples, load_sample_inputs, read_sample_labels
 from optpipe.models.sources.libraries import explain_unreachable
 from optpipe.models.sources.modules import LoadedModel, NoWeightsError, Source
-from optpipe.models.sources.onnx_file import name_dimensions
+from optpipe.models.sources.onnx_file import ShapeRanges, name_dimensions
 from optpipe.models.sources.python_file import describe_user_error
 from optpipe.models.sources.resolve import CardSource
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, compute_output_error
@@ -42,7 +42,7 @@ class Model:
     source: Source
     weights: WeightsRequest
     batch: tuple[int, int, int] | None = None
-    shapes: Mapping[str, tuple[Shape, Shape, Shape]] = field(default_factory=dict)
+    shapes: ShapeRanges = field(default_factory=dict)
     fallback_reason: str | None = None
     """Why the default weights were replaced by random ones."""
     _loaded: LoadedModel | None = None
@@ -370,10 +370,8 @@ def run_onnx_graph(path: Path, card: ModelCard, inputs: Arrays, *sizes: int) -> 
     """The graph's outputs in batches of each size, in one session; all sizes but the last get few samples."""
     counts = [max(size, SAMPLE_COUNT) if size < sizes[-1] else None for size in sizes]
     with OnnxRuntimeSession(path, "cpu", {}) as session:
-        return [
-            run_rows(card, {name: value[:count] for name, value in inputs.items()}, session.run, size)
-            for size, count in zip(sizes, counts, strict=True)
-        ]
+        given = [{name: value[:count] for name, value in inputs.items()} for count in counts]
+        return [run_rows(card, rows, session.run, size) for size, rows in zip(sizes, given, strict=True)]
 
 
 def _check_parity(card: ModelCard, expected: Arrays, found: Arrays) -> tuple[OutputError, ...]:

@@ -17,6 +17,8 @@ from optpipe.core.quantity import format_bytes
 from optpipe.models.inputs.rows import read_shapes
 from optpipe.models.sources.modules import DEFAULT_BATCH_PROFILE, LoadedModel
 
+ShapeRanges = Mapping[str, tuple[Shape, Shape, Shape]]
+"""The smallest, the usual, and the largest shape of each named input."""
 Dims = Sequence[int | str | None]
 """Sizes, names of open dimensions, and None for those without a name."""
 _BATCH = re.compile(r"batch|^(n|b|bs)$", re.IGNORECASE)
@@ -25,10 +27,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
 def read_input_specs(
-    model: Any,
-    shapes: Mapping[str, tuple[Shape, Shape, Shape]],
-    path: Path,
-    example: Mapping[str, Sequence[int]] | None = None,
+    model: Any, shapes: ShapeRanges, path: Path, example: Mapping[str, Sequence[int]] | None = None
 ) -> tuple[InputSpec, ...]:
     """The inputs that are not constants, with `shapes` from `--shape`; `example` gives the shapes of arrays for suggestions.
 
@@ -54,10 +53,9 @@ def read_input_specs(
 
 
 def _read_dims(value: Any) -> list[int | str | None]:
-    return [
-        int(each.dim_value) if each.dim_value > 0 else str(each.dim_param) if _NAME.fullmatch(each.dim_param) else None
-        for each in value.type.tensor_type.shape.dim
-    ]
+    dims = value.type.tensor_type.shape.dim
+    names = [str(each.dim_param) if _NAME.fullmatch(each.dim_param) else None for each in dims]
+    return [int(each.dim_value) if each.dim_value > 0 else name for each, name in zip(dims, names, strict=True)]
 
 
 def find_batch_axes(inputs: Sequence[Dims]) -> list[int | None]:
@@ -108,9 +106,7 @@ def _guess_size(model: Any, dims: Dims) -> int:
     return 128 if len(dims) > 1 else 1
 
 
-def _make_spec(
-    value: Any, dims: Dims, axis: int | None, shapes: Mapping[str, tuple[Shape, Shape, Shape]], path: Path
-) -> InputSpec:
+def _make_spec(value: Any, dims: Dims, axis: int | None, shapes: ShapeRanges, path: Path) -> InputSpec:
     name: str = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
     dtype = "float32" if name == "float" else name
     if dtype not in DTYPES or not value.type.HasField("tensor_type"):
@@ -169,7 +165,7 @@ _TENSORS_OF = {"SequenceConstruct": slice(None), "ZipMap": slice(None), "SplitTo
 class OnnxFileSource:
     path: Path
     card: ModelCard | None = None
-    shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None
+    shapes: ShapeRanges | None = None
     """From `--shape`: needed for open dimensions other than the first."""
     example: Path | None = field(default=None, compare=False)
     has_module: ClassVar[bool] = False

@@ -10,13 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.card import ModelCard, Shape, card_from_dict
+from optpipe.core.card import ModelCard, card_from_dict
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, first_line, require_file
 from optpipe.core.files import hash_file, hash_value
 from optpipe.models.sources.libraries import HuggingFaceSource, TimmSource, TorchvisionSource
 from optpipe.models.sources.modules import LoadedModel, Source
-from optpipe.models.sources.onnx_file import OnnxFileSource
+from optpipe.models.sources.onnx_file import OnnxFileSource, ShapeRanges
 from optpipe.models.sources.python_file import PythonFileSource
 from optpipe.workspace.places import find_shipped_folder
 
@@ -51,7 +51,7 @@ class CardSource:
     """A card on disk. Its paths are relative to it."""
 
     path: Path
-    shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None
+    shapes: ShapeRanges | None = None
     """From `--shape`: for open dimensions of an ONNX file whose inputs the card does not describe."""
 
     @property
@@ -123,7 +123,7 @@ class CardSource:
         return replace(loaded, weights=WeightsRecord(f"default:{own.name}", loaded.weights.sha256))
 
 
-def source_from_text(model: str, shapes: Mapping[str, tuple[Shape, Shape, Shape]] | None = None) -> Source:
+def source_from_text(model: str, shapes: ShapeRanges | None = None) -> Source:
     """The source that MODEL names. Unknown names in a library are found only on loading."""
     prefix, _, rest = model.partition(":")
     if prefix == "timm" and rest:

@@ -233,9 +233,8 @@ def verify(
             checked = replace(checked, problems=problems, as_sealed=sealed)  # a wrong signature is a changed byte
     signature = checked.signature
     if public_key is not None:
-        signature = f"attested with {public_key}" + (
-            "" if signature == "not signed" else f", {signature.removeprefix('not signed; ')}"
-        )
+        known = "" if signature == "not signed" else f", {signature.removeprefix('not signed; ')}"
+        signature = f"attested with {public_key}{known}"
     verdict, sizes = checked.verdict if checked.intact else None, checked.list_sizes()
     audited: tuple[CriterionResult, ...] = ()
     seed, status = None, checked.exit_status

@@ -158,10 +158,8 @@ def _judge_configuration(checked: CheckedDeployment, client: Client, model: str)
     except StageError as error:
         return CriterionResult(name, Verdict.INCONCLUSIVE, str(error))
     served = json_format.ParseDict(told.get("config", told), type(written)(), ignore_unknown_fields=True)
-    want, have = (
-        json_format.MessageToDict(each, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-        for each in (written, served)
-    )
+    shown = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
+    want, have = (json_format.MessageToDict(each, **shown) for each in (written, served))
     problems: list[str] = []
 
     def compare(one: Any, other: Any, path: str) -> None:

@@ -152,10 +152,8 @@ def recheck(
             listener.warn(f"the old side is not the dossier's environment: {name} {now}, the dossier has {then}")
         with listener.step("outputs"):
             outputs = _compare_outputs(build, old, new, group)
-        old_pool, new_pool = (
-            WorkerPool(scratch / name, python=one.program, environment=one.environment)
-            for name, one in (("old", old), ("new", new))
-        )
+        old_pool = WorkerPool(scratch / "old", python=old.program, environment=old.environment)
+        new_pool = WorkerPool(scratch / "new", python=new.program, environment=new.environment)
         with old_pool, new_pool:
             contender = _prepare(build, group, load, store, new_pool, scratch)
             baseline = replace(contender, pool=old_pool)

@@ -160,10 +160,8 @@ def _choose_delay(
 ENGINE = "engine"
 PREDICT = "predict.py"
 SETTINGS = "loader.json"
-SHIM = {
-    name: Path(__file__).with_name(source)
-    for name, source in (("model.py", "triton_model.py"), ("optpipe_frames.py", "frames.py"))
-}
+_FOLDER = Path(__file__).parent
+SHIM = {"model.py": _FOLDER / "triton_model.py", "optpipe_frames.py": _FOLDER / "frames.py"}
 """Files of a model on Triton's Python backend."""
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Self
@@ -154,10 +155,8 @@ def open_preprocessing(folder: Path) -> Answer:
         for start in range(0, len(images), plan.batch_size):
             pipeline.feed_input(INPUT, [np.ascontiguousarray(each) for each in images[start : start + plan.batch_size]])
             rows += [np.array(each) for each in pipeline.run()[0].as_cpu()]
-        return [
-            {"DALI_OUTPUT_0": np.stack(rows[end - len(each[INPUT]) : end])}
-            for each, end in zip(batch, np.cumsum([len(each[INPUT]) for each in batch]), strict=True)
-        ]
+        left = iter(rows)
+        return [{"DALI_OUTPUT_0": np.stack(list(islice(left, len(each[INPUT]))))} for each in batch]
 
     return answer
 

@@ -332,10 +332,8 @@ def _known_inputs(artifact: StoredArtifact, store: Store) -> tuple[dict[str, np.
     known = reference_from_file(store.verify_entry(artifact.reference, REFERENCE).file(REFERENCE))
     verified = [one.info for one in store.list_entries(VerificationInfo) if artifact.entry.id in one.manifest.parents]
     by_boxes = {name for one in verified for name in one.by_boxes}
-    inputs, outputs = (
-        {name: array[:POOL_LIMIT] for name, array in each.items() if name not in by_boxes}
-        for each in (known.inputs, known.outputs)
-    )
+    inputs = {name: array[:POOL_LIMIT] for name, array in known.inputs.items() if name not in by_boxes}
+    outputs = {name: array[:POOL_LIMIT] for name, array in known.outputs.items() if name not in by_boxes}
     return inputs, outputs
 
 

@@ -132,10 +132,8 @@ def _check_completeness(evidence: ValidityEvidence) -> Iterator[Reason]:
 
 def _check_host(evidence: ValidityEvidence) -> Iterator[Reason]:
     """Judges a CPU subject by other processes' use, and a GPU subject by the worker's waiting, since its host may be large."""
-    other, waited = (
-        sum(values) / max(len(values), 1)
-        for values in map(evidence.list_readings, ("other_cpu_cores", "worker_waited_cores"))
-    )
+    readings = map(evidence.list_readings, ("other_cpu_cores", "worker_waited_cores"))
+    other, waited = (sum(values) / max(len(values), 1) for values in readings)
     share, subject = evidence.limits["max_other_cpu_share"], evidence.measurement.subject
     cpus = len(subject.affinity or (0,))
     if other > share * cpus if subject.device == "cpu" else waited > share / 2:

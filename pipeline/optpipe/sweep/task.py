@@ -152,10 +152,8 @@ def _group_run(run: Run) -> dict[object, tuple[MeasurementGroup, tuple[Reason, .
     """Groups by load without the length, which is the same in all of a run."""
     found, environment = read_measurements(run.files), run.manifest.environment
     groups = group_processes(recorded_from_files(one, run.name, run.files, environment) for one in found)
-    return {
-        replace(group.load, length=None).key: (summarize_group(group), group.newest.measurement.reasons)
-        for group in groups
-    }
+    by_load = {replace(group.load, length=None).key: group for group in groups}
+    return {key: (summarize_group(group), group.newest.measurement.reasons) for key, group in by_load.items()}
 
 
 def outcome_from_group(

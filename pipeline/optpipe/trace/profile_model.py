@@ -74,10 +74,8 @@ def build_or_find(text: str, model: Model, plan: BuildPlan, store: Store, listen
     if plan.calibration is None and Precision.INT8 in plan.precisions:
         with suppress(BadInputError):  # the store has none
             stored = find_artifacts(text, store, (Precision.INT8,), [each.name for each in plan.backends], plan.device)
-    found = [
-        BuiltArtifact(each.entry, None, BACKENDS[each.entry.info.backend].find_run_blocker(each.entry.info))
-        for each in stored
-    ]
+    entries = [each.entry for each in stored]
+    found = [BuiltArtifact(each, None, BACKENDS[each.info.backend].find_run_blocker(each.info)) for each in entries]
     precisions = tuple(each for each in plan.precisions if each is not Precision.INT8 or not stored)
     if not precisions:
         return ModelBuild(stored[0].model, None, found)

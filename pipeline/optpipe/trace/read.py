@@ -246,10 +246,8 @@ def _make_queries(columns: Columns) -> dict[str, str]:
         known = columns.get(table, frozenset())
         if not known or {each.strip('"') for each in expressions.values()} & _ESSENTIAL - known:
             continue
-        found = (
-            f"{_OPTIONAL[each] if each in _OPTIONAL.keys() - known else each} AS {alias}"
-            for alias, each in expressions.items()
-        )
+        absent = _OPTIONAL.keys() - known
+        found = (f"{_OPTIONAL[each] if each in absent else each} AS {alias}" for alias, each in expressions.items())
         queries[name] = f"SELECT {', '.join(found)} FROM {table}"
     if columns.get("NVTX_EVENTS", frozenset()) >= {"start", "end", "text", "globalTid"}:
         queries["ranges"] = _make_ranges_query(columns["NVTX_EVENTS"])

@@ -207,10 +207,8 @@ def find_exposed_copies(context: RuleContext) -> _Found | None:
 @_rule("pageable-copies")
 def find_pageable_copies(context: RuleContext) -> _Found | None:
     copies = context.measured.copies
-    pageable, pinned = (
-        copies.filter((pl.col("source_memory") == kind) | (pl.col("target_memory") == kind))
-        for kind in ("Pageable", "Pinned")
-    )
+    source, target = pl.col("source_memory"), pl.col("target_memory")
+    pageable, pinned = (copies.filter((source == kind) | (target == kind)) for kind in ("Pageable", "Pinned"))
     total_ns, size = _sum(pageable, "total_ns"), _sum(pageable, "bytes")
     if not total_ns:
         return None

@@ -162,10 +162,8 @@ def analyze_tensor_cores(measured: Analysis, graph: GraphCosts | None = None) ->
             main_kernel="name",
         )
     iterations = max(measured.iterations.height, 1)
-    layers = tuple(
-        _judge_layer(row, measured.kernel_ns, peaks, costs.get(row["layer"]), iterations)
-        for row in table.iter_rows(named=True)
-    )
+    rows = table.iter_rows(named=True)
+    layers = tuple(_judge_layer(row, measured.kernel_ns, peaks, costs.get(row["layer"]), iterations) for row in rows)
     eligible = [each for each in layers if each.eligible]
     used_ns = int(table["tensor_core_ns"].sum())
     by, names = "layer" if basis == "layers" else "kernel", [each.name for each in eligible]

@@ -265,10 +265,8 @@ def _collect(images: Sequence[Any]) -> MatchedClass:
         objects[place] = np.count_nonzero(np.asarray(each["gtIgnore"]) == 0)
     scores = np.concatenate([each["dtScores"] for _, each in there]) if there else np.zeros(0)
     empty = np.zeros((len(THRESHOLDS), 0))
-    matches, ignored = (
-        np.concatenate([each[key] for _, each in there], axis=1) if there else empty
-        for key in ("dtMatches", "dtIgnore")
-    )
+    columns = ([each[key] for _, each in there] or [empty] for key in ("dtMatches", "dtIgnore"))
+    matches, ignored = (np.concatenate(parts, axis=1) for parts in columns)
     image = np.concatenate([np.full(len(each["dtScores"]), place) for place, each in there]) if there else scores
     order = np.argsort(-scores, kind="mergesort")
     matched, counted = matches[:, order] > 0, ignored[:, order] == 0

@@ -51,18 +51,14 @@ class TokenClassification(TaskContract):
         said = samples.read_objects()
         if not any("tags" in value for value in said):
             return None
-        return [
-            _read_tags(value, card, f"{samples.name}, line {each.path}")
-            for value, each in zip(said, samples.files, strict=True)
-        ]
+        places = (f"{samples.name}, line {each.path}" for each in samples.files)
+        return [_read_tags(value, card, where) for value, where in zip(said, places, strict=True)]
 
     def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
         assert isinstance(samples, TextSet)
         best = np.argmax(np.asarray(outputs[card.outputs[0].name], np.float32), axis=2)
-        return [
-            [card.labels[row[token]] if token >= 0 else OUTSIDE for token in samples.first_tokens[each.path]]
-            for row, each in zip(best, files, strict=True)
-        ]
+        words = zip(best, (samples.first_tokens[each.path] for each in files), strict=True)
+        return [[card.labels[row[token]] if token >= 0 else OUTSIDE for token in tokens] for row, tokens in words]
 
     def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
         return _list_types(truths)
@@ -91,11 +87,8 @@ class TokenClassification(TaskContract):
 
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         """Share of words with the same tag; 1 for a text without words."""
-        shares = [
-            np.mean([one == other for one, other in zip(*pair, strict=True)] or [1])
-            for pair in zip(source, found, strict=True)
-        ]
-        return np.array(shares, np.float64)
+        texts = (zip(*pair, strict=True) for pair in zip(source, found, strict=True))
+        return np.array([np.mean([one == other for one, other in words] or [1]) for words in texts], np.float64)
 
 
 def find_entities(tags: Sequence[str]) -> set[Entity]:

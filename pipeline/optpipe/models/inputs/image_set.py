@@ -257,10 +257,8 @@ def read_boxes(
     if path.is_file():
         found = _read_coco(path, samples, sizes, labels, classes)
     elif (samples.root / LABELS).is_dir():
-        found = [
-            _read_yolo(samples.root / LABELS / Path(each.path).relative_to(IMAGES).with_suffix(".txt"), size)
-            for each, size in zip(samples.files, sizes, strict=True)
-        ]
+        names = (Path(each.path).relative_to(IMAGES).with_suffix(".txt") for each in samples.files)
+        found = [_read_yolo(samples.root / LABELS / name, size) for name, size in zip(names, sizes, strict=True)]
     else:
         return None
     for each, boxes, (height, width) in zip(samples.files, found, sizes, strict=True):
@@ -337,10 +335,8 @@ def _read_coco(
                 there = f"{str(wide)[:20]}×{str(high)[:20]}"
                 problem = f"{path}: {file.path} is {there} pixels there"
                 raise BadInputError(f"{problem}, but the image has {size[1]}×{size[0]}")
-        return [
-            [_box_from_coco(each, index) for each in by_image.get(ids[Path(file.path).name], ())]
-            for file in samples.files
-        ]
+        drawn = (by_image.get(ids[Path(file.path).name], ()) for file in samples.files)
+        return [[_box_from_coco(each, index) for each in boxes] for boxes in drawn]
 
 
 def _index_classes(names: Mapping[int, str], labels: Sequence[str], classes: int | None, path: Path) -> dict[int, int]:

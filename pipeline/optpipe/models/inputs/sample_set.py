@@ -125,11 +125,8 @@ def stratify_indices(labels: Sequence[str | None], count: int, seed: int) -> lis
     ranked: list[tuple[float, float, int]] = []
     for _, members in sorted(groups.items(), key=lambda item: str(item[0])):
         shuffled = rng.permutation(members)
-        ties = rng.random(len(shuffled))
-        ranked += [
-            ((rank + 0.5) / len(shuffled), float(tie), int(index))
-            for rank, (index, tie) in enumerate(zip(shuffled, ties, strict=True))
-        ]
+        ranks, ties = (np.arange(len(shuffled)) + 0.5) / len(shuffled), rng.random(len(shuffled))
+        ranked += zip(ranks.tolist(), ties.tolist(), shuffled.tolist(), strict=True)
     return [index for _, _, index in sorted(ranked)] if count < len(labels) else list(range(len(labels)))
 
 

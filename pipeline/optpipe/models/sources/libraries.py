@@ -198,10 +198,8 @@ class HuggingFaceSource:
 
     def _make_text_card(self, config: Any, tokenizer: Any, task: Task) -> ModelCard:
         limit = getattr(config, "max_position_embeddings", DEFAULT_SEQUENCE_PROFILE[2])
-        shapes = [
-            (batch, min(length, limit))
-            for batch, length in zip(DEFAULT_BATCH_PROFILE, DEFAULT_SEQUENCE_PROFILE, strict=True)
-        ]
+        lengths = [min(length, limit) for length in DEFAULT_SEQUENCE_PROFILE]
+        shapes = list(zip(DEFAULT_BATCH_PROFILE, lengths, strict=True))
         inputs = tuple(InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask"))
         labels = tuple(config.id2label[key] for key in sorted(config.id2label))
         tokenization = _describe_tokenization(tokenizer, config, limit) if tokenizer else None

@@ -179,8 +179,8 @@ class _Gpu:
             return None
 
 
-MAX_STANDING_BY = 8
-"""Bounds memory: each worker holds its libraries' data, some 300 MB with torch."""
+MAX_STANDING_BY = 12
+"""Bounds memory: each worker holds its libraries' data, some 300 MB with torch. A race of three builds mostly takes 11."""
 STOP_SECONDS = 10.0
 FAILURES = ("out-of-memory", "failed", "ended")
 """Events that end a point without a result."""

@@ -1,7 +1,7 @@
 """Races builds in fresh processes to find the fastest at each batch size.
 
-A race comes first: builds that are clearly slower after a round are not started again (Maron & Moore, Hoeffding Races,
-1994). A race favors builds that noise favored, so that the fastest few are then compared in separate rounds. Those
+A race comes first: while more than two are left, builds that are clearly slower after a round are not started again (Maron &
+Moore, Hoeffding Races, 1994). A race favors builds that noise favored, so that the fastest few are then compared in separate rounds. Those
 that these rounds do not distinguish from the fastest count as equally fast, and of these the first in the given order
 is chosen. The rounds end early, after EARLY_ROUNDS, if all others are shown to be slower; each of these two looks has half
 of the error.
@@ -43,11 +43,8 @@ class RacedTimes:
 
 def count_processes(builds: int, final_rounds: int = FINAL_ROUNDS) -> int:
     """The most that a race starts."""
-    return builds if builds < 2 else _count_rounds(builds) * builds + final_rounds * min(builds, MAX_FINALISTS)
-
-
-def _count_rounds(builds: int) -> int:
-    return RACE_ROUNDS if builds > 2 else 1  # both of two are compared in full
+    rounds = RACE_ROUNDS if builds > 2 else 1  # both of two are compared in full
+    return builds if builds < 2 else rounds * builds + final_rounds * min(builds, MAX_FINALISTS)
 
 
 def race_builds(
@@ -65,9 +62,10 @@ def race_builds(
     """
     order = Order(seed)
     races = [Race(size, names) for size in sizes]
-    for turn in range(_count_rounds(len(names))):
-        measure_round([race for race in races if turn == 0 or len(race.running) > 1], measure, order, final=False)
-        for race in races:
+    for turn in range(RACE_ROUNDS):
+        undecided = [race for race in races if turn == 0 or len(race.running) > 2]
+        measure_round(undecided, measure, order, final=False)
+        for race in undecided:
             race.drop_slow(BUILD_LAG / (turn + 1))
     for race in races:
         race.choose_finalists()

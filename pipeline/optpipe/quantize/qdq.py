@@ -230,8 +230,16 @@ def quantize_weights(values: NDArray[np.float32], axis: int) -> tuple[NDArray[np
     return np.clip(steps, -LEVELS, LEVELS).astype(np.int8), scale
 
 
-def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, TensorRange]) -> Any:
+Integers = dict[str, tuple[NDArray[Any], Any]]
+"""Quantized weights and their scales by name."""
+
+
+def qdq_from_onnx(
+    model: Any, placed: Placement, ranges: Mapping[str, TensorRange], known: Integers | None = None
+) -> Any:
     """A copy of `model` (FP32) with the Q/DQ pairs of `placed`; everything else stays in FP32.
+
+    Weights are taken from `known`, which also receives new ones.
 
     Raises BadInputError for a missing range: the calibration table belongs to another graph or target.
     """
@@ -240,7 +248,7 @@ def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, TensorRang
             f"the calibration table does not match this graph: no range for '{missing[0]}'"
             f" and {len(missing) - 1} more; create a matching table with `{for_workspace('optpipe calibrate MODEL')}`"
         )
-    writer = _Writer(_convert_opset(model, OPSET), placed.target)
+    writer = _Writer(_convert_opset(model, OPSET), placed.target, {} if known is None else known)
     for name in placed.tensors:
         writer.activation(name, ranges[name])
     writer.connect(placed)
@@ -249,10 +257,13 @@ def qdq_from_onnx(model: Any, placed: Placement, ranges: Mapping[str, TensorRang
     return writer.finished()
 
 
-def quantize_graph(model: Any, table: CalibrationTable, target: Target) -> tuple[Any, Placement]:
+def quantize_graph(
+    model: Any, table: CalibrationTable, target: Target, known: Integers | None = None
+) -> tuple[Any, Placement]:
     """`model` (FP32) with the table's Q/DQ pairs; everything else, and the layers in `keep`, stay FP32.
 
-    Raises BadInputError if the table keeps an unknown layer or lacks a range.
+    `known` holds the weights that the same graph and target gave before. Raises BadInputError if the table keeps an unknown layer
+    or lacks a range.
     """
     keep = frozenset(table.keep)
     if unknown := sorted(keep - {node.name for node in name_nodes(model).graph.node}):
@@ -262,7 +273,7 @@ def quantize_graph(model: Any, table: CalibrationTable, target: Target) -> tuple
         )
     unseen = {name for name, each in table.ranges.items() if each.low == each.high == 0}
     placed = place_qdq(model, target, keep.__contains__, unseen)
-    return qdq_from_onnx(model, placed, table.ranges), placed
+    return qdq_from_onnx(model, placed, table.ranges, known), placed
 
 
 def _convert_opset(model: Any, least: int) -> Any:
@@ -282,8 +293,8 @@ def _convert_opset(model: Any, least: int) -> Any:
 
 
 class _Writer:
-    def __init__(self, model: Any, target: Target) -> None:
-        self._model = model
+    def __init__(self, model: Any, target: Target, known: Integers) -> None:
+        self._model, self._known = model, known
         self._graph = OnnxGraph(model)
         self._target = target
         self._nodes = {node.name: node for node in model.graph.node}
@@ -321,12 +332,14 @@ class _Writer:
         name, axis = node.input[1], 0 if node.op_type == "Conv" or transposed else 1  # axis of the output channels
         stem = f"{layer}_{name}" if self._target == "cpu" and f"{name}_q{axis}" in self._initializers else name
         if f"{stem}_q{axis}" not in self._initializers:
-            values = onnx.numpy_helper.to_array(self._graph.weights[name])
-            if self._target == "fp8":
-                scale: Any = choose_scale(float(np.abs(values).max()))
-                steps: Any = round_to_e4m3(values, scale)
-            else:
-                steps, scale = quantize_weights(values, axis)
+            if f"{name}_q{axis}" not in self._known:
+                values = onnx.numpy_helper.to_array(self._graph.weights[name])
+                if self._target == "fp8":
+                    scale: Any = choose_scale(float(np.abs(values).max()))
+                    self._known[f"{name}_q{axis}"] = round_to_e4m3(values, scale), scale
+                else:
+                    self._known[f"{name}_q{axis}"] = quantize_weights(values, axis)
+            steps, scale = self._known[f"{name}_q{axis}"]
             self._dequantize(stem, axis, steps, scale, np.zeros(scale.shape, steps.dtype))
         node.input[1] = f"{stem}_dq{axis}"
         if bias and len(node.input) > 2 and node.input[2] in self._graph.weights:

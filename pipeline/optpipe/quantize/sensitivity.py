@@ -33,7 +33,7 @@ from optpipe.evaluate.evaluate import KEPT_VALUES, Predictions, predict_samples
 from optpipe.evaluate.tasks import TASKS
 from optpipe.models.inputs.image_set import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
-from optpipe.quantize.qdq import Target, quantize_graph
+from optpipe.quantize.qdq import Integers, Target, quantize_graph
 from optpipe.quantize.ranges import CalibrationTable, open_model_session
 from optpipe.stats.paired import CONFIDENCE, compute_output_error, compute_row_errors
 from optpipe.workspace.entry import Entry
@@ -150,11 +150,12 @@ def lower_by_table(model: Entry[ModelInfo], table: CalibrationTable, target: Tar
 
     def load() -> LoweredLayers:
         graph = load_onnx(model.file(ONNX))
-        layers = quantize_graph(graph, table, target)[1].layers
+        integers: Integers = {}
+        layers = quantize_graph(graph, table, target, integers)[1].layers
 
         def lower(chosen: Collection[str]) -> Any:
             kept = tuple(layer for layer in layers if layer not in chosen)
-            return quantize_graph(graph, replace(table, keep=kept), target)[0]
+            return quantize_graph(graph, replace(table, keep=kept), target, integers)[0]
 
         return layers, lower
 
@@ -177,10 +178,11 @@ def compare_methods(
 
     def make(_: object) -> MethodsInfo:
         graph, costs, usual = load_onnx(model.file(ONNX)), {}, {}
+        integers: Integers = {}
         with listener.step("compare methods", total=(1 + len(tables)) * len(samples.files)) as step:
             against = Fp32Reference(model, samples, step, device)
             for method, table in tables.items():
-                costs[method] = against.measure_cost(quantize_graph(graph, table, target)[0], step)
+                costs[method] = against.measure_cost(quantize_graph(graph, table, target, integers)[0], step)
                 usual[method] = against.usual_db
         order, known = make_cost_order(costs.values()), all(each.snr_db is not None for each in costs.values())
         best = max(costs, key=lambda method: order(costs[method]) + known * usual[method])

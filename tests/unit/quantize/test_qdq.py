@@ -67,6 +67,15 @@ def test_outputs_stay_near(residual_model, target) -> None:
     assert len(residual_model.graph.node) == 7  # the original is untouched
 
 
+@pytest.mark.parametrize("target", ["tensorrt", "cpu"])
+def test_weights_that_were_quantized_before_give_the_same_graph(residual_model, target):
+    placed, known = place_qdq(residual_model, target), {}
+    ranges = measured_ranges(residual_model, placed.tensors)
+    graphs = [qdq_from_onnx(residual_model, placed, ranges, each).SerializeToString() for each in (None, known, known)]
+    assert known
+    assert len(set(graphs)) == 1
+
+
 def test_the_cpu_provider_fuses_every_layer(residual_model, tmp_path) -> None:
     placed = place_qdq(residual_model, "cpu")
     quantized = qdq_from_onnx(residual_model, placed, measured_ranges(residual_model, placed.tensors))

@@ -9,6 +9,7 @@ fp8      the exported program with linear layers in FP8
 fused+   the program of fused with products that the compiler tunes; likewise int8+ and fp8+
 joules   int8 with the tactics that take the least energy
 compile  torch.compile, FP16, channels last
+cast     the same with FP32 inputs and outputs, as the builds have them
 max      the same with max-autotune, but cuDNN's convolutions alone
 
 All are replayed from CUDA graphs. A process for each network, MOST at a time, builds a cell's variants and times them. Only one at a
@@ -43,7 +44,13 @@ from optpipe.backends.inductor_packages import Compilation, load_package
 from optpipe.backends.torch_fp8 import lower_fp8
 from optpipe.backends.torch_layers import tuning
 from optpipe.backends.torch_layers.lowering import lower_program
-from optpipe.backends.torch_program import export_program, export_rewritten, layers_from_program, set_assembler
+from optpipe.backends.torch_program import (
+    cast_module,
+    export_program,
+    export_rewritten,
+    layers_from_program,
+    set_assembler,
+)
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch
@@ -217,10 +224,12 @@ class Network:
         """What is recorded, and the function that is timed."""
         started = time.monotonic()
         given = draw(self.name, batch, 1).to(DEVICE)
-        if variant in ("compile", "max"):
+        if variant in ("compile", "max", "cast"):
             module = make_network(self.name).to(DEVICE)
             module = module.half() if DEVICE == "cuda" else module
-            if given.is_floating_point():
+            if variant == "cast":
+                module = cast_module(Precision.FP16, module, DEVICE)
+            elif given.is_floating_point():
                 module = module.to(memory_format=torch.channels_last)
                 given = given.to(next(module.parameters()).dtype, memory_format=torch.channels_last)
             mode = "max-autotune-no-cudagraphs" if variant == "max" and DEVICE == "cuda" else "default"

@@ -16,7 +16,7 @@ from optpipe.backends.tensorrt import TENSORRT_RTX
 from optpipe.build.build import build_artifact
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ModelInfo, weights_from_text
-from optpipe.core.events import SilentListener
+from optpipe.core.events import SilentListener, finish_steps
 from optpipe.core.precision import Budget, Precision
 from optpipe.models.export.exported import Model, export_model
 from optpipe.models.inputs.image_set import image_set_from_path
@@ -181,7 +181,10 @@ def test_tensorrt_rtx_builds_every_graph_and_its_share_of_int8_is_proven(digits,
     if not TENSORRT_RTX.probe_capability("cuda").builds:
         pytest.skip(f"TensorRT-RTX: {TENSORRT_RTX.probe_capability('cuda').why_not}")
     record = run_calibration(named_model("digits"), CalibrationPlan(None, None, 0, METHODS), store, SilentListener())
-    graph, _ = graph_from_table(entry, read_table(Path(record.tables[method])), "tensorrt", (), store, SilentListener())
-    built, _ = build_artifact(TENSORRT_RTX, Precision.INT8, "cuda", graph, entry, None, {}, store, SilentListener())
+    table = read_table(Path(record.tables[method]))
+    graph, _ = graph_from_table(entry, table, "tensorrt", (), store, SilentListener(), half=True)
+    built, _ = finish_steps(
+        build_artifact(TENSORRT_RTX, Precision.INT8, "cuda", graph, entry, None, {}, store, SilentListener())
+    )
     assert built.info.precision_proof.proven
     assert built.info.precision_proof.share.macs["int8"] > 0.95

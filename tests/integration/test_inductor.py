@@ -2,13 +2,21 @@
 
 import json
 import shutil
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from optpipe.backends.inductor import Inductor
 from optpipe.backends.inductor_packages import Compilation, Packages, compile_packages
+from optpipe.build.build import BuildPlan, build_model
 from optpipe.core.card import tensor_from_dict
+from optpipe.core.entries import weights_from_text
+from optpipe.core.events import SilentListener, finish_steps
+from optpipe.core.precision import Precision
 from optpipe.models.artifacts.lookup import find_artifacts
+from optpipe.models.export.exported import Model
+from optpipe.models.sources.resolve import source_from_text
 from optpipe.workspace.store import Store
 from tests.integration.conftest import optpipe
 
@@ -67,6 +75,23 @@ def test_code_for_single_batch_sizes_is_verified_and_runs_at_these(built):
         Packages(folder, "cpu", specs, (2,))(images[:2])
 
 
+def test_builds_go_on_while_others_are_compiled(tmp_path):
+    class Watcher(SilentListener):
+        steps: ClassVar[list[str]] = []
+
+        def step(self, name, total=None):
+            self.steps.append(name)
+            return super().step(name, total)
+
+    model, kinds = Model(source_from_text("digits", {}), weights_from_text("random", 0)), ("fp32", "bf16")
+    plan = BuildPlan(tuple(map(Precision, kinds)), (Inductor(),), named=True, device="cpu", gpu_lock=tmp_path / "lock")
+    built = build_model(model, plan, Store(tmp_path / "workspace"), Watcher())
+    assert [each.entry.info.precision for each in built.artifacts] == [*kinds]
+    assert all(each.verification.info.passed for each in built.artifacts)
+    steps = [name for name in Watcher.steps if name.partition(" ")[0] in ("build", "compile", "finish")]
+    assert steps == [f"{part} inductor {kind}" for part in ("build", "compile", "finish") for kind in kinds]
+
+
 def test_what_another_process_cannot_compile_is_named_and_the_rest_is_compiled(tmp_path):
     import torch
 
@@ -75,7 +100,9 @@ def test_what_another_process_cannot_compile_is_named_and_the_rest_is_compiled(t
         Compilation(program, tmp_path / name, configs)
         for name, configs in (("model.pt2", {}), ("batch-1.pt2", {"no_such_setting": True}), ("batch-2.pt2", {}))
     )
-    failures = compile_packages(first, [[wrong, right], []], tf32=False)
+    failures = finish_steps(compile_packages(first, [[wrong, right], []], tf32=False))
     assert list(failures) == ["batch-1.pt2"]
     assert "no_such_setting" in failures["batch-1.pt2"]
     assert {each.name for each in tmp_path.iterdir()} == {"model.pt2", "batch-2.pt2"}
+    lock = tmp_path / "lock"
+    assert list(finish_steps(compile_packages(wrong, [], tf32=False, gpu_lock=lock))) == ["batch-1.pt2"]

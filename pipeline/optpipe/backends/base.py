@@ -7,6 +7,7 @@ and addresses once, which measuring, CUDA graphs, and zero-copy preprocessing ne
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -14,6 +15,7 @@ from optpipe.core.card import ModelCard, TensorSpec
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.entries import Device as Device
 from optpipe.core.errors import BadInputError
+from optpipe.core.events import Steps, as_steps
 from optpipe.core.plan import NAMES_OF_KINDS
 from optpipe.core.precision import LayerType, Placement, Precision
 
@@ -57,8 +59,9 @@ class BuildRequest:
     device: Device
     options: Mapping[str, Any]
     directory: Path
-    raced: bool = False
-    """Whether `auto` measures the build against others, so that the backend need not."""
+    gpu_lock: Path | None = None
+    """Given by `auto`, which measures the build against others, so that the backend need not. Work in other processes holds this file's
+    lock while it times kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,8 @@ class Backend(ABC):
     """Whether it starts from the torch module instead of ONNX."""
     compiled_by: str = ""
     """A backend whose code for a GPU is this one's, compiled, and never slower."""
+    gain_over_tf32: float = inf
+    """The most times that any of its builds on a GPU is as fast as the one in TF32, which is built within seconds; unknown by default."""
 
     def devices(self) -> tuple[Device, ...]:
         """The devices of its artifacts, the preferred one first."""
@@ -255,6 +260,10 @@ class Backend(ABC):
     @abstractmethod
     def build(self, request: BuildRequest) -> BuildResult:
         """Builds into `request.directory`; raises `StageError` if the runtime refuses."""
+
+    def build_in_steps(self, request: BuildRequest) -> Steps[BuildResult]:
+        """`build` with a pause after work has been given to other processes, and one when they have ended."""
+        return as_steps(self.build, request)
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         """Why an artifact cannot run here; None if it can."""

@@ -42,6 +42,7 @@ from optpipe.core import torch
 from optpipe.core.card import ModelCard, tensor_from_dict
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.events import Steps, finish_steps
 from optpipe.core.precision import Precision
 from optpipe.workspace.environment import get_package_version, list_gpus
 
@@ -117,6 +118,9 @@ class Inductor(TorchBackend):
         return {**merged, STATIC_BATCHES: ",".join(map(str, parse_static_batches(str(merged[STATIC_BATCHES]))))}
 
     def build(self, request: BuildRequest) -> BuildResult:
+        return finish_steps(self.build_in_steps(request))
+
+    def build_in_steps(self, request: BuildRequest) -> Steps[BuildResult]:
         """Exports, compiles, and packages; on a GPU compares FP8 and INT8 with FP16, unless `auto` does.
 
         Raises BadInputError for a static batch size outside the profile.
@@ -135,7 +139,7 @@ class Inductor(TorchBackend):
         export = partial(export_rewritten, rewritten) if rewritten is not None else export_program
         program = export(request)
         rival = Compilation(None, request.directory / "fp16.pt2", configs)
-        compared = lowered and on_gpu and not request.raced
+        compared = lowered and on_gpu and request.gpu_lock is None
         if compared:
             wanted = replace(request, precision=Precision.FP16)
             half, _ = _lower(wanted, options, {})
@@ -154,14 +158,21 @@ class Inductor(TorchBackend):
             ]
             for variant, make in enumerate(exports)
         ]
+        general = Compilation(program, request.directory / GENERAL, configs)
+        others = [*static, [rival] if rival.program else []]
+        compiling = compile_packages(general, others, tf32=tf32, gpu_lock=request.gpu_lock)
         with translate_refusals(request.card, "AOTInductor could not compile"):
-            general = Compilation(program, request.directory / GENERAL, configs)
-            failures = compile_packages(general, [*static, [rival] if rival.program else []], tf32=tf32)
-            if why_not := failures.get(rival.package.name):
-                raise StageError(
-                    f"AOTInductor could not compile {request.card.name} in fp16, to measure "
-                    f"{request.precision.upper()} against it: {why_not}"
-                )
+            next(compiling)
+        if request.gpu_lock is not None:
+            yield
+        layers = layers_from_program(program, request.precision)
+        failures = finish_steps(compiling)
+        use = f" in fp16, to measure {request.precision.upper()} against it"
+        for package, what in ((general.package, ""), (rival.package, use)):
+            if why_not := failures.get(package.name):
+                raise StageError(f"AOTInductor could not compile {request.card.name}{what}: {why_not}")
+        if request.gpu_lock is not None:
+            yield
         if compared:
             from optpipe.backends.torch_layers.tuning import compare_calls, draw_inputs, explain_speeds
 
@@ -172,7 +183,6 @@ class Inductor(TorchBackend):
         kept, said = _keep_fastest(request, sizes if exports else (), failures, len(exports))
         made[STATIC_BATCHES] = kept
         remarks = (*remarks, *(said if low < high else ()))
-        layers = layers_from_program(program, request.precision)
         more = tuple(map(name_static_package, kept))
         details = {**record_tensors(request), **made}
         return BuildResult(layers, GENERAL, options, details, remarks=remarks, more_files=more)

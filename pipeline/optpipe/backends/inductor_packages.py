@@ -1,7 +1,7 @@
 """AOTInductor's packages of one artifact: code for all batch sizes of the profile, and code for single sizes.
 
-Code for one batch size has fixed shapes, and each package holds the weights. `python -m optpipe.backends.inductor_packages TF32 JOBS`
-compiles saved programs one after the other, so that no two of them time kernels at once.
+Code for one batch size has fixed shapes, and each package holds the weights. `python -m optpipe.backends.inductor_packages TF32 JOBS
+[LOCK]` compiles saved programs one after the other, so that no two of them time kernels at once, and holds the lock of a file meanwhile.
 """
 
 import json
@@ -19,7 +19,9 @@ from optpipe.backends.torch_program import set_assembler, set_float32_products
 from optpipe.core import torch
 from optpipe.core.card import TensorSpec
 from optpipe.core.errors import BadInputError, first_line
+from optpipe.core.events import Steps
 from optpipe.core.process import end_with_parent, open_process_group
+from optpipe.workspace.files import hold_lock
 
 GENERAL = "model.pt2"
 """The package for all batch sizes."""
@@ -54,25 +56,37 @@ class Compilation:
         )
 
 
-def compile_packages(first: Compilation, others: Sequence[Sequence[Compilation]], *, tf32: bool) -> dict[str, str]:
-    """Compiles `first` in this process, and each of the sequences `others` in a parallel process.
+def compile_packages(
+    first: Compilation, others: Sequence[Sequence[Compilation]], *, tf32: bool, gpu_lock: Path | None = None
+) -> Steps[dict[str, str]]:
+    """Compiles `first` in this process, and each of the sequences `others` in a parallel process; pauses, then waits for them.
 
-    Returns the reasons why others could not be compiled, by the package's name. Raises what torch raises for `first`.
+    Returns the reasons why others could not be compiled, by the package's name. Raises what torch raises for `first`. With
+    `gpu_lock` `first` is one of the others, and they hold this file's lock while they time kernels.
     """
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
         started = []
-        for compilations in filter(None, others):
+        for compilations in filter(None, others if gpu_lock is None else [[first], *others]):
             jobs = []
             for each in compilations:
                 saved = folder / f"{id(each.program)}.pt2"
                 if not saved.exists():
                     torch.export.save(each.program, saved)
                 jobs.append([str(saved), str(each.package), dict(each.configs)])
-            command = [sys.executable, "-m", __name__, str(int(tf32)), json.dumps(jobs)]
+            command = [
+                sys.executable,
+                "-m",
+                __name__,
+                str(int(tf32)),
+                json.dumps(jobs),
+                *map(str, filter(None, [gpu_lock])),
+            ]
             log = folder / f"{compilations[0].package.stem}.log"
             started.append((compilations, stack.enter_context(open_process_group(command, log, os.environ))))
-        first.run()
+        if gpu_lock is None:
+            first.run()
+        yield
         failures = {}
         for compilations, process in started:
             process.wait()
@@ -130,12 +144,27 @@ def load_package(package: Path, device: Device) -> Any:
     return lambda *inputs: runner.boxed_run(list(inputs))
 
 
+def hold_lock_while_timing(file: Path) -> None:
+    """Makes torch's compiler hold the lock of `file` while it compiles Triton kernels and times them."""
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    time_kernels = PythonWrapperCodegen.generate_and_run_autotune_block
+
+    def time_alone(wrapper: Any) -> None:
+        with hold_lock(file):
+            time_kernels(wrapper)
+
+    PythonWrapperCodegen.generate_and_run_autotune_block = time_alone
+
+
 def main() -> None:
     from optpipe.backends.torch_layers.operators import register_operator
 
     end_with_parent()
     register_operator()
     set_float32_products(tf32=sys.argv[1] == "1")
+    for lock in map(Path, sys.argv[3:]):
+        hold_lock_while_timing(lock)
     for saved, file, configs in json.loads(sys.argv[2]):
         package = Path(file)
         try:

@@ -12,7 +12,7 @@ from optpipe.core import pl
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, GraphInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
-from optpipe.core.events import Listener, run_step
+from optpipe.core.events import Listener, Steps, advance_steps, finish_steps, run_step
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, prove_precision
 from optpipe.core.process import redirect_output
 from optpipe.evaluate.tasks import TASKS, require_fitting_task
@@ -37,7 +37,7 @@ from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, pool_errors
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_gpu_name
 from optpipe.workspace.file_names import CARD, ONNX, OUTPUT_ERRORS, REFERENCE
-from optpipe.workspace.files import write_parquet
+from optpipe.workspace.files import hold_lock, write_parquet
 from optpipe.workspace.store import Store
 
 
@@ -61,13 +61,14 @@ class BuildPlan:
     """The minimum SNR of each output; None for the default of its precision."""
     steps: str | None = None
     """`--steps`; None without a trajectory."""
-    raced: bool = False
-    """Whether the builds are measured against each other afterward."""
+    gpu_lock: Path | None = None
+    """Given if the builds are measured against each other afterward: compilers in other processes hold its lock while they time
+    kernels, and builds go on side by side."""
 
 
 def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
     """Builds and verifies every combination in `plan`; a failed one does not stop the others. Raises what export raises."""
-    _require_sound_plan(plan, listener)
+    require_sound_plan(plan, listener)
     if plan.steps is not None:
         parse_steps(plan.steps)
     _require_buildable(model, plan, listener)
@@ -104,8 +105,16 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
         tensors = reference_from_file(expected.file(REFERENCE))
         trajectory = read_trajectory(plan.steps, card_from_file(exported.file(CARD)), tensors, exported.file(ONNX))
     result = ModelBuild(exported, model.fallback_reason, failed=omitted)
-    for backend, precision, device in _list_combinations(plan, listener):
-        _build_one(result, model, plan, backend, precision, device, expected, trajectory, store, listener)
+    builds = [
+        _build_one(result, model, plan, *each, expected, trajectory, store, listener)
+        for each in _list_combinations(plan, listener)
+    ]
+    if plan.gpu_lock is not None:
+        with hold_lock(plan.gpu_lock):  # compilers of the first builds do not time kernels meanwhile
+            builds = [each for each in builds if not advance_steps(each)]
+        builds = [each for each in builds if not advance_steps(each)]
+    for each in builds:
+        finish_steps(each)
     return result
 
 
@@ -129,7 +138,7 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
         return plan
     card = read_card(model, stored)
     if plan.calibration is not None:
-        if not wanted and plan.budget is None:
+        if not wanted and plan.budget is None and plan.gpu_lock is None:
             effect = (
                 "has no effect" if is_table(plan.calibration) else "gives only the inputs that outputs are verified on"
             )
@@ -180,17 +189,18 @@ def _list_combinations(plan: BuildPlan, listener: Listener) -> list[tuple[Backen
     return list(wanted)
 
 
-def _require_sound_plan(plan: BuildPlan, listener: Listener) -> None:
+def require_sound_plan(plan: BuildPlan, listener: Listener) -> None:
     """Raises MissingError for a named backend that is not here, and BadInputError for an unknown option or value.
 
-    Warns about options without effect.
+    Warns about options without effect, unless the plan is a part of another.
     """
     for backend in plan.backends if plan.named else ():
         if plan.device is not None and plan.device not in backend.devices():
             continue
         if (reason := backend.find_obstacle(backend.choose_device(plan.device))) is not None:
             raise MissingError(f"backend {backend.name} cannot build on this machine: {reason}")
-    for name in sorted({*plan.options} - {each.name for each in plan.backends}):
+    unused = {*plan.options} - {each.name for each in plan.backends}
+    for name in sorted(unused) if plan.gpu_lock is None else ():
         listener.warn(f"--option {name}.… has no effect: {name} is not built")
     for backend in plan.backends:
         if given := plan.options.get(backend.name):
@@ -220,20 +230,39 @@ def _build_one(
     trajectory: Trajectory | None,
     store: Store,
     listener: Listener,
-) -> None:
+) -> Steps[bool]:
+    """Adds the build, or why there is none, to `result`. Pauses as the backend does; at the end returns True."""
     if (reason := _find_obstacle(model, plan, backend, precision, device)) is not None:
         omission = Omission(backend.name, str(precision), reason, ExitStatus.MISSING)
         (result.failed if plan.named else result.skipped).append(omission)
-        return
+        return True
     name = f"{backend.name} {precision}"
     try:
         graph: Entry[ModelInfo] | Entry[GraphInfo] = result.model
         if _reads_graph(backend, precision) or result.model.info.own_precision is not None:
-            given = precision, device, result.model, expected, plan.calibration, store, listener, plan.budget
+            given = (
+                precision,
+                device,
+                result.model,
+                expected,
+                plan.calibration,
+                store,
+                listener,
+                plan.budget,
+                not backend.needs_module,
+            )
             graph = run_step(f"graph {precision} for {device}", listener, convert_to_precision, *given)
         made_of, options = (graph, result.model, model.fresh_module), plan.options.get(backend.name, {})
-        wanted = backend, precision, device, *made_of, options, store, listener, plan.raced
-        entry = run_step(f"build {name}", listener, build_artifact, *wanted)
+        wanted = backend, precision, device, *made_of, options, store, listener, plan.gpu_lock
+        building, parts = build_artifact(*wanted), iter(("build", "compile", "finish"))
+        while True:
+            with listener.step(f"{next(parts)} {name}") as step:
+                if (made := advance_steps(building)) and made[1]:
+                    step.cached()
+            if made:
+                break
+            yield
+        entry, _ = made
         for remark in entry.info.remarks:
             listener.warn(f"{entry.info.label}: {remark}")
         why_not = backend.find_run_blocker(entry.info)
@@ -243,9 +272,10 @@ def _build_one(
             checked = run_step(f"verify {name}", listener, verify_artifact, *checking)
     except OptpipeError as error:
         result.failed.append(Omission(backend.name, str(precision), str(error), error.exit_status))
-        return
+        return True
     kept = graph.info.kept if isinstance(graph.info, GraphInfo) else ()
     result.artifacts.append(BuiltArtifact(entry, checked, why_not, kept))
+    return True
 
 
 def _find_obstacle(model: Model, plan: BuildPlan, backend: Backend, precision: Precision, device: Device) -> str | None:
@@ -280,8 +310,8 @@ def build_artifact(
     options: Mapping[str, Any],
     store: Store,
     listener: Listener,
-    raced: bool = False,
-) -> tuple[Entry[ArtifactInfo], bool]:
+    gpu_lock: Path | None = None,
+) -> Steps[tuple[Entry[ArtifactInfo], bool]]:
     """The store entry `artifact`: the engine, package or optimized graph, with the proof of its precision."""
     card = card_from_file(model.file(CARD))
     recipe = {
@@ -294,10 +324,15 @@ def build_artifact(
         "built_with": dict(backend.recipe(device, options)),
     }
 
-    def make(directory: Path) -> ArtifactInfo:
-        request = BuildRequest(card, precision, graph.file(ONNX), module, device, options, directory, raced)
-        with redirect_output(directory / BUILD_LOG):
-            built = backend.build(request)
+    def make(directory: Path) -> Steps[ArtifactInfo]:
+        request = BuildRequest(card, precision, graph.file(ONNX), module, device, options, directory, gpu_lock)
+        building = backend.build_in_steps(request)
+        while True:
+            with redirect_output(directory / BUILD_LOG):
+                built = advance_steps(building)
+            if built:
+                break
+            yield
         return ArtifactInfo(
             model=card.name,
             source=card.source,
@@ -314,7 +349,7 @@ def build_artifact(
             mixed=graph.info.mixed if isinstance(graph.info, GraphInfo) else None,
         )
 
-    return store.produce(ArtifactInfo, recipe, make, parents=(model.id, graph.id), listener=listener)
+    return store.produce_in_steps(ArtifactInfo, recipe, make, parents=(model.id, graph.id), listener=listener)
 
 
 VERIFICATION_REVISION = 3

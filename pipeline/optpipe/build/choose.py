@@ -8,12 +8,13 @@ from itertools import count
 from math import inf
 from pathlib import Path
 from secrets import randbits
+from statistics import median
 from time import perf_counter
 
 from optpipe.backends.base import Binding
 from optpipe.backends.inductor import STATIC_BATCHES
 from optpipe.backends.registry import BACKENDS
-from optpipe.build.build import BuildPlan, add_calibration, build_model, require_artifacts
+from optpipe.build.build import BuildPlan, add_calibration, build_model, require_artifacts, require_sound_plan
 from optpipe.build.records import BuildResult, BuiltArtifact, result_from_build
 from optpipe.core import np, torch
 from optpipe.core.card import ModelCard, card_from_file
@@ -68,34 +69,48 @@ def find_flaw(built: BuiltArtifact) -> str | None:
 
 
 HOPELESS = 1.25
-"""A build that takes this many times as long as the fastest, each in ten inferences of this process, is not raced."""
+"""A build that takes this many times as long as the fastest, each for a moment in this process, is not raced."""
 
 
-def find_hopeless(built: Sequence[BuiltArtifact], sizes: Sequence[int], card: ModelCard) -> dict[str, str]:
-    """Builds on a GPU that cannot win at any batch size, and why; in a race each would start several processes of many seconds."""
-    times: dict[str, list[float]] = {}
+def measure_slowdowns(
+    built: Sequence[BuiltArtifact], sizes: Sequence[int], card: ModelCard, times: dict[str, list[float]]
+) -> dict[str, float]:
+    """The time of each build on a GPU over that of the fastest, in this process, at the batch size at which it does best.
+
+    Builds in `times` are not timed again; the others are added to it.
+    """
     for each in built:
         info = each.entry.info
+        if each.entry.id in times:
+            continue
         with suppress(Exception), BACKENDS[info.backend].load(each.entry.path, info, {}) as session:  # a race tells why
             found = []
             for size in sizes:
                 inputs = card.with_profile((size, size, size), {}).inputs if card.batched else card.inputs
                 binding = session.bind({one.name: np.ones(one.opt, one.dtype) for one in inputs})
-                found.append(min(_time_launches(binding) for _ in range(3)))
+                found.append(_time_launches(binding))
             times[each.entry.id] = found
-    least = [min(found) for found in zip(*times.values(), strict=True)]
-    slower = {id: min(own / best for own, best in zip(found, least, strict=True)) for id, found in times.items()}
-    return {
-        id: f"{each:.1f} times the time of the fastest in one process" for id, each in slower.items() if each > HOPELESS
-    }
+    own = {each.entry.id: times[each.entry.id] for each in built if each.entry.id in times}
+    least = [min(found) for found in zip(*own.values(), strict=True)]
+    return {id: min(mine / best for mine, best in zip(found, least, strict=True)) for id, found in own.items()}
+
+
+def explain_hopeless(slowdowns: Mapping[str, float]) -> dict[str, str]:
+    """Builds that cannot win, and why; in a race each would start several processes of many seconds."""
+    hopeless = {id: each for id, each in slowdowns.items() if each > HOPELESS}
+    return {id: f"{each:.1f} times the time of the fastest in one process" for id, each in hopeless.items()}
 
 
 def _time_launches(binding: Binding) -> float:
-    begun = perf_counter()
-    for _ in range(10):
-        binding.launch()
-    torch.cuda.synchronize()
-    return perf_counter() - begun
+    """The median time of ten launches over 0.3 s."""
+    found, ends = list[float](), perf_counter() + 0.3
+    while perf_counter() < ends:
+        begun = perf_counter()
+        for _ in range(10):
+            binding.launch()
+        torch.cuda.synchronize()
+        found.append(perf_counter() - begun)
+    return median(found)
 
 
 def list_candidates(
@@ -114,7 +129,7 @@ def list_candidates(
         standing = Standing.DROPPED if id in hopeless else standing
         times = []
         for size, race in races.items():
-            if id in race.times and (own := race.times[id]).race:
+            if id in race.times and ((own := race.times[id]).race or own.final):
                 slowdown = None if id == race.winner else race.compute_slowdown(id)
                 times.append(CandidateTimes(size, tuple(own.race), tuple(own.final), race.ratios.get(id), slowdown))
         found.append(
@@ -331,7 +346,6 @@ def plan_candidates(
         named=False,
         automatic=False,
         budget=None,
-        raced=True,
     )
     try:
         return add_calibration(model, wanted, stored, store, listener), tuple(omitted)
@@ -344,21 +358,29 @@ def plan_candidates(
     return replace(wanted, precisions=without), tuple(omitted)
 
 
-def split_plan(plan: BuildPlan, *, named: bool) -> tuple[BuildPlan, dict[str, tuple[BuildPlan, tuple[Omission, ...]]]]:
-    """The builds that `auto` makes first on a GPU, and by backend those that it omits if an FP16 build of it is within the budget.
+def split_plan(
+    plan: BuildPlan, *, named: bool, has_module: bool
+) -> tuple[BuildPlan, dict[str, tuple[BuildPlan, tuple[Omission, ...]]], list[BuildPlan]]:
+    """The builds that `auto` makes first on a GPU; by backend those that it omits if an FP16 build of it is within the budget; and those
+    that it omits if the backend's TF32 is too slow for them to win, one plan per backend.
 
-    The empty name stands for any backend. If the user named the backends, eager code is built first too.
+    The empty name stands for any backend. If the user named the backends, all are built first.
     """
     wide = tuple(each for each in plan.precisions if each in WIDE and Precision.FP16 in plan.precisions)
     names = {each.name for each in plan.backends}
     eager = [] if named else [each for each in plan.backends if each.compiled_by in names]
+    able = [each for each in plan.backends if each not in eager and (has_module or not each.needs_module)]
+    bounded = [each for each in able if each.gain_over_tf32 < inf and Precision.TF32 in wide and not named]
+    bounded = [] if len(bounded) == len(able) else bounded
     kinds = tuple(each for each in plan.precisions if each not in wide)
     reason = "not faster than fp16 on Tensor Cores, and fp16 is within the budget"
     later = {"": (replace(plan, precisions=wide), tuple(Omission("", kind, reason) for kind in wide))} if wide else {}
     for each in eager:
         reason = f"not faster than its code compiled by {each.compiled_by}, whose fp16 is within the budget"
         later[each.compiled_by] = replace(plan, precisions=kinds, backends=(each,)), (Omission(each.name, "", reason),)
-    return replace(plan, precisions=kinds, backends=tuple(each for each in plan.backends if each not in eager)), later
+    first = tuple(each for each in plan.backends if each not in (*eager, *bounded))
+    after = [replace(plan, precisions=kinds, backends=(each,)) for each in bounded]
+    return replace(plan, precisions=kinds, backends=first), later, after
 
 
 def add_static_batches(plan: BuildPlan, card: ModelCard, sizes: Sequence[int]) -> BuildPlan:
@@ -417,6 +439,7 @@ def choose_build(
     require_judgeable(plan.budget, plan.images, card, trained=trained)
     sizes = _choose_sizes(card, batch_sizes)
     wanted, omitted = plan_candidates(model, plan, stored, store, listener)
+    require_sound_plan(wanted, listener)
     on_gpu = all(each.choose_device(plan.device) == "cuda" for each in wanted.backends)
     with store.scratch("choose") as scratch, WorkerPool(scratch) as pool:
         if on_gpu:
@@ -425,27 +448,51 @@ def choose_build(
             exported, _ = export_model(model, store, listener, stored)
         card = card_from_file(exported.file(CARD))
         wanted = add_static_batches(wanted, card, sizes)
+        if on_gpu:
+            wanted = replace(wanted, gpu_lock=scratch / "gpu.lock")
         budget, data, score = choose_budget(plan, exported, listener)
-        first, later = split_plan(wanted, named=plan.named) if on_gpu else (wanted, {})
+        known = {"named": plan.named, "has_module": model.source.has_module}
+        first, later, bounded = split_plan(wanted, **known) if on_gpu else (wanted, {}, [])
         build = build_model(model, first, store, listener)
         judge = partial(judge_builds, budget, data, model, store=store, listener=listener, truncate=plan.truncate)
         judged, judged_on = judge(build.artifacts)
+
+        def build_more(plan: BuildPlan) -> None:
+            nonlocal judged, judged_on
+            more = build_model(model, plan, store, listener)
+            build.artifacts += more.artifacts
+            build.skipped += more.skipped
+            build.failed += more.failed
+            judged, judged_on = judge(build.artifacts)
+
+        times: dict[str, list[float]] = {}
+        for other in bounded:
+            build_more(replace(other, precisions=(Precision.TF32,)))
+            (backend,) = other.backends
+            able = [each for each in judged if each.keeps_budget or each.entry.info.backend == backend.name]
+            slowdowns = measure_slowdowns(able, sizes, card, times)
+            own = [slowdowns.get(each.entry.id, 0.0) for each in able if each.entry.info.backend == backend.name]
+            if own and own[0] > backend.gain_over_tf32 * HOPELESS:
+                reason = (
+                    f"its tf32 build takes {own[0]:.1f} times the time of the fastest build in one process, "
+                    f"and its others are at most {backend.gain_over_tf32} times as fast as that one"
+                )
+                omitted += (Omission(backend.name, "", reason),)
+            else:
+                build_more(other)
         kept = [each.entry.info for each in judged if each.keeps_budget]
         half = {name for each in kept if each.precision is Precision.FP16 for name in ("", each.backend)}
         for name, (other, spared) in later.items():
             if name in half:
                 omitted += spared
                 continue
-            more = build_model(model, other, store, listener)
-            build.artifacts += more.artifacts
-            build.skipped += more.skipped
-            build.failed += more.failed
-            judged, judged_on = judge(build.artifacts)
+            build_more(other)
         require_artifacts(build)
         with open_run(store.workspace, "choose") as run:
             seed = randbits(32)
             able = [each for each in judged if each.keeps_budget]
-            hopeless = find_hopeless(able, sizes, card) if on_gpu and len(able) > 1 else {}
+            timed = on_gpu and len(able) > 1
+            hopeless = explain_hopeless(measure_slowdowns(able, sizes, card, times)) if timed else {}
             raced = [each.entry.id for each in able if each.entry.id not in hopeless]
             races, failures = _race(raced, sizes, final_rounds, seed, run, pool, store, listener)
             failures |= hopeless

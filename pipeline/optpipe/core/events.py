@@ -1,6 +1,6 @@
 """Reports progress and warnings of long-running stages without printing anything."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
@@ -41,6 +41,31 @@ class Listener(ProgressStep):
 
 SilentListener = Listener
 """For library use and tests."""
+
+
+Steps = Generator[None, None, Made]
+"""Work that yields where other work may go on before it does."""
+
+
+def as_steps(work: Callable[P, Made], *given: P.args, **options: P.kwargs) -> Steps[Made]:
+    """`work` without a pause."""
+    yield from ()
+    return work(*given, **options)
+
+
+def advance_steps(steps: Steps[Made]) -> Made | None:
+    """Runs `steps` until their next pause; returns the result if none comes."""
+    try:
+        next(steps)
+    except StopIteration as ended:
+        return ended.value  # type: ignore[no-any-return]
+    return None
+
+
+def finish_steps(steps: Steps[Made]) -> Made:
+    while (made := advance_steps(steps)) is None:
+        pass
+    return made
 
 
 def run_step(

@@ -266,14 +266,16 @@ def make_calibrated_graph(
     listener: Listener,
     budget: Budget | None = None,
     held_out: Collection[str] = (),
+    half: bool = True,
 ) -> tuple[Entry[GraphInfo], bool]:
-    """The store entry `graph` in INT8 or FP8 for `device`; in an INT8 graph the rest is FP16 on a GPU and FP32 on the CPU.
+    """The store entry `graph` in INT8 or FP8 for `device`; in an INT8 graph for a GPU the rest is FP16 with `half`, else FP32.
 
     `calibration` is a folder of images, an image-set manifest, or a calibration table; default: the card's set, without the
     samples whose hash is in `held_out`. With a `budget`, the fewest layers that exceed it stay in floating point. Raises
     BadInputError for a budget with a table, and for FP8 with too few linear layers.
     """
     target: Target = "fp8" if precision is Precision.FP8 else "tensorrt" if device == "cuda" else "cpu"
+    half = half and target == "tensorrt"
     if target == "fp8":
         _require_linear_layers(model)
     if calibration is not None and is_table(calibration):
@@ -281,20 +283,20 @@ def make_calibrated_graph(
             raise BadInputError(
                 f"--budget needs calibration data to search on, and {calibration} is a finished calibration table"
             )
-        return graph_from_table(model, read_table(calibration), target, (), store, listener)
+        return graph_from_table(model, read_table(calibration), target, (), store, listener, half=half)
     samples, _ = load_calibration_data(model, calibration, None, 0, listener, held_out)
     entry, _ = calibrate_model(model, samples, tuple(METHODS), (target,), store, listener)
     tables = tables_from_entry(entry)
     compared, _ = compare_methods(model, tables, hold_out(samples, tuple(METHODS))[1], target, store, listener)
     best = tables[compared.info.best]
     if budget is None:
-        return graph_from_table(model, best, target, (entry.id, compared.id), store, listener)
+        return graph_from_table(model, best, target, (entry.id, compared.id), store, listener, half=half)
     lowering = lower_by_table(model, best, target)
     chosen, _ = select_kept_layers(model, lowering, samples, budget, store, listener)
     require_lowered(chosen.info, precision)
     ranking = rank_layers(model, lowering, samples, store, listener)[0].info.layers if chosen.info.keep else ()
     best, parents = replace(best, keep=chosen.info.keep), (entry.id, compared.id, chosen.id)
-    return graph_from_table(model, best, target, parents, store, listener, (chosen, ranking))
+    return graph_from_table(model, best, target, parents, store, listener, (chosen, ranking), half=half)
 
 
 def _require_linear_layers(model: Entry[ModelInfo]) -> None:
@@ -319,8 +321,11 @@ def graph_from_table(
     store: Store,
     listener: Listener,
     chosen: tuple[Entry[SelectionInfo], Sequence[LayerCost]] | None = None,
+    *,
+    half: bool = False,
 ) -> tuple[Entry[GraphInfo], bool]:
-    """The store entry `graph` of `model` by `table`; `chosen` is a budget's selection and its ranking.
+    """The store entry `graph` of `model` by `table`, with FP16 around the Q/DQ pairs if `half`; `chosen` is a budget's selection and
+    its ranking.
 
     Raises BadInputError if the table is of another model or other preprocessing.
     """
@@ -342,6 +347,7 @@ def graph_from_table(
         "target": target,
         "table": table.sha256,
         "tools": {name: get_package_version(name) for name in ("nvidia-modelopt", "onnx")},
+        **({} if half or target != "tensorrt" else {"rest": "fp32"}),
         **({"selection": chosen[0].id} if chosen else {}),
     }
 
@@ -349,7 +355,7 @@ def graph_from_table(
         import onnx
 
         graph, placed = quantize_graph(onnx.load(model.file(ONNX)), table, target)
-        if target == "tensorrt":  # FP16 around the Q/DQ pairs; ModelOpt keeps the operators that need FP32
+        if half:  # ModelOpt keeps the operators that need FP32
             with redirect_output(directory / MODELOPT_LOG):
                 from modelopt.onnx.autocast import convert_to_f16
 

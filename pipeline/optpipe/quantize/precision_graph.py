@@ -51,10 +51,11 @@ def convert_to_precision(
     store: Store,
     listener: Listener,
     budget: Budget | None = None,
+    half: bool = True,
 ) -> tuple[Entry[ModelInfo] | Entry[GraphInfo], bool]:
     """The entry whose `model.onnx` has `precision`; FP32 and TF32 are the exported graph.
 
-    In an INT8 graph for a GPU the rest is FP16; for the CPU, which has no FP16 kernels, it is FP32. With a `budget`, FP16,
+    In an INT8 graph for a GPU the rest is FP16 with `half`; for the CPU, which has no FP16 kernels, it is FP32. With a `budget`, FP16,
     INT8 and FP8 leave out the layers that exceed it. TF32 only allows the runtime other FP32 products, so it has no graph.
     """
     if (own := model.info.own_precision) is not None:
@@ -67,7 +68,7 @@ def convert_to_precision(
         from optpipe.quantize.calibrated_graph import make_calibrated_graph
 
         return make_calibrated_graph(
-            precision, model, device, calibration, store, listener, budget, reference.info.held_out
+            precision, model, device, calibration, store, listener, budget, reference.info.held_out, half
         )
     if budget is not None and precision in BUDGETED:
         return convert_within_budget(budget, model, reference, calibration, store, listener)

@@ -18,7 +18,7 @@ from time import time_ns
 from typing import IO, Any
 
 from optpipe.core.errors import BadInputError, OptpipeError, StageError
-from optpipe.core.events import Listener
+from optpipe.core.events import Listener, Steps, as_steps, finish_steps
 from optpipe.core.files import Files
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
@@ -108,6 +108,22 @@ class Store:
 
         `make` fills an empty folder and returns the manifest's `info`; if it raises, nothing is left behind.
         """
+
+        def start(folder: Path) -> Steps[Info]:
+            return as_steps(make, folder)
+
+        return finish_steps(self.produce_in_steps(kind, recipe, start, parents=parents, listener=listener))
+
+    def produce_in_steps(
+        self,
+        kind: type[Info],
+        recipe: Mapping[str, Any],
+        make: Callable[[Path], Steps[Info]],
+        *,
+        parents: tuple[str, ...],
+        listener: Listener,
+    ) -> Steps[tuple[Entry[Info], bool]]:
+        """`produce` with the pauses of `make`; the entry stays locked in them."""
         with suppress(OSError):  # if no lock can be made, nothing can be removed either
             lock(self._open_store_lock(), shared=True)
         if (entry := self.get(kind, recipe)) is not None:
@@ -126,7 +142,7 @@ class Store:
             scratch.mkdir(parents=True)
             try:
                 started = get_utc_time("microseconds")
-                info = make(scratch)
+                info = yield from make(scratch)
                 ident = compute_entry_id(kind, recipe)
                 made = finish_entry(scratch, kind.KIND, ident, info, started, recipe=recipe, parents=parents)
                 for path in list_files(scratch).values():

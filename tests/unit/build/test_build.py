@@ -112,18 +112,23 @@ def test_auto_refuses_points_of_random_weights_before_the_export(tmp_path):
     assert not list(store.list_entries(ModelInfo))
 
 
-def test_auto_builds_wide_types_and_eager_code_on_a_gpu_only_if_fp16_is_not_enough():
-    compiled, eager = (Inductor(), OnnxRuntime()), (TorchEager(),)
-    on_gpu = BuildPlan(tuple(Precision), compiled + eager, named=True, device="cuda")
+def test_auto_builds_on_a_gpu_only_what_may_win():
+    """Wide types and eager code if FP16 is not enough, and ONNX Runtime's other types if TF32 is not hopeless."""
+    compiled, bounded, eager = (Inductor(),), (OnnxRuntime(),), (TorchEager(),)
+    on_gpu = BuildPlan(tuple(Precision), compiled + bounded + eager, named=True, device="cuda")
     wide, kinds = (Precision.FP32, Precision.TF32, Precision.BF16), (Precision.FP16, Precision.INT8, Precision.FP8)
-    first, later = split_plan(on_gpu, named=False)
+    first, later, last = split_plan(on_gpu, named=False, has_module=True)
     assert (first.precisions, first.backends) == (kinds, compiled)
+    assert [(each.precisions, each.backends) for each in last] == [(kinds, bounded)]
     assert {name: (each.precisions, each.backends) for name, (each, _) in later.items()} == {
-        "": (wide, compiled + eager),
+        "": (wide, compiled + bounded + eager),
         "inductor": (kinds, eager),
     }
-    assert split_plan(on_gpu, named=True)[1].keys() == {""}
-    assert split_plan(replace(on_gpu, precisions=wide, backends=eager), named=False)[1] == {}
+    first, later, last = split_plan(on_gpu, named=True, has_module=True)
+    assert (first.backends, last) == (on_gpu.backends, [])
+    assert later.keys() == {""}
+    assert split_plan(on_gpu, named=False, has_module=False)[2] == []  # without a module there is no rival
+    assert split_plan(replace(on_gpu, precisions=wide, backends=eager), named=False, has_module=True)[1] == {}
 
 
 DOUBLE = card_from_dict(

@@ -12,6 +12,7 @@ from optpipe.models.inputs.images import preprocess_file
 from optpipe.preprocess.dali_pipeline import INPUT, DaliPlan, dali_from_transform
 from optpipe.preprocess.parity import prove_parity
 
+pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 TRANSFORM = Transform(
     (Decode(), Resize((232,)), CenterCrop(224, 224), Rescale(), Normalize((0.5,) * 3, (0.25,) * 3), Pack())
 )

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,13 +21,15 @@ from optpipe.backends.torch_layers import steps
 from optpipe.backends.torch_layers.blocks import find_blocks, gather_operands, join_layers
 from optpipe.backends.torch_layers.launches import split_block
 from optpipe.backends.torch_layers.operators import launch_step, register_operator
-from optpipe.backends.torch_layers.tactics import Operands, Tactic, list_tactics, text_from_tactics
+from optpipe.backends.torch_layers.tactics import Operands, Tactic, list_tactics, tactics_from_text, text_from_tactics
 from optpipe.core import torch
 from optpipe.core.card import InputSpec
 from optpipe.core.errors import StageError
+from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
 from optpipe.core.process import end_with_parent, open_process_group
 from optpipe.stats.ratio import Ratio, alternate, ratio_from_rounds
+from optpipe.workspace.environment import get_gpu_name, get_package_version
 
 LAUNCHES = 20
 """Launches in one CUDA graph, so that a replay takes longer than its launch."""
@@ -41,7 +43,7 @@ MOST_PROCESSES = 16
 Choice = tuple[Tactic, float]
 """The fastest tactic of a step for one shape, and its microseconds."""
 CHOSEN: dict[Any, Choice] = {}
-"""By step and shapes; `auto` builds several precisions in one process, and each compares with FP16."""
+"""By step and shapes. The choices also lie in Triton's cache, for later builds of any network."""
 
 
 def draw_inputs(inputs: tuple[InputSpec, ...]) -> dict[int, tuple[Any, ...]]:
@@ -121,9 +123,40 @@ def choose_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[i
 
 
 def _choose(step: steps.Step, given: Operands) -> Choice:
-    if (key := _describe(step, given)) not in CHOSEN:
-        CHOSEN[key] = _find_fastest(step, given)
+    key = _describe(step, given)
+    if _recall_choice(key):
+        with suppress(Exception):  # a driver may refuse what an older one ran
+            launch_step(step, given, CHOSEN[key][0])
+            return CHOSEN[key]
+    tactic, microseconds = CHOSEN[key] = _find_fastest(step, given)
+    with suppress(OSError):  # a read-only cache only costs time
+        _open_note(key).put(f"{text_from_tactics({0: tactic})} {microseconds}", NOTE, binary=False)
     return CHOSEN[key]
+
+
+NOTE = "tactic.txt"
+
+
+def _recall_choice(key: Any) -> bool:
+    """Whether the fastest tactic is known, from this process or from Triton's cache."""
+    if key not in CHOSEN and (note := _open_note(key).get_file(NOTE)) is not None:
+        text, _, microseconds = Path(note).read_text(encoding="utf-8").rpartition(" ")
+        CHOSEN[key] = tactics_from_text(text)[0], float(microseconds)
+    return key in CHOSEN
+
+
+def _open_note(key: Any) -> Any:
+    """A folder of Triton's cache for this step on this GPU, of these kernels and versions, by the unit that is measured."""
+    from triton.runtime.cache import get_cache_manager
+
+    step, *operands = key
+    versions = get_package_version("torch"), get_package_version("triton"), get_gpu_name(), _hash_kernels()
+    return get_cache_manager(hash_value([*versions, time_launch.__name__, steps.text_from_step(step), str(operands)]))
+
+
+@cache
+def _hash_kernels() -> str:
+    return hash_value([each.read_text(encoding="utf-8") for each in sorted(Path(__file__).parent.glob("*.py"))])
 
 
 def run_layers(
@@ -175,7 +208,7 @@ def _describe(step: steps.Step, given: Operands) -> Any:
 
 def _launch_all(step: steps.Step, given: Operands) -> Any:
     """Launches all tactics of a step so that their kernels are collected; returns zeros as its output."""
-    for tactic in list_tactics(step, given.data) if _describe(step, given) not in CHOSEN else ():
+    for tactic in () if _recall_choice(_describe(step, given)) else list_tactics(step, given.data):
         with suppress(Exception):  # timing reports the failure
             launch_step(step, given, tactic)
     return steps.make_output(step, given.data).zero_()

@@ -199,10 +199,8 @@ class SectionedGroup(TyperGroup):
         width = max(map(len, self.commands))
         for title, names in self.sections.items():
             with formatter.section(title):
-                rows = [
-                    (name.ljust(width), self.commands[name].get_short_help_str(formatter.width - width - 6))
-                    for name in names
-                ]
+                room = formatter.width - width - 6
+                rows = [(name.ljust(width), self.commands[name].get_short_help_str(room)) for name in names]
                 formatter.write_dl(rows)
 
 

@@ -261,10 +261,11 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
         cause, left = running.find_host_cause(), plan.processes - done
         if cause is not None and left > 1 and not plan.keep_going and not running.interrupted:
             against = for_workspace("optpipe bench A --against B")
-            running.listener.warn(
-                f"stopped after process {done} of {plan.processes}, because the last two were disturbed: {cause.message}\n{cause.remedy}; "
-                f"or alternate two builds under the same disturbance (`{against}`), or continue with --set keep-going=true"
+            problem = f"stopped after process {done} of {plan.processes}, because the last two were disturbed"
+            way = (
+                f"alternate two builds under the same disturbance (`{against}`), or continue with --set keep-going=true"
             )
+            running.listener.warn(f"{problem}: {cause.message}\n{cause.remedy}; or {way}")
             return
         begun = monotonic()
         for subject in order.draw(subjects):

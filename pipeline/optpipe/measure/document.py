@@ -291,11 +291,8 @@ def document_from_comparison(comparison: Comparison) -> Document:
 
 
 def summarize_comparison(comparison: Comparison) -> str:
-    found = [
-        f"{comparison.row(row).label} for {goal} ({comparison.best_reason[goal]})"
-        for goal, row in comparison.best.items()
-        if row is not None
-    ]
+    best = {goal: comparison.row(row).label for goal, row in comparison.best.items() if row is not None}
+    found = [f"{label} for {goal} ({comparison.best_reason[goal]})" for goal, label in best.items()]
     if not found:
         return f"No build can be recommended: {', '.join(dict.fromkeys(comparison.best_reason.values()))}."
     limit = f" under {comparison.slo}" if comparison.slo else ""

@@ -95,11 +95,8 @@ class ProcessGroup:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        return tuple(
-            LeftOut(one.run, one.measurement.id, one.measurement.invalid_codes)
-            for one in self.tries
-            if not one.measurement.is_valid
-        )
+        invalid = (one for one in self.tries if not one.measurement.is_valid)
+        return tuple(LeftOut(one.run, one.measurement.id, one.measurement.invalid_codes) for one in invalid)
 
     def list_values(self, name: str) -> list[list[float]]:
         """The figure `name` of every VALID process that has it, by run."""
@@ -139,11 +136,9 @@ class ProcessGroup:
         scatter of speeds.
         """
         values = [each for run in self.list_values(name) for each in run]
-        others = [
-            read_value(one.measurement, name, medians=name == "p50")
-            for one in self.tries
-            if one.measurement.invalid_codes and OWN_SAMPLES.issuperset(one.measurement.invalid_codes)
-        ]
+        invalid = [one.measurement for one in self.tries if one.measurement.invalid_codes]
+        own = [each for each in invalid if OWN_SAMPLES.issuperset(each.invalid_codes)]
+        others = [read_value(each, name, medians=name == "p50") for each in own]
         if not values or min(values) <= 0:
             return 0.0
         middle = sum(values) / len(values)

@@ -110,13 +110,12 @@ def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: flo
         return None
     said = "exceeds" if figure.low > budget else "may exceed"
     interval = f"{100 * float(figure.value):+.2f} points [{100 * figure.low:+.2f}, {100 * figure.high:+.2f}]"
-    return Note(
-        f"{build.precision}-accuracy",
-        f"its accuracy drop ({interval}, {figure.about}) {said} the {100 * budget:g}-point budget",
-        f"`optpipe build {build.argument} --precision {build.precision} --budget {100 * budget:g}%` keeps sensitive layers in float"
-        if figure.low > budget
-        else f"evaluate on more: optpipe evaluate {build.argument} --data DIR",
-    )
+    text = f"its accuracy drop ({interval}, {figure.about}) {said} the {100 * budget:g}-point budget"
+    command = f"optpipe build {build.argument} --precision {build.precision} --budget {100 * budget:g}%"
+    remedy = f"`{command}` keeps sensitive layers in float"
+    if figure.low <= budget:
+        remedy = f"evaluate on more: optpipe evaluate {build.argument} --data DIR"
+    return Note(f"{build.precision}-accuracy", text, remedy)
 
 
 def list_int8_notes(
@@ -141,11 +140,8 @@ def _note_speed(build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Meas
     marks = [reason for one in measured if (reason := check_int8_speed(one, beside, cause)) is not None]
     if marks:
         worst = min(marks, key=lambda reason: float(reason.evidence["ratio"]))
-        yield Note(
-            f"{build.precision}-not-faster",
-            f"{build.precision.upper()} is not significantly faster: {worst.message}",
-            worst.remedy,
-        )
+        text = f"{build.precision.upper()} is not significantly faster: {worst.message}"
+        yield Note(f"{build.precision}-not-faster", text, worst.remedy)
     elif measured and not any(has_same_load(one, other) for one in measured for other in beside):
         yield Note(
             f"{build.precision}-alone",

@@ -186,11 +186,8 @@ def judge_limit(
     read = [(value.value, at) for at, each in enumerate(found) if (value := slo.read(each)) is not None]
     shown = best or (found[min(read)[1]] if read else None)  # the closest if nothing meets the limit
     value = None if shown is None else slo.read(shown)
-    not_judged = {
-        name_point(each.load.batch_size, each.load.rate_per_s): why
-        for each in found
-        if (why := slo.explain_not_judged(each)) is not None
-    }
+    reasons = [(each.load, slo.explain_not_judged(each)) for each in found]
+    not_judged = {name_point(load.batch_size, load.rate_per_s): why for load, why in reasons if why is not None}
     met: bool | None = None
     if best is not None and best.is_valid:
         met = True

@@ -106,12 +106,9 @@ def _check_outputs(evidence: ValidityEvidence) -> Iterator[Reason]:
     elif len(probe.known_ns) >= SMALLEST_ROUNDS:
         ratio = ratio_from_rounds(probe.new_ns, probe.known_ns, PROBE_CONFIDENCE)
         if ratio.ci[1] < evidence.limits["cached_answer"]:
-            yield _invalidate(
-                "cached-answer",
-                f"a repeated input takes {ratio.value:.0%} of the time of a new one",
-                "disable the runtime's output cache; the benchmark measures cache hits",
-                known_over_new=ratio.value,
-            )
+            text = f"a repeated input takes {ratio.value:.0%} of the time of a new one"
+            remedy = "disable the runtime's output cache; the benchmark measures cache hits"
+            yield _invalidate("cached-answer", text, remedy, known_over_new=ratio.value)
 
 
 def _check_completeness(evidence: ValidityEvidence) -> Iterator[Reason]:
@@ -121,13 +118,9 @@ def _check_completeness(evidence: ValidityEvidence) -> Iterator[Reason]:
     if evidence.measurement.interrupted:
         yield _invalidate("interrupted", "interrupted before completion", "run it again")
     if (count := len(evidence.samples)) < evidence.wanted_samples:
-        yield _invalidate(
-            "too-few-samples",
-            f"{count:,} samples; the requested percentile needs {evidence.wanted_samples:,}",
-            "increase --max-time, or request a lower percentile (--percentile, --slo)",
-            samples=count,
-            needed=evidence.wanted_samples,
-        )
+        text = f"{count:,} samples; the requested percentile needs {evidence.wanted_samples:,}"
+        remedy = "increase --max-time, or request a lower percentile (--percentile, --slo)"
+        yield _invalidate("too-few-samples", text, remedy, samples=count, needed=evidence.wanted_samples)
 
 
 def _check_host(evidence: ValidityEvidence) -> Iterator[Reason]:
@@ -137,13 +130,9 @@ def _check_host(evidence: ValidityEvidence) -> Iterator[Reason]:
     share, subject = evidence.limits["max_other_cpu_share"], evidence.measurement.subject
     cpus = len(subject.affinity or (0,))
     if other > share * cpus if subject.device == "cpu" else waited > share / 2:
-        yield _invalidate(
-            "loaded-host",
-            f"busy host: other processes used {other:.2f} of {cpus} cores, and the worker waited for {waited:.2f}",
-            "stop them, or isolate the worker's cores (--affinity)",
-            other_cpu_cores=other,
-            worker_waited_cores=waited,
-        )
+        text = f"busy host: other processes used {other:.2f} of {cpus} cores, and the worker waited for {waited:.2f}"
+        remedy = "stop them, or isolate the worker's cores (--affinity)"
+        yield _invalidate("loaded-host", text, remedy, other_cpu_cores=other, worker_waited_cores=waited)
 
 
 def _check_gpu(evidence: ValidityEvidence) -> Iterator[Reason]:
@@ -192,23 +181,14 @@ def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
     change, p_value = find_trend(values) or (0.0, 1.0)
     if p_value <= 0.01 and abs(change) > evidence.limits["max_drift"]:
         way = "slower" if change > 0 else "faster"
-        yield _invalidate(
-            "drift",
-            f"latency drifted: up to {abs(change):.1%} {way} during the measurement (p = {p_value:.1g})",
-            "let the machine settle (clocks, temperature, other work), or increase warm-up (--set)",
-            change=change,
-            p_value=p_value,
-        )
+        text = f"latency drifted: up to {abs(change):.1%} {way} during the measurement (p = {p_value:.1g})"
+        remedy = "let the machine settle (clocks, temperature, other work), or increase warm-up (--set)"
+        yield _invalidate("drift", text, remedy, change=change, p_value=p_value)
     if (modes := find_two_modes(values)) is not None:
         fast, slow, share = modes[0] / 1e6, modes[1] / 1e6, modes[2]
-        yield _invalidate(
-            "bimodal",
-            f"bimodal latency: {fast:.3g} ms and {slow:.3g} ms ({share:.0%} of the samples)",
-            "check for two code paths, two clock levels, or thread migration (--affinity)",
-            fast_ms=fast,
-            slow_ms=slow,
-            slow_share=share,
-        )
+        text = f"bimodal latency: {fast:.3g} ms and {slow:.3g} ms ({share:.0%} of the samples)"
+        remedy = "check for two code paths, two clock levels, or thread migration (--affinity)"
+        yield _invalidate("bimodal", text, remedy, fast_ms=fast, slow_ms=slow, slow_share=share)
     limit = evidence.limits["max_cv"]
     if len(values) > 1 and (cv := float(values.std(ddof=1) / values.mean())) > limit:
         of = ""  # names the duration if it is not the latency of the table
@@ -216,14 +196,9 @@ def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
             of = " on the device"
         elif evidence.measurement.load.scenario is Scenario.SERVER:
             of = " of the service time"
-        yield _invalidate(
-            "dispersion",
-            f"coefficient of variation {100 * cv:.3g}%{of} exceeds {limit:.1%}",
-            "stop other work, lock the clocks, pin the worker (--affinity, with matching --option BACKEND.threads); "
-            "or raise --max-cv, which is recorded",
-            cv=cv,
-            limit=limit,
-        )
+        text = f"coefficient of variation {100 * cv:.3g}%{of} exceeds {limit:.1%}"
+        remedy = "stop other work, lock the clocks, pin the worker (--affinity, with matching --option BACKEND.threads)"
+        yield _invalidate("dispersion", text, f"{remedy}; or raise --max-cv, which is recorded", cv=cv, limit=limit)
 
 
 def _check_queue(evidence: ValidityEvidence) -> Iterator[Reason]:

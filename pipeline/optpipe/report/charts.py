@@ -231,11 +231,8 @@ def draw_comparison(
     sample, latency = name_sample(row.load.sample for row in rows), f"{percentile} latency (ms)"
     drawn: list[Figure] = []
     if rows:
-        points = [
-            _make_point(row, rate.value, row.latency_ns[percentile].value / 1e6)
-            for row in rows
-            if (rate := row.throughput_images_per_s) is not None
-        ]
+        rated = [(row, rate.value) for row in rows if (rate := row.throughput_images_per_s) is not None]
+        points = [_make_point(row, rate, row.latency_ns[percentile].value / 1e6) for row, rate in rated]
         caption = (
             "Each line is a build, each point a batch size. Down and to the right is better. No other build beats one on the "
             "frontier in every metric at once."
@@ -265,11 +262,8 @@ def draw_comparison(
         if len(known) > 1:
             points = [_make_point(row, row.latency_ns[percentile].value / 1e6, each.value, each) for row, each in known]
             drawn.append(draw_points(title, caption, points, latency, y, files))
-    faster = [
-        Bar(row.label, "", each.value, *each.bounds)
-        for row in comparison.rows
-        if (each := row.speedup) is not None and row.change in ("faster", "slower", "no difference shown")
-    ]
+    judged = [row for row in comparison.rows if row.change in ("faster", "slower", "no difference shown")]
+    faster = [Bar(row.label, "", each.value, *each.bounds) for row in judged if (each := row.speedup) is not None]
     if faster:
         faster = sorted(faster, key=lambda bar: -bar.value)[:MAX_SPEEDUPS]
         baseline = comparison.baseline or "the baseline"

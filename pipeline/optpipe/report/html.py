@@ -136,20 +136,12 @@ def _draw_gauge(gauge: Gauge) -> Markup:
     shown = gauge.limit, gauge.low, gauge.high, gauge.value
     line, left, right, value = (GAUGE_WIDTH * (each - start) / width for each in shown)
     left, right = min(left, value - 1.5), max(right, value + 1.5)
-    shaded = (0.0, line) if gauge.at_least else (line, GAUGE_WIDTH - line)
+    begin, length = (0.0, line) if gauge.at_least else (line, GAUGE_WIDTH - line)
     return Markup(
-        '<svg class="gauge" viewBox="0 0 {w} {h}" aria-hidden="true"><rect y="5" width="{w}" height="4" rx="2" fill="var(--line)"/>'
-        '<rect x="{x:.1f}" y="5" width="{s:.1f}" height="4" fill="var(--fail)" opacity=".6"/>'
-        '<rect x="{l:.1f}" y="3" width="{b:.1f}" height="8" rx="2" fill="var(--{t})"/>'
-        '<circle cx="{v:.1f}" cy="7" r="2" fill="var(--paper)"/><rect x="{m:.1f}" width="2" height="14" fill="var(--ink)"/></svg>'
-    ).format(
-        w=GAUGE_WIDTH,
-        h=GAUGE_HEIGHT,
-        x=shaded[0],
-        s=shaded[1],
-        l=left,
-        b=right - left,
-        v=value,
-        m=line - 1,
-        t=gauge.tone,
+        f'<svg class="gauge" viewBox="0 0 {GAUGE_WIDTH} {GAUGE_HEIGHT}" aria-hidden="true">'
+        f'<rect y="5" width="{GAUGE_WIDTH}" height="4" rx="2" fill="var(--line)"/>'
+        f'<rect x="{begin:.1f}" y="5" width="{length:.1f}" height="4" fill="var(--fail)" opacity=".6"/>'
+        f'<rect x="{left:.1f}" y="3" width="{right - left:.1f}" height="8" rx="2" fill="var(--{gauge.tone})"/>'
+        f'<circle cx="{value:.1f}" cy="7" r="2" fill="var(--paper)"/>'
+        f'<rect x="{line - 1:.1f}" width="2" height="14" fill="var(--ink)"/></svg>'
     )

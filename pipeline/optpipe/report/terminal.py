@@ -114,11 +114,8 @@ def _render_rows(table: Table, shown: list[int], console: Console, width: int) -
     yield Text("─" * (sum(widths) + len(gap) * (len(widths) - 1)), style="dim")
     for row, cells in zip(rows, table.rows, strict=True):
         yield from _join_cells([row[at] for at in shown], widths, right, gap, console)
-        rest = [
-            f"{columns[at].heading}: {' '.join(row[at].plain.split())}"
-            for at in sorted(folded)
-            if cells[at].text or cells[at].note
-        ]
+        below = [at for at in sorted(folded) if cells[at].text or cells[at].note]
+        rest = [f"{columns[at].heading}: {' '.join(row[at].plain.split())}" for at in below]
         lines: list[str] = []
         for each in rest:
             if lines and cell_len(lines[-1]) + cell_len(each) + 2 <= width - 4:

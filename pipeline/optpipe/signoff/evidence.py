@@ -82,10 +82,8 @@ def _observe_loss(criterion: Criterion, group: ProcessGroup, evidence: BuildEvid
     same = [each for each in approved if each.load.key == group.load.key]
     baseline = (same or approved)[-1]
     caveats = dict.fromkeys(caveat for one in baseline.valid or baseline.tries for caveat in one.measurement.caveats)
-    blockers = (
-        *find_blockers(group.keep_requested(metric), evidence),
-        *(Blocker(f"baseline: {CAVEATS.get(caveat, caveat)}", _NEWER) for caveat in caveats),
-    )
+    of_baseline = (Blocker(f"baseline: {CAVEATS.get(caveat, caveat)}", _NEWER) for caveat in caveats)
+    blockers = (*find_blockers(group.keep_requested(metric), evidence), *of_baseline)
     seen = Observation(UNKNOWN, blockers=blockers, about=about, source=group.newest.run)
     paired = _observe_paired_loss(criterion, group, baseline, evidence, seen)
     if paired is not None:
@@ -256,11 +254,9 @@ def _suggest_count(criterion: Criterion, seen: Observation, confidence: float) -
 
 
 def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
-    seen = {
-        one.environment.get_fact(criterion.metric): one.run
-        for group in select_groups(LoadFilter(), evidence.measured)
-        for one in group.valid or group.tries
-    }
+    groups = select_groups(LoadFilter(), evidence.measured)
+    processes = [one for group in groups for one in group.valid or group.tries]
+    seen = {one.environment.get_fact(criterion.metric): one.run for one in processes}
     if not seen:
         return Blocker("nothing was measured", suggest_bench(evidence.build, LoadFilter(), evidence.options))
     return [Observation(name, source=run) for name, run in seen.items()]
@@ -292,10 +288,9 @@ def _preprocessing(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Ob
     if figure is None:
         command = f"optpipe preprocess {evidence.build.argument} --images DIR"
         if evidence.preprocessing and criterion.metric == "minimum_agreement":
-            return Blocker(
-                "the parity proof compares no predictions: the model has none, or the same for every image",
-                f"limit minimum_snr instead, or use images on which predictions differ: {command}",
-            )
+            reason = "the parity proof compares no predictions: the model has none, or the same for every image"
+            remedy = f"limit minimum_snr instead, or use images on which predictions differ: {command}"
+            return Blocker(reason, remedy)
         return Blocker("preprocessing parity was not verified for this model", command)
     return [figure]
 

@@ -67,11 +67,8 @@ def judge_criteria(
     """
     confidence = compute_look_confidence(confidence, look)
     every = [(criterion, one) for criterion, found in observed if not isinstance(found, Blocker) for one in found]
-    tests = [
-        (id(one), p)
-        for criterion, one in every
-        if (p := _compute_p_value(criterion, one, confidence, look)) is not None
-    ]
+    p_values = [(id(one), _compute_p_value(criterion, one, confidence, look)) for criterion, one in every]
+    tests = [(name, p) for name, p in p_values if p is not None]
     rejected = reject_by_holm([p for _, p in tests], (1 - confidence) / 2)
     broken = {name for (name, _), hit in zip(tests, rejected, strict=True) if hit}
     return [_judge_criterion(criterion, found, broken, len(tests)) for criterion, found in observed]

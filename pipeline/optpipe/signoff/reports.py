@@ -428,11 +428,9 @@ def _find_namesakes(dossier: Dossier) -> set[str]:
     judged, exported = dossier.request.artifact, dossier.manifests
     labels = {each.id: each.info.label for each in dossier.artifacts}
     models = {each.id: judged_build_from_entry(each, exported).model_sha256 for each in dossier.artifacts}
-    return {
-        each
-        for each in labels
-        if each != judged and (labels[each] == labels.get(judged) or models[each] != models.get(judged))
-    }
+    of_its_label = {each for each in labels if labels[each] == labels.get(judged)}
+    of_other_models = {each for each in models if models[each] != models.get(judged)}
+    return (of_its_label | of_other_models) - {judged}
 
 
 def _find_profile(runs: Sequence[Run], root: Path) -> tuple[Run, StageProfile, RawFiles] | None:

@@ -198,11 +198,8 @@ def _find_unknown_keys(dossier: Dossier) -> Iterator[str]:
         plain = plain_from_record(entry.info)
         info = {key: value for key, value in plain.items() if key in entry.manifest.info or value not in ("", [], None)}
         documents.append((entry.files, MANIFEST, replace(entry.manifest, info=info)))
-        documents += [
-            (entry.files, name, record_from_files(entry.files, name, kind))
-            for name, kind in DOCUMENTS.get(entry.kind, {}).items()
-            if entry.files.has(name)
-        ]
+        kinds = {name: kind for name, kind in DOCUMENTS.get(entry.kind, {}).items() if entry.files.has(name)}
+        documents += [(entry.files, name, record_from_files(entry.files, name, kind)) for name, kind in kinds.items()]
     for files, name, record in documents:
         place = f"{files.prefix}{name}"
         stored = document_from_json(files.read(name), place)

@@ -73,11 +73,8 @@ def choose_settings(build: SignedBuild) -> Settings:
     length = max((group.load.length or 0 for group in valid), default=0) or None
     groups = [group for group in valid if group.load.length == length]
     options = dict(every[-1].newest.measurement.subject.options) if every else dict(build.artifact.info.options)
-    limits = [
-        (each, float(each.threshold))
-        for each in build.policy.criteria
-        if each.section == "latency" and each.where.length in (None, length)
-    ]
+    limiting = [each for each in build.policy.criteria if each.section == "latency"]
+    limits = [(each, float(each.threshold)) for each in limiting if each.where.length in (None, length)]
     limit = min(limits, key=lambda each: each[1], default=None)
     low, _, high = build.card.batch_range
     choice = Choice("instance_group.count", "1", "--tune measures more instances on the server")
@@ -151,10 +148,8 @@ def _choose_delay(
     group, latency_ns = known[-1]
     delay_us = int(max(0.0, min(limit_ns - 2 * latency_ns, latency_ns)) // 1000)
     latency = format_quantity(latency_ns, Dimension.TIME)
-    return delay_us, (
-        f"{criterion.metric} {criterion.limit}, minus twice the {latency} of batch {group.load.batch_size}, but at most once"
-        f" that latency ({_describe_source(group)})"
-    )
+    left = f"{criterion.metric} {criterion.limit}, minus twice the {latency} of batch {group.load.batch_size}"
+    return delay_us, f"{left}, but at most once that latency ({_describe_source(group)})"
 
 
 ENGINE = "engine"

@@ -91,10 +91,8 @@ def _describe_bundled(python: Path) -> ServerProgram:
         raise MissingError(f"{python} has no nvidia-pytriton, whose server is needed: {INSTALL}")
     if facts["numpy"] is None or int(facts["numpy"].split(".")[0]) >= 2:
         state = f"has NumPy {facts['numpy']}" if facts["numpy"] else "has no NumPy"
-        raise BadInputError(
-            f"{python} {state}: the bundled server's Python stub needs numpy<2 and silently serves wrong tensors with NumPy 2\n"
-            f"create a separate environment: {INSTALL}"
-        )
+        problem = "the bundled server's Python stub needs numpy<2 and silently serves wrong tensors with NumPy 2"
+        raise BadInputError(f"{python} {state}: {problem}\ncreate a separate environment: {INSTALL}")
     root = Path(facts["root"]) / "tritonserver"
     stub = root / "python_backend_stubs" / facts["python"] / "triton_python_backend_stub"
     if not stub.is_file():

@@ -138,10 +138,9 @@ def require_preprocessing(build: SignedBuild, *, served: bool) -> None:
         way = f"run `{command}` and sign off again, or deploy the engine alone with --no-ensemble"
         raise BadInputError(f"{problem}; {way}")
     if served and build.preprocessing is not None and not list_signed_images(build):
-        raise BadInputError(
-            f"no image of an evaluation in {build.folder} is here, so an ensemble could be neither warmed up nor proven; put the "
-            "model card's validation set back, or deploy the engine alone with --no-ensemble"
-        )
+        problem = f"no image of an evaluation in {build.folder} is here"
+        way = "put the model card's validation set back, or deploy the engine alone with --no-ensemble"
+        raise BadInputError(f"{problem}, so an ensemble could be neither warmed up nor proven; {way}")
 
 
 def list_signed_images(build: SignedBuild) -> dict[str, tuple[Path, int | None]]:

@@ -89,10 +89,9 @@ def list_model_artifacts(model: Model, card: ModelCard, store: Store) -> list[En
             found[entry.info.label, options, entry.manifest.parents] = entry
     if found:
         return list(found.values())
-    raise BadInputError(
-        f"{card.name} has no build with these options in {store.workspace}\n"
-        f"first run `{for_workspace(f'optpipe build {format_source(model.source)}')}` with the same options"
-    )
+    command = for_workspace(f"optpipe build {format_source(model.source)}")
+    problem = f"{card.name} has no build with these options in {store.workspace}"
+    raise BadInputError(f"{problem}\nfirst run `{command}` with the same options")
 
 
 def list_states(store: Store) -> dict[str, OutputError]:
@@ -135,10 +134,8 @@ def evaluate_artifacts(
             rows.append(EvaluatedArtifact(entry, None, str(error), failed=True))
             continue
         if used := _count_calibration_samples(entry, samples, store):
-            listener.warn(
-                f"{used} of the {len(samples.files)} {samples.kind} were used to calibrate {entry.id}, so its accuracy is"
-                " overestimated; evaluate on other data"
-            )
+            problem = f"{used} of the {len(samples.files)} {samples.kind} were used to calibrate {entry.id}"
+            listener.warn(f"{problem}, so its accuracy is overestimated; evaluate on other data")
         rows.append(EvaluatedArtifact(entry, found, calibrated_on=used))
     return rows
 

@@ -24,21 +24,16 @@ def observe_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float)
 
     An evaluation on the whole validation set of the model's card precedes those on other data.
     """
-    found = [
-        (run, read_evaluation(run).dataset)
-        for run in newest_runs(runs, "evaluate")
-        if build.artifact in run.manifest.parents
-    ]
+    evaluations = [run for run in newest_runs(runs, "evaluate") if build.artifact in run.manifest.parents]
+    found = [(run, read_evaluation(run).dataset) for run in evaluations]
     validation = next((dataset.sha256 for _, dataset in found if dataset.validation), None)
     for run, _ in sorted(found, key=lambda each: each[1].sha256 != validation):
         if has_evaluated_other_file(run, build):
             continue
         caps = () if run.info.trained else (RANDOM_WEIGHTS,)
         if figures := recompute_accuracy(run, build.artifact, confidence):
-            return {
-                name: replace(_widen_for_calibration(figure, name, run, build.artifact), blockers=caps, source=run.name)
-                for name, figure in figures.items()
-            }
+            widened = {name: _widen_for_calibration(each, name, run, build.artifact) for name, each in figures.items()}
+            return {name: replace(figure, blockers=caps, source=run.name) for name, figure in widened.items()}
     return {}
 
 

@@ -317,10 +317,8 @@ def _measure(artifact: StoredArtifact, job: EndToEndJob, run: OpenRun, listener:
     write_parquet(run.path / f"{artifact.entry.id}.parquet", raw)
     warn_about_other_load(figures.other_cpu_cores, artifact.label, listener)
     if figures.of_slower_part > 1 + NOISE:
-        listener.warn(
-            f"{artifact.label}: {figures.of_slower_part:.2f} times as fast as its slower stage: the stages were disturbed "
-            "when measured alone; repeat on an idle machine"
-        )
+        problem = f"{artifact.label}: {figures.of_slower_part:.2f} times as fast as its slower stage"
+        listener.warn(f"{problem}: the stages were disturbed when measured alone; repeat on an idle machine")
     return replace(result, verdict=figures.verdict, figures=figures)
 
 

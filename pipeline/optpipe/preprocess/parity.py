@@ -241,11 +241,9 @@ def prove_parity(
         refused=tuple(pixels.refused),
     )
     if record.far:  # a verdict over all images hides single ones
-        listener.warn(
-            f"{record.far} of {record.images} images differ visibly (mean over {NEAR_MEAN_LEVELS:g} or max over"
-            f" {NEAR_MAX_LEVELS:g} levels); worst: {worst[0].name} (mean {worst[0].mean_levels:.1f}, max"
-            f" {worst[0].max_levels:.0f})"
-        )
+        limits = f"mean over {NEAR_MEAN_LEVELS:g} or max over {NEAR_MAX_LEVELS:g} levels"
+        farthest = f"{worst[0].name} (mean {worst[0].mean_levels:.1f}, max {worst[0].max_levels:.0f})"
+        listener.warn(f"{record.far} of {record.images} images differ visibly ({limits}); worst: {farthest}")
     return record, rows, worst
 
 

@@ -476,10 +476,9 @@ def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> di
     if (snr := proof.output.snr_db) is not None:
         extent = compute_snr_interval(row_errors_from_table(rows), confidence)
         low, high = extent or (None, None)
-        few = Blocker(
-            f"fewer than {FEWEST_FOR_SNR} images share the error: how far its SNR scatters is not known",
-            f"verify parity on more images: optpipe preprocess {shlex.quote(record.model)} --images DIR",
-        )
+        reason = f"fewer than {FEWEST_FOR_SNR} images share the error: how far its SNR scatters is not known"
+        remedy = f"verify parity on more images: optpipe preprocess {shlex.quote(record.model)} --images DIR"
+        few = Blocker(reason, remedy)
         found["snr"] = Observation(snr, low, high, blockers if extent else (*blockers, few), about, run.name)
     return found
 

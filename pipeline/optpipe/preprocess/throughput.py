@@ -211,21 +211,15 @@ def measure_throughputs(jobs: Sequence[ThroughputJob]) -> Iterator[Throughput]:
 
 def frame_from_throughputs(measured: Sequence[Throughput]) -> pl.DataFrame:
     """Raw times of every batch; `row` counts the configurations that were tried, then the two measured again."""
-    rows = [
-        {"row": row, "implementation": each.job.implementation, "batch_ns": batch}
-        for row, each in enumerate(measured)
-        for batch in each.batch_ns
-    ]
-    return pl.DataFrame(rows)
+    rows = [(row, each.job.implementation, batch) for row, each in enumerate(measured) for batch in each.batch_ns]
+    return pl.DataFrame(rows, ("row", "implementation", "batch_ns"), orient="row")
 
 
 def warn_about_other_load(cpu_cores: float | None, what: str, listener: Listener) -> None:
     """Warns if other processes used more of the CPU than a VALID measurement of `optpipe bench` allows."""
     if cpu_cores is not None and cpu_cores > LIMITS["max_other_cpu_share"] * count_cores():
-        listener.warn(
-            f"{what}: other processes used {cpu_cores:.2f} of {count_cores()} cores during the measurement, so rates are too low and "
-            "ratios uncertain; repeat on an idle machine"
-        )
+        problem = f"other processes used {cpu_cores:.2f} of {count_cores()} cores during the measurement"
+        listener.warn(f"{what}: {problem}, so rates are too low and ratios uncertain; repeat on an idle machine")
 
 
 LOADER_BATCH = 64

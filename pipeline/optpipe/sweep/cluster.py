@@ -49,10 +49,8 @@ def describe_node() -> dict[str, str]:
         problem = "this host has GPUs of several kinds"
         raise BadInputError(f"{problem}; start one Ray node for each with CUDA_VISIBLE_DEVICES")
     if len({slot.fingerprint for slot in slots if slot.gpu}) > 1:
-        raise BadInputError(
-            "this host has GPUs of one kind with different power limits or MIG modes; set them alike, or start one Ray node for "
-            "each with CUDA_VISIBLE_DEVICES"
-        )
+        problem = "this host has GPUs of one kind with different power limits or MIG modes"
+        raise BadInputError(f"{problem}; set them alike, or start one Ray node for each with CUDA_VISIBLE_DEVICES")
     gpu, device = first.environment.gpus[0], next(each for each in list_devices() if each.uuid == first.gpu)
     labels |= {f"{PREFIX}driver": gpu.driver, f"{PREFIX}memory-gib": str(round(gpu.memory_bytes / 2**30))}
     labels[f"{PREFIX}mig"] = "unsupported" if device.mig is None else "on" if device.mig else "off"

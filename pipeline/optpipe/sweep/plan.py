@@ -230,10 +230,8 @@ def list_warnings(rows: Sequence[SweepRow]) -> list[str]:
     for kind in dict.fromkeys(row.cell.kind for row in rows):
         prints = {row.fingerprint for row in rows if row.cell.kind == kind and row.fingerprint}
         if len(prints) > 1:
-            found.append(
-                f"{kind}: rows are from {len(prints)} environments (driver, power limit or versions differ); do not compare "
-                "them with each other"
-            )
+            problem = f"{kind}: rows are from {len(prints)} environments (driver, power limit or versions differ)"
+            found.append(f"{problem}; do not compare them with each other")
     found += [
         f"{count} cell{'s' if count > 1 else ''} need{'' if count > 1 else 's'} {kind}, which is not available here"
         for kind, count in Counter(row.cell.kind for row in rows if row.state == Standing.ELSEWHERE).items()

@@ -215,10 +215,8 @@ def find_pageable_copies(context: RuleContext) -> _Found | None:
     rate = size / total_ns  # bytes per nanosecond
     better = _sum(pinned, "bytes") / _sum(pinned, "total_ns") if _sum(pinned, "total_ns") else 2 * rate
     basis = "the pinned copies in this trace" if pinned.height else "twice the rate, typical of pinned memory"
-    evidence = (
-        f"{_sum(pageable, 'count')} copies of {format_bytes(size)} through pageable memory at "
-        f"{format_bytes(rate * 1e9)}/s; gain estimated from {basis}"
-    )
+    copied = f"{_sum(pageable, 'count')} copies of {format_bytes(size)} through pageable memory"
+    evidence = f"{copied} at {format_bytes(rate * 1e9)}/s; gain estimated from {basis}"
     advice = "allocate host buffers as pinned memory (torch: pin_memory=True)"
     return _Found(evidence, max(0, int(total_ns - size / better)), advice)
 
@@ -256,10 +254,8 @@ def find_unfused_kernels(context: RuleContext) -> _Found | None:
     """A compiler fuses normalization, casts, and elementwise work into other kernels."""
     kernels = context.measured.kernels.filter(pl.col("kind").is_in(["normalization", "elementwise", "cast"]))
     count, total_ns = _sum(kernels, "count"), _sum(kernels, "total_ns")
-    evidence = (
-        f"{count} kernels ({count / context.iterations:.0f} per iteration) do only normalization, casts, or elementwise work: "
-        f"{format_duration(total_ns)}"
-    )
+    work = f"only normalization, casts, or elementwise work: {format_duration(total_ns)}"
+    evidence = f"{count} kernels ({count / context.iterations:.0f} per iteration) do {work}"
     return _Found(evidence, total_ns, _advise_fusion(context)) if count else None
 
 

@@ -50,7 +50,6 @@ def find_task(card: ModelCard) -> TaskContract:
     if card.task in TASKS:
         return TASKS[card.task]
     way = "\nset its task and labels in a model card (see models/README.md)" if card.task is Task.OTHER else ""
-    raise BadInputError(
-        f"{card.name} cannot be evaluated (task: {card.task}; evaluated are {', '.join(TASKS)});"
-        f" `{for_workspace(f'optpipe build {format_model_argument(card.name, card.source)}')}` verifies its tensors{way}"
-    )
+    problem = f"{card.name} cannot be evaluated (task: {card.task}; evaluated are {', '.join(TASKS)})"
+    command = for_workspace(f"optpipe build {format_model_argument(card.name, card.source)}")
+    raise BadInputError(f"{problem}; `{command}` verifies its tensors{way}")

@@ -66,10 +66,9 @@ class TaskContract:
         shape = card.outputs[0].shape if card.outputs else ()
         if self.form and len(shape) != 1 + self.form.count(","):
             pool = "pool it over tokens in the model, or " if card.task is Task.EMBEDDING and len(shape) == 3 else ""
-            raise BadInputError(
-                f"{card.name}: {card.task} needs a first output of {self.form}, but {card.outputs[0].name} has shape"
-                f" {'×'.join(map(str, shape))}\n{pool}set another task in a model card (models/README.md)"
-            )
+            problem = f"{card.name}: {card.task} needs a first output of {self.form}"
+            found = f"{card.outputs[0].name} has shape {'×'.join(map(str, shape))}"
+            raise BadInputError(f"{problem}, but {found}\n{pool}set another task in a model card (models/README.md)")
         if self.names_classes:
             require_labels(card, self.count_classes(card), card.task)
 

@@ -174,13 +174,10 @@ def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[E
     artifacts = store.list_entries(ArtifactInfo)
     path, (file, _, factory) = Path(text), text.rpartition(":")
     if file.endswith(".py"):
-        places = [(each, *each.info.source.rpartition(":")[::2]) for each in artifacts]
-        return [
-            each
-            for each, place, made_by in places
-            if each.info.model == name_from_factory(text)
-            if factory == made_by and Path(file).resolve() == Path(place).resolve()
-        ]
+        alike = [each for each in artifacts if each.info.model == name_from_factory(text)]
+        places = [(each, *each.info.source.rpartition(":")[::2]) for each in alike]
+        made = [(each, place) for each, place, made_by in places if made_by == factory]
+        return [each for each, place in made if Path(file).resolve() == Path(place).resolve()]
     if path.suffix == ".toml" and path.is_file():
         source = CardSource(path)
         named = [each for each in artifacts if each.info.model == source.card.name]
@@ -261,10 +258,8 @@ def explain_different_weights(artifacts: Sequence[StoredArtifact]) -> str | None
     if other is None:
         return None
     first = artifacts[0]
-    return (
-        f"{first.label} ({first.entry.id}) and {other.label} ({other.entry.id}) were built from different versions of {first.card.name}; "
-        "rebuild them together"
-    )
+    both = f"{first.label} ({first.entry.id}) and {other.label} ({other.entry.id})"
+    return f"{both} were built from different versions of {first.card.name}; rebuild them together"
 
 
 def find_reference(artifact: Entry[ArtifactInfo], model: Entry[ModelInfo], store: Store) -> Entry[ReferenceInfo] | None:

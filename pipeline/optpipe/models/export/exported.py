@@ -99,9 +99,8 @@ def choose_available_weights(model: Model, workspace: Path, listener: Listener) 
         else:
             memory.unlink(missing_ok=True)
             return model
-    listener.warn(
-        f"{reason}\nusing seeded random weights instead: speed is meaningful, accuracy is not (pass --weights FILE for real weights)"
-    )
+    instead = "using seeded random weights instead: speed is meaningful, accuracy is not"
+    listener.warn(f"{reason}\n{instead} (pass --weights FILE for real weights)")
     weights = WeightsRequest(kind="random", seed=model.weights.seed)
     return replace(model, weights=weights, fallback_reason=reason, _loaded=None)
 
@@ -291,10 +290,9 @@ def _require_fixed_shapes(path: Path, card: ModelCard, inputs: Arrays) -> None:
         for batch, _ in split_batches(card, inputs, smallest) if largest > 1 else ():
             for name, value in session.run(batch).items():
                 if (first := seen.setdefault(name, value.shape)) != value.shape:
-                    raise BadInputError(
-                        f"{card.name}: the shape of output '{name}' depends on the data: {first} for one input, {value.shape} for"
-                        " another\npad it to a fixed shape in the model, or leave it out"
-                    )
+                    problem = f"{card.name}: the shape of output '{name}' depends on the data"
+                    shapes = f"{first} for one input, {value.shape} for another"
+                    raise BadInputError(f"{problem}: {shapes}\npad it to a fixed shape in the model, or leave it out")
 
 
 def run_torch_model(module: Any, card: ModelCard, inputs: Arrays) -> dict[str, np.ndarray]:
@@ -353,10 +351,9 @@ def _run_onnx_model(path: Path, card: ModelCard, inputs: Arrays, listener: Liste
             problem = f"the exported graph gives other outputs at batch size {size}"
             raise GateError(f"{problem}: output '{worst.name}' is off by {worst.relative:.2e}\n{BATCH_WAY_OUT}")
         if dynamic and worst.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
-            listener.warn(
-                f"{card.name} is quantized dynamically: its scales come from each whole batch, and its outputs depend on what "
-                f"shares a batch (by {worst.relative:.1e} at batch size {size})"
-            )
+            cause = "its scales come from each whole batch, and its outputs depend on what shares a batch"
+            change = f"{worst.relative:.1e} at batch size {size}"
+            listener.warn(f"{card.name} is quantized dynamically: {cause} (by {change})")
     return found[-1]
 
 

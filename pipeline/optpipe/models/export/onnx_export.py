@@ -63,11 +63,9 @@ def read_outputs_early(loaded: LoadedModel) -> ModelCard | None:
     found = _require_runs(loaded.module, card.with_profile((card.batch_range[0],) * 3, {}))
     said = [each.name for each in card.outputs] or _find_output_names(loaded.module, card)
     names = said if len(said) == len(found) else [f"output {place}" for place in range(len(found))]
-    outputs = (
-        TensorSpec(name, str(value.dtype).removeprefix("torch."), ("batch", *value.shape[1:]) if value.shape else ())
-        for name, value in zip(names, found, strict=True)
-    )
-    return replace(card, outputs=tuple(outputs))
+    dtypes = [str(value.dtype).removeprefix("torch.") for value in found]
+    shapes = [("batch", *value.shape[1:]) if value.shape else () for value in found]
+    return replace(card, outputs=tuple(map(TensorSpec, names, dtypes, shapes)))
 
 
 def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
@@ -113,10 +111,9 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
     finally:
         logging.disable(disabled)
     if changed := set(program.exported_program.graph_signature.buffers_to_mutate.values()):
-        raise BadInputError(
-            f"{card.name} modifies its buffer '{min(changed).removeprefix('model.')}' in forward, but engines are stateless\n"
-            "do this only in training mode (`if self.training:`)"
-        )
+        buffer = min(changed).removeprefix("model.")
+        problem = f"{card.name} modifies its buffer '{buffer}' in forward, but engines are stateless"
+        raise BadInputError(f"{problem}\ndo this only in training mode (`if self.training:`)")
     if not card.outputs:
         for value, name in zip(program.model.graph.outputs, _find_output_names(module, card), strict=False):
             value.name = name

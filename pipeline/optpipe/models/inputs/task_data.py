@@ -121,10 +121,9 @@ def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool
     line, tokens = max(long.items(), key=lambda each: each[1])
     assert card.tokenization is not None
     wider = f", or build with {card.format_wider_shapes([tokens])}" if tokens <= card.tokenization.max_length else ""
-    raise BadInputError(
-        f"{found.root}, line {line}: {tokens} tokens exceed the maximum input length of {longest}"
-        f" ({len(long)} of {len(texts)} texts are too long)\nuse --truncate to cut them{wider}"
-    )
+    problem = f"{found.root}, line {line}: {tokens} tokens exceed the maximum input length of {longest}"
+    others = f"{len(long)} of {len(texts)} texts are too long"
+    raise BadInputError(f"{problem} ({others})\nuse --truncate to cut them{wider}")
 
 
 def resolve_texts(source: Path, card: ModelCard, tokenizer: str | None, folder: Path, *, truncate: bool) -> Path:
@@ -151,10 +150,8 @@ def require_task_data(card: ModelCard) -> None:
         if card.task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.EMBEDDING):
             message = f"{card.name} has no tokenizer to convert texts to inputs; save one next to the model"
         else:
-            message = (
-                f"{card.name} has no preprocessing, so images cannot be turned into its inputs: give its inputs as tensors "
-                f"({FORMS}), or a model card with preprocessing"
-            )
+            way = f"give its inputs as tensors ({FORMS}), or a model card with preprocessing"
+            message = f"{card.name} has no preprocessing, so images cannot be turned into its inputs: {way}"
         raise BadInputError(message)
     if get_package_version("tokenizers") is None:
         raise MissingError(f"{card.name} requires the tokenizers package; install it with `uv sync --extra hf`")

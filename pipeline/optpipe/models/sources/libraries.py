@@ -153,10 +153,10 @@ class HuggingFaceSource:
             return transformers.AutoConfig.from_pretrained(self.repository)
         except (OSError, ValueError) as error:
             if unreachable is not None and is_not_cached(error):
+                problem = f"{self.name}: {explain_hub_error(error, unreachable)}"
+                way = f"use a local folder (hf:FOLDER), or fill the cache with `hf download {self.repository}`"
                 raise MissingError(
-                    f"{self.name}: {explain_hub_error(error, unreachable)}\n"
-                    f"use a local folder (hf:FOLDER), or fill the cache with `hf download {self.repository}` where there is a network"
-                    " and HF_HUB_OFFLINE is not set"
+                    f"{problem}\n{way} where there is a network and HF_HUB_OFFLINE is not set"
                 ) from error
             raise (BadInputError if Path(self.repository).exists() else MissingError)(
                 f"{self.name}: no configuration found ({first_line(error)}); use a name on {HUB} or a local folder"

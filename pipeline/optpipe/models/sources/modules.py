@@ -291,10 +291,9 @@ def remake_module(make: Callable[[], Any], request: WeightsRequest, record: Weig
         if record.source == "random":
             draw_neutral_layers(module)
     if hash_module_weights(module) != record.sha256:
-        raise BadInputError(
-            f"{name} creates different weights on every call, regardless of the seed\n"
-            "draw them from torch's, NumPy's, or Python's generator, or load them from a file"
-        )
+        problem = f"{name} creates different weights on every call, regardless of the seed"
+        way = "draw them from torch's, NumPy's, or Python's generator, or load them from a file"
+        raise BadInputError(f"{problem}\n{way}")
     return module
 
 

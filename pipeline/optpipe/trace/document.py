@@ -198,15 +198,11 @@ def _describe_tensor_cores(found: TensorCores) -> Iterator[Part]:
     each = "; times per iteration" if found.iterations > 1 else ""
     yield Sentence(f"{used}; {found.time_share:.0%} of kernel time{each}", Tone.STRONG, "Tensor Cores")
     for what, layers in (("missed", found.missed), ("ineligible", found.ineligible)):
-        cells: list[Row] = [
-            (
-                _shorten(f"{row.op} {row.name}" if row.op else row.name),
-                f"{row.share:.1%}",
-                *(format_duration(ns / found.iterations) for ns in (row.time_ns, row.could_save_ns)),
-                row.reason,
-            )
-            for row in layers[:10]
-        ]
+        cells: list[Row] = []
+        for row in layers[:10]:
+            name = _shorten(f"{row.op} {row.name}" if row.op else row.name)
+            times = (format_duration(ns / found.iterations) for ns in (row.time_ns, row.could_save_ns))
+            cells.append((name, f"{row.share:.1%}", *times, row.reason))
         yield from _list_table([what, *figure_columns("share", "time", "could save"), "why"], cells, len(cells))
 
 
@@ -255,16 +251,10 @@ def document_from_stages(record: ModelProfileDocument) -> Document:
     for stage in record.stages:
         bottleneck, findings = stage.profile.bottleneck, stage.profile.findings
         time = _format_time(stage.profile)
-        rows.append(
-            (
-                stage.subject.name,
-                time,
-                "" if bottleneck.busy_share is None else f"{bottleneck.busy_share:.0%}",
-                time if time == NOT_SHOWN else f"{findings[0].gain_share:.0%}" if findings else "",
-                Cell(bottleneck.verdict, Tone.STRONG),
-                findings[0].advice if findings else "",
-            )
-        )
+        busy = "" if bottleneck.busy_share is None else f"{bottleneck.busy_share:.0%}"
+        gain, advice = (f"{findings[0].gain_share:.0%}", findings[0].advice) if findings else ("", "")
+        limit = Cell(bottleneck.verdict, Tone.STRONG)
+        rows.append((stage.subject.name, time, busy, NOT_SHOWN if time == NOT_SHOWN else gain, limit, advice))
     rows += [(name, "", "", "", Cell("failed", Tone.BAD), error) for name, error in record.failed.items()]
     distorted = any(stage.profile.trace_quality.distorts_host for stage in record.stages)
     caption = "*: measured without the profiler, which slowed the host too much; not shown: profiled and unprofiled times disagree"

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -77,18 +76,17 @@ def test_code_for_single_batch_sizes_is_verified_and_runs_at_these(built):
 
 def test_builds_go_on_while_others_are_compiled(tmp_path):
     class Watcher(SilentListener):
-        steps: ClassVar[list[str]] = []
-
         def step(self, name, total=None):
-            self.steps.append(name)
+            self.warnings.append(name)
             return super().step(name, total)
 
-    model, kinds = Model(source_from_text("digits", {}), weights_from_text("random", 0)), ("fp32", "bf16")
-    plan = BuildPlan(tuple(map(Precision, kinds)), (Inductor(),), named=True, device="cpu", gpu_lock=tmp_path / "lock")
-    built = build_model(model, plan, Store(tmp_path / "workspace"), Watcher())
+    model = Model(source_from_text("digits", {}), weights_from_text("random", 0))
+    kinds, watcher = ("fp32", "bf16"), Watcher()
+    plan = BuildPlan(tuple(map(Precision, kinds)), (Inductor(),), named=True, device="cpu", gpu_lock=tmp_path / "l")
+    built = build_model(model, plan, Store(tmp_path / "workspace"), watcher)
     assert [each.entry.info.precision for each in built.artifacts] == [*kinds]
     assert all(each.verification.info.passed for each in built.artifacts)
-    steps = [name for name in Watcher.steps if name.partition(" ")[0] in ("build", "compile", "finish")]
+    steps = [name for name in watcher.warnings if name.partition(" ")[0] in ("build", "compile", "finish")]
     assert steps == [f"{part} inductor {kind}" for part in ("build", "compile", "finish") for kind in kinds]
 
 
@@ -104,5 +102,5 @@ def test_what_another_process_cannot_compile_is_named_and_the_rest_is_compiled(t
     assert list(failures) == ["batch-1.pt2"]
     assert "no_such_setting" in failures["batch-1.pt2"]
     assert {each.name for each in tmp_path.iterdir()} == {"model.pt2", "batch-2.pt2"}
-    lock = tmp_path / "lock"
-    assert list(finish_steps(compile_packages(wrong, [], tf32=False, gpu_lock=lock))) == ["batch-1.pt2"]
+    in_another = compile_packages(wrong, [], tf32=False, gpu_lock=tmp_path / "lock")
+    assert finish_steps(in_another).keys() == {"batch-1.pt2"}

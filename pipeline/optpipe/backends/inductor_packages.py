@@ -74,14 +74,8 @@ def compile_packages(
                 if not saved.exists():
                     torch.export.save(each.program, saved)
                 jobs.append([str(saved), str(each.package), dict(each.configs)])
-            command = [
-                sys.executable,
-                "-m",
-                __name__,
-                str(int(tf32)),
-                json.dumps(jobs),
-                *map(str, filter(None, [gpu_lock])),
-            ]
+            lock = [] if gpu_lock is None else [str(gpu_lock)]
+            command = [sys.executable, "-m", __name__, str(int(tf32)), json.dumps(jobs), *lock]
             log = folder / f"{compilations[0].package.stem}.log"
             started.append((compilations, stack.enter_context(open_process_group(command, log, os.environ))))
         if gpu_lock is None:
@@ -144,7 +138,7 @@ def load_package(package: Path, device: Device) -> Any:
     return lambda *inputs: runner.boxed_run(list(inputs))
 
 
-def hold_lock_while_timing(file: Path) -> None:
+def lock_timing(file: Path) -> None:
     """Makes torch's compiler hold the lock of `file` while it compiles Triton kernels and times them."""
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
@@ -163,9 +157,19 @@ def main() -> None:
     end_with_parent()
     register_operator()
     set_float32_products(tf32=sys.argv[1] == "1")
-    for lock in map(Path, sys.argv[3:]):
-        hold_lock_while_timing(lock)
-    for saved, file, configs in json.loads(sys.argv[2]):
+    jobs = json.loads(sys.argv[2])
+    with ExitStack() as stack:
+        for lock in map(Path, sys.argv[3:]):
+            if any("max_autotune" in configs for *_, configs in jobs):  # times kernels in other places too
+                stack.enter_context(hold_lock(lock))
+            else:
+                lock_timing(lock)
+        compile_jobs(jobs)
+
+
+def compile_jobs(jobs: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
+    """Compiles saved programs; the reason why one could not be compiled goes into a file."""
+    for saved, file, configs in jobs:
         package = Path(file)
         try:
             Compilation(torch.export.load(saved), package, configs).run()

@@ -240,18 +240,9 @@ def _build_one(
     try:
         graph: Entry[ModelInfo] | Entry[GraphInfo] = result.model
         if _reads_graph(backend, precision) or result.model.info.own_precision is not None:
-            given = (
-                precision,
-                device,
-                result.model,
-                expected,
-                plan.calibration,
-                store,
-                listener,
-                plan.budget,
-                not backend.needs_module,
-            )
-            graph = run_step(f"graph {precision} for {device}", listener, convert_to_precision, *given)
+            given = precision, device, result.model, expected, plan.calibration, store, listener, plan.budget
+            half = not backend.needs_module  # torch takes only the layers from the graph
+            graph = run_step(f"graph {precision} for {device}", listener, convert_to_precision, *given, half)
         made_of, options = (graph, result.model, model.fresh_module), plan.options.get(backend.name, {})
         wanted = backend, precision, device, *made_of, options, store, listener, plan.gpu_lock
         building, parts = build_artifact(*wanted), iter(("build", "compile", "finish"))

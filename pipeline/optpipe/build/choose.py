@@ -11,7 +11,7 @@ from secrets import randbits
 from statistics import median
 from time import perf_counter
 
-from optpipe.backends.base import Binding
+from optpipe.backends.base import Backend, Binding
 from optpipe.backends.inductor import STATIC_BATCHES
 from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, add_calibration, build_model, require_artifacts, require_sound_plan
@@ -99,6 +99,17 @@ def explain_hopeless(slowdowns: Mapping[str, float]) -> dict[str, str]:
     """Builds that cannot win, and why; in a race each would start several processes of many seconds."""
     hopeless = {id: each for id, each in slowdowns.items() if each > HOPELESS}
     return {id: f"{each:.1f} times the time of the fastest in one process" for id, each in hopeless.items()}
+
+
+def rule_out_backend(backend: Backend, built: Sequence[BuiltArtifact], slowdowns: Mapping[str, float]) -> str | None:
+    """Why none of a backend's other builds can win, by its TF32 build in `built`; None if one may, or nothing was measured."""
+    own = [slowdowns.get(each.entry.id, 0.0) for each in built if each.entry.info.backend == backend.name]
+    if max(own, default=0.0) <= backend.gain_over_tf32 * HOPELESS:
+        return None
+    return (
+        f"its tf32 build takes {max(own):.1f} times the time of the fastest build in one process, "
+        f"and its others are at most {backend.gain_over_tf32} times as fast as that one"
+    )
 
 
 def _time_launches(binding: Binding) -> float:
@@ -470,16 +481,11 @@ def choose_build(
             build_more(replace(other, precisions=(Precision.TF32,)))
             (backend,) = other.backends
             able = [each for each in judged if each.keeps_budget or each.entry.info.backend == backend.name]
-            slowdowns = measure_slowdowns(able, sizes, card, times)
-            own = [slowdowns.get(each.entry.id, 0.0) for each in able if each.entry.info.backend == backend.name]
-            if own and own[0] > backend.gain_over_tf32 * HOPELESS:
-                reason = (
-                    f"its tf32 build takes {own[0]:.1f} times the time of the fastest build in one process, "
-                    f"and its others are at most {backend.gain_over_tf32} times as fast as that one"
-                )
-                omitted += (Omission(backend.name, "", reason),)
-            else:
+            reason = rule_out_backend(backend, able, measure_slowdowns(able, sizes, card, times))
+            if reason is None:
                 build_more(other)
+            else:
+                omitted += (Omission(backend.name, "", reason),)
         kept = [each.entry.info for each in judged if each.keeps_budget]
         half = {name for each in kept if each.precision is Precision.FP16 for name in ("", each.backend)}
         for name, (other, spared) in later.items():

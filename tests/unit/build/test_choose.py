@@ -7,8 +7,16 @@ from tests.fakes.console import assert_golden, text_of
 from tests.fakes.entries import HASH, MIXED, WRONG, artifact_info, proof
 from tests.fakes.sessions import PlantedSession
 
+from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.build import choose
-from optpipe.build.choose import ChoiceResult, explain_hopeless, judge_status, list_candidates, measure_slowdowns
+from optpipe.build.choose import (
+    ChoiceResult,
+    explain_hopeless,
+    judge_status,
+    list_candidates,
+    measure_slowdowns,
+    rule_out_backend,
+)
 from optpipe.build.doctor import ToolStatus, document_from_diagnosis, document_from_options, list_options
 from optpipe.build.records import ArtifactResult, BuildResult, BuiltArtifact, document_from_build, document_from_choice
 from optpipe.core.card import InputSpec, ModelCard, Task
@@ -60,8 +68,10 @@ def test_a_build_that_is_far_slower_in_one_process_is_not_raced(monkeypatch):
     for each in builds:
         each.entry.path = each.entry.id
     card = ModelCard("small", "small", Task.OTHER, (InputSpec("x", "float32", (1, 64), (1, 64), (8, 64), batch=0),))
-    hopeless = explain_hopeless(measure_slowdowns(builds, (1, 8), card, {}))
+    hopeless = explain_hopeless(slowdowns := measure_slowdowns(builds, (1, 8), card, {}))
     assert hopeless.keys() == {"cccc"}
+    assert "takes 4.0 times" in (rule_out_backend(OnnxRuntime(), builds, slowdowns) or "")
+    assert rule_out_backend(OnnxRuntime(), builds, slowdowns | {"cccc": 3.0}) is None
     races = raced({"aaaa": {1: 1e6}, "bbbb": {1: 1e6}, "dddd": {1: 2e6}})
     found = {each.artifact: each for each in list_candidates(builds, races, hopeless, POINTS, hopeless)}
     assert found["cccc"].standing is Standing.DROPPED

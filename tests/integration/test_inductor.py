@@ -98,9 +98,9 @@ def test_what_another_process_cannot_compile_is_named_and_the_rest_is_compiled(t
         Compilation(program, tmp_path / name, configs)
         for name, configs in (("model.pt2", {}), ("batch-1.pt2", {"no_such_setting": True}), ("batch-2.pt2", {}))
     )
-    failures = finish_steps(compile_packages(first, [[wrong, right], []], tf32=False))
+    failures = finish_steps(compile_packages([[first], [wrong, right]], tf32=False))
     assert list(failures) == ["batch-1.pt2"]
     assert "no_such_setting" in failures["batch-1.pt2"]
     assert {each.name for each in tmp_path.iterdir()} == {"model.pt2", "batch-2.pt2"}
-    in_another = compile_packages(wrong, [], tf32=False, gpu_lock=tmp_path / "lock")
+    in_another = compile_packages([[wrong]], tf32=False, gpu_lock=tmp_path / "lock")
     assert finish_steps(in_another).keys() == {"batch-1.pt2"}

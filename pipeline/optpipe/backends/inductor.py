@@ -5,6 +5,7 @@ Source: PyTorch documentation, "AOTInductor: Ahead-Of-Time Compilation for Torch
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -125,15 +126,23 @@ class Inductor(TorchBackend):
 
         Raises BadInputError for a static batch size outside the profile.
         """
+        groups: list[list[Compilation]] = []
+        tf32 = request.precision is Precision.TF32
+        with closing(compile_packages(groups, tf32=tf32, gpu_lock=request.gpu_lock)) as compiling:
+            next(compiling)
+            return (yield from self._build(request, groups, compiling))
+
+    def _build(
+        self, request: BuildRequest, groups: list[list[Compilation]], compiling: Steps[dict[str, str]]
+    ) -> Steps[BuildResult]:
         options = self.merge_options(request.options, request.device)
         sizes = _choose_static_batches(request, str(options[STATIC_BATCHES]))
         made: dict[str, object] = {
             "compiled_for": name_processor(request.device),
             "compiled_by": get_package_version("torch"),
         }
-        tf32, on_gpu = request.precision is Precision.TF32, request.device == "cuda"
-        lowered = request.precision in LEAST_CAPABILITY
-        set_float32_products(tf32=tf32)
+        on_gpu, lowered = request.device == "cuda", request.precision in LEAST_CAPABILITY
+        set_float32_products(tf32=request.precision is Precision.TF32)
         configs = {**CONFIGS[request.device], **({"max_autotune": True} if options.get("max_autotune") else {})}
         rewritten, remarks = _lower(request, options, made)
         export = partial(export_rewritten, rewritten) if rewritten is not None else export_program
@@ -159,8 +168,7 @@ class Inductor(TorchBackend):
             for variant, make in enumerate(exports)
         ]
         general = Compilation(program, request.directory / GENERAL, configs)
-        others = [*static, [rival] if rival.program else []]
-        compiling = compile_packages(general, others, tf32=tf32, gpu_lock=request.gpu_lock)
+        groups += [[general], *filter(None, static), *([[rival]] if rival.program else [])]
         with translate_refusals(request.card, "AOTInductor could not compile"):
             next(compiling)
         if request.gpu_lock is not None:

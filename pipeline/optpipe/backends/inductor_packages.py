@@ -1,7 +1,7 @@
 """AOTInductor's packages of one artifact: code for all batch sizes of the profile, and code for single sizes.
 
-Code for one batch size has fixed shapes, and each package holds the weights. `python -m optpipe.backends.inductor_packages TF32 JOBS
-[LOCK]` compiles saved programs one after the other, so that no two of them time kernels at once, and holds the lock of a file meanwhile.
+Code for one batch size has fixed shapes, and each package holds the weights. `python -m optpipe.backends.inductor_packages TF32 FILE
+[LOCK]` waits for the file, and compiles the programs that it names one after the other, so that no two of them time kernels at once.
 """
 
 import json
@@ -10,8 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import sleep
 from typing import Any
 
 from optpipe.backends.base import Device
@@ -20,8 +22,8 @@ from optpipe.core import torch
 from optpipe.core.card import TensorSpec
 from optpipe.core.errors import BadInputError, first_line
 from optpipe.core.events import Steps
-from optpipe.core.process import end_with_parent, open_process_group
-from optpipe.workspace.files import hold_lock
+from optpipe.core.process import POLL_S, end_with_parent, open_process_group
+from optpipe.workspace.files import hold_lock, write_bytes
 
 GENERAL = "model.pt2"
 """The package for all batch sizes."""
@@ -57,32 +59,40 @@ class Compilation:
 
 
 def compile_packages(
-    first: Compilation, others: Sequence[Sequence[Compilation]], *, tf32: bool, gpu_lock: Path | None = None
+    groups: Sequence[Sequence[Compilation]], *, tf32: bool, gpu_lock: Path | None = None
 ) -> Steps[dict[str, str]]:
-    """Compiles `first` in this process, and each of the sequences `others` in a parallel process; pauses, then waits for them.
+    """Compiles each of `groups` in a parallel process, without `gpu_lock` the first group's only member in this process.
 
-    Returns the reasons why others could not be compiled, by the package's name. Raises what torch raises for `first`. With
-    `gpu_lock` `first` is one of the others, and they hold this file's lock while they time kernels.
+    Pauses twice: before it reads `groups`, so that the first process imports torch's compiler while they are made, and before it waits
+    for the processes, which hold the lock of `gpu_lock` while they time kernels. Returns the reasons why programs could not be compiled,
+    by the package's name. Raises what torch raises in this process.
     """
+    lock = [] if gpu_lock is None else [str(gpu_lock)]
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
-        started = []
-        for compilations in filter(None, others if gpu_lock is None else [[first], *others]):
+
+        def start(number: int) -> Any:
+            command = [sys.executable, "-m", __name__, str(int(tf32)), str(folder / f"{number}.json"), *lock]
+            return stack.enter_context(open_process_group(command, folder / f"{number}.log", os.environ))
+
+        started = [start(0)] if lock else []
+        yield
+        others = groups if lock else groups[1:]
+        for number, compilations in enumerate(others):
             jobs = []
             for each in compilations:
                 saved = folder / f"{id(each.program)}.pt2"
                 if not saved.exists():
                     torch.export.save(each.program, saved)
                 jobs.append([str(saved), str(each.package), dict(each.configs)])
-            lock = [] if gpu_lock is None else [str(gpu_lock)]
-            command = [sys.executable, "-m", __name__, str(int(tf32)), json.dumps(jobs), *lock]
-            log = folder / f"{compilations[0].package.stem}.log"
-            started.append((compilations, stack.enter_context(open_process_group(command, log, os.environ))))
-        if gpu_lock is None:
-            first.run()
+            write_bytes(folder / f"{number}.json", json.dumps(jobs).encode())
+            if number == len(started):
+                started.append(start(number))
+        if not lock:
+            groups[0][0].run()
         yield
         failures = {}
-        for compilations, process in started:
+        for compilations, process in zip(others, started, strict=True):
             process.wait()
             for package in (each.package for each in compilations):
                 said = folder / package.with_suffix(FAILURE).name
@@ -157,7 +167,10 @@ def main() -> None:
     end_with_parent()
     register_operator()
     set_float32_products(tf32=sys.argv[1] == "1")
-    jobs = json.loads(sys.argv[2])
+    import_module("torch._inductor.compile_fx")
+    while not (file := Path(sys.argv[2])).exists():
+        sleep(POLL_S)
+    jobs = json.loads(file.read_text(encoding="utf-8"))
     with ExitStack() as stack:
         for lock in map(Path, sys.argv[3:]):
             if any("max_autotune" in configs for *_, configs in jobs):  # times kernels in other places too

@@ -9,6 +9,7 @@ from contextlib import suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
+from random import uniform
 from threading import Thread
 from time import sleep
 
@@ -90,7 +91,7 @@ def behind(served):
         numbers = count(1)
 
         class Proxy(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+            protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
             def do_GET(self):
                 beyond = HTTPConnection(served[1])
@@ -135,7 +136,7 @@ def fail_one(at):
 
 def delay(seconds):
     def change(number, _path, body):
-        sleep(seconds if number else 0)
+        sleep(seconds * uniform(1, 1.5) if number else 0)  # a busy machine alone gives correlated samples
         return 200, body
 
     return change
@@ -151,7 +152,7 @@ FAULTS = {
     ),
     "another batching": (replace_bytes(b'"max_batch_size":', b'"max_batch_size":1'), None, "configuration"),
     "an error in 1 of 100": (fail_one(70), (100, 1000.0), "answers.latency"),
-    "a slow server": (delay(0.15), (30, 1000.0), "latency"),
+    "a slow server": (delay(0.15), (60, 1000.0), "latency"),
 }
 
 

@@ -128,6 +128,7 @@ class Inductor(TorchBackend):
         """
         groups: list[list[Compilation]] = []
         tf32 = request.precision is Precision.TF32
+        set_float32_products(tf32=tf32)
         with closing(compile_packages(groups, tf32=tf32, gpu_lock=request.gpu_lock)) as compiling:
             next(compiling)
             return (yield from self._build(request, groups, compiling))
@@ -142,7 +143,6 @@ class Inductor(TorchBackend):
             "compiled_by": get_package_version("torch"),
         }
         on_gpu, lowered = request.device == "cuda", request.precision in LEAST_CAPABILITY
-        set_float32_products(tf32=request.precision is Precision.TF32)
         configs = {**CONFIGS[request.device], **({"max_autotune": True} if options.get("max_autotune") else {})}
         rewritten, remarks = _lower(request, options, made)
         export = partial(export_rewritten, rewritten) if rewritten is not None else export_program

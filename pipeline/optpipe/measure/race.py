@@ -44,9 +44,8 @@ class RacedTimes:
 
 def count_processes(builds: int, final_rounds: int = FINAL_ROUNDS) -> int:
     """The most that a race starts."""
-    if builds < 2:
-        return builds
-    return RACE_ROUNDS * builds * (builds > 2) + final_rounds * min(builds, MAX_FINALISTS)
+    rounds = RACE_ROUNDS if builds > 2 else 0  # both of two are compared in full
+    return builds if builds < 2 else rounds * builds + final_rounds * min(builds, MAX_FINALISTS)
 
 
 def race_builds(

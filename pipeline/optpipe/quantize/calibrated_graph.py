@@ -268,7 +268,9 @@ def make_calibrated_graph(
     held_out: Collection[str] = (),
     half: bool = True,
 ) -> tuple[Entry[GraphInfo], bool]:
-    """The store entry `graph` in INT8 or FP8 for `device`; in an INT8 graph for a GPU the rest is FP16 with `half`, else FP32.
+    """The store entry `graph` in INT8 or FP8 for `device`.
+
+    The other layers of an INT8 graph are FP16 if `half` is set and the device is a GPU, and FP32 otherwise.
 
     `calibration` is a folder of images, an image-set manifest, or a calibration table; default: the card's set, without the
     samples whose hash is in `held_out`. With a `budget`, the fewest layers that exceed it stay in floating point. Raises

@@ -55,8 +55,9 @@ def convert_to_precision(
 ) -> tuple[Entry[ModelInfo] | Entry[GraphInfo], bool]:
     """The entry whose `model.onnx` has `precision`; FP32 and TF32 are the exported graph.
 
-    In an INT8 graph for a GPU the rest is FP16 with `half`; for the CPU, which has no FP16 kernels, it is FP32. With a `budget`, FP16,
-    INT8 and FP8 leave out the layers that exceed it. TF32 only allows the runtime other FP32 products, so it has no graph.
+    The other layers of an INT8 graph for a GPU are FP16 if `half` is set; for the CPU, which has no FP16 kernels, they are FP32.
+    With a `budget`, FP16, INT8 and FP8 leave out the layers that exceed it. TF32 only allows the runtime other FP32 products,
+    so it has no graph.
     """
     if (own := model.info.own_precision) is not None:
         if budget is not None and precision in BUDGETED:

@@ -350,8 +350,9 @@ def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker
         "random-weights": f"build with the weights you will ship: {suggest_build(evidence.build)}",
         "synthetic-inputs": f"measure on real images: {again} --images DIR",
     }
-    anew = f"measure again without it: {again}"
-    blockers += [Blocker(CAVEATS.get(caveat, caveat), without.get(caveat, anew)) for caveat in caveats]
+    for caveat in caveats:
+        remedy = without.get(caveat, f"measure again without it: {again}")
+        blockers.append(Blocker(CAVEATS.get(caveat, caveat), remedy))
     hashes = {one.measurement.subject.sha256 for one in tries} - {None}
     if evidence.build.sha256 and hashes - {evidence.build.sha256}:
         what = "the measured file differs from the one being judged (sha256 mismatch)"

@@ -1,9 +1,8 @@
 """Draws the packages of optpipe into pipeline/README.md: `uv run python .ci/package_graph.py` (`--check` only compares).
 
-An arrow is an import that no longer way implies; the figure in a box is its lines of Python.
+An arrow is an import that no longer way implies.
 """
 
-import re
 import sys
 from pathlib import Path
 
@@ -36,14 +35,9 @@ def find_arrows() -> dict[str, set[str]]:
 
 def draw_packages() -> str:
     """The graph as a Mermaid flowchart in a fenced block."""
-    root = README.parent / "optpipe"
     arrows = find_arrows()
     lines = ["```mermaid", "flowchart TD"]
-    for room in arrows:
-        name = room.removeprefix("optpipe.")
-        files = sorted((root / name).rglob("*.py")) or [root / f"{name}.py"]
-        count = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
-        lines.append(f'  {name}["{name} · {max(1, round(count / 100)) / 10:g}k"]')
+    lines += [f"  {room.removeprefix('optpipe.')}" for room in arrows]
     lines += [
         f"  {one.removeprefix('optpipe.')} --> {other.removeprefix('optpipe.')}"
         for one, others in arrows.items()
@@ -52,12 +46,8 @@ def draw_packages() -> str:
     return "\n".join([*lines, "```"]) + "\n"
 
 
-def _without_sizes(text: str) -> str:
-    return re.sub(r" · [0-9.]+k", "", text)
-
-
 def main() -> None:
-    """Writes the drawing, or with --check exits with 1 where the README has other boxes or arrows; sizes may differ."""
+    """Writes the drawing, or with --check exits with 1 if the README has other boxes or arrows."""
     text = README.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[1] / "golden" / "reports"
 
 
 def text_of(*printed: Document | str, width: int = 160) -> str:
-    """The lines of `printed` on a terminal without colours, `width` columns wide."""
+    """The lines of `printed` on a terminal without colors, `width` columns wide."""
     written = StringIO()
     console = Console(file=written, width=width, highlight=False, markup=False)
     for each in printed:

@@ -18,8 +18,8 @@ def make_synthetic_image(height: int, width: int, seed: int = 0) -> NDArray[np.u
     levels = 127 + 48 * make_photograph_noise(random, height, width, 3)
     rows, columns = np.ogrid[:height, :width]
     for _ in range(6):
-        centre, radius = random.uniform(0, 1, 2) * (height, width), random.uniform(0.05, 0.25, 2) * (height, width)
-        inside = ((rows - centre[0]) / max(radius[0], 1)) ** 2 + ((columns - centre[1]) / max(radius[1], 1)) ** 2 < 1
+        center, radius = random.uniform(0, 1, 2) * (height, width), random.uniform(0.05, 0.25, 2) * (height, width)
+        inside = ((rows - center[0]) / max(radius[0], 1)) ** 2 + ((columns - center[1]) / max(radius[1], 1)) ** 2 < 1
         levels[inside] = 0.4 * levels[inside] + 0.6 * random.uniform(0, 255, 3)
     return np.ascontiguousarray(np.clip(levels, 0, 255).astype(np.uint8))
 

@@ -40,10 +40,10 @@ def sentence(draw: random.Random) -> tuple[str, str]:
     return " ".join(words), label if draw.random() > 1 / 30 else draw.choice(LABELS)
 
 
-def lines(path: Path, count: int, seed: int, *, labelled: bool = True) -> Path:
+def lines(path: Path, count: int, seed: int, *, labeled: bool = True) -> Path:
     draw = random.Random(seed)
     rows = [dict(zip(("text", "label"), sentence(draw), strict=True)) for _ in range(count)]
-    rows = rows if labelled else [{"text": row["text"]} for row in rows]
+    rows = rows if labeled else [{"text": row["text"]} for row in rows]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 

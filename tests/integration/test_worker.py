@@ -68,17 +68,17 @@ def test_a_sound_runtime_is_measured_without_a_fault_of_its_own(run, tmp_path):
     assert not list(tmp_path.rglob("*.spool"))
 
 
-def test_a_burning_neighbour_is_seen(run):
+def test_a_burning_neighbor_is_seen(run):
     import subprocess
     import sys
 
-    neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    neighbors = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
         found = run("none", LoadSpec(4, min_seconds=1.5, max_seconds=3.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0))
     finally:
-        for neighbour in neighbours:
-            neighbour.kill()
-            neighbour.wait()
+        for neighbor in neighbors:
+            neighbor.kill()
+            neighbor.wait()
     assert "loaded-host" in codes(found)
 
 

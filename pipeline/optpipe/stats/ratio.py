@@ -128,20 +128,20 @@ def count_rounds_to_settle(ratio: Ratio, limit: float) -> int:
 
     Twice as many as there were if the interval is there already, but exchanging the two in so few rounds does not show it.
     """
-    centre = log(ratio.value)
-    half, room = log(ratio.ci[1]) - centre, max(log1p(limit) - centre, centre)
+    center = log(ratio.value)
+    half, room = log(ratio.ci[1]) - center, max(log1p(limit) - center, center)
     needed = ceil(ratio.rounds * (half / room) ** 2)
     return needed if needed > ratio.rounds else 2 * ratio.rounds
 
 
-def _ratio(centre: float, error: float, freedom: float, rounds: int, confidence: float) -> Ratio:
+def _ratio(center: float, error: float, freedom: float, rounds: int, confidence: float) -> Ratio:
     """From a mean of log ratios and its standard error, by Student's t."""
     quantile = compute_t_quantile(0.5 + confidence / 2, freedom)
-    low, high = centre - quantile * error, centre + quantile * error
-    p_value = 2 * compute_t_tail(abs(centre) / error, freedom) if error > 0 else float(centre == 0)
+    low, high = center - quantile * error, center + quantile * error
+    p_value = 2 * compute_t_tail(abs(center) / error, freedom) if error > 0 else float(center == 0)
     change = Change.FASTER if high < 0 else Change.SLOWER if low > 0 else Change.NO_DIFFERENCE
     visible = exp((quantile + compute_t_quantile(0.9, freedom)) * error) - 1
-    return Ratio(exp(centre), (exp(low), exp(high)), change, rounds, confidence, p_value, visible)
+    return Ratio(exp(center), (exp(low), exp(high)), change, rounds, confidence, p_value, visible)
 
 
 def _log_ratios(baseline: Sequence[float], contender: Sequence[float]) -> list[float]:

@@ -77,7 +77,7 @@ def test_an_snr_of_outputs_that_are_not_finite_is_no_number() -> None:
 def test_processors_are_written_as_affinity_reads_them(cpus):
     spans = [part.partition("-") for part in m.format_cpus(cpus).split(",")]
     assert {cpu for low, _, high in spans for cpu in range(int(low), int(high or low) + 1)} == cpus
-    assert len(spans) == sum(cpu - 1 not in cpus for cpu in cpus), "neighbours are one span"
+    assert len(spans) == sum(cpu - 1 not in cpus for cpu in cpus), "neighbors are one span"
 
 
 SETTINGS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["1", "2", "true"]))

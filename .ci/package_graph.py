@@ -17,9 +17,14 @@ def find_arrows() -> dict[str, set[str]]:
     graph = grimp.build_graph("optpipe", exclude_type_checking_imports=False)
     rooms = sorted(graph.find_children("optpipe"))
     direct = {
-        one: {other for other in rooms if other != one and graph.direct_import_exists(importer=one, imported=other, as_packages=True)}
+        one: {
+            other
+            for other in rooms
+            if other != one
+            and graph.direct_import_exists(importer=one, imported=other, as_packages=True)
+        }
         for one in rooms
-    }  # fmt: skip
+    }
     reach: dict[str, set[str]] = {}
 
     def walk(room: str) -> set[str]:
@@ -28,7 +33,11 @@ def find_arrows() -> dict[str, set[str]]:
         return reach[room]
 
     return {
-        one: {each for each in direct[one] if not any(each in walk(via) for via in direct[one] - {each})}
+        one: {
+            each
+            for each in direct[one]
+            if not any(each in walk(via) for via in direct[one] - {each})
+        }
         for one in rooms
     }
 
@@ -54,7 +63,9 @@ def main() -> None:
     drawn = f"{before}{BEGIN}{draw_packages()}{END}{after}"
     if "--check" in sys.argv[1:]:
         sys.exit(
-            0 if drawn == text else "pipeline/README.md: the drawing is old; run: uv run python .ci/package_graph.py"
+            0
+            if drawn == text
+            else "pipeline/README.md: the drawing is old; run: uv run python .ci/package_graph.py"
         )
     README.write_text(drawn, encoding="utf-8")
 

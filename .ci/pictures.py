@@ -34,32 +34,64 @@ def draw_speed(theme: str, path: Path, mark: str) -> None:
             theirs = min(row[each]["ms"] for each in ("compile", "max") if each in row)
             for kind, label in (("fused", "FP16"), ("int8", "INT8")):
                 speed = round(theirs / row[kind]["ms"], 2)
-                bars.append({"network": NAMES[row["network"]], "build": label, "speed": speed, "text": f"{speed:.2f}×"})
-    order = [each["network"] for each in sorted(bars, key=lambda each: -each["speed"]) if each["build"] == "INT8"]
+                bars.append(
+                    {
+                        "network": NAMES[row["network"]],
+                        "build": label,
+                        "speed": speed,
+                        "text": f"{speed:.2f}×",
+                    }
+                )
+    order = [
+        each["network"]
+        for each in sorted(bars, key=lambda each: -each["speed"])
+        if each["build"] == "INT8"
+    ]
     base = {
-        "y": {"field": "network", "sort": order, "title": None, "axis": {"ticks": False, "domain": False, "labelPadding": 8}},
+        "y": {
+            "field": "network",
+            "sort": order,
+            "title": None,
+            "axis": {"ticks": False, "domain": False, "labelPadding": 8},
+        },
         "yOffset": {"field": "build", "sort": ["INT8", "FP16"]},
         "x": {"field": "speed", "type": "quantitative", "title": None, "axis": None},
-    }  # fmt: skip
+    }
     color = {
-        "field": "build", "scale": {"domain": ["INT8", "FP16"], "range": [blue, gray]}, "title": None,
+        "field": "build",
+        "scale": {"domain": ["INT8", "FP16"], "range": [blue, gray]},
+        "title": None,
         "legend": {"orient": "top-left", "direction": "horizontal", "offset": -22},
-    }  # fmt: skip
+    }
     text = {"type": "text", "align": "left", "dx": 4, "color": ink, "fontSize": 11}
     level = {"x": {"datum": 1, "type": "quantitative"}}
     layers = [
         {"mark": {"type": "bar", "height": {"band": 0.92}}, "encoding": {**base, "color": color}},
         {"mark": text, "encoding": {**base, "text": {"field": "text"}}},
-        {"data": {"values": [{}]}, "mark": {"type": "rule", "color": ink, "strokeDash": [3, 3]}, "encoding": level},
+        {
+            "data": {"values": [{}]},
+            "mark": {"type": "rule", "color": ink, "strokeDash": [3, 3]},
+            "encoding": level,
+        },
     ]
     least, most = (pick(each["speed"] for each in bars) for pick in (min, max))
     title = f"{least:.2f} to {most:.2f} times the speed of torch.compile in FP16 (dashed line)"
     labels = {"labelColor": ink, "labelFontSize": 12}
     spec = {
-        "data": {"values": bars}, "width": 560, "height": 330, "background": None, "layer": layers, "padding": 8,
+        "data": {"values": bars},
+        "width": 560,
+        "height": 330,
+        "background": None,
+        "layer": layers,
+        "padding": 8,
         "title": {"text": title, "anchor": "start", "color": ink, "fontSize": 14, "offset": 26},
-        "config": {"view": {"stroke": None}, "font": "system-ui, sans-serif", "axis": labels, "legend": labels},
-    }  # fmt: skip
+        "config": {
+            "view": {"stroke": None},
+            "font": "system-ui, sans-serif",
+            "axis": labels,
+            "legend": labels,
+        },
+    }
     path.write_text(f"{vl_convert.vegalite_to_svg(spec)}\n<!-- {mark} -->\n", encoding="utf-8")
 
 
@@ -70,7 +102,9 @@ def draw_report(theme: str, path: Path, mark: str) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         page = browser.new_page(
             viewport={"width": 1120, "height": 760},
             device_scale_factor=1.5,
@@ -99,7 +133,9 @@ def main() -> int:
                 if "--check" not in sys.argv:
                     draw(theme, path, mark)
     if stale and "--check" in sys.argv:
-        print(f"{', '.join(stale)}: older than the data or the script; run `uv run python .ci/pictures.py`")
+        print(
+            f"{', '.join(stale)}: older than the data or the script; run `uv run python .ci/pictures.py`"
+        )
         return 1
     return 0
 

@@ -144,17 +144,26 @@ ADDED: Json = {"signoff": SignedPlace, "run": PipelineRun}
 def make_document_schemas() -> Json:
     """JSON Schemas by command, without prose: two versions differ in shape only."""
     kinds = {name: [_find_class(each) for each in where] for name, where in DOCUMENTS.items()}
-    every = list(dict.fromkeys([kind for some in kinds.values() for kind in some] + [*ADDED.values(), Failure]))
+    every = list(
+        dict.fromkeys(
+            [kind for some in kinds.values() for kind in some] + [*ADDED.values(), Failure]
+        )
+    )
     found, parts = msgspec.json.schema_components(
         every, schema_hook=lambda _: {"type": "string"}, ref_template="#/$defs/{name}"
     )
     refs = dict(zip(every, found, strict=True))
-    version = {"properties": {"schema_version": {"const": SCHEMA_VERSION}}, "required": ["schema_version"]}
+    version = {
+        "properties": {"schema_version": {"const": SCHEMA_VERSION}},
+        "required": ["schema_version"],
+    }
     documents = {
         name: {"allOf": [version, {"anyOf": [_describe(name, kind, refs) for kind in some]}]}
         for name, some in sorted(kinds.items())
     }
-    documents["error"] = {"allOf": [version, {"properties": {"error": refs[Failure]}, "required": ["error"]}]}
+    documents["error"] = {
+        "allOf": [version, {"properties": {"error": refs[Failure]}, "required": ["error"]}]
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "schema_version": SCHEMA_VERSION,
@@ -240,22 +249,32 @@ def make_policy_schema() -> Json:
         if name in MEASURED:
             parts[name]["allOf"] = _LOADS
     parts["accuracy"]["dependentRequired"] = {"at_threshold": ["maximum_f1_drop"]}
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "optpipe release policy"}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "optpipe release policy",
+    }
     return {**schema, "$ref": "#/$defs/policy", "$defs": {"policy": whole, **parts}}
 
 
 def _describe_table(name: str) -> Json:
     properties = {key: _describe_kind(kind) for key, kind in TABLES[name].items()}
     return {
-        "description": DESCRIPTIONS[name], "type": "object", "properties": properties, "additionalProperties": False,
-    }  # fmt: skip
+        "description": DESCRIPTIONS[name],
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
 
 
 def _describe_kind(kind: Kind) -> Json:
     text = {"type": "string", "pattern": r"\S"}
     if kind == SCORE_THRESHOLD:
         about = "The score from which a detector's boxes count: a multiple of 5%."
-        return {"type": "string", "enum": [f"{each:.0%}" for each in SCORE_THRESHOLDS], "description": about}
+        return {
+            "type": "string",
+            "enum": [f"{each:.0%}" for each in SCORE_THRESHOLDS],
+            "description": about,
+        }
     if isinstance(kind, tuple):
         return _describe_limit(kind[1], LIMITS[kind])
     if isinstance(kind, type) and issubclass(kind, StrEnum):
@@ -306,7 +325,9 @@ def write_files() -> None:
     texts = list_files()
     old = json.loads(DOCUMENT_SCHEMAS.read_text(encoding="utf-8"))
     if old["schema_version"] == SCHEMA_VERSION and old != json.loads(texts[DOCUMENT_SCHEMAS]):
-        sys.exit(f"a document has another shape: raise SCHEMA_VERSION, now {SCHEMA_VERSION}, in optpipe.cli.app")
+        sys.exit(
+            f"a document has another shape: raise SCHEMA_VERSION, now {SCHEMA_VERSION}, in optpipe.cli.app"
+        )
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
 

@@ -26,15 +26,24 @@ from optpipe.workspace.store import Store
 def comparison(artifact, store, rounds, slower, seconds):
     """One comparison of the artifact with itself; the contender's calls are held back to `slower` times their length."""
     load = LoadSpec(
-        1, min_seconds=seconds, max_seconds=10, percentile=50.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0
+        1,
+        min_seconds=seconds,
+        max_seconds=10,
+        percentile=50.0,
+        warm_up_seconds=0.1,
+        max_warm_up_seconds=1.0,
     )
     load = replace(load, cache_probes=0)
     plan = BenchPlan(load)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        subject = prepare_subject(artifact, plan, store, WorkerPool(folder), folder / "inputs", folder)
+        subject = prepare_subject(
+            artifact, plan, store, WorkerPool(folder), folder / "inputs", folder
+        )
         # one thread, so that a second core is left to the rest of the machine
-        subject = subject.with_options(resolve_effective_options(artifact.entry.info, {"threads": 1}))
+        subject = subject.with_options(
+            resolve_effective_options(artifact.entry.info, {"threads": 1})
+        )
         session = subject.session
         held_back = replace(
             session,
@@ -79,7 +88,10 @@ def main():
             ratio = comparison(artifact, store, given.rounds, given.slower, given.seconds)
             file.write(line_from_record(ratio).decode())
             file.flush()
-            print(f"{ratio.value:.4f} [{ratio.ci[0]:.4f}, {ratio.ci[1]:.4f}] {ratio.change}", flush=True)
+            print(
+                f"{ratio.value:.4f} [{ratio.ci[0]:.4f}, {ratio.ci[1]:.4f}] {ratio.change}",
+                flush=True,
+            )
     found = [json.loads(line) for line in given.output.read_text().splitlines()]
     for change in ("faster", "slower", "no difference shown"):
         count = sum(each["change"] == change for each in found)

@@ -49,17 +49,26 @@ print(sorted(times)[len(times) // 2] / 1e6)
 
 def bare_ms(path, batch, seconds):
     found = subprocess.run(
-        [sys.executable, "-c", BARE, str(path), str(batch), str(seconds)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", BARE, str(path), str(batch), str(seconds)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return float(found.stdout)
 
 
 def tool_ms(artifact, store, batch, seconds):
-    load = LoadSpec(batch, min_seconds=seconds, percentile=50.0, warm_up_seconds=0.5, max_warm_up_seconds=2.0)
+    load = LoadSpec(
+        batch, min_seconds=seconds, percentile=50.0, warm_up_seconds=0.5, max_warm_up_seconds=2.0
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        subject = prepare_subject(artifact, BenchPlan(load), store, WorkerPool(folder), folder / "inputs", folder)
-        subject = subject.with_options(resolve_effective_options(artifact.entry.info, {"threads": 1}))
+        subject = prepare_subject(
+            artifact, BenchPlan(load), store, WorkerPool(folder), folder / "inputs", folder
+        )
+        subject = subject.with_options(
+            resolve_effective_options(artifact.entry.info, {"threads": 1})
+        )
         with subject.open() as worker:
             found = subject.measure(worker, load, "m0")
     return found.latency_ns.percentile(50.0).value / 1e6
@@ -71,13 +80,18 @@ def harness_ns():
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        paths = (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))  # the worker has to find `nothing`
+        paths = (
+            str(Path(__file__).parent),
+            os.environ.get("PYTHONPATH"),
+        )  # the worker has to find `nothing`
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         np.save(folder / "x.npy", np.zeros((64, 4), np.float32))
         plan = SessionPlan("nothing:nothing", {}, {"x": str(folder / "x.npy")})
         load = LoadSpec(1, min_seconds=1.0, percentile=50.0, cache_probes=0)
         with WorkerProcess(plan, WorkerPool(folder)) as worker:
-            blank = Measurement("", Subject("nothing", "none", "fp32", "cpu"), load, Validity.INVALID, ())
+            blank = Measurement(
+                "", Subject("nothing", "none", "fp32", "cpu"), load, Validity.INVALID, ()
+            )
             found = measure_load(worker, blank, load, "m0", folder)[0]
         samples = pl.read_parquet(folder / found.samples_file).filter(pl.col("phase") == 1)
         between = (samples["start_ns"].shift(-1) - samples["end_ns"]).drop_nulls()
@@ -97,7 +111,10 @@ def main():
     artifact = find_artifacts(given.artifact, store)[0]
     path = artifact.entry.path / artifact.entry.info.file
     pairs = [
-        (bare_ms(path, given.batch, given.seconds), tool_ms(artifact, store, given.batch, given.seconds))
+        (
+            bare_ms(path, given.batch, given.seconds),
+            tool_ms(artifact, store, given.batch, given.seconds),
+        )
         for _ in range(given.rounds)
     ]
     for bare, tool in pairs:

@@ -56,7 +56,9 @@ ort.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecuti
 def timed(command: list[str], folder: Path) -> tuple[float, float]:
     """Wall seconds and peak memory in GiB of one process."""
     started = time.monotonic()
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     _, status, usage = os.wait4(process.pid, 0)
     if status != 0:
         sys.exit(f"{' '.join(command)[:80]} ended with status {status}")
@@ -67,12 +69,29 @@ def main() -> None:
     """Prints one row per kind of process and the ratio of the medians."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     samples = Path(__file__).resolve().parents[1] / "calibration" / "samples"
-    build = [sys.executable, "-m", "optpipe", "build", "resnet50", "--weights", "random", "--precision", "fp16"]
-    figures: dict[str, list[tuple[float, float]]] = {"bare calls": [], "cold build": [], "warm build": [], "--help": []}
+    build = [
+        sys.executable,
+        "-m",
+        "optpipe",
+        "build",
+        "resnet50",
+        "--weights",
+        "random",
+        "--precision",
+        "fp16",
+    ]
+    figures: dict[str, list[tuple[float, float]]] = {
+        "bare calls": [],
+        "cold build": [],
+        "warm build": [],
+        "--help": [],
+    }
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            figures["bare calls"].append(timed([sys.executable, "-c", BARE, name, str(samples)], folder))
+            figures["bare calls"].append(
+                timed([sys.executable, "-c", BARE, name, str(samples)], folder)
+            )
             figures["cold build"].append(timed(build, folder))
             figures["warm build"].append(timed(build, folder))
             figures["--help"].append(timed([sys.executable, "-m", "optpipe", "--help"], folder))
@@ -82,7 +101,10 @@ def main() -> None:
         print(
             f"| {kind:10} | {statistics.median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} | {memory:.2f} |"
         )
-    ratios = [cold[0] / bare[0] for cold, bare in zip(figures["cold build"], figures["bare calls"], strict=True)]
+    ratios = [
+        cold[0] / bare[0]
+        for cold, bare in zip(figures["cold build"], figures["bare calls"], strict=True)
+    ]
     print(
         f"cold build / bare calls, pair by pair: median {statistics.median(ratios):.2f} ({', '.join(f'{r:.2f}' for r in ratios)})"
     )

@@ -31,7 +31,11 @@ OURS = {
     "optpipe mse": ("mse",),
     "optpipe all four": ("max", "percentile", "percentile-99.999", "mse"),
 }
-ORT = {"onnxruntime minmax": "MinMax", "onnxruntime entropy": "Entropy", "onnxruntime percentile": "Percentile"}
+ORT = {
+    "onnxruntime minmax": "MinMax",
+    "onnxruntime entropy": "Entropy",
+    "onnxruntime percentile": "Percentile",
+}
 MODELOPT = {"modelopt max": "max", "modelopt entropy": "entropy"}
 CONTENDERS = ("forward passes", *OURS, *ORT, *MODELOPT)
 
@@ -40,7 +44,9 @@ def rows(folder: Path, count: int) -> Iterator[dict[str, np.ndarray]]:
     """The preprocessed images from disk, BATCH at a time: nobody has to hold them all."""
     with (folder / "images.f32").open("rb") as file:
         for _ in range(0, count, BATCH):
-            yield {INPUT: np.fromfile(file, np.float32, BATCH * 3 * 224 * 224).reshape(BATCH, *SHAPE)}
+            yield {
+                INPUT: np.fromfile(file, np.float32, BATCH * 3 * 224 * 224).reshape(BATCH, *SHAPE)
+            }
 
 
 class Reader:
@@ -81,7 +87,9 @@ def prepare(folder: Path, count: int) -> None:
     name = onnx.load(folder / "model.onnx").graph.input[0].name
     assert name == INPUT, name
     with (folder / "images.f32").open("wb") as file:
-        for batch in preprocess_batches(sorted((folder / "photographs").iterdir()), card.transform, 16, threads=2):
+        for batch in preprocess_batches(
+            sorted((folder / "photographs").iterdir()), card.transform, 16, threads=2
+        ):
             batch.astype(np.float32).tofile(file)
 
 
@@ -158,11 +166,16 @@ def interleaved(folder: Path, count: int) -> None:
             started = time.perf_counter()
             step(batch)
             seconds[name].append(time.perf_counter() - started)
-    print("| work | median ms per image | × forward | fastest tenth, ms | × forward |\n|---|---|---|---|---|")
+    print(
+        "| work | median ms per image | × forward | fastest tenth, ms | × forward |\n|---|---|---|---|---|"
+    )
     for name, each in seconds.items():
         cells = []
         for quantile in (0.5, 0.1):  # what other work delays is not in the fastest tenth
-            value, base = (float(np.quantile(times[2:], quantile)) for times in (each, seconds["forward passes"]))
+            value, base = (
+                float(np.quantile(times[2:], quantile))
+                for times in (each, seconds["forward passes"])
+            )
             cells.append(f"{1000 * value / BATCH:.1f} | {value / base:.2f}")
         print(f"| {name} | {' | '.join(cells)} |")
 
@@ -202,7 +215,16 @@ def _modelopt(folder: Path, count: int, method: str) -> None:
 
 def measured(name: str, folder: Path, count: int) -> dict[str, Any]:
     """Runs `name` in a process of its own: wall and processor seconds, and its peak resident memory."""
-    command = [sys.executable, __file__, "--run", name, "--folder", str(folder), "--images", str(count)]
+    command = [
+        sys.executable,
+        __file__,
+        "--run",
+        name,
+        "--folder",
+        str(folder),
+        "--images",
+        str(count),
+    ]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     output = child.stdout.read() if child.stdout else ""
     _, status, usage = os.wait4(child.pid, 0)
@@ -231,7 +253,13 @@ def where_it_fits(name: str, folder: Path, count: int) -> dict[str, Any]:
     free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
     if needed < 0.9 * free:
         return measured(name, folder, count) | {"bytes_per_image": per_image}
-    return {"name": name, "images": count, "seconds": None, "needed_bytes": needed, "bytes_per_image": per_image}
+    return {
+        "name": name,
+        "images": count,
+        "seconds": None,
+        "needed_bytes": needed,
+        "bytes_per_image": per_image,
+    }
 
 
 def main() -> None:
@@ -241,7 +269,11 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--run")
-    parser.add_argument("--interleaved", action="store_true", help="only the ratios of ours, on the first of --images")
+    parser.add_argument(
+        "--interleaved",
+        action="store_true",
+        help="only the ratios of ours, on the first of --images",
+    )
     asked = parser.parse_args()
     counts = [int(count) for count in asked.images.split(",")]
     if unknown := sorted(set(filter(None, asked.only.split(","))) - set(CONTENDERS)):

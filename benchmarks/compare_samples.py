@@ -29,19 +29,38 @@ def write_run(workspace: Path, total: int) -> None:
         durations = generator.gamma(50, 2e4 * (1 + at / 10), count).astype(np.int64)
         ends = np.cumsum(durations)
         columns: dict[str, np.ndarray] = dict.fromkeys(SAMPLE_COLUMNS, np.zeros(count))
-        columns |= {"phase": np.ones(count), "images": np.full(count, batch), "end_ns": ends, "enqueue_ns": durations}
-        columns |= {"scheduled_ns": ends - durations, "start_ns": ends - durations, "input": np.arange(count) % 64}
-        frame = pl.DataFrame(columns).cast({name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})
+        columns |= {
+            "phase": np.ones(count),
+            "images": np.full(count, batch),
+            "end_ns": ends,
+            "enqueue_ns": durations,
+        }
+        columns |= {
+            "scheduled_ns": ends - durations,
+            "start_ns": ends - durations,
+            "input": np.arange(count) % 64,
+        }
+        frame = pl.DataFrame(columns).cast(
+            {name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()}
+        )
         frame.write_parquet(run.path / "samples" / f"m{at}.parquet")
         subject = Subject(
-            f"artifact{at // 10}", "onnxruntime", ("fp32", "tf32", "fp16", "bf16", "int8")[at // 10], "cpu", "m"
+            f"artifact{at // 10}",
+            "onnxruntime",
+            ("fp32", "tf32", "fp16", "bf16", "int8")[at // 10],
+            "cpu",
+            "m",
         )
         found.append(
             Measurement(
-                f"m{at}", subject, LoadSpec(batch), Validity.VALID, (),
+                f"m{at}",
+                subject,
+                LoadSpec(batch),
+                Validity.VALID,
+                (),
                 samples_file=f"samples/m{at}.parquet",
             )
-        )  # fmt: skip
+        )
     write_measurements(run.path, found)
     finish_run(run, command="optpipe bench m")
 
@@ -58,7 +77,9 @@ def main(total: int) -> None:
         seconds, kib = re.search(r"measured ([\d.]+) s (\d+) KiB", done.stderr).groups()
     print("| samples | measurements | on disk | seconds | peak memory |")
     print("|---:|---:|---:|---:|---:|")
-    print(f"| {total:,} | {rows} | {size / 2**20:.0f} MiB | {float(seconds):.1f} | {int(kib) / 1024:.0f} MiB |")
+    print(
+        f"| {total:,} | {rows} | {size / 2**20:.0f} MiB | {float(seconds):.1f} | {int(kib) / 1024:.0f} MiB |"
+    )
 
 
 _TIMER = """

@@ -34,7 +34,9 @@ entry, exported = built.artifacts[0].entry, built.model
 card = card_from_file(exported.file(CARD))
 rows = load_sample_inputs(card, choose_samples(card, None, None, exported), exported)
 samples = [batch for batch, _ in split_batches(card, rows, 1)][:SAMPLES]
-request = BuildRequest(card, Precision.FP32, exported.file(ONNX), None, "cpu", entry.info.options, entry.path)
+request = BuildRequest(
+    card, Precision.FP32, exported.file(ONNX), None, "cpu", entry.info.options, entry.path
+)
 
 
 def time_plain() -> tuple[float, float]:
@@ -65,4 +67,6 @@ time_plain()
 plain_s, run_s = time_plain()
 count, compared_s = time_comparison()
 ratios = f"{compared_s / plain_s:.1f} times ({compared_s / run_s:.1f} times without the opening of the plain sessions)"
-print(f"{count} tensors, {len(samples)} samples: {compared_s:.2f} s, plain {plain_s:.2f} s, {ratios}")
+print(
+    f"{count} tensors, {len(samples)} samples: {compared_s:.2f} s, plain {plain_s:.2f} s, {ratios}"
+)

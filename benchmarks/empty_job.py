@@ -32,7 +32,16 @@ def build(task):
     listener = SilentListener()
     model = ModelInfo(recipe.model, recipe.model, weights, simplified=False, own_precision=None)
     entry, _ = store.produce(ModelInfo, {"model": recipe.model}, make(model), listener=listener)
-    info = ArtifactInfo(recipe.model, recipe.model, recipe.backend, Precision.FP32, "cpu", "model.bin", weights, PROOF)
+    info = ArtifactInfo(
+        recipe.model,
+        recipe.model,
+        recipe.backend,
+        Precision.FP32,
+        "cpu",
+        "model.bin",
+        weights,
+        PROOF,
+    )
     built, _ = store.produce(
         ArtifactInfo, plain_from_record(recipe), make(info), parents=(entry.id,), listener=listener
     )

@@ -28,7 +28,11 @@ def main() -> None:
     parser.add_argument("--mode", default="reduce-overhead", help="torch.compile's")
     given = parser.parse_args()
     name = Path(given.model).stem
-    builds = [each for each in find_artifacts(name, Store(given.workspace)) if each.entry.info.device == given.device]
+    builds = [
+        each
+        for each in find_artifacts(name, Store(given.workspace))
+        if each.entry.info.device == given.device
+    ]
     rows = []
     for size in map(int, given.batch.split(",")):
         arrays = draw_arrays(builds[0].entry.id, size, given.workspace)
@@ -37,7 +41,12 @@ def main() -> None:
         *times, compiled = time_in_turns([*sides, theirs], given.device)
         for build, ours in zip(builds, times, strict=True):
             ratio = ratio_from_rounds(ours, compiled)
-            row = {"build": build.label, "batch": size, "ms": median(ours), "compiled_ms": median(compiled)}
+            row = {
+                "build": build.label,
+                "batch": size,
+                "ms": median(ours),
+                "compiled_ms": median(compiled),
+            }
             rows.append({**row, "speed": ratio.value, "speed_ci": ratio.ci})
         if given.rows:
             given.rows.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

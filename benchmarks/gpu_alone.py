@@ -57,7 +57,9 @@ def hold() -> Iterator[None]:
             finally:
                 _HELD.clear()
                 set_priority(before)
-                fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open too
+                fcntl.flock(
+                    file, fcntl.LOCK_UN
+                )  # a child that was forked meanwhile has the file open too
 
 
 def set_priority(nice: int) -> None:
@@ -73,7 +75,9 @@ def alone() -> Iterator[None]:
     with hold():
         waited, stopped = time.monotonic() - begun, set()
         try:
-            while found := set(list_users(Path(os.environ[LOCK]))) - stopped:  # one may have started another meanwhile
+            while (
+                found := set(list_users(Path(os.environ[LOCK]))) - stopped
+            ):  # one may have started another meanwhile
                 stopped |= found
                 send(found, signal.SIGSTOP)
             time.sleep(SETTLE_S)
@@ -81,7 +85,11 @@ def alone() -> Iterator[None]:
         finally:
             send(stopped, signal.SIGCONT)
             held = time.monotonic() - begun - waited
-            print(f"alone for {held:.1f} s after {waited:.1f} s, stopped {len(stopped)}", file=sys.stderr, flush=True)
+            print(
+                f"alone for {held:.1f} s after {waited:.1f} s, stopped {len(stopped)}",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def list_processes(lock: Path) -> list[int]:
@@ -96,7 +104,9 @@ def list_users(lock: Path) -> list[int]:
     found = []
     for pid in list_processes(lock):
         command = _read_list(pid, "cmdline")
-        if Path(os.fsdecode(command[0])).name.startswith("python") and not any(WORKER in each for each in command):
+        if Path(os.fsdecode(command[0])).name.startswith("python") and not any(
+            WORKER in each for each in command
+        ):
             found.append(pid)
     return found
 
@@ -162,7 +172,9 @@ def _change_benchmarkers(module: Any) -> None:
 
 CHANGES: dict[str, Callable[[Any], None]] = {
     "torch._inductor.runtime.benchmarking": _change_benchmarkers,
-    "optpipe.backends.torch_layers.tuning": _change_functions(hold, "time_launch", "compare_in_turns"),
+    "optpipe.backends.torch_layers.tuning": _change_functions(
+        hold, "time_launch", "compare_in_turns"
+    ),
     "gpu_turns": _change_functions(alone, "time_in_turns", "list_longest_kernels"),
 }
 

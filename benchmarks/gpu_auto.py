@@ -33,7 +33,13 @@ from threading import Thread, Timer
 from typing import Any, cast
 
 from gpu_alone import free_stopped, kill_all, make_environment
-from gpu_turns import compile_source, draw_arrays, list_longest_kernels, load_artifact, time_in_turns
+from gpu_turns import (
+    compile_source,
+    draw_arrays,
+    list_longest_kernels,
+    load_artifact,
+    time_in_turns,
+)
 
 from optpipe.core.process import end_with_parent
 from optpipe.stats.ratio import ratio_from_rounds
@@ -44,13 +50,27 @@ NETWORKS = (
 )  # fmt: skip
 IN_FP8 = ("vit_b_16", "convnext_tiny", "bert_base")
 """Their MACs are in linear layers; the others are tried in INT8."""
-CUDNN_ONLY = ("convnext_tiny", "efficientnet_b0", "mobilenet_v3_large", "resnet50", "resnext50_32x4d")
+CUDNN_ONLY = (
+    "convnext_tiny",
+    "efficientnet_b0",
+    "mobilenet_v3_large",
+    "resnet50",
+    "resnext50_32x4d",
+)
 """torch.compile takes cuDNN's convolutions for these, without timing its own, which took more than 3 min for ResNet-50 at one batch size.
 Of depthwise ones the fastest took 430 times as long as cuDNN's (17.9 against 0.042 ms; EfficientNet-B0, 1,152 channels, 5×5, batch 64); of
 ResNet-50's first four at batch 64 one was faster (0.039 against 0.047 ms)."""
 FLOOR_DB = 20.0
 """Weights are random: INT8 keeps 32 dB or more, E4M3 with its three bits of mantissa 23 dB of BERT's outputs."""
-HEAD = ("network", "batch", "winner", "winner ms", "torch.compile ms", "speed of the winner", "others, ms")
+HEAD = (
+    "network",
+    "batch",
+    "winner",
+    "winner ms",
+    "torch.compile ms",
+    "speed of the winner",
+    "others, ms",
+)
 COMPILED = "torch.compile"
 WIDE, LOW = "wide", "low"
 """Parts that build; the others are a batch size each."""
@@ -120,19 +140,38 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--batches", default="1,8,64")
-    parser.add_argument("--seconds", type=float, default=400.0, help="for each network, one after the other")
     parser.add_argument(
-        "--rounds", type=int, default=4, help="of the comparison between the fastest builds; `build` takes 8"
+        "--seconds", type=float, default=400.0, help="for each network, one after the other"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=4,
+        help="of the comparison between the fastest builds; `build` takes 8",
     )
     parser.add_argument("--total", type=float, default=1700.0, help="seconds for all")
-    parser.add_argument("--calibration", type=Path, help="images for INT8 and FP8; default: these are left out")
-    parser.add_argument("--direct", action="store_true", help="no race: the winner is the fastest beside torch.compile")
-    parser.add_argument("--side-by-side", action="store_true", help="all networks and batch sizes at once, --direct")
+    parser.add_argument(
+        "--calibration", type=Path, help="images for INT8 and FP8; default: these are left out"
+    )
+    parser.add_argument(
+        "--direct",
+        action="store_true",
+        help="no race: the winner is the fastest beside torch.compile",
+    )
+    parser.add_argument(
+        "--side-by-side", action="store_true", help="all networks and batch sizes at once, --direct"
+    )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--backends", help="default: all that build for the device")
-    parser.add_argument("--option", default="", help="of the builds, such as inductor.max_autotune=true")
-    parser.add_argument("--one", help="of a process that main() starts: this network, rows to standard output")
-    parser.add_argument("--part", help="of a process that main() starts: wide or low to build, or a batch size")
+    parser.add_argument(
+        "--option", default="", help="of the builds, such as inductor.max_autotune=true"
+    )
+    parser.add_argument(
+        "--one", help="of a process that main() starts: this network, rows to standard output"
+    )
+    parser.add_argument(
+        "--part", help="of a process that main() starts: wide or low to build, or a batch size"
+    )
     given = parser.parse_args()
     if given.part:
         end_with_parent()
@@ -153,14 +192,19 @@ def main() -> None:
 
 def read_finished_rows(out: Path) -> list[dict[str, Any]]:
     """The measured rows of an earlier start."""
-    rows: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else []
+    rows: list[dict[str, Any]] = (
+        json.loads(out.read_text(encoding="utf-8")) if out.is_file() else []
+    )
     return [row for row in rows if "why_not" not in row]
 
 
 def list_open_cells(rows: Sequence[Mapping[str, Any]], given: Any) -> dict[str, list[int]]:
     """The batch sizes that have no row, by network; networks without any are left out."""
     done, sizes = {(row["network"], row["batch"]) for row in rows}, parse_batches(given)
-    left = {name: [size for size in sizes if (name, size) not in done] for name in given.networks.split(",")}
+    left = {
+        name: [size for size in sizes if (name, size) not in done]
+        for name in given.networks.split(",")
+    }
     return {name: sizes for name, sizes in left.items() if sizes}
 
 
@@ -182,7 +226,9 @@ def measure_in_sequence(left: Mapping[str, list[int]], given: Any) -> Rows:
 def measure_network(name: str, limit: float, given: Any) -> Iterator[dict[str, Any]]:
     """A row for each batch size as it comes, from a process of its own that may take `limit` seconds."""
     command, environment = list_command(name, given), {**os.environ, **list_caches(name, "all")}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
     assert process.stdout
     # with the workers and compilers that it started
     clock = Timer(limit, lambda: os.killpg(process.pid, signal.SIGKILL))
@@ -195,7 +241,11 @@ def measure_network(name: str, limit: float, given: Any) -> Iterator[dict[str, A
             yield row
     clock.cancel()
     why = "time is up" if process.wait() == -signal.SIGKILL else f"exit status {process.returncode}"
-    yield from ({"network": name, "batch": size, "why_not": why} for size in parse_batches(given) if size not in done)
+    yield from (
+        {"network": name, "batch": size, "why_not": why}
+        for size in parse_batches(given)
+        if size not in done
+    )
 
 
 def measure_side_by_side(left: Mapping[str, list[int]], given: Any) -> Rows:
@@ -218,7 +268,10 @@ def measure_side_by_side(left: Mapping[str, list[int]], given: Any) -> Rows:
                     open_cells.remove(key)
                     yield row
             free_stopped(lock)
-        yield from ({"network": name, "batch": size, "why_not": "time is up"} for name, size in sorted(open_cells))
+        yield from (
+            {"network": name, "batch": size, "why_not": "time is up"}
+            for name, size in sorted(open_cells)
+        )
     finally:
         kill_all(lock)
 
@@ -315,8 +368,14 @@ def measure_one(given: Any) -> None:
         else:
             plan = replace(network.plan, budget=Budget(FLOOR_DB, "dB"))
             weights, sizes = choose_weights(network.name), tuple(network.batches)
-            decision = choose_build(network.model, plan, weights, network.store, terminal, sizes, given.rounds).decision
-            builds = {each.artifact: f"{each.backend} {each.precision}" for each in decision.candidates if each.times}
+            decision = choose_build(
+                network.model, plan, weights, network.store, terminal, sizes, given.rounds
+            ).decision
+            builds = {
+                each.artifact: f"{each.backend} {each.precision}"
+                for each in decision.candidates
+                if each.times
+            }
             winners = decision.winners
     for size in reversed(network.batches):
         print(json.dumps(compare(network, size, builds, winners.get(size), None)), flush=True)
@@ -341,10 +400,14 @@ def plan_network(given: Any) -> Network:
     wide = Precision.FP16 if given.device == "cuda" else Precision.FP32
     low = Precision.FP8 if name in IN_FP8 else Precision.INT8
     names = given.backends.split(",") if given.backends else list(BACKENDS)
-    backends = tuple(BACKENDS[each] for each in names if BACKENDS[each].probe_capability(given.device).builds)
+    backends = tuple(
+        BACKENDS[each] for each in names if BACKENDS[each].probe_capability(given.device).builds
+    )
     options = parse_options(given.option.split())
     precisions = (wide, low) if images else (wide,)
-    plan = BuildPlan(precisions, backends, named=False, device=given.device, calibration=images, options=options)
+    plan = BuildPlan(
+        precisions, backends, named=False, device=given.device, calibration=images, options=options
+    )
     source = source_from_text(name_source(name, workspace), {})
     model = Model(source, weights_from_text(choose_weights(name), 0), batch)
     return Network(name, workspace, model, plan, batches)
@@ -371,7 +434,10 @@ def make_zeros(network: Network, size: int, listener: Any) -> list[Any]:
     import numpy as np
 
     inputs = read_exported_card(network, listener).inputs
-    shapes = [[size if axis == each.batch else usual for axis, usual in enumerate(each.opt)] for each in inputs]
+    shapes = [
+        [size if axis == each.batch else usual for axis, usual in enumerate(each.opt)]
+        for each in inputs
+    ]
     return [np.zeros(shape, each.dtype) for shape, each in zip(shapes, inputs, strict=True)]
 
 
@@ -392,7 +458,9 @@ def write_bert(workspace: Path) -> None:
         return
     (workspace / "bert.py").write_text(BERT, encoding="utf-8")
     (workspace / "bert.toml").write_text(CARD, encoding="utf-8")
-    np.savez(workspace / "tokens.npz", input_ids=np.random.default_rng(0).integers(30522, size=(64, 128)))
+    np.savez(
+        workspace / "tokens.npz", input_ids=np.random.default_rng(0).integers(30522, size=(64, 128))
+    )
 
 
 def name_source(name: str, workspace: Path) -> str:
@@ -414,7 +482,11 @@ def list_builds(built: Sequence[Any]) -> dict[str, str]:
         return snr is None or snr >= FLOOR_DB
 
     whole = [each for each in built if find_flaw(each) is None and each.verification]
-    return {each.entry.id: f"{each.entry.info.backend} {each.entry.info.precision}" for each in whole if keeps(each)}
+    return {
+        each.entry.id: f"{each.entry.info.backend} {each.entry.info.precision}"
+        for each in whole
+        if keeps(each)
+    }
 
 
 def compare(
@@ -431,9 +503,14 @@ def compare(
     bind, seconds = rival or compile_rival(network, arrays)
     theirs = bind(arrays)
     theirs()
-    sides = {**{each: load_artifact(each, size, workspace).launch for each in builds}, COMPILED: theirs}
+    sides = {
+        **{each: load_artifact(each, size, workspace).launch for each in builds},
+        COMPILED: theirs,
+    }
     for each, label in builds.items():
-        if label.startswith("inductor") and (general := load_code_for_all_sizes(each, size, workspace)):
+        if label.startswith("inductor") and (
+            general := load_code_for_all_sizes(each, size, workspace)
+        ):
             sides[f"{label} for all sizes"] = general
     times = dict(zip(sides, time_in_turns([*sides.values()], device), strict=True))
     winner = chosen or min(builds, key=lambda each: median(times[each]))
@@ -449,9 +526,13 @@ def compare(
         "speed": ratio.value,
         "speed_ci": ratio.ci,
         "others_ms": {
-            builds.get(key, key): median(found) for key, found in times.items() if key not in (winner, COMPILED)
+            builds.get(key, key): median(found)
+            for key, found in times.items()
+            if key not in (winner, COMPILED)
         },
-        "longest_kernels": {builds.get(key, key): list_longest_kernels(each) for key, each in sides.items()}
+        "longest_kernels": {
+            builds.get(key, key): list_longest_kernels(each) for key, each in sides.items()
+        }
         if lost
         else None,
         "compiled_in_s": seconds,

@@ -37,7 +37,10 @@ def sweep_lines(sweep):
     yield "| backend | precision | batch | graph | compute p50 ms | latency p50 ms | images/s | CV | verdict | reasons |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     for row in sweep.get("measurements", []):
-        latency, codes = row["latency_ns"] or {}, ",".join(reason["code"] for reason in row["reasons"])
+        latency, codes = (
+            row["latency_ns"] or {},
+            ",".join(reason["code"] for reason in row["reasons"]),
+        )
         cells = [
             *(row["subject"][name] for name in ("backend", "precision")),
             row["load"]["batch_size"],
@@ -61,17 +64,25 @@ def beat_lines(sweep, loops):
     for row in sweep.get("measurements", []):
         if compute := p50(row, "compute"):
             size = row["load"]["batch_size"]
-            best[row["subject"]["backend"], row["subject"]["precision"], size] = size / compute * 1e3
+            best[row["subject"]["backend"], row["subject"]["precision"], size] = (
+                size / compute * 1e3
+            )
     for (backend, precision), noted in TO_BEAT.items():
         ours = {size: best.get((backend, precision, size)) for size in noted}
         pairs = [
-            f"batch {size} {size / rate * 1e3:.3f} ms against {noted[size]}" for size, rate in ours.items() if rate
+            f"batch {size} {size / rate * 1e3:.3f} ms against {noted[size]}"
+            for size, rate in ours.items()
+            if rate
         ]
         if pairs:
             yield f"- {backend} {precision}: {'; '.join(pairs)}"
     top = max((rate for (_, _, size), rate in best.items() if size == 256), default=None)
     compiled = loops.get("torch_compile_reduce_overhead_fp16", [])
-    same = [row["images_per_s"] for row in compiled if row["batch_size"] == 256 and "images_per_s" in row]
+    same = [
+        row["images_per_s"]
+        for row in compiled
+        if row["batch_size"] == 256 and "images_per_s" in row
+    ]
     if top:
         share = top / COMPILED_IMAGES_PER_S
         yield f"- best of all at 256: {top:,.0f} images/s, {share:.3f} of the noted torch.compile {COMPILED_IMAGES_PER_S:,}"
@@ -86,7 +97,13 @@ def loop_lines(loops):
         if "error" in row:
             yield f"{row.get('arguments', '')}: {row['error']}"
             continue
-        cells = [row["backend"], row["precision"], row["batch_size"], _text(row["optpipe_ms"]), _text(row["loop_ms"])]
+        cells = [
+            row["backend"],
+            row["precision"],
+            row["batch_size"],
+            _text(row["optpipe_ms"]),
+            _text(row["loop_ms"]),
+        ]
         cells += [_text(row["optpipe_over_loop"]), _text(row.get("own_session_ms"))]
         yield "| " + " | ".join(map(str, cells)) + " |"
 
@@ -95,8 +112,18 @@ def main() -> None:
     folder = Path(sys.argv[1])
     sweeps = sorted(each.stem for each in folder.glob("sweep-*.json"))
     rows = [row for name in sweeps for row in read(folder, name).get("measurements", [])]
-    sweep, loops = {"measurements": rows or read(folder, "smoke").get("measurements", [])}, read(folder, "loops")
-    lines = ["## Sweep", *sweep_lines(sweep), "", "## Against the figures to beat", *beat_lines(sweep, loops), ""]
+    sweep, loops = (
+        {"measurements": rows or read(folder, "smoke").get("measurements", [])},
+        read(folder, "loops"),
+    )
+    lines = [
+        "## Sweep",
+        *sweep_lines(sweep),
+        "",
+        "## Against the figures to beat",
+        *beat_lines(sweep, loops),
+        "",
+    ]
     lines += ["## Against bare loops", *loop_lines(loops), "", "## Scenarios, limits, energy"]
     for name in ("end-to-end", "offline", "multi-stream", "server", "slo", "energy"):
         lines += [f"### {name}", *sweep_lines(read(folder, name))]

@@ -35,7 +35,9 @@ def main(out: Path, count: int = 256) -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_photographs(Path(folder), count)
         files = sorted(Path(folder).iterdir())
-        images = np.concatenate(list(preprocess_batches(files, card.transform, 32, threads=os.cpu_count() or 1)))
+        images = np.concatenate(
+            list(preprocess_batches(files, card.transform, 32, threads=os.cpu_count() or 1))
+        )
     size = {
         device: choose_batch_size(graph, tensors, {card.inputs[0].name: images[:1]}, device)
         for device in ("cuda", "cpu")
@@ -46,7 +48,9 @@ def main(out: Path, count: int = 256) -> None:
         largest = min(size[device], card.inputs[0].max[0])
         collector = Collector(graph, tensors, histograms, device)
         parts = [images[start : start + largest] for start in range(0, count, largest)]
-        collector.add({card.inputs[0].name: parts[0]})  # warm-up: cuDNN's choice of algorithms, memory arenas
+        collector.add(
+            {card.inputs[0].name: parts[0]}
+        )  # warm-up: cuDNN's choice of algorithms, memory arenas
         collector = Collector(graph, tensors, histograms, device)
         torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
@@ -56,7 +60,8 @@ def main(out: Path, count: int = 256) -> None:
         seconds = time.perf_counter() - started
         if histograms:
             tables[device] = {
-                method: {name: compute_range(each, method) for name, each in statistics.items()} for method in METHODS
+                method: {name: compute_range(each, method) for name, each in statistics.items()}
+                for method in METHODS
             }
         rows.append(
             {
@@ -72,11 +77,17 @@ def main(out: Path, count: int = 256) -> None:
         method: max(abs(tables["cuda"][method][n] / tables["cpu"][method][n] - 1) for n in tensors)
         for method in METHODS
     }
-    (out / "calibration.json").write_text(json.dumps({"rows": rows, "relative_differences": differences}, indent=1))
+    (out / "calibration.json").write_text(
+        json.dumps({"rows": rows, "relative_differences": differences}, indent=1)
+    )
     for row in rows:
-        print(f"{row['device']:5} histograms={row['histograms']!s:5} {row['seconds']:7.2f} s for {count} images")
+        print(
+            f"{row['device']:5} histograms={row['histograms']!s:5} {row['seconds']:7.2f} s for {count} images"
+        )
     for method, difference in differences.items():
-        print(f"{method:10} largest relative difference of a range between GPU and CPU: {difference:.2e}")
+        print(
+            f"{method:10} largest relative difference of a range between GPU and CPU: {difference:.2e}"
+        )
 
 
 if __name__ == "__main__":

@@ -63,7 +63,10 @@ ENERGY_FROM = 64
 """The least batch size whose energy is measured."""
 VARIANTS = os.environ.get("VARIANTS", "fused int8 compile").split()
 MOST = int(os.environ.get("MOST", "7"))
-START, WAIT_S = float(os.environ.get("START", time.time())), float(os.environ.get("WAIT_S", "10000"))
+START, WAIT_S = (
+    float(os.environ.get("START", time.time())),
+    float(os.environ.get("WAIT_S", "10000")),
+)
 LAST_S = float(os.environ.get("LAST_S", "10000"))
 DEVICE: Device = "cuda" if torch.cuda.is_available() else "cpu"
 PIXELS = int(os.environ.get("PIXELS", "224"))
@@ -97,7 +100,9 @@ class Encoder(torch.nn.Module):
         self.bert = BertModel(BertConfig(attn_implementation="sdpa"), add_pooling_layer=False)
 
     def forward(self, input_ids):
-        return self.bert(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).last_hidden_state
+        return self.bert(
+            input_ids=input_ids, attention_mask=torch.ones_like(input_ids)
+        ).last_hidden_state
 
 
 def draw(name, batch, seed):
@@ -168,13 +173,16 @@ def list_kernels(function):
             function()
         torch.cuda.synchronize()
     rows = [
-        (each.key[:150], round(each.self_device_time_total / 3, 1), each.count // 3) for each in found.key_averages()
+        (each.key[:150], round(each.self_device_time_total / 3, 1), each.count // 3)
+        for each in found.key_averages()
     ]
     return sorted(rows, key=lambda row: -row[1])[:25]
 
 
 def compute_snr(expected, found):
-    return round(float(10 * np.log10(np.square(expected).sum() / np.square(found - expected).sum())), 1)
+    return round(
+        float(10 * np.log10(np.square(expected).sum() / np.square(found - expected).sum())), 1
+    )
 
 
 class Network:
@@ -185,11 +193,18 @@ class Network:
         self.data = draw(name, 4, 2)
         given, dtype = ("input_ids", "int64") if name == "bert_base" else ("image", "float32")
         shapes = [(size, *self.data.shape[1:]) for size in (1, 4, max(4, *batches))]
-        card = ModelCard(name, f"{name}.py:make", Task.OTHER, (InputSpec(given, dtype, *shapes, batch=0),))
+        card = ModelCard(
+            name, f"{name}.py:make", Task.OTHER, (InputSpec(given, dtype, *shapes, batch=0),)
+        )
         onnx_from_torch(make_network(name), card, folder / "model.onnx")
-        self.card, model = complete_card(card, folder / "model.onnx"), onnx.load(folder / "model.onnx")
+        self.card, model = (
+            complete_card(card, folder / "model.onnx"),
+            onnx.load(folder / "model.onnx"),
+        )
         self.reference = run_onnx(model, self.data)[0]
-        for kind in {str(PRECISIONS[each]) for each in map(get_base, variants) if each in PRECISIONS}:
+        for kind in {
+            str(PRECISIONS[each]) for each in map(get_base, variants) if each in PRECISIONS
+        }:
             placed = place_qdq(model, TARGETS[kind])
             graph = qdq_from_onnx(model, placed, measure_ranges(model, placed.tensors, self.data))
             onnx.save(graph, folder / f"{kind}.onnx")
@@ -197,16 +212,27 @@ class Network:
     def make_program(self, variant, batch, given):
         """The exported program, and what is recorded about it."""
         precision = PRECISIONS.get(variant, Precision.FP16)
-        card, graph = self.card.with_profile((batch, batch, batch), {}), self.folder / f"{precision}.onnx"
-        wanted = BuildRequest(card, precision, graph, lambda: make_network(self.name), DEVICE, {}, self.folder)
+        card, graph = (
+            self.card.with_profile((batch, batch, batch), {}),
+            self.folder / f"{precision}.onnx",
+        )
+        wanted = BuildRequest(
+            card, precision, graph, lambda: make_network(self.name), DEVICE, {}, self.folder
+        )
         if variant == "plain":
             return export_program(wanted), {}
         kernels = DEVICE == "cuda"
-        program, missed = lower_fp8(wanted, kernels=kernels) if variant == "fp8" else lower_program(wanted)
+        program, missed = (
+            lower_fp8(wanted, kernels=kernels) if variant == "fp8" else lower_program(wanted)
+        )
         measured = self.tune(program, batch, given, variant) if kernels else {}
         exported = export_rewritten(program, wanted)
         share = prove_precision(precision, layers_from_program(exported, precision)).share.macs
-        return exported, {"tactics": tuning.summarize_choices(measured), "macs": share, "missed": list(missed)}
+        return exported, {
+            "tactics": tuning.summarize_choices(measured),
+            "macs": share,
+            "missed": list(missed),
+        }
 
     def tune(self, program, batch, given, variant):
         """Compiles kernels beside other processes, and times them alone."""
@@ -232,7 +258,9 @@ class Network:
             elif given.is_floating_point():
                 module = module.to(memory_format=torch.channels_last)
                 given = given.to(next(module.parameters()).dtype, memory_format=torch.channels_last)
-            mode = "max-autotune-no-cudagraphs" if variant == "max" and DEVICE == "cuda" else "default"
+            mode = (
+                "max-autotune-no-cudagraphs" if variant == "max" and DEVICE == "cuda" else "default"
+            )
             wide = torch.compile(module, mode=mode, dynamic=False)
             with torch.inference_mode():
                 wide(given)
@@ -243,12 +271,21 @@ class Network:
             self.programs[base, batch] = self.make_program(base, batch, given)
         exported, about = self.programs[base, batch]
         package = self.folder / f"{variant}-{batch}.pt2"
-        tuned = {"max_autotune_gemm": True, "max_autotune_conv_backends": "ATEN"} if variant != base else {}
+        tuned = (
+            {"max_autotune_gemm": True, "max_autotune_conv_backends": "ATEN"}
+            if variant != base
+            else {}
+        )
         Compilation(exported, package, {**CONFIGS[DEVICE], **tuned}).run()
         call = load_package(package, DEVICE)
         rows = min(len(self.data), batch)
         with torch.inference_mode(), self.alone():
-            near = call(torch.cat([self.data] * ((batch + 3) // 4))[:batch].to(DEVICE))[0][:rows].float().cpu().numpy()
+            near = (
+                call(torch.cat([self.data] * ((batch + 3) // 4))[:batch].to(DEVICE))[0][:rows]
+                .float()
+                .cpu()
+                .numpy()
+            )
             replay = capture(lambda: call(given))
         snr = compute_snr(self.reference[:rows], near)
         return {**about, "snr_db": snr, "build_s": round(time.monotonic() - started)}, replay
@@ -304,7 +341,9 @@ def work(name, batches, variants, lock, slots, workers, pipe):
 
     cores = sorted(os.sched_getaffinity(0))
     first = sum(map(ord, name))
-    os.sched_setaffinity(0, {cores[(first + each) % len(cores)] for each in range(max(1, len(cores) // 2))})
+    os.sched_setaffinity(
+        0, {cores[(first + each) % len(cores)] for each in range(max(1, len(cores) // 2))}
+    )
     with TemporaryDirectory() as scratch, slots:
         network = Network(name, batches, variants, Path(scratch), alone)
         for batch in batches:
@@ -333,9 +372,16 @@ def measure(cell, functions):
         cell[variant] |= {"ms": round(median(times[variant]), 4), "times_ms": times[variant]}
         if DEVICE == "cuda" and cell["batch"] >= ENERGY_FROM and ENERGY_S:
             cell[variant]["mj_per_image"] = measure_energy(function, cell["batch"])
-        if DEVICE == "cuda" and f"{cell['network']}:{cell['batch']}" in os.environ.get("PROFILE", "").split():
+        if (
+            DEVICE == "cuda"
+            and f"{cell['network']}:{cell['batch']}" in os.environ.get("PROFILE", "").split()
+        ):
             cell[variant]["kernels"] = list_kernels(function)
-    brief = [f"{name} {each.get('ms', each.get('failed'))}" for name, each in cell.items() if isinstance(each, dict)]
+    brief = [
+        f"{name} {each.get('ms', each.get('failed'))}"
+        for name, each in cell.items()
+        if isinstance(each, dict)
+    ]
     print(cell["network"], cell["batch"], ", ".join(brief), flush=True)
 
 
@@ -347,25 +393,40 @@ def main():
     for spec in sys.argv[2:]:
         name, sizes, *variants = spec.split(":")
         networks.append(
-            (name, [int(each) for each in sizes.split(",")], variants[0].split(",") if variants else VARIANTS)
+            (
+                name,
+                [int(each) for each in sizes.split(",")],
+                variants[0].split(",") if variants else VARIANTS,
+            )
         )
     context, rows, pipes = multiprocessing.get_context("spawn"), [], []
-    lock, slots, workers = context.Lock(), context.BoundedSemaphore(MOST), context.Array("i", len(networks))
+    lock, slots, workers = (
+        context.Lock(),
+        context.BoundedSemaphore(MOST),
+        context.Array("i", len(networks)),
+    )
     for at, (name, batches, variants) in enumerate(networks):
         here, there = context.Pipe()
-        process = context.Process(target=work, args=(name, batches, variants, lock, slots, workers, there), daemon=True)
+        process = context.Process(
+            target=work, args=(name, batches, variants, lock, slots, workers, there), daemon=True
+        )
         process.start()
         workers[at] = process.pid
         there.close()
         pipes.append(here)
-    about = {"device": torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu", "torch": torch.__version__}
+    about = {
+        "device": torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu",
+        "torch": torch.__version__,
+    }
     while pipes:
         for each in [pipe for pipe in pipes if pipe.poll(0.1)]:
             try:
                 rows.append(each.recv())
             except EOFError:  # its process ended
                 pipes.remove(each)
-            Path(sys.argv[1]).write_text(json.dumps({**about, "rows": rows}, indent=1), encoding="utf-8")
+            Path(sys.argv[1]).write_text(
+                json.dumps({**about, "rows": rows}, indent=1), encoding="utf-8"
+            )
 
 
 if __name__ == "__main__":

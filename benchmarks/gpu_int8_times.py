@@ -45,15 +45,28 @@ def main(out: Path) -> None:
     }
     card = card_from_file(store.find(artifacts[Precision.FP32].manifest.parents[0]).file(CARD))
     images = next(
-        preprocess_batches(find_images(find_shipped_folder("calibration") / "samples"), card.transform, 10, threads=4)
+        preprocess_batches(
+            find_images(find_shipped_folder("calibration") / "samples"),
+            card.transform,
+            10,
+            threads=4,
+        )
     )
     rows = []
     # on torch's default stream ONNX Runtime would take one of its own, and events would time nothing
     with torch.cuda.stream(torch.cuda.Stream()), ExitStack() as stack:
         sessions, refused = _sessions(artifacts, stack)
         for batch in [each for each in BATCHES if each <= card.inputs[0].max[0]]:
-            rolled = np.concatenate([np.roll(images, index, axis=3) for index in range(-(-batch // 10))])[:batch]
-            rows += _rows(sessions, refused, artifacts, {card.inputs[0].name: np.ascontiguousarray(rolled)}, batch)
+            rolled = np.concatenate(
+                [np.roll(images, index, axis=3) for index in range(-(-batch // 10))]
+            )[:batch]
+            rows += _rows(
+                sessions,
+                refused,
+                artifacts,
+                {card.inputs[0].name: np.ascontiguousarray(rolled)},
+                batch,
+            )
             (out / "times.json").write_text(json.dumps(rows, indent=1))
             print(f"batch {batch} done", file=sys.stderr, flush=True)
     print_table(rows)
@@ -89,7 +102,10 @@ def _rows(sessions, refused, artifacts, inputs, batch):
         except OptpipeError as error:
             reasons[key] = str(error)
             bindings.pop(key, None)
-    scores = {key: next(iter(each.outputs.values())).double().cpu().numpy() for key, each in bindings.items()}
+    scores = {
+        key: next(iter(each.outputs.values())).double().cpu().numpy()
+        for key, each in bindings.items()
+    }
     rounds = [{key: _p50_ms(binding) for key, binding in bindings.items()} for _ in range(ROUNDS)]
     rows = []
     for key in CONTENDERS:
@@ -98,8 +114,15 @@ def _rows(sessions, refused, artifacts, inputs, batch):
         if key in bindings:
             share = artifacts[precision].info.precision_proof.share.macs
             times = [each[key] for each in rounds]
-            row |= {"p50_ms": median(times), "rounds_ms": times, "images_per_s": batch / median(times) * 1e3}
-            row |= {"int8_share": share.get("int8", 0.0), "snr_db": _snr_db(scores[key], scores.get(("fp32", True)))}
+            row |= {
+                "p50_ms": median(times),
+                "rounds_ms": times,
+                "images_per_s": batch / median(times) * 1e3,
+            }
+            row |= {
+                "int8_share": share.get("int8", 0.0),
+                "snr_db": _snr_db(scores[key], scores.get(("fp32", True))),
+            }
             if ("fp16", True) in bindings:
                 row["over_fp16"] = sorted(each[key] / each["fp16", True] for each in rounds)
         rows.append(row)
@@ -139,7 +162,9 @@ def print_table(rows) -> None:
         ratios = row.get("over_fp16", [])
         ratio = f"{median(ratios):.2f} ({ratios[0]:.2f} … {ratios[-1]:.2f})" if ratios else "–"
         snr = "reference" if row["snr_db"] is None else f"{row['snr_db']:.1f} dB"
-        print(f"{head} {row['p50_ms']:8.3f} {row['images_per_s']:9.0f}  {ratio:26}  {snr}{_marks(row, ratios)}")
+        print(
+            f"{head} {row['p50_ms']:8.3f} {row['images_per_s']:9.0f}  {ratio:26}  {snr}{_marks(row, ratios)}"
+        )
 
 
 def _marks(row, ratios) -> str:

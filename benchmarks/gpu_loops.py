@@ -61,11 +61,18 @@ def same_session(entry, store, batch, options, scratch):
     from optpipe.models.artifacts.lookup import find_artifacts
 
     load = LoadSpec(
-        batch, min_seconds=0.4, max_seconds=3, percentile=50.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0
+        batch,
+        min_seconds=0.4,
+        max_seconds=3,
+        percentile=50.0,
+        warm_up_seconds=0.1,
+        max_warm_up_seconds=1.0,
     )
     load = replace(load, cache_probes=0)
     artifact, pool = find_artifacts(entry, store)[0], WorkerPool(scratch)
-    plan = prepare_subject(artifact, BenchPlan(load), store, pool, scratch / "inputs", scratch).session
+    plan = prepare_subject(
+        artifact, BenchPlan(load), store, pool, scratch / "inputs", scratch
+    ).session
     plan = replace(plan, arguments={**plan.arguments, "options": options})
     rounds = []
     with ExitStack() as stack:
@@ -93,8 +100,14 @@ def own_api(info, path, batch, options):
     with torch.cuda.stream(stream):
         if info.backend == "onnxruntime":
             return onnxruntime_loop(path, info, batch, options, stream)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = bool(info.get("tf32"))
-        call = load_package(path, "cuda") if info.backend == "inductor" else torch.export.load(path).module()
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = bool(
+            info.get("tf32")
+        )
+        call = (
+            load_package(path, "cuda")
+            if info.backend == "inductor"
+            else torch.export.load(path).module()
+        )
         dtype = {"float16": torch.float16, "float32": torch.float32}[info.inputs[0]["dtype"]]
         return torch_loop(call, batch, dtype, stream, options.get("cuda_graph", False))
 
@@ -120,15 +133,25 @@ def onnxruntime_loop(path, info, batch, options, stream):
     settings.log_severity_level = 4
     settings.add_session_config_entry("session.disable_quant_qdq", "1")
     session = ort.InferenceSession(
-        str(path), settings, providers=[("CUDAExecutionProvider", provider)], disabled_optimizers=left_out
+        str(path),
+        settings,
+        providers=[("CUDAExecutionProvider", provider)],
+        disabled_optimizers=left_out,
     )
-    kinds = {"tensor(float)": (torch.float32, np.float32), "tensor(float16)": (torch.float16, np.float16)}
+    kinds = {
+        "tensor(float)": (torch.float32, np.float32),
+        "tensor(float16)": (torch.float16, np.float16),
+    }
     name, answer = session.get_inputs()[0], session.get_outputs()[0]
     given = torch.randn(batch, 3, 224, 224, device="cuda").to(kinds[name.type][0])
     output = torch.empty(batch, 1000, device="cuda", dtype=kinds[answer.type][0])
     binding = session.io_binding()
-    binding.bind_input(name.name, "cuda", 0, kinds[name.type][1], tuple(given.shape), given.data_ptr())
-    binding.bind_output(answer.name, "cuda", 0, kinds[answer.type][1], tuple(output.shape), output.data_ptr())
+    binding.bind_input(
+        name.name, "cuda", 0, kinds[name.type][1], tuple(given.shape), given.data_ptr()
+    )
+    binding.bind_output(
+        answer.name, "cuda", 0, kinds[answer.type][1], tuple(output.shape), output.data_ptr()
+    )
     # as the tool does when it binds: once outside the graph. Without it the graph at batch 1 is a tenth slower
     outside = ort.RunOptions()
     outside.add_run_config_entry("gpu_graph_id", "-1")
@@ -163,7 +186,11 @@ def one_artifact(workspace, entry_id, batches, options):
     store = Store(Path(workspace))
     entry = store.find(entry_id, ArtifactInfo)
     for batch in batches:
-        row = {"artifact": entry.id, "backend": entry.info.backend, "precision": entry.info.precision}
+        row = {
+            "artifact": entry.id,
+            "backend": entry.info.backend,
+            "precision": entry.info.precision,
+        }
         row |= {"batch_size": batch, "options": options}
         with tempfile.TemporaryDirectory() as scratch:
             rounds = same_session(entry.id, store, batch, options, Path(scratch))
@@ -181,16 +208,29 @@ def compiled_baseline(batches):
     import torchvision
 
     torch.manual_seed(0)
-    model = torchvision.models.resnet50(weights=None).eval().half().cuda().to(memory_format=torch.channels_last)
+    model = (
+        torchvision.models.resnet50(weights=None)
+        .eval()
+        .half()
+        .cuda()
+        .to(memory_format=torch.channels_last)
+    )
     compiled = torch.compile(model, mode="reduce-overhead")
     for batch in batches:
-        given = torch.randn(batch, 3, 224, 224, device="cuda").half().to(memory_format=torch.channels_last)
+        given = (
+            torch.randn(batch, 3, 224, 224, device="cuda")
+            .half()
+            .to(memory_format=torch.channels_last)
+        )
         with torch.inference_mode():
             for _ in range(5):
                 compiled(given)
             torch.cuda.synchronize()
             ms = warmed_loop(lambda given=given: compiled(given), torch.cuda.current_stream())
-        print(json.dumps({"batch_size": batch, "ms": ms, "images_per_s": batch / ms * 1e3}), flush=True)
+        print(
+            json.dumps({"batch_size": batch, "ms": ms, "images_per_s": batch / ms * 1e3}),
+            flush=True,
+        )
 
 
 def in_process(*arguments, seconds):
@@ -199,7 +239,10 @@ def in_process(*arguments, seconds):
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         said = done.stderr.strip().splitlines()[-1:] or ["no word on standard error"]
-        output, failed = done.stdout, [f"exit status {done.returncode}: {said[0]}"] if done.returncode else []
+        output, failed = (
+            done.stdout,
+            [f"exit status {done.returncode}: {said[0]}"] if done.returncode else [],
+        )
     except subprocess.TimeoutExpired as error:
         output, failed = (error.stdout or b"").decode(), [f"not finished in {seconds} s"]
     rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
@@ -211,8 +254,14 @@ def main() -> None:
     from optpipe.workspace.store import Store
 
     workspace, target = Path(sys.argv[1]), Path(sys.argv[2])
-    precisions, batches = sys.argv[3].split(","), [int(text) for text in sys.argv[4:]] or [1, 64, 256]
-    document = {"loops": [], "torch_compile_reduce_overhead_fp16": in_process("compiled", *batches, seconds=120)}
+    precisions, batches = (
+        sys.argv[3].split(","),
+        [int(text) for text in sys.argv[4:]] or [1, 64, 256],
+    )
+    document = {
+        "loops": [],
+        "torch_compile_reduce_overhead_fp16": in_process("compiled", *batches, seconds=120),
+    }
     print(json.dumps(document["torch_compile_reduce_overhead_fp16"]), flush=True)
     for entry in Store(workspace).list_entries(ArtifactInfo):
         if entry.info.device != "cuda":
@@ -220,15 +269,22 @@ def main() -> None:
         if entry.info.model != "resnet50" or entry.info.precision not in precisions:
             continue
         options = json.dumps(entry.info.options)
-        found = in_process("artifact", workspace, entry.id, options, *batches, seconds=60 * len(batches))
+        found = in_process(
+            "artifact", workspace, entry.id, options, *batches, seconds=60 * len(batches)
+        )
         document["loops"] += found
         for row in found:
-            print(json.dumps({key: value for key, value in row.items() if key != "rounds_ms"}), flush=True)
+            print(
+                json.dumps({key: value for key, value in row.items() if key != "rounds_ms"}),
+                flush=True,
+            )
         target.write_text(json.dumps(document, indent=1))
 
 
 if sys.argv[1] == "artifact":
-    one_artifact(sys.argv[2], sys.argv[3], [int(text) for text in sys.argv[5:]], json.loads(sys.argv[4]))
+    one_artifact(
+        sys.argv[2], sys.argv[3], [int(text) for text in sys.argv[5:]], json.loads(sys.argv[4])
+    )
 elif sys.argv[1] == "compiled":
     compiled_baseline([int(text) for text in sys.argv[2:]])
 else:

@@ -53,7 +53,10 @@ with torch.cuda.stream(torch.cuda.Stream()):
     started, profile = session.end_profiling()
 target.with_suffix(".json").write_text(json.dumps({"anchors": anchors, "started_ns": started, "profile": str(profile)}))
 """
-MODELS = {"resnet50": ("resnet50", "--weights", "random", "--batch", "1:8:64"), "digits": ("digits",)}
+MODELS = {
+    "resnet50": ("resnet50", "--weights", "random", "--batch", "1:8:64"),
+    "digits": ("digits",),
+}
 BEGAN = time.monotonic()
 
 
@@ -61,7 +64,9 @@ def step(name: str, command: list[str], limit_s: float = 60) -> "subprocess.Comp
     """Runs a command and says how it went; its failure is reported and survived."""
     started = time.monotonic()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=limit_s, check=False
+        )
     except (subprocess.TimeoutExpired, OSError) as error:
         print(f"== {name}: {error}", flush=True)
         return subprocess.CompletedProcess(command, 124, "", str(error))
@@ -84,9 +89,13 @@ def kept_export(source: Path, target: Path) -> None:
 
     shutil.copyfile(source, target)
     with sqlite3.connect(target) as copy:
-        tables = [row[0] for row in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        tables = [
+            row[0] for row in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        ]
         for table in tables:
-            if not table.startswith(("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS", "StringIds", "TARGET_INFO_GPU")):
+            if not table.startswith(
+                ("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS", "StringIds", "TARGET_INFO_GPU")
+            ):
                 copy.execute(f"DROP TABLE {table}")
         copy.execute(
             "DELETE FROM StringIds WHERE id NOT IN (SELECT demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL UNION "
@@ -120,11 +129,38 @@ def probe(name: str, arguments: tuple[str, ...], work: Path, out: Path) -> None:
     recording = work / name
     recorded = step(
         f"{name} nsys",
-        ["nsys", "profile", "-o", str(recording), "--force-overwrite", "true", "-t", "nvtx,cuda,cudnn,cublas", "--sample", "none",
-         "--cpuctxsw", "none", "--capture-range", "nvtx", "--nvtx-capture", "optpipe.capture", "--capture-range-end", "stop",
-         "--kill", "none", "--env-var", "NSYS_NVTX_PROFILER_REGISTER_ONLY=0", python, "-c", WORKER, str(workspace), artifact, "1",
-         str(recording)],
-    )  # fmt: skip
+        [
+            "nsys",
+            "profile",
+            "-o",
+            str(recording),
+            "--force-overwrite",
+            "true",
+            "-t",
+            "nvtx,cuda,cudnn,cublas",
+            "--sample",
+            "none",
+            "--cpuctxsw",
+            "none",
+            "--capture-range",
+            "nvtx",
+            "--nvtx-capture",
+            "optpipe.capture",
+            "--capture-range-end",
+            "stop",
+            "--kill",
+            "none",
+            "--env-var",
+            "NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
+            python,
+            "-c",
+            WORKER,
+            str(workspace),
+            artifact,
+            "1",
+            str(recording),
+        ],
+    )
     (out / f"{name}-nsys.log").write_text((recorded.stdout + recorded.stderr)[-4000:])
     found = recording.with_suffix(".json")
     if not found.is_file():
@@ -133,15 +169,43 @@ def probe(name: str, arguments: tuple[str, ...], work: Path, out: Path) -> None:
     events = json.loads(Path(facts["profile"]).read_text())
     print("   events by category:", dict(Counter(event.get("cat") for event in events)), flush=True)
     shrunk(Path(facts.pop("profile")), out / f"{name}-ort-profile.json.gz")
-    graphs = {path.parent.name: _nodes(path) for path in sorted((workspace / "store").glob("*/model.onnx"))}
-    (out / f"{name}-facts.json").write_text(json.dumps({**facts, "artifact": artifact, "graphs": graphs}))
-    step(f"{name} export", ["nsys", "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(recording.with_suffix(".sqlite")),
-                            str(recording.with_suffix(".nsys-rep"))])  # fmt: skip
+    graphs = {
+        path.parent.name: _nodes(path)
+        for path in sorted((workspace / "store").glob("*/model.onnx"))
+    }
+    (out / f"{name}-facts.json").write_text(
+        json.dumps({**facts, "artifact": artifact, "graphs": graphs})
+    )
+    step(
+        f"{name} export",
+        [
+            "nsys",
+            "export",
+            "--type",
+            "sqlite",
+            "--force-overwrite",
+            "true",
+            "-o",
+            str(recording.with_suffix(".sqlite")),
+            str(recording.with_suffix(".nsys-rep")),
+        ],
+    )
     if recording.with_suffix(".sqlite").is_file():
         kept_export(recording.with_suffix(".sqlite"), out / f"{name}.sqlite")
     judged = step(
         f"{name} profile",
-        [python, "-m", "optpipe", "profile", *common, "--stage", "inference", "--iterations", "10", "--json"],
+        [
+            python,
+            "-m",
+            "optpipe",
+            "profile",
+            *common,
+            "--stage",
+            "inference",
+            "--iterations",
+            "10",
+            "--json",
+        ],
     )
     (out / f"{name}-profile.json").write_text(judged.stdout)
     (out / f"{name}-profile.log").write_text(judged.stderr[-4000:])
@@ -174,7 +238,9 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     pipeline = str(Path(__file__).resolve().parents[1] / "pipeline")
     sys.path.insert(0, pipeline)
-    os.environ["PYTHONPATH"] = os.pathsep.join([pipeline, *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [pipeline, *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     work = Path(os.environ.get("TMPDIR", "/tmp")) / f"ort-nodes-{os.getpid()}"
     work.mkdir(mode=0o700)
     try:

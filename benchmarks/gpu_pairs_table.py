@@ -38,11 +38,19 @@ def describe_pair(document: dict[str, Any]) -> str:
         taken: dict[str, list[float]] = {}
         for each in document["measurements"]:
             if each["latency_ns"]:
-                taken.setdefault(each["subject"]["precision"], []).append(each["latency_ns"]["median"])
-        times = [f"{name} {median(each) / 1e6:.3f} ms of {len(each)} processes" for name, each in taken.items()]
+                taken.setdefault(each["subject"]["precision"], []).append(
+                    each["latency_ns"]["median"]
+                )
+        times = [
+            f"{name} {median(each) / 1e6:.3f} ms of {len(each)} processes"
+            for name, each in taken.items()
+        ]
         return f"{', '.join(times)}; interrupted"
     ratio, (low, high) = found["ratio"]["value"], found["ratio"]["ci"]
-    times = [f"{document[side]} {median(found[f'{side}_ns']) / 1e6:.3f} ms" for side in ("baseline", "contender")]
+    times = [
+        f"{document[side]} {median(found[f'{side}_ns']) / 1e6:.3f} ms"
+        for side in ("baseline", "contender")
+    ]
     speed = f"{1 / ratio:.3f} ({1 / high:.3f} to {1 / low:.3f}) times as fast"
     return f"{', '.join(times)}; {speed}; {found['invalid_processes']} processes INVALID"
 

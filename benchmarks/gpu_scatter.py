@@ -19,7 +19,13 @@ from statistics import mean, stdev
 from optpipe.core.files import Files
 from optpipe.core.measurement import Measurement, read_measurements
 from optpipe.core.records import plain_from_record
-from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, describe_tries, group_processes, summarize_group
+from optpipe.measure.groups import (
+    ProcessGroup,
+    RecordedMeasurement,
+    describe_tries,
+    group_processes,
+    summarize_group,
+)
 from optpipe.report.markdown import render_table_lines
 from optpipe.workspace.entry import load_run
 
@@ -51,9 +57,21 @@ def main() -> int:
         )
         weights = () if given.model == "digits" else ("--weights", given.weights)
         optpipe("build", given.model, *place, *weights)
-        times = ("--min-time", "1", "--max-time", "5", "--percentile", "90", "--max-cv", given.max_cv)
+        times = (
+            "--min-time",
+            "1",
+            "--max-time",
+            "5",
+            "--percentile",
+            "90",
+            "--max-cv",
+            given.max_cv,
+        )
         load = ("--batch", given.batch, "--processes", str(given.processes), *times)
-        runs = [load_run(Path(optpipe("bench", given.model, *place, *load)["run_dir"])) for _ in range(given.runs)]
+        runs = [
+            load_run(Path(optpipe("bench", given.model, *place, *load)["run_dir"]))
+            for _ in range(given.runs)
+        ]
         tries = [
             RecordedMeasurement(one, run.name, run.manifest.environment)
             for run in runs
@@ -67,7 +85,9 @@ def main() -> int:
 
 
 def optpipe(*arguments: str):
-    ran = subprocess.run([sys.executable, "-m", "optpipe", *arguments, "--json"], stdout=subprocess.PIPE, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-m", "optpipe", *arguments, "--json"], stdout=subprocess.PIPE, text=True
+    )
     if ran.returncode not in (0, 5):
         sys.exit(f"optpipe {' '.join(arguments)}: exit {ran.returncode}\n{ran.stdout[:800]}")
     return json.loads(ran.stdout)
@@ -106,13 +126,24 @@ def render(group: ProcessGroup, document: dict) -> str:
     rows = []
     for run, processes in document["runs"].items():
         shown = [one["p50_ns"][0] for one in processes if one["p50_ns"]]
-        valid = [one["p50_ns"][0] for one in processes if one["p50_ns"] and one["verdict"] == "VALID"]
+        valid = [
+            one["p50_ns"][0] for one in processes if one["p50_ns"] and one["verdict"] == "VALID"
+        ]
         values = valid or shown
         p50 = f"{mean(values) / 1e6:.4f}{'' if valid else ' (INVALID)'}" if values else "–"
         scatter = compute_scatter(values)
-        rows.append([run, f"{len(valid)} of {len(processes)}", p50, "–" if scatter is None else f"{scatter:.3%}"])
+        rows.append(
+            [
+                run,
+                f"{len(valid)} of {len(processes)}",
+                p50,
+                "–" if scatter is None else f"{scatter:.3%}",
+            ]
+        )
     lines = [f"{group.newest.measurement.subject.backend} {group.load}: {describe_tries(group)}"]
-    lines += render_table_lines(("run", "VALID processes", "p50 ms", "scatter between them"), rows, right=range(1, 4))
+    lines += render_table_lines(
+        ("run", "VALID processes", "p50 ms", "scatter between them"), rows, right=range(1, 4)
+    )
     found = summarize_group(group).figures.get("p50")
     if found is not None and found.between is not None and found.inside is not None:
         runs = document["between_runs"]

@@ -43,7 +43,9 @@ def list_workers(workspace):
             if "optpipe.sweep.task" not in words or not words[3].startswith(str(workspace)):
                 continue
             task = json.loads(Path(words[3]).read_text())
-            shown = dict(each.partition("=")[::2] for each in (path / "environ").read_text().split("\0"))
+            shown = dict(
+                each.partition("=")[::2] for each in (path / "environ").read_text().split("\0")
+            )
             if task["cells"]:
                 yield (
                     int(path.name),
@@ -62,7 +64,12 @@ def kill_worker(workspace):
             seen.setdefault(pid, time.monotonic())
             if done and time.monotonic() - seen[pid] > 2:
                 os.kill(pid, signal.SIGKILL)
-                return {"gpu": gpu, "cells": cells, "recorded": done, "seconds": round(time.monotonic() - begun, 1)}
+                return {
+                    "gpu": gpu,
+                    "cells": cells,
+                    "recorded": done,
+                    "seconds": round(time.monotonic() - begun, 1),
+                }
         time.sleep(0.1)
 
 
@@ -83,7 +90,10 @@ def read_median(workspace, row):
     """Median latency in ns of the run's raw samples, which a row without a VALID process and one with a withheld p50 have too."""
     with suppress(Exception):
         for one in read_measurements(Files(workspace / "runs" / row["run"])):
-            if one.load.batch_size == row["cell"]["load"]["batch_size"] and one.latency_ns is not None:
+            if (
+                one.load.batch_size == row["cell"]["load"]["batch_size"]
+                and one.latency_ns is not None
+            ):
                 return one.latency_ns.median
     return None
 
@@ -96,9 +106,18 @@ def read_sweep(work, name):
         model, precision, batch = get_cell(row)
         kept = ("state", "reason", "fingerprint", "slot", "run", "seconds", "attempts", "stored")
         figure = (row["figures"] or {}).get("p50") or {}
-        medians = {"p50_ns": figure.get("value"), "median_ns": read_median(work / FOLDERS.get(name, name), row)}
+        medians = {
+            "p50_ns": figure.get("value"),
+            "median_ns": read_median(work / FOLDERS.get(name, name), row),
+        }
         rows.append(
-            {"model": model, "precision": precision, "batch": batch, **medians, **{key: row[key] for key in kept}}
+            {
+                "model": model,
+                "precision": precision,
+                "batch": batch,
+                **medians,
+                **{key: row[key] for key in kept},
+            }
         )
     told = ("slots", "seconds", "warnings", "exit_status", "message", "error")
     return {key: record[key] for key in told if key in record} | {"rows": rows}
@@ -112,7 +131,11 @@ def list_medians(sweep):
 
 def compare(title, alone, beside):
     """Logarithms of the ratio of the cells' medians, with t intervals over cells, and over the processes that measured alone."""
-    ratios = {cell: log(row["median_ns"] / alone[cell]["median_ns"]) for cell, row in beside.items() if cell in alone}
+    ratios = {
+        cell: log(row["median_ns"] / alone[cell]["median_ns"])
+        for cell, row in beside.items()
+        if cell in alone
+    }
     return describe(title, alone, ratios)
 
 
@@ -131,9 +154,14 @@ def describe(title, alone, ratios):
         "within": sum(abs(exp(each) - 1) <= MOST for each in ratios.values()),
         "worst": {"cell": worst, "change": exp(ratios[worst]) - 1},
     }
-    for unit, values in (("cells", list(ratios.values())), ("processes", [fmean(each) for each in runs.values()])):
+    for unit, values in (
+        ("cells", list(ratios.values())),
+        ("processes", [fmean(each) for each in runs.values()]),
+    ):
         mean = mean_from_values(values)
-        found[f"over_{unit}"] = None if mean is None else [exp(each) - 1 for each in mean.interval(0.95)]
+        found[f"over_{unit}"] = (
+            None if mean is None else [exp(each) - 1 for each in mean.interval(0.95)]
+        )
     return found
 
 
@@ -153,7 +181,9 @@ def print_comparison(found):
 
 
 def print_sweeps(sweeps):
-    print("| sweep | slots | jobs | states | wall clock | one GPU over it |\n|---|---|---|---|---|---|")
+    print(
+        "| sweep | slots | jobs | states | wall clock | one GPU over it |\n|---|---|---|---|---|---|"
+    )
     one = sweeps["one"].get("seconds")
     for name, title in SWEEPS.items():
         rows, seconds = sweeps[name]["rows"], sweeps[name].get("seconds")
@@ -183,10 +213,14 @@ def print_medians(sweeps):
 
 
 def print_kill_and_merge(work, sweeps):
-    killed, merged, compared = (read(work / f"{name}.json") for name in ("killed", "merge", "compare"))
+    killed, merged, compared = (
+        read(work / f"{name}.json") for name in ("killed", "merge", "compare")
+    )
     cells = {(row["model"], row["precision"], row["batch"]) for row in sweeps["all"]["rows"]}
     rows = sweeps["rest"]["rows"] or sweeps["kill"]["rows"]
-    after = {(row["model"], row["precision"], row["batch"]): row["state"] for row in rows if row["run"]}
+    after = {
+        (row["model"], row["precision"], row["batch"]): row["state"] for row in rows if row["run"]
+    }
     lost = Counter(after.get(tuple(cell), "lost") for cell in killed.get("cells", []))
     print(
         f"\nkilled: the worker on {killed.get('gpu') or '–'} after {killed.get('seconds')} s; its cells at the end: {dict(lost)}"
@@ -210,7 +244,10 @@ def main():
         print_sweeps(sweeps)
         medians = {name: list_medians(sweep) for name, sweep in sweeps.items()}
         alone = medians["one"]
-        found = [compare(f"{SWEEPS[name]} against one GPU", alone, medians[name]) for name in (*BESIDE, "half")]
+        found = [
+            compare(f"{SWEEPS[name]} against one GPU", alone, medians[name])
+            for name in (*BESIDE, "half")
+        ]
         pooled, same = {}, {}
         for cell, row in alone.items():
             every = [medians[name][cell] for name in BESIDE if cell in medians[name]]

@@ -20,7 +20,11 @@ def load_artifact(artifact: str, size: int, workspace: Path, details: Any = None
 
     entry = find_artifacts(artifact, Store(workspace))[0].entry
     info = entry.info if details is None else replace(entry.info, details=details)
-    return BACKENDS[info.backend].load(entry.path, info, {}).bind(draw_arrays(artifact, size, workspace))
+    return (
+        BACKENDS[info.backend]
+        .load(entry.path, info, {})
+        .bind(draw_arrays(artifact, size, workspace))
+    )
 
 
 def draw_arrays(artifact: str, size: int, workspace: Path) -> dict[str, Any]:
@@ -37,7 +41,9 @@ def draw_arrays(artifact: str, size: int, workspace: Path) -> dict[str, Any]:
     return {each.name: arrays[each.name][:size] for each in found.card.inputs}
 
 
-def compile_source(source: str, device: str, mode: str, weights: str) -> Callable[[Iterable[Any]], Callable[[], None]]:
+def compile_source(
+    source: str, device: str, mode: str, weights: str
+) -> Callable[[Iterable[Any]], Callable[[], None]]:
     """torch.compile's code for `source`, FP16 on a GPU: what binds it to arrays, as a function that enqueues one inference.
 
     The first inference compiles; arrays of the same shapes find its code again.
@@ -113,7 +119,10 @@ def list_longest_kernels(launch: Callable[[], None]) -> list[tuple[str, float, i
         launch()
         torch.cuda.synchronize()
     found = sorted(recorded.key_averages(), key=lambda each: -each.self_device_time_total)
-    return [(each.key[:100], each.self_device_time_total, each.count) for each in found[:LONGEST_KERNELS]]
+    return [
+        (each.key[:100], each.self_device_time_total, each.count)
+        for each in found[:LONGEST_KERNELS]
+    ]
 
 
 def _time_on_gpu(launch: Any, count: int) -> float:

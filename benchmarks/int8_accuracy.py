@@ -15,7 +15,12 @@ from optpipe.core.events import SilentListener
 from optpipe.models.export.exported import Model, export_model
 from optpipe.models.inputs.image_set import image_set_from_path
 from optpipe.models.sources.resolve import source_from_text
-from optpipe.quantize.calibrated_graph import TARGETS, calibrate_model, load_calibration_data, tables_from_entry
+from optpipe.quantize.calibrated_graph import (
+    TARGETS,
+    calibrate_model,
+    load_calibration_data,
+    tables_from_entry,
+)
 from optpipe.quantize.qdq import quantize_graph
 from optpipe.quantize.ranges import METHODS
 from optpipe.quantize.sensitivity import Fp32Reference
@@ -28,17 +33,25 @@ def main(name: str = "digits") -> None:
     with tempfile.TemporaryDirectory() as workspace:
         store = Store(Path(workspace))
         model, _ = export_model(
-            Model(source_from_text(name, {}), weights_from_text("default", 0)), store, SilentListener()
+            Model(source_from_text(name, {}), weights_from_text("default", 0)),
+            store,
+            SilentListener(),
         )
         card, graph = card_from_file(model.file(CARD)), onnx.load(model.file(ONNX))
         data, _ = load_calibration_data(model, None, None, 0, SilentListener())
-        tables = tables_from_entry(calibrate_model(model, data, tuple(METHODS), TARGETS, store, SilentListener())[0])
+        tables = tables_from_entry(
+            calibrate_model(model, data, tuple(METHODS), TARGETS, store, SilentListener())[0]
+        )
         validation = image_set_from_path(Path(card.data["validation"]))[0]
         against = Fp32Reference(model, validation)
         predicted = against.task.take_as_truths(against.reference.values)
         right = sum(one == truth for one, truth in zip(predicted, against.truths, strict=True))
-        print(f"FP32: {right} of {len(validation.files)} right, {right / len(validation.files):.2%}")
-        print("| Q/DQ for | method | drop, points | 95 % interval | SNR to FP32 |\n|---|---|---|---|---|")
+        print(
+            f"FP32: {right} of {len(validation.files)} right, {right / len(validation.files):.2%}"
+        )
+        print(
+            "| Q/DQ for | method | drop, points | 95 % interval | SNR to FP32 |\n|---|---|---|---|---|"
+        )
         for target in TARGETS:
             for method, table in tables.items():
                 row = against.measure_cost(quantize_graph(graph, table, target)[0])

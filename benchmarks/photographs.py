@@ -23,12 +23,19 @@ def make(folder: Path, index: int) -> None:
     width, height = (int(side * random.uniform(0.85, 1.15)) for side in (500, 430))
     part = random.uniform(0.55, 1.0)
     box_width, box_height = picture.width * part, picture.height * part
-    left, top = random.uniform(0, picture.width - box_width), random.uniform(0, picture.height - box_height)
-    picture = picture.resize((width, height), Image.Resampling.BICUBIC, (left, top, left + box_width, top + box_height))
+    left, top = (
+        random.uniform(0, picture.width - box_width),
+        random.uniform(0, picture.height - box_height),
+    )
+    picture = picture.resize(
+        (width, height), Image.Resampling.BICUBIC, (left, top, left + box_width, top + box_height)
+    )
     if random.random() < 0.5:
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     picture = ImageEnhance.Brightness(picture).enhance(random.uniform(0.7, 1.2))
-    noise = random.normal(0, random.uniform(0, 6), (height, width, 3))  # sensor noise gives files their usual size
+    noise = random.normal(
+        0, random.uniform(0, 6), (height, width, 3)
+    )  # sensor noise gives files their usual size
     pixels = np.clip(np.asarray(picture) + noise, 0, 255).astype(np.uint8)
     Image.fromarray(pixels).save(folder / f"{index:05}.jpg", quality=int(random.integers(85, 96)))
 

@@ -11,7 +11,11 @@ from pathlib import Path
 
 from optpipe.core.records import plain_from_record
 from optpipe.core.transform import Transform
-from optpipe.models.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
+from optpipe.models.sources.transform import (
+    transform_from_processor,
+    transform_from_timm,
+    transform_from_torchvision,
+)
 from optpipe.preprocess.dali_pipeline import DaliPlan
 from optpipe.preprocess.parity import PixelDifferences, compare_images
 
@@ -62,7 +66,9 @@ def plans(mixed: bool) -> Iterator[tuple[str, DaliPlan]]:
 def main(arguments: argparse.Namespace) -> None:
     """Prints one row per preset and plan: mean/max difference in levels after each step."""
     files = [(path.name, path) for path in sorted(arguments.images.glob("*.jpg"))[:96]]
-    print(f"mean / max |Δ| in 8-bit levels, {len(files)} photographs\n\n{HEAD}\n|---|---|---|---|---|---|")
+    print(
+        f"mean / max |Δ| in 8-bit levels, {len(files)} photographs\n\n{HEAD}\n|---|---|---|---|---|---|"
+    )
     rows = []
     for name, preset in PRESETS.items():
         try:
@@ -86,7 +92,10 @@ def main(arguments: argparse.Namespace) -> None:
             if arguments.output:
                 arguments.output.write_text(json.dumps(rows, indent=1), encoding="utf-8")
             decode, resized, final = pixels.steps[0], pixels.steps[1], pixels.steps[-1]
-            cells = [f"{each.mean_levels:.4f} / {each.max_levels:.1f}" for each in (decode, resized, final)]
+            cells = [
+                f"{each.mean_levels:.4f} / {each.max_levels:.1f}"
+                for each in (decode, resized, final)
+            ]
             row = (name, decoder, *cells, f"{final.off_share:.2%}")
             print(f"| {' | '.join(row)} |", flush=True)
 

@@ -23,7 +23,8 @@ def main(folder: Path) -> None:
     if "parity" in found:
         parity, proof = found["parity"], found["parity"]["proof"]
         steps = ", ".join(
-            f"{each['step']} {each['mean_levels']:.3f}/{each['max_levels']:.0f}" for each in parity["steps"]
+            f"{each['step']} {each['mean_levels']:.3f}/{each['max_levels']:.0f}"
+            for each in parity["steps"]
         )
         lines.append(f"| parity | {proof['verdict']}: {proof['reason']} |")
         lines.append(f"| mean/max levels after each step | {steps} |")
@@ -38,15 +39,22 @@ def main(folder: Path) -> None:
             f"| DALI over the best DataLoader (≥ 9 wanted) | {tuned['speedup']:.2f}, interval {tuned['speedup_ci']} |"
         )
     for each in (result for document in measured for result in document.get("results", ())):
-        figures, what = each["figures"], f"files to predictions, {each['label']}, batch {each['plan']['batch_size']}"
+        figures, what = (
+            each["figures"],
+            f"files to predictions, {each['label']}, batch {each['plan']['batch_size']}",
+        )
         if figures is None:
             lines.append(f"| {what} | failed: {each['error']} |")
             continue
         limit = f"{figures['bottleneck']['name']}, {figures['bottleneck']['reason']}"
-        parts = ", ".join(f"{name} {rate:,.0f}" for name, rate in figures["parts_images_per_s"].items())
+        parts = ", ".join(
+            f"{name} {rate:,.0f}" for name, rate in figures["parts_images_per_s"].items()
+        )
         latency = [figures[name] for name in ("latency_p50_ns", "latency_p99_ns")]
         lines.append(f"| {what} | {figures['images_per_s']:,.0f} images/s; alone: {parts} |")
-        lines.append(f"| over the slower part (≥ 0.9 wanted) | {figures['of_slower_part']:.3f}; limit: {limit} |")
+        lines.append(
+            f"| over the slower part (≥ 0.9 wanted) | {figures['of_slower_part']:.3f}; limit: {limit} |"
+        )
         lines.append(
             f"| latency p50 and p99 (ns), handover, check | {latency}, {figures['handover']}, {figures['equal']} of {figures['checked']} |"
         )

@@ -25,10 +25,19 @@ def main():
     given = parser.parse_args()
     store = Store(given.workspace)
     artifact = find_artifacts(given.artifact, store)[0]
-    load = LoadSpec(given.batch, min_seconds=0.2, max_seconds=1.0, percentile=50.0, warm_up_seconds=0.1, cache_probes=0)
+    load = LoadSpec(
+        given.batch,
+        min_seconds=0.2,
+        max_seconds=1.0,
+        percentile=50.0,
+        warm_up_seconds=0.1,
+        cache_probes=0,
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        subject = prepare_subject(artifact, BenchPlan(load), store, WorkerPool(folder), folder / "inputs", folder)
+        subject = prepare_subject(
+            artifact, BenchPlan(load), store, WorkerPool(folder), folder / "inputs", folder
+        )
 
         def measure(pool, name):
             begun = perf_counter()

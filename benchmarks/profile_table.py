@@ -11,7 +11,18 @@ from pathlib import Path
 KERNELS = 10
 LAYERS = 15
 KEPT = ("source", "tracer", "gpus", "trace_quality", "scope", "iterations", "gaps", "bottleneck")
-HEAD = ["profile", "stage", "ms", "GPU ms", "busy", "Tensor Cores", "× bound", "limited by", "quality", "first finding"]
+HEAD = [
+    "profile",
+    "stage",
+    "ms",
+    "GPU ms",
+    "busy",
+    "Tensor Cores",
+    "× bound",
+    "limited by",
+    "quality",
+    "first finding",
+]
 LAYER_HEAD = [
     "profile",
     "stage",
@@ -41,7 +52,9 @@ def row(profile: dict) -> list[str]:
     first = profile["findings"][0] if profile["findings"] else None
     return [
         f"{_time_ns(profile) / 1e6:.3f}",
-        f"{iterations['median_gpu_ns'] / 1e6:.3f}" if iterations and iterations["median_gpu_ns"] else "",
+        f"{iterations['median_gpu_ns'] / 1e6:.3f}"
+        if iterations and iterations["median_gpu_ns"]
+        else "",
         f"{found['busy_share']:.0%}" if found["busy_share"] else "",
         f"{cores['time_share']:.0%}" if cores else "",
         f"{bound:.1f}" if bound else "",
@@ -73,7 +86,10 @@ def compact(stage: dict) -> dict:
     kept["findings"] = [{**finding, "rows": finding["rows"][:2]} for finding in profile["findings"]]
     kept["kernels"] = [_short(one) for one in profile["measured"]["kernels"][:KERNELS]]
     cores, roofline = profile["tensor_cores"], profile["roofline"]
-    kept["tensor_cores"] = cores and {**cores, "layers": [_short(one) for one in cores["layers"][:LAYERS]]}
+    kept["tensor_cores"] = cores and {
+        **cores,
+        "layers": [_short(one) for one in cores["layers"][:LAYERS]],
+    }
     kept["roofline"] = roofline and {**roofline, "layers": roofline["layers"][:LAYERS]}
     return {**stage, "profile": kept, "counters": [_short(one) for one in stage["counters"]]}
 
@@ -103,7 +119,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--compact", type=Path)
     arguments = parser.parse_args()
-    found = [(name, stage) for name, document in documents(arguments.folder) for stage in document["stages"]]
+    found = [
+        (name, stage)
+        for name, document in documents(arguments.folder)
+        for stage in document["stages"]
+    ]
     rows = [[name, stage["subject"]["name"], *row(stage["profile"])] for name, stage in found]
     rows += [
         [name, failed["name"], f"failed: {failed['error'].splitlines()[0][:60]}", *[""] * 7]

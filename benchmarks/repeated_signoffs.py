@@ -65,7 +65,10 @@ def main() -> int:
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(10))
         first = "before" if os.sched_getscheduler(0) == os.SCHED_RR else "beside"
         load = os.getloadavg()[0]
-        print(f"measured on core {cores[-1]} of {len(cores)}, {first} all others; load average {load:.1f}", flush=True)
+        print(
+            f"measured on core {cores[-1]} of {len(cores)}, {first} all others; load average {load:.1f}",
+            flush=True,
+        )
         record = repeat(Path(folder), given)
     if given.json:
         given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -75,7 +78,18 @@ def main() -> int:
 @contextmanager
 def keep_busy(core: int, share: float, priority: int):
     """A process that wants `share` of a core."""
-    words = ["taskset", "-c", str(core), "nice", "-n", str(priority), sys.executable, "-c", BUSY, str(share)]
+    words = [
+        "taskset",
+        "-c",
+        str(core),
+        "nice",
+        "-n",
+        str(priority),
+        sys.executable,
+        "-c",
+        BUSY,
+        str(share),
+    ]
     process = subprocess.Popen(words)
     try:
         yield
@@ -86,7 +100,9 @@ def keep_busy(core: int, share: float, priority: int):
 
 def optpipe(*arguments: object):
     ran = subprocess.run(
-        [sys.executable, "-m", "optpipe", *map(str, arguments), "--json"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "optpipe", *map(str, arguments), "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     return json.loads(ran.stdout)
 
@@ -94,14 +110,29 @@ def optpipe(*arguments: object):
 def repeat(folder: Path, given: argparse.Namespace) -> dict:
     optpipe("build", "digits", *PLACE, "--workspace", folder)
     load = (
-        "--batch", given.batch, "--percentile", 50, "--min-time", 0.5, "--option", "onnxruntime.threads=1",
-        "--max-cv", given.max_cv, "--processes", 1,
-    )  # fmt: skip
+        "--batch",
+        given.batch,
+        "--percentile",
+        50,
+        "--min-time",
+        0.5,
+        "--option",
+        "onnxruntime.threads=1",
+        "--max-cv",
+        given.max_cv,
+        "--processes",
+        1,
+    )
     begun, trials = time.perf_counter(), []
     for number in range(1, given.signoffs + 1):
         trials.append(sign_off(folder, load, given))
         left = (time.perf_counter() - begun) / number * (given.signoffs - number) / 60
-        print(json.dumps(trials[-1].describe()), f"{left:.0f} minutes left", file=sys.stderr, flush=True)
+        print(
+            json.dumps(trials[-1].describe()),
+            f"{left:.0f} minutes left",
+            file=sys.stderr,
+            flush=True,
+        )
     return report(trials, (time.perf_counter() - begun) / given.signoffs)
 
 
@@ -124,9 +155,17 @@ def sign_off(stored: Path, load: tuple[object, ...], given: argparse.Namespace) 
         for number, (name, limit) in enumerate(limits.items()):
             policy = Path(folder) / f"{number}.toml"
             policy.write_text(POLICY.format(f"{limit:.0f} ns", given.batch))
-            place = ("--no-measure", "--workspace", workspace, "--output", Path(folder) / f"{number}")
+            place = (
+                "--no-measure",
+                "--workspace",
+                workspace,
+                "--output",
+                Path(folder) / f"{number}",
+            )
             verdict = optpipe("signoff", "digits", "--policy", policy, "--no-figures", *place)
-            found[name] = next(one["verdict"] for one in verdict["criteria"] if one["name"].startswith("latency"))
+            found[name] = next(
+                one["verdict"] for one in verdict["criteria"] if one["name"].startswith("latency")
+            )
     return Trial(found, truth, both[1])
 
 
@@ -168,18 +207,29 @@ def report(trials: list[Trial], seconds: float) -> dict:
     every = [one for trial in trials for one in trial.own]
     codes = Counter(reason.code for one in every for reason in one.reasons if reason.invalidates)
     truths, valid = [trial.truth / 1e6 for trial in trials], sum(one.is_valid for one in every)
-    print(f"{valid} of {len(every)} processes VALID {dict(codes)}; truth {min(truths):.2f} to {max(truths):.2f} ms")
+    print(
+        f"{valid} of {len(every)} processes VALID {dict(codes)}; truth {min(truths):.2f} to {max(truths):.2f} ms"
+    )
     print("| limit, of the truth | PASS | FAIL | INCONCLUSIVE | wrong |\n|---|---|---|---|---|")
     for name in trials[0].found:
         counts = Counter(trial.found[name] for trial in trials)
         wrong = sum(trial.is_wrong(name) for trial in trials)
-        print("| " + " | ".join(map(str, (name, counts["PASS"], counts["FAIL"], counts["INCONCLUSIVE"], wrong))) + " |")
+        print(
+            "| "
+            + " | ".join(
+                map(str, (name, counts["PASS"], counts["FAIL"], counts["INCONCLUSIVE"], wrong))
+            )
+            + " |"
+        )
     print(f"{seconds:.1f} s for each sign-off with its truth", flush=True)
     return {
-        "processes": len(every), "valid": valid, "invalid": dict(codes), "seconds": seconds,
+        "processes": len(every),
+        "valid": valid,
+        "invalid": dict(codes),
+        "seconds": seconds,
         "wrong": sum(trial.is_wrong(name) for trial in trials for name in trial.found),
         "trials": [trial.describe() for trial in trials],
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

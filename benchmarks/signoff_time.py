@@ -50,7 +50,12 @@ def main() -> None:
         now = Contender("one process", 1, Path(folder) / "now")
         contenders = [now, Contender("five processes", 5, now.built)]
         if given.before:
-            contenders.insert(0, Contender("the earlier version", 1, Path(folder) / "before", given.before.resolve()))
+            contenders.insert(
+                0,
+                Contender(
+                    "the earlier version", 1, Path(folder) / "before", given.before.resolve()
+                ),
+            )
         for each in contenders:
             each.build()
         for turn in range(given.rounds):
@@ -58,7 +63,9 @@ def main() -> None:
                 each.sign_off(policy, Path(folder) / f"{turn}-{each.name}")
     report(contenders)
     if given.json:
-        given.json.write_text(json.dumps({each.name: each.seconds for each in contenders}, indent=1) + "\n")
+        given.json.write_text(
+            json.dumps({each.name: each.seconds for each in contenders}, indent=1) + "\n"
+        )
 
 
 @dataclass
@@ -74,24 +81,49 @@ class Contender:
 
     def build(self) -> None:
         if not self.built.exists():
-            self._run("-m", "optpipe", "build", "digits", *PLACE, "--workspace", str(self.built), "--json")
+            self._run(
+                "-m", "optpipe", "build", "digits", *PLACE, "--workspace", str(self.built), "--json"
+            )
 
     def sign_off(self, policy: Path, workspace: Path) -> None:
         copytree(self.built / "store", workspace / "store")
-        words = ("signoff", "digits", "--policy", policy, "--max-cv", "900%", "--workspace", workspace, "--json")
+        words = (
+            "signoff",
+            "digits",
+            "--policy",
+            policy,
+            "--max-cv",
+            "900%",
+            "--workspace",
+            workspace,
+            "--json",
+        )
         before, begun = os.times(), time.perf_counter()
         self._run("-c", LAUNCH, str(self.processes), *map(str, words))
         wall, after = time.perf_counter() - begun, os.times()
         self.seconds.append(
-            (wall, after.children_user + after.children_system - before.children_user - before.children_system)
+            (
+                wall,
+                after.children_user
+                + after.children_system
+                - before.children_user
+                - before.children_system,
+            )
         )
-        print(f"{self.name}: {self.seconds[-1][0]:.1f} s, {self.seconds[-1][1]:.1f} s", file=sys.stderr, flush=True)
+        print(
+            f"{self.name}: {self.seconds[-1][0]:.1f} s, {self.seconds[-1][1]:.1f} s",
+            file=sys.stderr,
+            flush=True,
+        )
         measured = len(list(workspace.glob("runs/bench-*/samples/*.parquet")))
         if measured != self.processes:
             raise SystemExit(f"{self.name}: {measured} processes were measured")
 
     def _run(self, *words: str) -> None:
-        environment = {**os.environ, **({"PYTHONPATH": str(self.pipeline)} if self.pipeline else {})}
+        environment = {
+            **os.environ,
+            **({"PYTHONPATH": str(self.pipeline)} if self.pipeline else {}),
+        }
         ran = subprocess.run([sys.executable, *words], capture_output=True, env=environment)
         if ran.returncode not in (0, 5):
             raise SystemExit(f"{self.name}: status {ran.returncode}: {ran.stderr.decode()[-2000:]}")
@@ -103,8 +135,12 @@ def report(contenders: list[Contender]) -> None:
     first = [median(column) for column in zip(*contenders[0].seconds, strict=True)]
     for each in contenders:
         columns = list(zip(*each.seconds, strict=True))
-        cells = [f"{median(column):.1f} ({min(column):.1f} to {max(column):.1f})" for column in columns]
-        ratios = ", ".join(f"{median(column) / one:.2f}" for column, one in zip(columns, first, strict=True))
+        cells = [
+            f"{median(column):.1f} ({min(column):.1f} to {max(column):.1f})" for column in columns
+        ]
+        ratios = ", ".join(
+            f"{median(column) / one:.2f}" for column, one in zip(columns, first, strict=True)
+        )
         print("| " + " | ".join((each.name, *cells, ratios)) + " |")
 
 

@@ -45,7 +45,9 @@ def drive(workspace, batches=6):
         Store(workspace),
     )
     executor = RayExecutor(slots, store, options, program=PROGRAM)
-    record = run_sweep(cells_from_matrix(matrix, KINDS), slots, options, store, SilentListener(), executor)
+    record = run_sweep(
+        cells_from_matrix(matrix, KINDS), slots, options, store, SilentListener(), executor
+    )
     print(json.dumps(Counter(row.state for row in record.rows)))
 
 
@@ -71,14 +73,20 @@ def check(workspace):
     finished = [one for tries in read_jobs(workspace).values() for one in tries if one.finished]
     keys = Counter(one.cell.key for one in finished)
     broken = [one.run for one in finished if load_run(workspace / "runs" / one.run).find_problems()]
-    doubled = sum(count > 1 for count in keys.values()) + len(finished) - len({one.run for one in finished})
+    doubled = (
+        sum(count > 1 for count in keys.values())
+        + len(finished)
+        - len({one.run for one in finished})
+    )
     return len(KINDS) * len(BATCHES) - len(keys) + len(broken), doubled
 
 
 def hash_merged(sources, target):
     """The files of the workspaces merged in the given order, with their hashes."""
     merge_workspaces(sources, Store(target), SilentListener())
-    kept = (path for folder in ("store", "runs", "conflicts") for path in (target / folder).rglob("*"))
+    kept = (
+        path for folder in ("store", "runs", "conflicts") for path in (target / folder).rglob("*")
+    )
     return {str(path.relative_to(target)): hash_file(path) for path in kept if path.is_file()}
 
 
@@ -108,10 +116,17 @@ def main():
         lost, doubled, sweeps = lost + missing, doubled + twice, sweeps + 1
         print(f"sweep {sweeps}: killed {dict(killed)}, lost {lost}, doubled {doubled}", flush=True)
     seconds = time.monotonic() - started
-    print(f"{killed.total()} kills {dict(killed)} in {sweeps} sweeps, {seconds:.0f} s: {lost} lost, {doubled} doubled")
+    print(
+        f"{killed.total()} kills {dict(killed)} in {sweeps} sweeps, {seconds:.0f} s: {lost} lost, {doubled} doubled"
+    )
     sources = [folder / f"w{at}" for at in range(sweeps)]
-    forward, backward = hash_merged(sources, folder / "forward"), hash_merged(sources[::-1], folder / "backward")
-    print(f"merged in two orders: {len(forward)} files, {'the same' if forward == backward else 'not the same'}")
+    forward, backward = (
+        hash_merged(sources, folder / "forward"),
+        hash_merged(sources[::-1], folder / "backward"),
+    )
+    print(
+        f"merged in two orders: {len(forward)} files, {'the same' if forward == backward else 'not the same'}"
+    )
     cluster.shutdown()
 
 

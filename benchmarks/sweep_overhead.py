@@ -40,17 +40,31 @@ LOADS = 500
 def timed(name, work, found):
     started, cpu = time.monotonic(), time.process_time()
     result = work()
-    found[name] = {"s": round(time.monotonic() - started, 2), "cpu_s": round(time.process_time() - cpu, 2)}
+    found[name] = {
+        "s": round(time.monotonic() - started, 2),
+        "cpu_s": round(time.process_time() - cpu, 2),
+    }
     print(f"{name}: {found[name]['s']} s, {found[name]['cpu_s']} s of processor", flush=True)
     return result
 
 
 def run_shards(folder, cells, found):
     """Two sweeps of half the jobs each, and the union of their workspaces."""
-    options, mine, shards = SweepOptions(loads_per_process=LOADS), list_slots()[-1:], (folder / "1", folder / "2")
+    options, mine, shards = (
+        SweepOptions(loads_per_process=LOADS),
+        list_slots()[-1:],
+        (folder / "1", folder / "2"),
+    )
     for at, shard in enumerate(shards):
         half = cells[at::2]
-        given = (half, mine, options, Store(shard), SilentListener(), LocalExecutor(shard, options, EMPTY))
+        given = (
+            half,
+            mine,
+            options,
+            Store(shard),
+            SilentListener(),
+            LocalExecutor(shard, options, EMPTY),
+        )
         run = lambda given=given: run_sweep(*given)  # noqa: E731
         record = timed(f"shard {at + 1}: {len(half)} empty jobs, {LOADS} to a process", run, found)
         assert record.counts == {"done": len(half)}
@@ -69,7 +83,9 @@ def run_on_cluster(folder, found):
     import ray
 
     slots = list_cluster_slots()
-    cells = [replace(cell, kind=slots[at % len(slots)].kind) for at, cell in enumerate(make_cells(TASKS))]
+    cells = [
+        replace(cell, kind=slots[at % len(slots)].kind) for at, cell in enumerate(make_cells(TASKS))
+    ]
     works, done = list_tasks(plan_sweep(cells, slots, {}), 1), []
     store, options = Store(folder / "ray"), SweepOptions(pending_s=600)
     executor = RayExecutor(slots, store, options, program=EMPTY)
@@ -82,19 +98,36 @@ def run_on_cluster(folder, found):
 
 def make_cells(count):
     models = tuple(f"m{number}" for number in range(max(1, count // 100)))
-    matrix = Matrix(models=models, precisions=("fp32",), backends=("onnxruntime",), batches=tuple(range(1, 101)))
+    matrix = Matrix(
+        models=models, precisions=("fp32",), backends=("onnxruntime",), batches=tuple(range(1, 101))
+    )
     return cells_from_matrix(matrix, ("cpu",))[:count]
 
 
 def make_records(cells, slot):
-    group = MeasurementGroup(Subject("a" * 12, "onnxruntime", "fp32", "cpu"), LoadSpec(1), 5, ("bench",), {})
+    group = MeasurementGroup(
+        Subject("a" * 12, "onnxruntime", "fp32", "cpu"), LoadSpec(1), 5, ("bench",), {}
+    )
     return [
         JobRecord(
-            compute_job_key(cell, slot.fingerprint), cell, JobState.DONE, "", slot.environment, slot.fingerprint,
-            "host", slot.name, 1, "a" * 12, f"bench-{at}", replace(group, load=cell.load), 12.0, "2026", (),
+            compute_job_key(cell, slot.fingerprint),
+            cell,
+            JobState.DONE,
+            "",
+            slot.environment,
+            slot.fingerprint,
+            "host",
+            slot.name,
+            1,
+            "a" * 12,
+            f"bench-{at}",
+            replace(group, load=cell.load),
+            12.0,
+            "2026",
+            (),
         )
         for at, cell in enumerate(cells)
-    ]  # fmt: skip
+    ]
 
 
 def main():
@@ -106,8 +139,17 @@ def main():
     records = make_records(cells, slots[0])
     for half, part in (("a", records[::2]), ("b", records[1::2])):
         (folder / half / "store").mkdir(parents=True)
-        timed(f"write {half}", lambda half=half, part=part: [write_job(folder / half, one) for one in part], found)
-    merge = lambda: merge_workspaces([folder / "a", folder / "b"], Store(folder / "all"), SilentListener())  # noqa: E731
+        timed(
+            f"write {half}",
+            lambda half=half, part=part: [write_job(folder / half, one) for one in part],
+            found,
+        )
+
+    def merge():
+        return merge_workspaces(
+            [folder / "a", folder / "b"], Store(folder / "all"), SilentListener()
+        )
+
     timed("merge", merge, found)
     timed("merge again", merge, found)
     stored = timed("read", lambda: read_jobs(folder / "all"), found)
@@ -127,7 +169,9 @@ def main():
     timed(f"{TASKS} empty tasks on one slot", run, found)
     assert [one.state for one in done] == [JobState.DONE] * TASKS
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found["CPU s per empty task, its own process"] = round((children.ru_utime + children.ru_stime) / (TASKS + 1), 3)
+    found["CPU s per empty task, its own process"] = round(
+        (children.ru_utime + children.ru_stime) / (TASKS + 1), 3
+    )
     run_shards(folder, cells, found)
     run_on_cluster(folder, found)
     found["peak MB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

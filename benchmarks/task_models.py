@@ -35,7 +35,11 @@ def detr() -> nn.Module:
 
     backbone = ResNetConfig(out_features=["stage4"])
     config = DetrConfig(
-        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone, num_labels=91
+        use_timm_backbone=False,
+        use_pretrained_backbone=False,
+        backbone=None,
+        backbone_config=backbone,
+        num_labels=91,
     )
     return Outputs(DetrForObjectDetection(config)).eval()
 
@@ -82,7 +86,9 @@ def write_bert(folder: str) -> None:
 
 def _make_inputs(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     if not name.startswith("bert-"):
-        return {"detr": detr, "retinanet": retinanet}[name](), (torch.rand(batch, 3, SIDE, SIDE, dtype=torch.float16),)
+        return {"detr": detr, "retinanet": retinanet}[name](), (
+            torch.rand(batch, 3, SIDE, SIDE, dtype=torch.float16),
+        )
     from transformers import BertConfig, BertForSequenceClassification
 
     ids = torch.randint(1000, 20000, (batch, int(name.removeprefix("bert-"))))

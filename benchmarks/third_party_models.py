@@ -46,7 +46,10 @@ def photographs(
 ) -> Any:
     """Crops of the photographs that optpipe ships, (COUNT, 3, height, width)."""
     height, width = size
-    random, files = np.random.default_rng(0), sorted((ROOT / "calibration" / "samples").glob("*.jpg"))
+    random, files = (
+        np.random.default_rng(0),
+        sorted((ROOT / "calibration" / "samples").glob("*.jpg")),
+    )
     rows = []
     for index in range(COUNT):
         picture = Image.open(files[index % len(files)]).convert("RGB")
@@ -66,7 +69,12 @@ def lettering(size: tuple[int, int], channels: int) -> Any:
         page = Image.new("L", (width, height), 235)
         draw, font = ImageDraw.Draw(page), ImageFont.load_default(size=min(height, 48) * 0.7)
         for line in range(max(height // 48, 1)):
-            draw.text((4, line * 48 + 4), " ".join(words[7 * index + line : 7 * index + line + 6]), fill=20, font=font)
+            draw.text(
+                (4, line * 48 + 4),
+                " ".join(words[7 * index + line : 7 * index + line + 6]),
+                fill=20,
+                font=font,
+            )
         rows.append(np.repeat(np.asarray(page, np.float32)[None] / 127.5 - 1, channels, axis=0))
     return np.stack(rows)
 
@@ -82,9 +90,13 @@ def speech(samples: int) -> Any:
 
 def contents(length: int) -> Any:
     """The first bytes of files of this checkout, (COUNT, length), padded with 256 as Magika's files are."""
-    files = [file for file in sorted(ROOT.rglob("*")) if file.is_file() and ".git" not in file.parts]
+    files = [
+        file for file in sorted(ROOT.rglob("*")) if file.is_file() and ".git" not in file.parts
+    ]
     chosen = [files[index * len(files) // COUNT] for index in range(COUNT)]
-    heads = [np.frombuffer(file.read_bytes()[:length], np.uint8).astype(np.int32) for file in chosen]
+    heads = [
+        np.frombuffer(file.read_bytes()[:length], np.uint8).astype(np.int32) for file in chosen
+    ]
     return np.stack([np.pad(head, (0, length - len(head)), constant_values=256) for head in heads])
 
 
@@ -157,7 +169,9 @@ def installed(model: Model, folder: Path) -> Path:
 def cut(tensors: Tensors, first: int, last: int) -> Tensors:
     """The samples from `first` to `last`; values that all samples share stay."""
     return {
-        name: np.take(value, range(first, last), axis=value.shape.index(COUNT)) if COUNT in value.shape[:2] else value
+        name: np.take(value, range(first, last), axis=value.shape.index(COUNT))
+        if COUNT in value.shape[:2]
+        else value
         for name, value in tensors.items()
     }
 
@@ -173,10 +187,12 @@ def recomputed(source: Path, artifact: Path, tensors: Tensors) -> float:
     import onnxruntime
 
     sessions = [
-        onnxruntime.InferenceSession(str(each), providers=["CPUExecutionProvider"]) for each in (source, artifact)
+        onnxruntime.InferenceSession(str(each), providers=["CPUExecutionProvider"])
+        for each in (source, artifact)
     ]
     axes = {
-        name: value.shape.index(HELD_OUT) if HELD_OUT in value.shape[:2] else None for name, value in tensors.items()
+        name: value.shape.index(HELD_OUT) if HELD_OUT in value.shape[:2] else None
+        for name, value in tensors.items()
     }
     signal, noise = [], []
     for at in range(1 if set(axes.values()) == {None} else HELD_OUT):
@@ -186,7 +202,12 @@ def recomputed(source: Path, artifact: Path, tensors: Tensors) -> float:
         }
         expected, found = (each.run(None, given) for each in sessions)
         signal.append([np.square(one.astype(np.float64)).sum() for one in expected])
-        noise.append([np.square(two.astype(np.float64) - one).sum() for one, two in zip(expected, found, strict=True)])
+        noise.append(
+            [
+                np.square(two.astype(np.float64) - one).sum()
+                for one, two in zip(expected, found, strict=True)
+            ]
+        )
     with np.errstate(divide="ignore"):
         return float(np.min(10 * np.log10(np.sum(signal, axis=0) / np.sum(noise, axis=0))))
 
@@ -204,47 +225,70 @@ def optpipe(*words: str) -> tuple[int, Mapping[str, Any]]:
     except subprocess.TimeoutExpired:
         return -1, {"error": {"message": f"did not end within {COMMAND_LIMIT_S} s"}}
     if "Traceback" in done.stderr:
-        return done.returncode, {"error": {"message": "TRACEBACK: " + done.stderr.strip().splitlines()[-1]}}
+        return done.returncode, {
+            "error": {"message": "TRACEBACK: " + done.stderr.strip().splitlines()[-1]}
+        }
     try:
         return done.returncode, json.loads(done.stdout)
     except ValueError:
         return done.returncode, {"error": {"message": f"no JSON: {done.stderr.strip()[-200:]}"}}
 
 
-def built(model: Model, file: Path, tensors: Tensors, workspace: Path, precision: str, backend: str) -> str:
+def built(
+    model: Model, file: Path, tensors: Tensors, workspace: Path, precision: str, backend: str
+) -> str:
     """One cell of the table."""
     single = all(COUNT not in each.shape[:2] for each in tensors.values())
     held_out = tensors if single else cut(tensors, COUNT - HELD_OUT, COUNT)
     calibrated = tensors if single else cut(tensors, 0, COUNT - HELD_OUT)
     _, found = optpipe(
-        "build", str(file), "--precision", precision, "--backend", backend, *model.options,
+        "build",
+        str(file),
+        "--precision",
+        precision,
+        "--backend",
+        backend,
+        *model.options,
         *(("--min-snr", "0dB") if precision == "int8" else ()),
-        "--images", str(saved(held_out, workspace / "held_out.npz")),
-        "--calibration", str(saved(calibrated, workspace / "calibration.npz")), "--workspace", str(workspace),
-    )  # fmt: skip
+        "--images",
+        str(saved(held_out, workspace / "held_out.npz")),
+        "--calibration",
+        str(saved(calibrated, workspace / "calibration.npz")),
+        "--workspace",
+        str(workspace),
+    )
     if "error" in found:
         return str(found["error"]["message"]).replace("\n", " ")
     if not found["artifacts"]:
-        return "; ".join(each["reason"] for each in (*found["failed"], *found["skipped"])).replace("\n", " ")
+        return "; ".join(each["reason"] for each in (*found["failed"], *found["skipped"])).replace(
+            "\n", " "
+        )
     artifact = found["artifacts"][0]
     proof, parity = artifact["precision_proof"], artifact["parity"]
     says = "proven" if proof["proven"] else f"not proven ({proof['reason']})"
     if parity is None:
         return f"built, {says}, not run here"
     bare = recomputed(file, Path(artifact["path"]), held_out)
-    snr = f"{'equal' if parity['snr_db'] is None else round(parity['snr_db'], 1)}, bare {bare:.1f} dB"
+    snr = (
+        f"{'equal' if parity['snr_db'] is None else round(parity['snr_db'], 1)}, bare {bare:.1f} dB"
+    )
     return f"built, {says}, {'verified' if parity['passed'] else 'NOT verified'} ({snr})"
 
 
 def main() -> None:
     """Prints the table, a row when it is done."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--precisions", default="fp32,fp16,int8")
     parser.add_argument("--skip-bench", action="store_true")
     asked = parser.parse_args()
-    print("| model | file | fp32 | fp16 | int8 | bench | compare | s |\n|---|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| model | file | fp32 | fp16 | int8 | bench | compare | s |\n|---|---|---|---|---|---|---|---|",
+        flush=True,
+    )
     for model in MODELS:
         if asked.only and model.name not in asked.only.split(","):
             continue
@@ -253,7 +297,9 @@ def main() -> None:
         file = installed(model, asked.folder)
         tensors = model.tensors()
         cells = [
-            built(model, file, tensors, workspace, precision, backend) if precision in asked.precisions else "-"
+            built(model, file, tensors, workspace, precision, backend)
+            if precision in asked.precisions
+            else "-"
             for precision, backend in PRECISIONS
         ]
         cells += ["-", "-"] if asked.skip_bench else _measured(file, workspace)
@@ -280,7 +326,10 @@ def _measured(file: Path, workspace: Path) -> list[str]:
     status, found = optpipe("bench", *common, *short)
     bench = found["error"]["message"].replace("\n", " ") if "error" in found else _latencies(found)
     status, found = optpipe("compare", *common)
-    return [bench, found["error"]["message"].replace("\n", " ") if "error" in found else f"exit {status}"]
+    return [
+        bench,
+        found["error"]["message"].replace("\n", " ") if "error" in found else f"exit {status}",
+    ]
 
 
 def _latencies(found: Mapping[str, Any]) -> str:
@@ -292,7 +341,9 @@ def _latencies(found: Mapping[str, Any]) -> str:
 
 
 def _latency(rows: list[Mapping[str, Any]]) -> str:
-    figures = [row["latency_ns"]["percentiles"].get("p50") for row in rows if row["latency_ns"] is not None]
+    figures = [
+        row["latency_ns"]["percentiles"].get("p50") for row in rows if row["latency_ns"] is not None
+    ]
     known = [each["value"] / 1e6 for each in figures if each is not None]
     shown = f"{np.median(known):.2f} ms" if known else "withheld"
     checked = [row["output_check"] for row in rows if row["output_check"] is not None]

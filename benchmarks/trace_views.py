@@ -68,14 +68,19 @@ def make_export(path: Path, kernels: int) -> None:
             for number in range(NAMES)
         ]
         calls = ["cudaLaunchKernel_v7000", "cudaStreamIsCapturing_v10000"]
-        connection.executemany("INSERT INTO StringIds VALUES (?, ?)", list(enumerate([*names, *calls], 1)))
+        connection.executemany(
+            "INSERT INTO StringIds VALUES (?, ?)", list(enumerate([*names, *calls], 1))
+        )
         series = _SERIES.format(count=kernels)
         connection.execute(
             f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL {series} SELECT {launch_end} + 500, {launch_end} + 1500 + i * 7919 % 4000, "
             f"0, 1, NULL, 7, 2 * i + 2, {PROCESS}, 1 + i % {PER_ITERATION} % {NAMES}, 1 + i % {NAMES}, NULL, 1, 1, 32, 1 + i % 300, "
             "1, 1, 128, 1, 1, 0, 0, 0, 0, i, 32768, NULL, 0 FROM series"
         )
-        for offset, end, correlation, name in ((-1200, "i * 9000 - 400", 1, NAMES + 2), (0, launch_end, 2, NAMES + 1)):
+        for offset, end, correlation, name in (
+            (-1200, "i * 9000 - 400", 1, NAMES + 2),
+            (0, launch_end, 2, NAMES + 1),
+        ):
             connection.execute(
                 f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME {series} SELECT {begin} + {offset}, {end}, 0, {thread}, "
                 f"2 * i + {correlation}, {name}, 0, NULL FROM series"
@@ -101,7 +106,10 @@ def timed(command: Sequence[str], output: Path) -> tuple[float, float, int]:
             command[0],
             list(command),
             os.environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, out.fileno(), 1), (os.POSIX_SPAWN_DUP2, out.fileno(), 2)],
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, out.fileno(), 1),
+                (os.POSIX_SPAWN_DUP2, out.fileno(), 2),
+            ],
         )
         _, status, usage = os.wait4(process, 0)
         seconds = time.perf_counter() - started
@@ -116,7 +124,15 @@ def warm_up(scratch: Path) -> None:
     """Runs the command once on a small export, so that its modules are compiled."""
     make_export(scratch / "small.sqlite", 1000)
     timed(
-        [sys.executable, "-m", "optpipe", "profile", "--trace", str(scratch / "small.sqlite"), "--json"],
+        [
+            sys.executable,
+            "-m",
+            "optpipe",
+            "profile",
+            "--trace",
+            str(scratch / "small.sqlite"),
+            "--json",
+        ],
         scratch / "output",
     )
 
@@ -158,8 +174,18 @@ def main() -> None:
             other, ratio = "", ""
             if arguments.nsys and kernels <= 1_000_000:
                 reports = REPORTS[2022 if nsys_year(arguments.nsys) < 2023 else 2023]
-                stats = [arguments.nsys, "stats", "--report", reports, "--format", "csv", str(export)]
-                of_nsys, busy_of_nsys, _ = min(timed(stats, output) for _ in range(arguments.repeats))
+                stats = [
+                    arguments.nsys,
+                    "stats",
+                    "--report",
+                    reports,
+                    "--format",
+                    "csv",
+                    str(export),
+                ]
+                of_nsys, busy_of_nsys, _ = min(
+                    timed(stats, output) for _ in range(arguments.repeats)
+                )
                 other = f"{of_nsys:.2f} ({busy_of_nsys:.2f})"
                 ratio = f"{seconds / of_nsys:.2f} ({busy / busy_of_nsys:.2f})"
             row = f"| {kernels:,} | {seconds:.2f} ({busy:.2f}) | {seconds / kernels * 1e6:.2f} | {peak / 1e6:.0f} | {other} | {ratio} |"

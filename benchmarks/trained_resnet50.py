@@ -108,7 +108,9 @@ def tensors(folder: Path, card: Path):
     from optpipe.models.sources.resolve import CardSource
 
     paths = sorted(folder.glob("*/*.jpg"))
-    rows = np.concatenate(list(preprocess_batches(paths, CardSource(card).card.transform, 64, threads=8)))
+    rows = np.concatenate(
+        list(preprocess_batches(paths, CardSource(card).card.transform, 64, threads=8))
+    )
     return torch.from_numpy(rows), torch.tensor([int(path.parent.name) for path in paths])
 
 
@@ -120,21 +122,29 @@ def trained(folder: Path, side: int, epochs: int):
 
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    images, labels = (each.to(device) for each in tensors(folder / "train", folder / "resnet50-digits.toml"))
+    images, labels = (
+        each.to(device) for each in tensors(folder / "train", folder / "resnet50-digits.toml")
+    )
     network = resnet50(weights=None, num_classes=10).to(device, memory_format=torch.channels_last)
     size, reach = 32, side // 12
     steps = epochs * (len(images) // size)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 2e-3, total_steps=steps, pct_start=0.2
+    )
     network.train()
     for step in range(steps):
         if step % (len(images) // size) == 0:
             order = torch.randperm(len(images), device=device)
         chosen = order[(step % (len(images) // size)) * size :][:size]
         down, right = torch.randint(-reach, reach + 1, (2,)).tolist()
-        batch = torch.roll(images[chosen], (down, right), (2, 3)).to(memory_format=torch.channels_last)
+        batch = torch.roll(images[chosen], (down, right), (2, 3)).to(
+            memory_format=torch.channels_last
+        )
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            loss = nn.functional.cross_entropy(network(batch).float(), labels[chosen], label_smoothing=0.05)
+            loss = nn.functional.cross_entropy(
+                network(batch).float(), labels[chosen], label_smoothing=0.05
+            )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -159,17 +169,22 @@ def main() -> None:
             files = sorted((DIGITS / split).glob("*/*.png"))
             list(pool.map(partial(write_picture, folder / split), files, chunksize=32))
     (folder / "resnet50.py").write_text(FACTORY)
-    (folder / "resnet50-digits.toml").write_text(CARD.format(side=asked.side, resize=asked.side * 256 // 224))
+    (folder / "resnet50-digits.toml").write_text(
+        CARD.format(side=asked.side, resize=asked.side * 256 // 224)
+    )
     network, device = trained(folder, asked.side, asked.epochs)
     state = {name: value.float().cpu().contiguous() for name, value in network.state_dict().items()}
     save_file(
-        {n: v if "num_batches" not in n else v.long() for n, v in state.items()}, folder / "resnet50-digits.safetensors"
+        {n: v if "num_batches" not in n else v.long() for n, v in state.items()},
+        folder / "resnet50-digits.safetensors",
     )
     images, labels = tensors(folder / "validation", folder / "resnet50-digits.toml")
     with torch.inference_mode():
         answers = torch.cat([network(part.to(device)).argmax(1).cpu() for part in images.split(64)])
     right = int((answers == labels).sum())
-    print(f"{right} of {len(labels)} right ({right / len(labels):.2%}) on {device}, {time.monotonic() - started:.0f} s")
+    print(
+        f"{right} of {len(labels)} right ({right / len(labels):.2%}) on {device}, {time.monotonic() - started:.0f} s"
+    )
 
 
 if __name__ == "__main__":

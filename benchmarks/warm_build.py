@@ -20,7 +20,9 @@ BUILD = [sys.executable, "-m", "optpipe", "build", "resnet50", "--precision", "f
 def time_process(command: list[str], folder: str) -> tuple[float, float]:
     """Seconds by the clock, and of the processor, which other work on the machine changes less."""
     started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     passed, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     return passed, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -34,7 +36,9 @@ def main() -> None:
     for at, name in enumerate(("wall", "processor")):
         bare, build = (statistics.median(each[side][at] for each in pairs) for side in (0, 1))
         ratio = statistics.median(second[at] / first[at] for first, second in pairs)
-        print(f"{name}: bare {bare:.2f} s, warm build {build:.2f} s: {ratio:.1f} times, {rounds} rounds")
+        print(
+            f"{name}: bare {bare:.2f} s, warm build {build:.2f} s: {ratio:.1f} times, {rounds} rounds"
+        )
 
 
 if __name__ == "__main__":

@@ -22,5 +22,9 @@ smartquotes = False  # they make a dash of the two hyphens of an option
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("source-read", lambda _, page, source: source.__setitem__(0, expand(page, source[0])))
-    app.connect("build-finished", lambda builder, error: error or copy_reports(Path(builder.outdir)))
+    app.connect(
+        "source-read", lambda _, page, source: source.__setitem__(0, expand(page, source[0]))
+    )
+    app.connect(
+        "build-finished", lambda builder, error: error or copy_reports(Path(builder.outdir))
+    )

@@ -59,8 +59,14 @@ def expand(page: str, text: str) -> str:
     if page == "reference/codes":
         named, known = set(re.findall(r"make: code ([\w-]+)", text)), set(read_codes())
         if named != known:
-            raise ValueError(f"reference/codes.md: missing {sorted(known - named)}, unknown {sorted(named - known)}")
-    return re.sub(r"<!-- make: (\w+) ?(\S*) -->", lambda mark: "\n".join(globals()[f"make_{mark[1]}"](mark[2])), text)
+            raise ValueError(
+                f"reference/codes.md: missing {sorted(known - named)}, unknown {sorted(named - known)}"
+            )
+    return re.sub(
+        r"<!-- make: (\w+) ?(\S*) -->",
+        lambda mark: "\n".join(globals()[f"make_{mark[1]}"](mark[2])),
+        text,
+    )
 
 
 def make_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
@@ -76,7 +82,9 @@ def make_cli(_: str) -> Iterator[str]:
     for group, verbs in SECTIONS.items():
         yield f"## {group}\n"
         for verb in verbs:
-            yield from _describe_command(root.commands[verb], click.Context(root, info_name="optpipe"), verb, "###")
+            yield from _describe_command(
+                root.commands[verb], click.Context(root, info_name="optpipe"), verb, "###"
+            )
 
 
 def _describe_command(command: Any, parent: click.Context, name: str, level: str) -> Iterator[str]:
@@ -85,7 +93,9 @@ def _describe_command(command: Any, parent: click.Context, name: str, level: str
     yield f"```text\n{command.get_usage(context).removeprefix('Usage: ')}\n```\n"
     yield f"{inspect.cleandoc(command.help or '')}\n"
     records = [each.get_help_record(context) for each in command.params if each.name != "help"]
-    yield from make_table(("Option", "Meaning"), [(f"`{each[0]}`", _escape(each[1])) for each in records if each])
+    yield from make_table(
+        ("Option", "Meaning"), [(f"`{each[0]}`", _escape(each[1])) for each in records if each]
+    )
     for below, inner in getattr(command, "commands", {}).items():
         yield from _describe_command(inner, context, below, "####")
 
@@ -95,7 +105,9 @@ def _escape(text: str) -> str:
 
 
 def make_statuses(_: str) -> Iterator[str]:
-    yield from make_table(("Status", "Meaning"), [(f"`{int(each)}`", STATUSES[each]) for each in ExitStatus])
+    yield from make_table(
+        ("Status", "Meaning"), [(f"`{int(each)}`", STATUSES[each]) for each in ExitStatus]
+    )
 
 
 def make_options(_: str) -> Iterator[str]:
@@ -103,11 +115,17 @@ def make_options(_: str) -> Iterator[str]:
     for backend, options in list_options().items():
         yield f"## {backend}\n"
         rows = [
-            (f"`{each.name}`", _escape(each.help) + ("; " + ", ".join(f"`{one}`" for one in each.choices)) * bool(each.choices),
-             f"`{str(each.default).lower() if isinstance(each.default, bool) else each.default}`".replace("``", ""),
-             "build" if each.builds else "run")
+            (
+                f"`{each.name}`",
+                _escape(each.help)
+                + ("; " + ", ".join(f"`{one}`" for one in each.choices)) * bool(each.choices),
+                f"`{str(each.default).lower() if isinstance(each.default, bool) else each.default}`".replace(
+                    "``", ""
+                ),
+                "build" if each.builds else "run",
+            )
             for each in options
-        ]  # fmt: skip
+        ]
         yield from make_table(("Option", "Meaning", "Default", "Used by"), rows)
 
 
@@ -115,12 +133,19 @@ def make_policy(_: str) -> Iterator[str]:
     """Every section of a policy with its keys."""
     parts = SCHEMAS["make_policy_schema"]()["$defs"]
     top = parts["policy"]["properties"]
-    rows = [(f"`{key}`", _describe_type(value, parts)) for key, value in top.items() if not _find_table(value, parts)]
+    rows = [
+        (f"`{key}`", _describe_type(value, parts))
+        for key, value in top.items()
+        if not _find_table(value, parts)
+    ]
     yield from make_table(("Key", "Value"), rows)
     for key, value in top.items():
         if table := _find_table(value, parts):
             yield f"### \\[{key}\\]\n\n{table['description']}\n"
-            rows = [(f"`{name}`", _describe_type(each, parts)) for name, each in table["properties"].items()]
+            rows = [
+                (f"`{name}`", _describe_type(each, parts))
+                for name, each in table["properties"].items()
+            ]
             yield from make_table(("Key", "Value"), rows)
 
 
@@ -135,7 +160,10 @@ def _describe_type(value: Any, parts: Any) -> str:
         value = parts[value["$ref"].rpartition("/")[2]]
     if "enum" in value:
         return ", ".join(f"`{each}`" for each in value["enum"])
-    example = "".join(f", such as `{msgspec.json.encode(each).decode()}`" for each in value.get("examples", ())[:1])
+    example = "".join(
+        f", such as `{msgspec.json.encode(each).decode()}`"
+        for each in value.get("examples", ())[:1]
+    )
     text = value.get("description", "").rstrip(".") or {"object": "a table of options"}.get(
         value.get("type"), f"{value.get('type', 'a string or a list')}"
     )
@@ -161,7 +189,8 @@ def make_documents(_: str) -> Iterator[str]:
         for kind in document["allOf"][1].get("anyOf", ()):
             for name in re.findall(r"#/\$defs/([\w.]+)", str(kind)):
                 rows = [
-                    (f"`{each}`", _name_type(value)) for each, value in schemas["$defs"][name]["properties"].items()
+                    (f"`{each}`", _name_type(value))
+                    for each, value in schemas["$defs"][name]["properties"].items()
                 ]
                 yield from make_table((name, "Type"), rows)
 
@@ -173,7 +202,9 @@ def _name_type(value: Any) -> str:
         return " or ".join(dict.fromkeys(map(_name_type, value["anyOf"])))
     if value.get("type") == "array":
         return f"list of {_name_type(value.get('items') or {})}"
-    return str(value.get("type", "") or ", ".join(f"`{each}`" for each in value.get("enum", ())) or "any")
+    return str(
+        value.get("type", "") or ", ".join(f"`{each}`" for each in value.get("enum", ())) or "any"
+    )
 
 
 @cache
@@ -187,17 +218,28 @@ def read_codes() -> dict[str, tuple[str, str, str]]:
             for node in ast.walk(scope):
                 if isinstance(node, ast.Dict):  # the remedies of a failed worker
                     found = {
-                        _read_text(key): _read_text(each) for key, each in zip(node.keys, node.values, strict=True)
+                        _read_text(key): _read_text(each)
+                        for key, each in zip(node.keys, node.values, strict=True)
                     }
-                    codes |= {key: ("INVALID", "", each) for key, each in found.items() if key in codes}
+                    codes |= {
+                        key: ("INVALID", "", each) for key, each in found.items() if key in codes
+                    }
             for node in sorted(_walk_statements(scope), key=lambda each: each.lineno):
                 if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                     texts[node.targets[0].id] = _read_text(node.value)
-                if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Reason", "_invalidate", "_note"):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
+                    "Reason",
+                    "_invalidate",
+                    "_note",
+                ):
                     code, message, remedy = (
-                        texts.get(getattr(each, "id", ""), _read_text(each)) for each in node.args[:3]
+                        texts.get(getattr(each, "id", ""), _read_text(each))
+                        for each in node.args[:3]
                     )
-                    flag = next((each.value.value for each in node.keywords if each.arg == "invalidates"), None)
+                    flag = next(
+                        (each.value.value for each in node.keywords if each.arg == "invalidates"),
+                        None,
+                    )
                     invalid = node.func.id == "_invalidate" or flag is True
                     if re.fullmatch(r"[\w-]+", code) and not codes.get(code, ("",) * 3)[1]:
                         codes[code] = ("INVALID" if invalid else "note", message, remedy)
@@ -211,7 +253,9 @@ def _walk_statements(scope: ast.AST) -> Iterator[Any]:
 def _read_text(node: ast.AST | None) -> str:
     """The text of a literal, with `…` for each value inside; empty for anything else."""
     if isinstance(node, ast.JoinedStr):
-        return "".join(str(each.value) if isinstance(each, ast.Constant) else "…" for each in node.values)
+        return "".join(
+            str(each.value) if isinstance(each, ast.Constant) else "…" for each in node.values
+        )
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 

@@ -31,8 +31,12 @@ def parse_command(line: str) -> tuple[str, dict[str, Any]]:
     return " ".join(verb), context.params
 
 
-def call(command: Callable[..., Outcome], *given: Any, workspace: Path = Path(".optpipe"), **options: Any) -> Outcome:
+def call(
+    command: Callable[..., Outcome], *given: Any, workspace: Path = Path(".optpipe"), **options: Any
+) -> Outcome:
     """Calls a command's function as the command line does, with a store and a silent terminal where it takes them."""
     shared = {"store": Store(workspace), "terminal": SilentListener()}
     taken = signature(command).parameters
-    return command(*given, **{name: each for name, each in shared.items() if name in taken} | options)
+    return command(
+        *given, **{name: each for name, each in shared.items() if name in taken} | options
+    )

@@ -29,4 +29,8 @@ for name in ("POLARS_MAX_THREADS", "OMP_NUM_THREADS"):
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """All of `integration/` is slow: the fast tier does not even import it."""
-    return True if config.option.markexpr == "not slow" and collection_path.name == "integration" else None
+    return (
+        True
+        if config.option.markexpr == "not slow" and collection_path.name == "integration"
+        else None
+    )

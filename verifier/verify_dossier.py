@@ -19,7 +19,23 @@ from collections import Counter, defaultdict, namedtuple
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
 from itertools import accumulate, chain, combinations, compress, pairwise, takewhile
-from math import ceil, erfc, exp, expm1, hypot, inf, isclose, isfinite, isnan, lgamma, log, log1p, log10, nan, sqrt
+from math import (
+    ceil,
+    erfc,
+    exp,
+    expm1,
+    hypot,
+    inf,
+    isclose,
+    isfinite,
+    isnan,
+    lgamma,
+    log,
+    log1p,
+    log10,
+    nan,
+    sqrt,
+)
 from operator import eq, mul, sub
 from pathlib import Path
 from random import Random
@@ -31,81 +47,199 @@ except ImportError:
     sys.exit(print("reading Parquet needs a package: pip install polars", file=sys.stderr) or 3)
 
 ORDER = FAIL, INCONCLUSIVE, PASS = "FAIL", "INCONCLUSIVE", "PASS"
-SUMS, SEAL = "SHA256SUMS", ("SHA256SUMS", "SHA256SUMS.sha256", "SHA256SUMS.sig", "approval.json", "approval.json.sig")
-FILES = re.compile(r"(request|verdict|comparison)\.json|policy\.toml|report\.(html|md)|junit\.xml|"
-                   r"builds/[^/]+/(manifest\.json|errors\.parquet)|(baseline/)?runs/[^/]+/.+")
+SUMS, SEAL = (
+    "SHA256SUMS",
+    ("SHA256SUMS", "SHA256SUMS.sha256", "SHA256SUMS.sig", "approval.json", "approval.json.sig"),
+)
+FILES = re.compile(
+    r"(request|verdict|comparison)\.json|policy\.toml|report\.(html|md)|junit\.xml|"
+    r"builds/[^/]+/(manifest\.json|errors\.parquet)|(baseline/)?runs/[^/]+/.+"
+)
 KEYS = {  # of the request and of the verdict, sorted
-    "request.json": ["artifact", "baseline", "baseline_artifact", "baseline_network", "created_utc", "drawn_with",
-                     "measurements", "model", "network", "optpipe", "other_file", "policy_utc", "removed",
-                     "schema_version", "since", "verifier", "waivers"],
-    "verdict.json": ["artifact", "baseline", "created_utc", "criteria", "dossier_name", "expires_if", "groups", "model",
-                     "notes", "optpipe", "policy", "runs", "runs_left_out", "since", "verdict"],
+    "request.json": [
+        "artifact",
+        "baseline",
+        "baseline_artifact",
+        "baseline_network",
+        "created_utc",
+        "drawn_with",
+        "measurements",
+        "model",
+        "network",
+        "optpipe",
+        "other_file",
+        "policy_utc",
+        "removed",
+        "schema_version",
+        "since",
+        "verifier",
+        "waivers",
+    ],
+    "verdict.json": [
+        "artifact",
+        "baseline",
+        "created_utc",
+        "criteria",
+        "dossier_name",
+        "expires_if",
+        "groups",
+        "model",
+        "notes",
+        "optpipe",
+        "policy",
+        "runs",
+        "runs_left_out",
+        "since",
+        "verdict",
+    ],
 }
-STATED = {"cached-answer", "died", "interrupted", "not-steady", "out-of-memory", "refused", "stale-answer",
-          "too-few-samples", "wrong-output"}
+STATED = {
+    "cached-answer",
+    "died",
+    "interrupted",
+    "not-steady",
+    "out-of-memory",
+    "refused",
+    "stale-answer",
+    "too-few-samples",
+    "wrong-output",
+}
 OWN_SAMPLES = {"drift", "bimodal", "not-steady", "dispersion"}
-LIMITS = {"max_cv": 0.025, "max_drift": 0.025, "max_other_cpu_share": 0.1, "max_clock_change": 0.03,
-          "max_gpu_temperature_c": 85}
-LOAD = {"batch_size": "b{}", "length": "l{}", "scenario": "{}", "streams": "{}x", "rate_per_s": "{:g}qps", "mode": "{}"}
+LIMITS = {
+    "max_cv": 0.025,
+    "max_drift": 0.025,
+    "max_other_cpu_share": 0.1,
+    "max_clock_change": 0.03,
+    "max_gpu_temperature_c": 85,
+}
+LOAD = {
+    "batch_size": "b{}",
+    "length": "l{}",
+    "scenario": "{}",
+    "streams": "{}x",
+    "rate_per_s": "{:g}qps",
+    "mode": "{}",
+}
 TAILS, GAP = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}, log1p(0.05)
 ASKED = TAILS | {f"mean_{name}": percent for name, percent in TAILS.items()}
 SCORES = ("top1", "mIoU", "pixel-accuracy", "AP", "AP50", "AP75", "Spearman", "F1", "EM", "recall")
 UNITS = {
-    "ns": {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}, "images/s": {"images/s": 1}, "dB": {"dB": 1},
-    "bytes": {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 1e3, "MB": 1e6, "GB": 1e9},
-    "points": dict.fromkeys(("points", "point", "pt", *SCORES), 1), "J/image": {"J/image": 1, "mJ/image": 1e-3},
-    "fraction": {"%": 0.01}, "1": {"": 1},
+    "ns": {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9},
+    "images/s": {"images/s": 1},
+    "dB": {"dB": 1},
+    "bytes": {
+        "B": 1,
+        "KiB": 2**10,
+        "MiB": 2**20,
+        "GiB": 2**30,
+        "TiB": 2**40,
+        "kB": 1e3,
+        "MB": 1e6,
+        "GB": 1e9,
+    },
+    "points": dict.fromkeys(("points", "point", "pt", *SCORES), 1),
+    "J/image": {"J/image": 1, "mJ/image": 1e-3},
+    "fraction": {"%": 0.01},
+    "1": {"": 1},
 }
 SECTIONS = {  # §4: the unit of each limit; one called `minimum…`, and that of a precision, is a lower limit
-    "latency": dict.fromkeys((*TAILS, "mean_p90", "mean_p95", "mean_p99"), "ns"), "throughput": {"minimum": "images/s"},
-    "regression": dict.fromkeys((*TAILS, "throughput"), "fraction"), "memory": {"maximum": "bytes"},
-    "energy": {"maximum": "J/image"}, "stability": {"maximum_cv": "fraction"},
-    "accuracy": {"maximum_drop": "points", "minimum_score": "points", "minimum_top1": "fraction",
-                 "minimum_agreement": "fraction", "maximum_f1_drop": "points"},
+    "latency": dict.fromkeys((*TAILS, "mean_p90", "mean_p95", "mean_p99"), "ns"),
+    "throughput": {"minimum": "images/s"},
+    "regression": dict.fromkeys((*TAILS, "throughput"), "fraction"),
+    "memory": {"maximum": "bytes"},
+    "energy": {"maximum": "J/image"},
+    "stability": {"maximum_cv": "fraction"},
+    "accuracy": {
+        "maximum_drop": "points",
+        "minimum_score": "points",
+        "minimum_top1": "fraction",
+        "minimum_agreement": "fraction",
+        "maximum_f1_drop": "points",
+    },
     "preprocessing": {"minimum_agreement": "fraction", "minimum_snr": "dB"},
-    "outputs": {"minimum_snr": "dB", "minimum_cosine": "1", "minimum_agreement": "fraction", "maximum_abs_error": "1"},
+    "outputs": {
+        "minimum_snr": "dB",
+        "minimum_cosine": "1",
+        "minimum_agreement": "fraction",
+        "maximum_abs_error": "1",
+    },
     "precision": dict.fromkeys(("fp32", "tf32", "fp16", "bf16", "int8", "fp8"), "fraction"),
-    "size": {"maximum": "bytes"}, "tensor_cores": {"minimum_share": "fraction"},
+    "size": {"maximum": "bytes"},
+    "tensor_cores": {"minimum_share": "fraction"},
 }
-RATES = {"throughput": "throughput_images_per_s", "tokens": "throughput_tokens_per_s", "energy": "energy_j_per_image"}
+RATES = {
+    "throughput": "throughput_images_per_s",
+    "tokens": "throughput_tokens_per_s",
+    "energy": "energy_j_per_image",
+}
 COSINE = ("reference_square", "output_square", "product", "difference_square", "finite")
 TIMED = ("environment", "latency", "throughput", "regression", "memory", "energy", "stability")
-FIGURES = {"throughput": "throughput", "memory": "memory", "energy": "energy", "stability": "cv"}  # others: the key
+FIGURES = {
+    "throughput": "throughput",
+    "memory": "memory",
+    "energy": "energy",
+    "stability": "cv",
+}  # others: the key
 OVERLAPS = 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.8999999999999999, 0.95
 LEVELS = {"AP": range(10), "AP50": [0], "AP75": [5]}  # the overlaps of a score
 ALIGNED = {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16}
-KERNELS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in {  # §8.3
-    "attention": r"fmha|flash_?(fwd|attn|attention)|attention|sdpa",
-    "other": r"nchwtonhwc|nhwctonchw|AddPadding|transpose|permute|reorder|reformat|nhwc2nchw|nchw2nhwc|im2col|concat|"
-             r"split_?k?_?copy|CatArray|(batch|layer|group|rms)_?norm|bn_fw|bn_inf|pool|softmax|jpeg|huffman|dct|"
-             r"resample|resize|crop|mirror|slice_?flip|SliceKernel|colou?r|dali|warp_?affine|ycbcr|nvimgcodec",
-    "matrix": r"gemm|gemv|nvjet|xmma|cutlass|convolve|conv\dd|_conv|convolution|fprop|dgrad|wgrad|winograd|"
-              r"[hisd]cudnn|([hisd]|[hiqb]g)mma|wgmma|matmul|dot_kernel|triton_(tem|mm|bmm)|splitkreduce|tensorop|"
-              r"s\d{3,5}(gemm|cudnn)",
-    "helper": r"splitk?reduce|gemv|dot_kernel",
-    "plain": r"triton_(tem|mm|bmm|conv)|triton_.*convolution|simt|ffma|sgemm(?!.*(tensor|s\d{3,5}))|dgemm(?!.*dmma)|"
-             r"scudnn|winograd|gemv|gemmk1|splitk?reduce|gemmSN|dot_kernel|implicit_convolve|explicit_convolve|"
-             r"conv2d_grouped_direct|convolve_common_engine|depthwise",
-    "tensor": r"tensor_?op|(?<![a-z])_?tensor\d+x\d+x\d+|[hidqsbg]mma(?![a-z]*_?sync_none)|wgmma|tcgen05|utc\w*mma|nvjet|"
-              r"xmma|(884|1688|16816|16832|8816|16864)(gemm|fprop|dgrad|wgrad|cudnn|_|\b)|SM(80|90|100|120)_\d+x\d+x\d+|"
-              r"fmha|flash_?(fwd|attn|attention)|wmma",
-}.items()}
-LIBRARY = re.compile(r"(cuBLAS|cuBLASLt|cuDNN|cuSOLVER|cuSPARSE|CUB|CCCL|NCCL|DALI|nvjpeg|nvJPEG|nvImageCodec|"
-                     r"TensorRT internal|GIL Trace|Python Periodic Sampling)[: ]")
-LAUNCH, BEGIN, END = (re.compile(rf"(cuda|cu)({names})") for names in (
-    "LaunchKernel|LaunchCooperativeKernel|GraphLaunch", "StreamBeginCapture", "StreamEndCapture"))
-PACKAGES = {"torch": "torch", "inductor": "torch", "torch-tensorrt": "torch-tensorrt", "tensorrt": "tensorrt-cu13",
-            "tensorrt-rtx": "tensorrt-rtx-cu13", "onnxruntime": "onnxruntime-gpu"}
+KERNELS = {
+    name: re.compile(pattern, re.IGNORECASE)
+    for name, pattern in {  # §8.3
+        "attention": r"fmha|flash_?(fwd|attn|attention)|attention|sdpa",
+        "other": r"nchwtonhwc|nhwctonchw|AddPadding|transpose|permute|reorder|reformat|nhwc2nchw|nchw2nhwc|im2col|concat|"
+        r"split_?k?_?copy|CatArray|(batch|layer|group|rms)_?norm|bn_fw|bn_inf|pool|softmax|jpeg|huffman|dct|"
+        r"resample|resize|crop|mirror|slice_?flip|SliceKernel|colou?r|dali|warp_?affine|ycbcr|nvimgcodec",
+        "matrix": r"gemm|gemv|nvjet|xmma|cutlass|convolve|conv\dd|_conv|convolution|fprop|dgrad|wgrad|winograd|"
+        r"[hisd]cudnn|([hisd]|[hiqb]g)mma|wgmma|matmul|dot_kernel|triton_(tem|mm|bmm)|splitkreduce|tensorop|"
+        r"s\d{3,5}(gemm|cudnn)",
+        "helper": r"splitk?reduce|gemv|dot_kernel",
+        "plain": r"triton_(tem|mm|bmm|conv)|triton_.*convolution|simt|ffma|sgemm(?!.*(tensor|s\d{3,5}))|dgemm(?!.*dmma)|"
+        r"scudnn|winograd|gemv|gemmk1|splitk?reduce|gemmSN|dot_kernel|implicit_convolve|explicit_convolve|"
+        r"conv2d_grouped_direct|convolve_common_engine|depthwise",
+        "tensor": r"tensor_?op|(?<![a-z])_?tensor\d+x\d+x\d+|[hidqsbg]mma(?![a-z]*_?sync_none)|wgmma|tcgen05|utc\w*mma|nvjet|"
+        r"xmma|(884|1688|16816|16832|8816|16864)(gemm|fprop|dgrad|wgrad|cudnn|_|\b)|SM(80|90|100|120)_\d+x\d+x\d+|"
+        r"fmha|flash_?(fwd|attn|attention)|wmma",
+    }.items()
+}
+LIBRARY = re.compile(
+    r"(cuBLAS|cuBLASLt|cuDNN|cuSOLVER|cuSPARSE|CUB|CCCL|NCCL|DALI|nvjpeg|nvJPEG|nvImageCodec|"
+    r"TensorRT internal|GIL Trace|Python Periodic Sampling)[: ]"
+)
+LAUNCH, BEGIN, END = (
+    re.compile(rf"(cuda|cu)({names})")
+    for names in (
+        "LaunchKernel|LaunchCooperativeKernel|GraphLaunch",
+        "StreamBeginCapture",
+        "StreamEndCapture",
+    )
+)
+PACKAGES = {
+    "torch": "torch",
+    "inductor": "torch",
+    "torch-tensorrt": "torch-tensorrt",
+    "tensorrt": "tensorrt-cu13",
+    "tensorrt-rtx": "tensorrt-rtx-cu13",
+    "onnxruntime": "onnxruntime-gpu",
+}
 
 Estimate = namedtuple("Estimate", "value interval")
-Seen = namedtuple("Seen", "value ci blocked source interval number gap", defaults=(nan, None, True, "", None, 0, 0.0))
+Seen = namedtuple(
+    "Seen",
+    "value ci blocked source interval number gap",
+    defaults=(nan, None, True, "", None, 0, 0.0),
+)
 """An observation, by a `number` of processes. Without `ci` it is exact. `interval` is that of its own distribution."""
+
 
 class Record(dict):
     """A JSON object, the fields of which are attributes too."""
+
     __getattr__, __setattr__ = dict.__getitem__, dict.__setitem__
 
+
 # ---- distributions and estimates (§6, §8.1)
+
 
 @cache
 def beta(a, b, x):
@@ -121,21 +255,26 @@ def beta(a, b, x):
     scale = lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)
     return exp(scale) / a / (1 - (a + b) * x / (a + 1) / rest)
 
+
 @cache
 def invert_beta(a, b, share):
     return bisect_left(range(2**60), share, key=lambda step: beta(a, b, step / 2**60)) / 2**60
 
+
 def t_quantile(confidence, freedom):
     """The value that |T| exceeds with the probability 1 − confidence."""
     return sqrt(freedom * (1 / invert_beta(freedom / 2, 0.5, 1 - confidence) - 1))
+
 
 class Mean(namedtuple("Mean", "value error freedom")):
     def interval(self, confidence):
         half = t_quantile(confidence, self.freedom) * self.error
         return self.value - half, self.value + half
 
+
 def estimate_score(value, list_parts, samples, least=0.0, most=1.0, effect=1.0):
     """A score of samples, to which they or groups of them contribute the parts."""
+
     def interval(confidence):
         parts = list_parts()
         if len(parts) < 20 or not isfinite(sum(parts)):
@@ -148,15 +287,23 @@ def estimate_score(value, list_parts, samples, least=0.0, most=1.0, effect=1.0):
             t = min(t_quantile(confidence, n - 1), error / (-2 * lean) if lean < 0 else inf)
             bounds.append(max(least, min(most, value + side * (t * error + t**2 * lean) / samples)))
         return bounds
+
     return Estimate(value, interval)
+
 
 def estimate_mean(values):
     """The mean of values from 0 to 1: an exact share if they are 0 or 1."""
     n, hits = len(values), sum(values)
     if not {*values} <= {0, 1}:
         return estimate_score(fmean(values), lambda: values, n)
-    return Estimate(hits / n, lambda confidence: (invert_beta(hits, n - hits + 1, (1 - confidence) / 2),
-                                                  invert_beta(hits + 1, n - hits, (1 + confidence) / 2)))
+    return Estimate(
+        hits / n,
+        lambda confidence: (
+            invert_beta(hits, n - hits + 1, (1 - confidence) / 2),
+            invert_beta(hits + 1, n - hits, (1 + confidence) / 2),
+        ),
+    )
+
 
 def estimate_ratio(parts, wholes):
     """The ratio of two sums over samples, with the ratio estimator of survey sampling."""
@@ -164,36 +311,56 @@ def estimate_ratio(parts, wholes):
     squares = sum((part - ratio * whole) ** 2 for part, whole in zip(parts, wholes))
     return Mean(ratio, sqrt(n / (n - 1) * squares) / sum(wholes), n - 1)
 
+
 def mean_from_runs(runs, first=None):
     """Rules 1 and 2; `first` counts the values of the first stage, which begin each run."""
     every, means, number = [*chain(*runs)], [fmean(run) for run in runs], len(runs)
     known = [value for run, size in zip(runs, first or map(len, runs)) for value in run[:size]]
     if len(known) < 3:
         return None
-    pooled, freedom = Mean(fmean(every), stdev(known) / sqrt(len(every)), len(known) - 1), len(every) - number
+    pooled, freedom = (
+        Mean(fmean(every), stdev(known) / sqrt(len(every)), len(known) - 1),
+        len(every) - number,
+    )
     if number < 2 or freedom < 1:
         return pooled
     between = sum(len(run) * (mean - pooled.value) ** 2 for run, mean in zip(runs, means))
     within = sum((value - mean) ** 2 for run, mean in zip(runs, means) for value in run)
-    if between + within == 0 or beta(freedom / 2, (number - 1) / 2, within / (within + between)) >= 0.25:
+    if (
+        between + within == 0
+        or beta(freedom / 2, (number - 1) / 2, within / (within + between)) >= 0.25
+    ):
         error = pooled.error * sqrt(len(every) * sum(1 / len(run) for run in runs)) / number
         return Mean(fmean(means), error, min(pooled.freedom, 1.5 * (number - 1)))
     return Mean(fmean(means), stdev(means) / sqrt(number), number - 1)
 
+
 def widen(value, low, high, processes, confidence, gap, percent):
     """Allows for a speed that no process had."""
     gap, share = max(gap, GAP), 1 - exp(log((1 - confidence) / 2) / processes)
-    most = hypot(gap, log(high / value)) if percent > 50 and share >= 1 - percent / 100 else gap * share
+    most = (
+        hypot(gap, log(high / value))
+        if percent > 50 and share >= 1 - percent / 100
+        else gap * share
+    )
     return min(low, value * exp(-gap * share)), max(high, value * exp(most))
+
 
 def bound_next(values, confidence):
     n = len(values)
-    return Mean(fmean(values), stdev(values) * sqrt(1 + 1 / n), n - 1).interval(confidence)[1] if n >= 3 else inf
+    return (
+        Mean(fmean(values), stdev(values) * sqrt(1 + 1 / n), n - 1).interval(confidence)[1]
+        if n >= 3
+        else inf
+    )
+
 
 # ---- tasks (§8.1): predictions and truths of one sample, and scores over samples
 
+
 def divide(part, whole):
     return part / whole if whole else nan
+
 
 @lru_cache(4)
 def read_mask(png):
@@ -211,9 +378,12 @@ def read_mask(png):
             above = line
         elif kind != 2 or any(line):
             pixels = zip(line, above, b"\0" + above)
-            above = bytes(left := byte + predict(kind, left, up, corner) & 255 for byte, up, corner in pixels)
+            above = bytes(
+                left := byte + predict(kind, left, up, corner) & 255 for byte, up, corner in pixels
+            )
         rows.append(above)
     return b"".join(rows)
+
 
 @cache
 def predict(kind, left, up, corner):
@@ -221,9 +391,11 @@ def predict(kind, left, up, corner):
     nearest = min((left, up, corner), key=lambda each: abs(left + up - corner - each))
     return (0, left, up, (left + up) // 2, nearest)[kind]
 
+
 def count_pixels(truth, mask):
     pairs = Counter(zip(read_mask(truth), read_mask(mask), strict=True))
     return Counter({pair: number for pair, number in pairs.items() if pair[0] != 255})
+
 
 def score_pixels(pairs):
     true, found, right = Counter(), Counter(), Counter()
@@ -233,6 +405,7 @@ def score_pixels(pairs):
         right[one] += number * (one == other)
     shares = [right[label] / (true[label] + found[label] - right[label]) for label in true | found]
     return {"mIoU": fmean(shares or [nan]), "pixel-accuracy": divide(right.total(), true.total())}
+
 
 def find_entities(tags):
     found, begin, kind, before = set(), 0, None, ""
@@ -247,28 +420,41 @@ def find_entities(tags):
         before = prefix
     return found
 
+
 def count_entities(truth, tags):
     true, found = map(find_entities, (truth, tags))
     return Counter(right=len(true & found), found=len(found), true=len(true))
 
+
 def score_entities(sums):
     right, found, true = sums["right"], sums["found"], sums["true"]
-    return {"F1": divide(2 * right, found + true), "precision": divide(right, found), "recall": divide(right, true)}
+    return {
+        "F1": divide(2 * right, found + true),
+        "precision": divide(right, found),
+        "recall": divide(right, true),
+    }
+
 
 def compare_texts(one, other):
     return sum(map(mul, one, other)) / max(hypot(*one) * hypot(*other), sys.float_info.min)
+
 
 def list_pairs(truths, rows):
     """The cosine and the rating of each pair of texts; cosines within 10⁻⁶ of the least become equal."""
     members, least = defaultdict(list), -inf
     for (number, rating), row in zip(truths, rows):
         members[number].append((row, rating))
-    pairs = [(compare_texts(one, other), rating) for (one, rating), (other, _) in
-             (members[number] for number in sorted(members) if number >= 0)]
+    pairs = [
+        (compare_texts(one, other), rating)
+        for (one, rating), (other, _) in (
+            members[number] for number in sorted(members) if number >= 0
+        )
+    ]
     for place, (cosine, rating) in sorted(enumerate(pairs), key=lambda each: each[1][0]):
         least = least if cosine <= least + 1e-6 else cosine
         pairs[place] = least, rating
     return pairs
+
 
 def correlate(pairs):
     """Spearman's correlation."""
@@ -278,9 +464,14 @@ def correlate(pairs):
         ranks.append([bisect_left(ordered, each) + bisect_right(ordered, each) for each in values])
     return 0.0 if any(len({*each}) < 2 for each in ranks) else correlation(*ranks)
 
+
 def intersect(one, other):
-    wide, high = (min(one[at] + one[at + 2], other[at] + other[at + 2]) - max(one[at], other[at]) for at in (0, 1))
+    wide, high = (
+        min(one[at] + one[at + 2], other[at] + other[at + 2]) - max(one[at], other[at])
+        for at in (0, 1)
+    )
     return max(wide, 0.0) * max(high, 0.0)
+
 
 def compare_boxes(one, other):
     """F1 of the shown boxes of both, each paired with the free one of its class that overlaps it most."""
@@ -288,11 +479,14 @@ def compare_boxes(one, other):
     number, pairs = len(mine) + len(free), 0
     for row in mine:
         shares = [(row[5] == each[5]) * intersect(row, each) for each in free]
-        shares = [both / (row[2] * row[3] + each[2] * each[3] - both) for both, each in zip(shares, free)]
+        shares = [
+            both / (row[2] * row[3] + each[2] * each[3] - both) for both, each in zip(shares, free)
+        ]
         if max(shares, default=0.0) >= 0.5:
             free.remove(free[shares.index(max(shares))])
             pairs += 1
     return 2 * pairs / number if number else 1.0
+
 
 def match_boxes(truths, boxes):
     """Of one class in one image, best box first: the score, and by overlap 1 (right), 0 (wrong), or None (a crowd's)."""
@@ -310,15 +504,26 @@ def match_boxes(truths, boxes):
             gone |= {place} if alone else set()
         yield box[4], flags or (0,) * len(OVERLAPS)
 
+
 @cache
 def list_hits(objects):
     """The number of hits that reaches each of 101 recalls."""
-    return [bisect_left(range(objects + 1), at * 0.01, 1, key=lambda hits: hits / objects) for at in range(101)]
+    return [
+        bisect_left(range(objects + 1), at * 0.01, 1, key=lambda hits: hits / objects)
+        for at in range(101)
+    ]
+
 
 def score_boxes(truths, found, groups):
-    last, objects, boxes = max((row[4] for rows in truths for row in rows), default=-1), defaultdict(Counter), defaultdict(list)
+    last, objects, boxes = (
+        max((row[4] for rows in truths for row in rows), default=-1),
+        defaultdict(Counter),
+        defaultdict(list),
+    )
     for image, pair in enumerate(zip(truths, found)):
-        for label in {row[4 + side] for side in (0, 1) for row in pair[side] if row[4 + side] <= last}:
+        for label in {
+            row[4 + side] for side in (0, 1) for row in pair[side] if row[4 + side] <= last
+        }:
             both = [[row for row in pair[side] if row[4 + side] == label] for side in (0, 1)]
             objects[label][image % groups] += sum(not row[6] for row in both[0])
             boxes[label] += [(score, image % groups, flags) for score, flags in match_boxes(*both)]
@@ -338,7 +543,10 @@ def score_boxes(truths, found, groups):
 
     @lru_cache(4096)
     def find_precision(label, level, left_out):
-        (rights, wrongs), there = list_rights(label, level), number[label] - objects[label][left_out]
+        (rights, wrongs), there = (
+            list_rights(label, level),
+            number[label] - objects[label][left_out],
+        )
         gone, precisions = wrongs.get(left_out, ()), []
         for place, (wrong, group) in enumerate(rights):
             if group != left_out:
@@ -359,15 +567,26 @@ def score_boxes(truths, found, groups):
     def score(name, left_out=-1):
         if name in LEVELS:
             there = [label for label in number if number[label] > objects[label][left_out]]
-            each = [find_precision(label, level, left_out if left_out in objects[label] else -1)
-                    for label in there for level in LEVELS[name]]
+            each = [
+                find_precision(label, level, left_out if left_out in objects[label] else -1)
+                for label in there
+                for level in LEVELS[name]
+            ]
             return fmean(each or [nan])
         sums, total = count_shown(int(name[3:-1]) / 100 if "@" in name else 0.25)
         left = total - sums[left_out]
-        return left[1] / max(left["objects"], 1) if name == "recall" else 2 * left[1] / max(left[1] + left[0] + left["objects"], 1)
+        return (
+            left[1] / max(left["objects"], 1)
+            if name == "recall"
+            else 2 * left[1] / max(left[1] + left[0] + left["objects"], 1)
+        )
+
     return score
 
-class Task(namedtuple("Task", "scores agree count finish least effect", defaults=(None, None, 0, 1))):
+
+class Task(
+    namedtuple("Task", "scores agree count finish least effect", defaults=(None, None, 0, 1))
+):
     """Names of its scores, of which the most is 1; and functions of one sample's predictions, and of sums over samples."""
 
     def score(self, truths, found):
@@ -378,7 +597,10 @@ class Task(namedtuple("Task", "scores agree count finish least effect", defaults
         units = truths if self.least == 0 else list_pairs(truths, found)
         n, groups = len(units), min(len(units), 1000)
         if self.finish:
-            sums = [sum(map(self.count, truths[at::groups], found[at::groups]), Counter()) for at in range(groups)]
+            sums = [
+                sum(map(self.count, truths[at::groups], found[at::groups]), Counter())
+                for at in range(groups)
+            ]
             sums, total = [*sums, Counter()], sum(sums, Counter())
 
             def score(name, left_out=-1):
@@ -386,27 +608,50 @@ class Task(namedtuple("Task", "scores agree count finish least effect", defaults
         elif self.least == 0:
             score = score_boxes(truths, found, groups)
         else:
+
             def score(_, left_out=-1):
                 return correlate([pair for at, pair in enumerate(units) if at % groups != left_out])
 
         @cache
         def list_parts(name):
             whole = score(name)
-            return [(n - len(range(at, n, groups))) * (whole - score(name, at)) for at in range(groups if n > 1 else 0)]
+            return [
+                (n - len(range(at, n, groups))) * (whole - score(name, at))
+                for at in range(groups if n > 1 else 0)
+            ]
+
         return n, score, list_parts
 
+
 TASKS = {
-    "classification": Task(["top1"], lambda one, other: one[0] == other[0], lambda truth, best: best[0] == truth),
-    "user": Task(["score"], lambda one, other: one["prediction"] == other["prediction"], lambda _, one: one["score"]),
-    "segmentation": Task(["mIoU", "pixel-accuracy"], lambda *masks: fmean([*map(eq, *map(read_mask, masks))]),
-                         count_pixels, score_pixels),
-    "token-classification": Task(["F1", "precision", "recall"], lambda *tags: fmean([*map(eq, *tags)] or [1.0]),
-                                 count_entities, score_entities),
+    "classification": Task(
+        ["top1"], lambda one, other: one[0] == other[0], lambda truth, best: best[0] == truth
+    ),
+    "user": Task(
+        ["score"],
+        lambda one, other: one["prediction"] == other["prediction"],
+        lambda _, one: one["score"],
+    ),
+    "segmentation": Task(
+        ["mIoU", "pixel-accuracy"],
+        lambda *masks: fmean([*map(eq, *map(read_mask, masks))]),
+        count_pixels,
+        score_pixels,
+    ),
+    "token-classification": Task(
+        ["F1", "precision", "recall"],
+        lambda *tags: fmean([*map(eq, *tags)] or [1.0]),
+        count_entities,
+        score_entities,
+    ),
     "detection": Task([*LEVELS, "F1", "recall"], compare_boxes),
-    "embedding": Task(["Spearman"], lambda *texts: max(compare_texts(*texts), 0.0), least=-1, effect=6 / sqrt(15)),
+    "embedding": Task(
+        ["Spearman"], lambda *texts: max(compare_texts(*texts), 0.0), least=-1, effect=6 / sqrt(15)
+    ),
 }
 
 # ---- one measurement (§5)
+
 
 @lru_cache(32)
 def count_effective(series, caution=0.0):
@@ -415,10 +660,14 @@ def count_effective(series, caution=0.0):
     spread = sum(map(mul, y, y))
     if n < 4 or spread <= 1e-18 * sum(map(mul, series, series)):
         return n
-    pairs = (sum(map(mul, y, y[lag:])) + sum(map(mul, y, y[lag + 1 :])) for lag in range(0, n // 2 * 2, 2))
+    pairs = (
+        sum(map(mul, y, y[lag:])) + sum(map(mul, y, y[lag + 1 :]))
+        for lag in range(0, n // 2 * 2, 2)
+    )
     kept = list(takewhile(lambda pair: pair > 0, pairs))
     excess = 2 * sum(accumulate(kept, min)) / spread - 1
     return n / max(1.0, excess * (1 + caution * sqrt(2 * (4 * len(kept) + 1) / n)))
+
 
 def show_percentiles(x, percents, confidence):  # §5.1
     """Those that are not withheld, by name."""
@@ -434,11 +683,15 @@ def show_percentiles(x, percents, confidence):  # §5.1
         found[f"p{percent:g}"] = float(q)
     return found
 
+
 def find_drift(s):  # §5.3
     """(p, change)."""
     b, found = min(20, len(s) // 4) // 2 * 2, [(1.0, 0.0)]
     size, longer = divmod(len(s), max(b, 1))
-    m = [median(s[low:high]) for low, high in pairwise(at * size + min(at, longer) for at in range(b + 1))]
+    m = [
+        median(s[low:high])
+        for low, high in pairwise(at * size + min(at, longer) for at in range(b + 1))
+    ]
     folded = [(m[b // 2 - 1 - at] + m[b // 2 + at]) / 2 for at in range(b // 2)]
     for series in (m, folded) if b >= 8 else ():
         k, pairs = len(series), list(combinations(enumerate(series), 2))
@@ -448,6 +701,7 @@ def find_drift(s):  # §5.3
         found.append((p, slope * (k - 1) / (median(m) or inf)))
     p, change = min(found, key=lambda each: each[0])
     return min(1.0, 2 * p), change
+
 
 def is_bimodal(s):  # §5.4
     n, v = len(s), sorted(map(log, s)) if min(s) > 0 else []
@@ -461,35 +715,61 @@ def is_bimodal(s):  # §5.4
     kernel = [exp(-((j * cell / (0.3 * scale)) ** 2) / 2) for j in range(-reach, reach + 1)]
     counts = [0] * reach + list(map(sub, below[1:], below)) + [0] * reach
     density = [sum(map(mul, kernel, counts[at : at + len(kernel)])) for at in range(len(edges) - 1)]
-    peaks = {at for at in range(1, len(density) - 1) if density[at - 1] < density[at] >= density[at + 1]}
+    peaks = {
+        at for at in range(1, len(density) - 1) if density[at - 1] < density[at] >= density[at + 1]
+    }
     highest = density.index(max(density))
     for other in peaks - {highest}:
         valley = min(range(min(highest, other), max(highest, other) + 1), key=density.__getitem__)
         centers = [edges[at] + cell / 2 for at in (other, valley)]
-        b, a = (bisect_left(v, center + 0.6 * scale) - bisect_left(v, center - 0.6 * scale) for center in centers)
-        deep, both = density[valley] < density[other] / 2, min(below[valley], n - below[valley]) >= 0.05 * n
+        b, a = (
+            bisect_left(v, center + 0.6 * scale) - bisect_left(v, center - 0.6 * scale)
+            for center in centers
+        )
+        deep, both = (
+            density[valley] < density[other] / 2,
+            min(below[valley], n - below[valley]) >= 0.05 * n,
+        )
         apart = abs(edges[highest] - edges[other]) >= log1p(0.04)
         if deep and both and apart and a + b and beta(b, a + 1, 0.5) < 0.03:
             return True
     return False
 
+
 def list_codes(record):
     return [each.code for each in record.reasons if each.invalidates]
+
 
 def find_codes(record, rows, machine, s):  # §5.2
     """`machine` has the columns during the measurement, `s` the service times."""
     limits, load, (p, change) = Record(LIMITS | record.limits), record.load, find_drift(s)
-    other, waited = (fmean(machine[name] or [0]) for name in ("other_cpu_cores", "worker_waited_cores"))
+    other, waited = (
+        fmean(machine[name] or [0]) for name in ("other_cpu_cores", "worker_waited_cores")
+    )
     cores = len(record.subject.affinity or "1")
     clocks = [machine[name][1:-1] for name in ("gpu_sm_mhz", "gpu_mem_mhz", "cpu_mhz")]
-    spans = [quantiles(clock, n=20, method="inclusive") for clock in clocks if len(clock) >= 3 and max(clock) > 0]
-    queries = zip(rows["scheduled_ns"][1:], rows["start_ns"][1:], rows["end_ns"][1:], rows["end_ns"])
+    spans = [
+        quantiles(clock, n=20, method="inclusive")
+        for clock in clocks
+        if len(clock) >= 3 and max(clock) > 0
+    ]
+    queries = zip(
+        rows["scheduled_ns"][1:], rows["start_ns"][1:], rows["end_ns"][1:], rows["end_ns"]
+    )
     late = [(end - start, start - before) for due, start, end, before in queries if due <= before]
-    paced = load.scenario == "server" and load.rate_per_s is not None and len(s) >= 40 and len(late) >= 20
+    paced = (
+        load.scenario == "server"
+        and load.rate_per_s is not None
+        and len(s) >= 40
+        and len(late) >= 20
+    )
     rules = {
         "not-watched": record.machine_file is None,
-        "loaded-host": (other > limits.max_other_cpu_share * cores if record.subject.device == "cpu"
-                        else waited > limits.max_other_cpu_share / 2),
+        "loaded-host": (
+            other > limits.max_other_cpu_share * cores
+            if record.subject.device == "cpu"
+            else waited > limits.max_other_cpu_share / 2
+        ),
         "busy-gpu": max(machine["gpu_other_processes"], default=0) > 0,
         "throttled": any(int(mask) & 0xE8 for mask in machine["gpu_throttle_reasons"]),
         "clocks-moved": any(1 - span[0] / span[-1] > limits.max_clock_change for span in spans),
@@ -497,66 +777,129 @@ def find_codes(record, rows, machine, s):  # §5.2
         "drift": p <= 0.01 and abs(change) > limits.max_drift,
         "bimodal": is_bimodal(s),
         "dispersion": len(s) > 1 and stdev(s) / fmean(s) > limits.max_cv,
-        "falling-behind": paced and load.rate_per_s >= 1e9 / max(
-            1.0, fmean(busy for busy, _ in late) + median(idle for _, idle in late)),
+        "falling-behind": paced
+        and load.rate_per_s
+        >= 1e9 / max(1.0, fmean(busy for busy, _ in late) + median(idle for _, idle in late)),
     }
     return STATED & {*list_codes(record)} | {code for code, holds in rules.items() if holds}
 
+
 def measure(record, rows, machine):  # §5.1
     """What follows from the samples without percentiles; `rows` are those of phase 1."""
-    first, last, inputs, load = min(rows["start_ns"]), max(rows["end_ns"]), record.inputs or {}, record.load
+    first, last, inputs, load = (
+        min(rows["start_ns"]),
+        max(rows["end_ns"]),
+        record.inputs or {},
+        record.load,
+    )
     inside = [at for at, time in enumerate(machine["time_ns"]) if first <= time <= last]
     inside, during = inside[len(inside) > 2 :], defaultdict(list)
-    during |= {name: [column[at] for at in inside if column[at] is not None] for name, column in machine.items()}
-    x, times = (tuple(map(sub, rows["end_ns"], rows[since])) for since in ("scheduled_ns", "start_ns"))
+    during |= {
+        name: [column[at] for at in inside if column[at] is not None]
+        for name, column in machine.items()
+    }
+    x, times = (
+        tuple(map(sub, rows["end_ns"], rows[since])) for since in ("scheduled_ns", "start_ns")
+    )
     n, images, seconds = len(x), sum(rows["images"]), (last - first) / 1e9
     busy = sum(times) if load.scenario in ("single-stream", "multi-stream") else last - first
     rate = images / max(busy, 1) * 1e9
-    energy, read = during["gpu_energy_mj"], [at for at in inside if machine["gpu_energy_mj"][at] is not None]
-    window = machine["time_ns"][read[-1]] - machine["time_ns"][read[0]] if len(read) >= 12 and images else 0
-    owned, clock = ([each for each in machine[name] if each is not None] for name in ("gpu_worker_bytes", "gpu_sm_mhz"))
+    energy, read = (
+        during["gpu_energy_mj"],
+        [at for at in inside if machine["gpu_energy_mj"][at] is not None],
+    )
+    window = (
+        machine["time_ns"][read[-1]] - machine["time_ns"][read[0]]
+        if len(read) >= 12 and images
+        else 0
+    )
+    owned, clock = (
+        [each for each in machine[name] if each is not None]
+        for name in ("gpu_worker_bytes", "gpu_sm_mhz")
+    )
     most = max(owned, default=0)
-    peak = max(0, most - inputs.get("rotated_bytes", 0)) if most > 0 and inputs else record.device_peak_bytes
-    figures = {"throughput": rate, "tokens": rate * (load.length or 0) * (1 - inputs.get("padding", 0.0)) or None,
-               "cv": stdev(x) / fmean(x) if n > 1 and fmean(x) else None,
-               "energy": (energy[-1] - energy[0]) * 1e6 / window * seconds / images if window >= 8e9 else None,
-               "memory": record.host_peak_bytes if record.subject.device == "cpu" else peak}
+    peak = (
+        max(0, most - inputs.get("rotated_bytes", 0))
+        if most > 0 and inputs
+        else record.device_peak_bytes
+    )
+    figures = {
+        "throughput": rate,
+        "tokens": rate * (load.length or 0) * (1 - inputs.get("padding", 0.0)) or None,
+        "cv": stdev(x) / fmean(x) if n > 1 and fmean(x) else None,
+        "energy": (energy[-1] - energy[0]) * 1e6 / window * seconds / images
+        if window >= 8e9
+        else None,
+        "memory": record.host_peak_bytes if record.subject.device == "cpu" else peak,
+    }
     service = times if None in rows["compute_ns"] else rows["compute_ns"]
-    return {"codes": find_codes(record, rows, during, [*map(float, service)]), "figures": figures, "x": x,
-            "times": times, "median": float(median_low(x)) if 0.5**n * (1 + n) <= 0.01 else None,
-            "clock": median(clock) if clock else None, "peak": peak, "seconds": seconds}
+    return {
+        "codes": find_codes(record, rows, during, [*map(float, service)]),
+        "figures": figures,
+        "x": x,
+        "times": times,
+        "median": float(median_low(x)) if 0.5**n * (1 + n) <= 0.01 else None,
+        "clock": median(clock) if clock else None,
+        "peak": peak,
+        "seconds": seconds,
+    }
+
 
 # ---- groups (§6): lists of tries of one build with the same settings under one load, sorted by time
+
 
 def keep_valid(tries):
     return [one for one in tries if not one.codes]
 
+
 def count_processes(tries):
     return len({(one.run, one.process) for one in keep_valid(tries)})
+
 
 def read_figure(one, name, medians=True):
     found = one.figures.get(name.removeprefix("mean_"))
     return one.median if found is None and name == "p50" and medians else found
 
+
 def keep_requested(tries, name):
     asked = [one for one in tries if one.load.percentile >= ASKED.get(name, 0.0)]
     others = [one for one in keep_valid(tries) if one.load.percentile < ASKED.get(name, 0.0)]
-    return asked if asked and any(read_figure(one, name, False) is None for one in others) else tries
+    return (
+        asked if asked and any(read_figure(one, name, False) is None for one in others) else tries
+    )
+
 
 def summarize(tries, name, at):
     """The figure over processes: its values, their contributions by run, mean, interval, and left-out gap."""
-    medians, runs, percent = count_processes(tries) >= 3, defaultdict(lambda: defaultdict(list)), TAILS.get(name, 0.0)
+    medians, runs, percent = (
+        count_processes(tries) >= 3,
+        defaultdict(lambda: defaultdict(list)),
+        TAILS.get(name, 0.0),
+    )
     for one in sorted(keep_valid(tries), key=lambda one: one.second_stage):
         if read_figure(one, name, medians) is not None:
             runs[one.run][one.second_stage, one.process].append(one)
     runs = [*runs.values()]
-    parts = [[fmean(read_figure(one, name) for one in process) for process in run.values()] for run in runs]
+    parts = [
+        [fmean(read_figure(one, name) for one in process) for process in run.values()]
+        for run in runs
+    ]
     figures, low, high = [*chain(*parts)], None, None
     if percent > 50:
-        found = jackknife([[x for one in process for x in one.x] for run in runs for process in run.values()], percent)
+        found = jackknife(
+            [[x for one in process for x in one.x] for run in runs for process in run.values()],
+            percent,
+        )
         parts = [[next(found) for _ in run] for run in runs]
     spoilt = [read_figure(one, name) for one in tries if one.codes and one.codes <= OWN_SAMPLES]
-    gap = max((abs(log(each / fmean(figures))) for each in spoilt if each and min(figures, default=0) > 0), default=0.0)
+    gap = max(
+        (
+            abs(log(each / fmean(figures)))
+            for each in spoilt
+            if each and min(figures, default=0) > 0
+        ),
+        default=0.0,
+    )
     mean = mean_from_runs(parts, [sum(not second for second, _ in run) for run in runs])
     value = mean.value if mean else fmean(chain(*parts)) if figures else None
     if mean:
@@ -565,20 +908,40 @@ def summarize(tries, name, at):
         if name not in ("cv", "memory"):
             low, high = widen(value, low, high, len(figures), at.policy, gap, percent)
         low = max(low, 0.0)
-    return Record(figures=figures, parts=parts, mean=mean, gap=gap, estimate={"value": value, "low": low, "high": high})
+    return Record(
+        figures=figures,
+        parts=parts,
+        mean=mean,
+        gap=gap,
+        estimate={"value": value, "low": low, "high": high},
+    )
+
 
 def jackknife(processes, percent):
     """Each process's contribution to the percentile of all requests."""
-    ordered = sorted((value, owner, 1 / len(each)) for owner, each in enumerate(processes) for value in each)
+    ordered = sorted(
+        (value, owner, 1 / len(each)) for owner, each in enumerate(processes) for value in each
+    )
 
     def find(without):
-        totals = list(accumulate(0.0 if owner == without else weight for _, owner, weight in ordered))
+        totals = list(
+            accumulate(0.0 if owner == without else weight for _, owner, weight in ordered)
+        )
         return ordered[bisect_left(totals, totals[-1] * percent / 100 * (1 - 1e-12))][0]
-    left, k = [find(each) for each in range(len(processes))] if len(processes) > 1 else [0.0], len(processes)
+
+    left, k = (
+        [find(each) for each in range(len(processes))] if len(processes) > 1 else [0.0],
+        len(processes),
+    )
     return (find(None) + (k - 1) * (fmean(left) - each) for each in left)
 
+
 def as_texts(options):
-    return {key: str(each).lower() if isinstance(each, bool) else str(each) for key, each in sorted(options.items())}
+    return {
+        key: str(each).lower() if isinstance(each, bool) else str(each)
+        for key, each in sorted(options.items())
+    }
+
 
 def group_up(measured):
     groups = defaultdict(list)
@@ -586,17 +949,27 @@ def group_up(measured):
         groups[one.artifact, one.key, str(one.settings)].append(one)
     return sorted(groups.values(), key=lambda tries: (tries[-1].started_utc, tries[-1].run))
 
+
 def select(measured, where=()):
     """The group with the newest measurement by load key, for the loads that `where` selects."""
     newest = {tries[-1].key: tries for tries in group_up(measured)}
-    return {key: tries for key, tries in newest.items() if all(a in (None, b) for a, b in zip(where, key))}
+    return {
+        key: tries
+        for key, tries in newest.items()
+        if all(a in (None, b) for a, b in zip(where, key))
+    }
+
 
 # ---- files (§1, §2)
 
+
 def digest(content):
     if not isinstance(content, bytes):
-        content = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        content = json.dumps(
+            content, sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        ).encode()
     return hashlib.sha256(content).hexdigest()
+
 
 class Dossier:
     def __init__(self, folder):
@@ -610,13 +983,19 @@ class Dossier:
         if isinstance(stated, dict) and isinstance(computed, dict):
             for key, value in computed.items():
                 self.compare(f"{place}: {key}", stated.get(key), value)
-        elif isinstance(stated, list) and isinstance(computed, list) and len(stated) == len(computed):
+        elif (
+            isinstance(stated, list) and isinstance(computed, list) and len(stated) == len(computed)
+        ):
             self.compare(place, dict(enumerate(stated)), dict(enumerate(computed)))
         elif isinstance(stated, dict) and "value" in stated:
             self.compare(place, stated["value"], computed)
         else:
             numbers = {type(stated), type(computed)} <= {int, float}
-            same = isclose(stated, computed, rel_tol=1e-6, abs_tol=1e-12) if numbers else stated == computed
+            same = (
+                isclose(stated, computed, rel_tol=1e-6, abs_tol=1e-12)
+                if numbers
+                else stated == computed
+            )
             alike = isinstance(stated, bool) == isinstance(computed, bool)
             self.check(same and alike, f"{place} is {stated!r}, recomputed {computed!r}")
 
@@ -629,11 +1008,17 @@ class Dossier:
         def read_object(pairs):
             self.check(len(dict(pairs)) == len(pairs), f"{name}: a key occurs twice")
             return Record(pairs)
-        return json.loads(self.path(name).read_text("utf-8"), object_pairs_hook=read_object, parse_constant=int)
+
+        return json.loads(
+            self.path(name).read_text("utf-8"), object_pairs_hook=read_object, parse_constant=int
+        )
 
     def table(self, name):
         path = self.path(name)
-        return polars.read_parquet(path, glob=False).to_dict(as_series=False) if path.is_file() else {}
+        return (
+            polars.read_parquet(path, glob=False).to_dict(as_series=False) if path.is_file() else {}
+        )
+
 
 def check_seal(at):
     listed, lines = (at.folder / SUMS).read_bytes(), []
@@ -653,7 +1038,10 @@ def check_seal(at):
     if (at.folder / SEAL[3]).exists():
         at.compare(SEAL[3], at.json(SEAL[3]), {"dossier": digest(listed)})
     signed = [name for name in (SEAL[2], SEAL[4]) if (at.folder / name).exists()]
-    at.stated += [f"{name}: whose it is, tells ssh-keygen -Y verify" for name in signed] or ["not signed"]
+    at.stated += [f"{name}: whose it is, tells ssh-keygen -Y verify" for name in signed] or [
+        "not signed"
+    ]
+
 
 def read_builds(at):
     builds = {}
@@ -671,30 +1059,43 @@ def read_builds(at):
         if build.kind == "artifact":
             parents = [builds[each] for each in build.parents if each in builds]
             models = [parent.info.weights for parent in parents if parent.kind == "model"]
-            expected = {key: recipe[key] for key in ("backend", "precision", "device") if key in recipe}
+            expected = {
+                key: recipe[key] for key in ("backend", "precision", "device") if key in recipe
+            }
             at.compare(place, info, expected | ({"weights": models[0]} if models else {}))
             files = {name: build.files[name] for name in (info.file, *info.get("more_files", ()))}
             build.size = sum(each.size_bytes for each in files.values())
             hashes = {name: each.sha256 for name, each in files.items()}
             build.engine = digest(hashes) if len(hashes) > 1 else hashes[info.file]
-        elif build.kind == "model" and "default" not in (asked := recipe.get("model", {}).get("weights", {})):
+        elif build.kind == "model" and "default" not in (
+            asked := recipe.get("model", {}).get("weights", {})
+        ):
             at.compare(f"{place}: random", info.weights.source == "random", "random" in asked)
     return builds
+
 
 def read_run(at, place, builds, needed):
     """A run, checked by itself; of a bench run its measurements."""
     run, there = at.json(f"{place}/manifest.json"), {}
     for path in (at.folder / place).rglob("*"):
         if path.is_file() and path.name != "manifest.json":
-            there[path.relative_to(at.folder / place).as_posix()] = {"sha256": digest(path.read_bytes())}
+            there[path.relative_to(at.folder / place).as_posix()] = {
+                "sha256": digest(path.read_bytes())
+            }
     run |= {"name": place.rpartition("/")[2], "place": place, "measured": [], "pairs": []}
     run.comparison = at.json(f"{place}/comparison.json") if "comparison.json" in there else None
     record = at.json(f"{place}/{'measurements' if run.kind == 'bench' else run.kind}.json")
     parents = {*run.parents}
-    run.record, expected = record, {"files": there, "schema_version": 1, "name": f"{run.kind}-{run.id}"}
+    run.record, expected = (
+        record,
+        {"files": there, "schema_version": 1, "name": f"{run.kind}-{run.id}"},
+    )
     if run.kind == "evaluate":
         artifacts = {row.artifact for row in record.results} - {None}
-        at.check(artifacts <= parents, f"{place}: {sorted(artifacts)} were evaluated, not all are parents")
+        at.check(
+            artifacts <= parents,
+            f"{place}: {sorted(artifacts)} were evaluated, not all are parents",
+        )
         for artifact in artifacts & {*builds}:
             at.compare(f"{place}: weights", record.weights, builds[artifact].info.weights)
         expected["info"] = {"trained": record.weights.source != "random"}
@@ -710,6 +1111,7 @@ def read_run(at, place, builds, needed):
     at.compare(place, run, expected)
     return run
 
+
 def read_measurement(at, run, record, builds, needed):
     """A measurement with what is judged of it; None if the dossier does not contain its samples."""
     place, subject, latency = f"{run.place}: {record.id}", record.subject, record.latency_ns
@@ -717,7 +1119,9 @@ def read_measurement(at, run, record, builds, needed):
         expected = {key: build.info[key] for key in ("backend", "precision", "device")}
         expected["sha256"] = subject.sha256 and build.engine
         at.compare(place, subject | {"device": subject.device.partition(":")[0]}, expected)
-    names = [record[key] and f"{run.place}/{record[key]}" for key in ("samples_file", "machine_file")]
+    names = [
+        record[key] and f"{run.place}/{record[key]}" for key in ("samples_file", "machine_file")
+    ]
     missing = [name for name in names if name and not at.path(name).is_file()]
     at.check(not missing or subject.artifact not in needed, f"{place}: {missing} are missing")
     if names[0] in missing:
@@ -730,49 +1134,100 @@ def read_measurement(at, run, record, builds, needed):
     gpu = (*(environment.get("gpus") or ()), {})[0]
     facts |= {"gpu": gpu.get("name", "none"), "driver": gpu.get("driver", "none")}
     facts |= {key: environment.get(key, "none") for key in ("cpu", "python")}
-    settings = as_texts(subject.options) | {"affinity": subject.affinity and sorted(subject.affinity)}
-    one = Record(record, run=run.name, artifact=subject.artifact, place=place, facts=facts, settings=settings, x=(),
-                 times=(), figures={}, median=None, clock=None, codes={*list_codes(record)} or {"no-samples"},
-                 key=tuple(record.load[key] for key in LOAD), machine=[facts[key] for key in ("gpu", "driver", "cpu")])
-    expected = dict.fromkeys(("latency_ns", "host_peak_bytes", "device_peak_bytes", *RATES.values()))
+    settings = as_texts(subject.options) | {
+        "affinity": subject.affinity and sorted(subject.affinity)
+    }
+    one = Record(
+        record,
+        run=run.name,
+        artifact=subject.artifact,
+        place=place,
+        facts=facts,
+        settings=settings,
+        x=(),
+        times=(),
+        figures={},
+        median=None,
+        clock=None,
+        codes={*list_codes(record)} or {"no-samples"},
+        key=tuple(record.load[key] for key in LOAD),
+        machine=[facts[key] for key in ("gpu", "driver", "cpu")],
+    )
+    expected = dict.fromkeys(
+        ("latency_ns", "host_peak_bytes", "device_peak_bytes", *RATES.values())
+    )
     expected |= {"verdict": "INVALID", "samples": 0, "duration_s": 0.0}
     if order:
         rows = {name: [column[row] for row in order] for name, column in table.items()}
         one |= measure(record, rows, defaultdict(list, machine))
         names = (*latency.percentiles, *latency.withheld)
         shown = show_percentiles(one.x, {float(name[1:]) for name in names}, latency.confidence)
-        latency = {"percentiles": dict.fromkeys(names) | shown, "median": one.median, "cv": one.figures["cv"]}
-        expected = {"verdict": "INVALID" if one.codes else "VALID", "codes": sorted(one.codes), "latency_ns": latency,
-                    "samples": len(one.x), "warm_up_samples": table["phase"].count(0), "duration_s": one.seconds,
-                    "device_peak_bytes": one.peak, **{key: one.figures[name] for name, key in RATES.items()}}
+        latency = {
+            "percentiles": dict.fromkeys(names) | shown,
+            "median": one.median,
+            "cv": one.figures["cv"],
+        }
+        expected = {
+            "verdict": "INVALID" if one.codes else "VALID",
+            "codes": sorted(one.codes),
+            "latency_ns": latency,
+            "samples": len(one.x),
+            "warm_up_samples": table["phase"].count(0),
+            "duration_s": one.seconds,
+            "device_peak_bytes": one.peak,
+            **{key: one.figures[name] for name, key in RATES.items()},
+        }
         one.figures |= show_percentiles(one.x, TAILS.values(), at.policy)
     at.compare(place, record | {"codes": sorted(list_codes(record))}, expected)
     return one
+
 
 def pair_up(at, run):  # §8.4
     """The pairs of processes of an interleaved comparison, whose order, figures, and ratio are checked."""
     stated, by_id = run.comparison, {one.id: one for one in run.measured}
     order, turns = Random(f"order {stated.seed}"), range(len(stated.baseline_ns))
-    computed = {"measurements": [f"{side}{turn:03}" for turn in turns for side in order.sample("ab", 2)]}
+    computed = {
+        "measurements": [f"{side}{turn:03}" for turn in turns for side in order.sample("ab", 2)]
+    }
     names = [[f"{side}{turn:03}" for side in "ab"] for turn in turns]
-    pairs = [[by_id[name] for name in pair] for pair in names] if by_id.keys() >= {*chain(*names)} else []
+    pairs = (
+        [[by_id[name] for name in pair] for pair in names]
+        if by_id.keys() >= {*chain(*names)}
+        else []
+    )
     if pairs and stated.metric in (*TAILS, "throughput"):
         figures = [[read_figure(one, stated.metric) for one in pair] for pair in pairs]
-        sides = [[1e9 / each if stated.metric == "throughput" else each for each in side] for side in zip(*figures)]
-        mean = mean_from_runs([[log(new) - log(old) for old, new in zip(*sides)]], [stated.first_rounds])
-        computed |= {"baseline_ns": sides[0], "contender_ns": sides[1],
-                     "invalid_processes": sum(bool(one.codes) for one in chain(*pairs)),
-                     "ratio": {"value": exp(mean.value), "ci": [exp(bound) for bound in mean.interval(0.99)]}}
+        sides = [
+            [1e9 / each if stated.metric == "throughput" else each for each in side]
+            for side in zip(*figures)
+        ]
+        mean = mean_from_runs(
+            [[log(new) - log(old) for old, new in zip(*sides)]], [stated.first_rounds]
+        )
+        computed |= {
+            "baseline_ns": sides[0],
+            "contender_ns": sides[1],
+            "invalid_processes": sum(bool(one.codes) for one in chain(*pairs)),
+            "ratio": {
+                "value": exp(mean.value),
+                "ci": [exp(bound) for bound in mean.interval(0.99)],
+            },
+        }
     at.compare(f"{run.place}/comparison.json", stated, computed)
     return pairs
 
+
 # ---- the policy (§4) and what is observed for it (§7, §8)
+
 
 def parse(text, unit):
     if unit == "1" and not isinstance(text, str):
         return float(text)
-    found = re.fullmatch(r"\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*", str(text).replace(",", ""))
+    found = re.fullmatch(
+        r"\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*", str(text).replace(",", "")
+    )
     return float(found[1]) * UNITS[unit][re.sub("sample|querie", "image", found[2])]
+
 
 def read_policy(document):
     """The criteria in their order."""
@@ -780,29 +1235,69 @@ def read_policy(document):
     facts = {key: wanted[key] for key in ("gpu", "driver", "cpu", "python") if key in wanted}
     facts |= {f"packages.{name}": version for name, version in wanted.get("packages", {}).items()}
     for key, value in facts.items():
-        yield Record(name=f"environment.{key}", section="environment", key=key, least=None, limit=value, unit=None)
+        yield Record(
+            name=f"environment.{key}",
+            section="environment",
+            key=key,
+            least=None,
+            limit=value,
+            unit=None,
+        )
     found = [(section, document.get(section, [])) for section in SECTIONS]
-    tables = [(section, one) for section, each in found for one in ([each] if isinstance(each, dict) else each)]
-    for (section, table), key in [(each, key) for each in tables for key in SECTIONS[each[0]] if key in each[1]]:
+    tables = [
+        (section, one)
+        for section, each in found
+        for one in ([each] if isinstance(each, dict) else each)
+    ]
+    for (section, table), key in [
+        (each, key) for each in tables for key in SECTIONS[each[0]] if key in each[1]
+    ]:
         load = table | ({"rate_per_s": parse(table["rate"], "images/s")} if "rate" in table else {})
         slug = [form.format(load[name]) for name, form in LOAD.items() if name in load]
         text, f1 = str(table[key]), f"F1@{parse(table.get('at_threshold', '25%'), 'fraction'):.0%}"
-        score = f1 if key == "maximum_f1_drop" else text.split()[-1] if text.split()[-1] in SCORES else None
+        score = (
+            f1
+            if key == "maximum_f1_drop"
+            else text.split()[-1]
+            if text.split()[-1] in SCORES
+            else None
+        )
         output, steps, unit = table.get("output"), table.get("steps"), SECTIONS[section][key]
-        name = ".".join(filter(None, (section, key, *slug, score, output, steps and f"{steps}-steps")))
-        yield Record(name=name, section=section, key=key, score=score, output=output, steps=steps,
-                     least=key.startswith("minimum") or section == "precision", limit=parse(table[key], unit),
-                     unit=unit.replace("image", "sample") if "sample" in text else unit, where=[*map(load.get, LOAD)])
+        name = ".".join(
+            filter(None, (section, key, *slug, score, output, steps and f"{steps}-steps"))
+        )
+        yield Record(
+            name=name,
+            section=section,
+            key=key,
+            score=score,
+            output=output,
+            steps=steps,
+            least=key.startswith("minimum") or section == "precision",
+            limit=parse(table[key], unit),
+            unit=unit.replace("image", "sample") if "sample" in text else unit,
+            where=[*map(load.get, LOAD)],
+        )
+
 
 def see(estimate, at, blocked, source, hidden=(0.0, 0.0), least=-inf, most=inf, factor=1):
     """An estimate times `factor`; `hidden` moves its bounds, which stay in the interval from `least` to `most`."""
     low, high = map(sum, zip(estimate.interval(at.confidence), hidden))
-    return Seen(factor * estimate.value, (factor * max(low, least), factor * min(high, most)), blocked, source,
-                lambda confidence: [factor * bound for bound in estimate.interval(confidence)])
+    return Seen(
+        factor * estimate.value,
+        (factor * max(low, least), factor * min(high, most)),
+        blocked,
+        source,
+        lambda confidence: [factor * bound for bound in estimate.interval(confidence)],
+    )
+
 
 def is_blocked(tries, at):
     counted, known = keep_valid(tries) or tries, (None, at.build.engine)
-    return not keep_valid(tries) or any(one.caveats or one.subject.sha256 not in known for one in counted)
+    return not keep_valid(tries) or any(
+        one.caveats or one.subject.sha256 not in known for one in counted
+    )
+
 
 def observe_group(tries, name, at):
     tries = keep_requested(tries, name)
@@ -818,50 +1313,103 @@ def observe_group(tries, name, at):
     if mean and name == "energy":
         mean = Mean(0.95 * mean.value, 0.95 * mean.error, mean.freedom)
     processes = 0 if name == "cv" else n
-    return Seen(value, mean and (low, high), blocked, source, mean and mean.interval, processes, found.gap)
+    return Seen(
+        value, mean and (low, high), blocked, source, mean and mean.interval, processes, found.gap
+    )
+
 
 def observe_accuracy(at):  # §8.1
     """By name; every evaluation is recomputed on the way."""
     found, every = {}, [run for run in at.newest if run.kind == "evaluate"]
     mine = [run.name for run in every if at.id in run.parents and run.name not in at.early]
-    best = [run.record.dataset.sha256 for run in every if run.name in mine and run.record.dataset.get("validation")]
+    best = [
+        run.record.dataset.sha256
+        for run in every
+        if run.name in mine and run.record.dataset.get("validation")
+    ]
     for run in sorted(every, key=lambda run: run.record.dataset.sha256 not in best[:1]):
         row = {each.artifact: each for each in run.record.results}.get(at.id)
         counts = row and row.sha256 in (None, at.build.engine) and run.name in mine and not found
-        task, table = run.record.get("task", "classification"), at.table(f"{run.place}/predictions.parquet")
+        task, table = (
+            run.record.get("task", "classification"),
+            at.table(f"{run.place}/predictions.parquet"),
+        )
         task = TASKS["user" if task.startswith("user:") else task.removeprefix("text-")]
         columns = ("class", "best") if task is TASKS["classification"] else ("truth", "prediction")
-        rows = [each for each in run.record.results if f"{each.artifact or 'source'}:{columns[1]}" in table]
-        figures = {each.artifact: estimate_answers(at, run, task, columns, table, each) for each in rows}.get(at.id, {})
+        rows = [
+            each
+            for each in run.record.results
+            if f"{each.artifact or 'source'}:{columns[1]}" in table
+        ]
+        figures = {
+            each.artifact: estimate_answers(at, run, task, columns, table, each) for each in rows
+        }.get(at.id, {})
         at.compare(f"{run.place}: dataset", run.record.dataset, {"count": len(table[columns[0]])})
         for name, figure in figures.items() if counts else ():
             least = 0 if name == "agreement" else task.least
             hidden = (1 - least) * row.calibrated_on / max(row.samples, 1)
-            limits = ((0, hidden), least - 1, 1 - least) if name.startswith("drop") else ((-hidden, 0), least, 1)
+            limits = (
+                ((0, hidden), least - 1, 1 - least)
+                if name.startswith("drop")
+                else ((-hidden, 0), least, 1)
+            )
             found[name] = partial(see, figure, at, not run.info.trained, run.name, *limits)
     return found
 
+
 def estimate_answers(at, run, task, columns, table, row):
-    truths, source, found = (table[name] for name in (columns[0], *(
-        f"{name}:{columns[1]}" for name in ("source", row.artifact or "source"))))
+    truths, source, found = (
+        table[name]
+        for name in (
+            columns[0],
+            *(f"{name}:{columns[1]}" for name in ("source", row.artifact or "source")),
+        )
+    )
     figures, scores = {}, row.get("scores") and row.scores.scores
     if task is not TASKS["classification"] or len({best[0] for best in source}) > 1:
         figures["agreement"] = estimate_mean([*map(task.agree, source, found)])
-    (n, was, early), (_, now, late) = (task.score(truths, each) if None not in truths else (0, None, None) for each in (source, found))
+    (n, was, early), (_, now, late) = (
+        task.score(truths, each) if None not in truths else (0, None, None)
+        for each in (source, found)
+    )
     for name in (*task.scores, *(at.thresholds if task is TASKS["detection"] else ())) if n else ():
-        lost, width = partial(lambda name: [*map(sub, early(name), late(name))], name), 1 - task.least
-        figures[name] = (estimate_score(now(name), partial(late, name), n, task.least, 1, task.effect)
-                         if task.finish or not task.count else estimate_mean(late(name)))
-        figures[f"drop of {name}"] = estimate_score(was(name) - now(name), lost, n, -width, width, task.effect)
+        lost, width = (
+            partial(lambda name: [*map(sub, early(name), late(name))], name),
+            1 - task.least,
+        )
+        figures[name] = (
+            estimate_score(now(name), partial(late, name), n, task.least, 1, task.effect)
+            if task.finish or not task.count
+            else estimate_mean(late(name))
+        )
+        figures[f"drop of {name}"] = estimate_score(
+            was(name) - now(name), lost, n, -width, width, task.effect
+        )
     value = {name: figure.value for name, figure in figures.items()}
-    expected = [{"name": name, "value": value[name], "drop": value[f"drop of {name}"]} for name in task.scores if n]
+    expected = [
+        {"name": name, "value": value[name], "drop": value[f"drop of {name}"]}
+        for name in task.scores
+        if n
+    ]
     if row.accuracy:
         scores = [{"name": "top1", "value": row.accuracy.top1, "drop": row.accuracy.drop}]
-    stated = {"scores": scores or [], "agreement": row.agreement and row.agreement.share, "samples": row.samples}
-    at.compare(f"{run.place}: {row.artifact}", stated, {
-        "scores": expected if run.info.trained else [], "agreement": value.get("agreement"), "samples": len(source)})
+    stated = {
+        "scores": scores or [],
+        "agreement": row.agreement and row.agreement.share,
+        "samples": row.samples,
+    }
+    at.compare(
+        f"{run.place}: {row.artifact}",
+        stated,
+        {
+            "scores": expected if run.info.trained else [],
+            "agreement": value.get("agreement"),
+            "samples": len(source),
+        },
+    )
     first = task.scores[0]
     return figures | ({"score": figures[first], "drop": figures[f"drop of {first}"]} if n else {})
+
 
 def find_snr(rows, confidence):
     """In dB with its interval; None without an error, no interval if few samples share the error."""
@@ -873,32 +1421,57 @@ def find_snr(rows, confidence):
     ratio = estimate_ratio(noise, signal)
     return snr, Mean(snr, 10 / log(10) * ratio.error / ratio.value, n - 1).interval(confidence)
 
+
 def observe_preprocessing(at):  # §8.2
     """By name; every proof is recomputed on the way."""
     found = {}
     for run in (run for run in at.newest if run.kind == "preprocess"):
-        rows, record, parity = at.table(f"{run.place}/images.parquet"), run.record, run.record.parity
+        rows, record, parity = (
+            at.table(f"{run.place}/images.parquet"),
+            run.record,
+            run.record.parity,
+        )
         for picture in parity.worst:
             at.path(f"{run.place}/{picture.file}")
-        proof, classes, (snr, ci) = parity.proof, rows["reference_class"], find_snr(rows, at.confidence)
-        same = equal = [*map(eq, classes, rows["dali_class"])] if record.classifies and len({*classes}) > 1 else None
+        proof, classes, (snr, ci) = (
+            parity.proof,
+            rows["reference_class"],
+            find_snr(rows, at.confidence),
+        )
+        same = equal = (
+            [*map(eq, classes, rows["dali_class"])]
+            if record.classifies and len({*classes}) > 1
+            else None
+        )
         if not record.classifies and "dali_prediction" in rows:
             same = compare_predictions(record.task, rows)
-        stated = {"snr_db": proof.output.snr_db, "equal": (proof.top1_agreement or {}).get("equal"),
-                  "share": (proof.get("prediction_agreement") or {}).get("share")}
+        stated = {
+            "snr_db": proof.output.snr_db,
+            "equal": (proof.top1_agreement or {}).get("equal"),
+            "share": (proof.get("prediction_agreement") or {}).get("share"),
+        }
         share = estimate_mean(same).value if same and not equal else None
-        at.compare(run.place, parity | stated, {
-            "images": len(classes), "snr_db": snr, "equal": equal and sum(equal), "share": share})
-        fits = record.model == at.build.info.model and record.get("model_sha256") in (None, at.model_sha256)
+        at.compare(
+            run.place,
+            parity | stated,
+            {"images": len(classes), "snr_db": snr, "equal": equal and sum(equal), "share": share},
+        )
+        fits = record.model == at.build.info.model and record.get("model_sha256") in (
+            None,
+            at.model_sha256,
+        )
         if found or run.name in at.early or not fits:
             continue
         refused = bool(parity.refused)
         if same:
             few = not equal and len(same) < 100
-            found["agreement"] = see(estimate_mean(same), at, refused or few or not record.trained, run.name)
+            found["agreement"] = see(
+                estimate_mean(same), at, refused or few or not record.trained, run.name
+            )
         if snr is not None:
             found["snr"] = Seen(snr, ci, refused or ci is None, run.name)
     return found
+
 
 def compare_predictions(name, rows):
     """The agreement of each image's predictions; none if the reference's are the same for all images, or score 0."""
@@ -910,10 +1483,13 @@ def compare_predictions(name, rows):
         return None
     return [*map(task.agree, before, rows["dali_prediction"])]
 
+
 def observe_tensor_cores(at, judged):  # §8.3
     """Of the newest profile of the judged file; every stage with all of its tables is recomputed on the way."""
     found = []
-    every = [(run, stage) for run in at.newest if run.kind == "profile" for stage in run.record.stages]
+    every = [
+        (run, stage) for run in at.newest if run.kind == "profile" for stage in run.record.stages
+    ]
     for run, stage in (each for each in every if each[1].subject.artifact):
         place, cores = f"{run.place}: {stage.subject.name}", stage.profile.tensor_cores
         mine = [name for name in run.files if name.startswith(f"{stage.folder}/")]
@@ -921,13 +1497,28 @@ def observe_tensor_cores(at, judged):  # §8.3
         passed = stage.profile.trace_quality.verdict == PASS
         if whole:
             times, steady = sum_kernels(at, run, stage)
-            at.compare(place, stage.profile | {"is steady": passed}, {
-                "tensor_cores": times, "is steady": steady if times else passed})
-        file = {each.subject.get("sha256") for each in run.record.stages if each.subject.artifact == at.id}
-        counts = stage.subject.artifact == at.id and file <= {None, at.build.engine} and run.name not in at.early
+            at.compare(
+                place,
+                stage.profile | {"is steady": passed},
+                {"tensor_cores": times, "is steady": steady if times else passed},
+            )
+        file = {
+            each.subject.get("sha256")
+            for each in run.record.stages
+            if each.subject.artifact == at.id
+        }
+        counts = (
+            stage.subject.artifact == at.id
+            and file <= {None, at.build.engine}
+            and run.name not in at.early
+        )
         if found or not counts or not (cores and any(cores.eligible_ns_by_iteration)):
             continue
-        at.open += [] if whole else [f"{name}: the tables of {place} are not in the dossier" for name in judged]
+        at.open += (
+            []
+            if whole
+            else [f"{name}: the tables of {place} are not in the dossier" for name in judged]
+        )
         if whole and not times:
             found.append(Seen(source=run.name))
             continue
@@ -935,8 +1526,11 @@ def observe_tensor_cores(at, judged):  # §8.3
         if len(used) >= 3:
             low, high = estimate_ratio(used, eligible).interval(at.confidence)
             interval = max(0.0, low), min(1.0, high)
-        found.append(Seen(sum(used) / sum(eligible), interval, not (whole and passed and interval), run.name))
+        found.append(
+            Seen(sum(used) / sum(eligible), interval, not (whole and passed and interval), run.name)
+        )
     return found
+
 
 @cache
 def classify(kernel):
@@ -945,72 +1539,164 @@ def classify(kernel):
     works = is_of["attention"] or (is_of["matrix"] and not is_of["other"])
     return works and not is_of["helper"], works and is_of["tensor"] and not is_of["plain"]
 
+
 def sum_kernels(at, run, stage):
     """By iteration the eligible time and that on Tensor Cores; and whether the trace is steady.
 
     None if it is not complete, empty without two iterations.
     """
     folder, names = f"{run.place}/{stage.folder}", ("api", "kernels", "copies", "ranges")
-    header, tables = at.json(f"{folder}/trace.json"), [at.table(f"{folder}/tables/{name}.parquet") for name in names]
-    calls, kernels, copies, ranges = every = [[Record(zip(table, row)) for row in zip(*table.values())] for table in tables]
-    lost = any(row.start_ns is None or row.end_ns is None or not -(2**60) < row.start_ns <= row.end_ns < 2**60
-               for row in chain(*every))
+    header, tables = (
+        at.json(f"{folder}/trace.json"),
+        [at.table(f"{folder}/tables/{name}.parquet") for name in names],
+    )
+    calls, kernels, copies, ranges = every = [
+        [Record(zip(table, row)) for row in zip(*table.values())] for table in tables
+    ]
+    lost = any(
+        row.start_ns is None
+        or row.end_ns is None
+        or not -(2**60) < row.start_ns <= row.end_ns < 2**60
+        for row in chain(*every)
+    )
     if lost or header.diagnostics or header.graph_launches_untraced or not kernels:
         return None, False
-    first, last = next(((row.start_ns, row.end_ns) for row in ranges if row.name == "optpipe.measure"), (0, 0))
-    launched = {(process, call.correlation_id): call for call in calls for process in (0, call.thread & ~0xFFFFFF)}
-    calls, ranges = ([row for row in rows if first <= row.start_ns < last] for rows in (calls, ranges))
+    first, last = next(
+        ((row.start_ns, row.end_ns) for row in ranges if row.name == "optpipe.measure"), (0, 0)
+    )
+    launched = {
+        (process, call.correlation_id): call
+        for call in calls
+        for process in (0, call.thread & ~0xFFFFFF)
+    }
+    calls, ranges = (
+        [row for row in rows if first <= row.start_ns < last] for rows in (calls, ranges)
+    )
     for row in chain(kernels, copies):
         row.call = launched.get((row.pid or 0, row.correlation_id))
-    kernels, copies = ([row for row in rows if row.call and first <= row.call.start_ns < last] for rows in (kernels, copies))
-    answered, stops = {id(row.call) for row in kernels + copies}, [call.end_ns for call in calls if END.match(call.name)]
-    captures = [(call.start_ns, min((stop for stop in stops if stop >= call.start_ns), default=0))
-                for call in calls if BEGIN.match(call.name)]
-    launches = [id(call) in answered for call in calls if LAUNCH.match(call.name) and (
-        id(call) in answered or not any(start <= call.start_ns < stop for start, stop in captures))]
+    kernels, copies = (
+        [row for row in rows if row.call and first <= row.call.start_ns < last]
+        for rows in (kernels, copies)
+    )
+    answered, stops = (
+        {id(row.call) for row in kernels + copies},
+        [call.end_ns for call in calls if END.match(call.name)],
+    )
+    captures = [
+        (call.start_ns, min((stop for stop in stops if stop >= call.start_ns), default=0))
+        for call in calls
+        if BEGIN.match(call.name)
+    ]
+    launches = [
+        id(call) in answered
+        for call in calls
+        if LAUNCH.match(call.name)
+        and (
+            id(call) in answered
+            or not any(start <= call.start_ns < stop for start, stop in captures)
+        )
+    ]
     if not kernels or launches.count(False) > 0.01 * len(launches):
         return None, False
-    turns = sorted((row for row in ranges if row.name == "optpipe.iteration"), key=lambda row: row.start_ns)
+    turns = sorted(
+        (row for row in ranges if row.name == "optpipe.iteration"), key=lambda row: row.start_ns
+    )
     if len(turns) < 2:
         return {}, False
-    own = [[row for row in kernels + copies if row.call.thread == turn.thread
-            and turn.start_ns <= row.call.start_ns < turn.end_ns] for turn in turns]
-    counts, usual = [sum("name" in row for row in each) for each in own], stage.facts.unprofiled_iteration_ns
-    steady = any(counts) and (1 == len({*counts}) < len(counts) or 1 == len({*counts[1:]}) < len(counts) - 1)
+    own = [
+        [
+            row
+            for row in kernels + copies
+            if row.call.thread == turn.thread and turn.start_ns <= row.call.start_ns < turn.end_ns
+        ]
+        for turn in turns
+    ]
+    counts, usual = (
+        [sum("name" in row for row in each) for each in own],
+        stage.facts.unprofiled_iteration_ns,
+    )
+    steady = any(counts) and (
+        1 == len({*counts}) < len(counts) or 1 == len({*counts[1:]}) < len(counts) - 1
+    )
     if steady and launches:
         ends = [(max(row.end_ns for row in each), turn) for each, turn in zip(own, turns) if each]
-        waited, walls = sum(end - turn.start_ns for end, turn in ends), sum(turn.end_ns - turn.start_ns for _, turn in ends)
-        starts = [turn.start_ns for turn in turns] + [max(*(end for end, _ in ends), *(turn.end_ns for turn in turns))]
+        waited, walls = (
+            sum(end - turn.start_ns for end, turn in ends),
+            sum(turn.end_ns - turn.start_ns for _, turn in ends),
+        )
+        starts = [turn.start_ns for turn in turns] + [
+            max(*(end for end, _ in ends), *(turn.end_ns for turn in turns))
+        ]
         every = [*calls, *kernels, *copies, *ranges]
         span = max(row.end_ns for row in every) - min(row.start_ns for row in every)
-        slower = median(map(sub, starts[1:], starts)) / usual - 1 if usual else header.overhead_ns / max(span, 1)
-        steady = len({row.device for row in kernels}) == 1 and waited <= 2 * max(walls, 1) and abs(slower) <= 0.2
+        slower = (
+            median(map(sub, starts[1:], starts)) / usual - 1
+            if usual
+            else header.overhead_ns / max(span, 1)
+        )
+        steady = (
+            len({row.device for row in kernels}) == 1
+            and waited <= 2 * max(walls, 1)
+            and abs(slower) <= 0.2
+        )
     return split_kernels(stage, ranges, turns, kernels), bool(steady and launches)
 
+
 def split_kernels(stage, ranges, turns, kernels):
-    starts, used, eligible, layers = [turn.start_ns for turn in turns], Counter(), Counter(), defaultdict(list)
+    starts, used, eligible, layers = (
+        [turn.start_ns for turn in turns],
+        Counter(),
+        Counter(),
+        defaultdict(list),
+    )
     kernels.sort(key=lambda row: row.call.start_ns)
     for row in kernels:
-        row |= {"layer": None, "ns": row.end_ns - row.start_ns, "turn": bisect_right(starts, row.call.start_ns) - 1}
+        row |= {
+            "layer": None,
+            "ns": row.end_ns - row.start_ns,
+            "turn": bisect_right(starts, row.call.start_ns) - 1,
+        }
     for layer in sorted(ranges, key=lambda row: (row.start_ns, -row.end_ns)):
-        inside = any(turn.thread == layer.thread and turn.start_ns <= layer.start_ns < turn.end_ns for turn in turns)
+        inside = any(
+            turn.thread == layer.thread and turn.start_ns <= layer.start_ns < turn.end_ns
+            for turn in turns
+        )
         if inside and layer.name != "optpipe.iteration" and not LIBRARY.match(layer.name):
-            low, high = (bisect_left(kernels, time, key=lambda row: row.call.start_ns) for time in (layer.start_ns, layer.end_ns))
+            low, high = (
+                bisect_left(kernels, time, key=lambda row: row.call.start_ns)
+                for time in (layer.start_ns, layer.end_ns)
+            )
             for row in kernels[low:high]:
                 row.layer = layer.name if row.call.thread == layer.thread else row.layer
-    by_layer = sum(row.ns for row in kernels if row.layer is not None) >= 0.5 * max(sum(row.ns for row in kernels), 1)
+    by_layer = sum(row.ns for row in kernels if row.layer is not None) >= 0.5 * max(
+        sum(row.ns for row in kernels), 1
+    )
     for row in kernels:
         layers[row.layer if by_layer else row.name].append(row)
-    costs = {layer.cost.name: layer.cost for layer in (stage.profile.roofline or {"layers": ()})["layers"]}
+    costs = {
+        layer.cost.name: layer.cost
+        for layer in (stage.profile.roofline or {"layers": ()})["layers"]
+    }
     for name, rows in layers.items():
-        cost, (matrix, tensor) = costs.get(name), map(any, zip(*(classify(row.name) for row in rows)))
+        cost, (matrix, tensor) = (
+            costs.get(name),
+            map(any, zip(*(classify(row.name) for row in rows))),
+        )
         multiple = ALIGNED.get(cost.type) if cost else 1
-        aligned = multiple and not any(number % multiple for number in (cost and cost.channels) or ())
+        aligned = multiple and not any(
+            number % multiple for number in (cost and cost.channels) or ()
+        )
         for row in rows if name is not None else ():
-            eligible[row.turn] += row.ns * bool((cost.macs if cost else matrix) and (tensor or aligned))
+            eligible[row.turn] += row.ns * bool(
+                (cost.macs if cost else matrix) and (tensor or aligned)
+            )
             used[row.turn] += row.ns * classify(row.name)[1]
     every = sorted(turn for turn in eligible if turn >= 0)
-    return {"eligible_ns_by_iteration": [eligible[turn] for turn in every], "used_ns_by_iteration": [used[turn] for turn in every]}
+    return {
+        "eligible_ns_by_iteration": [eligible[turn] for turn in every],
+        "used_ns_by_iteration": [used[turn] for turn in every],
+    }
+
 
 def observe_outputs(at):  # §8.3
     """By output and steps, the observations by name."""
@@ -1020,27 +1706,51 @@ def observe_outputs(at):  # §8.3
     for output in dict.fromkeys(table.get("output", ())):
         kept = [row for row, name in enumerate(table["output"]) if name == output]
         rows = {key: [column[row] for row in kept] for key, column in table.items()}
-        peaks, finite, (snr, ci) = rows["difference_max"], all(rows["finite"]), find_snr(rows, at.confidence)
-        stated, peak = {each.name: each for each in info.outputs} | states, max(peaks) if finite else inf
+        peaks, finite, (snr, ci) = (
+            rows["difference_max"],
+            all(rows["finite"]),
+            find_snr(rows, at.confidence),
+        )
+        stated, peak = (
+            {each.name: each for each in info.outputs} | states,
+            max(peaks) if finite else inf,
+        )
         figures = {"max_abs": min(peak, 1e30), "snr_db": snr, "finite": finite}
         at.compare(f"{place}: {output}", stated.get(output), figures)
         calibrated = info.data.endswith("which INT8 and FP8 are calibrated on")
         seen = calibrated and at.build.info.precision in ("int8", "fp8")
-        blocked, alike = info.data == "seeded noise" or seen or len(peaks) < 20, len({*rows["reference_best"]}) < 2
+        blocked, alike = (
+            info.data == "seeded noise" or seen or len(peaks) < 20,
+            len({*rows["reference_best"]}) < 2,
+        )
         mean = mean_from_runs([[*map(find_cosine, *(rows[name] for name in COSINE))]])
         same = estimate_mean([*map(eq, rows["output_best"], rows["reference_best"])])
-        found |= {(output, info.get("steps") if output in states else None): {
-            "snr": Seen(200.0 if snr is None else max(snr, -200.0), ci,
-                        blocked or (ci is None and finite and snr is not None), place),
-            "cosine": see(mean, at, blocked, place) if mean else Seen(source=place),
-            "agreement": see(same, at, blocked or alike, place),
-            "abs_error": Seen(peak, (peak, max(peak, bound_next(peaks, at.confidence))), blocked, place),
-        }} if any(rows["values"]) else {}
+        found |= (
+            {
+                (output, info.get("steps") if output in states else None): {
+                    "snr": Seen(
+                        200.0 if snr is None else max(snr, -200.0),
+                        ci,
+                        blocked or (ci is None and finite and snr is not None),
+                        place,
+                    ),
+                    "cosine": see(mean, at, blocked, place) if mean else Seen(source=place),
+                    "agreement": see(same, at, blocked or alike, place),
+                    "abs_error": Seen(
+                        peak, (peak, max(peak, bound_next(peaks, at.confidence))), blocked, place
+                    ),
+                }
+            }
+            if any(rows["values"])
+            else {}
+        )
     return found
+
 
 def find_cosine(reference, output, product, difference, finite):
     square = reference * output
     return float(finite and (product / sqrt(square) if square > 0 else difference == 0))
+
 
 def observe_rounds(old, new, at, name, blocked):  # §8.4, 1
     """By interleaved comparisons of both with these settings under this load; None with fewer than four rounds."""
@@ -1051,19 +1761,32 @@ def observe_rounds(old, new, at, name, blocked):  # §8.4, 1
         named = run.comparison.baseline_artifact, run.comparison.contender_artifact
         step = {(old.artifact, at.id): 1, (at.id, old.artifact): -1}.get(named)
         pairs = [pair[::step] for pair in run.pairs]
-        alike = all((one.key, one.settings, one.machine) == (new.key, side.settings, new.machine)
-                    for one, side in zip(pairs[0], (old, new)))
-        figures = [[read_figure(one, name) for one in pair] if len(keep_valid(pair)) == 2 else () for pair in pairs]
+        alike = all(
+            (one.key, one.settings, one.machine) == (new.key, side.settings, new.machine)
+            for one, side in zip(pairs[0], (old, new))
+        )
+        figures = [
+            [read_figure(one, name) for one in pair] if len(keep_valid(pair)) == 2 else ()
+            for pair in pairs
+        ]
         lacking = any(None in pair for pair in figures)
-        if not step or not alike or (lacking and pairs[0][0].load.percentile < ASKED.get(name, 0.0)):
+        if (
+            not step
+            or not alike
+            or (lacking and pairs[0][0].load.percentile < ASKED.get(name, 0.0))
+        ):
             continue
-        kept, sign = [bool(pair) and None not in pair for pair in figures], -1 if name == "throughput" else 1
+        kept, sign = (
+            [bool(pair) and None not in pair for pair in figures],
+            -1 if name == "throughput" else 1,
+        )
         blocked, source = blocked or lacking, run.name
         if any(kept):
             losses.append([sign * log(pair[1] / pair[0]) for pair in compress(figures, kept)])
             first.append(sum(kept[: run.comparison.first_rounds]))
     mean, number = mean_from_runs(losses, first), sum(map(len, losses))
     return see_change(mean, at, blocked, source, number) if mean and number >= 4 else None
+
 
 def observe_loss(group, name, at):  # §8.4
     new, approved = group[-1], select(at.baseline)
@@ -1074,30 +1797,56 @@ def observe_loss(group, name, at):  # §8.4
     if paired or new.key not in approved:
         return paired or Seen(source=new.run)
     found, logs = [summarize(each, name, at) for each in both], []
-    lacks = not keep_valid(base) or any(len(one.figures) != count_processes(each) for one, each in zip(found, both))
+    lacks = not keep_valid(base) or any(
+        len(one.figures) != count_processes(each) for one, each in zip(found, both)
+    )
     clocks = [each[-1].clock for each in (group, base)]
     moved = new.machine != base[-1].machine or (all(clocks) and max(clocks) / min(clocks) > 1.05)
-    apart = len({one.run for each in both for one in keep_valid(each)}) > 1 and min(len(one.parts) for one in found) < 2
-    scatter = find_scatter(group_up([*at.measured, *at.baseline]), name, at) if apart else Mean(0.0, 0.0, inf)
+    apart = (
+        len({one.run for each in both for one in keep_valid(each)}) > 1
+        and min(len(one.parts) for one in found) < 2
+    )
+    scatter = (
+        find_scatter(group_up([*at.measured, *at.baseline]), name, at)
+        if apart
+        else Mean(0.0, 0.0, inf)
+    )
     if not scatter or not all(one.mean and one.mean.value > 0 for one in found):
         return Seen(source=new.run)
     for mean, number in ((one.mean, len(one.parts)) for one in found):
         least, most = (scatter.error, scatter.freedom) if apart and number < 2 else (0.0, inf)
-        logs.append(Mean(log(mean.value), max(mean.error / mean.value, least), min(mean.freedom, most)))
+        logs.append(
+            Mean(log(mean.value), max(mean.error / mean.value, least), min(mean.freedom, most))
+        )
     late, early = logs[::-1] if name == "throughput" else logs
     spread = late.error**2 + early.error**2
     shares = late.error**4 / late.freedom + early.error**4 / early.freedom
-    freedom = min(spread**2 / shares if shares > 0 else late.freedom + early.freedom, scatter.freedom)
+    freedom = min(
+        spread**2 / shares if shares > 0 else late.freedom + early.freedom, scatter.freedom
+    )
     processes, gap = min(len(one.figures) for one in found), max(one.gap for one in found)
-    return see_change(Mean(late.value - early.value, sqrt(spread), freedom), at, blocked or lacks or moved, new.run,
-                      processes, gap, TAILS.get(name, 0.0), mirrored=True)
+    return see_change(
+        Mean(late.value - early.value, sqrt(spread), freedom),
+        at,
+        blocked or lacks or moved,
+        new.run,
+        processes,
+        gap,
+        TAILS.get(name, 0.0),
+        mirrored=True,
+    )
+
 
 def find_scatter(groups, name, at):
     """The standard deviation of the logarithms of run means, and its freedom."""
-    logs = [[log(fmean(run)) for run in summarize(each, name, at).parts if min(run) > 0] for each in groups]
+    logs = [
+        [log(fmean(run)) for run in summarize(each, name, at).parts if min(run) > 0]
+        for each in groups
+    ]
     freedom = sum(len(each) - 1 for each in logs if each)
     squares = sum((one - fmean(each)) ** 2 for each in logs for one in each)
     return Mean(0.0, sqrt(squares / freedom), freedom) if freedom else None
+
 
 def see_change(mean, at, blocked, source, processes, gap=0.0, percent=0.0, mirrored=False):
     """A loss by the mean of its logarithm; `mirrored` widens both directions of the ratio alike."""
@@ -1106,14 +1855,28 @@ def see_change(mean, at, blocked, source, processes, gap=0.0, percent=0.0, mirro
     if mirrored:
         least, most = widen(1 / ratio, 1 / high, 1 / low, processes, at.policy, gap, percent)
         below, above = min(below, 1 / most), max(above, 1 / least)
-    return Seen(ratio - 1, (below - 1, above - 1), blocked, source,
-                lambda confidence: [*map(expm1, mean.interval(confidence))], processes)
+    return Seen(
+        ratio - 1,
+        (below - 1, above - 1),
+        blocked,
+        source,
+        lambda confidence: [*map(expm1, mean.interval(confidence))],
+        processes,
+    )
+
 
 def observe(criterion, at):
     """The observations of a criterion."""
-    section, key, name, info = criterion.section, criterion.key, criterion.key.partition("_")[2], at.build.info
+    section, key, name, info = (
+        criterion.section,
+        criterion.key,
+        criterion.key.partition("_")[2],
+        at.build.info,
+    )
     if section == "environment":
-        tries = [one for group in select(at.measured).values() for one in keep_valid(group) or group]
+        tries = [
+            one for group in select(at.measured).values() for one in keep_valid(group) or group
+        ]
         facts = {one.facts.get(key, "none"): one.run for one in tries}
         return [Seen(value, None, False, run) for value, run in facts.items()]
     if section in ("precision", "size"):
@@ -1121,20 +1884,32 @@ def observe(criterion, at):
         value = at.build.size if section == "size" else (share.macs or share.layers).get(key, 0.0)
         return [Seen(float(value), None, False, f"builds/artifact-{at.id}/manifest.json")]
     if section == "outputs":
-        kept = {output: each for (output, steps), each in at.outputs.items() if steps == criterion.steps}
+        kept = {
+            output: each for (output, steps), each in at.outputs.items() if steps == criterion.steps
+        }
         return [each[name] for output, each in kept.items() if criterion.output in (None, output)]
     if section in ("accuracy", "preprocessing"):
         figure = key.rpartition("_")[2]
         score = f"drop of {criterion.score}" if figure == "drop" else criterion.score
         one = at.seen[section].get(score if criterion.score else figure)
-        return [one(factor=100 if criterion.unit == "points" else 1) if callable(one) else one] if one else []
+        return (
+            [one(factor=100 if criterion.unit == "points" else 1) if callable(one) else one]
+            if one
+            else []
+        )
     if section == "tensor_cores":
         return at.seen[section]
-    groups = select(at.measured, criterion.where).values() if section != "regression" or at.baseline else ()
+    groups = (
+        select(at.measured, criterion.where).values()
+        if section != "regression" or at.baseline
+        else ()
+    )
     see_group = observe_loss if section == "regression" else observe_group
     return [see_group(each, FIGURES.get(section, key), at) for each in groups]
 
+
 # ---- verdicts (§9)
+
 
 def is_rejected(criterion, one, level, at):
     """Whether the probability of the observation at the limit is at most `level`, by its own distribution."""
@@ -1145,60 +1920,112 @@ def is_rejected(criterion, one, level, at):
     if level <= 0:
         return False
     wider = z(1 - level) / z(0.5 + at.confidence / 2)
-    low, high = one.interval(1 - 2 * level) if one.interval else (
-        one.value + (bound - one.value) * wider for bound in one.ci)
+    low, high = (
+        one.interval(1 - 2 * level)
+        if one.interval
+        else (one.value + (bound - one.value) * wider for bound in one.ci)
+    )
     return high < limit if criterion.least else low > limit
+
 
 def reject(observed, at):
     """The observations that Holm's procedure rejects."""
-    tests = [(criterion, one) for criterion, found in observed if criterion.least is not None for one in found
-             if not one.blocked and one.ci and one.ci[0] < one.ci[1]]
+    tests = [
+        (criterion, one)
+        for criterion, found in observed
+        if criterion.least is not None
+        for one in found
+        if not one.blocked and one.ci and one.ci[0] < one.ci[1]
+    ]
     rejected, number = set(), -1
     while number < len(rejected) < len(tests):
         number, level = len(rejected), (1 - at.confidence) / 2 / (len(tests) - len(rejected))
         rejected |= {id(one) for criterion, one in tests if is_rejected(criterion, one, level, at)}
     return rejected
 
+
 def judge(criterion, found, rejected):
     """The judged fields of a criterion: those of its worst observation."""
     ranked, limit, least = [], criterion.limit, criterion.least
     for one in found:
         low, high = one.ci or (one.value, one.value)
-        margin = -float(one.value != limit) if least is None else low - limit if least else limit - high
+        margin = (
+            -float(one.value != limit) if least is None else low - limit if least else limit - high
+        )
         beyond = least is not None and (high < limit if least else low > limit)
         fails = beyond and (low == high or id(one) in rejected)
-        verdict = INCONCLUSIVE if one.blocked else FAIL if fails else PASS if margin >= 0 else INCONCLUSIVE
-        rank = ORDER.index(verdict), not one.blocked, -inf if isnan(margin) else margin, one.source, len(ranked)
+        verdict = (
+            INCONCLUSIVE
+            if one.blocked
+            else FAIL
+            if fails
+            else PASS
+            if margin >= 0
+            else INCONCLUSIVE
+        )
+        rank = (
+            ORDER.index(verdict),
+            not one.blocked,
+            -inf if isnan(margin) else margin,
+            one.source,
+            len(ranked),
+        )
         ranked.append((*rank, verdict, one))
     verdict, one = min(ranked)[-2:] if ranked else (INCONCLUSIVE, Seen())
     known = isinstance(one.value, str) or isfinite(one.value)
-    return {"verdict": verdict, "source": one.source, "threshold": limit, "unit": criterion.unit,
-            "observed": one.value if known else None, "ci": [*one.ci] if known and one.ci else None}
+    return {
+        "verdict": verdict,
+        "source": one.source,
+        "threshold": limit,
+        "unit": criterion.unit,
+        "observed": one.value if known else None,
+        "ci": [*one.ci] if known and one.ci else None,
+    }
+
 
 def judge_trust(at, timed):
     checked, info = at.verification, at.build.info
     same = checked and checked.recipe.get("artifact", {}).get("sha256") == at.build.engine
-    alone = len({str(one.machine) for one in at.measured}) == 1 and (not timed or keep_valid(at.measured))
-    return {"trust.weights": PASS if info.weights.source != "random" else INCONCLUSIVE,
-            "trust.precision": PASS if info.precision_proof.proven else FAIL,
-            "trust.outputs": {True: PASS, False: FAIL}.get(checked.info.passed if same else None, INCONCLUSIVE),
-            "trust.environment": PASS if alone else INCONCLUSIVE}
+    alone = len({str(one.machine) for one in at.measured}) == 1 and (
+        not timed or keep_valid(at.measured)
+    )
+    return {
+        "trust.weights": PASS if info.weights.source != "random" else INCONCLUSIVE,
+        "trust.precision": PASS if info.precision_proof.proven else FAIL,
+        "trust.outputs": {True: PASS, False: FAIL}.get(
+            checked.info.passed if same else None, INCONCLUSIVE
+        ),
+        "trust.environment": PASS if alone else INCONCLUSIVE,
+    }
+
 
 def describe_group(stated, groups, at):
     """The judged fields of a group in verdict.json."""
     tries, figures = groups[tuple(stated.load[key] for key in LOAD)], {}
     for name in stated.figures if keep_valid(tries) else ():
         figures[name] = {"estimate": summarize(tries, name, at).estimate}
-    left = [{"run": one.run, "measurement": one.id, "codes": list_codes(one)} for one in tries if one.codes]
+    left = [
+        {"run": one.run, "measurement": one.id, "codes": list_codes(one)}
+        for one in tries
+        if one.codes
+    ]
     return {"processes": count_processes(tries), "left_out": left, "figures": figures}
+
 
 def judge_dossier(at, document):
     """Judges the evidence, and compares the result with verdict.json."""
-    verdict, request, build, policy = at.json("verdict.json"), at.request, at.build, [*read_policy(document)]
+    verdict, request, build, policy = (
+        at.json("verdict.json"),
+        at.request,
+        at.build,
+        [*read_policy(document)],
+    )
     at.outputs = observe_outputs(at)
     at.thresholds = {criterion.score for criterion in policy if criterion.key == "maximum_f1_drop"}
     at.seen = {"accuracy": observe_accuracy(at), "preprocessing": observe_preprocessing(at)}
-    at.seen["tensor_cores"] = observe_tensor_cores(at, [one.name for one in policy if one.section == "tensor_cores"])
+    at.seen["tensor_cores"] = observe_tensor_cores(
+        at, [one.name for one in policy if one.section == "tensor_cores"]
+    )
     observed = [(criterion, observe(criterion, at)) for criterion in policy]
     stated, rejected = {each.name: each for each in verdict.criteria}, reject(observed, at)
     trust = judge_trust(at, any(criterion.section in TIMED for criterion in policy))
@@ -1207,65 +2034,135 @@ def judge_dossier(at, document):
         name, said = criterion.name, stated[criterion.name].limit if criterion.unit else ""
         expected[name] = judge(criterion, found, rejected)
         if said:
-            limit = parse(re.sub("at most |at least |@.*", "", said), criterion.unit.replace("sample", "image"))
-            at.check(isclose(limit, criterion.limit, rel_tol=0.01), f"verdict.json: {name}: limit is {said}")
+            limit = parse(
+                re.sub("at most |at least |@.*", "", said),
+                criterion.unit.replace("sample", "image"),
+            )
+            at.check(
+                isclose(limit, criterion.limit, rel_tol=0.01),
+                f"verdict.json: {name}: limit is {said}",
+            )
     at.check({*request.waivers} <= {*expected}, "request.json: waives criteria that do not exist")
     counted = {each["verdict"] for name, each in expected.items() if name not in request.waivers}
     overall, groups = min(counted or {INCONCLUSIVE}, key=ORDER.index), select(at.measured)
-    at.compare("verdict.json", verdict | {"keys": sorted(verdict), "number of groups": len(verdict.groups)}, {
-        "keys": KEYS["verdict.json"], "number of groups": len(groups), "verdict": overall, "model": build.info.model,
-        "runs": sorted({one.run for one in at.measured}), "runs_left_out": sorted({one.run for one in at.left_out}),
-        "artifact": {"id": at.id, "backend": build.info.backend, "precision": build.info.precision,
-                     "sha256": build.engine, "size_bytes": build.size, "weights": build.info.weights.source},
-        "policy": {"name": document["name"], "sha256": digest((at.folder / "policy.toml").read_bytes())},
-        **{key: request[key] for key in ("baseline", "created_utc", "optpipe", "since")},
-        "criteria": [each | {"name": name, "waived": request.waivers.get(name)} for name, each in expected.items()],
-        "groups": [describe_group(each, groups, at) for each in verdict.groups],
-    })
+    at.compare(
+        "verdict.json",
+        verdict | {"keys": sorted(verdict), "number of groups": len(verdict.groups)},
+        {
+            "keys": KEYS["verdict.json"],
+            "number of groups": len(groups),
+            "verdict": overall,
+            "model": build.info.model,
+            "runs": sorted({one.run for one in at.measured}),
+            "runs_left_out": sorted({one.run for one in at.left_out}),
+            "artifact": {
+                "id": at.id,
+                "backend": build.info.backend,
+                "precision": build.info.precision,
+                "sha256": build.engine,
+                "size_bytes": build.size,
+                "weights": build.info.weights.source,
+            },
+            "policy": {
+                "name": document["name"],
+                "sha256": digest((at.folder / "policy.toml").read_bytes()),
+            },
+            **{key: request[key] for key in ("baseline", "created_utc", "optpipe", "since")},
+            "criteria": [
+                each | {"name": name, "waived": request.waivers.get(name)}
+                for name, each in expected.items()
+            ],
+            "groups": [describe_group(each, groups, at) for each in verdict.groups],
+        },
+    )
     return overall
+
 
 def check_dates(at, runs):
     rows = [("request.json: policy_utc", at.request.policy_utc or at.request.created_utc)]
-    rows += [(each.place, each.started_utc, each.finished_utc) for each in (*at.builds.values(), *runs)]
-    rows += [(one.place, run.started_utc, one.started_utc, run.finished_utc) for run in runs for one in run.measured]
+    rows += [
+        (each.place, each.started_utc, each.finished_utc) for each in (*at.builds.values(), *runs)
+    ]
+    rows += [
+        (one.place, run.started_utc, one.started_utc, run.finished_utc)
+        for run in runs
+        for one in run.measured
+    ]
     for place, *times in rows:
         every = [*map(datetime.fromisoformat, (*times, at.request.created_utc)), datetime.now(UTC)]
         late = any(a > b + timedelta(minutes=1) for a, b in pairwise(every))
         at.check(not late, f"{place}: its dates are not in order: {', '.join(map(str, every))}")
 
+
 def read_evidence(at, document):
     """Checks the records one by one, and selects what counts."""
     request = at.request = at.json("request.json")
-    at.compare("request.json", request | {"keys": sorted(request)}, {"schema_version": 1, "keys": KEYS["request.json"]})
+    at.compare(
+        "request.json",
+        request | {"keys": sorted(request)},
+        {"schema_version": 1, "keys": KEYS["request.json"]},
+    )
     if request.verifier != digest(Path(__file__).read_bytes()):
-        at.stated.append(f"the dossier names another version of this program: {request.verifier or 'none'}")
-    at.policy, at.id, at.builds = parse(document["confidence"], "fraction"), request.artifact, read_builds(at)
-    at.build, other, sides = at.builds[at.id], {name: each for name, each in at.builds.items() if name != at.id}, []
-    for folder, builds, needed in (("runs", at.builds, at.id), ("baseline/runs", other, request.baseline_artifact)):
+        at.stated.append(
+            f"the dossier names another version of this program: {request.verifier or 'none'}"
+        )
+    at.policy, at.id, at.builds = (
+        parse(document["confidence"], "fraction"),
+        request.artifact,
+        read_builds(at),
+    )
+    at.build, other, sides = (
+        at.builds[at.id],
+        {name: each for name, each in at.builds.items() if name != at.id},
+        [],
+    )
+    for folder, builds, needed in (
+        ("runs", at.builds, at.id),
+        ("baseline/runs", other, request.baseline_artifact),
+    ):
         places = [f"{folder}/{path.name}" for path in sorted((at.folder / folder).glob("*/"))]
         sides.append([read_run(at, place, builds, {needed}) for place in places])
         measured = [one for run in sides[-1] for one in run.measured]
-        copies = Counter(one.times for one in measured if one.times) + Counter(one.place for one in measured)
+        copies = Counter(one.times for one in measured if one.times) + Counter(
+            one.place for one in measured
+        )
         at.check(max(copies.values(), default=1) < 2, f"{folder}: a measurement occurs twice")
     at.runs, at.newest = sides[0], sorted(sides[0], key=lambda run: run.started_utc, reverse=True)
-    at.baseline = [one for run in sides[1] for one in run.measured if one.artifact == request.baseline_artifact]
-    about = {run.name: len(run.record.measurements) for run in at.runs if run.kind == "bench" and at.id in run.parents}
+    at.baseline = [
+        one for run in sides[1] for one in run.measured if one.artifact == request.baseline_artifact
+    ]
+    about = {
+        run.name: len(run.record.measurements)
+        for run in at.runs
+        if run.kind == "bench" and at.id in run.parents
+    }
     at.check(request.measurements == about, f"request.json: measurements are not {about}")
     check_dates(at, [*chain(*sides)])
-    registered = document.get("evidence", {}).get("preregistered") and (request.policy_utc or request.created_utc)
-    at.early = {run.name for run in at.runs for first in (registered, run.kind == "bench" and request.since)
-                if first and datetime.fromisoformat(run.started_utc) < datetime.fromisoformat(first)}
+    registered = document.get("evidence", {}).get("preregistered") and (
+        request.policy_utc or request.created_utc
+    )
+    at.early = {
+        run.name
+        for run in at.runs
+        for first in (registered, run.kind == "bench" and request.since)
+        if first and datetime.fromisoformat(run.started_utc) < datetime.fromisoformat(first)
+    }
     every = [one for run in at.runs for one in run.measured if one.artifact == at.id]
     options = as_texts(document.get("build", {}).get("options", {})).items()
     at.left_out = [one for one in every if one.run in at.early]
-    at.measured = [one for one in every if one.run not in at.early and options <= one.settings.items()]
+    at.measured = [
+        one for one in every if one.run not in at.early and options <= one.settings.items()
+    ]
     runs_of = Counter(key for key, _ in {(one.key, one.run) for one in every})
     at.look = max(runs_of.values(), default=1) + len(request.removed)
     at.confidence = 1 - (1 - at.policy) / (at.look * (at.look + 1))
     model = at.builds.get((*at.build.parents, None)[0], {"recipe": {}})["recipe"].get("model", {})
     at.model_sha256 = digest(model | {"batch": None, "shapes": None})
-    checks = [each for each in at.builds.values() if each.kind == "verification" and at.id in each.parents]
+    checks = [
+        each for each in at.builds.values() if each.kind == "verification" and at.id in each.parents
+    ]
     at.verification = (*checks, None)[0]
+
 
 def examine(folder):
     """The findings about a dossier, and its recomputed verdict; None if it is too damaged."""
@@ -1276,10 +2173,20 @@ def examine(folder):
             document |= tomllib.loads((folder / "policy.toml").read_text("utf-8-sig"))
             read_evidence(at, document)
             verdict = judge_dossier(at, document)
-    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError,
-            zlib.error, polars.exceptions.PolarsError) as error:
+    except (
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        OSError,
+        zlib.error,
+        polars.exceptions.PolarsError,
+    ) as error:
         at.differs.append(f"not in the format: {type(error).__name__}: {error}")
     return at, verdict
+
 
 def main():
     folder = Path(*sys.argv[1:2])
@@ -1289,10 +2196,13 @@ def main():
     at.stated.append("prose and renderings are not compared, and §11")
     for word, lines in (("differs", at.differs), ("open", at.open), ("stated", at.stated)):
         for line in lines:
-            print(f"{word}: {''.join(each if each.isprintable() else ascii(each)[1:-1] for each in line)}")
+            print(
+                f"{word}: {''.join(each if each.isprintable() else ascii(each)[1:-1] for each in line)}"
+            )
     state = "DIFFERS" if at.differs else "AGREED in part" if at.open else "AGREED"
     print(f"{state}: {folder.name}, verdict {verdict or 'not recomputed'} (format 1)")
     return 1 if at.differs else 5 if at.open else 0
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -37,7 +37,8 @@ class Residual(nn.Module):
             nn.Identity()
             if same
             else nn.Sequential(
-                nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), nn.BatchNorm2d(channels_out)
+                nn.Conv2d(channels_in, channels_out, 1, stride, bias=False),
+                nn.BatchNorm2d(channels_out),
             )
         )
 
@@ -52,7 +53,9 @@ class Digits(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
+        )
         stages = [(16, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 64, 2), (64, 64, 1)]
         self.stages = nn.Sequential(*(Residual(*stage) for stage in stages))
         self.head = nn.Linear(64, 10)
@@ -96,10 +99,15 @@ def _split(labels: "torch.Tensor") -> dict[str, list[int]]:
     import numpy as np
 
     rng = np.random.default_rng(SEED)
-    order = np.concatenate([_ranked(rng.permutation(np.flatnonzero(labels == label))) for label in range(10)])
+    order = np.concatenate(
+        [_ranked(rng.permutation(np.flatnonzero(labels == label))) for label in range(10)]
+    )
     order = order[np.argsort(order[:, 0], kind="stable")][:, 1].astype(int)
     ends = np.cumsum(list(SPLIT.values()))
-    return {split: order[end - count : end].tolist() for (split, count), end in zip(SPLIT.items(), ends, strict=True)}
+    return {
+        split: order[end - count : end].tolist()
+        for (split, count), end in zip(SPLIT.items(), ends, strict=True)
+    }
 
 
 def _ranked(members: "torch.Tensor") -> "torch.Tensor":
@@ -186,7 +194,9 @@ def _warped(images: Tensor) -> Tensor:
     scale = 1 + (torch.rand(count) - 0.5) * 0.2
     shift = (torch.rand(count, 2) - 0.5) * 0.24
     cos, sin = torch.cos(angle) * scale, torch.sin(angle) * scale
-    theta = torch.stack([torch.stack([cos, -sin, shift[:, 0]], 1), torch.stack([sin, cos, shift[:, 1]], 1)], 1)
+    theta = torch.stack(
+        [torch.stack([cos, -sin, shift[:, 0]], 1), torch.stack([sin, cos, shift[:, 1]], 1)], 1
+    )
     grid = nn.functional.affine_grid(theta, list(images.shape), align_corners=False)
     return nn.functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
 

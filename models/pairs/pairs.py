@@ -45,7 +45,9 @@ class Separable(nn.Module):
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
-        self.depthwise = nn.Conv2d(channels_in, channels_in, 3, stride, 1, groups=channels_in, bias=False)
+        self.depthwise = nn.Conv2d(
+            channels_in, channels_in, 3, stride, 1, groups=channels_in, bias=False
+        )
         self.norm1 = nn.BatchNorm2d(channels_in)
         self.pointwise = nn.Conv2d(channels_in, channels_out, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels_out)
@@ -63,7 +65,9 @@ class Pairs(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
+        )
         shapes = [(16, 32, 1), (32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 96, 1), (96, 96, 1)]
         self.blocks = nn.Sequential(*(Separable(*shape) for shape in shapes))
         self.pool = nn.AvgPool2d((6, 5))
@@ -91,7 +95,11 @@ def draw(
     canvas = rng.normal(18, 14, (count, HEIGHT, WIDTH)).clip(0, 255)
     for index in range(count):
         for _ in range(rng.integers(2, 7)):  # clutter: short bright lines
-            row, column, length = rng.integers(0, HEIGHT), rng.integers(0, WIDTH - 3), rng.integers(2, 5)
+            row, column, length = (
+                rng.integers(0, HEIGHT),
+                rng.integers(0, WIDTH - 3),
+                rng.integers(2, 5),
+            )
             canvas[index, row, column : column + length] = rng.integers(60, 200)
         for side, first in ((0, 0), (1, 10)):
             row, column = rng.integers(0, 5), first + rng.integers(0, 3)
@@ -130,7 +138,13 @@ def write_images() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pictures[index]).save(path, optimize=True)
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            files.append({"path": path.relative_to(DATA / split).as_posix(), "label": label, "sha256": digest})
+            files.append(
+                {
+                    "path": path.relative_to(DATA / split).as_posix(),
+                    "label": label,
+                    "sha256": digest,
+                }
+            )
         _write_manifest(split, files)
 
 
@@ -181,7 +195,11 @@ def train(epochs: int = 12, pictures: int = 3000, batch_size: int = 100) -> None
             loss.backward()
             optimizer.step()
             schedule.step()
-        print(f"epoch {epoch + 1} of {epochs}: loss {float(loss.detach()):.3f}", file=sys.stderr, flush=True)
+        print(
+            f"epoch {epoch + 1} of {epochs}: loss {float(loss.detach()):.3f}",
+            file=sys.stderr,
+            flush=True,
+        )
     model.eval()
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
     save_file(weights, HERE / "pairs.safetensors")
@@ -200,7 +218,9 @@ def train(epochs: int = 12, pictures: int = 3000, batch_size: int = 100) -> None
 def _measure_accuracy(model: nn.Module, split: str) -> float:
     number = list(COUNT).index(split)
     pictures, numbers = draw(*read_digits(split), COUNT[split], SEED + 1 + number)
-    return float((model(preprocess(pictures)).argmax(1) == torch.from_numpy(numbers)).double().mean())
+    return float(
+        (model(preprocess(pictures)).argmax(1) == torch.from_numpy(numbers)).double().mean()
+    )
 
 
 if __name__ == "__main__":

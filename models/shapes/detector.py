@@ -33,9 +33,13 @@ class Detector(nn.Module):
         zero = self.stem(image)
         one = self.down1(zero)
         two = nn.functional.interpolate(self.down2(one), scale_factor=2.0, mode="nearest")
-        one = nn.functional.interpolate(self.up1(torch.cat([two, one], 1)), scale_factor=2.0, mode="nearest")
+        one = nn.functional.interpolate(
+            self.up1(torch.cat([two, one], 1)), scale_factor=2.0, mode="nearest"
+        )
         found = self.up0(torch.cat([one, zero], 1))
-        return nn.functional.softplus(self.boxes(found).flatten(2)) * STRIDE, self.scores(found).flatten(2)
+        return nn.functional.softplus(self.boxes(found).flatten(2)) * STRIDE, self.scores(
+            found
+        ).flatten(2)
 
     def forward(self, image: Tensor) -> Tensor:
         """(n, 3, 64, 64) in [0, 1] to (n, 7, 256): center x and y, width and height in pixels, and a score for each class."""
@@ -64,7 +68,9 @@ def _to_tensors(drawing: Drawing) -> tuple[Tensor, Tensor, Tensor]:
     )
     rows, columns = np.meshgrid(*(np.arange(CELLS) * STRIDE + STRIDE / 2,) * 2, indexing="ij")
     sides, scores = np.zeros((4, CELLS, CELLS), np.float32), np.zeros((3, CELLS, CELLS), np.float32)
-    for kind, (x, y, wide, high), _ in sorted(drawing.shapes, key=lambda shape: -shape[1][2] * shape[1][3]):
+    for kind, (x, y, wide, high), _ in sorted(
+        drawing.shapes, key=lambda shape: -shape[1][2] * shape[1][3]
+    ):
         factors = size[0] / width, size[1] / height
         box = (
             x * factors[0] + left,
@@ -90,10 +96,15 @@ def compute_loss(sides: Tensor, logits: Tensor, wanted: Tensor, scores: Tensor) 
     count = mine.sum().clamp(min=1)
     sure = logits.sigmoid()
     wrong = torch.where(scores > 0, 1 - sure, sure)
-    focal = nn.functional.binary_cross_entropy_with_logits(logits, scores, reduction="none") * wrong**2
+    focal = (
+        nn.functional.binary_cross_entropy_with_logits(logits, scores, reduction="none") * wrong**2
+    )
     found, truth = sides.permute(0, 2, 1)[mine], wanted.permute(0, 2, 1)[mine]
     smaller, larger = torch.minimum(found, truth), torch.maximum(found, truth)
-    areas = [(each[:, 0] + each[:, 2]) * (each[:, 1] + each[:, 3]) for each in (smaller, found, truth, larger)]
+    areas = [
+        (each[:, 0] + each[:, 2]) * (each[:, 1] + each[:, 3])
+        for each in (smaller, found, truth, larger)
+    ]
     union = areas[1] + areas[2] - areas[0]
     overlap = areas[0] / union - (areas[3] - union) / areas[3].clamp(min=1e-6)
     return (focal.sum() + 1.5 * (1 - overlap).sum()) / count
@@ -109,7 +120,9 @@ def train(drawn: int = 4000, epochs: int = 14, batch_size: int = 32) -> None:
     images, sides, scores = (torch.stack([each[place] for each in made]) for place in range(3))
     model = Detector()
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=epochs * -(-drawn // batch_size))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 4e-3, total_steps=epochs * -(-drawn // batch_size)
+    )
     for epoch in range(epochs):
         model.train()
         for batch in torch.randperm(drawn).split(batch_size):

@@ -14,7 +14,9 @@ SEED = 0
 def make_block(channels_in: int, channels_out: int, stride: int = 1) -> nn.Sequential:
     """Convolution 3 × 3, normalization, ReLU."""
     return nn.Sequential(
-        nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False), nn.BatchNorm2d(channels_out), nn.ReLU()
+        nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False),
+        nn.BatchNorm2d(channels_out),
+        nn.ReLU(),
     )
 
 

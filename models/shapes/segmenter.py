@@ -58,20 +58,26 @@ def train(drawn: int = 3000, epochs: int = 12, batch_size: int = 32) -> None:
     images, masks = torch.stack([each for each, _ in made]), torch.stack([each for _, each in made])
     model, loss_of = segmenter(), nn.CrossEntropyLoss(torch.tensor([0.6, 1.0, 1.0, 1.0]))
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=epochs * -(-drawn // batch_size))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 5e-3, total_steps=epochs * -(-drawn // batch_size)
+    )
     for epoch in range(epochs):
         model.train()
         for batch in torch.randperm(drawn).split(batch_size):
             optimizer.zero_grad()
             axes = [axis for axis in (2, 3) if torch.rand(()) < 0.5]
-            loss = loss_of(model(images[batch].flip(axes)), masks[batch].flip([axis - 1 for axis in axes]))
+            loss = loss_of(
+                model(images[batch].flip(axes)), masks[batch].flip([axis - 1 for axis in axes])
+            )
             loss.backward()
             optimizer.step()
             schedule.step()
         print(epoch, float(loss.detach()), flush=True)
     model.eval()
     found = _compute_mean_iou(model)
-    save_trained(model, "segmenter", images=drawn, epochs=epochs, validation_mean_iou_at_output=found)
+    save_trained(
+        model, "segmenter", images=drawn, epochs=epochs, validation_mean_iou_at_output=found
+    )
 
 
 @torch.inference_mode()
@@ -79,7 +85,9 @@ def _compute_mean_iou(model: nn.Module) -> float:
     made = [_to_tensors(image, mask) for image, mask in read_drawings("validation")]
     found = model(torch.stack([each for each, _ in made])).argmax(1)
     truth = torch.stack([each for _, each in made])
-    table = torch.bincount(4 * truth.flatten() + found.flatten(), minlength=16).reshape(4, 4).double()
+    table = (
+        torch.bincount(4 * truth.flatten() + found.flatten(), minlength=16).reshape(4, 4).double()
+    )
     return float((table.diag() / (table.sum(0) + table.sum(1) - table.diag())).mean())
 
 

@@ -16,10 +16,14 @@ def whisper_encoder() -> nn.Module:
     torch.manual_seed(0)
     return WhisperEncoder(
         WhisperConfig(
-            d_model=WIDTH, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=64, num_mel_bins=16,
+            d_model=WIDTH,
+            encoder_layers=2,
+            encoder_attention_heads=4,
+            encoder_ffn_dim=64,
+            num_mel_bins=16,
             max_source_positions=20,
         )
-    )  # fmt: skip
+    )
 
 
 def text_encoder() -> nn.Module:
@@ -28,10 +32,16 @@ def text_encoder() -> nn.Module:
     torch.manual_seed(0)
     return CLIPTextModel(
         CLIPTextConfig(
-            vocab_size=100, hidden_size=WIDTH, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-            max_position_embeddings=12, bos_token_id=98, eos_token_id=99,
+            vocab_size=100,
+            hidden_size=WIDTH,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=12,
+            bos_token_id=98,
+            eos_token_id=99,
         )
-    )  # fmt: skip
+    )
 
 
 class Residual(nn.Module):
@@ -81,7 +91,9 @@ class Denoiser(nn.Module):
 
     def forward(self, sample, timestep, encoder_hidden_states):
         timestep = timestep.reshape(-1).expand(sample.shape[0])
-        rates = torch.exp(-math.log(10000) * torch.arange(WIDTH // 2, device=sample.device) / (WIDTH // 2))
+        rates = torch.exp(
+            -math.log(10000) * torch.arange(WIDTH // 2, device=sample.device) / (WIDTH // 2)
+        )
         angles = timestep[:, None].float() * rates
         time = self.time(torch.cat([angles.cos(), angles.sin()], -1).to(sample.dtype))
         high = self.left_attention(self.left(self.into(sample), time), encoder_hidden_states)
@@ -101,12 +113,18 @@ class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.latents, self.into = nn.Conv2d(4, 4, 1), nn.Conv2d(4, WIDTH, 3, padding=1)
-        self.first, self.attention, self.second = Residual(WIDTH, WIDTH), Attention(WIDTH, 1), Residual(WIDTH, 16)
+        self.first, self.attention, self.second = (
+            Residual(WIDTH, WIDTH),
+            Attention(WIDTH, 1),
+            Residual(WIDTH, 16),
+        )
         self.norm, self.out = nn.GroupNorm(8, 16), nn.Conv2d(16, 3, 3, padding=1)
 
     def forward(self, sample):
         h = self.attention(self.first(self.into(self.latents(sample))))
-        return self.out(silu(self.norm(self.second(interpolate(h, scale_factor=2.0, mode="nearest")))))
+        return self.out(
+            silu(self.norm(self.second(interpolate(h, scale_factor=2.0, mode="nearest"))))
+        )
 
 
 def vae_decoder() -> nn.Module:

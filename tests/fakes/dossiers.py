@@ -25,7 +25,10 @@ def seal_anew(folder):
     for path in folder.glob("**/runs/*/manifest.json"):
         there = sorted(each for each in path.parent.rglob("*") if each.is_file() and each != path)
         hashes = {
-            each.relative_to(path.parent).as_posix(): {"sha256": hash_file(each), "size_bytes": each.stat().st_size}
+            each.relative_to(path.parent).as_posix(): {
+                "sha256": hash_file(each),
+                "size_bytes": each.stat().st_size,
+            }
             for each in there
         }
         edit(path, "files", value=hashes)

@@ -37,9 +37,17 @@ def register_emulation() -> Any:
 
 
 def compute_layer(
-    given: Any, added: Any, constants: Any, added_scale: float, inverse_scale: float, step: str, _: str
+    given: Any,
+    added: Any,
+    constants: Any,
+    added_scale: float,
+    inverse_scale: float,
+    step: str,
+    _: str,
 ) -> Any:
-    return compute_step(steps.step_from_text(step), Operands(given, added, constants, added_scale, inverse_scale))
+    return compute_step(
+        steps.step_from_text(step), Operands(given, added, constants, added_scale, inverse_scale)
+    )
 
 
 def compute_step(step: steps.Step, given: Operands) -> torch.Tensor:
@@ -51,18 +59,24 @@ def compute_step(step: steps.Step, given: Operands) -> torch.Tensor:
         case steps.Convolution():
             found = _convolve(step, given)
         case steps.Stem():
-            found = _end(step, _convolve_cells(step, given.data, *given.constants), given.inverse_scale)
+            found = _end(
+                step, _convolve_cells(step, given.data, *given.constants), given.inverse_scale
+            )
         case steps.Depthwise():
             _, bias, weight = given.constants
             wide = torch.nn.functional.pad(given.data.float(), _order_padding(step.padding))
-            value = torch.nn.functional.conv2d(wide, weight.float(), bias, step.stride, groups=step.channels)
+            value = torch.nn.functional.conv2d(
+                wide, weight.float(), bias, step.stride, groups=step.channels
+            )
             found = _end(step, value, given.inverse_scale)
             found = torch.nn.functional.pad(found, (0, 0, 0, 0, 0, step.outputs - step.channels))
         case steps.Attention():
             found = _attend(step, given)
         case steps.MaxPool():
             values = given.data.float()
-            found = torch.nn.functional.max_pool2d(values, step.kernel, step.stride, step.padding[0])
+            found = torch.nn.functional.max_pool2d(
+                values, step.kernel, step.stride, step.padding[0]
+            )
     return output.copy_(found)
 
 
@@ -81,17 +95,25 @@ def _convolve(step: steps.Convolution, given: Operands) -> Any:
     value = _scale_and_add(total, scale, bias)
     if given.added is not None:
         added = given.added.reshape(value.shape) if step.flat else given.added
-        value = _scale_and_add(added.double(), torch.tensor(given.added_scale, dtype=torch.float32), value)
-    value = _end(step, value, given.inverse_scale if step.activation not in steps.BEFORE_SCALING else 1.0)
+        value = _scale_and_add(
+            added.double(), torch.tensor(given.added_scale, dtype=torch.float32), value
+        )
+    value = _end(
+        step, value, given.inverse_scale if step.activation not in steps.BEFORE_SCALING else 1.0
+    )
     return value.reshape(*ahead, -1) if step.flat else value
 
 
 def split_convolutions(step: steps.Block) -> tuple[steps.Convolution, ...]:
     """The convolutions that a block joins."""
     middle, wide, third = step.middle, step.wide, step.following
-    spatial = steps.Convolution(middle, (3, 3), middle, 9 * middle**2, step.stride, (1, 1, 1, 1), activation="relu")
+    spatial = steps.Convolution(
+        middle, (3, 3), middle, 9 * middle**2, step.stride, (1, 1, 1, 1), activation="relu"
+    )
     sum_of = steps.Convolution(wide, (1, 1), middle, middle * wide, activation="relu", added=True)
-    after = (steps.Convolution(third, (1, 1), wide, wide * third, activation="relu"),) if third else ()
+    after = (
+        (steps.Convolution(third, (1, 1), wide, wide * third, activation="relu"),) if third else ()
+    )
     return spatial, sum_of, *after
 
 
@@ -99,7 +121,10 @@ def _compute_block(step: steps.Block, given: Operands, output: Any) -> Any:
     data, parts = given.data, []
     for at, each in enumerate(split_convolutions(step)):
         own = Operands(
-            data, given.added if each.added else None, given.constants[3 * at : 3 * at + 3], given.added_scale
+            data,
+            given.added if each.added else None,
+            given.constants[3 * at : 3 * at + 3],
+            given.added_scale,
         )
         data = compute_step(each, own)
         parts.append(data)
@@ -117,16 +142,24 @@ def _attend(step: steps.Attention, given: Operands) -> Any:
         scores = scores + bias.repeat(len(data) // len(bias), 1, 1, 1)
     if given.added is not None:
         bars = given.added.dtype == torch.bool
-        scores = scores.masked_fill(~given.added, -torch.inf) if bars else scores + given.added.float()
+        scores = (
+            scores.masked_fill(~given.added, -torch.inf) if bars else scores + given.added.float()
+        )
     weights = (scores - scores.amax(-1, keepdim=True).clamp(min=-1e30)).exp()
     total = weights.sum(-1, keepdim=True).clamp(min=1e-30)
     value = (weights.half().float() @ parts[2] / total).transpose(1, 2).flatten(2)
     if step.half:
         return value
-    return (value * given.inverse_scale).clamp(-448, 448) if step.e4m3 else quantize(value, given.inverse_scale)
+    return (
+        (value * given.inverse_scale).clamp(-448, 448)
+        if step.e4m3
+        else quantize(value, given.inverse_scale)
+    )
 
 
-def _end(step: steps.Convolution | steps.Stem | steps.Depthwise, value: Any, inverse_scale: float) -> Any:
+def _end(
+    step: steps.Convolution | steps.Stem | steps.Depthwise, value: Any, inverse_scale: float
+) -> Any:
     bent = _ACTIVATIONS[step.activation](value)
     return bent.half() if step.half else quantize(bent, inverse_scale)
 
@@ -156,4 +189,6 @@ def _convolve_cells(step: steps.Stem, given: Any, arranged: Any, bias: Any) -> A
     pixels = torch.nn.functional.pad(given.half().float(), sides)
     cells = torch.nn.functional.pixel_unshuffle(pixels, 2)  # channel, row, column of a cell
     weight = arranged.float().view(step.outputs, spanned, spanned, 4, 4).permute(0, 4, 3, 1, 2)
-    return torch.nn.functional.conv2d(cells, weight.reshape(step.outputs, 16, spanned, spanned), bias)
+    return torch.nn.functional.conv2d(
+        cells, weight.reshape(step.outputs, 16, spanned, spanned), bias
+    )

@@ -52,11 +52,19 @@ def make_request(text: str, folder: Path, device: Device = "cpu") -> BuildReques
     space: dict[str, Any] = {}
     exec(text, space)
     given = space["INPUTS"][0]
-    spec = InputSpec(given["name"], given["dtype"], *(tuple(given[each]) for each in ("min", "opt", "max")), batch=0)
+    spec = InputSpec(
+        given["name"],
+        given["dtype"],
+        *(tuple(given[each]) for each in ("min", "opt", "max")),
+        batch=0,
+    )
     onnx_from_torch(space["make"](), make_card(spec), folder / "model.onnx")
     model = onnx.load(folder / "model.onnx")
     placed = place_qdq(model, "fp8")
-    onnx.save(qdq_from_onnx(model, placed, measure_ranges(model, placed.tensors, draw(spec))), folder / "fp8.onnx")
+    onnx.save(
+        qdq_from_onnx(model, placed, measure_ranges(model, placed.tensors, draw(spec))),
+        folder / "fp8.onnx",
+    )
     card = complete_card(make_card(spec), folder / "model.onnx")
     return BuildRequest(card, Precision.FP8, folder / "fp8.onnx", space["make"], device, {}, folder)
 
@@ -69,7 +77,12 @@ def export_quickly(module: torch.nn.Module, spec: InputSpec, path: Path) -> Mode
     """Writes the module's ONNX graph and returns its card; torch's older exporter takes a tenth of the time."""
     with warnings.catch_warnings(action="ignore"):
         torch.onnx.export(
-            module, (draw(spec),), path, dynamo=False, input_names=[spec.name], dynamic_axes={spec.name: {0: "batch"}}
+            module,
+            (draw(spec),),
+            path,
+            dynamo=False,
+            input_names=[spec.name],
+            dynamic_axes={spec.name: {0: "batch"}},
         )
     assert simplify_onnx(path)
     return complete_card(make_card(spec), path)
@@ -83,21 +96,31 @@ def draw(spec: InputSpec, seed: int = 1) -> torch.Tensor:
     return torch.randn(spec.opt, generator=generator)
 
 
-def measure_ranges(model: onnx.ModelProto, tensors: tuple[str, ...], batch: torch.Tensor) -> dict[str, TensorRange]:
+def measure_ranges(
+    model: onnx.ModelProto, tensors: tuple[str, ...], batch: torch.Tensor
+) -> dict[str, TensorRange]:
     """The largest absolute value of each tensor."""
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
     exposed.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in tensors)
     values = run_onnx(exposed, batch, tensors)
     return {
-        name: TensorRange(max(float(np.abs(each).max()), 2.0**-17), float(each.min()), float(each.max()))
+        name: TensorRange(
+            max(float(np.abs(each).max()), 2.0**-17), float(each.min()), float(each.max())
+        )
         for name, each in zip(tensors, values, strict=True)
     }
 
 
-def run_onnx(model: onnx.ModelProto, batch: torch.Tensor, names: tuple[str, ...] | None = None) -> Any:
+def run_onnx(
+    model: onnx.ModelProto, batch: torch.Tensor, names: tuple[str, ...] | None = None
+) -> Any:
     """Outputs of a graph as it is written: on CPUs without VNNI, ONNX Runtime's INT8 kernels saturate INT16 sums."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(list(names) if names else None, {session.get_inputs()[0].name: batch.numpy()})
+    session = ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(
+        list(names) if names else None, {session.get_inputs()[0].name: batch.numpy()}
+    )

@@ -24,9 +24,16 @@ def onnx_model(nodes, inputs, outputs, *, opset=17, path=None, **constants) -> o
     """
     made = [each if isinstance(each, NodeProto) else node_of(*each) for each in nodes]
     values = [[value_of(*each) for each in described.items()] for described in (inputs, outputs)]
-    weights = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
-    opsets = [helper.make_opsetid(*each) for each in (opset if isinstance(opset, dict) else {"": opset}).items()]
-    model = helper.make_model(helper.make_graph(made, "g", *values, weights), opset_imports=opsets, ir_version=9)
+    weights = [
+        numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
+    ]
+    opsets = [
+        helper.make_opsetid(*each)
+        for each in (opset if isinstance(opset, dict) else {"": opset}).items()
+    ]
+    model = helper.make_model(
+        helper.make_graph(made, "g", *values, weights), opset_imports=opsets, ir_version=9
+    )
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         onnx.save(model, path)

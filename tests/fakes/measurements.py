@@ -2,7 +2,14 @@
 
 from dataclasses import replace
 
-from optpipe.core.measurement import LatencySummary, LoadSpec, Measurement, Subject, Validity, format_percentile_name
+from optpipe.core.measurement import (
+    LatencySummary,
+    LoadSpec,
+    Measurement,
+    Subject,
+    Validity,
+    format_percentile_name,
+)
 from optpipe.core.quantity import Estimate
 
 
@@ -21,7 +28,9 @@ def planted(
 ) -> Measurement:
     """Single-stream compute; each percentile is `latency_ms`, its interval `low` to `high` times that. INVALID with `reasons`."""
     ns = latency_ms * 1e6
-    percentiles = {format_percentile_name(each): Estimate(ns, ns * low, ns * high) for each in percents}
+    percentiles = {
+        format_percentile_name(each): Estimate(ns, ns * low, ns * high) for each in percents
+    }
     found = Measurement(
         id="m",
         subject=subject,

@@ -14,9 +14,38 @@ from onnx import TensorProto, helper
 from tests.fakes.graphs import node_of, onnx_model, value_of
 
 ODD_NUMBERS = (0, -1, 1, 2, 7, 99, 2**31 - 1, 2**31, 2**40, 2**62)
-ODD_TEXTS = ("", "?", "\x00", "\x1b[31mred", "é\u202e", "a" * 5000, "..", "/etc/passwd", "None", "batch", " ")
-ODD_TOML = ("-1", "0", "1e400", "nan", "inf", '""', '"\\u0000"', "[]", "{}", "true", "99999999999999999999", '"1 GiB"',
-            '"\\u0665 ms"', '"-3 %"', "1979-05-27", "[[1]]", '"' + "x" * 3000 + '"')  # fmt: skip
+ODD_TEXTS = (
+    "",
+    "?",
+    "\x00",
+    "\x1b[31mred",
+    "é\u202e",
+    "a" * 5000,
+    "..",
+    "/etc/passwd",
+    "None",
+    "batch",
+    " ",
+)
+ODD_TOML = (
+    "-1",
+    "0",
+    "1e400",
+    "nan",
+    "inf",
+    '""',
+    '"\\u0000"',
+    "[]",
+    "{}",
+    "true",
+    "99999999999999999999",
+    '"1 GiB"',
+    '"\\u0665 ms"',
+    '"-3 %"',
+    "1979-05-27",
+    "[[1]]",
+    '"' + "x" * 3000 + '"',
+)
 
 
 def mutate_bytes(content: bytes, rng: random.Random) -> bytes:
@@ -53,7 +82,19 @@ def mutate_json(text: str, rng: random.Random) -> bytes:
             case 1 if isinstance(holder, list):
                 holder.append(holder[key])
             case _:
-                odd = (*ODD_NUMBERS, *ODD_TEXTS, None, True, [], {}, 1.5, -1e308, float("nan"), float("inf"), "0.png")
+                odd = (
+                    *ODD_NUMBERS,
+                    *ODD_TEXTS,
+                    None,
+                    True,
+                    [],
+                    {},
+                    1.5,
+                    -1e308,
+                    float("nan"),
+                    float("inf"),
+                    "0.png",
+                )
                 holder[key] = rng.choice(odd)
     return json.dumps(document).encode()
 
@@ -75,10 +116,14 @@ def mutate_npz(arrays: Mapping[str, np.ndarray], rng: random.Random) -> bytes:
                 name = rng.choice(("y", "labels", *ODD_TEXTS))
             elif change == 1:
                 array = array.astype(
-                    rng.choice(("float64", "int64", "<U5", "complex64", "bool", "object", ">f4", "V3"))
+                    rng.choice(
+                        ("float64", "int64", "<U5", "complex64", "bool", "object", ">f4", "V3")
+                    )
                 )
             elif change == 2:
-                array = np.zeros(rng.choice(((), (0,), (8,), array.shape[1:], (*array.shape, 1))), array.dtype)
+                array = np.zeros(
+                    rng.choice(((), (0,), (8,), array.shape[1:], (*array.shape, 1))), array.dtype
+                )
             np.save(content, array, allow_pickle=True)
             stated = content.getvalue()
             if change == 3:
@@ -101,7 +146,9 @@ def mutate_toml(text: str, rng: random.Random) -> bytes:
                 other = rng.randrange(len(lines))
                 lines[at], lines[other] = lines[other], lines[at]
             case 3:
-                lines[at] = re.sub(r"\d+", lambda _: str(rng.choice(ODD_NUMBERS)), lines[at], count=1)
+                lines[at] = re.sub(
+                    r"\d+", lambda _: str(rng.choice(ODD_NUMBERS)), lines[at], count=1
+                )
             case 4:
                 lines[at] = re.sub(r"^(\s*)(\w+)", rf"\1\2{rng.choice('_xé-')}", lines[at])
             case _:
@@ -128,17 +175,24 @@ def list_networks() -> list[onnx.ModelProto]:
             ("Flatten", "p", "f"),
             ("Gemm", "f v", "y", {"transB": 1}),
         ],
-        {"x": ["n", 3, 8, 8]}, {"y": ["n", 4]}, w=normal(16, 3, 3, 3), b=normal(16), v=normal(4, 16),
-    )  # fmt: skip
+        {"x": ["n", 3, 8, 8]},
+        {"y": ["n", 4]},
+        w=normal(16, 3, 3, 3),
+        b=normal(16),
+        v=normal(4, 16),
+    )
     state = onnx_model(
         [
             ("Unsqueeze", "x zero", "s"),
             ("GRU", ["s", "w", "r", "", "", "h"], "all next", {"hidden_size": 4}),
             ("Squeeze", "next zero", "y"),
         ],
-        {"x": ["n", 6], "h": [1, "n", 4]}, {"y": ["n", 4], "next": [1, "n", 4]},
-        w=normal(1, 12, 6), r=normal(1, 12, 4), zero=[0],
-    )  # fmt: skip
+        {"x": ["n", 6], "h": [1, "n", 4]},
+        {"y": ["n", 4], "next": [1, "n", 4]},
+        w=normal(1, 12, 6),
+        r=normal(1, 12, 4),
+        zero=[0],
+    )
     branches = {
         f"{side}_branch": helper.make_graph(
             [node_of(op, "x k", f"{side}_out")], side, [], [value_of(f"{side}_out", None)]
@@ -146,9 +200,17 @@ def list_networks() -> list[onnx.ModelProto]:
         for side, op in (("then", "Mul"), ("else", "Add"))
     }
     branching = onnx_model(
-        [("Greater", "k zero", "yes"), ("If", "yes", "picked", branches), ("MatMul", "picked w", "y")],
-        {"x": ["n", 6]}, {"y": ["n", 4]}, k=np.float32(0.5), zero=np.float32(0), w=normal(6, 4),
-    )  # fmt: skip
+        [
+            ("Greater", "k zero", "yes"),
+            ("If", "yes", "picked", branches),
+            ("MatMul", "picked w", "y"),
+        ],
+        {"x": ["n", 6]},
+        {"y": ["n", 4]},
+        k=np.float32(0.5),
+        zero=np.float32(0),
+        w=normal(6, 4),
+    )
     weights = draw.integers(-127, 127, (6, 4)).astype(np.int8)
     quantized = onnx_model(
         [
@@ -157,8 +219,12 @@ def list_networks() -> list[onnx.ModelProto]:
             ("DequantizeLinear", "w s z", "dw"),
             ("MatMul", "d dw", "y"),
         ],
-        {"x": ["n", 6]}, {"y": ["n", 4]}, s=np.float32(0.05), z=np.int8(0), w=weights,
-    )  # fmt: skip
+        {"x": ["n", 6]},
+        {"y": ["n", 4]},
+        s=np.float32(0.05),
+        z=np.int8(0),
+        w=weights,
+    )
     return [network, state, branching, quantized]
 
 
@@ -180,11 +246,15 @@ def _mutate_graph(model: onnx.ModelProto, graph: onnx.GraphProto, rng: random.Ra
         case 0:
             model.opset_import[0].version = rng.choice((*ODD_NUMBERS, 3, 11, 13, 21, 26))
         case 1:
-            model.opset_import[0].domain = rng.choice(("com.microsoft", "ai.onnx.ml", *ODD_TEXTS[:5]))
+            model.opset_import[0].domain = rng.choice(
+                ("com.microsoft", "ai.onnx.ml", *ODD_TEXTS[:5])
+            )
         case 2:
             model.ir_version = rng.choice(ODD_NUMBERS)
         case 3 if graph.node:
-            rng.choice(graph.node).op_type = rng.choice(("Conv", "Loop", "NoSuchOp", "LSTM", "TopK", *ODD_TEXTS))
+            rng.choice(graph.node).op_type = rng.choice(
+                ("Conv", "Loop", "NoSuchOp", "LSTM", "TopK", *ODD_TEXTS)
+            )
         case 4 if graph.node:
             del graph.node[rng.randrange(len(graph.node))]
         case 5 if graph.node:
@@ -196,7 +266,8 @@ def _mutate_graph(model: onnx.ModelProto, graph: onnx.GraphProto, rng: random.Ra
             node = rng.choice(graph.node)
             node.attribute.append(
                 helper.make_attribute(
-                    rng.choice(("axis", "pads", "group", "to")), rng.choice(([1, -1], 2**40, 0.5, "x"))
+                    rng.choice(("axis", "pads", "group", "to")),
+                    rng.choice(([1, -1], 2**40, 0.5, "x")),
                 )
             )
         case 7 if graph.initializer:
@@ -204,7 +275,9 @@ def _mutate_graph(model: onnx.ModelProto, graph: onnx.GraphProto, rng: random.Ra
             if tensor.dims:
                 tensor.dims[rng.randrange(len(tensor.dims))] = rng.choice(ODD_NUMBERS)
         case 8 if graph.initializer:
-            rng.choice(graph.initializer).data_type = rng.choice((-1, 0, 2, 7, 8, 10, 16, 99, 2**31 - 1))
+            rng.choice(graph.initializer).data_type = rng.choice(
+                (-1, 0, 2, 7, 8, 10, 16, 99, 2**31 - 1)
+            )
         case 9 if graph.initializer:
             tensor = rng.choice(graph.initializer)
             tensor.data_location = TensorProto.EXTERNAL
@@ -219,7 +292,9 @@ def _mutate_graph(model: onnx.ModelProto, graph: onnx.GraphProto, rng: random.Ra
                 else:
                     dim.dim_param = rng.choice(ODD_TEXTS)
         case 11 if values:
-            rng.choice(values).type.tensor_type.elem_type = rng.choice((-1, 0, 1, 7, 8, 10, 99, 2**31 - 1))
+            rng.choice(values).type.tensor_type.elem_type = rng.choice(
+                (-1, 0, 1, 7, 8, 10, 99, 2**31 - 1)
+            )
         case 12 if values:
             rng.choice(values).name = rng.choice(("x", "y", "c", *ODD_TEXTS))
         case _:

@@ -18,8 +18,13 @@ def make_synthetic_image(height: int, width: int, seed: int = 0) -> NDArray[np.u
     levels = 127 + 48 * make_photograph_noise(random, height, width, 3)
     rows, columns = np.ogrid[:height, :width]
     for _ in range(6):
-        center, radius = random.uniform(0, 1, 2) * (height, width), random.uniform(0.05, 0.25, 2) * (height, width)
-        inside = ((rows - center[0]) / max(radius[0], 1)) ** 2 + ((columns - center[1]) / max(radius[1], 1)) ** 2 < 1
+        center, radius = (
+            random.uniform(0, 1, 2) * (height, width),
+            random.uniform(0.05, 0.25, 2) * (height, width),
+        )
+        inside = ((rows - center[0]) / max(radius[0], 1)) ** 2 + (
+            (columns - center[1]) / max(radius[1], 1)
+        ) ** 2 < 1
         levels[inside] = 0.4 * levels[inside] + 0.6 * random.uniform(0, 255, 3)
     return np.ascontiguousarray(np.clip(levels, 0, 255).astype(np.uint8))
 
@@ -42,19 +47,30 @@ def make_edge_case_files() -> Iterator[tuple[str, bytes]]:
         exif[_ORIENTATION] = orientation
         yield f"exif orientation {orientation}.jpg", _encode(image, "JPEG", quality=90, exif=exif)
     yield "grayscale.png", _encode(gray, "PNG")
-    yield "grayscale 16 bit.png", _encode(Image.fromarray(np.asarray(gray).astype(np.uint16) * 3), "PNG")
+    yield (
+        "grayscale 16 bit.png",
+        _encode(Image.fromarray(np.asarray(gray).astype(np.uint16) * 3), "PNG"),
+    )
     yield "rgb 16 bit.png", _encode_png16(pixels)
     yield "palette.png", _encode(image.convert("P", palette=Image.Palette.ADAPTIVE), "PNG")
     few = image.convert("P", palette=Image.Palette.ADAPTIVE, colors=16)
     yield "palette with transparency.png", _encode(few, "PNG", transparency=3)
-    alpha = np.dstack([pixels, np.linspace(0, 255, pixels[:, :, 0].size).reshape(pixels.shape[:2]).astype(np.uint8)])
+    alpha = np.dstack(
+        [
+            pixels,
+            np.linspace(0, 255, pixels[:, :, 0].size).reshape(pixels.shape[:2]).astype(np.uint8),
+        ]
+    )
     yield "rgba.png", _encode(Image.fromarray(alpha), "PNG")
     yield "bilevel.png", _encode(image.convert("1"), "PNG")
     yield "lossy.webp", _encode(image, "WEBP", quality=90)
     yield "lossless with alpha.webp", _encode(Image.fromarray(alpha), "WEBP", lossless=True)
     yield "1×1.jpg", _encode(image.crop((0, 0, 1, 1)), "JPEG")
     yield "1×1.png", _encode(image.crop((0, 0, 1, 1)), "PNG")
-    yield "very wide.jpg", _encode(Image.fromarray(make_synthetic_image(24, 1900, seed=6)), "JPEG", quality=90)
+    yield (
+        "very wide.jpg",
+        _encode(Image.fromarray(make_synthetic_image(24, 1900, seed=6)), "JPEG", quality=90),
+    )
     yield "very large.jpg", _encode(image.resize((4000, 3000)), "JPEG", quality=90)
     whole = _encode(image, "JPEG", quality=90)
     yield "truncated.jpg", whole[: len(whole) // 2]
@@ -74,5 +90,6 @@ def _encode_png16(pixels: NDArray[np.uint8]) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
     )

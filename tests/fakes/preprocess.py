@@ -16,7 +16,13 @@ from optpipe.preprocess.proof import (
     WorstImage,
     agreement_from_counts,
 )
-from optpipe.preprocess.throughput import BatchTimes, LoaderPlan, Throughput, ThroughputJob, record_from_throughputs
+from optpipe.preprocess.throughput import (
+    BatchTimes,
+    LoaderPlan,
+    Throughput,
+    ThroughputJob,
+    record_from_throughputs,
+)
 
 CPU = DaliPlan()
 TRANSFORM = Transform((Decode(), Pack(dtype="uint8")))
@@ -35,7 +41,10 @@ def preprocess_record(plan=CPU, *, proof=None, images=800, trained=True, tuned=T
     parity = ParityRecord(
         proof,
         images,
-        (StepDifference("decode", 0.0, 0.0, 0.0, images), StepDifference("resize", 0.0094, 9.0, 0.0048, images)),
+        (
+            StepDifference("decode", 0.0, 0.0, 0.0, images),
+            StepDifference("resize", 0.0094, 9.0, 0.0048, images),
+        ),
         far=0,
         refused=(),
         worst=(WorstImage("7/12.png", 0.31, 4.0, "worst-1.png", 32.0),),
@@ -44,7 +53,9 @@ def preprocess_record(plan=CPU, *, proof=None, images=800, trained=True, tuned=T
         model="digits",
         classifies=True,
         trained=trained,
-        pipeline=PipelineRecord("ab12", "/store/1/model.dali", "0123456789abcdef", plan, ({"step": "decode"},)),
+        pipeline=PipelineRecord(
+            "ab12", "/store/1/model.dali", "0123456789abcdef", plan, ({"step": "decode"},)
+        ),
         images=ImagesRecord("/images", images, (RefusedImage("/images/bad.png", "truncated"),)),
         parity=parity,
         throughput=tuned_preprocessing(plan) if tuned else None,
@@ -60,7 +71,13 @@ def throughput(job, *batch_ms, error=None):
 
 def tuned_preprocessing(plan):
     """A DataLoader with four workers that wins over none, and DALI at twice its rate."""
-    loaders = [ThroughputJob((), TRANSFORM, 1.0, loader=LoaderPlan(count, 32, "cpu")) for count in (4, 0)]
+    loaders = [
+        ThroughputJob((), TRANSFORM, 1.0, loader=LoaderPlan(count, 32, "cpu")) for count in (4, 0)
+    ]
     dali = ThroughputJob((), TRANSFORM, 1.0, plan=plan)
-    tried = throughput(loaders[0], 20), throughput(loaders[1], error="out of memory"), throughput(dali, 10)
+    tried = (
+        throughput(loaders[0], 20),
+        throughput(loaders[1], error="out of memory"),
+        throughput(dali, 10),
+    )
     return record_from_throughputs(tried, throughput(loaders[0], 20, 22), throughput(dali, 10, 11))

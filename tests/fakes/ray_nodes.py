@@ -8,7 +8,12 @@ from pathlib import Path
 from optpipe.sweep.slots import list_slots
 
 KINDS = ("cpu-a", "cpu-b", "cpu-b")
-_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+_PORTS = (
+    "metrics_agent_port",
+    "metrics_export_port",
+    "dashboard_agent_listen_port",
+    "runtime_env_agent_port",
+)
 
 
 def start_cluster(kinds=KINDS):
@@ -27,7 +32,8 @@ def start_cluster(kinds=KINDS):
 
     ports = choose_ports()
     cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": int(not kinds), "include_dashboard": False, **ports}
+        initialize_head=True,
+        head_node_args={"num_cpus": int(not kinds), "include_dashboard": False, **ports},
     )
     os.environ["RAY_ADDRESS"] = cluster.address
     return cluster, [add_node(cluster, kind) for kind in kinds]
@@ -58,5 +64,9 @@ def list_tasks(program):
         with suppress(OSError):
             told = (path / "cmdline").read_bytes().split(b"\0")
             if program.encode() in told and ours in (path / "environ").read_bytes().split(b"\0"):
-                found[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-    return {child: worker for child, worker in found.items() if worker > 1}  # else its worker has just died
+                found[int(path.name)] = int(
+                    (path / "stat").read_text().rpartition(")")[2].split()[1]
+                )
+    return {
+        child: worker for child, worker in found.items() if worker > 1
+    }  # else its worker has just died

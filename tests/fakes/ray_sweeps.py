@@ -19,19 +19,42 @@ KINDS = ("cpu-a", "cpu-b")
 
 
 def sweep(
-    workspace, batches, kinds=KINDS, program=EMPTY, limits=None, models=("m",), watch=None, shared=None, selectors=None
+    workspace,
+    batches,
+    kinds=KINDS,
+    program=EMPTY,
+    limits=None,
+    models=("m",),
+    watch=None,
+    shared=None,
+    selectors=None,
 ):
     """The rows of a sweep on the cluster; `watch` is called as each job ends."""
     from optpipe.sweep.cluster import RayExecutor, list_cluster_slots
 
     matrix = Matrix(
-        models=models, precisions=("fp32",), backends=("onnxruntime",), batches=batches, gpus=kinds, processes=1,
-        min_seconds=0.3, warm_up_seconds=0.1, max_warm_up_seconds=1.0, max_seconds=4.0, percentile=90.0, max_cv=5.0,
-    )  # fmt: skip
+        models=models,
+        precisions=("fp32",),
+        backends=("onnxruntime",),
+        batches=batches,
+        gpus=kinds,
+        processes=1,
+        min_seconds=0.3,
+        warm_up_seconds=0.1,
+        max_warm_up_seconds=1.0,
+        max_seconds=4.0,
+        percentile=90.0,
+        max_cv=5.0,
+    )
     slots = list_cluster_slots(selectors or {})
-    options, store = limits or SweepOptions(task_s=120, lock_s=300, retries=3, pending_s=300), Store(workspace)
+    options, store = (
+        limits or SweepOptions(task_s=120, lock_s=300, retries=3, pending_s=300),
+        Store(workspace),
+    )
     executor = RayExecutor(slots, store, options, shared, selectors or {}, program)
-    return run_sweep(cells_from_matrix(matrix, kinds), slots, options, store, Watcher(watch), executor)
+    return run_sweep(
+        cells_from_matrix(matrix, kinds), slots, options, store, Watcher(watch), executor
+    )
 
 
 def run_cells(cells, slots, workspace, executor, options=None):

@@ -60,7 +60,9 @@ class PlantedBinding:
         if session.fault == "drift":
             return 1 + session.calls / 1500
         if session.fault == "bimodal":
-            return 2.0 if session.calls // 7 % 2 else 1.0  # far enough apart that a neighbour's noise leaves the valley
+            return (
+                2.0 if session.calls // 7 % 2 else 1.0
+            )  # far enough apart that a neighbour's noise leaves the valley
         if session.fault == "noisy":
             return 1 + 0.2 * np.random.default_rng(session.calls).random()
         if session.fault == "cached" and self.inputs["x"].tobytes() in session.answers:

@@ -35,8 +35,12 @@ def make_group(cell, p50_ms=(1.0, 1.01, 0.99), rate=None):
     rate = rate or 1e9 * cell.load.batch_size / middle
     figures = {
         "p50": GroupFigure(Estimate(middle, 0.98 * middle, 1.02 * middle), processes, None, None),
-        "p99": GroupFigure(Estimate(1.2 * middle, 1.1 * middle, 1.3 * middle), processes, None, None),
-        "throughput": GroupFigure(Estimate(rate, 0.98 * rate, 1.02 * rate), (rate,) * 3, None, None),
+        "p99": GroupFigure(
+            Estimate(1.2 * middle, 1.1 * middle, 1.3 * middle), processes, None, None
+        ),
+        "throughput": GroupFigure(
+            Estimate(rate, 0.98 * rate, 1.02 * rate), (rate,) * 3, None, None
+        ),
     }
     recipe = cell.recipe
     subject = Subject("a" * 12, recipe.backend, recipe.precision, "cpu", model=recipe.model)
@@ -44,16 +48,31 @@ def make_group(cell, p50_ms=(1.0, 1.01, 0.99), rate=None):
 
 
 def make_record(
-    cell, state=JobState.DONE, reason="", slot=None, run="bench-1", started="2026-11-22T10:00:00", **figures
+    cell,
+    state=JobState.DONE,
+    reason="",
+    slot=None,
+    run="bench-1",
+    started="2026-11-22T10:00:00",
+    **figures,
 ):
     slot = slot or make_slot(kind=cell.kind)
     measured = state is JobState.DONE
     return JobRecord(
-        key=compute_job_key(cell, slot.fingerprint), cell=cell, state=state, reason=reason,
-        environment=slot.environment, fingerprint=slot.fingerprint, host="host", slot=slot.name,
-        artifact="a" * 12 if measured else None, run=run if measured else None,
-        group=make_group(cell, **figures) if measured else None, seconds=12.0, started_utc=started,
-    )  # fmt: skip
+        key=compute_job_key(cell, slot.fingerprint),
+        cell=cell,
+        state=state,
+        reason=reason,
+        environment=slot.environment,
+        fingerprint=slot.fingerprint,
+        host="host",
+        slot=slot.name,
+        artifact="a" * 12 if measured else None,
+        run=run if measured else None,
+        group=make_group(cell, **figures) if measured else None,
+        seconds=12.0,
+        started_utc=started,
+    )
 
 
 def other_environment(slot, fingerprint="e" * 16):
@@ -71,6 +90,6 @@ class Watcher(SilentListener):
     def step(self, *_, **__):
         yield self
 
-    def advance(self, count=1):  # noqa: ARG002
+    def advance(self, count=1):
         if self.watch is not None:
             self.watch()

@@ -28,9 +28,15 @@ def train(folder, tokenizer, make, compute_loss, steps, **config):
 
     torch.manual_seed(0)
     shape = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=32, hidden_dropout_prob=0.0, **config,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        hidden_dropout_prob=0.0,
+        **config,
+    )
     model = make(shape)
     optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
     for _ in range(steps):

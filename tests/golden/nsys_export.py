@@ -52,23 +52,68 @@ class Recording:
         return self.correlation
 
     def kernel(
-        self, name: str, start: float, end: float, launch: tuple[float, float] | int | None = None, *,
-        stream: int = 7, blocks: int = 1000, node: int | None = None, thread: int = THREAD,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        start: float,
+        end: float,
+        launch: tuple[float, float] | int | None = None,
+        *,
+        stream: int = 7,
+        blocks: int = 1000,
+        node: int | None = None,
+        thread: int = THREAD,
+    ) -> None:
         """A kernel, launched by a call of its own from `launch[0]` to `launch[1]`, or by the call with that id."""
         correlation = (
-            self.call("cudaLaunchKernel_v7000", *launch, thread=thread) if isinstance(launch, tuple) else launch or 0
+            self.call("cudaLaunchKernel_v7000", *launch, thread=thread)
+            if isinstance(launch, tuple)
+            else launch or 0
         )
-        row = (_ns(start), _ns(end), 0, stream, correlation, PROCESS, self._string(name), blocks, 1, 1, 128, 1, 1, node)
+        row = (
+            _ns(start),
+            _ns(end),
+            0,
+            stream,
+            correlation,
+            PROCESS,
+            self._string(name),
+            blocks,
+            1,
+            1,
+            128,
+            1,
+            1,
+            node,
+        )
         self._add("kernels", row)
 
     def copy(
-        self, start: float, end: float, size: int, launch: tuple[float, float], *, kind: int = 1, source: int = 0,
-        target: int = 2, stream: int = 7,
-    ) -> None:  # fmt: skip
+        self,
+        start: float,
+        end: float,
+        size: int,
+        launch: tuple[float, float],
+        *,
+        kind: int = 1,
+        source: int = 0,
+        target: int = 2,
+        stream: int = 7,
+    ) -> None:
         """A copy: kind 1 host to device, 2 device to host; memory 0 pageable, 1 pinned, 2 device."""
         correlation = self.call("cudaMemcpyAsync_v3020", *launch)
-        row = (_ns(start), _ns(end), 0, stream, correlation, PROCESS, size, kind, source, target, None)
+        row = (
+            _ns(start),
+            _ns(end),
+            0,
+            stream,
+            correlation,
+            PROCESS,
+            size,
+            kind,
+            source,
+            target,
+            None,
+        )
         self._add("copies", row)
 
     def range(self, name: str, start: float, end: float, thread: int = THREAD) -> None:
@@ -77,7 +122,10 @@ class Recording:
 
     def graph(self, start: float, end: float) -> None:
         """A CUDA graph recorded as one opaque row."""
-        self._add("graphs", (_ns(start), _ns(end), 1, self.call("cudaGraphLaunch_v10000", start - 5, start - 1)))
+        self._add(
+            "graphs",
+            (_ns(start), _ns(end), 1, self.call("cudaGraphLaunch_v10000", start - 5, start - 1)),
+        )
 
     def diagnostic(self, text: str, severity: int = 2) -> None:
         """What the profiler complains about."""
@@ -87,18 +135,25 @@ class Recording:
         """Writes the export; like nsys, without the tables in which nothing was recorded."""
         with closing(sqlite3.connect(path)) as connection:
             connection.executescript(_SCHEMA)
-            connection.executemany("INSERT INTO META_DATA_EXPORT VALUES (?, ?)", [("EXPORT_SCHEMA_VERSION", "3.20.3")])
+            connection.executemany(
+                "INSERT INTO META_DATA_EXPORT VALUES (?, ?)", [("EXPORT_SCHEMA_VERSION", "3.20.3")]
+            )
             connection.execute(
                 "INSERT INTO TARGET_INFO_GPU VALUES (0, 'NVIDIA H200', 132, 150109880320, 4814304000000, 9, 0)"
             )
-            connection.executemany("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (?, ?)", self.environment.items())
             connection.executemany(
-                "INSERT INTO StringIds VALUES (?, ?)", [(i, text) for text, i in self.strings.items()]
+                "INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (?, ?)", self.environment.items()
+            )
+            connection.executemany(
+                "INSERT INTO StringIds VALUES (?, ?)",
+                [(i, text) for text, i in self.strings.items()],
             )
             for table, rows in self.rows.items():
                 connection.execute(_TABLES[table])
                 name = _TABLES[table].split()[2]
-                connection.executemany(f"INSERT INTO {name} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+                connection.executemany(
+                    f"INSERT INTO {name} VALUES ({', '.join('?' * len(rows[0]))})", rows
+                )
             connection.commit()
         return path
 

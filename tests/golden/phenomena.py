@@ -4,7 +4,9 @@ from tests.golden.nsys_export import THREAD, Recording
 
 GEMM = "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_kernel__5x_cublas"
 SGEMM = "ampere_sgemm_128x64_tn"
-RELU = "void at::native::vectorized_elementwise_kernel<(int)4, at::native::launch_clamp_scalar>(int)"
+RELU = (
+    "void at::native::vectorized_elementwise_kernel<(int)4, at::native::launch_clamp_scalar>(int)"
+)
 
 
 def launch_bound() -> Recording:
@@ -91,7 +93,9 @@ def gaps_of_many_lengths() -> Recording:
         trace.range("iter", begin, begin + 395)
         for number, start in enumerate((5, 115, 240, 400)):
             launch = (begin + 0.5 + number, begin + 1 + number)
-            trace.kernel(GEMM, begin + start, begin + start + (100 if number < 3 else 5), launch=launch)
+            trace.kernel(
+                GEMM, begin + start, begin + start + (100 if number < 3 else 5), launch=launch
+            )
     return trace
 
 

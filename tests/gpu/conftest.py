@@ -8,7 +8,9 @@ from optpipe.workspace.environment import list_gpus
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    missing = pytest.mark.skipif(not list_gpus(), reason="no NVIDIA GPU or no driver on this machine")
+    missing = pytest.mark.skipif(
+        not list_gpus(), reason="no NVIDIA GPU or no driver on this machine"
+    )
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)

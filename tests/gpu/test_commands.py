@@ -11,7 +11,16 @@ QUICK = ("--min-time", "0.5", "--percentile", "90", "--set", "max-warm-up=3", "-
 
 
 def build(folder, *words, model="digits", status=0):
-    ran = optpipe("build", model, "--device", "cuda", *words, "--json", workspace=folder / "workspace", cwd=folder)
+    ran = optpipe(
+        "build",
+        model,
+        "--device",
+        "cuda",
+        *words,
+        "--json",
+        workspace=folder / "workspace",
+        cwd=folder,
+    )
     assert ran.status == status, ran.stderr
     return ran.document["artifacts"]
 
@@ -29,7 +38,9 @@ def test_convolutions_in_fp16_on_onnx_runtime_have_no_bias_of_their_own(tmp_path
 @pytest.mark.parametrize("layout", [(), ("--option", "onnxruntime.nhwc=false")])
 def test_digits_in_int8_on_onnx_runtime_answers_like_the_source_and_is_not_proven(tmp_path, layout):
     """It computes in FP16."""
-    (artifact,) = build(tmp_path, "--precision", "int8", "--backend", "onnxruntime", *layout, status=1)
+    (artifact,) = build(
+        tmp_path, "--precision", "int8", "--backend", "onnxruntime", *layout, status=1
+    )
     assert artifact["parity"]["top1_accuracy"] > 0.98
 
 
@@ -38,7 +49,13 @@ def test_inductor_computes_digits_in_int8_and_records_its_tactics(tmp_path):
     assert artifact["precision_proof"]["share"]["macs"]["int8"] > 0.95
     assert artifact["parity"]["top1_accuracy"] > 0.98
     shown = optpipe("store", "show", artifact["id"], "--json", workspace=tmp_path / "workspace")
-    assert shown.document["manifest"]["info"]["details"]["tactics"].keys() == {"1", "8", "16", "64", "256"}
+    assert shown.document["manifest"]["info"]["details"]["tactics"].keys() == {
+        "1",
+        "8",
+        "16",
+        "64",
+        "256",
+    }
 
 
 def test_a_convolution_that_falls_back_to_the_cpu_is_named_and_not_proven(tmp_path) -> None:
@@ -50,7 +67,10 @@ def test_a_convolution_that_falls_back_to_the_cpu_is_named_and_not_proven(tmp_pa
         ("Cast", "i", "y", {"name": "cast", "to": TensorProto.FLOAT}),
     ]
     draw = np.random.default_rng(0)
-    first, second = draw.normal(size=(8, 3, 1, 1)).astype(np.float32), draw.integers(0, 255, (8, 8, 1, 1), np.uint8)
+    first, second = (
+        draw.normal(size=(8, 3, 1, 1)).astype(np.float32),
+        draw.integers(0, 255, (8, 8, 1, 1), np.uint8),
+    )
     shapes = {"x": ["batch", 3, 16, 16]}, {"y": ["batch", 8, 16, 16]}
     onnx_model(nodes, *shapes, path=tmp_path / "net.onnx", w=first, v=second)
     words = ("--precision", "fp32", "--backend", "onnxruntime")

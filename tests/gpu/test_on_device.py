@@ -44,7 +44,8 @@ def graph(tmp_path):
 def test_statistics_are_those_of_the_cpu(graph) -> None:
     parts = [{"x": X[:10]}, {"x": X[10:]}]
     on_gpu, on_cpu = (
-        collect(Collector(graph, TENSORS, histograms=True, device=device), parts) for device in ("cuda", "cpu")
+        collect(Collector(graph, TENSORS, histograms=True, device=device), parts)
+        for device in ("cuda", "cpu")
     )
     assert np.array_equal(on_gpu["x"].counts, on_cpu["x"].counts)
     for name in TENSORS:
@@ -52,7 +53,10 @@ def test_statistics_are_those_of_the_cpu(graph) -> None:
         assert on_gpu[name].low == pytest.approx(on_cpu[name].low, rel=1e-4, abs=1e-5)
         assert on_gpu[name].high == pytest.approx(on_cpu[name].high, rel=1e-4)
     for method in METHODS:
-        gpu, cpu = ({name: compute_range(each, method) for name, each in seen.items()} for seen in (on_gpu, on_cpu))
+        gpu, cpu = (
+            {name: compute_range(each, method) for name, each in seen.items()}
+            for seen in (on_gpu, on_cpu)
+        )
         assert gpu == pytest.approx(cpu, rel=0.02)
 
 
@@ -88,17 +92,32 @@ def test_captured_batches_are_those_of_the_session():
 
 
 def test_code_for_single_batch_sizes_gives_the_same_outputs_and_stays_where_it_is_faster(tmp_path):
-    wanted = replace(make_request(VIT, tmp_path, "cuda"), precision=Precision.FP16, options={"static_batches": "1,8"})
+    wanted = replace(
+        make_request(VIT, tmp_path, "cuda"),
+        precision=Precision.FP16,
+        options={"static_batches": "1,8"},
+    )
     built = Inductor().build(wanted)
     kept = built.details["static_batches"]
-    assert {each.name for each in wanted.directory.glob("*.pt2")} == {GENERAL, *map(name_static_package, kept)}
+    assert {each.name for each in wanted.directory.glob("*.pt2")} == {
+        GENERAL,
+        *map(name_static_package, kept),
+    }
     assert [f"batch {size} runs" in "; ".join(built.remarks) for size in (1, 8)] == [
         size not in kept for size in (1, 8)
     ]
     info = ArtifactInfo(
-        wanted.card.name, wanted.card.source, "inductor", Precision.FP16, "cuda", GENERAL, WeightsRecord("random", ""),
-        prove_precision(Precision.FP16, built.layers), options=built.options, details=built.details,
-    )  # fmt: skip
+        wanted.card.name,
+        wanted.card.source,
+        "inductor",
+        Precision.FP16,
+        "cuda",
+        GENERAL,
+        WeightsRecord("random", ""),
+        prove_precision(Precision.FP16, built.layers),
+        options=built.options,
+        details=built.details,
+    )
     general = replace(info, details={**built.details, "static_batches": []})
     rows = np.concatenate([draw(wanted.card.inputs[0]).numpy()] * 8)[:8]
     name = wanted.card.inputs[0].name

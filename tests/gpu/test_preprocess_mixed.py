@@ -14,14 +14,23 @@ from optpipe.preprocess.parity import prove_parity
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
 TRANSFORM = Transform(
-    (Decode(), Resize((232,)), CenterCrop(224, 224), Rescale(), Normalize((0.5,) * 3, (0.25,) * 3), Pack())
+    (
+        Decode(),
+        Resize((232,)),
+        CenterCrop(224, 224),
+        Rescale(),
+        Normalize((0.5,) * 3, (0.25,) * 3),
+        Pack(),
+    )
 )
 
 
 @pytest.mark.parametrize("load", [0.0, 1.0])
 def test_mixed_decoding_stays_within_a_level_on_average(tmp_path, load):
     for index in range(8):
-        Image.fromarray(make_synthetic_image(430, 500, index)).save(tmp_path / f"{index}.jpg", quality=90)
+        Image.fromarray(make_synthetic_image(430, 500, index)).save(
+            tmp_path / f"{index}.jpg", quality=90
+        )
     plan = DaliPlan(decode="mixed", device="gpu", batch_size=8, hw_decoder_load=load)
     weights = np.random.default_rng(0).standard_normal((3 * 224 * 224, 5)).astype(np.float32)
     record, _, _ = prove_parity(
@@ -38,7 +47,9 @@ def test_mixed_decoding_stays_within_a_level_on_average(tmp_path, load):
 
 def test_odd_files_come_through_as_pillow_reads_them():
     for name, data in make_edge_case_files():
-        pipeline = dali_from_transform(TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=1), prefetch=1)
+        pipeline = dali_from_transform(
+            TRANSFORM, DaliPlan(decode="mixed", device="gpu", batch_size=1), prefetch=1
+        )
         pipeline.feed_input(INPUT, [np.frombuffer(data, np.uint8)])
         if name == "truncated.jpg":
             with pytest.raises(RuntimeError):

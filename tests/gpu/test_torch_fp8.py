@@ -12,15 +12,21 @@ from optpipe.backends.torch_fp8 import lower_fp8, make_linear, quantize
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.quantize.qdq import choose_scale, round_to_e4m3
 
-pytestmark = pytest.mark.skipif(find_old_gpu("cuda", Precision.FP8) is not None, reason="needs compute capability 8.9")
+pytestmark = pytest.mark.skipif(
+    find_old_gpu("cuda", Precision.FP8) is not None, reason="needs compute capability 8.9"
+)
 
 
-@pytest.mark.parametrize(("rows", "features", "outputs"), [(1, 768, 768), (197, 768, 3072), (1024, 3072, 768)])
+@pytest.mark.parametrize(
+    ("rows", "features", "outputs"), [(1, 768, 768), (197, 768, 3072), (1024, 3072, 768)]
+)
 def test_a_product_gives_the_cpu_s_sums(rows, features, outputs):
     rng = np.random.default_rng(0)
     values = (rng.standard_normal((outputs, features)) / np.sqrt(features)).astype(np.float32)
     weight_scale = choose_scale(float(np.abs(values).max()))
-    layer = QuantizedLayer("layer", round_to_e4m3(values, weight_scale), np.full(outputs, weight_scale), 2.0**-6)
+    layer = QuantizedLayer(
+        "layer", round_to_e4m3(values, weight_scale), np.full(outputs, weight_scale), 2.0**-6
+    )
     given = torch.from_numpy(rng.standard_normal((rows, features)).astype(np.float16))
     bias = torch.from_numpy(rng.standard_normal(outputs).astype(np.float16))
     codes = quantize(given, 1 / layer.scale)

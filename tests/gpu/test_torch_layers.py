@@ -30,7 +30,9 @@ from optpipe.backends.torch_layers.tactics import Operands, list_tactics
 from optpipe.core.entries import ArtifactInfo, WeightsRecord
 from optpipe.core.precision import Precision, prove_precision
 
-pytestmark = pytest.mark.skipif(find_old_gpu("cuda", Precision.INT8) is not None, reason="needs compute capability 9.0")
+pytestmark = pytest.mark.skipif(
+    find_old_gpu("cuda", Precision.INT8) is not None, reason="needs compute capability 9.0"
+)
 CONVOLUTIONS = {
     "residual": partial(random_convolution, 64, 256, 1, 28, added=True),
     "half": partial(random_convolution, 256, 64, 1, 14, half=True),
@@ -117,7 +119,9 @@ def test_layers_in_fp16_give_the_emulation_s_numbers_to_their_rounding(make):
         if found.dtype == torch.float8_e4m3fn:
             assert (found.float() != expected.float()).float().mean() < 1e-2, tactic
         else:
-            torch.testing.assert_close(found.float(), expected.float(), rtol=1e-2, atol=2e-2 if step.half else 1.0)
+            torch.testing.assert_close(
+                found.float(), expected.float(), rtol=1e-2, atol=2e-2 if step.half else 1.0
+            )
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -126,12 +130,16 @@ def test_max_pooling_gives_the_emulation_s_numbers(half):
     data = random_int8(0, 8, 64, 15, 16)
     given = Operands(data.half() / 7 if half else data.clamp(0), None, [])
     for tactic in list_tactics(step, given.data):
-        assert torch.equal(launch_step(step, to_gpu(given), tactic).cpu(), compute_step(step, given)), tactic
+        assert torch.equal(
+            launch_step(step, to_gpu(given), tactic).cpu(), compute_step(step, given)
+        ), tactic
 
 
 @pytest.mark.parametrize("precision", [Precision.INT8, Precision.FP16])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_network_is_tuned_compiled_and_gives_its_graph_s_outputs_from_a_cuda_graph(name, precision, tmp_path):
+def test_a_network_is_tuned_compiled_and_gives_its_graph_s_outputs_from_a_cuda_graph(
+    name, precision, tmp_path
+):
     wanted = replace(make_int8_request(name, tmp_path, "cuda"), precision=precision)
     batch = draw(SPEC)
     if precision is Precision.INT8:
@@ -144,14 +152,24 @@ def test_a_network_is_tuned_compiled_and_gives_its_graph_s_outputs_from_a_cuda_g
     sizes = {"1", "4", "8", "64"}
     assert built.details["tactics"].keys() == sizes
     info = ArtifactInfo(
-        "small", "small", "inductor", precision, "cuda", built.file, WeightsRecord("random", ""), proof,
-        options=built.options, details=built.details,
-    )  # fmt: skip
+        "small",
+        "small",
+        "inductor",
+        precision,
+        "cuda",
+        built.file,
+        WeightsRecord("random", ""),
+        proof,
+        options=built.options,
+        details=built.details,
+    )
     with Inductor().load(tmp_path, info, {}) as session:
         binding = session.bind({"image": batch.numpy()})
         binding.launch()
         found = next(iter(binding.outputs.values())).cpu().numpy()
         alone = next(iter(session.run({"image": batch[:1].numpy()}).values()))
     noise = np.square(expected).sum()
-    assert np.square(found - expected).sum() < 1e-3 * noise  # what is in FP16 may round a few values the other way
+    assert (
+        np.square(found - expected).sum() < 1e-3 * noise
+    )  # what is in FP16 may round a few values the other way
     assert np.square(alone - expected[:1]).sum() < 2e-3 * np.square(expected[:1]).sum()

@@ -39,11 +39,18 @@ def run_forked(arguments: list[str], folder: Path, more: dict[str, str]) -> tupl
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         files = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]
         variables = {**os.environ, "COLUMNS": WIDTH, **more}
-        call = {"arguments": arguments, "folder": str(folder), "files": files, "variables": variables}
+        call = {
+            "arguments": arguments,
+            "folder": str(folder),
+            "files": files,
+            "variables": variables,
+        }
         try:
             print(json.dumps(call), file=server.stdin, flush=True)
             status = int(server.stdout.readline())
-        except BaseException:  # a test was ended before its command: the next one gets another server
+        except (
+            BaseException
+        ):  # a test was ended before its command: the next one gets another server
             server.kill()
             start_server.cache_clear()
             raise
@@ -54,7 +61,9 @@ def run_forked(arguments: list[str], folder: Path, more: dict[str, str]) -> tupl
 
 @cache
 def start_server() -> subprocess.Popen[str]:
-    server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     atexit.register(server.communicate)  # it ends with its input
     return server
 
@@ -68,11 +77,15 @@ def serve() -> None:
         if not (command := os.fork()):
             return become_command(**json.loads(line))
         print(os.waitstatus_to_exitcode(os.waitpid(command, 0)[1]), flush=True)
-        assert len([*Path("/proc/self/task").iterdir()]) == 1, "an import started a thread, which no forked process has"
+        assert len([*Path("/proc/self/task").iterdir()]) == 1, (
+            "an import started a thread, which no forked process has"
+        )
     return None
 
 
-def become_command(arguments: list[str], folder: str, files: list[str], variables: dict[str, str]) -> None:
+def become_command(
+    arguments: list[str], folder: str, files: list[str], variables: dict[str, str]
+) -> None:
     signal.alarm(LIMIT_S)
     for number, name in enumerate((os.devnull, *files)):
         opened = os.open(name, os.O_RDWR)

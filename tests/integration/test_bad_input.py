@@ -83,7 +83,7 @@ build digits --precision auto,fp32 | give it alone
 build digits --backend inductor --precision fp32 --option inductor.static_batches=2,9999 | 9999 is outside the profile
 build digits --precision auto --backend tensorrt | cannot be a candidate on this machine
 build digits --precision fp32 --budget 0.5points | --budget applies to fp16, int8, fp8; add one
-"""  # fmt: skip
+"""
 MISSING = ("no NVIDIA GPU", "uv sync", "--set cpu-slots=2", "cannot be a candidate on this machine")
 """What ends with status 3: something is missing on this machine."""
 
@@ -94,7 +94,9 @@ def workspace(tmp_path_factory, exported):
 
 
 @pytest.mark.parametrize("case", CASES.strip().splitlines())
-def test_wrong_use_is_one_or_two_lines_with_its_status(workspace, inside, tmp_path, monkeypatch, case):
+def test_wrong_use_is_one_or_two_lines_with_its_status(
+    workspace, inside, tmp_path, monkeypatch, case
+):
     command, said = case.split(" | ")
     if "cuda" in command and os.path.exists("/dev/nvidia0"):  # noqa: PTH110
         pytest.skip("there is a GPU here")
@@ -102,5 +104,7 @@ def test_wrong_use_is_one_or_two_lines_with_its_status(workspace, inside, tmp_pa
     (tmp_path / "size.toml").write_text(POLICY)
     ran = inside(*shlex.split(command), cwd=tmp_path)
     assert ran.status == (3 if said in MISSING else 2), ran.stderr
-    assert said in " ".join((ran.stderr + ran.stdout).split())  # a failed build of one precision is a row of the result
+    assert said in " ".join(
+        (ran.stderr + ran.stdout).split()
+    )  # a failed build of one precision is a row of the result
     assert len([line for line in ran.stderr.splitlines() if "warning" not in line]) <= 3

@@ -45,7 +45,15 @@ def bench(workspace, *arguments):
 def workspace(tmp_path_factory, exported):
     folder = exported(tmp_path_factory.mktemp("bench") / "work")
     optpipe(
-        "build", "digits", "--precision", "fp32", "--backend", "onnxruntime,torch", "--device", "cpu", workspace=folder
+        "build",
+        "digits",
+        "--precision",
+        "fp32",
+        "--backend",
+        "onnxruntime,torch",
+        "--device",
+        "cpu",
+        workspace=folder,
     ).expect(0)
     return folder
 
@@ -53,15 +61,24 @@ def workspace(tmp_path_factory, exported):
 @pytest.fixture(scope="module")
 def artifact(workspace):
     entries = optpipe("store", "ls", "--json", workspace=workspace).document["entries"]
-    return next(each["id"] for each in entries if (each["kind"], each["backend"]) == ("artifact", "onnxruntime"))
+    return next(
+        each["id"]
+        for each in entries
+        if (each["kind"], each["backend"]) == ("artifact", "onnxruntime")
+    )
 
 
 def test_the_document_the_run_and_the_raw_samples_agree(workspace):
     cpu = min(os.sched_getaffinity(0))
     pinned = ("--affinity", cpu, "--option", "onnxruntime.threads=1")
-    document = bench(workspace, *ORT, "--batch", "1,4", *QUICK, *pinned, "--json").expect(0).document
+    document = (
+        bench(workspace, *ORT, "--batch", "1,4", *QUICK, *pinned, "--json").expect(0).document
+    )
     rows = document["measurements"]
-    assert [(row["load"]["batch_size"], row["subject"]["affinity"]) for row in rows] == [(1, [cpu]), (4, [cpu])]
+    assert [(row["load"]["batch_size"], row["subject"]["affinity"]) for row in rows] == [
+        (1, [cpu]),
+        (4, [cpu]),
+    ]
     run = load_run(Path(document["run_dir"]))
     assert run.find_problems() == []
     assert "bench digits --backend onnxruntime" in run.manifest.command
@@ -73,7 +90,10 @@ def test_the_document_the_run_and_the_raw_samples_agree(workspace):
         latency = (measured["end_ns"] - measured["scheduled_ns"]).sort().to_numpy()
         percentiles = row["latency_ns"]["percentiles"]
         assert {"p50", "p90"} <= {*percentiles, *row["latency_ns"]["withheld"]}
-        for name, percentile in percentiles.items():  # in so short a load, other work may leave none that can be shown
+        for (
+            name,
+            percentile,
+        ) in percentiles.items():  # in so short a load, other work may leave none that can be shown
             assert percentile["value"] == find_order_statistic(latency, float(name[1:]))
         assert len(measured) == row["samples"] == measurement.samples
         assert measured["input"].n_unique() > 2
@@ -88,10 +108,27 @@ def test_the_document_the_run_and_the_raw_samples_agree(workspace):
 
 
 def test_an_artifact_against_itself(workspace, artifact, inside, monkeypatch, tmp_path):
-    monkeypatch.setattr("optpipe.measure.figures.find_reasons", lambda _: ())  # else rounds are measured again
-    monkeypatch.setattr("optpipe.measure.pair.MAX_ROUND_FACTOR", 1)  # no more of them on a noisy machine
-    quick = ("--batch", "1", *QUICK[6:], "--min-time", "0.1", "--percentile", "50", "--workspace", workspace, "--json")
-    ran = inside("bench", artifact, "--against", artifact, "--rounds", "8", *quick, cwd=tmp_path).expect(0)
+    monkeypatch.setattr(
+        "optpipe.measure.figures.find_reasons", lambda _: ()
+    )  # else rounds are measured again
+    monkeypatch.setattr(
+        "optpipe.measure.pair.MAX_ROUND_FACTOR", 1
+    )  # no more of them on a noisy machine
+    quick = (
+        "--batch",
+        "1",
+        *QUICK[6:],
+        "--min-time",
+        "0.1",
+        "--percentile",
+        "50",
+        "--workspace",
+        workspace,
+        "--json",
+    )
+    ran = inside(
+        "bench", artifact, "--against", artifact, "--rounds", "8", *quick, cwd=tmp_path
+    ).expect(0)
     found = ran.document["comparison"]
     assert found["ratio"]["rounds"] == 8
     assert found["ratio"]["ci"][0] <= found["ratio"]["value"] <= found["ratio"]["ci"][1]
@@ -116,19 +153,25 @@ def test_a_corrupted_artifact_does_not_hide_the_others(workspace, tmp_path):
         ("model", "card.json", "changed"),
     ],
 )
-def test_what_is_damaged_is_named_and_the_remedy_mends_it(exported, inside, tmp_path, entry, name, damage):
+def test_what_is_damaged_is_named_and_the_remedy_mends_it(
+    exported, inside, tmp_path, entry, name, damage
+):
     store = exported(tmp_path / "work") / "store"
     path = next(store.glob(f"{entry}-*")) / name
     content = path.read_bytes()
     path.write_bytes(content[:100] if damage == "truncated" else content.replace(b"0", b"1", 1))
     measure = ("bench", *ORT, "--batch", "1", *QUICK, "--json", "--workspace", tmp_path / "work")
-    problem, remedy = inside(*measure, cwd=tmp_path).expect(4).document["error"]["message"].split("\n")
+    problem, remedy = (
+        inside(*measure, cwd=tmp_path).expect(4).document["error"]["message"].split("\n")
+    )
     assert name in problem
     inside(*shlex.split(remedy.split("`")[1])[1:], cwd=tmp_path).expect(0)
     assert inside(*measure, cwd=tmp_path).status == 0
 
 
-def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_recovered(workspace, artifact, monkeypatch):
+def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_recovered(
+    workspace, artifact, monkeypatch
+):
     """The file system's own refusals, at the two places where samples are written."""
     from optpipe.core.errors import StageError
     from optpipe.workspace import files
@@ -146,7 +189,14 @@ def test_where_the_disk_is_full_the_reason_says_so_and_what_was_measured_is_reco
     monkeypatch.setattr("optpipe.measure.measure.write_parquet", refusing)
     heard, how = SilentListener(), BenchOptions(batch=(1, 2))
     with pytest.raises(StageError, match="No space left"):
-        call(bench_command, model=[artifact], load=SHORT, how=how, workspace=workspace, terminal=heard)
+        call(
+            bench_command,
+            model=[artifact],
+            load=SHORT,
+            how=how,
+            workspace=workspace,
+            terminal=heard,
+        )
     assert any("optpipe bench --resume" in each for each in heard.warnings)
     monkeypatch.setattr(os, "fsync", fsync)
     cut = next(path for path in (workspace / "runs").iterdir() if path not in known)
@@ -169,8 +219,12 @@ def long_bench(workspace):
 
 def measured_so_far(workspace):
     """The samples behind the warm-up, whose length is the machine's: none of them are in a result."""
-    spools = [path for path in (workspace / "runs").glob("*/samples/*.spool") if count_spooled(path)]
-    return sum(len(frame_from_spool(path).filter(pl.col("phase") == Phase.MEASURED)) for path in spools)
+    spools = [
+        path for path in (workspace / "runs").glob("*/samples/*.spool") if count_spooled(path)
+    ]
+    return sum(
+        len(frame_from_spool(path).filter(pl.col("phase") == Phase.MEASURED)) for path in spools
+    )
 
 
 def test_ctrl_c_keeps_what_was_measured(workspace):
@@ -207,9 +261,13 @@ def interrupting(real, calls, *, after):
 
 @pytest.mark.parametrize("after", [False, True], ids=["between two", "twice inside one"])
 @pytest.mark.parametrize("interleave", [False, True], ids=["sweep", "interleave"])
-def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monkeypatch, interleave, after):
+def test_ctrl_c_at_any_moment_keeps_what_was_measured(
+    workspace, artifact, monkeypatch, interleave, after
+):
     """A worker that is told to stop ends in order; an interruption it never hears of must lose nothing either."""
-    monkeypatch.setattr(WorkerProcess, "measure", interrupting(WorkerProcess.measure, 2, after=after))
+    monkeypatch.setattr(
+        WorkerProcess, "measure", interrupting(WorkerProcess.measure, 2, after=after)
+    )
     how = BenchOptions(batch=(1,), against=artifact) if interleave else BenchOptions(batch=(1, 2))
     outcome = call(bench_command, model=[artifact], load=SHORT, how=how, workspace=workspace)
     assert outcome.status == 130
@@ -224,7 +282,9 @@ def test_ctrl_c_at_any_moment_keeps_what_was_measured(workspace, artifact, monke
     assert text_of(outcome.show(outcome.document))
 
 
-def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(workspace, artifact, monkeypatch):
+def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(
+    workspace, artifact, monkeypatch
+):
     def told_to_stop(*arguments):
         return replace(measure(*arguments), interrupted=True)
 
@@ -238,7 +298,18 @@ def test_ctrl_c_in_the_first_measurement_of_a_search_ends_the_search(workspace, 
 
 
 def test_a_rate_so_low_that_nobody_comes_ends_when_the_time_is_up(workspace, artifact):
-    arguments = (artifact, "--scenario", "server", "--rate", "0.000001", "--batch", "1", *QUICK[:-1], "0.5", "--json")
+    arguments = (
+        artifact,
+        "--scenario",
+        "server",
+        "--rate",
+        "0.000001",
+        "--batch",
+        "1",
+        *QUICK[:-1],
+        "0.5",
+        "--json",
+    )
     row = bench(workspace, *arguments).document["measurements"][0]
     assert (row["samples"], [each["code"] for each in row["reasons"]]) == (0, ["too-few-samples"])
 

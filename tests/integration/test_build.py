@@ -37,9 +37,15 @@ def test_the_document_has_what_it_promises(digits: Path) -> None:
 
 def test_a_stored_model_is_built_again_without_torch(tmp_path: Path) -> None:
     build = [
-        "build", "torchvision:squeezenet1_1", "--weights", "random", "--precision", "fp32", "--backend",
+        "build",
+        "torchvision:squeezenet1_1",
+        "--weights",
+        "random",
+        "--precision",
+        "fp32",
+        "--backend",
         "onnxruntime",
-    ]  # fmt: skip
+    ]
     optpipe(*build, cwd=tmp_path)
     program = (
         f"import sys; sys.argv = ['optpipe', *{build!r}]\n"
@@ -47,7 +53,9 @@ def test_a_stored_model_is_built_again_without_torch(tmp_path: Path) -> None:
         "try: main()\n"
         "finally: assert not {'torch', 'torchvision', 'onnxruntime'} & set(sys.modules)\n"
     )
-    again = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    again = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert again.returncode == 0, again.stderr
 
 
@@ -58,7 +66,9 @@ def test_a_corrupted_entry_is_named_by_show_and_rebuilt_by_build(digits: Path) -
     graph.write_bytes(graph.read_bytes()[:-1] + b"\0\0")
     shown = optpipe("store", "show", artifact["id"], cwd=digits).expect(4)
     assert "damaged" in shown.stderr
-    ran = optpipe("build", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--json", cwd=digits).expect(0)
+    ran = optpipe(
+        "build", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--json", cwd=digits
+    ).expect(0)
     assert any("being rebuilt" in warning for warning in ran.document["warnings"])
 
 
@@ -66,14 +76,20 @@ BAD_INPUT = {
     "unknown model": (["resnet5"], "did you mean resnet50"),
     "truncated": (["truncated.onnx"], "truncated"),
     "unknown input": (["digits", "--shape", "pixels=1x3x32x32"], "has inputs image"),
-    "unknown option": (["digits", "--backend", "onnxruntime", "--option", "onnxruntime.x=1"], "no option 'x'"),
+    "unknown option": (
+        ["digits", "--backend", "onnxruntime", "--option", "onnxruntime.x=1"],
+        "no option 'x'",
+    ),
     "a pickle as weights": (["digits", "--weights", "evil.pt"], "would run code"),
     "INT8 without data": (
         ["fine.onnx", "--precision", "int8", "--backend", "tensorrt-rtx"],
         "needs real inputs to calibrate",
     ),
     "a workspace that is a file": (["digits", "--workspace", "text.onnx"], "--workspace"),
-    "unknown operator": (["strange.onnx", "--precision", "fp32", "--backend", "onnxruntime"], "some.where::Strange"),
+    "unknown operator": (
+        ["strange.onnx", "--precision", "fp32", "--backend", "onnxruntime"],
+        "some.where::Strange",
+    ),
 }
 
 
@@ -87,7 +103,9 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text.onnx").write_text("this is no ONNX file\n" * 50)
     values = ({name: ["n", 3, 8, 8]} for name in "xyxy")
     weight, opsets = np.ones((3, 3, 1, 1), np.float32), {"": 17, "some.where": 1}
-    onnx_model([("Conv", "x w", "y")], next(values), next(values), path=folder / "fine.onnx", w=weight)
+    onnx_model(
+        [("Conv", "x w", "y")], next(values), next(values), path=folder / "fine.onnx", w=weight
+    )
     strange = [("Strange", "x", "y", {"domain": "some.where"})]
     onnx_model(strange, next(values), next(values), opset=opsets, path=folder / "strange.onnx")
     content = (folder / "fine.onnx").read_bytes()
@@ -114,7 +132,15 @@ def test_corrected_labels_are_read(tmp_path):
     for name in ("models/digits", "models/digits.toml", "calibration/digits"):
         found = find_shipped_folder("models").parent / name
         (shutil.copytree if found.is_dir() else shutil.copy)(found, tmp_path / name)
-    command = ("build", "models/digits.toml", "--precision", "fp32", "--backend", "onnxruntime", "--json")
+    command = (
+        "build",
+        "models/digits.toml",
+        "--precision",
+        "fp32",
+        "--backend",
+        "onnxruntime",
+        "--json",
+    )
     before = optpipe(*command, cwd=tmp_path).document["artifacts"][0]["parity"]
     manifest = tmp_path / "calibration" / "digits" / "validation.json"
     value = json.loads(manifest.read_text())

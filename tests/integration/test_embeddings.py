@@ -37,7 +37,10 @@ def write_pairs(path: Path, count: int, seed: int) -> Path:
         shares = draw.random(), draw.random()
         texts = [write_sentence(draw, share) for share in shares]
         food = [sum(word in TOPICS["food"] for word in text.split()) / 8 for text in texts]
-        lines += [{"text": text, "pair": pair, "score": round(1 - abs(food[0] - food[1]), 3)} for text in texts]
+        lines += [
+            {"text": text, "pair": pair, "score": round(1 - abs(food[0] - food[1]), 3)}
+            for text in texts
+        ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -51,10 +54,16 @@ def train_encoder(folder: Path) -> None:
 
     def compute_loss(model: Any) -> Any:
         texts = [write_sentence(draw, draw.random()) for _ in range(64)]
-        food = torch.tensor([sum(word in TOPICS["food"] for word in text.split()) / 8 for text in texts])
+        food = torch.tensor(
+            [sum(word in TOPICS["food"] for word in text.split()) / 8 for text in texts]
+        )
         batch = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
         pooled = torch.nn.functional.normalize(model(**batch).last_hidden_state.mean(1), dim=1)
-        return ((pooled[:32] * pooled[32:]).sum(1) - (1 - 2 * (food[:32] - food[32:]).abs())).square().mean()
+        return (
+            ((pooled[:32] * pooled[32:]).sum(1) - (1 - 2 * (food[:32] - food[32:]).abs()))
+            .square()
+            .mean()
+        )
 
     def make(config: Any) -> Any:
         return transformers.BertModel(config, add_pooling_layer=False)
@@ -86,40 +95,93 @@ def test_from_pairs_to_int8_and_its_correlation(judged) -> None:
         assert row.agreement.share > 0.95
 
 
-def test_a_wrong_pooling_fails_by_its_score(judged, tmp_path: Path, inside: Callable[..., Ran]) -> None:
+def test_a_wrong_pooling_fails_by_its_score(
+    judged, tmp_path: Path, inside: Callable[..., Ran]
+) -> None:
     """The first token's embedding of an encoder whose mean was trained; with the mean the same policy finds nothing."""
     folder, wrong = judged[0], tmp_path / "wrong"
     shutil.copytree(folder / "topics", wrong)
     (wrong / "1_Pooling").mkdir()
-    said = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    said = {
+        "word_embedding_dimension": 32,
+        "pooling_mode_cls_token": True,
+        "pooling_mode_mean_tokens": False,
+    }
     (wrong / "1_Pooling" / "config.json").write_text(json.dumps(said))
-    build = ("build", f"hf:{wrong}", "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu")
+    build = (
+        "build",
+        f"hf:{wrong}",
+        "--precision",
+        "fp32",
+        "--backend",
+        "onnxruntime",
+        "--device",
+        "cpu",
+    )
     for words in (build, ("evaluate", f"hf:{wrong}", "--data", folder / "validation.jsonl")):
         inside(*words, cwd=tmp_path).expect(0)
     verdicts = {}
     for model, here in ((folder / "topics", folder), (wrong, tmp_path)):
         before = set(here.glob(".optpipe/dossiers/*"))
-        status = sign_off(inside, f"hf:{model}", here, 'minimum_score = "90 Spearman"', precision="fp32")
+        status = sign_off(
+            inside, f"hf:{model}", here, 'minimum_score = "90 Spearman"', precision="fp32"
+        )
         (dossier,) = set(here.glob(".optpipe/dossiers/*")) - before
-        criteria = {each.name: each.verdict for each in read_record(dossier / "verdict.json", VerdictRecord).criteria}
+        criteria = {
+            each.name: each.verdict
+            for each in read_record(dossier / "verdict.json", VerdictRecord).criteria
+        }
         verdicts[model.name] = (status, criteria["accuracy.minimum_score.Spearman"])
-    assert verdicts == {"topics": (5, Verdict.PASS), "wrong": (1, Verdict.FAIL)}  # speed is not measured
+    assert verdicts == {
+        "topics": (5, Verdict.PASS),
+        "wrong": (1, Verdict.FAIL),
+    }  # speed is not measured
 
 
 @needs_server
-def test_a_deployment_answers_texts_of_every_length_as_in_process_and_names_no_folder(judged, tmp_path, inside):
+def test_a_deployment_answers_texts_of_every_length_as_in_process_and_names_no_folder(
+    judged, tmp_path, inside
+):
     folder, model = judged[0], f"hf:{judged[0] / 'topics'}"
     shutil.copytree(folder / ".optpipe", tmp_path / ".optpipe")
     inside(
-        "bench", "topics", "--precision", "fp32", "--length", "16", "--batch", "1", "--processes", "3", "--min-time", "0.1",
-        "--max-time", "1", "--percentile", "50", "--max-cv", "1000%", cwd=tmp_path,
-    ).expect(0)  # fmt: skip
+        "bench",
+        "topics",
+        "--precision",
+        "fp32",
+        "--length",
+        "16",
+        "--batch",
+        "1",
+        "--processes",
+        "3",
+        "--min-time",
+        "0.1",
+        "--max-time",
+        "1",
+        "--percentile",
+        "50",
+        "--max-cv",
+        "1000%",
+        cwd=tmp_path,
+    ).expect(0)
     (tmp_path / "policy.toml").write_text(
         'schema = 1\n[build]\nprecision = "fp32"\n[accuracy]\nmaximum_drop = "20 Spearman"\n'
     )
     words = ("--policy", "policy.toml", "--no-measure", "--no-figures", "--output", "dossier")
     inside("signoff", model, *words, cwd=tmp_path).expect(0)
-    told = ("deploy", "dossier", "--to", "triton", "--output", "served", "--prove", "--seconds", "0.5", "--json")
+    told = (
+        "deploy",
+        "dossier",
+        "--to",
+        "triton",
+        "--output",
+        "served",
+        "--prove",
+        "--seconds",
+        "0.5",
+        "--json",
+    )
     ran = optpipe(*told, cwd=tmp_path).expect(0)
     for each in ran.document["proof"]["comparisons"]:
         assert each["model"] == "topics_engine"

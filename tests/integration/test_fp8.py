@@ -9,7 +9,9 @@ import pytest
 from tests.fakes.fp8_models import BERT, VIT
 from tests.integration.conftest import optpipe
 
-compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler"
+)
 
 
 @compiler
@@ -17,7 +19,9 @@ def test_a_transformer_is_built_proven_verified_and_shown(tmp_path):
     (tmp_path / "net.py").write_text(BERT)
     np.savez(tmp_path / "data.npz", input_ids=np.random.default_rng(0).integers(0, 100, (32, 16)))
     words = ("--calibration", "data.npz", "--precision", "fp8", "--backend", "inductor", "--json")
-    (artifact,) = optpipe("build", "net.py:make", *words, cwd=tmp_path).expect(0).document["artifacts"]
+    (artifact,) = (
+        optpipe("build", "net.py:make", *words, cwd=tmp_path).expect(0).document["artifacts"]
+    )
     proof = artifact["precision_proof"]
     assert proof["proven"]
     assert 0.8 < proof["share"]["macs"]["fp8"] < 1
@@ -30,7 +34,11 @@ def test_a_transformer_is_built_proven_verified_and_shown(tmp_path):
 
 def test_what_has_no_fp8_is_refused(exported, tmp_path):
     exported(tmp_path / ".optpipe")
-    (failed,) = optpipe("build", "digits", "--precision", "fp8", "--json", cwd=tmp_path).expect(2).document["failed"]
+    (failed,) = (
+        optpipe("build", "digits", "--precision", "fp8", "--json", cwd=tmp_path)
+        .expect(2)
+        .document["failed"]
+    )
     assert failed["backend"] == "inductor"
     said, way_out = failed["reason"].splitlines()
     assert said.startswith("FP8 fits 0.0% of the MACs of digits, 80% required (")
@@ -39,8 +47,14 @@ def test_what_has_no_fp8_is_refused(exported, tmp_path):
     (tmp_path / "net.py").write_text(VIT)
     for arguments, status, said in (
         (("net.py:make",), 2, "FP8 needs real inputs to calibrate net.make on"),
-        (("net.py:make", "--backend", "onnxruntime"), 3, "onnxruntime has no fp8 kernels on cpu, only fp32, int8"),
+        (
+            ("net.py:make", "--backend", "onnxruntime"),
+            3,
+            "onnxruntime has no fp8 kernels on cpu, only fp32, int8",
+        ),
     ):
-        refused = optpipe("build", *arguments, "--precision", "fp8", "--device", "cpu", "--json", cwd=tmp_path)
+        refused = optpipe(
+            "build", *arguments, "--precision", "fp8", "--device", "cpu", "--json", cwd=tmp_path
+        )
         assert refused.status == status, refused.stderr
         assert said in json.loads(refused.stdout)["error"]["message"]

@@ -51,7 +51,9 @@ def limit_time() -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, end)
     signal.alarm(LIMIT_S)
-    faulthandler.dump_traceback_later(6 * LIMIT_S, exit=True)  # inside a library, where no handler runs
+    faulthandler.dump_traceback_later(
+        6 * LIMIT_S, exit=True
+    )  # inside a library, where no handler runs
     try:
         yield
     finally:
@@ -139,7 +141,9 @@ def fuzz_card(fuzz, folder, rng, case) -> tuple[Ran, bool]:
     text = (find_shipped_folder("models") / "digits.toml").read_text()
     steps = text[text.index("[[preprocessing.steps]]") : text.index("[data]")]
     onnx.save(mutations.list_networks()[0], folder / "source.onnx")
-    (folder / "net.toml").write_bytes(mutations.mutate_toml(CARD + re.sub(r"\b32\b", "8", steps), rng))
+    (folder / "net.toml").write_bytes(
+        mutations.mutate_toml(CARD + re.sub(r"\b32\b", "8", steps), rng)
+    )
     return fuzz("build", "./net.toml", *BUILD), True
 
 
@@ -148,9 +152,17 @@ def fuzz_policy(fuzz, folder, rng, case, walked) -> tuple[Ran, bool]:
     texts = [example.replace('"int8"', '"fp32"').replace("int8 =", "fp32 ="), POLICY]
     (folder / "policy.toml").write_bytes(mutations.mutate_toml(texts[case % 2], rng))
     return fuzz(
-        "signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures",
-        "--output", f"dossier{case}", "--workspace", walked.workspace,
-    ), True  # fmt: skip
+        "signoff",
+        "digits",
+        "--policy",
+        "policy.toml",
+        "--no-measure",
+        "--no-figures",
+        "--output",
+        f"dossier{case}",
+        "--workspace",
+        walked.workspace,
+    ), True
 
 
 def fuzz_npz(fuzz, folder, rng, case) -> tuple[Ran, bool]:
@@ -166,15 +178,31 @@ def fuzz_coco(fuzz, folder, rng, case) -> tuple[Ran, bool]:
     for index in range(2):
         Image.new("RGB", (40, 20)).save(folder / "images" / f"{index}.png")
     document = {
-        "images": [{"id": index, "file_name": f"{index}.png", "width": 40, "height": 20} for index in range(2)],
-        "categories": [{"id": index + 5, "name": name} for index, name in enumerate(("cat", "dog"))],
-        "annotations": [{"id": 1, "image_id": 0, "category_id": 6, "bbox": [1, 2, 9, 9], "area": 81, "iscrowd": 0}],
+        "images": [
+            {"id": index, "file_name": f"{index}.png", "width": 40, "height": 20}
+            for index in range(2)
+        ],
+        "categories": [
+            {"id": index + 5, "name": name} for index, name in enumerate(("cat", "dog"))
+        ],
+        "annotations": [
+            {
+                "id": 1,
+                "image_id": 0,
+                "category_id": 6,
+                "bbox": [1, 2, 9, 9],
+                "area": 81,
+                "iscrowd": 0,
+            }
+        ],
     }
     path = folder / "annotations.json"
     path.write_bytes(mutations.mutate_json(json.dumps(document), rng))
     transform = Transform((Decode(), Resize((8, 8), fit="exact"), Rescale(), Pack()))
     inputs = (InputSpec("x", "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8)),)
-    card = ModelCard("net", "net.onnx", Task.DETECTION, inputs, transform=transform, labels=("cat", "dog"))
+    card = ModelCard(
+        "net", "net.onnx", Task.DETECTION, inputs, transform=transform, labels=("cat", "dog")
+    )
     try:
         samples, _ = load_sample_set(None, card, path, None, 0, SilentListener())
         assert isinstance(samples, ImageSet)
@@ -192,7 +220,9 @@ def test_mutated_files(fuzz, tmp_path, request, damage, chunk) -> None:
     allowed, wrong, taken = frozenset((0, 1, 2, 3, 4, 5)), [], 0
     for case in range(chunk, 200, len(CHUNKS)):
         ran, valid = damage(fuzz, tmp_path, random.Random(case), case, *more)
-        refusal = "\n".join(line for line in ran.stderr.splitlines() if line.startswith(("optpipe: ", "/")))
+        refusal = "\n".join(
+            line for line in ran.stderr.splitlines() if line.startswith(("optpipe: ", "/"))
+        )
         taken += ran.status in (0, 1, 5)
         if is_bad(ran, allowed if valid else frozenset((2,))) or len(refusal) > 1500:
             wrong.append(describe(case, ran))
@@ -224,14 +254,20 @@ def list_figures(value: Any, place: tuple[object, ...] = ()) -> Iterator[tuple[o
         yield place
 
 
-def forge_figure(document: Any, place: tuple[object, ...], rng: random.Random) -> tuple[object, object]:
+def forge_figure(
+    document: Any, place: tuple[object, ...], rng: random.Random
+) -> tuple[object, object]:
     """Changes one number in place by a tenth to a half; returns what it was and is."""
     for key in place[:-1]:
         document = document[key]
     was = document[place[-1]]
     now = was * rng.choice((0.5, 0.9, 1.1, 1.5)) if was else rng.choice((1, 0.01))
     document[place[-1]] = (
-        int(now) if isinstance(was, int) and int(now) != was else was + 1 if isinstance(was, int) else now
+        int(now)
+        if isinstance(was, int) and int(now) != was
+        else was + 1
+        if isinstance(was, int)
+        else now
     )
     return was, document[place[-1]]
 
@@ -261,7 +297,9 @@ def test_forged_figures(fuzz, tmp_path, walked) -> None:
         what = f"case {case}: {name} {place}: {was} -> {now}"
         if is_bad(ran, frozenset((0, 1, 2, 5))):
             wrong.append(f"{what}\n{describe(case, ran)}")
-        elif not told.get("problems") and not any(names_record(each, name) for each in told.get("unbacked", ())):
+        elif not told.get("problems") and not any(
+            names_record(each, name) for each in told.get("unbacked", ())
+        ):
             wrong.append(f"{what}: neither found nor named")
         shutil.rmtree(folder)
     assert not wrong, f"{len(wrong)} cases\n" + "\n".join(wrong)
@@ -274,10 +312,15 @@ def names_record(line: str, name: str) -> bool:
 
 def read_documents(path: Path) -> list[Any]:
     text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else [json.loads(text)]
+    return (
+        [json.loads(line) for line in text.splitlines()]
+        if path.suffix == ".jsonl"
+        else [json.loads(text)]
+    )
 
 
 def iterate_figures(path: Path) -> Iterator[tuple[int, tuple[object, ...]]]:
     return itertools.chain.from_iterable(
-        ((number, place) for place in list_figures(each)) for number, each in enumerate(read_documents(path))
+        ((number, place) for place in list_figures(each))
+        for number, each in enumerate(read_documents(path))
     )

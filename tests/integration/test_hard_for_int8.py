@@ -23,7 +23,12 @@ from optpipe.models.inputs.image_set import image_set_from_path
 from optpipe.models.inputs.images import preprocess_batches
 from optpipe.models.inputs.task_data import find_label_indices
 from optpipe.models.sources.resolve import source_from_text
-from optpipe.quantize.calibrated_graph import CalibrationPlan, graph_from_table, load_calibration_data, run_calibration
+from optpipe.quantize.calibrated_graph import (
+    CalibrationPlan,
+    graph_from_table,
+    load_calibration_data,
+    run_calibration,
+)
 from optpipe.quantize.qdq import quantize_graph
 from optpipe.quantize.ranges import read_table
 from optpipe.quantize.sensitivity import lower_by_table, select_kept_layers
@@ -46,7 +51,8 @@ def outliers_planted(graph, images):
     writer = next(
         c
         for c in convolutions
-        if list(weights_of(graph, c.input[1]).shape[:2]) == [32, 16] and weights_of(graph, c.input[1]).shape[2] == 3
+        if list(weights_of(graph, c.input[1]).shape[:2]) == [32, 16]
+        and weights_of(graph, c.input[1]).shape[2] == 3
     )
     relu = next(node for node in graph.graph.node if writer.output[0] in node.input)
     reader = next(c for c in convolutions if c.input[0] == relu.output[0])
@@ -58,12 +64,18 @@ def outliers_planted(graph, images):
     names = (writer.input[1], writer.input[2], reader.input[1])
     weight, bias, next_weight = (weights_of(graph, name).copy() for name in names)
     channel = int(np.argmin(np.abs(next_weight).sum(axis=(0, 2, 3))))
-    threshold = np.quantile(values[:, channel], 1 - 2e-4)  # of one channel in 32: 0.0006 % of the tensor
+    threshold = np.quantile(
+        values[:, channel], 1 - 2e-4
+    )  # of one channel in 32: 0.0006 % of the tensor
     gain = OUTLIERS * others / (values[:, channel].max() - threshold)
     bias[channel] = (bias[channel] - threshold) * gain
     weight[channel] *= gain
     next_weight[:, channel] /= gain
-    for name, value in ((writer.input[1], weight), (writer.input[2], bias), (reader.input[1], next_weight)):
+    for name, value in (
+        (writer.input[1], weight),
+        (writer.input[2], bias),
+        (reader.input[1], next_weight),
+    ):
         kept = [each for each in graph.graph.initializer if each.name != name]
         del graph.graph.initializer[:]
         graph.graph.initializer.extend([*kept, numpy_helper.from_array(value, name)])
@@ -71,7 +83,9 @@ def outliers_planted(graph, images):
 
 
 def weights_of(graph, name):
-    return numpy_helper.to_array(next(each for each in graph.graph.initializer if each.name == name))
+    return numpy_helper.to_array(
+        next(each for each in graph.graph.initializer if each.name == name)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +99,9 @@ def hard(digits, tmp_path_factory):
     """The card of the hard model, and the name of the layer that reads the outliers."""
     entry, _ = digits
     card = card_from_file(entry.file(CARD))
-    found, _ = image_set_from_path(find_shipped_folder("calibration") / "digits" / "calibration.json")
+    found, _ = image_set_from_path(
+        find_shipped_folder("calibration") / "digits" / "calibration.json"
+    )
     images = next(preprocess_batches(found.paths, card.transform, 500))
     folder = tmp_path_factory.mktemp("hard")
     graph, reader = outliers_planted(onnx.load(entry.file(ONNX)), images)
@@ -96,7 +112,10 @@ def hard(digits, tmp_path_factory):
 def accuracy(graph, card, data):
     session = ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
     scores = np.concatenate(
-        [session.run(None, {"image": rows})[0] for rows in preprocess_batches(data.paths, card.transform, 200)]
+        [
+            session.run(None, {"image": rows})[0]
+            for rows in preprocess_batches(data.paths, card.transform, 200)
+        ]
     )
     return float(np.mean(scores.argmax(1) == find_label_indices(data, card, scores.shape[1])))
 
@@ -108,12 +127,16 @@ def validation():
 
 def test_every_method_keeps_digits_within_half_a_point(digits, validation, tmp_path) -> None:
     entry, store = digits
-    record = run_calibration(named_model("digits"), CalibrationPlan(None, None, 0, METHODS), store, SilentListener())
+    record = run_calibration(
+        named_model("digits"), CalibrationPlan(None, None, 0, METHODS), store, SilentListener()
+    )
     card, graph = card_from_file(entry.file(CARD)), onnx.load(entry.file(ONNX))
     before = accuracy(graph, card, validation)
     assert before >= 0.98
     after = {
-        method: accuracy(quantize_graph(graph, read_table(Path(path)), "tensorrt")[0], card, validation)
+        method: accuracy(
+            quantize_graph(graph, read_table(Path(path)), "tensorrt")[0], card, validation
+        )
         for method, path in record.tables.items()
     }
     assert before - max(after.values()) <= 0.005
@@ -122,7 +145,11 @@ def test_every_method_keeps_digits_within_half_a_point(digits, validation, tmp_p
 
 def test_max_loses_points_on_pairs_and_percentile_does_not(tmp_path) -> None:
     """`pairs` ships: a trained network whose accuracy tells the methods apart."""
-    model, store, plan = named_model("pairs"), Store(tmp_path), CalibrationPlan(None, None, 0, METHODS)
+    model, store, plan = (
+        named_model("pairs"),
+        Store(tmp_path),
+        CalibrationPlan(None, None, 0, METHODS),
+    )
     entry, _ = export_model(model, store, SilentListener())
     card, graph = card_from_file(entry.file(CARD)), onnx.load(entry.file(ONNX))
     data, _ = image_set_from_path(find_shipped_folder("calibration") / "pairs" / "validation.json")
@@ -144,14 +171,20 @@ def test_max_fails_on_outliers_and_the_others_recover(hard, digits, validation) 
     entry, _ = export_model(model, store, SilentListener())
     card, graph = card_from_file(entry.file(CARD)), onnx.load(entry.file(ONNX))
     before = accuracy(graph, card, validation)
-    record = run_calibration(model, CalibrationPlan(None, None, 0, METHODS), store, SilentListener())
+    record = run_calibration(
+        model, CalibrationPlan(None, None, 0, METHODS), store, SilentListener()
+    )
     after = {
-        method: accuracy(quantize_graph(graph, read_table(Path(path)), "tensorrt")[0], card, validation)
+        method: accuracy(
+            quantize_graph(graph, read_table(Path(path)), "tensorrt")[0], card, validation
+        )
         for method, path in record.tables.items()
     }
     assert before >= 0.98
     assert before - after["max"] > 0.05
-    assert before - after["percentile"] <= 0.01, after  # `mse` minds the outliers' squares: see its module
+    assert before - after["percentile"] <= 0.01, (
+        after
+    )  # `mse` minds the outliers' squares: see its module
     assert record.compared.best != "max"
 
 
@@ -160,7 +193,10 @@ def test_the_search_finds_and_spares_the_layer(hard, digits) -> None:
     _, store = digits
     plan, listener = CalibrationPlan(None, None, 0, ("max",), sensitivity=True), SilentListener()
     record = run_calibration(named_model(str(path)), plan, store, listener)
-    assert any("INT8 by max costs accuracy" in each and "--method all" in each for each in listener.warnings)
+    assert any(
+        "INT8 by max costs accuracy" in each and "--method all" in each
+        for each in listener.warnings
+    )
     assert record.sensitivity.layers[0].layer == reader
     first, second, *_ = record.sensitivity.layers
     assert first.cost.snr_db < second.cost.snr_db - 10
@@ -176,15 +212,21 @@ def test_the_search_finds_and_spares_the_layer(hard, digits) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_tensorrt_rtx_builds_every_graph_and_its_share_of_int8_is_proven(digits, method, tmp_path) -> None:
+def test_tensorrt_rtx_builds_every_graph_and_its_share_of_int8_is_proven(
+    digits, method, tmp_path
+) -> None:
     entry, store = digits
     if not TENSORRT_RTX.probe_capability("cuda").builds:
         pytest.skip(f"TensorRT-RTX: {TENSORRT_RTX.probe_capability('cuda').why_not}")
-    record = run_calibration(named_model("digits"), CalibrationPlan(None, None, 0, METHODS), store, SilentListener())
+    record = run_calibration(
+        named_model("digits"), CalibrationPlan(None, None, 0, METHODS), store, SilentListener()
+    )
     table = read_table(Path(record.tables[method]))
     graph, _ = graph_from_table(entry, table, "tensorrt", (), store, SilentListener(), half=True)
     built, _ = finish_steps(
-        build_artifact(TENSORRT_RTX, Precision.INT8, "cuda", graph, entry, None, {}, store, SilentListener())
+        build_artifact(
+            TENSORRT_RTX, Precision.INT8, "cuda", graph, entry, None, {}, store, SilentListener()
+        )
     )
     assert built.info.precision_proof.proven
     assert built.info.precision_proof.share.macs["int8"] > 0.95

@@ -19,7 +19,9 @@ from optpipe.models.sources.resolve import source_from_text
 from optpipe.workspace.store import Store
 from tests.integration.conftest import optpipe
 
-pytestmark = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler"
+)
 
 
 def done(*arguments, workspace):
@@ -32,7 +34,9 @@ def built(exported, tmp_path_factory):
     """A workspace with `digits` for any batch size and, apart from that, for two images; and the artifact."""
     workspace = exported(tmp_path_factory.mktemp("inductor") / "workspace")
     command = ("build", "digits", "--precision", "fp32", "--backend", "inductor", "--device", "cpu")
-    (artifact,) = done(*command, "--option", "inductor.static_batches=2", workspace=workspace)["artifacts"]
+    (artifact,) = done(*command, "--option", "inductor.static_batches=2", workspace=workspace)[
+        "artifacts"
+    ]
     return workspace, artifact
 
 
@@ -41,7 +45,9 @@ def test_digits_compiled_ahead_of_time_answers_like_the_source_in_another_proces
     assert artifact["precision_proof"]["proven"]
     assert artifact["parity"]["passed"]
     assert artifact["parity"]["top1_accuracy"] > 0.99
-    pace = "--batch 2 --processes 1 --min-time 0.2 --percentile 50 --set max-warm-up=1 --max-cv 100%"
+    pace = (
+        "--batch 2 --processes 1 --min-time 0.2 --percentile 50 --set max-warm-up=1 --max-cv 100%"
+    )
     bench = ("bench", "digits", "--backend", "inductor", *pace.split())
     (measured,) = done(*bench, workspace=workspace)["measurements"]
     assert measured["output_check"]["passed"]
@@ -82,12 +88,24 @@ def test_builds_go_on_while_others_are_compiled(tmp_path):
 
     model = Model(source_from_text("digits", {}), weights_from_text("random", 0))
     kinds, watcher = ("fp32", "bf16"), Watcher()
-    plan = BuildPlan(tuple(map(Precision, kinds)), (Inductor(),), named=True, device="cpu", gpu_lock=tmp_path / "l")
+    plan = BuildPlan(
+        tuple(map(Precision, kinds)),
+        (Inductor(),),
+        named=True,
+        device="cpu",
+        gpu_lock=tmp_path / "l",
+    )
     built = build_model(model, plan, Store(tmp_path / "workspace"), watcher)
     assert [each.entry.info.precision for each in built.artifacts] == [*kinds]
     assert all(each.verification.info.passed for each in built.artifacts)
-    steps = [name for name in watcher.warnings if name.partition(" ")[0] in ("build", "compile", "finish")]
-    assert steps == [f"{part} inductor {kind}" for part in ("build", "compile", "finish") for kind in kinds]
+    steps = [
+        name
+        for name in watcher.warnings
+        if name.partition(" ")[0] in ("build", "compile", "finish")
+    ]
+    assert steps == [
+        f"{part} inductor {kind}" for part in ("build", "compile", "finish") for kind in kinds
+    ]
 
 
 def test_what_another_process_cannot_compile_is_named_and_the_rest_is_compiled(tmp_path):
@@ -96,7 +114,11 @@ def test_what_another_process_cannot_compile_is_named_and_the_rest_is_compiled(t
     program = torch.export.export(torch.nn.Linear(3, 2).eval(), (torch.zeros(1, 3),))
     first, wrong, right = (
         Compilation(program, tmp_path / name, configs)
-        for name, configs in (("model.pt2", {}), ("batch-1.pt2", {"no_such_setting": True}), ("batch-2.pt2", {}))
+        for name, configs in (
+            ("model.pt2", {}),
+            ("batch-1.pt2", {"no_such_setting": True}),
+            ("batch-2.pt2", {}),
+        )
     )
     failures = finish_steps(compile_packages([[first], [wrong, right]], tf32=False))
     assert list(failures) == ["batch-1.pt2"]

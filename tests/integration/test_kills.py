@@ -43,34 +43,113 @@ maximum = "1 MiB"
 def list_commands(case: int) -> list[tuple[str, ...]]:
     """The commands with work to do, whatever was done before: other seeds, other outputs."""
     return [
-        ("build", "digits", "--precision", "fp32,int8", "--backend", "onnxruntime", "--device", "cpu", "--weights",
-         f"random:{case}"),
+        (
+            "build",
+            "digits",
+            "--precision",
+            "fp32,int8",
+            "--backend",
+            "onnxruntime",
+            "--device",
+            "cpu",
+            "--weights",
+            f"random:{case}",
+        ),
         ("calibrate", "digits", "--method", "max", "--set", f"seed={case}", "--count", "64"),
         ("evaluate", "digits"),
         ("preprocess", "digits", "--images", IMAGES, "--no-throughput"),
-        ("bench", "digits", "--precision", "fp32", "--batch", "1", "--processes", "2", "--min-time", "0.2", "--max-cv", "90%"),
-        ("signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures", "--output", f"dossiers/{case}"),
-        ("run", "digits", "--policy", "policy.toml", "--backend", "onnxruntime", "--no-profile", "--max-cv", "90%",
-         "--output", f"dossiers/run{case}"),
+        (
+            "bench",
+            "digits",
+            "--precision",
+            "fp32",
+            "--batch",
+            "1",
+            "--processes",
+            "2",
+            "--min-time",
+            "0.2",
+            "--max-cv",
+            "90%",
+        ),
+        (
+            "signoff",
+            "digits",
+            "--policy",
+            "policy.toml",
+            "--no-measure",
+            "--no-figures",
+            "--output",
+            f"dossiers/{case}",
+        ),
+        (
+            "run",
+            "digits",
+            "--policy",
+            "policy.toml",
+            "--backend",
+            "onnxruntime",
+            "--no-profile",
+            "--max-cv",
+            "90%",
+            "--output",
+            f"dossiers/run{case}",
+        ),
         ("compare", "--model", "digits", "--output", f"compared/{case}"),
         ("store", "gc", "--yes"),
         *(list_more_commands(case) if LONG else ()),
-    ]  # fmt: skip
+    ]
 
 
 def list_more_commands(case: int) -> list[tuple[str, ...]]:
     """Of the long form: what starts from two artifacts, a dossier or another workspace."""
     quick = ("--min-time", "0.2", "--max-cv", "90%")
     return [
-        ("profile", "digits", "--stage", "inference", "--precision", "fp32", "--backend", "onnxruntime", "--iterations", "5"),
-        ("bench", "digits", "--precision", "fp32", "--against", "int8", "--batch", "1", "--rounds", "8", *quick),
+        (
+            "profile",
+            "digits",
+            "--stage",
+            "inference",
+            "--precision",
+            "fp32",
+            "--backend",
+            "onnxruntime",
+            "--iterations",
+            "5",
+        ),
+        (
+            "bench",
+            "digits",
+            "--precision",
+            "fp32",
+            "--against",
+            "int8",
+            "--batch",
+            "1",
+            "--rounds",
+            "8",
+            *quick,
+        ),
         ("bench", "digits", "--from-images", IMAGES, "--precision", "fp32", "--min-time", "1"),
-        ("sweep", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--batch", "1,2", "--processes", "1", "--again", *quick),
+        (
+            "sweep",
+            "digits",
+            "--precision",
+            "fp32",
+            "--backend",
+            "onnxruntime",
+            "--batch",
+            "1,2",
+            "--processes",
+            "1",
+            "--again",
+            *quick,
+        ),
         ("store", "merge", "other"),
         ("signoff", "approve", "signed", "--because", "kills"),
         ("signoff", "attest", "signed", "--key", "key.pem", "--output", f"attested/{case}"),
         ("deploy", "signed", "--to", "folder", "--because", "kills", "--output", f"served/{case}"),
-    ]  # fmt: skip
+    ]
 
 
 def prepare_more(folder: Path) -> None:
@@ -78,7 +157,9 @@ def prepare_more(folder: Path) -> None:
     where = ("--backend", "onnxruntime", "--device", "cpu")
     optpipe("build", "digits", "--precision", "int8", *where, cwd=folder).expect(0)
     pace = ("--no-profile", "--max-cv", "90%", "--output", "signed")
-    signed = optpipe("run", "digits", "--policy", "policy.toml", "--backend", "onnxruntime", *pace, cwd=folder)
+    signed = optpipe(
+        "run", "digits", "--policy", "policy.toml", "--backend", "onnxruntime", *pace, cwd=folder
+    )
     assert signed.status in (0, 5), signed.stderr
     write_key(folder / "key.pem")
     shutil.copytree(folder / ".optpipe", folder / "other")
@@ -88,14 +169,19 @@ def write_key(path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    pem = Ed25519PrivateKey.generate().private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
     path.write_bytes(pem)
 
 
 def require_whole_outputs(folder: Path) -> None:
     """What a killed command wrote elsewhere is there with all its files, or not at all."""
     for kind in ("attested", "served", "compared"):
-        found = {path: frozenset(each.name for each in path.rglob("*")) for path in (folder / kind).glob("[0-9]*")}
+        found = {
+            path: frozenset(each.name for each in path.rglob("*"))
+            for path in (folder / kind).glob("[0-9]*")
+        }
         whole = found.get(folder / kind / str(KILLS))
         assert whole is None or all(names == whole for names in found.values()), kind
 
@@ -106,7 +192,9 @@ def handles_signals(pid: int) -> bool:
     return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def kill(command: tuple[str, ...], folder: Path, delay_s: float, number: signal.Signals) -> tuple[int, bool]:
+def kill(
+    command: tuple[str, ...], folder: Path, delay_s: float, number: signal.Signals
+) -> tuple[int, bool]:
     """Starts `command` and sends the signal after `delay_s`; its status, and whether it could have handled the signal.
 
     Fails where something of it stays behind.
@@ -147,7 +235,11 @@ def list_finished(folder: Path, known: frozenset[str] = frozenset()) -> frozense
     for entry in entries:
         assert entry.find_damage() is None, entry.path
     runs = list_runs(store.workspace)
-    dossiers = [path for path in (folder / "dossiers").glob("*") if path.is_dir() and not path.name.startswith(".")]
+    dossiers = [
+        path
+        for path in (folder / "dossiers").glob("*")
+        if path.is_dir() and not path.name.startswith(".")
+    ]
     for path in dossiers:
         assert path.name in known or not check_dossier(path).problems, path
     stored = [each.path.name for each in entries]
@@ -163,11 +255,15 @@ def test_kills_at_random_moments(tmp_path, exported) -> None:
     rng, before, killed = random.Random(16), list_finished(tmp_path), 0
     for case in range(KILLS):
         command = list_commands(case)[case % commands]
-        number = signal.SIGKILL if rng.random() < 0.85 else rng.choice((signal.SIGTERM, signal.SIGINT))
+        number = (
+            signal.SIGKILL if rng.random() < 0.85 else rng.choice((signal.SIGTERM, signal.SIGINT))
+        )
         delay_s = rng.uniform(0.05, MOST_S)
         status, begun = kill(command, tmp_path, delay_s, number)
         stderr = (tmp_path / "stderr.txt").read_text(encoding="utf-8", errors="replace")
-        told = f"case {case}, {number.name} of {' '.join(command)}: status {status}\n{stderr[-2000:]}"
+        told = (
+            f"case {case}, {number.name} of {' '.join(command)}: status {status}\n{stderr[-2000:]}"
+        )
         assert "Traceback" not in stderr or not begun, told
         assert status in (0, 1, 2, 5, 130, -signal.SIGKILL) or not begun, told
         killed += status in (130, -signal.SIGKILL)

@@ -40,11 +40,25 @@ def served(exported, tmp_path_factory):
     (folder / "policy.toml").write_text(POLICY)
     for status, words in (
         (0, ("build", "digits", "--precision", "fp32", "--backend", "torch", "--device", "cpu")),
-        (5, ("signoff", "digits", "--policy", "policy.toml", "--no-measure", "--no-figures", "--output", "dossier")),
+        (
+            5,
+            (
+                "signoff",
+                "digits",
+                "--policy",
+                "policy.toml",
+                "--no-measure",
+                "--no-figures",
+                "--output",
+                "dossier",
+            ),
+        ),
         (0, ("deploy", "dossier", "--because", "a trial", "--no-ensemble", "--output", "served")),
     ):
         optpipe(*words, cwd=folder, workspace=workspace).expect(status)
-    copy = shutil.copytree(folder / "served" / "models", folder / "uploaded")  # Python writes its byte code there
+    copy = shutil.copytree(
+        folder / "served" / "models", folder / "uploaded"
+    )  # Python writes its byte code there
     with run_server(find_server(SERVER), copy, folder) as (http, grpc, _):
         yield folder / "served", http, grpc
 
@@ -61,8 +75,13 @@ def test_a_server_that_serves_the_deployment_passes_over_both_protocols(served, 
         assert 'verdict="PASS"} 1\n' in (tmp_path / "check.prom").read_text()
         loaded = optpipe(*words, "--load", "200@500").document["proof"]["criteria"][-1]
         assert loaded["name"] == "latency.p50"
-        assert loaded["verdict"] in ("PASS", "INCONCLUSIVE"), "a busy machine answers too irregularly for an interval"
-        assert 'limit_seconds{model="digits"' in (tmp_path / "check.prom").read_text() or loaded["observed"] is None
+        assert loaded["verdict"] in ("PASS", "INCONCLUSIVE"), (
+            "a busy machine answers too irregularly for an interval"
+        )
+        assert (
+            'limit_seconds{model="digits"' in (tmp_path / "check.prom").read_text()
+            or loaded["observed"] is None
+        )
 
 
 def test_a_server_that_is_not_there_decides_nothing_and_another_one_fails(served, tmp_path):
@@ -74,12 +93,23 @@ def test_a_server_that_is_not_there_decides_nothing_and_another_one_fails(served
         (f"ftp://{http}", 2, "expected http://"),
         (http, 2, "requires"),
     ):
-        ran = optpipe("deploy", folder, "--check", url, "--output", tmp_path / "check.prom").expect(status)
+        ran = optpipe("deploy", folder, "--check", url, "--output", tmp_path / "check.prom").expect(
+            status
+        )
         assert reason in " ".join((ran.stdout + ran.stderr).split())
-    assert 'verdict="FAIL"} 1\n' in (tmp_path / "check.prom").read_text(), "an old PASS must not stay"
-    assert "NUMBER@RATE" in optpipe("deploy", folder, "--check", f"http://{http}", "--load", "many").expect(2).stderr
-    assert "0.5" in optpipe("deploy", "--check", folder, "--tune", "--seconds", "0.1").expect(2).stderr
-    assert "requires the deployment" in optpipe("deploy", "--check", f"http://{http}").expect(2).stderr
+    assert 'verdict="FAIL"} 1\n' in (tmp_path / "check.prom").read_text(), (
+        "an old PASS must not stay"
+    )
+    assert (
+        "NUMBER@RATE"
+        in optpipe("deploy", folder, "--check", f"http://{http}", "--load", "many").expect(2).stderr
+    )
+    assert (
+        "0.5" in optpipe("deploy", "--check", folder, "--tune", "--seconds", "0.1").expect(2).stderr
+    )
+    assert (
+        "requires the deployment" in optpipe("deploy", "--check", f"http://{http}").expect(2).stderr
+    )
 
 
 @pytest.fixture
@@ -96,7 +126,11 @@ def behind(served):
             def do_GET(self):
                 beyond = HTTPConnection(served[1])
                 length = int(self.headers.get("Content-Length", 0))
-                kept = {name: value for name, value in self.headers.items() if name not in ("Host", "Connection")}
+                kept = {
+                    name: value
+                    for name, value in self.headers.items()
+                    if name not in ("Host", "Connection")
+                }
                 beyond.request(self.command, self.path, self.rfile.read(length), kept)
                 answer = beyond.getresponse()
                 number = next(numbers) if self.path.endswith("/infer") else 0
@@ -131,26 +165,42 @@ def replace_bytes(old, new):
 
 
 def fail_one(at):
-    return lambda number, _path, body: (500, b'{"error": "out of memory"}') if number == at else (200, body)
+    return lambda number, _path, body: (
+        (500, b'{"error": "out of memory"}') if number == at else (200, body)
+    )
 
 
 def delay(seconds):
     def change(number, _path, body):
-        sleep(seconds * uniform(1, 1.5) if number else 0)  # a busy machine alone gives correlated samples
+        sleep(
+            seconds * uniform(1, 1.5) if number else 0
+        )  # a busy machine alone gives correlated samples
         return 200, body
 
     return change
 
 
 FAULTS = {
-    "wrong answers": (lambda n, _path, body: (200, body[:-40] + body[-40:][::-1] if n else body), None, "outputs"),
-    "another version": (replace_bytes(b'"model_version":"1"', b'"model_version":"3"'), None, "version"),
+    "wrong answers": (
+        lambda n, _path, body: (200, body[:-40] + body[-40:][::-1] if n else body),
+        None,
+        "outputs",
+    ),
+    "another version": (
+        replace_bytes(b'"model_version":"1"', b'"model_version":"3"'),
+        None,
+        "version",
+    ),
     "another engine": (
         lambda _n, _path, body: (200, body.replace(b'"string_value":"', b'"string_value":"0')),
         None,
         "configuration",
     ),
-    "another batching": (replace_bytes(b'"max_batch_size":', b'"max_batch_size":1'), None, "configuration"),
+    "another batching": (
+        replace_bytes(b'"max_batch_size":', b'"max_batch_size":1'),
+        None,
+        "configuration",
+    ),
     "an error in 1 of 100": (fail_one(70), (100, 1000.0), "answers.latency"),
     "a slow server": (delay(0.15), (60, 1000.0), "latency"),
 }
@@ -179,7 +229,9 @@ def test_a_server_that_does_not_answer_in_time_is_asked_once(served, behind, mon
     assert (answers.verdict, found.comparisons[0].requests) == ("FAIL", 1)
 
 
-def test_tuning_moves_away_from_a_planted_delay_and_keeps_the_evidence(served, tmp_path, monkeypatch):
+def test_tuning_moves_away_from_a_planted_delay_and_keeps_the_evidence(
+    served, tmp_path, monkeypatch
+):
     from optpipe.core.events import SilentListener
     from optpipe.deploy import tune
     from optpipe.deploy.check import check_deployment
@@ -193,9 +245,13 @@ def test_tuning_moves_away_from_a_planted_delay_and_keeps_the_evidence(served, t
     config = folder / "models/digits_engine/config.pbtxt"
     config.write_text(config.read_text().replace("max_batch_size: 1", planted, 1))
     seal_folder(folder)
-    monkeypatch.setattr(tune, "_list_neighbors", lambda best, _: [(1, 0, ()), (1, 2 * best[1], (16,))])
+    monkeypatch.setattr(
+        tune, "_list_neighbors", lambda best, _: [(1, 0, ()), (1, 2 * best[1], (16,))]
+    )
     checked = check_deployment(folder)
-    tune.tune_deployment(checked, find_server(SERVER), 8.0, Store(tmp_path / "workspace"), SilentListener())
+    tune.tune_deployment(
+        checked, find_server(SERVER), 8.0, Store(tmp_path / "workspace"), SilentListener()
+    )
     found = check_deployment(folder).record
     assert {each.setting: each.value for each in found.choices}[tune.DELAY] == "0"
     first = json.loads((folder / "tuning.json").read_text())["steps"][0]
@@ -206,8 +262,26 @@ def test_tuning_moves_away_from_a_planted_delay_and_keeps_the_evidence(served, t
 @pytest.fixture
 def encrypted(served, tmp_path):
     """`encrypted(protocol)`: the address of a TLS proxy whose certificate is in `tls.pem`."""
-    command = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2")
-    files = ("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "tls.key", "-out", tmp_path / "tls.pem")
+    command = (
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+        "-days",
+        "2",
+    )
+    files = (
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        tmp_path / "tls.key",
+        "-out",
+        tmp_path / "tls.pem",
+    )
     subprocess.run((*command, *files), check=True, capture_output=True)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tmp_path / "tls.pem", tmp_path / "tls.key")
@@ -224,10 +298,14 @@ def encrypted(served, tmp_path):
 
     def open_proxy(protocol):
         async def forward(reader, writer):
-            beyond = await asyncio.open_connection(*served[{"https": 1, "grpcs": 2}[protocol]].split(":"))
+            beyond = await asyncio.open_connection(
+                *served[{"https": 1, "grpcs": 2}[protocol]].split(":")
+            )
             await asyncio.gather(copy(reader, beyond[1]), copy(beyond[0], writer))
 
-        server = asyncio.run_coroutine_threadsafe(asyncio.start_server(forward, "127.0.0.1", 0, ssl=context), loop)
+        server = asyncio.run_coroutine_threadsafe(
+            asyncio.start_server(forward, "127.0.0.1", 0, ssl=context), loop
+        )
         return f"{protocol}://127.0.0.1:{server.result(10).sockets[0].getsockname()[1]}"
 
     yield open_proxy
@@ -235,13 +313,21 @@ def encrypted(served, tmp_path):
 
 
 @pytest.mark.parametrize("protocol", ["https", "grpcs"])
-def test_an_encrypted_server_is_checked_if_its_certificate_is_trusted(served, encrypted, tmp_path, protocol):
+def test_an_encrypted_server_is_checked_if_its_certificate_is_trusted(
+    served, encrypted, tmp_path, protocol
+):
     url = encrypted(protocol)
     for trusted, status, said in (
         ("", 5, "its certificate is not trusted"),
-        (tmp_path / "tls.key", 2, f"SSL_CERT_FILE={tmp_path}/tls.key: not a PEM file of certificates"),
+        (
+            tmp_path / "tls.key",
+            2,
+            f"SSL_CERT_FILE={tmp_path}/tls.key: not a PEM file of certificates",
+        ),
         (tmp_path / "tls.pem", 0, "PASS"),
     ):
-        ran = optpipe("deploy", served[0], "--check", url, SSL_CERT_FILE=str(trusted), COLUMNS="200").expect(status)
+        ran = optpipe(
+            "deploy", served[0], "--check", url, SSL_CERT_FILE=str(trusted), COLUMNS="200"
+        ).expect(status)
         assert said in " ".join((ran.stdout + ran.stderr).split())
         assert len(ran.stderr.splitlines()) <= 2

@@ -29,8 +29,12 @@ def plant(graph):
     nodes, weights = list(graph.node), {each.name: each for each in graph.initializer}
     third, fifth = [node for node in nodes if node.op_type == "Conv"][2:5:2]
     for name in fifth.input[1:3]:
-        weights[name].CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weights[name]) * GAIN, name))
-    graph.initializer.extend([numpy_helper.from_array(OFFSET, "offset"), numpy_helper.from_array(GAIN, "gain")])
+        weights[name].CopyFrom(
+            numpy_helper.from_array(numpy_helper.to_array(weights[name]) * GAIN, name)
+        )
+    graph.initializer.extend(
+        [numpy_helper.from_array(OFFSET, "offset"), numpy_helper.from_array(GAIN, "gain")]
+    )
     for node, added in (
         (third, [("Add", "lift", "offset"), ("Sub", "lower", "offset")]),
         (fifth, [("Div", "scale", "gain")]),
@@ -69,7 +73,9 @@ def build(folder: Path, *more: str):
 @pytest.mark.parametrize("budget", ["0.5points", "40dB"])
 def test_the_layers_that_fp16_breaks_stay_in_fp32(planted, budget) -> None:
     folder, wide = planted
-    (artifact,) = build(folder, "--precision", "fp16", "--budget", budget).expect(0).document["artifacts"]
+    (artifact,) = (
+        build(folder, "--precision", "fp16", "--budget", budget).expect(0).document["artifacts"]
+    )
     mixed = artifact["mixed"]
     kept = {each["layer"]: each for each in mixed["kept"]}
     assert set(kept) == {"lift", "lower", wide, "scale"}
@@ -77,7 +83,9 @@ def test_the_layers_that_fp16_breaks_stay_in_fp32(planted, budget) -> None:
     assert kept[wide]["macs"] > 0
     assert mixed["cost"]["drop"] <= 0.005
     assert mixed["cost"]["snr_db"] >= 40
-    fp16 = artifact["precision_proof"]["share"]["macs"]["fp16"]  # read from the engine's own network
+    fp16 = artifact["precision_proof"]["share"]["macs"][
+        "fp16"
+    ]  # read from the engine's own network
     assert fp16 == pytest.approx(1 - kept[wide]["macs"] / mixed["total_macs"])
     shown = optpipe("store", "show", artifact["id"], cwd=folder)
     assert "lift (Add), 0 MACs: alone lowers the SNR to" in shown.stdout
@@ -98,7 +106,9 @@ def test_without_a_budget_fp16_breaks_it(planted) -> None:
     assert build(folder, "--precision", "fp16").status == 0
     store = Store(folder / ".optpipe")
     (model,) = store.list_entries(ModelInfo)
-    graph: Entry[GraphInfo] = next(each for each in store.list_entries(GraphInfo) if each.info.mixed is None)
+    graph: Entry[GraphInfo] = next(
+        each for each in store.list_entries(GraphInfo) if each.info.mixed is None
+    )
     samples = load_calibration_data(model, None, None, 0, SilentListener())[0]
     layers, lower = lower_to_half(model, graph).load()
     cost = Fp32Reference(model, samples).measure_cost(lower(layers))
@@ -106,28 +116,55 @@ def test_without_a_budget_fp16_breaks_it(planted) -> None:
 
 
 def test_a_budget_that_leaves_no_layer_in_int8_says_which_one_does(exported, tmp_path) -> None:
-    command = ("build", "digits", "--precision", "int8", "--backend", "onnxruntime", "--device", "cpu", "--json")
+    command = (
+        "build",
+        "digits",
+        "--precision",
+        "int8",
+        "--backend",
+        "onnxruntime",
+        "--device",
+        "cpu",
+        "--json",
+    )
     exported(tmp_path / ".optpipe")
     failed = optpipe(*command, "--budget", "199dB", cwd=tmp_path).expect(1)
     (reason,) = [each["reason"] for each in failed.document["failed"]]
-    assert reason.startswith("--budget 199dB leaves no layer in int8: in all 16 layers it has an SNR of ")
+    assert reason.startswith(
+        "--budget 199dB leaves no layer in int8: in all 16 layers it has an SNR of "
+    )
     looser = reason.rpartition("such as ")[2].split()
     assert optpipe(*command, *looser, cwd=tmp_path).status == 0
 
 
 def test_points_of_a_model_without_a_task_are_refused_before_the_export(tmp_path, product) -> None:
-    ran = optpipe("build", product, "--precision", "fp16", "--budget", "0.5points", cwd=tmp_path).expect(2)
+    ran = optpipe(
+        "build", product, "--precision", "fp16", "--budget", "0.5points", cwd=tmp_path
+    ).expect(2)
     assert "cannot be evaluated (task: other)" in ran.stderr
     assert "--budget 30dB" in ran.stderr
     assert not list(tmp_path.glob(".optpipe/store/*"))
 
 
 def test_a_floor_of_the_snr_needs_no_task(tmp_path, product) -> None:
-    np.savez(tmp_path / "tensors.npz", x=np.random.default_rng(0).standard_normal((16, 8, 32)).astype(np.float32))
+    np.savez(
+        tmp_path / "tensors.npz",
+        x=np.random.default_rng(0).standard_normal((16, 8, 32)).astype(np.float32),
+    )
     ran = optpipe(
-        "build", product, "--precision", "fp16", "--budget", "60dB", "--backend", "tensorrt-rtx",
-        "--calibration", "tensors.npz", "--json", cwd=tmp_path,
-    )  # fmt: skip
+        "build",
+        product,
+        "--precision",
+        "fp16",
+        "--budget",
+        "60dB",
+        "--backend",
+        "tensorrt-rtx",
+        "--calibration",
+        "tensors.npz",
+        "--json",
+        cwd=tmp_path,
+    )
     assert ran.status in (0, 1), ran.stderr
     mixed = ran.document["artifacts"][0]["mixed"]
     assert mixed["metric"] == "snr"

@@ -39,11 +39,15 @@ def linear(path: Path, seed=0) -> Path:
 def built(inside, tmp_path):
     """`built(model, workspace, ...)` in this process: most of a command's time would be imports."""
     options = ("--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu")
-    return lambda path, workspace, *more: inside("build", path, *options, *more, "--workspace", workspace, cwd=tmp_path)
+    return lambda path, workspace, *more: inside(
+        "build", path, *options, *more, "--workspace", workspace, cwd=tmp_path
+    )
 
 
 def with_external_data(path: Path) -> Path:
-    onnx.save(onnx.load(path), path, save_as_external_data=True, location="net.bin", size_threshold=0)
+    onnx.save(
+        onnx.load(path), path, save_as_external_data=True, location="net.bin", size_threshold=0
+    )
     return path
 
 
@@ -55,8 +59,12 @@ def behind_a_card(path: Path) -> Path:
 
 @pytest.mark.parametrize("give", [lambda path: path, with_external_data, behind_a_card])
 def test_two_files_of_one_name_are_not_taken_for_each_other(tmp_path, give, built):
-    given = [give(linear(tmp_path / name / "net.onnx", seed)) for name, seed in (("a", 1), ("b", 2))]
-    ids = [built(each, tmp_path / "work", "--json").document["artifacts"][0]["id"] for each in given]
+    given = [
+        give(linear(tmp_path / name / "net.onnx", seed)) for name, seed in (("a", 1), ("b", 2))
+    ]
+    ids = [
+        built(each, tmp_path / "work", "--json").document["artifacts"][0]["id"] for each in given
+    ]
     for path, expected in zip(given, ids, strict=True):
         found = optpipe("bench", path, "--batch", "1", *QUICK, workspace=tmp_path / "work").document
         assert [each["subject"]["artifact"] for each in found["measurements"]] == [expected]
@@ -78,7 +86,9 @@ REFUSED: dict[str, Any] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_compared_input_by_input_is_said_of_the_model(tmp_path, case, built):
     nodes, outputs, words = REFUSED[case]
-    path = saved(tmp_path / "net.onnx", [THROUGH, *nodes], X, outputs, w=weights(), zero=np.float32(0))
+    path = saved(
+        tmp_path / "net.onnx", [THROUGH, *nodes], X, outputs, w=weights(), zero=np.float32(0)
+    )
     ran = built(path, tmp_path / "work")
     assert ran.status in (1, 2)
     assert words in ran.stderr
@@ -96,11 +106,15 @@ MEASURED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", MEASURED)
-def test_inputs_and_outputs_that_are_no_images_and_no_logits_are_measured_and_checked(tmp_path, case, built):
+def test_inputs_and_outputs_that_are_no_images_and_no_logits_are_measured_and_checked(
+    tmp_path, case, built
+):
     nodes, inputs, outputs = MEASURED[case]
     path = saved(tmp_path / "net.onnx", nodes, inputs, outputs, w=weights())
     assert built(path, tmp_path / "work", "--batch", "1:2:4").status == 0
-    found = optpipe("bench", path, "--batch", "4", *QUICK, workspace=tmp_path / "work").document["measurements"][0]
+    found = optpipe("bench", path, "--batch", "4", *QUICK, workspace=tmp_path / "work").document[
+        "measurements"
+    ][0]
     assert found["output_check"]["passed"]
     assert "source model" in found["output_check"]["reference"]
     assert found["inputs"]["kind"] == "synthetic"
@@ -134,10 +148,15 @@ def make():
     [
         ("y = y * 2", "gives other outputs at batch size 1: "),
         ("y = y.squeeze()", "is (10,), not (1, 10)"),
-        ("raise ValueError('one is not enough')", "does not run at batch size 1: one is not enough"),
+        (
+            "raise ValueError('one is not enough')",
+            "does not run at batch size 1: one is not enough",
+        ),
     ],
 )
-def test_a_module_that_depends_on_the_batch_size_is_refused_and_built_for_one(tmp_path, branch, said, built):
+def test_a_module_that_depends_on_the_batch_size_is_refused_and_built_for_one(
+    tmp_path, branch, said, built
+):
     file = tmp_path / "branches.py"
     file.write_text(DEPENDS_ON_THE_BATCH.replace("BRANCH", branch), encoding="utf-8")
     ran = built(f"{file}:make", tmp_path / "work").expect(1)
@@ -149,7 +168,11 @@ def test_a_module_that_depends_on_the_batch_size_is_refused_and_built_for_one(tm
 def network(folder: Path) -> Path:
     rng = np.random.default_rng(0)
     v, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((8, 64), (64, 4)))
-    nodes = [("MatMul", ["x", "v"], ["h"], {}), ("Relu", ["h"], ["r"], {}), ("MatMul", ["r", "w"], ["y"], {})]
+    nodes = [
+        ("MatMul", ["x", "v"], ["h"], {}),
+        ("Relu", ["h"], ["r"], {}),
+        ("MatMul", ["r", "w"], ["y"], {}),
+    ]
     return saved(folder / "net.onnx", nodes, X, Y, v=v, w=w)
 
 
@@ -161,7 +184,9 @@ def data(folder: Path, count: int) -> Path:
 
 
 def compute_snr(model: Path, artifact: Path, x: np.ndarray) -> float:
-    expected, got = (onnxruntime.InferenceSession(each).run(None, {"x": x})[0] for each in (model, artifact))
+    expected, got = (
+        onnxruntime.InferenceSession(each).run(None, {"x": x})[0] for each in (model, artifact)
+    )
     return float(-20 * np.log10(np.linalg.norm(got - expected) / np.linalg.norm(expected)))
 
 
@@ -176,7 +201,9 @@ def test_the_snr_is_that_of_the_given_tensors(tmp_path, option, count, seen, bui
     artifact = ran.document["artifacts"][0]
     assert (artifact["parity"]["samples"], artifact["parity"]["data"]) == seen
     snr = compute_snr(path, Path(artifact["path"]), np.load(given)["x"])
-    assert artifact["parity"]["snr_db"] == pytest.approx(snr, abs=1.0)  # that of the samples held out scatters
+    assert artifact["parity"]["snr_db"] == pytest.approx(
+        snr, abs=1.0
+    )  # that of the samples held out scatters
     shown = built(path, tmp_path / "work", "--precision", "int8", option, given)
     assert f"{seen[0]} samples of {seen[1]}" in " ".join(shown.stdout.split())
 
@@ -184,7 +211,17 @@ def test_the_snr_is_that_of_the_given_tensors(tmp_path, option, count, seen, bui
 def test_a_low_snr_is_a_warning_and_a_lower_one_fails_unless_it_is_allowed(tmp_path, built):
     path, given = network(tmp_path), data(tmp_path, 64)
     for snr, status in (("200dB", 1), ("1dB", 0)):
-        ran = built(path, tmp_path / "work", "--precision", "int8", "--calibration", given, "--min-snr", snr, "--json")
+        ran = built(
+            path,
+            tmp_path / "work",
+            "--precision",
+            "int8",
+            "--calibration",
+            given,
+            "--min-snr",
+            snr,
+            "--json",
+        )
         assert ran.status == status
         assert ran.document["artifacts"][0]["parity"]["passed"] is (status == 0)
 
@@ -209,17 +246,38 @@ def test_a_policy_judges_the_outputs_without_labels(tmp_path, built, inside):
         "tight": {"snr": "90 dB", "cosine": 0.9999999, "error": 1e-6},
     }.items():
         (tmp_path / f"{name}.toml").write_text(POLICY.format(**limits), encoding="utf-8")
-        options = ("--policy", f"{name}.toml", "--output", name, "--no-measure", "--json", "--workspace", "work")
+        options = (
+            "--policy",
+            f"{name}.toml",
+            "--output",
+            name,
+            "--no-measure",
+            "--json",
+            "--workspace",
+            "work",
+        )
         criteria = inside("signoff", path.stem, *options, cwd=tmp_path).document["criteria"]
-        verdicts[name] = {one["name"]: one["verdict"] for one in criteria if one["name"].startswith("outputs.")}
+        verdicts[name] = {
+            one["name"]: one["verdict"] for one in criteria if one["name"].startswith("outputs.")
+        }
         checked = inside("verify", name, "--json", cwd=tmp_path)
         assert checked.document["intact"], checked.stdout
         found, _ = examine(tmp_path / name)
         assert (found.differs, found.open) == ([], [])
     names = ["minimum_snr", "minimum_cosine", "minimum_agreement.y", "maximum_abs_error.y"]
     # the largest value lies at the same place for every sample: their agreement shows nothing
-    assert [verdicts["loose"][f"outputs.{each}"] for each in names] == ["PASS", "PASS", "INCONCLUSIVE", "PASS"]
-    assert [verdicts["tight"][f"outputs.{each}"] for each in names] == ["FAIL", "FAIL", "INCONCLUSIVE", "FAIL"]
+    assert [verdicts["loose"][f"outputs.{each}"] for each in names] == [
+        "PASS",
+        "PASS",
+        "INCONCLUSIVE",
+        "PASS",
+    ]
+    assert [verdicts["tight"][f"outputs.{each}"] for each in names] == [
+        "FAIL",
+        "FAIL",
+        "INCONCLUSIVE",
+        "FAIL",
+    ]
     errors = next((tmp_path / "loose").glob("builds/verification-*/errors.parquet"))
     errors.write_bytes(errors.read_bytes()[:-1] + b"?")
     assert inside("verify", "loose", cwd=tmp_path).status != 0
@@ -233,7 +291,10 @@ LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 def test_third_party_onnx_files(name: str, run: Run) -> None:
     """Old IR, opset 8 or 9, weights listed as inputs; the larger ones are left to a run by hand, for their time."""
     ran = run("build", LIGHT / f"light_{name}.onnx", "--precision", "fp32", "--json").expect(0)
-    assert {each["backend"] for each in ran.document["artifacts"]} == {"tensorrt-rtx", "onnxruntime"}
+    assert {each["backend"] for each in ran.document["artifacts"]} == {
+        "tensorrt-rtx",
+        "onnxruntime",
+    }
 
 
 def test_an_onnx_file_with_external_data_and_two_inputs(run: Run, tmp_path: Path) -> None:
@@ -241,8 +302,19 @@ def test_an_onnx_file_with_external_data_and_two_inputs(run: Run, tmp_path: Path
 
     weight = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
     inputs = {name: ["n", 64] for name in ("left", "right")}
-    model = onnx_model([("Add", "left right", "sum"), ("MatMul", "sum w", "out")], inputs, {"out": ["n", 32]}, w=weight)
-    onnx.save(model, tmp_path / "two.onnx", save_as_external_data=True, location="two.bin", size_threshold=0)
+    model = onnx_model(
+        [("Add", "left right", "sum"), ("MatMul", "sum w", "out")],
+        inputs,
+        {"out": ["n", 32]},
+        w=weight,
+    )
+    onnx.save(
+        model,
+        tmp_path / "two.onnx",
+        save_as_external_data=True,
+        location="two.bin",
+        size_threshold=0,
+    )
     run("build", "two.onnx", "--precision", "fp32", "--json").expect(0)
     (tmp_path / "two.bin").unlink()
     missing = run("build", "two.onnx", "--precision", "fp32").expect(2)
@@ -251,18 +323,34 @@ def test_an_onnx_file_with_external_data_and_two_inputs(run: Run, tmp_path: Path
 
 def test_published_weights_that_cannot_be_had(run: Run) -> None:
     """Without a network the build goes on with random weights and says so; with one it has real weights."""
-    ran = run("build", "squeezenet1_1", "--precision", "fp32", "--backend", "onnxruntime", "--json").expect(0)
+    ran = run(
+        "build", "squeezenet1_1", "--precision", "fp32", "--backend", "onnxruntime", "--json"
+    ).expect(0)
     weights = ran.document["weights"]
     assert weights["trained"] == (ran.document["fallback_reason"] is None)
-    assert weights["trained"] == (not any("random weights" in warning for warning in ran.document["warnings"]))
+    assert weights["trained"] == (
+        not any("random weights" in warning for warning in ran.document["warnings"])
+    )
 
 
 def test_an_image_model_of_hugging_face(run: Run, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
+    transformers = pytest.importorskip(
+        "transformers", reason="needs transformers: uv sync --extra hf"
+    )
     config = transformers.ViTConfig(
-        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, num_labels=3, image_size=32, patch_size=8
-    )  # fmt: skip
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        num_labels=3,
+        image_size=32,
+        patch_size=8,
+    )
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "model")
-    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "model")
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(
+        tmp_path / "model"
+    )
     ran = run("build", "hf:model", "--precision", "fp32", "--json").expect(0)
-    assert all(each["parity"] is None or each["parity"]["passed"] for each in ran.document["artifacts"])
+    assert all(
+        each["parity"] is None or each["parity"]["passed"] for each in ran.document["artifacts"]
+    )

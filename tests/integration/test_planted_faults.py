@@ -32,14 +32,18 @@ MINIMUM = {"shapes-detector": "45 AP", "shapes-segmenter": "60 mIoU"}
 Plant = Callable[[onnx.ModelProto], None]
 
 
-def append_node(model: onnx.ModelProto, operator: str, constant: np.ndarray, **attributes: int) -> None:
+def append_node(
+    model: onnx.ModelProto, operator: str, constant: np.ndarray, **attributes: int
+) -> None:
     """`constant` and the graph's output through one more node, under the output's old name."""
     graph = model.graph
     name = graph.output[0].name
     for node in graph.node:
         node.output[:] = [f"{each}_before" if each == name else each for each in node.output]
     graph.initializer.append(numpy_helper.from_array(constant, "planted"))
-    graph.node.append(helper.make_node(operator, [f"{name}_before", "planted"], [name], **attributes))
+    graph.node.append(
+        helper.make_node(operator, [f"{name}_before", "planted"], [name], **attributes)
+    )
 
 
 def shift_boxes(model: onnx.ModelProto) -> None:
@@ -90,10 +94,14 @@ FAULTS: dict[str, tuple[str, Plant, tuple[str, str] | None]] = {
 
 
 @pytest.fixture(scope="module")
-def graphs(tmp_path_factory: pytest.TempPathFactory, shapes: Callable[[str, Path], Path]) -> dict[str, Path]:
+def graphs(
+    tmp_path_factory: pytest.TempPathFactory, shapes: Callable[[str, Path], Path]
+) -> dict[str, Path]:
     """The two models as ONNX files."""
     folder = tmp_path_factory.mktemp("graphs")
-    return {name: next(shapes(name, folder / name).glob("store/model-*/model.onnx")) for name in MINIMUM}
+    return {
+        name: next(shapes(name, folder / name).glob("store/model-*/model.onnx")) for name in MINIMUM
+    }
 
 
 @pytest.fixture
@@ -112,17 +120,27 @@ def run(*arguments: object) -> int:
 
 def write_card(model: str, folder: Path, change: tuple[str, str] | None) -> None:
     """The shipped card, of the graph in `folder`, with one change."""
-    lines = (MODELS / f"{model}.toml").read_text().replace("../calibration", str(MODELS.parent / "calibration"))
+    lines = (
+        (MODELS / f"{model}.toml")
+        .read_text()
+        .replace("../calibration", str(MODELS.parent / "calibration"))
+    )
     if change is not None:
         assert change[0] in lines
         lines = lines.replace(*change)
-    kept = [line for line in lines.splitlines() if not line.startswith(("source =", "weights", "weights_sha256"))]
+    kept = [
+        line
+        for line in lines.splitlines()
+        if not line.startswith(("source =", "weights", "weights_sha256"))
+    ]
     kept.insert(kept.index("[license]"), 'source = "planted.onnx"\n')
     (folder / "planted.toml").write_text("\n".join(kept) + "\n")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_fails_by_its_criterion(graphs: dict[str, Path], here: Path, fault: str) -> None:
+def test_a_planted_fault_fails_by_its_criterion(
+    graphs: dict[str, Path], here: Path, fault: str
+) -> None:
     model, plant, change = FAULTS[fault]
     graph = onnx.load(graphs[model])
     plant(graph)
@@ -131,8 +149,12 @@ def test_a_planted_fault_fails_by_its_criterion(graphs: dict[str, Path], here: P
     (here / "policy.toml").write_text(POLICY.format(minimum=MINIMUM[model]))
     assert run("build", "planted.toml", "--precision", "fp32", "--backend", "onnxruntime") == 0
     assert run("evaluate", "planted.toml", "--count", "80") == 0
-    status = run("signoff", "planted.toml", "--policy", "policy.toml", "--no-measure", "--no-figures")
-    found = read_record(next((here / ".optpipe" / "dossiers").glob("*/verdict.json")), VerdictRecord)
+    status = run(
+        "signoff", "planted.toml", "--policy", "policy.toml", "--no-measure", "--no-figures"
+    )
+    found = read_record(
+        next((here / ".optpipe" / "dossiers").glob("*/verdict.json")), VerdictRecord
+    )
     verdicts = {each.name: each.verdict for each in found.criteria}
     criterion = f"accuracy.minimum_score.{MINIMUM[model].split()[1]}"
     if fault.startswith("none"):

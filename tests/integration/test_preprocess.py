@@ -24,7 +24,9 @@ def workspace(tmp_path_factory, exported):
 
 @pytest.fixture(scope="module")
 def record(workspace):
-    done = optpipe("preprocess", "digits", "--no-throughput", "--json", workspace=workspace).expect(0)
+    done = optpipe("preprocess", "digits", "--no-throughput", "--json", workspace=workspace).expect(
+        0
+    )
     return done.document
 
 
@@ -41,7 +43,15 @@ def test_a_picture_that_comes_through_as_another_is_named(workspace, tmp_path):
     Image.fromarray(levels).save(tmp_path / "floats.tif")  # 0 to 255 for Pillow, 0 to 1 for DALI
     Image.fromarray(levels.astype(np.int32)).save(tmp_path / "integers.tif")
     Image.fromarray(make_synthetic_image(50, 60, 1)).save(tmp_path / "plain.png")
-    done = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
+    done = optpipe(
+        "preprocess",
+        "digits",
+        "--no-throughput",
+        "--images",
+        str(tmp_path),
+        "--json",
+        workspace=workspace,
+    )
     assert done.document["verdict"] == "FAIL"
     assert done.document["parity"]["far"] == 1
     (refused,) = done.document["parity"]["refused"]
@@ -54,10 +64,21 @@ def test_a_picture_that_comes_through_as_another_is_named(workspace, tmp_path):
 def test_pictures_of_one_pixel_come_through_alike(workspace, tmp_path):
     for level in range(6):
         Image.new("RGB", (1, 1), (40 * level, 255 - 40 * level, 9)).save(tmp_path / f"{level}.png")
-    done = optpipe("preprocess", "digits", "--no-throughput", "--images", str(tmp_path), "--json", workspace=workspace)
+    done = optpipe(
+        "preprocess",
+        "digits",
+        "--no-throughput",
+        "--images",
+        str(tmp_path),
+        "--json",
+        workspace=workspace,
+    )
     record = done.document
     assert done.status == 5, done.stderr  # six pictures prove little
-    assert (record["images"]["count"], record["parity"]["proof"]["top1_agreement"]["share"]) == (6, 1.0)
+    assert (record["images"]["count"], record["parity"]["proof"]["top1_agreement"]["share"]) == (
+        6,
+        1.0,
+    )
 
 
 @pytest.mark.slow
@@ -105,9 +126,19 @@ def random(image):
 
 
 @pytest.mark.parametrize(("name", "status"), [("right", 0), ("wrong", 1), ("random", 2)])
-def test_the_cards_pixels_are_those_of_training_or_the_step_that_differs_is_named(workspace, tmp_path, name, status):
+def test_the_cards_pixels_are_those_of_training_or_the_step_that_differs_is_named(
+    workspace, tmp_path, name, status
+):
     (tmp_path / "training.py").write_text(TRAINING)
-    options = ("--against", f"{tmp_path}/training.py:{name}", "--limit", 20, "--output", tmp_path / "shown", "--json")
+    options = (
+        "--against",
+        f"{tmp_path}/training.py:{name}",
+        "--limit",
+        20,
+        "--output",
+        tmp_path / "shown",
+        "--json",
+    )
     done = optpipe("preprocess", "digits", *options, workspace=workspace).expect(status)
     if status < 2:
         assert done.document["step"] == (None, "resize")[status]
@@ -121,7 +152,10 @@ FILES = str(find_shipped_folder("calibration") / "digits" / "validation")
 
 
 def test_the_predictions_of_the_timed_run_are_the_references(exported, tmp_path):
-    untouched, given = exported(tmp_path / "untouched"), ("--from-images", FILES, "--min-time", "0.3", "--json")
+    untouched, given = (
+        exported(tmp_path / "untouched"),
+        ("--from-images", FILES, "--min-time", "0.3", "--json"),
+    )
     done = optpipe("bench", "digits", *given, workspace=untouched).expect(0)
     record = record_from_json(done.stdout, EndToEndRecord, "stdout")
     (result,) = record.results

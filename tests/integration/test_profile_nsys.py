@@ -25,7 +25,9 @@ try:
     NSYS: Path | None = find_nsys()
 except MissingError:
     NSYS = None
-needs_nsys = pytest.mark.skipif(NSYS is None, reason="Nsight Systems (nsys) is not installed: sudo .ci/install-nsys")
+needs_nsys = pytest.mark.skipif(
+    NSYS is None, reason="Nsight Systems (nsys) is not installed: sudo .ci/install-nsys"
+)
 SECRET = "correct-horse-battery-staple"
 FP32 = ("digits", "--precision", "fp32", "--backend", "onnxruntime")
 INFERENCE = (*FP32, "--stage", "inference")
@@ -54,13 +56,25 @@ def main_profile(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @needs_nsys
-def test_every_stage_is_recorded_and_judged_and_inference_has_a_roofline(document: dict[str, Any]) -> None:
+def test_every_stage_is_recorded_and_judged_and_inference_has_a_roofline(
+    document: dict[str, Any],
+) -> None:
     subjects = [stage["subject"] for stage in document["stages"]]
-    assert [each["kind"] for each in subjects] == ["build", "build", "build", "preprocess", "inference"]
+    assert [each["kind"] for each in subjects] == [
+        "build",
+        "build",
+        "build",
+        "preprocess",
+        "inference",
+    ]
     assert [each["name"] for each in subjects][:3] == ["export", "quantize", "build"]
     assert all(stage["profile"]["tracer"].startswith("nsys 20") for stage in document["stages"])
     assert {stage["profile"]["bottleneck"]["verdict"] for stage in document["stages"]} == {"CPU"}
-    repeating = [stage for stage in document["stages"] if stage["subject"]["kind"] in ("preprocess", "inference")]
+    repeating = [
+        stage
+        for stage in document["stages"]
+        if stage["subject"]["kind"] in ("preprocess", "inference")
+    ]
     assert {stage["profile"]["iterations"]["range"] for stage in repeating} == {"optpipe.iteration"}
     spans = [stage["profile"]["measured"]["totals"]["span_ns"] for stage in document["stages"][:3]]
     assert min(spans) > 0
@@ -75,12 +89,16 @@ def test_every_stage_is_recorded_and_judged_and_inference_has_a_roofline(documen
 
 
 @needs_nsys
-def test_the_run_folder_holds_no_environment_and_can_be_judged_again(document: dict[str, Any], workspace: Path) -> None:
+def test_the_run_folder_holds_no_environment_and_can_be_judged_again(
+    document: dict[str, Any], workspace: Path
+) -> None:
     run = Path(document["run_dir"])
     assert (run / "manifest.json").is_file()
     ranges = pl.read_parquet(run / "onnxruntime-fp32-batch-1" / "tables" / "ranges.parquet")
     assert "optpipe.measure" in ranges["name"].to_list()
-    leaks = [path for path in run.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    leaks = [
+        path for path in run.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()
+    ]
     assert leaks == []
     assert list((workspace / "tmp").glob("profile-*")) == []
     stage = str(run / "onnxruntime-fp32-batch-1")
@@ -92,7 +110,11 @@ def test_the_run_folder_holds_no_environment_and_can_be_judged_again(document: d
 @needs_nsys
 def test_keep_raw_warns(workspace: Path, document: dict[str, Any]) -> None:
     arguments = (*INFERENCE, "--iterations", "3", "--workspace", str(workspace), "--json")
-    kept = optpipe("profile", *arguments, "--set", "keep-raw=true", API_TOKEN=SECRET).expect(0).document
+    kept = (
+        optpipe("profile", *arguments, "--set", "keep-raw=true", API_TOKEN=SECRET)
+        .expect(0)
+        .document
+    )
     assert any("whole process environment" in warning for warning in kept["warnings"])
     raw = next(Path(kept["run_dir"]).rglob("raw/recording.sqlite"))
     assert SECRET.encode() in raw.read_bytes()
@@ -103,7 +125,9 @@ def test_without_nsys_it_says_how_to_get_it(tmp_path: Path) -> None:
     """PATH without nsys: exit 3 before anything is built."""
     if Path("/opt/nvidia").exists():
         pytest.skip("an nsys below /opt would be found without PATH")
-    finished = optpipe("profile", "digits", workspace=tmp_path, PATH="/nowhere").expect(ExitStatus.MISSING)
+    finished = optpipe("profile", "digits", workspace=tmp_path, PATH="/nowhere").expect(
+        ExitStatus.MISSING
+    )
     assert "Nsight Systems (nsys) not found" in finished.stderr
     assert not (tmp_path / "store").exists()
 
@@ -114,7 +138,11 @@ def test_a_qdstrm_without_a_report_is_imported(tmp_path: Path) -> None:
     assert NSYS is not None
     program = "import torch; torch.cuda.nvtx.range_push('hello'); torch.cuda.nvtx.range_pop()"
     options = ["-t", "nvtx", "--sample", "none", "--cpuctxsw", "none", "-o", str(tmp_path / "left")]
-    subprocess.run([str(NSYS), "profile", *options, sys.executable, "-c", program], capture_output=True, check=True)
+    subprocess.run(
+        [str(NSYS), "profile", *options, sys.executable, "-c", program],
+        capture_output=True,
+        check=True,
+    )
     left = tmp_path / "left.qdstrm"
     if not left.is_file():
         pytest.skip("this nsys finds its importer by itself")
@@ -134,7 +162,9 @@ def test_a_qdstrm_without_a_report_is_imported(tmp_path: Path) -> None:
         ("raise RuntimeError('the model broke')", "RuntimeError: the model broke"),
     ],
 )
-def test_a_process_that_dies_under_nsys_shows_its_own_error(tmp_path: Path, program: str, words: str) -> None:
+def test_a_process_that_dies_under_nsys_shows_its_own_error(
+    tmp_path: Path, program: str, words: str
+) -> None:
     job = WorkerJob(tmp_path)
     (tmp_path / JOB).write_bytes(json_from_record(job))
     broken = (
@@ -173,15 +203,22 @@ def test_a_signal_ends_nsys_and_the_program_and_leaves_nothing(workspace, docume
     before = set((workspace / "runs").iterdir())
     arguments = (*INFERENCE, "--iterations", "200000", "--workspace", str(workspace), "--json")
     words = [sys.executable, "-m", "optpipe", "profile", *arguments]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    begun = {"before the program runs": "profile-*/nsys.log", "while it runs": "profile-*/job-worker.log"}[moment]
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    begun = {
+        "before the program runs": "profile-*/nsys.log",
+        "while it runs": "profile-*/job-worker.log",
+    }[moment]
     assert _until(lambda: list((workspace / "tmp").glob(begun)), 300)
     process.send_signal(number)
     out, err = process.communicate(timeout=300)
     assert process.returncode == ExitStatus.INTERRUPTED, err
     assert "interrupted" in json.loads(out)["error"]["message"]
     assert "Traceback" not in err
-    assert _until(lambda: not _still_running(workspace / "tmp"), 60), _still_running(workspace / "tmp")
+    assert _until(lambda: not _still_running(workspace / "tmp"), 60), _still_running(
+        workspace / "tmp"
+    )
     assert list((workspace / "tmp").glob("profile-*")) == []
     assert set((workspace / "runs").iterdir()) == before
 
@@ -192,7 +229,10 @@ def test_a_full_disk_is_named_and_nothing_is_left(workspace, document, tmp_path,
     """A real one, of a few hundred kilobytes: it runs full for the job's files, or for what nsys records and exports."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no user namespaces here, so no file system of its own")
-    size_kb = sum(path.stat().st_size // 4096 + 1 for path in (workspace / "store").rglob("*")) * 4 + free_kb
+    size_kb = (
+        sum(path.stat().st_size // 4096 + 1 for path in (workspace / "store").rglob("*")) * 4
+        + free_kb
+    )
     small = tmp_path / "small"
     small.mkdir()
     script = (
@@ -201,32 +241,64 @@ def test_a_full_disk_is_named_and_nothing_is_left(workspace, document, tmp_path,
     )
     command = [sys.executable, "-m", "optpipe", "profile", *INFERENCE, "--workspace", str(small)]
     finished = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script, "sh", *command], capture_output=True, text=True, check=False
+        ["unshare", "-rm", "sh", "-c", script, "sh", *command],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert finished.returncode == ExitStatus.STAGE_FAILED, finished.stderr
-    assert "the disk is full" in finished.stderr.splitlines()[-1], finished.stderr  # nothing is listed behind it
+    assert "the disk is full" in finished.stderr.splitlines()[-1], (
+        finished.stderr
+    )  # nothing is listed behind it
     assert "Traceback" not in finished.stderr
 
 
 @needs_nsys
 def test_what_was_built_on_the_same_pictures_is_profiled_not_built_again(tmp_path: Path) -> None:
-    workspace, pictures = tmp_path / "workspace", Path(__file__).parents[2] / "calibration" / "samples"
+    workspace, pictures = (
+        tmp_path / "workspace",
+        Path(__file__).parents[2] / "calibration" / "samples",
+    )
     ours = ("--images", pictures, "--json")
     built = optpipe("build", *FP32, *ours, workspace=workspace).expect(ExitStatus.DONE)
-    profiled = optpipe("profile", *INFERENCE, *ours, "--iterations", "5", workspace=workspace).expect(0)
+    profiled = optpipe(
+        "profile", *INFERENCE, *ours, "--iterations", "5", workspace=workspace
+    ).expect(0)
     assert main_profile(profiled.document)["iterations"]["count"] == 5
-    assert profiled.document["stages"][0]["subject"]["artifact"] == built.document["artifacts"][0]["id"]
+    assert (
+        profiled.document["stages"][0]["subject"]["artifact"]
+        == built.document["artifacts"][0]["id"]
+    )
     assert len(list((workspace / "store").glob("artifact-*"))) == 1
 
 
 @needs_nsys
 def test_a_stored_int8_build_is_profiled_without_its_calibration_data(tmp_path: Path) -> None:
-    root, workspace, card = Path(__file__).parents[2], tmp_path / "workspace", tmp_path / "card.toml"
+    root, workspace, card = (
+        Path(__file__).parents[2],
+        tmp_path / "workspace",
+        tmp_path / "card.toml",
+    )
     text = (root / "models" / "digits.toml").read_text().replace('"../', f'"{root}/')
     own = text.replace('"digits/', f'"{root}/models/digits/').splitlines()
     card.write_text("\n".join(line for line in own if not line.startswith("calibration")))
-    int8 = (str(card), "--precision", "int8", "--backend", "onnxruntime", "--device", "cpu", "--json")
-    built = optpipe("build", *int8, "--calibration", root / "calibration" / "samples", workspace=workspace)
+    int8 = (
+        str(card),
+        "--precision",
+        "int8",
+        "--backend",
+        "onnxruntime",
+        "--device",
+        "cpu",
+        "--json",
+    )
+    built = optpipe(
+        "build", *int8, "--calibration", root / "calibration" / "samples", workspace=workspace
+    )
     options = ("--stage", "inference", "--iterations", "5")
-    [stage] = optpipe("profile", *int8, *options, workspace=workspace).expect(ExitStatus.DONE).document["stages"]
+    [stage] = (
+        optpipe("profile", *int8, *options, workspace=workspace)
+        .expect(ExitStatus.DONE)
+        .document["stages"]
+    )
     assert stage["subject"]["artifact"] == built.document["artifacts"][0]["id"]

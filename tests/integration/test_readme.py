@@ -19,8 +19,12 @@ from tests.command_line import parse_command
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-TUTORIAL_BLOCK = re.compile(r"(?ms)^```\{code-block\} \w+\n:caption: (\S+)\n\n(.*?)^```|^```sh\n(.*?)^```")
-COMMANDS = re.findall(r"\boptpipe [^#\n]+", "\n".join(re.findall(r"(?ms)^```sh\n(.*?)^```", README)))
+TUTORIAL_BLOCK = re.compile(
+    r"(?ms)^```\{code-block\} \w+\n:caption: (\S+)\n\n(.*?)^```|^```sh\n(.*?)^```"
+)
+COMMANDS = re.findall(
+    r"\boptpipe [^#\n]+", "\n".join(re.findall(r"(?ms)^```sh\n(.*?)^```", README))
+)
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -43,11 +47,18 @@ WORKFLOW = ROOT / "reports" / "examples" / "ci.yml"
 
 def run_shell(text, folder, **variables):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    command, environment = ["bash", "-eo", "pipefail", "-c", text], {**os.environ, **variables, "PATH": path}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    command, environment = (
+        ["bash", "-eo", "pipefail", "-c", text],
+        {**os.environ, **variables, "PATH": path},
+    )
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "tutorials").glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "tutorials").glob("*.md")), ids=lambda page: page.stem
+)
 def test_a_tutorial_runs(page, tmp_path):
     """A verdict may be INCONCLUSIVE, for other work may disturb its measurements."""
     for name, content, commands in TUTORIAL_BLOCK.findall(page.read_text()):
@@ -55,7 +66,9 @@ def test_a_tutorial_runs(page, tmp_path):
             (tmp_path / name).write_text(content)
         for line in commands.replace("\\\n", " ").splitlines():
             ran = run_shell(line, tmp_path)
-            assert ran.returncode in ((0, 5) if "dossier" in line else (0,)), f"{line}\n{ran.stderr}"
+            assert ran.returncode in ((0, 5) if "dossier" in line else (0,)), (
+                f"{line}\n{ran.stderr}"
+            )
 
 
 def test_the_action_refuses_a_build_that_is_too_large(tmp_path, exported):
@@ -71,7 +84,9 @@ def test_the_action_refuses_a_build_that_is_too_large(tmp_path, exported):
         "arguments": "--backend onnxruntime --no-preprocess --no-profile",
     }
     assert set(given) <= set(action["inputs"])
-    values = {name: str(given.get(name, each.get("default"))) for name, each in action["inputs"].items()}
+    values = {
+        name: str(given.get(name, each.get("default"))) for name, each in action["inputs"].items()
+    }
     files = {f"GITHUB_{each}": str(tmp_path / each) for each in ("OUTPUT", "PATH", "STEP_SUMMARY")}
     ended = []
     for step in (each for each in action["runs"]["steps"] if "run" in each):
@@ -88,20 +103,31 @@ def test_the_attestation_examples_run_our_commands_and_ask_for_our_result():
     document = yaml.safe_load((examples / "attest.yml").read_text())
     lines = [step["run"] for step in document["jobs"]["attest"]["steps"] if "run" in step]
     commands = [line.partition("uv run optpipe ")[2] for line in lines if "uv run optpipe" in line]
-    assert [parse_command(f"optpipe {each}")[0] for each in commands] == ["signoff attest", "verify"]
+    assert [parse_command(f"optpipe {each}")[0] for each in commands] == [
+        "signoff attest",
+        "verify",
+    ]
     assert any(TEST_RESULT in line and FILE in line for line in lines)
     policy = yaml.safe_load((examples / "kubernetes-admission.yaml").read_text())
     asked = policy["spec"]["rules"][0]["verifyImages"][0]["attestations"][0]
     assert asked["type"] == TEST_RESULT
     keys = asked["attestors"][0]["entries"][0]["keys"]
     unlogged = any("--tlog-upload=false" in line for line in lines)
-    assert keys["rekor"]["ignoreTlog"] == keys["ctlog"]["ignoreSCT"] == unlogged, "what is not logged is not asked for"
+    assert keys["rekor"]["ignoreTlog"] == keys["ctlog"]["ignoreSCT"] == unlogged, (
+        "what is not logged is not asked for"
+    )
     [condition] = asked["conditions"][0]["all"]
     assert (condition["operator"], condition["value"]) == ("Equals", "PASSED")
     field = condition["key"].strip("{ }")
-    for verdict, admitted in ((Verdict.PASS, True), (Verdict.INCONCLUSIVE, False), (Verdict.FAIL, False)):
+    for verdict, admitted in (
+        (Verdict.PASS, True),
+        (Verdict.INCONCLUSIVE, False),
+        (Verdict.FAIL, False),
+    ):
         artifact = SimpleNamespace(id="a", sha256="1")
-        record: Any = SimpleNamespace(verdict=verdict, waived=(), criteria=(), dossier_name="d", artifact=artifact)
+        record: Any = SimpleNamespace(
+            verdict=verdict, waived=(), criteria=(), dossier_name="d", artifact=artifact
+        )
         judged_by: Any = SimpleNamespace(sha256="0")
         statement: Any = make_statement("2", judged_by, record)
         assert (statement["predicate"][field] == condition["value"]) == admitted
@@ -109,12 +135,20 @@ def test_the_attestation_examples_run_our_commands_and_ask_for_our_result():
 
 def test_the_workflow_takes_the_predicate_out_of_the_envelope_that_attest_writes():
     """The fields that `jq` is given are those of a DSSE envelope and of an in-toto statement."""
-    pytest.importorskip("securesystemslib", reason="securesystemslib is not installed: the extra `attest`")
+    pytest.importorskip(
+        "securesystemslib", reason="securesystemslib is not installed: the extra `attest`"
+    )
     from securesystemslib.dsse import Envelope
 
     document = yaml.safe_load((WORKFLOW.parent / "attest.yml").read_text())
-    [text] = [step["run"] for step in document["jobs"]["attest"]["steps"] if "cosign attest" in step.get("run", "")]
+    [text] = [
+        step["run"]
+        for step in document["jobs"]["attest"]["steps"]
+        if "cosign attest" in step.get("run", "")
+    ]
     outer, inner = re.findall(r"jq (?:-r )?\.(\w+)", text)
     statement = {"predicate": {"result": "PASSED"}}
-    envelope = Envelope(json.dumps(statement).encode(), "application/vnd.in-toto+json", {}).to_dict()
+    envelope = Envelope(
+        json.dumps(statement).encode(), "application/vnd.in-toto+json", {}
+    ).to_dict()
     assert json.loads(base64.b64decode(envelope[outer]))[inner] == statement["predicate"]

@@ -13,12 +13,20 @@ def found(signed, tmp_path_factory):
     return signed(tmp_path_factory.mktemp("recheck") / "signed")
 
 
-def test_the_same_environment_gives_the_same_outputs_to_the_last_bit(found, inside, monkeypatch, tmp_path):
-    monkeypatch.setattr("optpipe.measure.pair.MAX_ROUND_FACTOR", 1)  # no more rounds on a noisy machine
+def test_the_same_environment_gives_the_same_outputs_to_the_last_bit(
+    found, inside, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(
+        "optpipe.measure.pair.MAX_ROUND_FACTOR", 1
+    )  # no more rounds on a noisy machine
     monkeypatch.setattr("optpipe.deploy.recheck.MIN_SECONDS", 0.05)
     words = ("--python", sys.executable, "--rounds", "8", "--json")
-    ran = inside("signoff", "recheck", found.dossier, *words, "--workspace", found.workspace, cwd=tmp_path)
-    assert ran.status in (0, 1, 5), ran.stderr  # how a busy machine scatters is not what is tested here
+    ran = inside(
+        "signoff", "recheck", found.dossier, *words, "--workspace", found.workspace, cwd=tmp_path
+    )
+    assert ran.status in (0, 1, 5), (
+        ran.stderr
+    )  # how a busy machine scatters is not what is tested here
     record = ran.document
     (output,) = record["outputs"]
     assert (output["name"], output["changed"], output["predictions_changed"]) == ("logits", 0, 0)
@@ -29,7 +37,9 @@ def test_the_same_environment_gives_the_same_outputs_to_the_last_bit(found, insi
     assert not list((found.workspace / "tmp").glob("recheck-*"))
 
 
-def test_an_environment_that_lacks_what_the_worker_needs_is_named_with_the_command(found, inside, tmp_path):
+def test_an_environment_that_lacks_what_the_worker_needs_is_named_with_the_command(
+    found, inside, tmp_path
+):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     words, workspace = ("signoff", "recheck", found.dossier, "--python"), found.workspace
     ran = optpipe(*words, tmp_path / "bare", workspace=workspace).expect(3)
@@ -40,12 +50,16 @@ def test_an_environment_that_lacks_what_the_worker_needs_is_named_with_the_comma
         ("--max-slowdown", "5", "the number has no unit"),
         ("--rounds", "5", "a comparison of processes needs 8 rounds or more"),
     ):
-        refused = inside(*words, sys.executable, option, value, "--workspace", workspace, cwd=tmp_path).expect(2)
+        refused = inside(
+            *words, sys.executable, option, value, "--workspace", workspace, cwd=tmp_path
+        ).expect(2)
         assert f"{option} {value}: {said}" in refused.stderr
 
 
 def test_an_audit_measures_drawn_criteria_anew_and_agrees_or_says_why_not(found, tmp_path):
-    ran = optpipe("verify", found.dossier, "--audit", "2:7", "--json", workspace=found.workspace).expect(0)
+    ran = optpipe(
+        "verify", found.dossier, "--audit", "2:7", "--json", workspace=found.workspace
+    ).expect(0)
     audit = {each["name"]: each for each in ran.document["audit"]}
     assert set(audit) == {"accuracy.maximum_drop", "preprocessing.minimum_agreement"}
     assert {each["verdict"] for each in audit.values()} == {"PASS"}

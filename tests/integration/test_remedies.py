@@ -19,16 +19,31 @@ class Case:
     loss: str
 
 
-@pytest.mark.parametrize("case", [Case(1 / 40, "saturation"), Case(300, "")], ids=["saturated", "coarse"])
-def test_a_wrong_range_has_a_remedy_that_was_tried(case: Case, exported: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "case", [Case(1 / 40, "saturation"), Case(300, "")], ids=["saturated", "coarse"]
+)
+def test_a_wrong_range_has_a_remedy_that_was_tried(
+    case: Case, exported: Any, tmp_path: Path
+) -> None:
     workspace = exported(tmp_path / "workspace")
-    optpipe("calibrate", "digits", "--method", "max", "--output", tmp_path, workspace=workspace).expect(0)
+    optpipe(
+        "calibrate", "digits", "--method", "max", "--output", tmp_path, workspace=workspace
+    ).expect(0)
     path = tmp_path / "table-max.json"
     table = json.loads(path.read_text())
     planted = table["ranges"][list(table["ranges"])[TENSOR]]
     planted.update({end: value * case.factor for end, value in planted.items()})
     path.write_text(json.dumps(table))
-    build = ("build", "digits", "--precision", "int8", "--backend", "onnxruntime", "--calibration", path)
+    build = (
+        "build",
+        "digits",
+        "--precision",
+        "int8",
+        "--backend",
+        "onnxruntime",
+        "--calibration",
+        path,
+    )
     optpipe(*build, workspace=workspace).expect(1)
     ran = optpipe("evaluate", "digits", "--layers", "all", "--json", workspace=workspace).expect(0)
     (found,) = (each for each in ran.document["builds"] if each["remedies"])
@@ -42,7 +57,9 @@ def test_a_wrong_range_has_a_remedy_that_was_tried(case: Case, exported: Any, tm
     assert optpipe(*shlex.split(last["command"])[1:]).expect(0), "the command builds it"
 
 
-def test_an_unknown_tensor_is_named_although_other_builds_cannot_run(exported: Any, tmp_path: Path) -> None:
+def test_an_unknown_tensor_is_named_although_other_builds_cannot_run(
+    exported: Any, tmp_path: Path
+) -> None:
     workspace = exported(tmp_path / "workspace")
     both = ("--precision", "fp32", "--backend", "tensorrt-rtx,onnxruntime")
     optpipe("build", "digits", *both, workspace=workspace).expect(0)

@@ -14,7 +14,9 @@ from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off
 
 CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium: .ci/install-chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs Debian's chromium: .ci/install-chromium"
+)
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -35,7 +37,11 @@ ENERGY = """[energy]
 maximum = "1 mJ/image"
 """
 MILLION = '"1000000 images/s"'
-POLICIES = {"PASS": POLICY.replace(MILLION, '"10 images/s"'), "FAIL": POLICY, "INCONCLUSIVE": POLICY + ENERGY}
+POLICIES = {
+    "PASS": POLICY.replace(MILLION, '"10 images/s"'),
+    "FAIL": POLICY,
+    "INCONCLUSIVE": POLICY + ENERGY,
+}
 WAIVED = {"INCONCLUSIVE": {"throughput.minimum.b8": "known, ticket 12"}}
 
 
@@ -56,7 +62,9 @@ def dossiers(tmp_path_factory):
         found.bench(found.artifact(precision), batches=(1, 2, 4, 8))
     signed = {}
     for verdict, policy in POLICIES.items():
-        wanted = SignoffRequest("digits", policy_from_toml(policy.encode()), None, WAIVED.get(verdict, {}))
+        wanted = SignoffRequest(
+            "digits", policy_from_toml(policy.encode()), None, WAIVED.get(verdict, {})
+        )
         signed[verdict] = sign_off(wanted, found.store, None, None, SilentListener())[1]
     return signed
 
@@ -88,7 +96,10 @@ def opened(browser, dossier, screen):
     complaints = []
     found.on("console", lambda message: complaints.append(message.text))
     found.on("pageerror", lambda error: complaints.append(str(error)))
-    found.on("request", lambda one: None if one.url.startswith(("file:", "data:")) else complaints.append(one.url))
+    found.on(
+        "request",
+        lambda one: None if one.url.startswith(("file:", "data:")) else complaints.append(one.url),
+    )
     found.goto((dossier / "report.html").as_uri())
     found.evaluate(OPEN_ALL)
     yield found
@@ -184,7 +195,9 @@ def test_it_is_readable_by_keyboard_and_screen_reader(page):
 
 
 def test_what_decides_comes_first_and_its_command_can_be_copied(page):
-    states = page.locator("#criteria-table tbody tr").evaluate_all("(rows) => rows.map((row) => row.dataset.group)")
+    states = page.locator("#criteria-table tbody tr").evaluate_all(
+        "(rows) => rows.map((row) => row.dataset.group)"
+    )
     assert (states[0], states[-1]) == ("INCONCLUSIVE", "PASS"), "what fails is waived"
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.locator(".identity .copy").click()

@@ -14,7 +14,9 @@ AUTO = ("build", "digits", "--precision", "auto")
 
 
 @pytest.fixture(scope="module")
-def chosen(tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], Path]) -> tuple[Path, Ran]:
+def chosen(
+    tmp_path_factory: pytest.TempPathFactory, exported: Callable[[Path], Path]
+) -> tuple[Path, Ran]:
     """A working directory, and the document of the choice between ONNX Runtime's FP32 and INT8."""
     folder = tmp_path_factory.mktemp("chosen")
     exported(folder / ".optpipe")
@@ -49,14 +51,17 @@ def test_bench_and_signoff_name_the_winner(chosen: tuple[Path, Ran]) -> None:
     benched = optpipe("bench", "digits", "--precision", "auto", *short, cwd=folder)
     assert {each["subject"]["artifact"] for each in benched.document["measurements"]} == winners
     policy = folder / "policy.toml"
-    policy.write_text('schema = 1\nname = "any"\nmodel = "digits"\n\n[[latency]]\np50 = "1 s"\nbatch_size = 1\n')
+    policy.write_text(
+        'schema = 1\nname = "any"\nmodel = "digits"\n\n[[latency]]\np50 = "1 s"\nbatch_size = 1\n'
+    )
     refused = optpipe("signoff", "digits", "--policy", policy, "--no-measure", cwd=folder).expect(2)
     assert "--precision auto chose" in refused.stderr
 
 
 BUILD = 'schema = 1\nname = "digits"\nmodel = "digits"\n[build]\nbackend = "onnxruntime"\nprecision = "int8"\n'
 POLICIES = {
-    "PASS": BUILD + '[accuracy]\nmaximum_drop = "2 points"\n[precision]\nint8 = "80 %"\n[size]\nmaximum = "1 MiB"\n',
+    "PASS": BUILD
+    + '[accuracy]\nmaximum_drop = "2 points"\n[precision]\nint8 = "80 %"\n[size]\nmaximum = "1 MiB"\n',
     "FAIL": BUILD + '[size]\nmaximum = "1 KiB"\n',
 }
 STATUS = {"PASS": 0, "FAIL": 1}
@@ -87,15 +92,23 @@ def test_cold_to_verdict(folder, tmp_path):
 def _walked(folder, name):
     (folder / f"{name}.toml").write_text(POLICIES[name])
     quick = ["--set", "min-time=0.2", "--max-cv", "400%", "--no-profile", "--no-preprocess"]
-    quick += [] if name == "PASS" else ["--precision", "int8"]  # without FP32, the default beside it
-    status, document, errors = finished("run", "digits", "--policy", f"{name}.toml", *quick, cwd=folder)
+    quick += (
+        [] if name == "PASS" else ["--precision", "int8"]
+    )  # without FP32, the default beside it
+    status, document, errors = finished(
+        "run", "digits", "--policy", f"{name}.toml", *quick, cwd=folder
+    )
     assert "criteria" in document, errors
     criteria = {one["name"]: one["verdict"] for one in document["criteria"]}
     assert (document["verdict"], status) == (name, STATUS[name]), (criteria, errors)
-    assert {"name", "observed", "threshold", "ci", "verdict", "reason", "remedy"} <= set(document["criteria"][0])
+    assert {"name", "observed", "threshold", "ci", "verdict", "reason", "remedy"} <= set(
+        document["criteria"][0]
+    )
     assert document["expires_if"]
     assert [step["name"] for step in document["steps"]] == ["build", "evaluate", "bench"]
-    assert all(step["status"] == "done" for step in document["steps"]), "a finished walk is never answered from notes"
+    assert all(step["status"] == "done" for step in document["steps"]), (
+        "a finished walk is never answered from notes"
+    )
     assert (folder / document["dossier"] / "junit.xml").read_text().startswith("<?xml")
     return document
 
@@ -116,7 +129,9 @@ def _an_approved_baseline_is_used(folder, verdicts):
     assert status == 1, "a FAIL is no baseline without a reason"
     status, document, _ = finished("signoff", "approve", verdicts["PASS"]["dossier"], cwd=folder)
     assert (status, document["model"]) == (0, "digits")
-    (folder / "regression.toml").write_text(BUILD + '[[regression]]\np50 = "10000 %"\nbatch_size = 1\n')
+    (folder / "regression.toml").write_text(
+        BUILD + '[[regression]]\np50 = "10000 %"\nbatch_size = 1\n'
+    )
     _, document, _ = finished("signoff", "digits", "--policy", "regression.toml", cwd=folder)
     found = next(one for one in document["criteria"] if one["name"] == "regression.p50.b1")
     assert document["baseline"] == verdicts["PASS"]["dossier_name"]

@@ -40,7 +40,9 @@ precision = "int8"
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shapes) -> tuple[str, str, Path]:
+def built(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, shapes
+) -> tuple[str, str, Path]:
     """A model, its score, and a folder whose workspace has it in FP32 and INT8, evaluated, preprocessed and measured."""
     model, folder = str(request.param), tmp_path_factory.mktemp("task")
     shapes(model, folder / ".optpipe")
@@ -51,7 +53,9 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_scores_drop_and_agreement_are_recorded(built: tuple[str, str, Path]) -> None:
     _, score, folder = built
-    found = read_record(next((folder / ".optpipe" / "runs").glob("evaluate-*")) / "evaluate.json", Evaluation)
+    found = read_record(
+        next((folder / ".optpipe" / "runs").glob("evaluate-*")) / "evaluate.json", Evaluation
+    )
     source, *rows = found.results
     assert source.scores is not None
     assert source.scores.scores[0].name == score
@@ -59,7 +63,11 @@ def test_scores_drop_and_agreement_are_recorded(built: tuple[str, str, Path]) ->
     assert {row.precision for row in rows} == {"fp32", "int8"}
     for row in rows:
         assert row.scores is not None
-        assert row.scores.scores[0].drop_ci[0] <= row.scores.scores[0].drop <= row.scores.scores[0].drop_ci[1]
+        assert (
+            row.scores.scores[0].drop_ci[0]
+            <= row.scores.scores[0].drop
+            <= row.scores.scores[0].drop_ci[1]
+        )
         assert row.agreement is not None
         assert row.agreement.share > 0.9
     assert [each.label for each in source.scores.classes][-3:] == ["circle", "square", "triangle"]
@@ -68,8 +76,14 @@ def test_scores_drop_and_agreement_are_recorded(built: tuple[str, str, Path]) ->
 def test_three_policies_three_verdicts_that_verify_recomputes(built, inside):
     """All three of the segmenter; the detector, whose average precision takes long, passes."""
     model, score, folder = built
-    record = read_record(next((folder / ".optpipe" / "runs").glob("evaluate-*")) / "evaluate.json", Evaluation)
-    (near,) = (f"{100 * row.scores.scores[0].value:.2f}" for row in record.results if row.precision == "int8")
+    record = read_record(
+        next((folder / ".optpipe" / "runs").glob("evaluate-*")) / "evaluate.json", Evaluation
+    )
+    (near,) = (
+        f"{100 * row.scores.scores[0].value:.2f}"
+        for row in record.results
+        if row.precision == "int8"
+    )
     limits = {
         0: f'maximum_drop = "3 {score}"\n[preprocessing]\nminimum_agreement = "97 %"',
         1: f'minimum_score = "97 {score}"',
@@ -98,7 +112,11 @@ def _replace_predictions(dossier: Path, _: str) -> str:
     """The source model's predictions in place of those of every build; no hash is made anew."""
     path = next(dossier.glob("runs/evaluate-*/predictions.parquet"))
     table = pl.read_parquet(path)
-    names = [name for name in table.columns if name.endswith(":prediction") and not name.startswith("source")]
+    names = [
+        name
+        for name in table.columns
+        if name.endswith(":prediction") and not name.startswith("source")
+    ]
     table.with_columns(**{name: pl.col("source:prediction") for name in names}).write_parquet(path)
     return "predictions.parquet: changed"
 
@@ -120,7 +138,9 @@ def _raise_score_and_seal(dossier: Path, score: str) -> str:
 
 def test_derived_preprocessing_passes_on_predictions(built: tuple[str, str, Path]) -> None:
     _, score, folder = built
-    record = read_record(next(folder.glob(".optpipe/runs/preprocess-*/preprocess.json")), PreprocessRecord)
+    record = read_record(
+        next(folder.glob(".optpipe/runs/preprocess-*/preprocess.json")), PreprocessRecord
+    )
     found = record.parity.proof.task_score
     assert found is not None
     assert found.name == score
@@ -129,13 +149,17 @@ def test_derived_preprocessing_passes_on_predictions(built: tuple[str, str, Path
 
 
 @pytest.mark.parametrize(
-    "fault", [{Decode: {"channels": "BGR"}}, {Resize: {"interpolation": "nearest"}}], ids=["color order", "resize"]
+    "fault",
+    [{Decode: {"channels": "BGR"}}, {Resize: {"interpolation": "nearest"}}],
+    ids=["color order", "resize"],
 )
 def test_wrong_preprocessing_fails_on_predictions(built, fault, monkeypatch):
     model, _, folder = built
 
     def make_wrong(transform: Transform, plan: DaliPlan) -> Any:
-        steps = tuple(structs.replace(step, **fault.get(type(step), {})) for step in transform.steps)
+        steps = tuple(
+            structs.replace(step, **fault.get(type(step), {})) for step in transform.steps
+        )
         return make_steps_pipeline(replace(transform, steps=steps), plan)
 
     monkeypatch.setattr(parity, "make_steps_pipeline", make_wrong)
@@ -145,6 +169,8 @@ def test_wrong_preprocessing_fails_on_predictions(built, fault, monkeypatch):
     record = derive_preprocessing(wanted, request, store, SilentListener())
     agreement = record.parity.proof.prediction_agreement
     assert agreement is not None
-    few = model == "shapes-segmenter"  # a wrong resize changes 2.3% of its 250 masks: the interval may reach 99.5%
+    few = (
+        model == "shapes-segmenter"
+    )  # a wrong resize changes 2.3% of its 250 masks: the interval may reach 99.5%
     assert record.verdict in ((Verdict.FAIL, Verdict.INCONCLUSIVE) if few else (Verdict.FAIL,))
     assert (agreement.share if few else agreement.ci[1]) < 0.995

@@ -26,8 +26,14 @@ def environment(shared):
 def run_python(environment, *arguments, text=None, cwd=None):
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
-        env=environment, input=text, capture_output=True, text=True, timeout=400, check=False, cwd=cwd,
-    )  # fmt: skip
+        env=environment,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+        cwd=cwd,
+    )
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
@@ -35,7 +41,13 @@ def build_cases(environment, folder, backend, cases):
     """What becomes of a small graph with each set of options."""
     folder.mkdir(exist_ok=True)
     ran = run_python(
-        environment, "-m", "tests.fakes.tensorrt_api.build_case", folder, backend, text=json.dumps(cases), cwd=folder
+        environment,
+        "-m",
+        "tests.fakes.tensorrt_api.build_case",
+        folder,
+        backend,
+        text=json.dumps(cases),
+        cwd=folder,
     )
     assert ran.status == 0, ran.stderr
     return json.loads(ran.stdout)
@@ -51,17 +63,38 @@ TAKEN_BY_TENSORRT = {
     "hardware_compatibility": {"hardware_compatibility": "ampere+"},
     "same_hardware": {"hardware_compatibility": "sameComputeCapability"},
 }
-TAKEN_BY_RTX = {"compute_capabilities": {"compute_capabilities": "8.6,12.0"}, "turing": {"compute_capabilities": "7.5"}}
-REFUSED = {"profiles": ({"profiles": "1:8:64"}, 2, "1:8:64 is outside the batch range of x, 1 to 32")}
+TAKEN_BY_RTX = {
+    "compute_capabilities": {"compute_capabilities": "8.6,12.0"},
+    "turing": {"compute_capabilities": "7.5"},
+}
+REFUSED = {
+    "profiles": ({"profiles": "1:8:64"}, 2, "1:8:64 is outside the batch range of x, 1 to 32")
+}
 REFUSED_BY_TENSORRT = {
-    "compute_capabilities": ({"compute_capabilities": "8.6"}, 2, "hardware_compatibility widens that"),
-    "hardware_compatibility": ({"hardware_compatibility": "turing"}, 2, "choose from none, ampere+"),
+    "compute_capabilities": (
+        {"compute_capabilities": "8.6"},
+        2,
+        "hardware_compatibility widens that",
+    ),
+    "hardware_compatibility": (
+        {"hardware_compatibility": "turing"},
+        2,
+        "choose from none, ampere+",
+    ),
     "timing_cache": ({"timing_cache": "no/such/folder/cache"}, 2, "its folder does not exist"),
 }
 REFUSED_BY_RTX = {
-    "hardware_compatibility": ({"hardware_compatibility": "ampere+"}, 2, "compute_capabilities narrows that"),
+    "hardware_compatibility": (
+        {"hardware_compatibility": "ampere+"},
+        2,
+        "compute_capabilities narrows that",
+    ),
     "timing_cache": ({"timing_cache": "cache"}, 2, "it times no kernels when it builds"),
-    "compute_capabilities": ({"compute_capabilities": "9.0"}, 2, "does not build for 9.0; choose from 7.5, 8.0"),
+    "compute_capabilities": (
+        {"compute_capabilities": "9.0"},
+        2,
+        "does not build for 9.0; choose from 7.5, 8.0",
+    ),
     "no numbers": ({"compute_capabilities": "ada"}, 2, "expected numbers such as 8.6"),
 }
 
@@ -73,7 +106,9 @@ REFUSED_BY_RTX = {
         ("tensorrt-rtx", TAKEN | TAKEN_BY_RTX, REFUSED | REFUSED_BY_RTX),
     ],
 )
-def test_every_option_is_taken_or_refused_with_the_reason(environment, tmp_path, backend, taken, refused) -> None:
+def test_every_option_is_taken_or_refused_with_the_reason(
+    environment, tmp_path, backend, taken, refused
+) -> None:
     cases = {f"taken {name}": case for name, case in taken.items()}
     cases |= {f"refused {name}": case for name, (case, _, _) in refused.items()}
     found = build_cases(environment, tmp_path, backend, cases)
@@ -85,7 +120,9 @@ def test_every_option_is_taken_or_refused_with_the_reason(environment, tmp_path,
     for name, (_, status, text) in refused.items():
         assert text in found[f"refused {name}"]["error"], name
         assert found[f"refused {name}"]["status"] == status, name
-    assert found["taken profiles"]["bytes"] > found["taken default"]["bytes"], "an engine per profile"
+    assert found["taken profiles"]["bytes"] > found["taken default"]["bytes"], (
+        "an engine per profile"
+    )
 
 
 def test_the_timing_cache_is_one_file_for_all_builds(environment, tmp_path) -> None:
@@ -95,7 +132,9 @@ def test_the_timing_cache_is_one_file_for_all_builds(environment, tmp_path) -> N
     cases |= {"none": {}, "other": {"timing_cache": str(other)}}
     found = build_cases(environment, tmp_path / "work", "tensorrt", cases)
     assert cache.read_bytes().startswith(b"ptrtd")
-    assert found["first"]["key"] == found["none"]["key"], "where the cache lies says nothing about the engine"
+    assert found["first"]["key"] == found["none"]["key"], (
+        "where the cache lies says nothing about the engine"
+    )
     assert "timing_cache" in found["other"]["error"]
     assert found["other"]["status"] == 2
     assert other.read_text().startswith("not a timing cache")
@@ -108,17 +147,31 @@ def built(environment, exported, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tensorrt")
     exported(folder / ".optpipe")
     ran = run_python(
-        environment, "-m", "tests.fakes.tensorrt_api.run",
-        "build", "digits", "--backend", "tensorrt", "--precision", "fp32,tf32,fp16,bf16,int8", "--json",
+        environment,
+        "-m",
+        "tests.fakes.tensorrt_api.run",
+        "build",
+        "digits",
+        "--backend",
+        "tensorrt",
+        "--precision",
+        "fp32,tf32,fp16,bf16,int8",
+        "--json",
         cwd=folder,
-    )  # fmt: skip
+    )
     assert ran.status == 0, ran.stderr + ran.stdout
     return folder, ran.document
 
 
 def test_digits_is_built_and_proven_in_every_precision(built) -> None:
     folder, document = built
-    assert [each["precision"] for each in document["artifacts"]] == ["fp32", "tf32", "fp16", "bf16", "int8"]
+    assert [each["precision"] for each in document["artifacts"]] == [
+        "fp32",
+        "tf32",
+        "fp16",
+        "bf16",
+        "int8",
+    ]
     for each in document["artifacts"]:
         assert each["backend"] == "tensorrt"
         assert each["precision_proof"]["proven"], each
@@ -147,4 +200,6 @@ except StageError as error:
     assert "no NVIDIA GPU on this machine" in ran.stdout, ran.stderr
     assert "tensorrt 11.4.0.106 cannot load model.engine" in ran.stdout
     assert "CUDA driver version is insufficient" in ran.stdout, "the library's own reason"
-    assert "[TRT]" not in ran.stdout + ran.stderr, "what the library says is in the error, not printed beside --json"
+    assert "[TRT]" not in ran.stdout + ran.stderr, (
+        "what the library says is in the error, not printed beside --json"
+    )

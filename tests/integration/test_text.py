@@ -51,17 +51,30 @@ def lines(path: Path, count: int, seed: int, *, labeled: bool = True) -> Path:
 def train_reviews(folder: Path) -> None:
     import torch
 
-    tokenizer, draw = make_tokenizer(sorted({"the", "was", *GOOD, *BAD, *NOUNS}), ends=True), random.Random(1)
+    tokenizer, draw = (
+        make_tokenizer(sorted({"the", "was", *GOOD, *BAD, *NOUNS}), ends=True),
+        random.Random(1),
+    )
 
     def compute_loss(model: Any) -> Any:
         pairs = [sentence(draw) for _ in range(32)]
-        batch = tokenizer([text for text, _ in pairs], padding=True, return_tensors="pt", return_token_type_ids=False)
+        batch = tokenizer(
+            [text for text, _ in pairs],
+            padding=True,
+            return_tensors="pt",
+            return_token_type_ids=False,
+        )
         return model(**batch, labels=torch.tensor([LABELS.index(label) for _, label in pairs])).loss
 
     train(
-        folder, tokenizer, transformers.BertForSequenceClassification, compute_loss, 120,
-        num_labels=3, id2label=dict(enumerate(LABELS)),
-    )  # fmt: skip
+        folder,
+        tokenizer,
+        transformers.BertForSequenceClassification,
+        compute_loss,
+        120,
+        num_labels=3,
+        id2label=dict(enumerate(LABELS)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +92,14 @@ def run(folder: Path) -> Run:
     return lambda *arguments: optpipe(*arguments, cwd=folder)
 
 
-def test_from_texts_to_int8_its_accuracy_and_three_verdicts(run: Run, inside: Run, folder: Path) -> None:
-    model, train, validation = f"hf:{folder / 'reviews'}", folder / "train.jsonl", folder / "validation.jsonl"
+def test_from_texts_to_int8_its_accuracy_and_three_verdicts(
+    run: Run, inside: Run, folder: Path
+) -> None:
+    model, train, validation = (
+        f"hf:{folder / 'reviews'}",
+        folder / "train.jsonl",
+        folder / "validation.jsonl",
+    )
     options = ("--data", train, "--sensitivity", "--set", "target=cpu", "--json")
     found = run("calibrate", model, *options).expect(0).document
     assert found["kind"] == "texts"
@@ -90,7 +109,15 @@ def test_from_texts_to_int8_its_accuracy_and_three_verdicts(run: Run, inside: Ru
     assert all(row["cost"]["drop_ci"] for row in found["sensitivity"]["layers"])
     table = found["tables"][found["compared"]["best"]]
     built = run(
-        "build", model, "--precision", "fp32,int8", "--backend", "onnxruntime", "--calibration", table, "--json"
+        "build",
+        model,
+        "--precision",
+        "fp32,int8",
+        "--backend",
+        "onnxruntime",
+        "--calibration",
+        table,
+        "--json",
     ).expect(0)
     assert {each["precision"] for each in built.document["artifacts"]} == {"fp32", "int8"}
     judged = run("evaluate", model, "--data", str(validation), "--accuracy-budget", "10%").expect(0)
@@ -113,7 +140,9 @@ def test_from_texts_to_int8_its_accuracy_and_three_verdicts(run: Run, inside: Ru
     require_three_verdicts(inside, model, folder, found)
 
 
-def test_long_texts_are_refused_before_anything_runs_or_truncated_on_request(run, inside, folder, tmp_path):
+def test_long_texts_are_refused_before_anything_runs_or_truncated_on_request(
+    run, inside, folder, tmp_path
+):
     model, data = f"hf:{folder / 'reviews'}", tmp_path / "long.jsonl"
     assert run("build", model, "--precision", "fp32", "--backend", "onnxruntime").status == 0
     lines(data, 60, seed=4)
@@ -147,8 +176,18 @@ def test_two_lengths_are_measured_apart_with_tokens_per_second(run: Run, folder:
     model = f"hf:{folder / 'reviews'}"
     assert run("build", model, "--precision", "fp32", "--backend", "onnxruntime").status == 0
     quick = (
-        "--batch", "2", "--processes", "1", "--min-time", "0.1", "--set", "warm-up=0.1", "--percentile", "50", "--json",
-    )  # fmt: skip
+        "--batch",
+        "2",
+        "--processes",
+        "1",
+        "--min-time",
+        "0.1",
+        "--set",
+        "warm-up=0.1",
+        "--percentile",
+        "50",
+        "--json",
+    )
     found = run("bench", "reviews", "--precision", "fp32", "--length", "8,32", *quick)
     assert found.status in {0, ExitStatus.STAGE_FAILED}, found.stderr
     by_length = {each["load"]["length"]: each for each in found.document["measurements"]}
@@ -170,18 +209,34 @@ def test_two_lengths_are_measured_apart_with_tokens_per_second(run: Run, folder:
     assert "sequence lengths are compared" in compared["best_reason"]["throughput"]
 
 
-@pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not installed: sudo .ci/install-nsys")
+@pytest.mark.skipif(
+    shutil.which("nsys") is None, reason="nsys is not installed: sudo .ci/install-nsys"
+)
 def test_a_profile_is_of_the_length_that_was_asked_for(run: Run, folder: Path) -> None:
     model = f"hf:{folder / 'reviews'}"
-    which = (model, "--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu", "--stage", "inference")
+    which = (
+        model,
+        "--precision",
+        "fp32",
+        "--backend",
+        "onnxruntime",
+        "--device",
+        "cpu",
+        "--stage",
+        "inference",
+    )
     how = ("--iterations", "3", "--set", "warm-up=1", "--json")
     found = run("profile", *which, "--length", "8,32", *how).expect(0)
     subjects = [each["subject"] for each in found.document["stages"]]
     assert [each["length"] for each in subjects] == [8, 32]
-    assert [each["name"] for each in subjects] == [f"onnxruntime fp32 batch 1 length {length}" for length in (8, 32)]
+    assert [each["name"] for each in subjects] == [
+        f"onnxruntime fp32 batch 1 length {length}" for length in (8, 32)
+    ]
     short, long = (each["profile"]["roofline"]["macs"] for each in found.document["stages"])
     assert long > 4 * short, "the layers' costs are those of the length that ran"
-    refused = run("profile", *which, "--length", "4096", *how, "--workspace", folder / "empty").expect(2)
+    refused = run(
+        "profile", *which, "--length", "4096", *how, "--workspace", folder / "empty"
+    ).expect(2)
     message = "length 4096 is outside the profile 8…32 of reviews\nwiden it with --shape input_ids=1x8:8x32:64x4096"
     assert message in refused.stderr
     assert "export" not in refused.stderr

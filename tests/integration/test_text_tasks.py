@@ -14,7 +14,11 @@ from tests.integration.conftest import build_and_evaluate, optpipe
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
 
-PEOPLE, FIRMS, LAST = ("ada", "grace", "alan", "emmy"), ("acme", "globex", "initech"), ("smith", "jones", "works")
+PEOPLE, FIRMS, LAST = (
+    ("ada", "grace", "alan", "emmy"),
+    ("acme", "globex", "initech"),
+    ("smith", "jones", "works"),
+)
 OTHERS = ("met", "left", "the", "at", "a", "talk", "and", "paid")
 LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG")
 SWAPPED = dict(zip(LABELS, ("O", "B-ORG", "I-ORG", "B-PER", "I-PER"), strict=True))
@@ -55,14 +59,24 @@ def train_tagger(folder: Path) -> None:
         lines = [make_line(draw) for _ in range(64)]
         ids, truths = torch.zeros(64, 16, dtype=torch.long), torch.full((64, 16), -100)
         for row, line in enumerate(lines):
-            ids[row, : len(line["tokens"])] = torch.tensor(tokenizer.convert_tokens_to_ids(line["tokens"]))
-            truths[row, : len(line["tags"])] = torch.tensor([LABELS.index(tag) for tag in line["tags"]])
+            ids[row, : len(line["tokens"])] = torch.tensor(
+                tokenizer.convert_tokens_to_ids(line["tokens"])
+            )
+            truths[row, : len(line["tags"])] = torch.tensor(
+                [LABELS.index(tag) for tag in line["tags"]]
+            )
         return model(ids, attention_mask=(ids > 0).long(), labels=truths).loss
 
     train(
-        folder, tokenizer, transformers.BertForTokenClassification, compute_loss, 500,
-        attention_probs_dropout_prob=0.0, id2label=labels, label2id={label: index for index, label in labels.items()},
-    )  # fmt: skip
+        folder,
+        tokenizer,
+        transformers.BertForTokenClassification,
+        compute_loss,
+        500,
+        attention_probs_dropout_prob=0.0,
+        id2label=labels,
+        label2id={label: index for index, label in labels.items()},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +90,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_from_tags_to_int8_and_its_entities(folder: Path) -> None:
     model = f"hf:{folder / 'tagger'}"
-    judged, found = build_and_evaluate(model, folder, folder / "train.jsonl", folder / "validation.jsonl")
+    judged, found = build_and_evaluate(
+        model, folder, folder / "train.jsonl", folder / "validation.jsonl"
+    )
     assert "the first token of a word decides" in judged.stdout
     assert "F1 drop, points" in judged.stdout
     assert found.task == "token-classification"
@@ -90,5 +106,7 @@ def test_swapped_tags_fail_the_budget(folder: Path) -> None:
     loaded = HuggingFaceSource(str(folder / "tagger")).load(WeightsRequest("default"))
     assert loaded.card.labels == LABELS
     write_lines(folder / "swapped.jsonl", 200, seed=3, swapped=200)
-    ran = optpipe("evaluate", f"hf:{folder / 'tagger'}", "--data", "swapped.jsonl", "--json", cwd=folder).expect(0)
+    ran = optpipe(
+        "evaluate", f"hf:{folder / 'tagger'}", "--data", "swapped.jsonl", "--json", cwd=folder
+    ).expect(0)
     assert json.loads(ran.stdout)["results"][0]["scores"]["scores"][0]["value"] < 0.05

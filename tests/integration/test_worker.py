@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optpipe.core.measurement import InputPool, LoadSpec, Measurement, Mode, Scenario, Subject, Validity
+from optpipe.core.measurement import (
+    InputPool,
+    LoadSpec,
+    Measurement,
+    Mode,
+    Scenario,
+    Subject,
+    Validity,
+)
 from optpipe.measure.measure import measure_load
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.measure.worker.checks import MAX_ROTATED_BATCHES
@@ -19,7 +27,9 @@ FAKES = Path(__file__).parent.parent / "fakes"
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FAKES), prepend=":")
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32))
+    np.save(
+        tmp_path / "x.npy", np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    )
 
     def measured(fault, load=None, **planted):
         plan = SessionPlan(
@@ -29,10 +39,19 @@ def run(tmp_path, monkeypatch):
             tolerance=1e-3,
             streams=(load or LoadSpec(1)).streams,
         )
-        quick = load or LoadSpec(4, min_seconds=0.3, max_seconds=2.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0)
+        quick = load or LoadSpec(
+            4, min_seconds=0.3, max_seconds=2.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0
+        )
         with WorkerProcess(plan, WorkerPool(tmp_path)) as worker:
             inputs = InputPool("synthetic", 64, 0, 0, "0" * 64)
-            blank = Measurement("", Subject(fault, "fake", "fp32", "cpu"), quick, Validity.INVALID, (), inputs=inputs)
+            blank = Measurement(
+                "",
+                Subject(fault, "fake", "fp32", "cpu"),
+                quick,
+                Validity.INVALID,
+                (),
+                inputs=inputs,
+            )
             return measure_load(worker, blank, quick, "m000", tmp_path)[0]
 
     return measured
@@ -47,7 +66,9 @@ def codes(measurement):
     ("stale", "stale-answer"), ("noisy", "dispersion"), ("dies", "died"),
 ])  # fmt: skip
 def test_each_planted_fault_is_caught_by_its_reason(run, fault, code):
-    for _ in range(3):  # a busy neighbor may hide a slow-down, and is named then; it cannot hide a wrong output
+    for _ in range(
+        3
+    ):  # a busy neighbor may hide a slow-down, and is named then; it cannot hide a wrong output
         found = run(fault)
         if code in codes(found):
             break
@@ -59,7 +80,13 @@ def test_each_planted_fault_is_caught_by_its_reason(run, fault, code):
 
 def test_a_sound_runtime_is_measured_without_a_fault_of_its_own(run, tmp_path):
     found = run("none")
-    assert not codes(found) & {"wrong-output", "stale-answer", "cached-answer", "died", "out-of-memory"}
+    assert not codes(found) & {
+        "wrong-output",
+        "stale-answer",
+        "cached-answer",
+        "died",
+        "out-of-memory",
+    }
     assert found.samples > 50
     assert found.latency_ns.minimum >= 0.5e6
     assert found.output_check.passed
@@ -74,7 +101,12 @@ def test_a_burning_neighbor_is_seen(run):
 
     neighbors = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
-        found = run("none", LoadSpec(4, min_seconds=1.5, max_seconds=3.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0))
+        found = run(
+            "none",
+            LoadSpec(
+                4, min_seconds=1.5, max_seconds=3.0, warm_up_seconds=0.1, max_warm_up_seconds=1.0
+            ),
+        )
     finally:
         for neighbor in neighbors:
             neighbor.kill()
@@ -92,7 +124,17 @@ def test_out_of_memory_is_a_row(run):
 def test_host_memory_is_that_of_one_input_at_a_time_and_not_of_the_rotation(run, mode):
     large = 50_000
     small, big = (
-        run("none", LoadSpec(size, mode=mode, percentile=50.0, min_seconds=0.1, max_seconds=1.0, warm_up_seconds=0.1))
+        run(
+            "none",
+            LoadSpec(
+                size,
+                mode=mode,
+                percentile=50.0,
+                min_seconds=0.1,
+                max_seconds=1.0,
+                warm_up_seconds=0.1,
+            ),
+        )
         for size in (1, large)
     )
     assert big.inputs.rotated == MAX_ROTATED_BATCHES
@@ -102,7 +144,13 @@ def test_host_memory_is_that_of_one_input_at_a_time_and_not_of_the_rotation(run,
 
 def test_the_server_scenario_counts_from_when_a_query_was_due(run):
     load = LoadSpec(
-        1, Scenario.SERVER, rate_per_s=3000.0, percentile=90.0, min_seconds=0.5, max_seconds=0.8, warm_up_seconds=0.1
+        1,
+        Scenario.SERVER,
+        rate_per_s=3000.0,
+        percentile=90.0,
+        min_seconds=0.5,
+        max_seconds=0.8,
+        warm_up_seconds=0.1,
     )
     found = run("none", load)  # it can serve 2000 a second
     assert "falling-behind" in codes(found)
@@ -110,7 +158,14 @@ def test_the_server_scenario_counts_from_when_a_query_was_due(run):
     assert 0.5e6 <= found.parts_ns["service"].minimum < found.latency_ns.minimum + 0.5e6
 
 
-LOAD = LoadSpec(1, min_seconds=0.1, max_seconds=1.0, warm_up_seconds=0.05, max_warm_up_seconds=0.2, cache_probes=0)
+LOAD = LoadSpec(
+    1,
+    min_seconds=0.1,
+    max_seconds=1.0,
+    warm_up_seconds=0.05,
+    max_warm_up_seconds=0.2,
+    cache_probes=0,
+)
 BLANK = Measurement("", Subject("none", "fake", "fp32", "cpu"), LOAD, Validity.INVALID, ())
 
 
@@ -118,7 +173,9 @@ BLANK = Measurement("", Subject("none", "fake", "fp32", "cpu"), LOAD, Validity.I
 def plan(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FAKES), prepend=":")
     np.save(tmp_path / "x.npy", np.ones((8, 4), np.float32))
-    return SessionPlan("sessions:planted", {"milliseconds": 0.5, "fault": "none"}, {"x": str(tmp_path / "x.npy")})
+    return SessionPlan(
+        "sessions:planted", {"milliseconds": 0.5, "fault": "none"}, {"x": str(tmp_path / "x.npy")}
+    )
 
 
 def measure(plan, pool, tmp_path, name):
@@ -134,7 +191,9 @@ def is_running(pid):
         return False
 
 
-def test_each_measurement_has_a_process_of_its_own_and_the_next_ones_stand_by(plan, tmp_path, monkeypatch):
+def test_each_measurement_has_a_process_of_its_own_and_the_next_ones_stand_by(
+    plan, tmp_path, monkeypatch
+):
     monkeypatch.setattr("optpipe.measure.process.count_cores", lambda: 3)
     with WorkerPool(tmp_path) as pool:
         pool.expect("fake", 4)
@@ -144,7 +203,9 @@ def test_each_measurement_has_a_process_of_its_own_and_the_next_ones_stand_by(pl
         waiting = list(pool._waiting["fake"])
         assert len(waiting) == 2
         assert all(is_running(each.process.pid) for each in waiting)
-        numpy = next(Path(sys.modules["numpy"].__file__).parent.glob("_core/_multiarray_umath*.so")).name
+        numpy = next(
+            Path(sys.modules["numpy"].__file__).parent.glob("_core/_multiarray_umath*.so")
+        ).name
         assert all(numpy in Path(f"/proc/{each.process.pid}/maps").read_text() for each in waiting)
         found += [measure(plan, pool, tmp_path, name) for name in ("m2", "m3")]
         assert not pool._waiting["fake"]  # no more than were expected

@@ -57,14 +57,23 @@ from optpipe.workspace.runs import begin_run, finish_run
 from optpipe.workspace.seal import store_baseline
 from optpipe.workspace.store import Store
 
-NOT_STEADY = Reason("not-steady", "latency was not stable after warm-up", "increase max-warm-up (--set)", True)
+NOT_STEADY = Reason(
+    "not-steady", "latency was not stable after warm-up", "increase max-warm-up (--set)", True
+)
 
 
 def write_network(folder, width):
     weight = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, (8, width), [0.0] * 8 * width)
-    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [weight])), folder / ONNX)
-    inputs, outputs = (InputSpec("x", "float32", *[(1, 8)] * 3),), (TensorSpec("y", "float32", ("n", 10)),)
-    (folder / CARD).write_text(json.dumps(ModelCard("digits", "digits", Task.OTHER, inputs, outputs).to_dict()))
+    onnx.save(
+        onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [weight])), folder / ONNX
+    )
+    inputs, outputs = (
+        (InputSpec("x", "float32", *[(1, 8)] * 3),),
+        (TensorSpec("y", "float32", ("n", 10)),),
+    )
+    (folder / CARD).write_text(
+        json.dumps(ModelCard("digits", "digits", Task.OTHER, inputs, outputs).to_dict())
+    )
 
 
 @dataclass
@@ -77,7 +86,15 @@ class Workspace:
         return Store(self.path)
 
     def artifact(
-        self, precision="fp16", backend="onnxruntime", *, trained=True, passed=True, proven=True, macs=0.97, width=None
+        self,
+        precision="fp16",
+        backend="onnxruntime",
+        *,
+        trained=True,
+        passed=True,
+        proven=True,
+        macs=0.97,
+        width=None,
     ):
         """With `width`, of an exported network whose one weight has the shape (8, width)."""
         info = artifact_info(
@@ -85,12 +102,18 @@ class Workspace:
             precision=precision,
             options={"threads": 0, "spinning": True},
             weights=WeightsRecord("file" if trained else "random", "0" * 64),
-            precision_proof=proof(precision, macs, proven=proven, reason="as asked" if proven else "3 layers are fp32"),
+            precision_proof=proof(
+                precision, macs, proven=proven, reason="as asked" if proven else "3 layers are fp32"
+            ),
         )
 
         card = str(self.path.parent / "digits.toml")
-        exported = ModelInfo("digits", "card:digits", info.weights, simplified=True, own_precision=None, card=card)
-        asked = {"model": {"weights": {"file": "0" * 64} if trained else {"random": 0}, "width": width}}
+        exported = ModelInfo(
+            "digits", "card:digits", info.weights, simplified=True, own_precision=None, card=card
+        )
+        asked = {
+            "model": {"weights": {"file": "0" * 64} if trained else {"random": 0}, "width": width}
+        }
 
         def export(folder):
             if width is not None:
@@ -98,11 +121,20 @@ class Workspace:
             return exported
 
         model, _ = self.store.produce(ModelInfo, asked, export, listener=SilentListener())
-        recipe = {"test": [precision, backend, trained, proven, macs], "model": model.id, "precision": precision}
+        recipe = {
+            "test": [precision, backend, trained, proven, macs],
+            "model": model.id,
+            "precision": precision,
+        }
         content = f"{backend} {precision} {trained}".encode() * 100
         entry = put(self.store, info, recipe, (model,), {"model.onnx": content})
         checked = VerificationInfo("images", 8, 0.1, 61.2, None, None, None, (), 80, passed)
-        put(self.store, checked, {"artifact": {"id": entry.id, "sha256": entry.sha256("model.onnx")}}, (entry,))
+        put(
+            self.store,
+            checked,
+            {"artifact": {"id": entry.id, "sha256": entry.sha256("model.onnx")}},
+            (entry,),
+        )
         return entry
 
     def bench(
@@ -128,20 +160,30 @@ class Workspace:
         for process, entry, batch in product(range(processes), entries, batches):
             self.counter += 1
             mean_ms = float(levels[process])
-            found = replace(measurement(entry, batch, f"m{self.counter}", **changes), started_utc=get_utc_time())
-            found = replace(found, process=process, host_peak_bytes=found.host_peak_bytes + process * peaks)
+            found = replace(
+                measurement(entry, batch, f"m{self.counter}", **changes), started_utc=get_utc_time()
+            )
+            found = replace(
+                found, process=process, host_peak_bytes=found.host_peak_bytes + process * peaks
+            )
             speed = {"fp32": 1.0, "fp16": 0.8, "int8": 0.6}.get(entry.info.precision, 1.0)
-            drawn = Drawn(mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter, power)
+            drawn = Drawn(
+                mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter, power
+            )
             measurements.append(write_drawn(run, found, drawn))
         write_measurements(run.path, measurements)
-        return finish_run(run, command="optpipe bench digits", parents=[entry.id for entry in entries])
+        return finish_run(
+            run, command="optpipe bench digits", parents=[entry.id for entry in entries]
+        )
 
     def interrupted_bench(self, entry):
         """A bench run that ended while it warmed up: samples, and none of them measured."""
         run = begin_run(self.path, "bench")
         found = measurement(entry, 4, "m1", valid=False)
         found = replace(found, samples=0, interrupted=True, started_utc=get_utc_time())
-        frame = drawn_samples(10.0, 0.2, 50, 4, 0).with_columns(pl.lit(Phase.WARM_UP, pl.UInt8).alias("phase"))
+        frame = drawn_samples(10.0, 0.2, 50, 4, 0).with_columns(
+            pl.lit(Phase.WARM_UP, pl.UInt8).alias("phase")
+        )
         (run.path / "samples").mkdir()
         frame.write_parquet(run.path / found.samples_file)
         write_measurements(run.path, [replace(found, machine_file=None)])
@@ -169,15 +211,32 @@ class Workspace:
             level = hours[int(name[1:])] * factor * np.exp(scatter * generator.standard_normal())
             found = measurement(entry, 1, name, valid=name not in invalid, **changes)
             found = replace(found, started_utc=get_utc_time())
-            found = replace(found, process=len(every), host_peak_bytes=found.host_peak_bytes + len(every) * peaks)
-            every.append(write_drawn(run, found, Drawn(float(level), 0.2, count, 1, seed + len(every))))
+            found = replace(
+                found,
+                process=len(every),
+                host_peak_bytes=found.host_peak_bytes + len(every) * peaks,
+            )
+            every.append(
+                write_drawn(run, found, Drawn(float(level), 0.2, count, 1, seed + len(every)))
+            )
         write_measurements(run.path, every)
         comparison = comparison_from_measurements(every, rounds, PairMetric.P50, seed)
         (run.path / "comparison.json").write_bytes(json_from_record(comparison))
-        return finish_run(run, command="optpipe bench --against", parents=[baseline.id, contender.id])
+        return finish_run(
+            run, command="optpipe bench --against", parents=[baseline.id, contender.id]
+        )
 
     def evaluate(
-        self, entry, lost=0, budget=None, n=1000, *, sha256=None, dataset=None, task="classification", rows=None
+        self,
+        entry,
+        lost=0,
+        budget=None,
+        n=1000,
+        *,
+        sha256=None,
+        dataset=None,
+        task="classification",
+        rows=None,
     ):
         """An evaluation whose source is right everywhere and whose artifact, of the file `sha256`, lost `lost` samples.
 
@@ -185,30 +244,54 @@ class Workspace:
         """
         run = begin_run(self.path, "evaluate")
         classes = [index % 10 for index in range(n)]
-        answers = [[(label + 1) % 10 if index < lost else label] for index, label in enumerate(classes)]
-        frame = {"path": [str(index) for index in range(n)], "sha256": [""] * n, "label": [None] * n, "class": classes}
-        table = pl.DataFrame(frame | {"source:best": [[label] for label in classes], f"{entry.id}:best": answers})
+        answers = [
+            [(label + 1) % 10 if index < lost else label] for index, label in enumerate(classes)
+        ]
+        frame = {
+            "path": [str(index) for index in range(n)],
+            "sha256": [""] * n,
+            "label": [None] * n,
+            "class": classes,
+        }
+        table = pl.DataFrame(
+            frame | {"source:best": [[label] for label in classes], f"{entry.id}:best": answers}
+        )
         if rows is not None:
             names, n = ("truth", "source:prediction", f"{entry.id}:prediction"), len(rows[0])
             table = pl.DataFrame(dict(zip(names, rows, strict=True)))
         table.write_parquet(run.path / "predictions.parquet")
         named = {"name": "digits/validation", "sha256": "0" * 64, **(dataset or {})}
         samples = Dataset(kind="images", count=n, unreadable=(), labeled=True, classes=10, **named)
-        row = EvaluatedModel(entry.info.backend, entry.info.precision, "cpu", n, entry.id, sha256=sha256)
+        row = EvaluatedModel(
+            entry.info.backend, entry.info.precision, "cpu", n, entry.id, sha256=sha256
+        )
         judged = EvaluatedModel("source", "source", "cpu", n), row
-        found = Evaluation("digits", "card:digits", "0", entry.info.weights, samples, budget, judged, "", task=task)
+        found = Evaluation(
+            "digits", "card:digits", "0", entry.info.weights, samples, budget, judged, "", task=task
+        )
         (run.path / "evaluate.json").write_bytes(json_from_record(found))
         finish = partial(
-            finish_run, run, command="optpipe evaluate digits", parents=[entry.id], model="digits", trained=True
+            finish_run,
+            run,
+            command="optpipe evaluate digits",
+            parents=[entry.id],
+            model="digits",
+            trained=True,
         )
-        again: list[Any] = [each for _, stored, each in recompute_evaluation(finish()) if stored in judged]
-        (run.path / "evaluate.json").write_bytes(json_from_record(replace(found, results=tuple(again))))
+        again: list[Any] = [
+            each for _, stored, each in recompute_evaluation(finish()) if stored in judged
+        ]
+        (run.path / "evaluate.json").write_bytes(
+            json_from_record(replace(found, results=tuple(again)))
+        )
         return finish()
 
     def profile(self, entry, trace, sha256=None):
         """A profile run of a recorded trace, as `optpipe profile` writes it, of the file `sha256`."""
         run = begin_run(self.path, "profile")
-        name = pl.col("name").cast(pl.String).replace("iter", "optpipe.iteration").cast(pl.Categorical)
+        name = (
+            pl.col("name").cast(pl.String).replace("iter", "optpipe.iteration").cast(pl.Categorical)
+        )
         write_trace(replace(trace, ranges=trace.ranges.with_columns(name)), run.path / "stage")
         found = profile_from_trace(trace_from_folder(run.path / "stage"))
         subject = StageSubject("fp16 batch 8", "inference", entry.id, sha256=sha256)
@@ -221,19 +304,24 @@ class Workspace:
         *_, exported = self.store.list_entries(ModelInfo)
         generator = np.random.default_rng(3)
         outputs = generator.normal(size=(images, 10))
-        rows = rows_from_outputs(outputs, outputs + noise * generator.normal(size=outputs.shape), classifies=True)
+        rows = rows_from_outputs(
+            outputs, outputs + noise * generator.normal(size=outputs.shape), classifies=True
+        )
         rows = rows.with_columns(pl.format("{}.png", pl.int_range(images)).alias("image"))
         run = begin_run(self.path, "preprocess")
         rows.write_parquet(run.path / "images.parquet")
         proof = proof_from_rows(rows, trained=trained, classifies=True, refused=0)
         record = preprocess_record(proof=proof, images=images, trained=trained)
         worst = tuple(
-            replace(record.parity.worst[0], image=f"{at}.png", file=f"worst-{at}.png") for at in range(len(pictures))
+            replace(record.parity.worst[0], image=f"{at}.png", file=f"worst-{at}.png")
+            for at in range(len(pictures))
         )
         for each, content in zip(worst, pictures, strict=True):
             (run.path / each.file).write_bytes(content)
         parity = replace(record.parity, worst=worst or record.parity.worst)
-        record = replace(record, parity=parity, **({"model_sha256": hash_model(exported.manifest)} | changes))
+        record = replace(
+            record, parity=parity, **({"model_sha256": hash_model(exported.manifest)} | changes)
+        )
         (run.path / "preprocess.json").write_bytes(json_from_record(record))
         return finish_run(run, command="optpipe preprocess digits", model="digits")
 
@@ -256,13 +344,26 @@ class Workspace:
     def release(self, policy, target, listener=None, **wanted):
         """The dossier as `optpipe signoff` writes it, with reports that have no figures."""
         request = SignoffRequest("digits", policy_from_toml(policy), **wanted)
-        return sign_off(request, self.store, target, None, listener or SilentListener(), figures=False)[1]
+        return sign_off(
+            request, self.store, target, None, listener or SilentListener(), figures=False
+        )[1]
 
 
 def measurement(
-    entry, batch, name, *, valid=True, scenario="single-stream", mode="compute", streams=1, rate=None, caveats=(),
-    reasons=(), options=None, max_cv=0.5,
-):  # fmt: skip
+    entry,
+    batch,
+    name,
+    *,
+    valid=True,
+    scenario="single-stream",
+    mode="compute",
+    streams=1,
+    rate=None,
+    caveats=(),
+    reasons=(),
+    options=None,
+    max_cv=0.5,
+):
     return Measurement(
         id=name,
         subject=Subject(
@@ -310,7 +411,9 @@ def draw_files(drawn):
 
 
 def write_drawn(run, found, drawn):
-    for path, content in zip((found.samples_file, found.machine_file), draw_files(drawn), strict=True):
+    for path, content in zip(
+        (found.samples_file, found.machine_file), draw_files(drawn), strict=True
+    ):
         (run.path / path).parent.mkdir(exist_ok=True)
         (run.path / path).write_bytes(content)
     return recompute_measurement(found, Files(run.path))
@@ -344,7 +447,9 @@ def _recompute_once():
 
 def drawn_samples(mean_ms, noise_ms, count, batch, seed):
     generator = np.random.default_rng(seed)
-    durations = (1e6 * np.maximum(generator.normal(mean_ms, noise_ms, count), 0.01)).astype(np.int64)
+    durations = (1e6 * np.maximum(generator.normal(mean_ms, noise_ms, count), 0.01)).astype(
+        np.int64
+    )
     durations[generator.random(count) < 0.01] *= 2
     ends = np.cumsum(durations + 1000)
     starts = ends - durations
@@ -361,7 +466,9 @@ def drawn_samples(mean_ms, noise_ms, count, batch, seed):
         "compute_ns": [None] * count,
         "d2h_ns": [None] * count,
     }
-    return pl.DataFrame(columns).cast({name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})
+    return pl.DataFrame(columns).cast(
+        {name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()}
+    )
 
 
 def drawn_machine(frame, power=None):
@@ -376,7 +483,9 @@ def drawn_machine(frame, power=None):
     if power is not None:
         watts = power * (1 + 0.02 * np.sin(times / 3e8))
         columns["gpu_energy_mj"] = np.cumsum(watts * np.diff(times, prepend=times[0]) / 1e6)
-    return pl.DataFrame(columns).cast({name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()})
+    return pl.DataFrame(columns).cast(
+        {name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
+    )
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,9 @@ def list_contexts(context):
 OPTPIPE: Any = get_command(app)
 HELP = {
     context.command_path.replace(" ", "-"): context
-    for context in list_contexts(OPTPIPE.make_context("optpipe", [], resilient_parsing=True, **WIDTH))
+    for context in list_contexts(
+        OPTPIPE.make_context("optpipe", [], resilient_parsing=True, **WIDTH)
+    )
 }
 
 
@@ -67,5 +69,7 @@ def test_an_int8_convolution_gives_the_frozen_integers():
         step, given = random_convolution(seed=5, activation=activation, added=added, stride=stride)
         whole = compute_step(step, given).contiguous().numpy()
         assert whole.dtype == np.int8
-        found[f"{activation or 'linear'} stride {stride}"] = hashlib.sha256(whole.tobytes()).hexdigest()
+        found[f"{activation or 'linear'} stride {stride}"] = hashlib.sha256(
+            whole.tobytes()
+        ).hexdigest()
     require_frozen(GOLDEN / "int8" / "convolutions.json", json.dumps(found, indent=1) + "\n")

@@ -106,7 +106,9 @@ class MarkedNetwork(ABC):
         """Computes `tensors` from the inputs and the nearest tensors of `given`: the names of those that it needs, and the function."""
 
     @abstractmethod
-    def save(self, tensor: str, given: Iterable[str], values: Mapping[str, Any], folder: Path) -> None:
+    def save(
+        self, tensor: str, given: Iterable[str], values: Mapping[str, Any], folder: Path
+    ) -> None:
         """Writes the graph of `cut`, its inputs out of `values`, and a program that compares it with its compiled form."""
 
 
@@ -151,9 +153,7 @@ class Session(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
 
-OWN_SESSION = (
-    "Triton has no backend for this runtime: it is served by the Python backend, which needs optpipe on the server"
-)
+OWN_SESSION = "Triton has no backend for this runtime: it is served by the Python backend, which needs optpipe on the server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,12 @@ class Backend(ABC):
     def probe_capability(self, device: Device) -> Capability: ...
 
     def find_obstacle(
-        self, device: Device, precision: Precision | None = None, *, anywhere: bool = False, runs: bool = False
+        self,
+        device: Device,
+        precision: Precision | None = None,
+        *,
+        anywhere: bool = False,
+        runs: bool = False,
     ) -> str | None:
         """Why no artifact for `device`, of `precision` if given, can be built here; None if one can.
 
@@ -230,9 +235,7 @@ class Backend(ABC):
         if found is not None and not (found.builds and (found.runs or not runs)):
             return f"{found.why_not}" + (f"; {found.install}" if found.install else "")
         if precision is not None and precision not in (known := self.precisions(device)):
-            return (
-                f"has no {precision} kernels on {device}, only {', '.join(each for each in Precision if each in known)}"
-            )
+            return f"has no {precision} kernels on {device}, only {', '.join(each for each in Precision if each in known)}"
         return None
 
     def choose_device(self, wanted: Device | None) -> Device:
@@ -247,11 +250,17 @@ class Backend(ABC):
         """The options of a build and of a session."""
 
     def runtime_options(self, device: Device) -> dict[str, bool | int | str]:
-        return {each.name: each.default for each in self.describe_options(device) if not each.builds}
+        return {
+            each.name: each.default for each in self.describe_options(device) if not each.builds
+        }
 
-    def merge_options(self, given: Mapping[str, Any], device: Device) -> dict[str, bool | int | str]:
+    def merge_options(
+        self, given: Mapping[str, Any], device: Device
+    ) -> dict[str, bool | int | str]:
         """All options on `device`, with their defaults overridden by `given`; raises `BadInputError` as `merge_options`."""
-        return merge_options(given, {each.name: each.default for each in self.describe_options(device)}, self.name)
+        return merge_options(
+            given, {each.name: each.default for each in self.describe_options(device)}, self.name
+        )
 
     @abstractmethod
     def recipe(self, device: Device, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -273,25 +282,25 @@ class Backend(ABC):
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
         """Loads an artifact. Verify its hash first: deserializing runs code."""
 
-    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:  # noqa: ARG002
+    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
         """The FP32 source, whose ONNX graph is `source`, and the artifact in `request.directory`, with the same names of tensors."""
         raise BadInputError(f"--layers: the tensors inside an engine of {self.name} cannot be read")
 
-    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002
+    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
         """How an artifact is served with the runtime `options`; `version` is the version of `package` in the evidence."""
         return Serving()
 
-    def list_static_batches(self, info: ArtifactInfo) -> tuple[int, ...]:  # noqa: ARG002
+    def list_static_batches(self, info: ArtifactInfo) -> tuple[int, ...]:
         """The batch sizes with dedicated code, which is verified too."""
         return ()
 
     def time_layers(
         self,
-        directory: Path,  # noqa: ARG002
-        info: ArtifactInfo,  # noqa: ARG002
-        options: Mapping[str, Any],  # noqa: ARG002
-        inputs: Mapping[str, "np.ndarray"],  # noqa: ARG002
-        scratch: Path,  # noqa: ARG002
+        directory: Path,
+        info: ArtifactInfo,
+        options: Mapping[str, Any],
+        inputs: Mapping[str, "np.ndarray"],
+        scratch: Path,
     ) -> Mapping[str, float] | None:
         """The median time in ns of each node of an artifact on `inputs`, arrays on the host; None if it cannot be measured.
 
@@ -309,7 +318,9 @@ def prefers_channels_last(precision: Precision, device: Device) -> bool:
     return precision is not Precision.FP32 or device != "cuda"
 
 
-def merge_options(given: Mapping[str, Any], known: Mapping[str, Any], backend: str) -> dict[str, bool | int | str]:
+def merge_options(
+    given: Mapping[str, Any], known: Mapping[str, Any], backend: str
+) -> dict[str, bool | int | str]:
     """`known` defaults overridden by `given`; raises `BadInputError` for an option the backend does not have."""
     if unknown := sorted(set(given) - set(known)):
         raise BadInputError(
@@ -324,11 +335,15 @@ def _parse_like(value: Any, default: Any, key: str) -> Any:
         return value
     try:
         if isinstance(default, bool):
-            return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[value.lower()]
+            return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[
+                value.lower()
+            ]
         found = type(default)(value)
     except (KeyError, ValueError) as error:
         kind = NAMES_OF_KINDS.get(type(default), type(default).__name__)
-        raise BadInputError(f"option {key}={value}: expected {kind}, such as {str(default).lower()}") from error
+        raise BadInputError(
+            f"option {key}={value}: expected {kind}, such as {str(default).lower()}"
+        ) from error
     if isinstance(found, int | float) and found < min(default, 0):
         raise BadInputError(f"option {key}={value}: expected at least {min(default, 0)}")
     largest = 2**63 - 1 if key.endswith("bytes") else 2**31 - 1  # of the runtimes' own integers

@@ -12,7 +12,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from optpipe.backends.base import BuildRequest, BuildResult, Capability, Device, Marked, Option, Serving
+from optpipe.backends.base import (
+    BuildRequest,
+    BuildResult,
+    Capability,
+    Device,
+    Marked,
+    Option,
+    Serving,
+)
 from optpipe.backends.inductor_packages import (
     GENERAL,
     Compilation,
@@ -53,25 +61,33 @@ if TYPE_CHECKING:
 
 LEAST_CAPABILITY = {Precision.FP8: (8, 9), Precision.INT8: (9, 0)}
 """Least compute capability: the INT8 kernels use TMA copies and matrix instructions of Hopper."""
-ON_CPU = (
-    "on a CPU, FP8 shows a GPU's outputs with attention in fp16; it is made for GPUs of compute capability 8.9 or later"
-)
+ON_CPU = "on a CPU, FP8 shows a GPU's outputs with attention in fp16; it is made for GPUs of compute capability 8.9 or later"
 STATIC_BATCHES = "static_batches"
-_MAX_AUTOTUNE = Option("max_autotune", False, "measures more kernels while it compiles", builds=True)
+_MAX_AUTOTUNE = Option(
+    "max_autotune", False, "measures more kernels while it compiles", builds=True
+)
 _STATIC = Option(
     STATIC_BATCHES,
     "",
     "batch sizes, such as 1,64, to compile separately; on a GPU the code is kept only if it is faster",
     builds=True,
 )
-_FUSE = Option("fuse", True, "convolutions and attention by the fastest kernels of optpipe and cuDNN", builds=True)
+_FUSE = Option(
+    "fuse",
+    True,
+    "convolutions and attention by the fastest kernels of optpipe and cuDNN",
+    builds=True,
+)
 OPTIONS: dict[Device, tuple[Option, ...]] = {
     "cpu": (THREADS, _STATIC),
     "cuda": (CUDA_GRAPH, _FUSE, _MAX_AUTOTUNE, _STATIC),
 }
 """With a CUDA graph ResNet-50 in FP16 takes 0.41 instead of 0.97 ms at batch 1 on an H200 with torch 2.11. The capture fails with
 torch's pool of runners, so packages are loaded for a single caller."""
-CONFIGS: dict[Device, Mapping[str, Any]] = {"cpu": {}, "cuda": {"layout_optimization": False, "cpp.vec_isa_ok": False}}
+CONFIGS: dict[Device, Mapping[str, Any]] = {
+    "cpu": {},
+    "cuda": {"layout_optimization": False, "cpp.vec_isa_ok": False},
+}
 """Modules and images are channels last already where that is faster. With torch 2.11's own choice of layouts the first convolution of
 DETR read its input in another layout on an H100 (-3 dB, and 33 instead of 55 dB of the logits). GPU code needs no vector instructions of
 the CPU, which torch would probe for 16 to 25 s."""
@@ -100,13 +116,26 @@ class Inductor(TorchBackend):
         return found
 
     def find_obstacle(
-        self, device: Device, precision: Precision | None = None, *, anywhere: bool = False, runs: bool = False
+        self,
+        device: Device,
+        precision: Precision | None = None,
+        *,
+        anywhere: bool = False,
+        runs: bool = False,
     ) -> str | None:
         found = TorchBackend.find_obstacle(self, device, precision, anywhere=anywhere, runs=runs)
-        return found or (find_old_gpu(device, precision) if precision in LEAST_CAPABILITY and not anywhere else None)
+        return found or (
+            find_old_gpu(device, precision)
+            if precision in LEAST_CAPABILITY and not anywhere
+            else None
+        )
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
-        kernels = {"triton": get_package_version("triton"), "lowering": LOWERING} if device == "cuda" else {}
+        kernels = (
+            {"triton": get_package_version("triton"), "lowering": LOWERING}
+            if device == "cuda"
+            else {}
+        )
         return {
             "torch": get_package_version("torch"),
             **kernels,
@@ -114,9 +143,14 @@ class Inductor(TorchBackend):
             "options": self.merge_options(options, device),
         }
 
-    def merge_options(self, given: Mapping[str, Any], device: Device) -> dict[str, bool | int | str]:
+    def merge_options(
+        self, given: Mapping[str, Any], device: Device
+    ) -> dict[str, bool | int | str]:
         merged = TorchBackend.merge_options(self, given, device)
-        return {**merged, STATIC_BATCHES: ",".join(map(str, parse_static_batches(str(merged[STATIC_BATCHES]))))}
+        return {
+            **merged,
+            STATIC_BATCHES: ",".join(map(str, parse_static_batches(str(merged[STATIC_BATCHES])))),
+        }
 
     def build(self, request: BuildRequest) -> BuildResult:
         return finish_steps(self.build_in_steps(request))
@@ -134,7 +168,10 @@ class Inductor(TorchBackend):
             return (yield from self._build(request, groups, compiling))
 
     def _build(
-        self, request: BuildRequest, groups: list[list[Compilation]], compiling: Steps[dict[str, str]]
+        self,
+        request: BuildRequest,
+        groups: list[list[Compilation]],
+        compiling: Steps[dict[str, str]],
     ) -> Steps[BuildResult]:
         options = self.merge_options(request.options, request.device)
         sizes = _choose_static_batches(request, str(options[STATIC_BATCHES]))
@@ -143,7 +180,10 @@ class Inductor(TorchBackend):
             "compiled_by": get_package_version("torch"),
         }
         on_gpu, lowered = request.device == "cuda", request.precision in LEAST_CAPABILITY
-        configs = {**CONFIGS[request.device], **({"max_autotune": True} if options.get("max_autotune") else {})}
+        configs = {
+            **CONFIGS[request.device],
+            **({"max_autotune": True} if options.get("max_autotune") else {}),
+        }
         rewritten, remarks = _lower(request, options, made)
         export = partial(export_rewritten, rewritten) if rewritten is not None else export_program
         program = export(request)
@@ -158,11 +198,17 @@ class Inductor(TorchBackend):
         low, _, high = request.card.batch_range
         exports = [export] if low < high else []  # otherwise the code for all sizes is for this one
         tactics: Any = made.get("tactics", {})
-        if "convolution" in str(tactics) and not lowered and _find_shortest_mean(rewritten, tactics) < SHORT_US:
+        if (
+            "convolution" in str(tactics)
+            and not lowered
+            and _find_shortest_mean(rewritten, tactics) < SHORT_US
+        ):
             exports.append(export_program)
         static = [
             [
-                Compilation(make(each), request.directory / name_static_package(size, variant), configs)
+                Compilation(
+                    make(each), request.directory / name_static_package(size, variant), configs
+                )
                 for size, each in fixed.items()
             ]
             for variant, make in enumerate(exports)
@@ -178,13 +224,22 @@ class Inductor(TorchBackend):
         use = f" in fp16, to measure {request.precision.upper()} against it"
         for package, what in ((general.package, ""), (rival.package, use)):
             if why_not := failures.get(package.name):
-                raise StageError(f"AOTInductor could not compile {request.card.name}{what}: {why_not}")
+                raise StageError(
+                    f"AOTInductor could not compile {request.card.name}{what}: {why_not}"
+                )
         if request.gpu_lock is not None:
             yield
         if compared:
-            from optpipe.backends.torch_layers.tuning import compare_calls, draw_inputs, explain_speeds
+            from optpipe.backends.torch_layers.tuning import (
+                compare_calls,
+                draw_inputs,
+                explain_speeds,
+            )
 
-            own, half = (load_package(each, request.device) for each in (request.directory / GENERAL, rival.package))
+            own, half = (
+                load_package(each, request.device)
+                for each in (request.directory / GENERAL, rival.package)
+            )
             speeds = compare_calls(own, half, draw_inputs(request.card.inputs))
             rival.package.unlink()
             remarks = (*remarks, *explain_speeds(speeds, request.precision, tactics))
@@ -195,16 +250,21 @@ class Inductor(TorchBackend):
         details = {**record_tensors(request), **made}
         return BuildResult(layers, GENERAL, options, details, remarks=remarks, more_files=more)
 
-    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:  # noqa: ARG002
+    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
         """Compiles the program again, for the samples' shapes."""
         program, _ = _lower(request, info.options, {})
         if program is None:
             program = export_program(request).run_decompositions({}).module()
 
         def compile_program(marked: Any, examples: Sequence[Any]) -> Any:
-            with TemporaryDirectory() as folder, translate_refusals(request.card, "AOTInductor could not compile"):
+            with (
+                TemporaryDirectory() as folder,
+                translate_refusals(request.card, "AOTInductor could not compile"),
+            ):
                 package = Path(folder, GENERAL)
-                Compilation(torch.export.export(marked, tuple(examples)), package, CONFIGS[request.device]).run()
+                Compilation(
+                    torch.export.export(marked, tuple(examples)), package, CONFIGS[request.device]
+                ).run()
                 return load_package(package, request.device)
 
         module = mark_source(request)
@@ -251,9 +311,7 @@ def find_old_gpu(device: Device, precision: Precision) -> str | None:
     if tuple(map(int, gpu.compute_capability.split("."))) >= least:
         return None
     needed = ".".join(map(str, least))
-    return (
-        f"needs a GPU of compute capability {needed} or later for {precision}; {gpu.name} has {gpu.compute_capability}"
-    )
+    return f"needs a GPU of compute capability {needed} or later for {precision}; {gpu.name} has {gpu.compute_capability}"
 
 
 def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
@@ -266,26 +324,42 @@ def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
     return sizes if request.card.batched else ()
 
 
-def _lower(request: BuildRequest, options: Mapping[str, Any], made: dict[str, object]) -> tuple[Any, tuple[str, ...]]:
+def _lower(
+    request: BuildRequest, options: Mapping[str, Any], made: dict[str, object]
+) -> tuple[Any, tuple[str, ...]]:
     """The rewritten program, or None to export the module, and remarks; adds the layers' measured tactics to `made`."""
     half, fp8 = request.precision is Precision.FP16, request.precision is Precision.FP8
     fuse = bool(options.get("fuse"))
     if not (fp8 or request.precision is Precision.INT8 or (half and fuse)):
         return None, ()
     old = fuse and find_old_gpu(request.device, Precision.INT8)
-    said = ("fuse has no effect: optpipe's kernels need a GPU of compute capability 9.0",) if old else ()
+    said = (
+        ("fuse has no effect: optpipe's kernels need a GPU of compute capability 9.0",)
+        if old
+        else ()
+    )
     if half and old:
         return None, said
     from optpipe.backends.torch_fp8 import lower_fp8
     from optpipe.backends.torch_layers.lowering import lower_program
     from optpipe.backends.torch_layers.tuning import draw_inputs, summarize_choices, tune_program
 
-    program, missed = lower_fp8(request, kernels=fuse and not old) if fp8 else lower_program(request)
+    program, missed = (
+        lower_fp8(request, kernels=fuse and not old) if fp8 else lower_program(request)
+    )
     missed = (*missed, *said, *((ON_CPU,) if fp8 and request.device == "cpu" else ()))
     with translate_refusals(request.card, "torch could not run the program of"):
-        measured = tune_program(program, draw_inputs(request.card.inputs)) if request.device == "cuda" else {}
+        measured = (
+            tune_program(program, draw_inputs(request.card.inputs))
+            if request.device == "cuda"
+            else {}
+        )
     if request.precision is Precision.INT8 or any(measured.values()):
-        made |= {"triton": get_package_version("triton"), "lowering": LOWERING, "tactics": summarize_choices(measured)}
+        made |= {
+            "triton": get_package_version("triton"),
+            "lowering": LOWERING,
+            "tactics": summarize_choices(measured),
+        }
     return program, missed
 
 
@@ -307,7 +381,11 @@ def _keep_fastest(
     A size keeps its fastest variant, on a GPU only if it is shown to be faster than the code for all sizes.
     """
     kept, said = [], []
-    general = load_package(request.directory / GENERAL, request.device) if sizes and request.device == "cuda" else None
+    general = (
+        load_package(request.directory / GENERAL, request.device)
+        if sizes and request.device == "cuda"
+        else None
+    )
     for size in sizes:
         names = [name_static_package(size, variant) for variant in range(variants)]
         codes = [request.directory / each for each in names if each not in failures]
@@ -326,7 +404,9 @@ def _keep_fastest(
     return kept, said
 
 
-def _find_fastest(request: BuildRequest, size: int, codes: Sequence[Path], general: Any) -> tuple[Path | None, str]:
+def _find_fastest(
+    request: BuildRequest, size: int, codes: Sequence[Path], general: Any
+) -> tuple[Path | None, str]:
     """The fastest package for `size`, or None and the reason if it is not shown to be faster than `general`, the code for all sizes.
 
     Without `general`, nothing is measured and the first package is returned.
@@ -339,10 +419,15 @@ def _find_fastest(request: BuildRequest, size: int, codes: Sequence[Path], gener
     def compare(one: Any, other: Any) -> "Ratio":
         return next(iter(compare_calls(one, other, inputs).values()))
 
-    inputs, own = draw_inputs(fix_batch(request.card, size).inputs), load_package(best, request.device)
+    inputs, own = (
+        draw_inputs(fix_batch(request.card, size).inputs),
+        load_package(best, request.device),
+    )
     for each in others:
         other = load_package(each, request.device)
         if is_faster(compare(other, own)):
             best, own = each, other
     found = compare(own, general)
-    return (best, "") if is_faster(found) else (None, f"size-specific code is {found} times as fast")
+    return (
+        (best, "") if is_faster(found) else (None, f"size-specific code is {found} times as fast")
+    )

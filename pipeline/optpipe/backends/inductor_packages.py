@@ -39,7 +39,9 @@ def parse_static_batches(text: str) -> tuple[int, ...]:
     """Reads `1,64` as sorted sizes without duplicates, and `none` as no sizes. Raises BadInputError for anything else."""
     sizes = {each.strip() for each in text.split(",") if each.strip()} if text != "none" else set()
     if wrong := sorted(each for each in sizes if not each.isdecimal() or int(each) < 1):
-        raise BadInputError(f"option static_batches={text}: '{wrong[0]}' is not a batch size; example: 1,64")
+        raise BadInputError(
+            f"option static_batches={text}: '{wrong[0]}' is not a batch size; example: 1,64"
+        )
     return tuple(sorted(map(int, sizes)))
 
 
@@ -72,8 +74,17 @@ def compile_packages(
         folder = Path(scratch)
 
         def start(number: int) -> Any:
-            command = [sys.executable, "-m", __name__, str(int(tf32)), str(folder / f"{number}.json"), *lock]
-            return stack.enter_context(open_process_group(command, folder / f"{number}.log", os.environ))
+            command = [
+                sys.executable,
+                "-m",
+                __name__,
+                str(int(tf32)),
+                str(folder / f"{number}.json"),
+                *lock,
+            ]
+            return stack.enter_context(
+                open_process_group(command, folder / f"{number}.log", os.environ)
+            )
 
         started = [start(0)] if lock else []
         yield
@@ -99,7 +110,9 @@ def compile_packages(
                 if said.exists():
                     failures[package.name] = said.read_text(encoding="utf-8")
                 elif not package.exists():
-                    failures[package.name] = "its process ended early; it may have run out of memory"
+                    failures[package.name] = (
+                        "its process ended early; it may have run out of memory"
+                    )
         return failures
 
 
@@ -107,7 +120,11 @@ class Packages:
     """Calls the code for the batch size of its inputs, or the code for all sizes. Packages are loaded on first use."""
 
     def __init__(
-        self, directory: Path, device: Device, inputs: Sequence[TensorSpec], static_batches: Sequence[int]
+        self,
+        directory: Path,
+        device: Device,
+        inputs: Sequence[TensorSpec],
+        static_batches: Sequence[int],
     ) -> None:
         self._directory, self._device = directory, device
         self._batched = (
@@ -173,7 +190,9 @@ def main() -> None:
     jobs = json.loads(file.read_text(encoding="utf-8"))
     with ExitStack() as stack:
         for lock in map(Path, sys.argv[3:]):
-            if any("max_autotune" in configs for *_, configs in jobs):  # times kernels in other places too
+            if any(
+                "max_autotune" in configs for *_, configs in jobs
+            ):  # times kernels in other places too
                 stack.enter_context(hold_lock(lock))
             else:
                 lock_timing(lock)

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators that get Q/DQ pairs; their second input is the weight."""
-_CONVOLUTIONS = {"Conv", "FusedConv", "QLinearConv", "ConvInteger", "NhwcFusedConv", "QLinearConvTranspose"}
+_CONVOLUTIONS = {
+    "Conv",
+    "FusedConv",
+    "QLinearConv",
+    "ConvInteger",
+    "NhwcFusedConv",
+    "QLinearConvTranspose",
+}
 _PRODUCTS = {
     "MatMul",
     "FusedMatMul",
@@ -45,7 +52,17 @@ _NO_ARITHMETIC = {
     "DequantizeLinear", "ReorderInput", "ReorderOutput", "Reshape", "Shape", "Slice", "Split", "Squeeze", "Tile",
     "Transpose", "Unsqueeze",
 }  # fmt: skip
-_KEEPS_VALUES = {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+_KEEPS_VALUES = {
+    "Cast",
+    "Expand",
+    "Flatten",
+    "Identity",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Transpose",
+    "Unsqueeze",
+}
 _WEIGHT_POSITION = {"QLinearConv": 3, "QLinearMatMul": 3, "QGemm": 3}
 
 
@@ -84,7 +101,10 @@ def iterate_graphs(graph: Any) -> Iterator[Any]:
 def list_read_names(node: Any) -> set[str]:
     """The tensors that a node and the graphs inside it read."""
     inner = (each for attribute in node.attribute for each in (attribute.g, *attribute.graphs))
-    return {*node.input, *(name for graph in inner for each in iterate_nodes(graph) for name in each.input)}
+    return {
+        *node.input,
+        *(name for graph in inner for each in iterate_nodes(graph) for name in each.input),
+    }
 
 
 def replace_nodes(graph: Any, nodes: Sequence[Any], constants: Iterable[Any] = ()) -> None:
@@ -188,15 +208,25 @@ def separate_int8_constants(model: Any) -> None:
     onnxslim merges equal ones, and layers may share weights. On a CPU without VNNI, ONNX Runtime 1.31 converts signed weights and
     their zero points to unsigned for each layer (see `EXACT_SUMS`), and refuses one that it has converted before.
     """
-    stored = {each.name: each for each in model.graph.initializer if each.data_type == onnx.TensorProto.INT8}
+    stored = {
+        each.name: each
+        for each in model.graph.initializer
+        if each.data_type == onnx.TensorProto.INT8
+    }
     nodes, seen, own = list(model.graph.node), set[str](), []
-    weights = {each.output[0]: each for each in nodes if each.op_type == "DequantizeLinear" and each.input[0] in stored}
+    weights = {
+        each.output[0]: each
+        for each in nodes
+        if each.op_type == "DequantizeLinear" and each.input[0] in stored
+    }
     for node in nodes:
         for at, name in enumerate(node.input):
             if name in weights and name in seen:
                 own.append(onnx.NodeProto())
                 own[-1].CopyFrom(weights[name])
-                own[-1].name = own[-1].output[0] = node.input[at] = f"{name}_{len(nodes) + len(own)}"
+                own[-1].name = own[-1].output[0] = node.input[at] = (
+                    f"{name}_{len(nodes) + len(own)}"
+                )
             seen.add(name)
         own.append(node)
     del model.graph.node[:]
@@ -221,7 +251,11 @@ def find_index_bounds(model: Any) -> dict[str, int]:
         while ahead:
             tensor = ahead.pop()
             for node in graph.consumers.get(tensor, []):
-                if node.op_type == "Gather" and node.input[1] == tensor and node.input[0] in graph.weights:
+                if (
+                    node.op_type == "Gather"
+                    and node.input[1] == tensor
+                    and node.input[0] in graph.weights
+                ):
                     axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
                     rows = graph.weights[node.input[0]].dims[axis]
                     bounds[name] = min(rows, bounds.get(name, rows))
@@ -233,13 +267,17 @@ def find_index_bounds(model: Any) -> dict[str, int]:
 def find_compared_values(model: Any) -> dict[str, int]:
     """For each graph input that is compared with constants, such as a sampling rate: the first of them."""
     nodes = [each for each in model.graph.node if each.op_type == "Constant"]
-    constants = {node.output[0]: held.t for node in nodes for held in node.attribute if held.HasField("t")}
+    constants = {
+        node.output[0]: held.t for node in nodes for held in node.attribute if held.HasField("t")
+    }
     constants |= {each.name: each for each in model.graph.initializer}
     inputs, found = {each.name for each in model.graph.input}, dict[str, int]()
     for node in (each for each in model.graph.node if each.op_type == "Equal"):
         for name, other in (node.input, reversed(node.input)):
             if name in inputs and other in constants and math.prod(constants[other].dims) == 1:
-                found.setdefault(name, int(onnx.numpy_helper.to_array(constants[other]).reshape(-1)[0]))
+                found.setdefault(
+                    name, int(onnx.numpy_helper.to_array(constants[other]).reshape(-1)[0])
+                )
     return found
 
 
@@ -252,7 +290,14 @@ class GraphTypes(NamedTuple):
 
 def type_name_from_onnx(element_type: int) -> str:
     """`fp32` for `TensorProto.FLOAT`, and so on; other types keep ONNX's name in lower case."""
-    short = {"FLOAT": "fp32", "FLOAT16": "fp16", "BFLOAT16": "bf16", "INT8": "int8", "UINT8": "int8", "DOUBLE": "fp64"}
+    short = {
+        "FLOAT": "fp32",
+        "FLOAT16": "fp16",
+        "BFLOAT16": "bf16",
+        "INT8": "int8",
+        "UINT8": "int8",
+        "DOUBLE": "fp64",
+    }
     name: str = onnx.TensorProto.DataType.Name(element_type)
     return short.get(name, "fp8" if name.startswith("FLOAT8") else name.lower())
 
@@ -284,7 +329,12 @@ def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
                 shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
     for graph in iterate_graphs(model.graph):
         nodes = (each for each in graph.node if each.op_type == "Constant")
-        constants = [(node.output[0], held.t) for node in nodes for held in node.attribute if held.HasField("t")]
+        constants = [
+            (node.output[0], held.t)
+            for node in nodes
+            for held in node.attribute
+            if held.HasField("t")
+        ]
         for name, tensor in (*((each.name, each) for each in graph.initializer), *constants):
             types[name] = type_name_from_onnx(tensor.data_type)
             shapes[name] = tuple(tensor.dims)
@@ -294,7 +344,9 @@ def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
 def _copy_for_inference(model: Any) -> Any:
     """A copy of `model` in which large weights are inputs: shape inference copies the model and needs only their shapes."""
     copy = onnx.ModelProto()
-    if sum(math.prod(each.dims) for each in model.graph.initializer) < 1 << 18:  # ByteSize() takes 0.15 s for 100 MB
+    if (
+        sum(math.prod(each.dims) for each in model.graph.initializer) < 1 << 18
+    ):  # ByteSize() takes 0.15 s for 100 MB
         copy.CopyFrom(model)
         return copy
     copy.ir_version = model.ir_version
@@ -328,13 +380,21 @@ def count_node_macs(node: Any, known: GraphTypes) -> int:
         left = shapes.get(node.input[0])
         transposed = any(each.name == "transA" and each.i for each in node.attribute)
         return math.prod(output) * left[-2 if transposed else -1] if output and left else 0
-    if node.op_type in _RECURRENT:  # each step multiplies each sample by the weights of the input and of the state
+    if (
+        node.op_type in _RECURRENT
+    ):  # each step multiplies each sample by the weights of the input and of the state
         data, weights = shapes.get(node.input[0]), [shapes.get(name) for name in node.input[1:3]]
-        return math.prod(data[:2]) * sum(math.prod(each) for each in weights if each) if data and all(weights) else 0
+        return (
+            math.prod(data[:2]) * sum(math.prod(each) for each in weights if each)
+            if data and all(weights)
+            else 0
+        )
     return 0
 
 
-def layers_from_onnx(model: Any, inputs: Iterable[InputSpec], source: Any = None) -> tuple[LayerType, ...]:
+def layers_from_onnx(
+    model: Any, inputs: Iterable[InputSpec], source: Any = None
+) -> tuple[LayerType, ...]:
     """The nodes of a graph that compute, each with the type of its data input and its MACs.
 
     `source` is the graph that a runtime optimized to `model`: it has the shapes that inference loses at the runtime's operators.
@@ -348,10 +408,18 @@ def layers_from_onnx(model: Any, inputs: Iterable[InputSpec], source: Any = None
     for node in iterate_nodes(model.graph):
         if node.op_type in _NO_ARITHMETIC or not node.input or not node.output:
             continue
-        kind = "int8" if node.op_type in _QUANTIZES_ITS_DATA else known.types.get(node.input[0], "unknown")
-        layers.append(LayerType(node.name or node.output[0], node.op_type, kind, count_node_macs(node, known)))
+        kind = (
+            "int8"
+            if node.op_type in _QUANTIZES_ITS_DATA
+            else known.types.get(node.input[0], "unknown")
+        )
+        layers.append(
+            LayerType(node.name or node.output[0], node.op_type, kind, count_node_macs(node, known))
+        )
     return tuple(
-        layer for layer in layers if layer.type in ("fp32", "fp16", "bf16", "int8", "fp8", "fp64") or layer.macs
+        layer
+        for layer in layers
+        if layer.type in ("fp32", "fp16", "bf16", "int8", "fp8", "fp64") or layer.macs
     )
 
 
@@ -387,7 +455,9 @@ def layers_from_qdq(
     found: dict[str, QuantizedLayer] = {}
     wide = {}
     for node in (each for each in model.graph.node if each.op_type in ("Conv", "Gemm", "MatMul")):
-        straight = node.op_type == "Conv" or any(each.name == "transB" and each.i for each in node.attribute)
+        straight = node.op_type == "Conv" or any(
+            each.name == "transB" and each.i for each in node.attribute
+        )
         data, held = (graph.producers.get(name) for name in node.input[:2])
         if data is None or held is None or {data.op_type, held.op_type} != {"DequantizeLinear"}:
             if node.input[1] in graph.weights:
@@ -395,11 +465,19 @@ def layers_from_qdq(
             continue
         weight = read(held.input[0]) if straight else np.ascontiguousarray(read(held.input[0]).T)
         weight_scale = np.resize(read(held.input[1]).astype(np.float32).reshape(-1), len(weight))
-        after = [each for each in graph.consumers.get(node.output[0], []) if each.op_type == "QuantizeLinear"]
+        after = [
+            each
+            for each in graph.consumers.get(node.output[0], [])
+            if each.op_type == "QuantizeLinear"
+        ]
         output_scale = float(read(after[0].input[1])) if after else None
-        found[node.name] = QuantizedLayer(node.name, weight, weight_scale, float(read(data.input[1])), output_scale)
+        found[node.name] = QuantizedLayer(
+            node.name, weight, weight_scale, float(read(data.input[1])), output_scale
+        )
     for name, values in wide.items():
-        if (twin := next((each for each in found.values() if have_same_weights(values, each)), None)) is not None:
+        if (
+            twin := next((each for each in found.values() if have_same_weights(values, each)), None)
+        ) is not None:
             found[name] = replace(twin, name=name, kept=True)
     return tuple(found[node.name] for node in model.graph.node if node.name in found)
 
@@ -412,7 +490,9 @@ _FLOATS = {"fp32": "float32", "fp16": "float16"}
 
 def expose_tensors(model: Any, tensors: Iterable[str]) -> Any:
     present = {each.name for each in (*model.graph.output, *model.graph.input)}
-    new = [onnx.helper.make_empty_tensor_value_info(name) for name in tensors if name not in present]
+    new = [
+        onnx.helper.make_empty_tensor_value_info(name) for name in tensors if name not in present
+    ]
     model.graph.output.extend(new)
     return model
 
@@ -461,10 +541,20 @@ class MarkedGraph(MarkedNetwork):
         open_graph: Callable[[Any, Any], Run],
         reproduce: str = "",
     ) -> None:
-        self._model, self._open, self._reproduce, inputs = model, open_graph, reproduce, tuple(inputs)
+        self._model, self._open, self._reproduce, inputs = (
+            model,
+            open_graph,
+            reproduce,
+            tuple(inputs),
+        )
         known, stored = infer_graph_types(written, inputs), OnnxGraph(written).weights
         produced, fed = OnnxGraph(model).producers.keys(), {each.name for each in inputs}
-        wide = {name for node in written.graph.node if node.op_type != "QuantizeLinear" for name in node.input}
+        wide = {
+            name
+            for node in written.graph.node
+            if node.op_type != "QuantizeLinear"
+            for name in node.input
+        }
         self._places: dict[str, _Place] = {}
         self.layers, self.ranges = {}, {}
         for node in written.graph.node:
@@ -473,19 +563,31 @@ class MarkedGraph(MarkedNetwork):
             fed.update(node.output)
             for name in node.output if node.op_type not in _NO_ARITHMETIC else ():
                 if (kind := known.types.get(name)) in _FLOATS:
-                    self.layers[name], self._places[name] = node.op_type, _Place(name, _FLOATS[kind])
-            if node.op_type == "QuantizeLinear" and len(node.input) > 2 and {*node.input[1:]} <= stored.keys():
+                    self.layers[name], self._places[name] = (
+                        node.op_type,
+                        _Place(name, _FLOATS[kind]),
+                    )
+            if (
+                node.op_type == "QuantizeLinear"
+                and len(node.input) > 2
+                and {*node.input[1:]} <= stored.keys()
+            ):
                 source = node.input[0]
                 scale, zero = (onnx.numpy_helper.to_array(stored[each]) for each in node.input[1:])
                 if scale.size == 1 and zero.dtype.kind in "iu":
-                    place, ends = _Place(node.output[0], str(zero.dtype), float(scale), int(zero)), np.iinfo(zero.dtype)
+                    place, ends = (
+                        _Place(node.output[0], str(zero.dtype), float(scale), int(zero)),
+                        np.iinfo(zero.dtype),
+                    )
                     low, high = ((each - place.zero) * place.scale for each in (ends.min, ends.max))
                     self.ranges[source] = low, high
                     if source not in produced & self._places.keys() or (
                         source not in wide and place.tensor in produced
                     ):
                         self._places[source] = place
-        self.layers = {name: op for name, op in self.layers.items() if self._places[name].tensor in produced}
+        self.layers = {
+            name: op for name, op in self.layers.items() if self._places[name].tensor in produced
+        }
         self.sizes = {name: math.prod(known.shapes.get(name, (0,))) for name in self.layers}
         inner = sum(len(each.node) for each in iterate_graphs(model.graph)) - len(model.graph.node)
         self.hidden = f"{inner} operators inside If, Loop or Scan" if inner else ""
@@ -497,7 +599,10 @@ class MarkedGraph(MarkedNetwork):
         """The graph that computes `tensors`, the names of `given` that it needs, and the output with the place of each tensor."""
         inner, nodes = {self._places[name].tensor: name for name in given}, []
         places = {name: self._places.get(name, _Place(name)) for name in tensors}
-        outputs = {name: (place.tensor + "/own" * (place.tensor in inner), place) for name, place in places.items()}
+        outputs = {
+            name: (place.tensor + "/own" * (place.tensor in inner), place)
+            for name, place in places.items()
+        }
         read = {output for output, _ in outputs.values()}
         for node in reversed(self._model.graph.node):
             own = onnx.NodeProto()
@@ -523,11 +628,15 @@ class MarkedGraph(MarkedNetwork):
         for place, value in ((self._places[name], values[name]) for name in needed):
             if place.dtype not in _FLOATS.values():
                 ends = np.iinfo(place.dtype)
-                value = np.clip(np.rint(value / np.float32(place.scale)) + place.zero, ends.min, ends.max)
+                value = np.clip(
+                    np.rint(value / np.float32(place.scale)) + place.zero, ends.min, ends.max
+                )
             feeds[place.tensor] = value.astype(place.dtype, copy=False)
             if place.tensor not in known:
                 kind = onnx.helper.np_dtype_to_tensor_dtype(feeds[place.tensor].dtype)
-                model.graph.input.append(onnx.helper.make_tensor_value_info(place.tensor, kind, [None] * value.ndim))
+                model.graph.input.append(
+                    onnx.helper.make_tensor_value_info(place.tensor, kind, [None] * value.ndim)
+                )
         return feeds
 
     def cut(self, tensors: Iterable[str], given: Iterable[str] = ()) -> tuple[tuple[str, ...], Run]:
@@ -547,14 +656,20 @@ class MarkedGraph(MarkedNetwork):
 
         return (*needed,), run
 
-    def save(self, tensor: str, given: Iterable[str], values: "Mapping[str, NDArray[Any]]", folder: Path) -> None:
+    def save(
+        self, tensor: str, given: Iterable[str], values: "Mapping[str, NDArray[Any]]", folder: Path
+    ) -> None:
         model, needed, outputs = self._cut_model((tensor,), given)
         feeds = self._feed(model, needed, values)
         for each in model.graph.input:
             kind = each.type.tensor_type.elem_type
-            each.CopyFrom(onnx.helper.make_tensor_value_info(each.name, kind, feeds[each.name].shape))
+            each.CopyFrom(
+                onnx.helper.make_tensor_value_info(each.name, kind, feeds[each.name].shape)
+            )
         folder.mkdir(parents=True, exist_ok=True)
         onnx.save(onnx.shape_inference.infer_shapes(model), folder / "subgraph.onnx")
         np.savez(folder / "inputs.npz", *[feeds[each.name] for each in model.graph.input])
-        text = REPRODUCER.format(tensor=tensor, reproduce=self._reproduce, zero=outputs[tensor][1].zero)
+        text = REPRODUCER.format(
+            tensor=tensor, reproduce=self._reproduce, zero=outputs[tensor][1].zero
+        )
         (folder / "reproduce.py").write_text(text, encoding="utf-8")

@@ -22,7 +22,13 @@ from optpipe.backends.base import (
     Session,
     prefers_channels_last,
 )
-from optpipe.backends.onnx_graph import MarkedGraph, OnnxGraph, layers_from_onnx, load_onnx, replace_nodes
+from optpipe.backends.onnx_graph import (
+    MarkedGraph,
+    OnnxGraph,
+    layers_from_onnx,
+    load_onnx,
+    replace_nodes,
+)
 from optpipe.backends.onnxruntime_session import (
     PROVIDERS,
     QDQ_AS_WRITTEN,
@@ -81,13 +87,17 @@ class OnnxRuntime(Backend):
     def precisions(self, device: Device) -> frozenset[Precision]:
         """All except FP8 on a GPU. The CPU provider computes FP16 and BF16 in FP32, so the CPU has only FP32 and INT8."""
         return (
-            frozenset(Precision) - {Precision.FP8} if device == "cuda" else frozenset((Precision.FP32, Precision.INT8))
+            frozenset(Precision) - {Precision.FP8}
+            if device == "cuda"
+            else frozenset((Precision.FP32, Precision.INT8))
         )
 
     def probe_capability(self, device: Device) -> Capability:
         version = get_package_version("onnxruntime-gpu") or get_package_version("onnxruntime")
         if version is None:
-            return Capability(False, False, None, "onnxruntime is not installed", "`pip install onnxruntime-gpu`")
+            return Capability(
+                False, False, None, "onnxruntime is not installed", "`pip install onnxruntime-gpu`"
+            )
         if device == "cuda" and not list_gpus():
             return Capability(False, False, version, "no NVIDIA GPU on this machine")
         return Capability(True, True, version)
@@ -117,10 +127,17 @@ class OnnxRuntime(Backend):
         if separate_biases(model) if on_gpu else protect_convolutions(model):
             onnx.save(model, target)
         layers = layers_from_onnx(model, request.card.inputs, source)
-        if request.precision is Precision.TF32:  # cuDNN and cuBLAS may then use TF32 for FP32 products
-            layers = tuple(replace(each, type="tf32") if each.macs and each.type == "fp32" else each for each in layers)
+        if (
+            request.precision is Precision.TF32
+        ):  # cuDNN and cuBLAS may then use TF32 for FP32 products
+            layers = tuple(
+                replace(each, type="tf32") if each.macs and each.type == "fp32" else each
+                for each in layers
+            )
         tensor_cores = on_gpu and may_use_tensor_cores(layers)
-        switched_off = _find_options_to_disable(target, request, options, tensor_cores) if on_gpu else {}
+        switched_off = (
+            _find_options_to_disable(target, request, options, tensor_cores) if on_gpu else {}
+        )
         options |= dict.fromkeys(switched_off, False)
         in_int8 = any(layer.type == "int8" and layer.macs for layer in layers)
         if request.precision is Precision.INT8 and not on_gpu and not in_int8:
@@ -129,23 +146,33 @@ class OnnxRuntime(Backend):
                 "leave int8 out of --precision, or build it for another runtime (--backend tensorrt-rtx)"
             )
         remarks = tuple(f"{name} is off: {reason}" for name, reason in switched_off.items())
-        with OnnxRuntimeSession(target, request.device, options, tensor_cores=tensor_cores) as session:
+        with OnnxRuntimeSession(
+            target, request.device, options, tensor_cores=tensor_cores
+        ) as session:
             placement = session.find_placement(layers)
-        return BuildResult(layers, GRAPH_FILE, options, {"tensor_cores": tensor_cores}, placement, remarks=remarks)
+        return BuildResult(
+            layers, GRAPH_FILE, options, {"tensor_cores": tensor_cores}, placement, remarks=remarks
+        )
 
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
         merged = self.merge_options({**info.options, **options}, info.device)
         tensor_cores = bool(info.details.get("tensor_cores"))
-        return OnnxRuntimeSession(directory / GRAPH_FILE, info.device, merged, tensor_cores=tensor_cores)
+        return OnnxRuntimeSession(
+            directory / GRAPH_FILE, info.device, merged, tensor_cores=tensor_cores
+        )
 
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
         options = {**self.merge_options(info.options, info.device), "cuda_graph": False}
 
         def open_graph(model: Any, _: object) -> Run:
             cores = bool(info.details.get("tensor_cores"))
-            return OnnxRuntimeSession(model.SerializeToString(), info.device, options, tensor_cores=cores).run
+            return OnnxRuntimeSession(
+                model.SerializeToString(), info.device, options, tensor_cores=cores
+            ).run
 
-        stored, written = (load_onnx(each) for each in (request.directory / GRAPH_FILE, request.graph))
+        stored, written = (
+            load_onnx(each) for each in (request.directory / GRAPH_FILE, request.graph)
+        )
         inputs = request.card.inputs
         again = REPRODUCE.format(provider=PROVIDERS[info.device])
 
@@ -160,7 +187,9 @@ class OnnxRuntime(Backend):
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
         """Triton's own backend takes only the number of threads; a folder takes every option."""
         on_gpu = info.device == "cuda"
-        provider = {"use_tf32": "0", "prefer_nhwc": str(int(bool(options.get("nhwc"))))} if on_gpu else {}
+        provider = (
+            {"use_tf32": "0", "prefer_nhwc": str(int(bool(options.get("nhwc"))))} if on_gpu else {}
+        )
         spinning = {} if options.get("spinning", True) else {"session.intra_op.allow_spinning": "0"}
         runtime = {
             "threads": int(options.get("threads", 0)),
@@ -191,7 +220,9 @@ class OnnxRuntime(Backend):
         if info.device != "cpu":
             return None
         merged = self.merge_options(options, info.device)
-        with OnnxRuntimeSession(directory / GRAPH_FILE, "cpu", merged, profile=scratch / "nodes") as session:
+        with OnnxRuntimeSession(
+            directory / GRAPH_FILE, "cpu", merged, profile=scratch / "nodes"
+        ) as session:
             for _ in range(5):
                 session.run(inputs)
             return read_node_times(session.end_profiling())
@@ -276,7 +307,9 @@ def separate_biases(model: Any) -> int:
         terms = [node.output[0], shaped]
         if weight.dims[1] % FUSED_CHANNEL_MULTIPLE:
             terms.reverse()  # ConvAddFusion looks for the constant as the second input, so this one stays an addition
-        nodes.append(onnx.helper.make_node("Add", terms, [output], name=f"{node.name or output}_bias"))
+        nodes.append(
+            onnx.helper.make_node("Add", terms, [output], name=f"{node.name or output}_bias")
+        )
     count = len(nodes) - len(model.graph.node)
     replace_nodes(model.graph, nodes, biases.values())
     return count
@@ -310,7 +343,11 @@ def protect_convolutions(model: Any) -> int:
     graph, found = OnnxGraph(model), []
     for node in model.graph.node:
         producer, weight = graph.producers.get(node.input[0] if node.input else ""), None
-        if node.op_type == "Conv" and producer is not None and producer.op_type == "DequantizeLinear":
+        if (
+            node.op_type == "Conv"
+            and producer is not None
+            and producer.op_type == "DequantizeLinear"
+        ):
             weight = graph.weights.get(node.input[1])
         if weight is not None and weight.data_type == onnx.TensorProto.FLOAT:
             found.append(node)

@@ -29,8 +29,12 @@ session = ort.InferenceSession(str(HERE / SETTINGS["engine"]), options, provider
 if SETTINGS["pipeline"]:
     from nvidia.dali.pipeline import Pipeline
 
-    pipeline = Pipeline.deserialize(filename=str(HERE / SETTINGS["pipeline"]), **SETTINGS["pipeline_options"])
-    one_at_a_time = threading.Lock()  # a server calls from several threads, and the pipeline is for one
+    pipeline = Pipeline.deserialize(
+        filename=str(HERE / SETTINGS["pipeline"]), **SETTINGS["pipeline_options"]
+    )
+    one_at_a_time = (
+        threading.Lock()
+    )  # a server calls from several threads, and the pipeline is for one
 
 
 def preprocess(images: list[bytes]) -> np.ndarray:
@@ -60,7 +64,9 @@ def require_fitting(inputs: dict[str, np.ndarray]) -> None:
             raise ValueError(f"input '{name}' is {array.dtype}; the model takes {spec['dtype']}")
         sizes = zip(low, array.shape, high)  # noqa: B905
         if array.ndim != len(low) or not all(least <= size <= most for least, size, most in sizes):
-            raise ValueError(f"input '{name}' has the shape {list(array.shape)}; the engine takes {low} to {high}")
+            raise ValueError(
+                f"input '{name}' has the shape {list(array.shape)}; the engine takes {low} to {high}"
+            )
         if spec["batch"] is not None:
             batches[name] = array.shape[spec["batch"]]
     if len(set(batches.values())) > 1:
@@ -76,7 +82,9 @@ def infer(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def predict(images: list[bytes]) -> list[tuple[str, float]]:
     """The best class of each encoded image with its score, for a classifier: the first output has a score per class."""
     if not SETTINGS["classifies"]:
-        raise ValueError("predict() names classes of images, which this model does not: call infer() with tensors")
+        raise ValueError(
+            "predict() names classes of images, which this model does not: call infer() with tensors"
+        )
     scores = next(iter(infer({SETTINGS["input"]: preprocess(images)}).values()))
     labels = SETTINGS["labels"] or [str(index) for index in range(scores.shape[1])]
     return [(labels[row.argmax()], float(row.max())) for row in scores]

@@ -41,7 +41,12 @@ to 63.4% mIoU. Processors with VNNI ignore the setting. Source: onnxruntime_sess
 
 
 def create_inference_session(
-    graph: Path | bytes, device: Device, options: Any, provider: Mapping[str, str], *, quantize_floats: bool = False
+    graph: Path | bytes,
+    device: Device,
+    options: Any,
+    provider: Mapping[str, str],
+    *,
+    quantize_floats: bool = False,
 ) -> Any:
     """An `onnxruntime.InferenceSession` of a file or of a serialized graph; `provider` holds the CUDA provider's options.
 
@@ -49,7 +54,9 @@ def create_inference_session(
 
     Raises StageError if ONNX Runtime refuses the graph, MissingError if its CUDA provider does not start.
     """
-    ort.set_default_logger_severity(4)  # real errors are raised; cuDNN logs attempts at fusion as errors
+    ort.set_default_logger_severity(
+        4
+    )  # real errors are raised; cuDNN logs attempts at fusion as errors
     options.log_severity_level = 4
     options.add_session_config_entry(*RECORD_ASSIGNMENT)
     if device == "cuda":
@@ -60,10 +67,14 @@ def create_inference_session(
         options.add_session_config_entry(*EXACT_SUMS)
         providers = [PROVIDERS["cpu"]]
     try:
-        left_out = [BIAS_FUSION_PASS] if device == "cuda" and provider.get("fuse_conv_bias") != "1" else []
+        left_out = (
+            [BIAS_FUSION_PASS] if device == "cuda" and provider.get("fuse_conv_bias") != "1" else []
+        )
         left_out += [] if device == "cuda" or quantize_floats else [WEIGHT_PASS]
         source = str(graph) if isinstance(graph, Path) else graph
-        session = ort.InferenceSession(source, options, providers=providers, disabled_optimizers=left_out)
+        session = ort.InferenceSession(
+            source, options, providers=providers, disabled_optimizers=left_out
+        )
     except (
         state.Fail,
         state.InvalidGraph,
@@ -87,7 +98,9 @@ def _reason(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rpartition(" : ")[2].rpartition("&) ")[2][:240]
 
 
-def optimize_graph(graph: Path, target: Path, device: Device, *, quantize_floats: bool = False) -> None:
+def optimize_graph(
+    graph: Path, target: Path, device: Device, *, quantize_floats: bool = False
+) -> None:
     """Writes the graph as the provider fuses it. Layouts depend on the processor, so loading changes them, not this.
 
     See `create_inference_session` for `quantize_floats`.
@@ -141,7 +154,9 @@ class OnnxRuntimeSession:
         if device == "cuda":
             provider = {
                 "user_compute_stream": str(_get_stream_handle()),
-                "use_tf32": str(int(tensor_cores)),  # of every type: see onnxruntime.may_use_tensor_cores
+                "use_tf32": str(
+                    int(tensor_cores)
+                ),  # of every type: see onnxruntime.may_use_tensor_cores
                 "prefer_nhwc": str(int(options["nhwc"])),
                 "enable_cuda_graph": str(int(options["cuda_graph"])),
                 "cudnn_conv_algo_search": str(options["cudnn_search"]),
@@ -177,11 +192,18 @@ class OnnxRuntimeSession:
         """Buffers for these shapes; with `cuda_graph`, each binding has its own graph."""
         outputs = self.run(inputs)
         if self.device == "cpu":
-            given = {name: array.copy(order="C") for name, array in inputs.items()}  # a binding needs contiguous arrays
-            return OnnxRuntimeBinding(self._session, given, {name: value.copy() for name, value in outputs.items()})
+            given = {
+                name: array.copy(order="C") for name, array in inputs.items()
+            }  # a binding needs contiguous arrays
+            return OnnxRuntimeBinding(
+                self._session, given, {name: value.copy() for name, value in outputs.items()}
+            )
         self._graphs += 1
         filled = {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
-        empty = {name: torch.empty_like(torch.from_numpy(array), device="cuda") for name, array in outputs.items()}
+        empty = {
+            name: torch.empty_like(torch.from_numpy(array), device="cuda")
+            for name, array in outputs.items()
+        }
         return self.bind_in_place(filled, empty, self._graphs if self._cuda_graph else None)
 
     def bind_in_place(
@@ -199,7 +221,10 @@ class OnnxRuntimeSession:
 def mark_source(path: Path, inputs: Iterable[InputSpec]) -> MarkedGraph:
     model = load_onnx(path)
     return MarkedGraph(
-        model, model, inputs, lambda marked, _: OnnxRuntimeSession(marked.SerializeToString(), "cpu", {}).run
+        model,
+        model,
+        inputs,
+        lambda marked, _: OnnxRuntimeSession(marked.SerializeToString(), "cpu", {}).run,
     )
 
 
@@ -216,7 +241,9 @@ def mark_as_written(graph: Any, inputs: Iterable[InputSpec], device: Device) -> 
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
 
     def open_graph(model: Any, _: object) -> Run:
-        session = create_inference_session(model.SerializeToString(), device, options, {"use_tf32": "0"})
+        session = create_inference_session(
+            model.SerializeToString(), device, options, {"use_tf32": "0"}
+        )
         names = [each.name for each in session.get_outputs()]
         return lambda feeds: dict(zip(names, session.run(None, dict(feeds)), strict=True))
 
@@ -227,7 +254,10 @@ def read_node_times(profile: Path) -> dict[str, float]:
     """The median time in ns of each node in an ONNX Runtime profile. Raises StageError for another file."""
     try:
         times = group_pairs(
-            (str(event["name"]).removesuffix(_NODE_SUFFIX), 1_000 * int(event["dur"]))  # whole microseconds
+            (
+                str(event["name"]).removesuffix(_NODE_SUFFIX),
+                1_000 * int(event["dur"]),
+            )  # whole microseconds
             for event in json.loads(profile.read_text(encoding="utf-8"))
             if event.get("cat") == "Node" and str(event.get("name", "")).endswith(_NODE_SUFFIX)
         )
@@ -244,7 +274,10 @@ def _get_stream_handle() -> int:
 
 
 def _make_spec(value: Any) -> TensorSpec:
-    shape = tuple(size if isinstance(size, int) else str(size or f"dim{axis}") for axis, size in enumerate(value.shape))
+    shape = tuple(
+        size if isinstance(size, int) else str(size or f"dim{axis}")
+        for axis, size in enumerate(value.shape)
+    )
     return TensorSpec(value.name, _ORT_TYPES.get(value.type, value.type), shape)
 
 
@@ -252,11 +285,18 @@ class OnnxRuntimeBinding:
     """NumPy arrays, or CUDA tensors, bound without a copy; the outputs have the shapes of the session's."""
 
     def __init__(
-        self, session: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any], options: Any | None = None
+        self,
+        session: Any,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        options: Any | None = None,
     ) -> None:
         self.inputs, self.outputs = dict(inputs), dict(outputs)
         self._session, self._options, self._io = session, options, session.io_binding()
-        for bind, values in ((self._io.bind_input, self.inputs), (self._io.bind_output, self.outputs)):
+        for bind, values in (
+            (self._io.bind_input, self.inputs),
+            (self._io.bind_output, self.outputs),
+        ):
             for name, value in values.items():
                 dtype = np.dtype(str(value.dtype).removeprefix("torch."))
                 if isinstance(value, np.ndarray):
@@ -283,12 +323,23 @@ def placement_from_session(session: Any, provider: str, layers: Iterable[LayerTy
     macs = {layer.name: layer.macs for layer in layers}
     total = sum(macs.values())
     assigned = [
-        (part.ep_name, node) for part in session.get_provider_graph_assignment_info() for node in part.get_nodes()
+        (part.ep_name, node)
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
     ]
     nodes = [
-        PlacedNode(node.name, node.op_type, found, macs.get(node.name, 0) / total if total else 1 / len(assigned))
+        PlacedNode(
+            node.name,
+            node.op_type,
+            found,
+            macs.get(node.name, 0) / total if total else 1 / len(assigned),
+        )
         for found, node in assigned
     ]
-    elsewhere = sorted((node for node in nodes if node.provider != provider), key=lambda node: -node.share)
+    elsewhere = sorted(
+        (node for node in nodes if node.provider != provider), key=lambda node: -node.share
+    )
     share, unit = sum(node.share for node in elsewhere), "MACs" if total else "nodes"
-    return Placement(provider, len(nodes), len(elsewhere), share, tuple(elsewhere[:MAX_OTHERS]), unit)
+    return Placement(
+        provider, len(nodes), len(elsewhere), share, tuple(elsewhere[:MAX_OTHERS]), unit
+    )

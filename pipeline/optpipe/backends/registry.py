@@ -15,11 +15,20 @@ from optpipe.core.precision import Precision
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
-    for backend in (TENSORRT, TENSORRT_RTX, TorchTensorRT(), OnnxRuntime(), Inductor(), TorchEager())
+    for backend in (
+        TENSORRT,
+        TENSORRT_RTX,
+        TorchTensorRT(),
+        OnnxRuntime(),
+        Inductor(),
+        TorchEager(),
+    )
 }
 
 
-def backends_from_text(text: str, device: Device | None, precisions: Collection[Precision] = ()) -> tuple[Backend, ...]:
+def backends_from_text(
+    text: str, device: Device | None, precisions: Collection[Precision] = ()
+) -> tuple[Backend, ...]:
     """Reads `--backend`: names, `all`, or `auto`.
 
     `auto` is the best backend that can run here and every backend that builds here ahead of time; for FP8 also those that have it.
@@ -30,18 +39,24 @@ def backends_from_text(text: str, device: Device | None, precisions: Collection[
     ahead: list[Backend] = []
     runnable: list[Backend] = []
     for backend in BACKENDS.values() if "auto" in words else ():
-        found = [backend.probe_capability(each) for each in backend.devices() if device in (None, each)]
+        found = [
+            backend.probe_capability(each) for each in backend.devices() if device in (None, each)
+        ]
         if not runnable and any(each.runs and each.builds for each in found):
             runnable = [backend]
         elif backend.ahead_of_time and any(each.builds for each in found):
             ahead.append(backend)
     automatic = (*ahead, *runnable)
     if automatic and Precision.FP8 in precisions:
-        automatic += tuple(each for each in BACKENDS.values() if Precision.FP8 in each.precisions("cuda"))
+        automatic += tuple(
+            each for each in BACKENDS.values() if Precision.FP8 in each.precisions("cuda")
+        )
     return tuple(dict.fromkeys((*automatic, *(BACKENDS[word] for word in words if word != "auto"))))
 
 
-def resolve_effective_options(info: ArtifactInfo, given: Mapping[str, Any]) -> dict[str, bool | int | str]:
+def resolve_effective_options(
+    info: ArtifactInfo, given: Mapping[str, Any]
+) -> dict[str, bool | int | str]:
     """An artifact's runtime options, overridden by `given`, whose text is parsed.
 
     Raises BadInputError for an option that its backend does not have or that only a build takes.
@@ -51,7 +66,9 @@ def resolve_effective_options(info: ArtifactInfo, given: Mapping[str, Any]) -> d
     built = {each.name for each in backend.describe_options(info.device) if each.builds}
     for key, value in given.items():
         if key in built:
-            raise BadInputError(f"'{key}' is a build option of {name}: optpipe build --option {name}.{key}={value}")
+            raise BadInputError(
+                f"'{key}' is a build option of {name}: optpipe build --option {name}.{key}={value}"
+            )
     own = {key: value for key, value in info.options.items() if key in known}
     return merge_options({**own, **given}, known, name)
 

@@ -28,7 +28,13 @@ from optpipe.backends.base import (
     Session,
     merge_options,
 )
-from optpipe.backends.onnx_graph import MarkedGraph, count_node_macs, infer_graph_types, iterate_nodes, load_onnx
+from optpipe.backends.onnx_graph import (
+    MarkedGraph,
+    count_node_macs,
+    infer_graph_types,
+    iterate_nodes,
+    load_onnx,
+)
 from optpipe.backends.onnxruntime_session import mark_as_written, mark_source
 from optpipe.backends.tensorrt_engine import (
     TensorRTSession,
@@ -41,7 +47,12 @@ from optpipe.backends.tensorrt_engine import (
     options_from_given,
     require_supported,
 )
-from optpipe.backends.torch_program import CUDA_GRAPH, TORCH_PRECISIONS, export_program, layers_from_program
+from optpipe.backends.torch_program import (
+    CUDA_GRAPH,
+    TORCH_PRECISIONS,
+    export_program,
+    layers_from_program,
+)
 from optpipe.core import onnx
 from optpipe.core.card import InputSpec
 from optpipe.core.entries import ArtifactInfo
@@ -75,10 +86,10 @@ class TensorRT(Backend):
     """The Python module."""
     install = "`uv sync --extra tensorrt` (11) or `uv sync --no-dev --extra tensorrt10` in a checkout; it comes from NVIDIA's index"
 
-    def describe_options(self, device: Device) -> tuple[Option, ...]:  # noqa: ARG002
+    def describe_options(self, device: Device) -> tuple[Option, ...]:
         return (*list_builder_options(self.library), CUDA_GRAPH)
 
-    def precisions(self, device: Device) -> frozenset[Precision]:  # noqa: ARG002
+    def precisions(self, device: Device) -> frozenset[Precision]:
         return frozenset(Precision) - {Precision.FP8}
 
     def devices(self) -> tuple[Device, ...]:
@@ -91,14 +102,18 @@ class TensorRT(Backend):
         if device == "cpu":
             return Capability(False, False, version, f"{self.name} engines run on NVIDIA GPUs only")
         why_not = (
-            self.find_gpu_refusal(list_gpus()[0].compute_capability) if list_gpus() else "no NVIDIA GPU on this machine"
+            self.find_gpu_refusal(list_gpus()[0].compute_capability)
+            if list_gpus()
+            else "no NVIDIA GPU on this machine"
         )
-        return Capability(self.ahead_of_time or bool(list_gpus()), why_not is None, version, why_not)
+        return Capability(
+            self.ahead_of_time or bool(list_gpus()), why_not is None, version, why_not
+        )
 
-    def find_gpu_refusal(self, compute_capability: str) -> str | None:  # noqa: ARG002
+    def find_gpu_refusal(self, compute_capability: str) -> str | None:
         return None
 
-    def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+    def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "library": self.library,
             "version": get_package_version(self.package),
@@ -125,17 +140,24 @@ class TensorRT(Backend):
         if not parser.parse_from_file(str(request.graph)):
             errors = [parser.get_error(index) for index in range(parser.num_errors)]
             named = dict.fromkeys(
-                f"{each.node_operator()} ({each.node_name()}): {_explain(each.desc())}" for each in errors
+                f"{each.node_operator()} ({each.node_name()}): {_explain(each.desc())}"
+                for each in errors
             )
-            raise StageError(f"{self.name} does not support {request.card.name}: {'; '.join([*named][:5])}")
+            raise StageError(
+                f"{self.name} does not support {request.card.name}: {'; '.join([*named][:5])}"
+            )
         config = create_config(trt, builder, request, options)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
-            raise StageError(f"{self.name} failed to build an engine: {logger.first_error or 'no reason given'}")
+            raise StageError(
+                f"{self.name} failed to build an engine: {logger.first_error or 'no reason given'}"
+            )
         (request.directory / ENGINE_FILE).write_bytes(plan)
         engine = trt.Runtime(logger).deserialize_cuda_engine(plan) if list_gpus() else None
         if engine is not None:
-            inspected = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+            inspected = engine.create_engine_inspector().get_engine_information(
+                trt.LayerInformationFormat.JSON
+            )
             write_bytes(request.directory / INSPECTOR_FILE, inspected.encode())
         if options["timing_cache"]:
             write_bytes(Path(options["timing_cache"]), bytes(config.get_timing_cache().serialize()))
@@ -149,11 +171,15 @@ class TensorRT(Backend):
         if why_not is None and tuned_for and get_gpu_name() != tuned_for:
             return f"built for {tuned_for}, this is {get_gpu_name()}"
         targets = str(info.details.get("builder", {}).get("compute_capabilities", ""))
-        if why_not is None and targets and list_gpus()[0].compute_capability not in targets.replace(" ", "").split(","):
+        if (
+            why_not is None
+            and targets
+            and list_gpus()[0].compute_capability not in targets.replace(" ", "").split(",")
+        ):
             return f"built for compute capability {targets}, this is {list_gpus()[0].compute_capability}"
         return why_not
 
-    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:  # noqa: ARG002
+    def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
         return TensorRTSession(self._library(), directory / ENGINE_FILE, options)
 
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
@@ -162,12 +188,24 @@ class TensorRT(Backend):
         inputs, written = request.card.inputs, load_onnx(request.graph)
 
         def open_graph(model: Any, feeds: Mapping[str, Any]) -> Run:
-            shapes = [InputSpec(name, str(each.dtype), *[each.shape] * 3) for name, each in feeds.items()]
+            shapes = [
+                InputSpec(name, str(each.dtype), *[each.shape] * 3) for name, each in feeds.items()
+            ]
             with TemporaryDirectory() as folder:
                 directory, card = Path(folder), replace(request.card, inputs=tuple(shapes))
-                typed = onnx.shape_inference.infer_shapes(model)  # the parser needs the outputs' types
+                typed = onnx.shape_inference.infer_shapes(
+                    model
+                )  # the parser needs the outputs' types
                 write_bytes(directory / ONNX, typed.SerializeToString())
-                self.build(replace(request, card=card, graph=directory / ONNX, directory=directory, options=options))
+                self.build(
+                    replace(
+                        request,
+                        card=card,
+                        graph=directory / ONNX,
+                        directory=directory,
+                        options=options,
+                    )
+                )
                 return self.load(directory, info, {}).run
 
         again = REPRODUCE.format(rtx=int("rtx" in self.library), library=self.library)
@@ -191,7 +229,9 @@ class TensorRT(Backend):
         try:
             return importlib.import_module(self.library)
         except ImportError as error:
-            raise MissingError(f"{self.library} cannot be imported ({error}); {self.install}") from error
+            raise MissingError(
+                f"{self.library} cannot be imported ({error}); {self.install}"
+            ) from error
 
 
 class TensorRTRTX(TensorRT):
@@ -209,7 +249,7 @@ class TensorRTRTX(TensorRT):
             return None
         return f"TensorRT-RTX does not support compute capability {compute_capability} (only 7.5, 8.x, and 12.x)"
 
-    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002
+    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
         """Triton has no backend for it."""
         return Serving()
 
@@ -247,7 +287,7 @@ class TorchTensorRT(TensorRT):
         workspace, *others = TENSORRT.describe_options(device)
         return (workspace, *(each for each in others if not each.builds))
 
-    def precisions(self, device: Device) -> frozenset[Precision]:  # noqa: ARG002
+    def precisions(self, device: Device) -> frozenset[Precision]:
         return TORCH_PRECISIONS
 
     def probe_capability(self, device: Device) -> Capability:
@@ -259,7 +299,7 @@ class TorchTensorRT(TensorRT):
             return Capability(False, False, version, "no NVIDIA GPU on this machine")
         return Capability(True, True, version)
 
-    def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+    def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "torch_tensorrt": get_package_version("torch-tensorrt"),
             "torch": get_package_version("torch"),
@@ -276,7 +316,9 @@ class TorchTensorRT(TensorRT):
         nodes = program.run_decompositions().graph.nodes
         targets = {node.target for node in nodes if hasattr(node.target, "overloadpacket")}
         if unknown := sorted(map(str, targets - CONVERTERS.keys())):
-            raise StageError(f"{self.name} does not support {request.card.name}: {'; '.join(unknown[:5])}")
+            raise StageError(
+                f"{self.name} does not support {request.card.name}: {'; '.join(unknown[:5])}"
+            )
         inputs = [
             torch_tensorrt.Input(min_shape=e.min, opt_shape=e.opt, max_shape=e.max, name=e.name)
             for e in request.card.inputs
@@ -286,7 +328,9 @@ class TorchTensorRT(TensorRT):
             arg_inputs=inputs,
             use_explicit_typing=True,
             disable_tf32=request.precision is not Precision.TF32,
-            workspace_size=merge_options(request.options, {"workspace_bytes": 0}, self.name)["workspace_bytes"],
+            workspace_size=merge_options(request.options, {"workspace_bytes": 0}, self.name)[
+                "workspace_bytes"
+            ],
             require_full_compilation=True,
         )
         (request.directory / ENGINE_FILE).write_bytes(plan)
@@ -299,11 +343,19 @@ class TorchTensorRT(TensorRT):
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
         return Backend.open_marked(self, info, request, source)
 
-    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:  # noqa: ARG002
+    def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
         return Serving(name_server_release(self.package, version))
 
 
-_TYPES = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8", "FP4": "fp4", "INT4": "int4"}
+_TYPES = {
+    "FLOAT": "fp32",
+    "HALF": "fp16",
+    "BF16": "bf16",
+    "INT8": "int8",
+    "FP8": "fp8",
+    "FP4": "fp4",
+    "INT4": "int4",
+}
 _METADATA = "[ONNX Layer: "
 PRODUCT_LAYERS = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
 _NO_ARITHMETIC = (
@@ -335,11 +387,19 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
     for layer in parsed:
         metadata = str(layer.metadata or "")
         named = metadata.startswith(_METADATA)
-        owners.append(metadata.removeprefix(_METADATA).removesuffix("]").split(" | ")[0] if named else owners[-1])
+        owners.append(
+            metadata.removeprefix(_METADATA).removesuffix("]").split(" | ")[0]
+            if named
+            else owners[-1]
+        )
     owned = list(zip(parsed, owners[1:], strict=True))
-    products = Counter(owner for layer, owner in owned if get_enum_name(layer.type) in PRODUCT_LAYERS)
+    products = Counter(
+        owner for layer, owner in owned if get_enum_name(layer.type) in PRODUCT_LAYERS
+    )
     tf32 = request.precision is Precision.TF32
-    dequantized = {layer.get_output(0).name for layer in parsed if layer.type == trt.LayerType.DEQUANTIZE}
+    dequantized = {
+        layer.get_output(0).name for layer in parsed if layer.type == trt.LayerType.DEQUANTIZE
+    }
     layers = []
     for layer, owner in owned:
         op = get_enum_name(layer.type)
@@ -350,11 +410,16 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
         kind = _TYPES.get(theirs, theirs.lower())
         amount = 0
         if op in PRODUCT_LAYERS:
-            kind = "int8" if data.name in dequantized else "tf32" if kind == "fp32" and tf32 else kind
+            kind = (
+                "int8" if data.name in dequantized else "tf32" if kind == "fp32" and tf32 else kind
+            )
             amount = macs.get(owner, 0) // products[owner]
             if owner not in macs:
                 sizes = [*layer.get_output(0).shape, layer.get_input(0).shape[-1]]
-                kind, amount = "unattributed", prod(size for size in sizes if size > 0)  # the known sizes
+                kind, amount = (
+                    "unattributed",
+                    prod(size for size in sizes if size > 0),
+                )  # the known sizes
         elif kind not in _TYPES.values():
             continue
         layers.append(LayerType(layer.name, op, kind, amount))

@@ -18,13 +18,25 @@ from optpipe.core.errors import BadInputError, StageError, escape, read_as_user_
 from optpipe.core.precision import Precision
 
 MAX_OPTIMIZATION_LEVEL = 5
-HARDWARE_COMPATIBILITY = {"none": "NONE", "ampere+": "AMPERE_PLUS", "sameComputeCapability": "SAME_COMPUTE_CAPABILITY"}
+HARDWARE_COMPATIBILITY = {
+    "none": "NONE",
+    "ampere+": "AMPERE_PLUS",
+    "sameComputeCapability": "SAME_COMPUTE_CAPABILITY",
+}
 """trtexec's names and the library's."""
 BUILDER_OPTIONS = (
     Option(
-        "workspace_bytes", 0, "scratch memory for the builder's kernels, in bytes; 0 is the library's own limit", True
+        "workspace_bytes",
+        0,
+        "scratch memory for the builder's kernels, in bytes; 0 is the library's own limit",
+        True,
     ),
-    Option("optimization_level", -1, "0 to 5: how long the builder searches; -1 is the library's own level", True),
+    Option(
+        "optimization_level",
+        -1,
+        "0 to 5: how long the builder searches; -1 is the library's own level",
+        True,
+    ),
     Option("profiles", "", "batch ranges of several optimization profiles: 1:1:1,1:32:64", True),
     Option(
         "hardware_compatibility",
@@ -33,8 +45,18 @@ BUILDER_OPTIONS = (
         True,
         (*HARDWARE_COMPATIBILITY,),
     ),
-    Option("timing_cache", "", "file with the builder's timings, shared by builds of one GPU model", True),
-    Option("compute_capabilities", "", "GPUs the engine is for, such as 8.6,8.9; by default Ampere and newer", True),
+    Option(
+        "timing_cache",
+        "",
+        "file with the builder's timings, shared by builds of one GPU model",
+        True,
+    ),
+    Option(
+        "compute_capabilities",
+        "",
+        "GPUs the engine is for, such as 8.6,8.9; by default Ampere and newer",
+        True,
+    ),
 )
 _DEFAULTS = {each.name: each.default for each in BUILDER_OPTIONS}
 _ALWAYS_IN_KEY = ("workspace_bytes", "optimization_level")
@@ -47,7 +69,9 @@ _LACKING = {
         "hardware_compatibility": "one engine runs on every supported GPU; compute_capabilities narrows that",
         "timing_cache": "it times no kernels when it builds",
     },
-    "tensorrt": {"compute_capabilities": "an engine is for the GPU it is built on; hardware_compatibility widens that"},
+    "tensorrt": {
+        "compute_capabilities": "an engine is for the GPU it is built on; hardware_compatibility widens that"
+    },
 }
 """Options that a library does not have, and why."""
 
@@ -68,7 +92,9 @@ def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> 
     options: Mapping[str, Any] = {**_DEFAULTS, **merge_options(given, known, backend)}
     level, compatibility = options["optimization_level"], options["hardware_compatibility"]
     if level > MAX_OPTIMIZATION_LEVEL:
-        raise BadInputError(f"option optimization_level={level}: expected 0 to {MAX_OPTIMIZATION_LEVEL}")
+        raise BadInputError(
+            f"option optimization_level={level}: expected 0 to {MAX_OPTIMIZATION_LEVEL}"
+        )
     if compatibility not in HARDWARE_COMPATIBILITY:
         raise BadInputError(
             f"option hardware_compatibility={compatibility}: choose from {', '.join(HARDWARE_COMPATIBILITY)}"
@@ -76,7 +102,9 @@ def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> 
     find_profiles(options)
     capabilities_from_text(options["compute_capabilities"])
     if options["timing_cache"] and not Path(options["timing_cache"]).parent.is_dir():
-        raise BadInputError(f"option timing_cache={options['timing_cache']}: its folder does not exist")
+        raise BadInputError(
+            f"option timing_cache={options['timing_cache']}: its folder does not exist"
+        )
     return options
 
 
@@ -96,7 +124,9 @@ def find_profiles(options: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...
     return batch_ranges_from_text(options["profiles"]) if options.get("profiles") else ()
 
 
-def list_profile_shapes(options: Mapping[str, Any], inputs: tuple[InputSpec, ...]) -> list[tuple[InputSpec, ...]]:
+def list_profile_shapes(
+    options: Mapping[str, Any], inputs: tuple[InputSpec, ...]
+) -> list[tuple[InputSpec, ...]]:
     """The inputs with the shapes of each optimization profile; raises BadInputError if one is outside the model's range."""
     profiles = []
     for low, usual, high in find_profiles(options):
@@ -117,7 +147,9 @@ def capabilities_from_text(text: str) -> tuple[str, ...]:
     for part in (part.strip() for part in text.split(",") if part.strip()):
         major, _, minor = part.partition(".")
         if not (major.isdecimal() and minor.isdecimal()):
-            raise BadInputError(f"option compute_capabilities={text}: expected numbers such as 8.6,8.9")
+            raise BadInputError(
+                f"option compute_capabilities={text}: expected numbers such as 8.6,8.9"
+            )
         names.append(f"SM{int(major)}{int(minor)}")
     return tuple(dict.fromkeys(names))
 
@@ -151,7 +183,9 @@ def create_config(trt: Any, builder: Any, request: BuildRequest, options: Mappin
     tf32 = request.precision is Precision.TF32
     (config.set_flag if tf32 else config.clear_flag)(trt.BuilderFlag.TF32)
     if config.get_flag(trt.BuilderFlag.TF32) != tf32:
-        raise StageError(f"{trt.__name__} {trt.__version__} does not take the builder flag TF32 here")
+        raise StageError(
+            f"{trt.__name__} {trt.__version__} does not take the builder flag TF32 here"
+        )
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if options["workspace_bytes"]:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options["workspace_bytes"])
@@ -191,9 +225,15 @@ def require_supported(trt: Any, options: Mapping[str, Any]) -> None:
             f"{trt.__name__} {trt.__version__} does not have it"
         )
     for name in capabilities_from_text(options["compute_capabilities"]):
-        known = {key: value for key, value in trt.ComputeCapability.__members__.items() if key.startswith("SM")}
+        known = {
+            key: value
+            for key, value in trt.ComputeCapability.__members__.items()
+            if key.startswith("SM")
+        }
         if name not in known:
-            numbers = ", ".join(f"{int(value) / 10:.1f}" for value in sorted(known.values(), key=int))
+            numbers = ", ".join(
+                f"{int(value) / 10:.1f}" for value in sorted(known.values(), key=int)
+            )
             raise BadInputError(
                 f"option compute_capabilities={options['compute_capabilities']}: {trt.__name__} {trt.__version__} "
                 f"does not build for {int(name[2:]) / 10:.1f}; choose from {numbers}"
@@ -226,16 +266,23 @@ class TensorRTSession:
                 "an engine loads only with the version and on the GPU it was built for; otherwise build it again"
             )
         self._context = self._engine.create_execution_context()
-        names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
-        inputs = [name for name in names if self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
+        names = [
+            self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)
+        ]
+        inputs = [
+            name for name in names if self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
+        ]
         self.inputs = tuple(self._spec(name) for name in inputs)
         self.outputs = tuple(self._spec(name) for name in names if name not in inputs)
 
     def _spec(self, name: str) -> TensorSpec:
         shape = tuple(
-            int(size) if size >= 0 else f"dim{axis}" for axis, size in enumerate(self._engine.get_tensor_shape(name))
+            int(size) if size >= 0 else f"dim{axis}"
+            for axis, size in enumerate(self._engine.get_tensor_shape(name))
         )
-        return TensorSpec(name, _DTYPES[str(self._engine.get_tensor_dtype(name)).rpartition(".")[2]], shape)
+        return TensorSpec(
+            name, _DTYPES[str(self._engine.get_tensor_dtype(name)).rpartition(".")[2]], shape
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -258,12 +305,18 @@ class TensorRTSession:
         self._select_profile({name: tuple(array.shape) for name, array in inputs.items()})
         for name, tensor in on_device.items():
             if not self._context.set_input_shape(name, tuple(tensor.shape)):
-                raise BadInputError(f"{name} {tuple(tensor.shape)} is outside the engine's optimization profile")
+                raise BadInputError(
+                    f"{name} {tuple(tensor.shape)} is outside the engine's optimization profile"
+                )
         if self._context.infer_shapes():
-            raise StageError("the engine's output shapes depend on its inputs' values; it can be built but not bound")
+            raise StageError(
+                "the engine's output shapes depend on its inputs' values; it can be built but not bound"
+            )
         outputs = {
             each.name: torch.empty(
-                tuple(self._context.get_tensor_shape(each.name)), dtype=getattr(torch, each.dtype), device="cuda"
+                tuple(self._context.get_tensor_shape(each.name)),
+                dtype=getattr(torch, each.dtype),
+                device="cuda",
             )
             for each in self.outputs
         }
@@ -274,19 +327,28 @@ class TensorRTSession:
         if count < 2:
             return
         profiles = [
-            {name: tuple(map(tuple, self._engine.get_tensor_profile_shape(name, index))) for name in shapes}
+            {
+                name: tuple(map(tuple, self._engine.get_tensor_profile_shape(name, index)))
+                for name in shapes
+            }
             for index in range(count)
         ]
         chosen = choose_profile(profiles, shapes)
         if chosen is None:
-            raise BadInputError(f"shapes {dict(shapes)} are outside all {count} of the engine's optimization profiles")
+            raise BadInputError(
+                f"shapes {dict(shapes)} are outside all {count} of the engine's optimization profiles"
+            )
         stream = torch.cuda.current_stream()
         if not self._context.set_optimization_profile_async(chosen, stream.cuda_stream):
-            raise StageError(f"optimization profile {chosen} cannot be selected; see the CUDA error above")
+            raise StageError(
+                f"optimization profile {chosen} cannot be selected; see the CUDA error above"
+            )
         stream.synchronize()
 
 
-def choose_profile(profiles: Sequence[Mapping[str, tuple[Shape, ...]]], shapes: Mapping[str, Shape]) -> int | None:
+def choose_profile(
+    profiles: Sequence[Mapping[str, tuple[Shape, ...]]], shapes: Mapping[str, Shape]
+) -> int | None:
     """The index of the profile (min, opt, and max shape by input) that contains `shapes` and has the nearest opt size, or None."""
 
     def holds(profile: Mapping[str, tuple[Shape, ...]]) -> bool:
@@ -297,13 +359,21 @@ def choose_profile(profiles: Sequence[Mapping[str, tuple[Shape, ...]]], shapes: 
         )
 
     def measure_distance(index: int) -> float:
-        return sum(abs(log(prod(profiles[index][name][1]) / prod(shape))) for name, shape in shapes.items())
+        return sum(
+            abs(log(prod(profiles[index][name][1]) / prod(shape))) for name, shape in shapes.items()
+        )
 
-    return min((index for index, each in enumerate(profiles) if holds(each)), key=measure_distance, default=None)
+    return min(
+        (index for index, each in enumerate(profiles) if holds(each)),
+        key=measure_distance,
+        default=None,
+    )
 
 
 class _EngineBinding:
-    def __init__(self, context: Any, inputs: "dict[str, torch.Tensor]", outputs: "dict[str, torch.Tensor]") -> None:
+    def __init__(
+        self, context: Any, inputs: "dict[str, torch.Tensor]", outputs: "dict[str, torch.Tensor]"
+    ) -> None:
         self.inputs, self.outputs = inputs, outputs
         self._context = context
         for name, tensor in {**inputs, **outputs}.items():

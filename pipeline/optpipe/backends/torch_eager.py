@@ -34,7 +34,10 @@ class TorchEager(TorchBackend):
         return (THREADS,) if device == "cpu" else (CUDA_GRAPH,)
 
     def recipe(self, device: Device, options: Mapping[str, Any]) -> dict[str, Any]:
-        return {"torch": get_package_version("torch"), "options": self.merge_options(options, device)}
+        return {
+            "torch": get_package_version("torch"),
+            "options": self.merge_options(options, device),
+        }
 
     def build(self, request: BuildRequest) -> BuildResult:
         program = export_program(request)
@@ -48,8 +51,10 @@ class TorchEager(TorchBackend):
         refuse_pickles(directory / PROGRAM_FILE)
         return TorchSession(torch.export.load(directory / PROGRAM_FILE).module(), info, chosen)
 
-    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:  # noqa: ARG002
+    def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
         refuse_pickles(request.directory / PROGRAM_FILE)
-        program = torch.export.load(request.directory / PROGRAM_FILE).run_decompositions({}).module()
+        program = (
+            torch.export.load(request.directory / PROGRAM_FILE).run_decompositions({}).module()
+        )
         module = mark_source(request)
         return module, MarkedProgram(program, request, run_as_it_is, module)

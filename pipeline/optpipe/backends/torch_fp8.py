@@ -44,7 +44,9 @@ def lower_fp8(
     put_batches_first(program)
     if kernels:
         lower_own_layers(program, wide)
-    missed = replace_linear_layers(program, layers_from_qdq(load_onnx(request.graph), _have_same_weights), wide)
+    missed = replace_linear_layers(
+        program, layers_from_qdq(load_onnx(request.graph), _have_same_weights), wide
+    )
     lower_attention(program, {quantize: "e4m3"}, kernels=kernels)
     _attend_in_8_bits(program)
     copy_where_needed(program)
@@ -52,7 +54,9 @@ def lower_fp8(
     return program, (f"{len(missed)} layers stay in fp16, {why}: {missed[0]}",) if missed else ()
 
 
-def replace_linear_layers(program: Any, layers: Iterable[QuantizedLayer], wide: Mapping[str, Any]) -> tuple[str, ...]:
+def replace_linear_layers(
+    program: Any, layers: Iterable[QuantizedLayer], wide: Mapping[str, Any]
+) -> tuple[str, ...]:
     """Makes linear layers of the GraphModule `program` FP8, in place, if their FP32 weights in `wide` match one of `layers`.
 
     Layers that share a weight are taken in order. Layers of one tensor, such as queries, keys, and values, are computed as one. Returns
@@ -73,7 +77,9 @@ def replace_linear_layers(program: Any, layers: Iterable[QuantizedLayer], wide: 
         waiting = [each for each in waiting if each is not layer]
         if not layer.kept:
             plain = bias is None or bias.op == "get_attr"
-            groups.setdefault((given, layer.scale) if plain else node, []).append((node, layer, bias))
+            groups.setdefault((given, layer.scale) if plain else node, []).append(
+                (node, layer, bias)
+            )
     codes: dict[Any, Any] = {}
     for number, group in enumerate(groups.values()):
         nodes, tables, biases = zip(*group, strict=True)
@@ -83,15 +89,25 @@ def replace_linear_layers(program: Any, layers: Iterable[QuantizedLayer], wide: 
         device = attrgetter(weight.target)(program).device
         shift = None
         if stored and any(biases):
-            held = (None if each is None else attrgetter(each.target)(program).detach() for each in biases)
+            held = (
+                None if each is None else attrgetter(each.target)(program).detach()
+                for each in biases
+            )
             zeros = (torch.zeros(size, dtype=kind, device=device) for size in sizes)
-            shift = torch.cat([zero if each is None else each for each, zero in zip(held, zeros, strict=True)])
-        program.add_submodule(f"fp8_{number}", make_linear(_join_tables(tables), device, kind, shift))
+            shift = torch.cat(
+                [zero if each is None else each for each, zero in zip(held, zeros, strict=True)]
+            )
+        program.add_submodule(
+            f"fp8_{number}", make_linear(_join_tables(tables), device, kind, shift)
+        )
         with program.graph.inserting_before(nodes[0]):
             key = given, tables[0].scale
             if key not in codes:
                 source = given
-                if given.target is torch.ops.aten.gelu.default and read_arguments(given)["approximate"] == "none":
+                if (
+                    given.target is torch.ops.aten.gelu.default
+                    and read_arguments(given)["approximate"] == "none"
+                ):
                     source = program.graph.call_function(_bend, given.args)
                     source.meta = {**given.meta, "value": given}
                 codes[key] = program.graph.call_function(quantize, (source, 1.0 / tables[0].scale))
@@ -116,7 +132,9 @@ def replace_linear_layers(program: Any, layers: Iterable[QuantizedLayer], wide: 
 def _join_tables(tables: Sequence[QuantizedLayer]) -> QuantizedLayer:
     """One layer with the outputs of all. Scales are powers of two, so that the larger one only moves exponents."""
     scale = max(float(each.weight_scale[0]) for each in tables)
-    parts = [each.weight.astype(np.float32) * (float(each.weight_scale[0]) / scale) for each in tables]
+    parts = [
+        each.weight.astype(np.float32) * (float(each.weight_scale[0]) / scale) for each in tables
+    ]
     weight = np.concatenate(parts).astype(tables[0].weight.dtype)
     return replace(tables[0], weight=weight, weight_scale=np.full(len(weight), scale, np.float32))
 
@@ -128,8 +146,15 @@ def _bend(value: Any) -> Any:
 def _attend_in_8_bits(program: Any) -> None:
     """Queries, keys, and values that only attention reads become E4M3, which costs ViT-B/16 0.4 dB and BERT-base none."""
     for node in program.graph.nodes:
-        readers = [step_from_text(each.args[5]) for each in node.users if each.target is register_operator()]
-        fit = all(isinstance(step, Attention) and step.outputs // step.heads >= LEAST_FEATURES for step in readers)
+        readers = [
+            step_from_text(each.args[5])
+            for each in node.users
+            if each.target is register_operator()
+        ]
+        fit = all(
+            isinstance(step, Attention) and step.outputs // step.heads >= LEAST_FEATURES
+            for step in readers
+        )
         if node.op == "call_module" and fit and readers and len(readers) == len(node.users):
             program.get_submodule(node.target).kind = torch.float8_e4m3fn
 
@@ -138,7 +163,9 @@ def _have_same_weights(values: NDArray[Any], layer: QuantizedLayer) -> bool:
     if values.shape != layer.weight.shape:
         return False
     for rows in (1, len(values)):  # the first row rejects most layers
-        rounded = quantize(torch.tensor(values[:rows]), 1.0 / float(layer.weight_scale[0])).view(torch.uint8)
+        rounded = quantize(torch.tensor(values[:rows]), 1.0 / float(layer.weight_scale[0])).view(
+            torch.uint8
+        )
         if not np.array_equal(rounded.numpy(), layer.weight[:rows].view(np.uint8)):
             return False
     return True
@@ -164,7 +191,9 @@ def make_linear(layer: QuantizedLayer, device: Any, kind: Any, bias: Any = None)
             weight = torch.from_numpy(layer.weight.view(np.uint8).copy()).view(torch.float8_e4m3fn)
             self.register_buffer("weight", weight.to(device))
             self.register_buffer("scale", torch.tensor(layer.scale, device=device))
-            self.register_buffer("weight_scale", torch.tensor(float(layer.weight_scale[0]), device=device))
+            self.register_buffer(
+                "weight_scale", torch.tensor(float(layer.weight_scale[0]), device=device)
+            )
             self.register_buffer("bias", None if bias is None else bias.detach())
 
         def forward(self, given: Any) -> Any:

@@ -31,9 +31,19 @@ from optpipe.core.card import InputSpec, ModelCard, tensor_from_dict
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import OptpipeError, StageError, escape, first_line, is_out_of_memory
 from optpipe.core.precision import LayerType, Precision
-from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus, read_cpu_model
+from optpipe.workspace.environment import (
+    get_gpu_name,
+    get_package_version,
+    list_gpus,
+    read_cpu_model,
+)
 
-_DTYPES = {Precision.FP32: "float32", Precision.TF32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+_DTYPES = {
+    Precision.FP32: "float32",
+    Precision.TF32: "float32",
+    Precision.FP16: "float16",
+    Precision.BF16: "bfloat16",
+}
 _NAMES = {
     "torch.float32": "fp32",
     "torch.float16": "fp16",
@@ -57,7 +67,9 @@ def type_name_from_torch(dtype: Any) -> str:
 
 def cast_module(precision: Precision, module: Any, device: Device) -> Any:
     dtype = getattr(torch, _DTYPES[precision])
-    layout = torch.channels_last if prefers_channels_last(precision, device) else torch.contiguous_format
+    layout = (
+        torch.channels_last if prefers_channels_last(precision, device) else torch.contiguous_format
+    )
     inner = module.to(device=device, dtype=dtype, memory_format=layout)
 
     class InPrecision(torch.nn.Module):
@@ -76,7 +88,9 @@ def cast_module(precision: Precision, module: Any, device: Device) -> Any:
 def _cast(tensor: Any, dtype: Any, layout: Any) -> Any:
     if not tensor.is_floating_point():
         return tensor
-    return tensor.to(dtype=dtype, memory_format=layout if tensor.dim() == 4 else torch.contiguous_format)
+    return tensor.to(
+        dtype=dtype, memory_format=layout if tensor.dim() == 4 else torch.contiguous_format
+    )
 
 
 def make_example_inputs(inputs: tuple[InputSpec, ...], device: str) -> tuple[Any, ...]:
@@ -104,7 +118,9 @@ def make_dynamic_shapes(inputs: tuple[InputSpec, ...]) -> tuple[dict[int, Any], 
         for axis, (low, high) in enumerate(zip(each.min, each.max, strict=True)):
             if low != high:
                 name = "batch" if axis == each.batch else f"dim{axis}"
-                axes[axis] = dims.setdefault((name, low, high), torch.export.Dim(name, min=low, max=high))
+                axes[axis] = dims.setdefault(
+                    (name, low, high), torch.export.Dim(name, min=low, max=high)
+                )
         shapes.append(axes)
     return tuple(shapes)
 
@@ -124,15 +140,23 @@ def export_program(request: BuildRequest) -> Any:
             program.module()(*make_example_inputs(request.card.inputs, request.device))
     except Exception as error:
         cast = precision in (Precision.FP16, Precision.BF16)
-        way_out = "--precision fp32, or on a GPU --backend onnxruntime" if cast else "another backend"
-        raise StageError(f"torch cannot run {name} in {precision}: {first_line(error)}\ntry {way_out}") from error
+        way_out = (
+            "--precision fp32, or on a GPU --backend onnxruntime" if cast else "another backend"
+        )
+        raise StageError(
+            f"torch cannot run {name} in {precision}: {first_line(error)}\ntry {way_out}"
+        ) from error
     return program
 
 
 def export_with_weights(request: BuildRequest, precision: Precision) -> tuple[Any, dict[str, Any]]:
     """The exported program in `precision`, and the module's FP32 weights by the program's names for them."""
     module = request.module() if request.module else None
-    weights = {} if module is None else {f"model.{name}": each for name, each in module.state_dict().items()}
+    weights = (
+        {}
+        if module is None
+        else {f"model.{name}": each for name, each in module.state_dict().items()}
+    )
     wanted = replace(request, precision=precision, module=(lambda: module) if module else None)
     return export_program(wanted), weights
 
@@ -165,7 +189,9 @@ def export_module(module: Any, request: BuildRequest) -> Any:
     """
     examples = make_example_inputs(request.card.inputs, request.device)
     with torch.no_grad(), translate_refusals(request.card, "torch.export could not export"):
-        return torch.export.export(module, examples, dynamic_shapes=(make_dynamic_shapes(request.card.inputs),))
+        return torch.export.export(
+            module, examples, dynamic_shapes=(make_dynamic_shapes(request.card.inputs),)
+        )
 
 
 @contextmanager
@@ -182,7 +208,9 @@ def translate_refusals(card: ModelCard, what: str) -> Iterator[None]:
             [each.strip() for each in str(error).splitlines()],
         )
         if "Suggested fixes:" in lines:  # constraints are violated
-            suggested = [each for each in lines[lines.index("Suggested fixes:") + 1 :] if " = " in each]
+            suggested = [
+                each for each in lines[lines.index("Suggested fixes:") + 1 :] if " = " in each
+            ]
             reason = escape(f"{lines[0].partition('!')[0]}; torch suggests {', '.join(suggested)}")
         raise StageError(f"{what} {card.name}: {reason}\ntry {fixed}another backend") from error
 
@@ -191,7 +219,10 @@ def read_arguments(node: Any) -> dict[str, Any]:
     """The arguments of a torch operator's call by name, in the order of its schema, including defaults."""
     schema = getattr(node.target, "_schema", None)
     known = () if schema is None else schema.arguments
-    given = {**{each.name: value for each, value in zip(known, node.args, strict=False)}, **node.kwargs}
+    given = {
+        **{each.name: value for each, value in zip(known, node.args, strict=False)},
+        **node.kwargs,
+    }
     return {each.name: given.get(each.name, each.default_value) for each in known}
 
 
@@ -204,7 +235,9 @@ def read_product(node: Any) -> tuple[Any, Any, Any, bool] | None:
     given = read_arguments(node) if node.op == "call_function" else {}
     if node.target is aten.linear.default:
         found = (given["input"], given["weight"], given["bias"], False)
-    elif node.target is aten.addmm.default and given["alpha"] == given["beta"] == 1:  # GPT-2's layers
+    elif (
+        node.target is aten.addmm.default and given["alpha"] == given["beta"] == 1
+    ):  # GPT-2's layers
         found = (given["mat1"], given["mat2"], given["self"], True)
     elif node.target in (aten.mm.default, aten.matmul.default):
         found = (*node.args, None, True)
@@ -213,7 +246,9 @@ def read_product(node: Any) -> tuple[Any, Any, Any, bool] | None:
     return found if getattr(found[1], "op", None) == "get_attr" else None
 
 
-def fold_normalization(weight: Any, bias: Any, parts: Iterable[Any], epsilon: float) -> tuple[Any, Any]:
+def fold_normalization(
+    weight: Any, bias: Any, parts: Iterable[Any], epsilon: float
+) -> tuple[Any, Any]:
     """Weight and bias of a convolution that replaces it and the batch normalization after it.
 
     `parts` are scale and shift, which may be None, mean, and variance.
@@ -222,7 +257,9 @@ def fold_normalization(weight: Any, bias: Any, parts: Iterable[Any], epsilon: fl
     factor = (variance + epsilon).rsqrt()
     factor = factor if scale is None else factor * scale
     bias = (bias - mean) * factor
-    return weight * factor.view(-1, *[1] * (weight.dim() - 1)), bias if shift is None else bias + shift
+    return weight * factor.view(
+        -1, *[1] * (weight.dim() - 1)
+    ), bias if shift is None else bias + shift
 
 
 def add_constant(program: Any, name: str, value: Any) -> Any:
@@ -256,9 +293,17 @@ def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, 
             macs = _count_flops(flop_registry[packet], node) // 2
             layers.append(LayerType(node.name, type(step).__name__, kind, macs))
             continue
-        tensors = [each.meta["val"] for each in node.all_input_nodes if isinstance(each.meta.get("val"), torch.Tensor)]
+        tensors = [
+            each.meta["val"]
+            for each in node.all_input_nodes
+            if isinstance(each.meta.get("val"), torch.Tensor)
+        ]
         floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-        if packet is None or not floats or not isinstance(node.meta.get("val"), torch.Tensor | tuple):
+        if (
+            packet is None
+            or not floats
+            or not isinstance(node.meta.get("val"), torch.Tensor | tuple)
+        ):
             continue
         kind = type_name_from_torch(floats[0].dtype)
         flops = _count_flops(flop_registry[packet], node) if packet in flop_registry else 0
@@ -366,7 +411,12 @@ class MarkedProgram(MarkedNetwork):
         compile_program: Callable[[Any, Sequence[Any]], Callable[..., Any]],
         like: "MarkedProgram | None" = None,
     ) -> None:
-        self._program, self._card, self._device, self._compile = program, request.card, request.device, compile_program
+        self._program, self._card, self._device, self._compile = (
+            program,
+            request.card,
+            request.device,
+            compile_program,
+        )
         found = []
         for node in program.graph.nodes:
             origin, value = node.meta.get("value", node), node.meta.get("val")
@@ -376,7 +426,9 @@ class MarkedProgram(MarkedNetwork):
                 found.append((node, origin.name, f"{get_layer_name(origin)} {op}"))
         if like is not None:
             known, layers = [*like.layers], [label for *_, label in found]
-            blocks = SequenceMatcher(None, [*like.layers.values()], layers, autojunk=False).get_matching_blocks()
+            blocks = SequenceMatcher(
+                None, [*like.layers.values()], layers, autojunk=False
+            ).get_matching_blocks()
             found = [
                 (found[block.b + at][0], known[block.a + at], layers[block.b + at])
                 for block in blocks
@@ -384,8 +436,12 @@ class MarkedProgram(MarkedNetwork):
             ]
         self._nodes = {name: node for node, name, _ in found}
         self.layers = {name: label for _, name, label in found}
-        self.sizes = {name: prod(_read_sizes(node.meta["val"])) for name, node in self._nodes.items()}
-        self.ranges = {name: node.meta["range"] for name, node in self._nodes.items() if "range" in node.meta}
+        self.sizes = {
+            name: prod(_read_sizes(node.meta["val"])) for name, node in self._nodes.items()
+        }
+        self.ranges = {
+            name: node.meta["range"] for name, node in self._nodes.items() if "range" in node.meta
+        }
         self.outputs = tuple(each.name for each in request.card.outputs)
 
     def cut(self, tensors: Iterable[str], given: Iterable[str] = ()) -> tuple[tuple[str, ...], Run]:
@@ -402,7 +458,9 @@ class MarkedProgram(MarkedNetwork):
 
         return tuple(name for name in read if name in self._nodes), run
 
-    def save(self, tensor: str, given: Iterable[str], values: Mapping[str, Any], folder: Path) -> None:
+    def save(
+        self, tensor: str, given: Iterable[str], values: Mapping[str, Any], folder: Path
+    ) -> None:
         program, read = self._cut_program((tensor,), given)
         with torch.no_grad():
             arguments = self._convert_inputs(read, values)
@@ -412,22 +470,30 @@ class MarkedProgram(MarkedNetwork):
         torch.save(arguments, folder / "inputs.pt")
         own = "from optpipe.backends.torch_layers.operators import register_operator\n\nregister_operator()\n"
         needed = own if "optpipe" in str(exported.graph) else ""
-        (folder / "reproduce.py").write_text(REPRODUCER.format(tensor=tensor, needed=needed), encoding="utf-8")
+        (folder / "reproduce.py").write_text(
+            REPRODUCER.format(tensor=tensor, needed=needed), encoding="utf-8"
+        )
 
-    def _cut_program(self, tensors: tuple[str, ...], given: Iterable[str]) -> tuple[Any, tuple[str, ...]]:
+    def _cut_program(
+        self, tensors: tuple[str, ...], given: Iterable[str]
+    ) -> tuple[Any, tuple[str, ...]]:
         """The program that computes `tensors`, and the names of its inputs."""
         graph, new = torch.fx.Graph(), dict[Any, Any]()
         ends = dict(zip(self.outputs, graph.graph_copy(self._program.graph, new), strict=True))
         inputs = [each for each in graph.nodes if each.op == "placeholder"]
         feeds = dict(zip(inputs, (each.name for each in self._card.inputs), strict=True))
-        for node in [each for each in graph.nodes if each.name.startswith(("_guards_fn", "_assert"))]:
+        for node in [
+            each for each in graph.nodes if each.name.startswith(("_guards_fn", "_assert"))
+        ]:
             graph.erase_node(node)
         for number, name in enumerate(given):
             with graph.inserting_after(inputs[-1]):
                 held = graph.placeholder(f"given_{number}")
             new[self._nodes[name]].replace_all_uses_with(held)
             feeds[held] = name
-        graph.output(tuple(new[self._nodes[name]] if name in self._nodes else ends[name] for name in tensors))
+        graph.output(
+            tuple(new[self._nodes[name]] if name in self._nodes else ends[name] for name in tensors)
+        )
         graph.eliminate_dead_code()
         for node in [each for each in feeds if not each.users]:
             graph.erase_node(node)
@@ -435,14 +501,22 @@ class MarkedProgram(MarkedNetwork):
         return torch.fx.GraphModule(self._program, graph), read
 
     def _convert_inputs(self, read: tuple[str, ...], values: Mapping[str, Any]) -> list[Any]:
-        return [self._convert(name, torch.from_numpy(values[name]).to(self._device), 0) for name in read]
+        return [
+            self._convert(name, torch.from_numpy(values[name]).to(self._device), 0) for name in read
+        ]
 
     def _convert(self, name: str, value: Any, at: int) -> Any:
         """An intermediate tensor in its type (`at` 0), or in FP32 again (1)."""
         if name not in self._nodes:
             return value
         meta = self._nodes[name].meta
-        return meta["codes"][at](value) if "codes" in meta else value.float() if at else value.to(meta["val"].dtype)
+        return (
+            meta["codes"][at](value)
+            if "codes" in meta
+            else value.float()
+            if at
+            else value.to(meta["val"].dtype)
+        )
 
 
 def mark_source(request: BuildRequest) -> MarkedProgram:
@@ -472,7 +546,9 @@ class TorchBackend(Backend):
             return f"compiled for {made_for}, this is {here}"
         if (made_by := info.details.get("compiled_by", version)) != version:
             return f"compiled by torch {made_by}, this is torch {version}"
-        return TorchBackend.probe_capability(self, info.device).why_not  # without what only a build needs
+        return TorchBackend.probe_capability(
+            self, info.device
+        ).why_not  # without what only a build needs
 
 
 def name_processor(device: Device) -> str | None:
@@ -488,7 +564,9 @@ def record_tensors(request: BuildRequest) -> dict[str, Any]:
 
 
 class TorchSession:
-    def __init__(self, call: Callable[..., Any], info: ArtifactInfo, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, call: Callable[..., Any], info: ArtifactInfo, options: Mapping[str, Any]
+    ) -> None:
         self.device = info.device
         self.inputs = tuple(map(tensor_from_dict, info.details["inputs"]))
         self.outputs = tuple(map(tensor_from_dict, info.details["outputs"]))
@@ -517,13 +595,22 @@ class TorchSession:
         return binding
 
     def _bind_buffers(self, inputs: Mapping[str, "np.ndarray"]) -> "_TorchBinding":
-        tensors = {each.name: torch.from_numpy(inputs[each.name]).to(self.device, copy=True) for each in self.inputs}
-        return _TorchBinding(self._call, tensors, tuple(each.name for each in self.outputs), self.device)
+        tensors = {
+            each.name: torch.from_numpy(inputs[each.name]).to(self.device, copy=True)
+            for each in self.inputs
+        }
+        return _TorchBinding(
+            self._call, tensors, tuple(each.name for each in self.outputs), self.device
+        )
 
 
 class _TorchBinding:
     def __init__(
-        self, call: Callable[..., Any], tensors: "dict[str, torch.Tensor]", outputs: tuple[str, ...], device: Device
+        self,
+        call: Callable[..., Any],
+        tensors: "dict[str, torch.Tensor]",
+        outputs: tuple[str, ...],
+        device: Device,
     ) -> None:
         self._call, self._inputs, self._names, self._device = call, tensors, outputs, device
         self.inputs = self._show(tensors)
@@ -534,7 +621,11 @@ class _TorchBinding:
         return self._show(self.tensors)
 
     def _show(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {name: tensor.numpy() for name, tensor in tensors.items()} if self._device == "cpu" else tensors
+        return (
+            {name: tensor.numpy() for name, tensor in tensors.items()}
+            if self._device == "cpu"
+            else tensors
+        )
 
     def launch(self) -> None:
         """Calls the program, which allocates new outputs each time.

@@ -73,15 +73,24 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
         parse_steps(plan.steps)
     _require_buildable(model, plan, listener)
     if plan.budget is not None and not set(BUDGETED) & set(plan.precisions):
-        raise BadInputError(f"--budget applies to {', '.join(BUDGETED)}; add one of them to --precision")
+        raise BadInputError(
+            f"--budget applies to {', '.join(BUDGETED)}; add one of them to --precision"
+        )
     store.require_writable()
     if isinstance(model.source, OnnxFileSource):
-        model = replace(model, source=replace(model.source, example=plan.images or plan.calibration))
+        model = replace(
+            model, source=replace(model.source, example=plan.images or plan.calibration)
+        )
     model, stored = prepare_model(model, store, listener)
     _require_evaluable(model, stored, store)
     if plan.images is not None:  # reject unreadable data before the export
         card, tokenizer = read_card(model, stored), read_tokenizer(model, stored)
-        plan = replace(plan, images=resolve_data(plan.images, card, tokenizer, store, "--data", truncate=plan.truncate))
+        plan = replace(
+            plan,
+            images=resolve_data(
+                plan.images, card, tokenizer, store, "--data", truncate=plan.truncate
+            ),
+        )
         if card.tokenization is None:
             choose_samples(card, plan.images)
     omitted: list[Omission] = []
@@ -103,14 +112,18 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     trajectory = None
     if plan.steps is not None:
         tensors = reference_from_file(expected.file(REFERENCE))
-        trajectory = read_trajectory(plan.steps, card_from_file(exported.file(CARD)), tensors, exported.file(ONNX))
+        trajectory = read_trajectory(
+            plan.steps, card_from_file(exported.file(CARD)), tensors, exported.file(ONNX)
+        )
     result = ModelBuild(exported, model.fallback_reason, failed=omitted)
     builds = [
         _build_one(result, model, plan, *each, expected, trajectory, store, listener)
         for each in _list_combinations(plan, listener)
     ]
     if plan.gpu_lock is not None:
-        with hold_lock(plan.gpu_lock):  # compilers of the first builds do not time kernels meanwhile
+        with hold_lock(
+            plan.gpu_lock
+        ):  # compilers of the first builds do not time kernels meanwhile
             builds = [each for each in builds if not advance_steps(each)]
         builds = [each for each in builds if not advance_steps(each)]
     for each in builds:
@@ -120,11 +133,15 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
 
 def _require_evaluable(model: Model, stored: Entry[ModelInfo] | None, store: Store) -> None:
     """Raises BadInputError if the model does not fit its task. A model with a reference has passed this check."""
-    if stored is None or not any(stored.id in each.manifest.parents for each in store.list_entries(ReferenceInfo)):
+    if stored is None or not any(
+        stored.id in each.manifest.parents for each in store.list_entries(ReferenceInfo)
+    ):
         require_fitting_task(model, stored)
 
 
-def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: Store, listener: Listener) -> BuildPlan:
+def add_calibration(
+    model: Model, plan: BuildPlan, stored: Entry | None, store: Store, listener: Listener
+) -> BuildPlan:
     """`plan` with its calibration data checked against the model's inputs.
 
     Raises BadInputError before the export if INT8 or FP8 has no calibration data, or a budget is in points and the model's task is
@@ -132,7 +149,11 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
     """
     if plan.budget is not None:
         _require_measurable(plan.budget, plan.calibration, read_card(model, stored))
-    known = {kind for backend in plan.backends for kind in backend.precisions(backend.choose_device(plan.device))}
+    known = {
+        kind
+        for backend in plan.backends
+        for kind in backend.precisions(backend.choose_device(plan.device))
+    }
     wanted = [kind for kind in CALIBRATED if kind in plan.precisions and kind in known]
     if plan.calibration is None and not wanted:
         return plan
@@ -140,11 +161,17 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
     if plan.calibration is not None:
         if not wanted and plan.budget is None and plan.gpu_lock is None:
             effect = (
-                "has no effect" if is_table(plan.calibration) else "gives only the inputs that outputs are verified on"
+                "has no effect"
+                if is_table(plan.calibration)
+                else "gives only the inputs that outputs are verified on"
             )
-            listener.warn(f"--calibration {effect}: {' and '.join(CALIBRATED)} need it, and neither is built")
+            listener.warn(
+                f"--calibration {effect}: {' and '.join(CALIBRATED)} need it, and neither is built"
+            )
         tokenizer = read_tokenizer(model, stored)
-        source = resolve_data(plan.calibration, card, tokenizer, store, "--calibration", truncate=plan.truncate)
+        source = resolve_data(
+            plan.calibration, card, tokenizer, store, "--calibration", truncate=plan.truncate
+        )
         return replace(plan, calibration=source)
     if "calibration" in card.data or (stored and stored.info.own_precision) or model.is_quantized():
         return plan
@@ -153,7 +180,9 @@ def add_calibration(model: Model, plan: BuildPlan, stored: Entry | None, store: 
 
 
 def _require_measurable(budget: Budget, data: Path | None, card: ModelCard) -> None:
-    given = read_tensor_set(data, card.inputs).files if data is not None and holds_tensors(data) else ()
+    given = (
+        read_tensor_set(data, card.inputs).files if data is not None and holds_tensors(data) else ()
+    )
     labeled = any(each.label is not None for each in given)
     if budget.unit == "points" and card.task not in TASKS and not labeled:
         raise BadInputError(
@@ -171,13 +200,19 @@ def require_artifacts(built: ModelBuild) -> None:
     raise kinds.get(built.status, StageError)(f"no artifact could be built: {reasons}")
 
 
-def _list_combinations(plan: BuildPlan, listener: Listener) -> list[tuple[Backend, Precision, Device]]:
+def _list_combinations(
+    plan: BuildPlan, listener: Listener
+) -> list[tuple[Backend, Precision, Device]]:
     """Each combination once, ordered by precision."""
     wanted: dict[tuple[Backend, Precision, Device], None] = {}  # an ordered set
     for precision in plan.precisions:
         for backend in plan.backends:
             device = backend.choose_device(plan.device)
-            if plan.automatic and precision is Precision.FP8 and precision not in backend.precisions(device):
+            if (
+                plan.automatic
+                and precision is Precision.FP8
+                and precision not in backend.precisions(device)
+            ):
                 continue  # another backend of the plan has it
             built = precision
             if plan.automatic and precision not in backend.precisions(device):
@@ -240,10 +275,24 @@ def _build_one(
     try:
         graph: Entry[ModelInfo] | Entry[GraphInfo] = result.model
         if _reads_graph(backend, precision) or result.model.info.own_precision is not None:
-            given = precision, device, result.model, expected, plan.calibration, store, listener, plan.budget
+            given = (
+                precision,
+                device,
+                result.model,
+                expected,
+                plan.calibration,
+                store,
+                listener,
+                plan.budget,
+            )
             half = not backend.needs_module  # torch takes only the layers from the graph
-            graph = run_step(f"graph {precision} for {device}", listener, convert_to_precision, *given, half)
-        made_of, options = (graph, result.model, model.fresh_module), plan.options.get(backend.name, {})
+            graph = run_step(
+                f"graph {precision} for {device}", listener, convert_to_precision, *given, half
+            )
+        made_of, options = (
+            (graph, result.model, model.fresh_module),
+            plan.options.get(backend.name, {}),
+        )
         wanted = backend, precision, device, *made_of, options, store, listener, plan.gpu_lock
         building, parts = build_artifact(*wanted), iter(("build", "compile", "finish"))
         while True:
@@ -259,7 +308,16 @@ def _build_one(
         why_not = backend.find_run_blocker(entry.info)
         checked = None
         if why_not is None:
-            checking = entry, expected, result.model, backend, store, listener, plan.minimum_snr_db, trajectory
+            checking = (
+                entry,
+                expected,
+                result.model,
+                backend,
+                store,
+                listener,
+                plan.minimum_snr_db,
+                trajectory,
+            )
             checked = run_step(f"verify {name}", listener, verify_artifact, *checking)
     except OptpipeError as error:
         result.failed.append(Omission(backend.name, str(precision), str(error), error.exit_status))
@@ -269,7 +327,9 @@ def _build_one(
     return True
 
 
-def _find_obstacle(model: Model, plan: BuildPlan, backend: Backend, precision: Precision, device: Device) -> str | None:
+def _find_obstacle(
+    model: Model, plan: BuildPlan, backend: Backend, precision: Precision, device: Device
+) -> str | None:
     if (reason := backend.find_obstacle(plan.device or device, precision)) is not None:
         return reason
     if backend.needs_module and not model.source.has_module:
@@ -316,7 +376,9 @@ def build_artifact(
     }
 
     def make(directory: Path) -> Steps[ArtifactInfo]:
-        request = BuildRequest(card, precision, graph.file(ONNX), module, device, options, directory, gpu_lock)
+        request = BuildRequest(
+            card, precision, graph.file(ONNX), module, device, options, directory, gpu_lock
+        )
         building = backend.build_in_steps(request)
         while True:
             with redirect_output(directory / BUILD_LOG):
@@ -340,7 +402,9 @@ def build_artifact(
             mixed=graph.info.mixed if isinstance(graph.info, GraphInfo) else None,
         )
 
-    return store.produce_in_steps(ArtifactInfo, recipe, make, parents=(model.id, graph.id), listener=listener)
+    return store.produce_in_steps(
+        ArtifactInfo, recipe, make, parents=(model.id, graph.id), listener=listener
+    )
 
 
 VERIFICATION_REVISION = 3
@@ -379,14 +443,21 @@ def verify_artifact(
             tolerated = 10 ** (-minimum_snr_db / 20)
         with backend.load(store.verify_entry(artifact).path, artifact.info, {}) as session:
             tensors = reference_from_file(reference.file(REFERENCE))
-            info, rows = verify_session(session, card, tolerated, tensors, reference.info, sizes, model.file(ONNX))
+            info, rows = verify_session(
+                session, card, tolerated, tensors, reference.info, sizes, model.file(ONNX)
+            )
             if trajectory is not None:
                 states = trajectory.compare(session)
                 pooled = tuple(pool_errors(name, each) for name, each in states.items())
                 info, rows = replace(info, steps=trajectory.steps, trajectory=pooled), rows | states
-        frames = [pl.DataFrame({"output": [name] * len(each["values"]), **each}) for name, each in rows.items()]
+        frames = [
+            pl.DataFrame({"output": [name] * len(each["values"]), **each})
+            for name, each in rows.items()
+        ]
         if frames:
             write_parquet(directory / OUTPUT_ERRORS, pl.concat(frames, how="vertical_relaxed"))
         return info
 
-    return store.produce(VerificationInfo, recipe, make, parents=(artifact.id, reference.id), listener=listener)
+    return store.produce(
+        VerificationInfo, recipe, make, parents=(artifact.id, reference.id), listener=listener
+    )

@@ -14,7 +14,13 @@ from time import perf_counter
 from optpipe.backends.base import Backend, Binding
 from optpipe.backends.inductor import STATIC_BATCHES
 from optpipe.backends.registry import BACKENDS
-from optpipe.build.build import BuildPlan, add_calibration, build_model, require_artifacts, require_sound_plan
+from optpipe.build.build import (
+    BuildPlan,
+    add_calibration,
+    build_model,
+    require_artifacts,
+    require_sound_plan,
+)
 from optpipe.build.records import BuildResult, BuiltArtifact, result_from_build
 from optpipe.core import np, torch
 from optpipe.core.card import ModelCard, card_from_file
@@ -63,7 +69,11 @@ def find_flaw(built: BuiltArtifact) -> str | None:
         return proof.reason
     if verified is not None and verified.info.passed is False:
         boxes = verified.info.box_agreement
-        found = f"SNR {format_snr(verified.info.snr_db or 0)}" if boxes is None else f"{boxes:.1%} of the boxes agree"
+        found = (
+            f"SNR {format_snr(verified.info.snr_db or 0)}"
+            if boxes is None
+            else f"{boxes:.1%} of the boxes agree"
+        )
         return f"outputs differ from the source model's: {found}"
     return None
 
@@ -73,7 +83,10 @@ HOPELESS = 1.25
 
 
 def measure_slowdowns(
-    built: Sequence[BuiltArtifact], sizes: Sequence[int], card: ModelCard, times: dict[str, list[float]]
+    built: Sequence[BuiltArtifact],
+    sizes: Sequence[int],
+    card: ModelCard,
+    times: dict[str, list[float]],
 ) -> dict[str, float]:
     """The time of each build on a GPU over that of the fastest, in this process, at the batch size at which it does best.
 
@@ -83,27 +96,46 @@ def measure_slowdowns(
         info = each.entry.info
         if each.entry.id in times:
             continue
-        with suppress(Exception), BACKENDS[info.backend].load(each.entry.path, info, {}) as session:  # a race tells why
+        with (
+            suppress(Exception),
+            BACKENDS[info.backend].load(each.entry.path, info, {}) as session,
+        ):  # a race tells why
             found = []
             for size in sizes:
-                inputs = card.with_profile((size, size, size), {}).inputs if card.batched else card.inputs
+                inputs = (
+                    card.with_profile((size, size, size), {}).inputs
+                    if card.batched
+                    else card.inputs
+                )
                 binding = session.bind({one.name: np.ones(one.opt, one.dtype) for one in inputs})
                 found.append(_time_launches(binding))
             times[each.entry.id] = found
     own = {each.entry.id: times[each.entry.id] for each in built if each.entry.id in times}
     least = [min(found) for found in zip(*own.values(), strict=True)]
-    return {id: min(mine / best for mine, best in zip(found, least, strict=True)) for id, found in own.items()}
+    return {
+        id: min(mine / best for mine, best in zip(found, least, strict=True))
+        for id, found in own.items()
+    }
 
 
 def explain_hopeless(slowdowns: Mapping[str, float]) -> dict[str, str]:
     """Builds that cannot win, and why; in a race each would start several processes of many seconds."""
     hopeless = {id: each for id, each in slowdowns.items() if each > HOPELESS}
-    return {id: f"{each:.1f} times the time of the fastest in one process" for id, each in hopeless.items()}
+    return {
+        id: f"{each:.1f} times the time of the fastest in one process"
+        for id, each in hopeless.items()
+    }
 
 
-def rule_out_backend(backend: Backend, built: Sequence[BuiltArtifact], slowdowns: Mapping[str, float]) -> str | None:
+def rule_out_backend(
+    backend: Backend, built: Sequence[BuiltArtifact], slowdowns: Mapping[str, float]
+) -> str | None:
     """Why none of a backend's other builds can win, by its TF32 build in `built`; None if one may, or nothing was measured."""
-    own = [slowdowns.get(each.entry.id, 0.0) for each in built if each.entry.info.backend == backend.name]
+    own = [
+        slowdowns.get(each.entry.id, 0.0)
+        for each in built
+        if each.entry.info.backend == backend.name
+    ]
     if max(own, default=0.0) <= backend.gain_over_tf32 * HOPELESS:
         return None
     return (
@@ -142,9 +174,22 @@ def list_candidates(
         for size, race in races.items():
             if id in race.times and ((own := race.times[id]).race or own.final):
                 slowdown = None if id == race.winner else race.compute_slowdown(id)
-                times.append(CandidateTimes(size, tuple(own.race), tuple(own.final), race.ratios.get(id), slowdown))
+                times.append(
+                    CandidateTimes(
+                        size, tuple(own.race), tuple(own.final), race.ratios.get(id), slowdown
+                    )
+                )
         found.append(
-            Candidate(id, info.backend, info.precision, info.device, standing, reason, each.accuracy, tuple(times))
+            Candidate(
+                id,
+                info.backend,
+                info.precision,
+                info.device,
+                standing,
+                reason,
+                each.accuracy,
+                tuple(times),
+            )
         )
 
     def rank(each: Candidate) -> tuple[int, float]:
@@ -177,7 +222,9 @@ def _explain(
     if won:
         return Standing.CHOSEN, "; ".join(_explain_lead(size, races[size], infos) for size in won)
     behind = [
-        (size, race) for size, race in races.items() if id in race.times and race.compute_slowdown(id) is not None
+        (size, race)
+        for size, race in races.items()
+        if id in race.times and race.compute_slowdown(id) is not None
     ]
     if not behind:
         return Standing.FAILED, failures.get(id, "no batch size could be measured")
@@ -198,7 +245,9 @@ def _explain_accuracy(accuracy: CandidateAccuracy, budget: Budget) -> str:
     low, high = (100 * each for each in accuracy.drop_ci)
     exceeds = "exceeds" if accuracy.keeps is False else "may exceed"
     share = accuracy.calibrated_share
-    hidden = f", which the {share:.1%} of samples used for calibration may understate," if share else ""
+    hidden = (
+        f", which the {share:.1%} of samples used for calibration may understate," if share else ""
+    )
     return f"drop of {low:+.2f} to {high:+.2f} points{hidden} {exceeds} {budget}"
 
 
@@ -207,14 +256,20 @@ def _explain_lead(size: int, race: Race, infos: Mapping[str, ArtifactInfo]) -> s
     if not race.ratios:
         alone = "in the race" if len(race.times) == 1 else "with a time in every round"
         return f"batch {size}: the only build {alone}"
-    equal = {name: ratio for name, ratio in race.ratios.items() if ratio.change is Change.NO_DIFFERENCE}
+    equal = {
+        name: ratio for name, ratio in race.ratios.items() if ratio.change is Change.NO_DIFFERENCE
+    }
     slower = {name: ratio for name, ratio in race.ratios.items() if name not in equal}
     nearest = sorted(slower, key=lambda name: slower[name].value)[:1]
     said = [f"{slower[name]} times as fast as {infos[name].label}" for name in nearest]
-    said += [f"as fast as {infos[name].label} within the error, {ratio} times" for name, ratio in equal.items()]
+    said += [
+        f"as fast as {infos[name].label} within the error, {ratio} times"
+        for name, ratio in equal.items()
+    ]
     own = infos[race.winner].precision if race.winner else None
     preferred = {
-        "more precise" if infos[name].precision != own else "first in --backend auto's order" for name in equal
+        "more precise" if infos[name].precision != own else "first in --backend auto's order"
+        for name in equal
     }
     tie = f"; preferred as {' and '.join(sorted(preferred, reverse=True))}" if preferred else ""
     return f"batch {size}: " + ", ".join(said) + tie
@@ -262,7 +317,9 @@ def _require_snr(budget: Budget | None, obstacle: str) -> None:
         )
 
 
-def choose_budget(plan: BuildPlan, exported: Entry[ModelInfo], listener: Listener) -> tuple[Budget, Path | None, str]:
+def choose_budget(
+    plan: BuildPlan, exported: Entry[ModelInfo], listener: Listener
+) -> tuple[Budget, Path | None, str]:
     """The given budget, or by default a drop of BUDGET with labels and trained weights, otherwise SNR_FLOOR.
 
     Also the labeled samples and the score that drops; None and empty if the budget is an SNR.
@@ -273,9 +330,13 @@ def choose_budget(plan: BuildPlan, exported: Entry[ModelInfo], listener: Listene
     if budget is not None and budget.unit == "dB":
         return budget, None, ""
     card = card_from_file(exported.file(CARD))
-    data, obstacle = require_judgeable(budget, plan.images, card, trained=exported.info.weights.trained)
+    data, obstacle = require_judgeable(
+        budget, plan.images, card, trained=exported.info.weights.trained
+    )
     if data is not None and obstacle is None:
-        samples, _ = load_sample_set(exported, card, data, None, 0, listener, truncate=plan.truncate)
+        samples, _ = load_sample_set(
+            exported, card, data, None, 0, listener, truncate=plan.truncate
+        )
         task = TASKS[card.task]
         truths = task.read_truths(samples, card, task.count_classes(card))
         if truths is not None or any(each.label is not None for each in samples.files):
@@ -302,7 +363,15 @@ def judge_builds(
     if whole and data is not None:
         entries = [each.entry for each in whole]
         found = run_evaluation(
-            model, data, None, 0, budget.limit / 100, store, listener, only=entries, truncate=truncate
+            model,
+            data,
+            None,
+            0,
+            budget.limit / 100,
+            store,
+            listener,
+            only=entries,
+            truncate=truncate,
         )
         accuracy = {row.artifact: _judge_drop(row) for row in found.results if row.artifact}
         judged_on = f"{found.dataset.describe()} of {found.dataset.name}"
@@ -310,21 +379,33 @@ def judge_builds(
         for each in whole:
             known = each.verification.info if each.verification else None
             snr = known.snr_db if known else -inf
-            keeps = None if known and known.box_agreement is not None else snr is None or snr >= budget.limit
-            accuracy[each.entry.id] = CandidateAccuracy(keeps=keeps, snr_db=-inf if keeps is None else snr)
+            keeps = (
+                None
+                if known and known.box_agreement is not None
+                else snr is None or snr >= budget.limit
+            )
+            accuracy[each.entry.id] = CandidateAccuracy(
+                keeps=keeps, snr_db=-inf if keeps is None else snr
+            )
         judged_on = f"{next((each.verification.info.samples for each in whole if each.verification), 0)} samples"
 
     def rank(each: BuiltArtifact) -> tuple[int, int]:  # between equally fast builds the first wins
-        return list(Precision).index(each.entry.info.precision), list(BACKENDS).index(each.entry.info.backend)
+        return list(Precision).index(each.entry.info.precision), list(BACKENDS).index(
+            each.entry.info.backend
+        )
 
-    return [replace(each, accuracy=accuracy.get(each.entry.id)) for each in sorted(built, key=rank)], judged_on
+    return [
+        replace(each, accuracy=accuracy.get(each.entry.id)) for each in sorted(built, key=rank)
+    ], judged_on
 
 
 def _judge_drop(row: EvaluatedModel) -> CandidateAccuracy:
     keeps = {Verdict.PASS: True, Verdict.FAIL: False}.get(row.verdict) if row.verdict else None
     judged = row.scores.scores[0] if row.scores else row.accuracy
     drop, interval = (judged.drop, judged.drop_ci) if judged else (None, None)
-    return CandidateAccuracy(keeps, drop, interval, row.snr_db, row.calibrated_on / max(row.samples, 1))
+    return CandidateAccuracy(
+        keeps, drop, interval, row.snr_db, row.calibrated_on / max(row.samples, 1)
+    )
 
 
 def plan_candidates(
@@ -341,15 +422,25 @@ def plan_candidates(
             backends.append(backend)
             continue
         if plan.named:
-            raise MissingError(f"backend {backend.name} cannot be a candidate on this machine: {reason}")
+            raise MissingError(
+                f"backend {backend.name} cannot be a candidate on this machine: {reason}"
+            )
         omitted.append(Omission(backend.name, "", reason, ExitStatus.MISSING))
     if not backends:
         reasons = "; ".join(f"{each.backend}: {each.reason}" for each in omitted)
-        raise MissingError(f"--precision auto has no backend that builds and runs on this machine: {reasons}")
+        raise MissingError(
+            f"--precision auto has no backend that builds and runs on this machine: {reasons}"
+        )
     known = {kind for each in backends for kind in each.precisions(each.choose_device(plan.device))}
-    if Precision.FP8 in known and all(each.choose_device(plan.device) == "cpu" for each in backends):
+    if Precision.FP8 in known and all(
+        each.choose_device(plan.device) == "cpu" for each in backends
+    ):
         known.discard(Precision.FP8)
-        omitted.append(Omission("", Precision.FP8, "made for GPUs; on a CPU it is never faster", ExitStatus.MISSING))
+        omitted.append(
+            Omission(
+                "", Precision.FP8, "made for GPUs; on a CPU it is never faster", ExitStatus.MISSING
+            )
+        )
     wanted = replace(
         plan,
         backends=tuple(backends),
@@ -364,7 +455,11 @@ def plan_candidates(
         if plan.calibration is not None:
             raise
     reason = "needs calibration data: --calibration PATH"
-    omitted += [Omission("", kind, reason, ExitStatus.BAD_INPUT) for kind in CALIBRATED if kind in wanted.precisions]
+    omitted += [
+        Omission("", kind, reason, ExitStatus.BAD_INPUT)
+        for kind in CALIBRATED
+        if kind in wanted.precisions
+    ]
     without = tuple(kind for kind in wanted.precisions if kind not in CALIBRATED)
     return replace(wanted, precisions=without), tuple(omitted)
 
@@ -377,18 +472,33 @@ def split_plan(
 
     The empty name stands for any backend. If the user named the backends, all are built first.
     """
-    wide = tuple(each for each in plan.precisions if each in WIDE and Precision.FP16 in plan.precisions)
+    wide = tuple(
+        each for each in plan.precisions if each in WIDE and Precision.FP16 in plan.precisions
+    )
     names = {each.name for each in plan.backends}
     eager = [] if named else [each for each in plan.backends if each.compiled_by in names]
-    able = [each for each in plan.backends if each not in eager and (has_module or not each.needs_module)]
-    bounded = [each for each in able if each.gain_over_tf32 < inf and Precision.TF32 in wide and not named]
+    able = [
+        each
+        for each in plan.backends
+        if each not in eager and (has_module or not each.needs_module)
+    ]
+    bounded = [
+        each for each in able if each.gain_over_tf32 < inf and Precision.TF32 in wide and not named
+    ]
     bounded = [] if len(bounded) == len(able) else bounded
     kinds = tuple(each for each in plan.precisions if each not in wide)
     reason = "not faster than fp16 on Tensor Cores, and fp16 is within the budget"
-    later = {"": (replace(plan, precisions=wide), tuple(Omission("", kind, reason) for kind in wide))} if wide else {}
+    later = (
+        {"": (replace(plan, precisions=wide), tuple(Omission("", kind, reason) for kind in wide))}
+        if wide
+        else {}
+    )
     for each in eager:
         reason = f"not faster than its code compiled by {each.compiled_by}, whose fp16 is within the budget"
-        later[each.compiled_by] = replace(plan, precisions=kinds, backends=(each,)), (Omission(each.name, "", reason),)
+        later[each.compiled_by] = (
+            replace(plan, precisions=kinds, backends=(each,)),
+            (Omission(each.name, "", reason),),
+        )
     first = tuple(each for each in plan.backends if each not in (*eager, *bounded))
     after = [replace(plan, precisions=kinds, backends=(each,)) for each in bounded]
     return replace(plan, precisions=kinds, backends=first), later, after
@@ -399,8 +509,13 @@ def add_static_batches(plan: BuildPlan, card: ModelCard, sizes: Sequence[int]) -
     options = dict(plan.options)
     for backend in plan.backends if card.batched else ():
         device = backend.choose_device(plan.device)
-        if device == "cuda" and any(each.name == STATIC_BATCHES for each in backend.describe_options(device)):
-            options[backend.name] = {STATIC_BATCHES: ",".join(map(str, sizes)), **options.get(backend.name, {})}
+        if device == "cuda" and any(
+            each.name == STATIC_BATCHES for each in backend.describe_options(device)
+        ):
+            options[backend.name] = {
+                STATIC_BATCHES: ",".join(map(str, sizes)),
+                **options.get(backend.name, {}),
+            }
     return replace(plan, options=options)
 
 
@@ -446,7 +561,10 @@ def choose_build(
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
     require_fitting_task(model, stored)
-    card, trained = read_card(model, stored), (stored.info.weights if stored else model.load().weights).trained
+    card, trained = (
+        read_card(model, stored),
+        (stored.info.weights if stored else model.load().weights).trained,
+    )
     require_judgeable(plan.budget, plan.images, card, trained=trained)
     sizes = _choose_sizes(card, batch_sizes)
     wanted, omitted = plan_candidates(model, plan, stored, store, listener)
@@ -465,7 +583,15 @@ def choose_build(
         known = {"named": plan.named, "has_module": model.source.has_module}
         first, later, bounded = split_plan(wanted, **known) if on_gpu else (wanted, {}, [])
         build = build_model(model, first, store, listener)
-        judge = partial(judge_builds, budget, data, model, store=store, listener=listener, truncate=plan.truncate)
+        judge = partial(
+            judge_builds,
+            budget,
+            data,
+            model,
+            store=store,
+            listener=listener,
+            truncate=plan.truncate,
+        )
         judged, judged_on = judge(build.artifacts)
 
         def build_more(plan: BuildPlan) -> None:
@@ -480,14 +606,20 @@ def choose_build(
         for other in bounded:
             build_more(replace(other, precisions=(Precision.TF32,)))
             (backend,) = other.backends
-            able = [each for each in judged if each.keeps_budget or each.entry.info.backend == backend.name]
+            able = [
+                each
+                for each in judged
+                if each.keeps_budget or each.entry.info.backend == backend.name
+            ]
             reason = rule_out_backend(backend, able, measure_slowdowns(able, sizes, card, times))
             if reason is None:
                 build_more(other)
             else:
                 omitted += (Omission(backend.name, "", reason),)
         kept = [each.entry.info for each in judged if each.keeps_budget]
-        half = {name for each in kept if each.precision is Precision.FP16 for name in ("", each.backend)}
+        half = {
+            name for each in kept if each.precision is Precision.FP16 for name in ("", each.backend)
+        }
         for name, (other, spared) in later.items():
             if name in half:
                 omitted += spared
@@ -498,7 +630,9 @@ def choose_build(
             seed = randbits(32)
             able = [each for each in judged if each.keeps_budget]
             timed = on_gpu and len(able) > 1
-            hopeless = explain_hopeless(measure_slowdowns(able, sizes, card, times)) if timed else {}
+            hopeless = (
+                explain_hopeless(measure_slowdowns(able, sizes, card, times)) if timed else {}
+            )
             raced = [each.entry.id for each in able if each.entry.id not in hopeless]
             races, failures = _race(raced, sizes, final_rounds, seed, run, pool, store, listener)
             failures |= hopeless
@@ -516,7 +650,9 @@ def choose_build(
                 score=score,
             )
             write_bytes(run.path / DECISION_FILE, json_from_record(decision))
-            finish_run(run, parents=[exported.id, *(each.entry.id for each in judged)], model=card.name)
+            finish_run(
+                run, parents=[exported.id, *(each.entry.id for each in judged)], model=card.name
+            )
     status = judge_status(decision, judged)
     return ChoiceResult(decision, result_from_build(build, weights, ()), str(run.path), status)
 
@@ -546,13 +682,20 @@ def _race(
         return {}, {}
     total = count_processes(len(built), final_rounds)
     where = ", ".join(map(str, sizes))
-    title = f"compare {len(built)} builds" if len(built) > 1 else "measure the only build in the race"
+    title = (
+        f"compare {len(built)} builds" if len(built) > 1 else "measure the only build in the race"
+    )
     measurements: list[Measurement] = []
     failures: dict[str, str] = {}
     with listener.step(f"{title} at batch {where}", total=total) as step:
         subjects = {
             id: prepare_subject(
-                find_artifacts(id, store)[0], BenchPlan(SHORT_LOAD), store, pool, pool.directory / id, run.path
+                find_artifacts(id, store)[0],
+                BenchPlan(SHORT_LOAD),
+                store,
+                pool,
+                pool.directory / id,
+                run.path,
             )
             for id in built
         }
@@ -568,19 +711,27 @@ def _race(
                     if one.interrupted:
                         raise KeyboardInterrupt
                     measurements.append(replace(one, process=process))
-                    median = one.latency_ns.median if one.latency_ns else None  # the interval is over processes
+                    median = (
+                        one.latency_ns.median if one.latency_ns else None
+                    )  # the interval is over processes
                     wrong = [each.message for each in one.reasons if each.code in WRONG_OUTPUTS]
-                    if median is not None and not wrong:  # noise counts: the order of processes is drawn
+                    if (
+                        median is not None and not wrong
+                    ):  # noise counts: the order of processes is drawn
                         found[size] = median
                     else:
-                        reasons = wrong or [each.message for each in one.reasons if each.invalidates]
+                        reasons = wrong or [
+                            each.message for each in one.reasons if each.invalidates
+                        ]
                         failures[id] = f"batch {size}: {reasons[0]}"
                     if not worker.alive:
                         break
             step.advance()
             return found
 
-        races = race_builds(built, sizes, measure, seed, final_rounds, lambda id, more: subjects[id].expect(more))
+        races = race_builds(
+            built, sizes, measure, seed, final_rounds, lambda id, more: subjects[id].expect(more)
+        )
         write_measurements(run.path, measurements)
     return races, failures
 

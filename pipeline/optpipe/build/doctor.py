@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 
 from optpipe.backends.base import Option
 from optpipe.backends.registry import BACKENDS
-from optpipe.report.document import Column, ColumnKind, Document, Row, Sentence, Tone, make_document, make_table
+from optpipe.report.document import (
+    Column,
+    ColumnKind,
+    Document,
+    Row,
+    Sentence,
+    Tone,
+    make_document,
+    make_table,
+)
 from optpipe.workspace.environment import get_package_version, list_gpus
 
 
@@ -24,7 +33,11 @@ class ToolStatus:
 def list_options() -> dict[str, tuple[Option, ...]]:
     """Each option once, by backend; imports no framework."""
     found = {
-        name: {each.name: each for device in backend.devices() for each in backend.describe_options(device)}
+        name: {
+            each.name: each
+            for device in backend.devices()
+            for each in backend.describe_options(device)
+        }
         for name, backend in BACKENDS.items()
     }
     return {name: tuple(options.values()) for name, options in found.items()}
@@ -33,7 +46,12 @@ def list_options() -> dict[str, tuple[Option, ...]]:
 PACKAGES = (
     ("CUDA runtime", "nvidia-cuda-runtime", "required by PyTorch and ONNX Runtime", None),
     ("ModelOpt", "nvidia-modelopt", "FP16, BF16, and INT8 graphs", "`pip install nvidia-modelopt`"),
-    ("DALI", "nvidia-dali-cuda130", "GPU-accelerated preprocessing", "`pip install nvidia-dali-cuda130`"),
+    (
+        "DALI",
+        "nvidia-dali-cuda130",
+        "GPU-accelerated preprocessing",
+        "`pip install nvidia-dali-cuda130`",
+    ),
     ("timm", "timm", "models `timm:NAME`", "`uv sync --extra timm` in a checkout"),
     ("transformers", "transformers", "models `hf:NAME`", "`uv sync --extra hf` in a checkout"),
 )
@@ -45,7 +63,9 @@ def diagnose_machine() -> tuple[ToolStatus, ...]:
     found = []
     for name, distribution, adds, install in PACKAGES:
         version = get_package_version(distribution)
-        found.append(ToolStatus(name, version is not None, version, adds, None, None if version else install))
+        found.append(
+            ToolStatus(name, version is not None, version, adds, None, None if version else install)
+        )
     cuda, *others = found
     return (_check_gpu(), cuda, *_check_backends(), *others, _check_nsys())
 
@@ -53,12 +73,23 @@ def diagnose_machine() -> tuple[ToolStatus, ...]:
 def _check_gpu() -> ToolStatus:
     adds = "GPU measurement, verification, and tuned engines"
     if not list_gpus():
-        return ToolStatus("GPU", False, None, adds, None, "requires an NVIDIA GPU with driver 580 or newer (CUDA 13)")
+        return ToolStatus(
+            "GPU",
+            False,
+            None,
+            adds,
+            None,
+            "requires an NVIDIA GPU with driver 580 or newer (CUDA 13)",
+        )
     first = list_gpus()[0]
     memory_gib = first.memory_bytes / (1 << 30)
     shown = f"{first.name}, compute capability {first.compute_capability}, {memory_gib:.0f} GiB, driver {first.driver}"
     return ToolStatus(
-        "GPU", True, shown, adds, f"{len(list_gpus())} GPUs found; the first is used" if len(list_gpus()) > 1 else None
+        "GPU",
+        True,
+        shown,
+        adds,
+        f"{len(list_gpus())} GPUs found; the first is used" if len(list_gpus()) > 1 else None,
     )
 
 
@@ -67,11 +98,20 @@ def _check_backends() -> tuple[ToolStatus, ...]:
     for name, backend in BACKENDS.items():
         by_device = {device: backend.probe_capability(device) for device in backend.devices()}
         version = next((each.version for each in by_device.values() if each.version), None)
-        limits = [f"{device}: {each.why_not}" for device, each in by_device.items() if version and each.why_not]
+        limits = [
+            f"{device}: {each.why_not}"
+            for device, each in by_device.items()
+            if version and each.why_not
+        ]
         install = next((each.install for each in by_device.values() if each.install), None)
         found.append(
             ToolStatus(
-                f"backend {name}", version is not None, version, backend.purpose, "; ".join(limits) or None, install
+                f"backend {name}",
+                version is not None,
+                version,
+                backend.purpose,
+                "; ".join(limits) or None,
+                install,
             )
         )
     return tuple(found)
@@ -79,14 +119,21 @@ def _check_backends() -> tuple[ToolStatus, ...]:
 
 def _check_nsys() -> ToolStatus:
     install = "on Debian, enable the non-free component, then `apt-get install nsight-systems`"
-    missing, path = ToolStatus("nsys", False, None, "profiling of every stage", None, install), shutil.which("nsys")
+    missing, path = (
+        ToolStatus("nsys", False, None, "profiling of every stage", None, install),
+        shutil.which("nsys"),
+    )
     if path is None:
         return missing
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
+        said = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return replace(missing, note=f"{path} failed to run: {type(error).__name__}")
-    lines = [line for line in said.stdout.splitlines() if "ersion" in line] or said.stdout.splitlines()
+    lines = [
+        line for line in said.stdout.splitlines() if "ersion" in line
+    ] or said.stdout.splitlines()
     if said.returncode != 0 or not lines:
         return replace(missing, note=f"{path} --version exited with status {said.returncode}")
     return replace(missing, found=True, version=lines[-1].strip(), install=None)
@@ -96,7 +143,10 @@ def document_from_diagnosis(findings: Sequence[ToolStatus]) -> Document:
     found = [(each.name, each.version, each.adds, each.note) for each in findings if each.found]
     return make_document(
         [
-            make_table(("tool", "version", Column("good for", rank=2), Column("limits here", rank=2)), found)
+            make_table(
+                ("tool", "version", Column("good for", rank=2), Column("limits here", rank=2)),
+                found,
+            )
             if found
             else None,
             *(
@@ -116,8 +166,21 @@ def document_from_diagnosis(findings: Sequence[ToolStatus]) -> Document:
 def document_from_options(listing: Mapping[str, Sequence[Option]]) -> Document:
     rows: list[Row] = []
     for backend, each in ((name, each) for name, options in listing.items() for each in options):
-        default = str(each.default).lower() if isinstance(each.default, bool) else str(each.default) or "none"
+        default = (
+            str(each.default).lower()
+            if isinstance(each.default, bool)
+            else str(each.default) or "none"
+        )
         choices = f" ({', '.join(each.choices)})" if each.choices else ""
-        rows.append((f"{backend}.{each.name}", default, "build" if each.builds else "run", each.help + choices))
+        rows.append(
+            (
+                f"{backend}.{each.name}",
+                default,
+                "build" if each.builds else "run",
+                each.help + choices,
+            )
+        )
     name = Column("--option", ColumnKind.NAME)
-    return make_document([make_table((name, "default", "taken by", Column("description", rank=2)), rows)])
+    return make_document(
+        [make_table((name, "default", "taken by", Column("description", rank=2)), rows)]
+    )

@@ -6,14 +6,27 @@ from math import log10
 from statistics import median
 from typing import TYPE_CHECKING
 
-from optpipe.core.entries import ArtifactInfo, Device, ModelInfo, SkippedLayer, VerificationInfo, WeightsRecord
+from optpipe.core.entries import (
+    ArtifactInfo,
+    Device,
+    ModelInfo,
+    SkippedLayer,
+    VerificationInfo,
+    WeightsRecord,
+)
 from optpipe.core.errors import ExitStatus
 from optpipe.core.plan import to_command
 from optpipe.core.precision import CALIBRATED, MixedPrecision, Precision, PrecisionProof
 from optpipe.core.quantity import format_bytes, format_duration, format_snr
 from optpipe.core.records import group_pairs
 from optpipe.evaluate.tasks.detection import PARITY_IOU, PARITY_SCORE
-from optpipe.models.artifacts.decisions import Candidate, CandidateAccuracy, Decision, Omission, Standing
+from optpipe.models.artifacts.decisions import (
+    Candidate,
+    CandidateAccuracy,
+    Decision,
+    Omission,
+    Standing,
+)
 from optpipe.models.artifacts.lookup import hash_engine, measure_engine
 from optpipe.report.document import (
     Cell,
@@ -114,7 +127,9 @@ class ModelBuild:
         return next((status for status in order if status in statuses), ExitStatus.DONE)
 
 
-def result_from_build(result: ModelBuild, requested_weights: str, warnings: Sequence[str]) -> BuildResult:
+def result_from_build(
+    result: ModelBuild, requested_weights: str, warnings: Sequence[str]
+) -> BuildResult:
     info = result.model.info
     return BuildResult(
         model=info.name,
@@ -153,7 +168,9 @@ def document_from_build(result: BuildResult) -> Document:
     ready = [each.id for each in result.artifacts if each.parity and each.parity.passed]
     return make_document(
         [
-            Sentence(f"{result.model} from {result.source}, weights {weights.source} {weights.sha256[:12]}"),
+            Sentence(
+                f"{result.model} from {result.source}, weights {weights.source} {weights.sha256[:12]}"
+            ),
             _tabulate_artifacts(result.artifacts) if result.artifacts else None,
             *_describe_artifacts(result.artifacts),
             *_list_omissions(result.failed, result.skipped),
@@ -164,7 +181,14 @@ def document_from_build(result: BuildResult) -> Document:
 
 
 def _tabulate_artifacts(artifacts: Sequence[ArtifactResult]) -> Table:
-    columns: list[Column | str] = ["artifact", "backend", "precision", "MACs", "verified", "runs here"]
+    columns: list[Column | str] = [
+        "artifact",
+        "backend",
+        "precision",
+        "MACs",
+        "verified",
+        "runs here",
+    ]
     columns += figure_columns("size", "build")
     rows: list[Row] = [
         (
@@ -185,7 +209,10 @@ def _tabulate_artifacts(artifacts: Sequence[ArtifactResult]) -> Table:
 def _format_shares(artifact: ArtifactResult) -> Cell:
     proof = artifact.precision_proof
     shares = sorted(proof.share.counted.items(), key=lambda item: -item[1])
-    return Cell(", ".join(f"{share:.1%} {kind}" for kind, share in shares), Tone.PLAIN if proof.proven else Tone.BAD)
+    return Cell(
+        ", ".join(f"{share:.1%} {kind}" for kind, share in shares),
+        Tone.PLAIN if proof.proven else Tone.BAD,
+    )
 
 
 def _format_verification(parity: VerificationInfo | None) -> Cell:
@@ -203,7 +230,13 @@ def _format_verification(parity: VerificationInfo | None) -> Cell:
     elif parity.top1_agreement is not None:
         text += f", top-1 agreement {parity.top1_agreement:.1%}"
     for each in parity.trajectory:
-        reached = "exact" if each.snr_db is None else f"SNR {format_snr(each.snr_db)}" if each.finite else "not finite"
+        reached = (
+            "exact"
+            if each.snr_db is None
+            else f"SNR {format_snr(each.snr_db)}"
+            if each.finite
+            else "not finite"
+        )
         text += f"; {each.name} {reached}"
     if not parity.passed:
         return Cell(f"FAIL: {text}", Tone.BAD)
@@ -218,7 +251,11 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
     for text in sorted({f"{each.backend}: {each.why_not}" for each in artifacts if each.why_not}):
         yield Sentence(text, Tone.FAINT, "built, cannot run here")
     for data, samples in dict.fromkeys((each.data, each.samples) for each in verified):
-        yield Sentence(f"{samples:,} samples of {data}" if data else f"{samples:,} samples", Tone.PLAIN, "verified on")
+        yield Sentence(
+            f"{samples:,} samples of {data}" if data else f"{samples:,} samples",
+            Tone.PLAIN,
+            "verified on",
+        )
     for selected in dict.fromkeys(each.selected for each in verified if each.selected):
         shown = [each for each in verified if each.selected == selected]
         why = f"NonMaxSuppression or TopK selects the rows of {', '.join(selected)}, so their order may differ"
@@ -226,34 +263,57 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
             text = f"{why}: boxes are compared (score {PARITY_SCORE:g}, IoU {PARITY_IOU:g}), and no SNR is given"
             yield Sentence(text, Tone.PLAIN, "verified by boxes")
         elif any(each.passed is False for each in shown):
-            way_out = 'a model card with task = "detection" and data with objects compare boxes instead'
+            way_out = (
+                'a model card with task = "detection" and data with objects compare boxes instead'
+            )
             yield Sentence(why, Tone.DOUBTFUL, "compared row by row", (way_out,))
     for each in artifacts:
         parity = each.parity
-        if parity is not None and parity.passed is False and (low := [one for one in parity.outputs if one.finite]):
+        if (
+            parity is not None
+            and parity.passed is False
+            and (low := [one for one in parity.outputs if one.finite])
+        ):
             least = -20 * log10(parity.tolerance_relative)
-            found = ", ".join(f"{one.name} {format_snr(one.snr_db)}" for one in low if one.snr_db is not None)
+            found = ", ".join(
+                f"{one.name} {format_snr(one.snr_db)}" for one in low if one.snr_db is not None
+            )
             text = f"{each.id}: an SNR of {least:.3g} dB is required of each output: {found}"
             way_out = f"--min-snr accepts less; --budget {max(LOW_SNR_DB, least):.3g}dB keeps the layers in float that cost the most"
-            yield Sentence(text, Tone.BAD, "not verified", (way_out,) if each.precision in CALIBRATED else ())
-        elif parity is not None and parity.passed is False and parity.outputs:
-            way_out = "optpipe evaluate MODEL --layers all names the first tensor that leaves the range"
             yield Sentence(
-                f"{each.id}: no output is finite and of the source's shape", Tone.BAD, "not verified", (way_out,)
+                text, Tone.BAD, "not verified", (way_out,) if each.precision in CALIBRATED else ()
+            )
+        elif parity is not None and parity.passed is False and parity.outputs:
+            way_out = (
+                "optpipe evaluate MODEL --layers all names the first tensor that leaves the range"
+            )
+            yield Sentence(
+                f"{each.id}: no output is finite and of the source's shape",
+                Tone.BAD,
+                "not verified",
+                (way_out,),
             )
     for each in artifacts:
         proof = each.precision_proof
         if not proof.proven:
             reasons = {one.layer: f", {one.reason}" for one in each.kept}
-            names = "; ".join(f"{one.name} ({one.type}{reasons.get(one.name, '')})" for one in proof.others)
+            names = "; ".join(
+                f"{one.name} ({one.type}{reasons.get(one.name, '')})" for one in proof.others
+            )
             more = proof.others_count - len(proof.others)
             rest = f" and {more} more" if more > 0 else ""
-            yield Sentence(f"{each.id}: {proof.reason}; others: {names}{rest}", Tone.BAD, "not proven")
+            yield Sentence(
+                f"{each.id}: {proof.reason}; others: {names}{rest}", Tone.BAD, "not proven"
+            )
     for each in artifacts:
         inner = [one for one in each.kept if one.reason.startswith("inside ")]
         if inner and each.precision_proof.proven:
             others = f" and {len(inner) - 1} more" if len(inner) > 1 else ""
-            yield Sentence(f"{each.id}: {inner[0].layer}{others}, {inner[0].reason}", Tone.DOUBTFUL, "not quantized")
+            yield Sentence(
+                f"{each.id}: {inner[0].layer}{others}, {inner[0].reason}",
+                Tone.DOUBTFUL,
+                "not quantized",
+            )
     for each in artifacts:
         placement = each.precision_proof.placement
         if placement and placement.count:
@@ -268,7 +328,9 @@ def _list_omissions(failed: Sequence[Omission], left_out: Sequence[Omission]) ->
     """Failures, then `fp16, int8 on tensorrt: why`, one line for each reason."""
     for each in failed:
         yield Sentence(
-            f"{each.backend} {each.precision} (exit status {each.status:d}): {each.reason}", Tone.BAD, "failed"
+            f"{each.backend} {each.precision} (exit status {each.status:d}): {each.reason}",
+            Tone.BAD,
+            "failed",
         )
     reasons = group_pairs(((each.backend, each.reason), each.precision) for each in left_out)
     for (backend, reason), precisions in reasons.items():
@@ -353,7 +415,8 @@ def _answer_choice(decision: Decision) -> Iterator[Sentence]:
         return
     text = f"FAIL  no build stays within {decision.budget}"
     if Standing.NOT_SHOWN in judged:
-        text = (
-            f"no build is proven to stay within {decision.budget}: more labeled data or a wider --budget would decide"
-        )
-    yield Sentence(f"{text}; the nearest is {nearest.label} with {_format_accuracy(nearest.accuracy)}", Tone.BAD)
+        text = f"no build is proven to stay within {decision.budget}: more labeled data or a wider --budget would decide"
+    yield Sentence(
+        f"{text}; the nearest is {nearest.label} with {_format_accuracy(nearest.accuracy)}",
+        Tone.BAD,
+    )

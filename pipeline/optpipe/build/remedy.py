@@ -27,7 +27,12 @@ from optpipe.models.inputs.image_set import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
 from optpipe.models.inputs.samples import choose_samples
 from optpipe.models.sources.resolve import format_source
-from optpipe.quantize.calibrated_graph import CHOICE_SAMPLES, TABLE, name_table_file, tables_from_entry
+from optpipe.quantize.calibrated_graph import (
+    CHOICE_SAMPLES,
+    TABLE,
+    name_table_file,
+    tables_from_entry,
+)
 from optpipe.quantize.ranges import read_table, write_table
 from optpipe.quantize.sensitivity import compare_methods, lower_by_table, select_kept_layers
 from optpipe.stats.ratio import Ratio
@@ -59,11 +64,15 @@ def try_remedies(
         return found
     model, stored = prepare_model(model, store, listener)
     exported, _ = export_model(model, store, listener, stored)
-    samples = choose_samples(card_from_file(exported.file(CARD)), data, None, exported, truncate=truncate).drawn
+    samples = choose_samples(
+        card_from_file(exported.file(CARD)), data, None, exported, truncate=truncate
+    ).drawn
     if samples is None:
         return found
     remedies = _Remedies(model, exported, samples, store, listener)
-    builds = tuple(each if each.first is None else remedies.try_build(each, budget) for each in found.builds)
+    builds = tuple(
+        each if each.first is None else remedies.try_build(each, budget) for each in found.builds
+    )
     return replace(found, builds=builds)
 
 
@@ -71,14 +80,27 @@ class _Remedies:
     """Builds and evaluates remedies for the builds of `model` on `samples`."""
 
     def __init__(
-        self, model: Model, exported: Entry[ModelInfo], samples: SampleSet, store: Store, listener: Listener
+        self,
+        model: Model,
+        exported: Entry[ModelInfo],
+        samples: SampleSet,
+        store: Store,
+        listener: Listener,
     ) -> None:
-        self.model, self.exported, self.samples, self.store, self.listener = model, exported, samples, store, listener
+        self.model, self.exported, self.samples, self.store, self.listener = (
+            model,
+            exported,
+            samples,
+            store,
+            listener,
+        )
 
     def try_build(self, build: BuildDivergence, budget: Budget | None) -> BuildDivergence:
         artifact, remedies = self.store.find(build.artifact, ArtifactInfo), list[Remedy]()
         before = self._evaluate(artifact)
-        wanted = budget or Budget(round(max(build.limit_db, (before.snr_db or 0.0) + GAIN_DB), 1), "dB")
+        wanted = budget or Budget(
+            round(max(build.limit_db, (before.snr_db or 0.0) + GAIN_DB), 1), "dB"
+        )
         for plan, kept in self._list_plans(artifact, build, wanted):
             command = _write_command(self.model, plan)
             try:
@@ -93,53 +115,97 @@ class _Remedies:
                 break
         card = card_from_file(self.exported.file(CARD))
         for rival in list_model_artifacts(self.model, card, self.store) if remedies else ():
-            alike = (rival.info.backend, rival.info.device) == (artifact.info.backend, artifact.info.device)
+            alike = (rival.info.backend, rival.info.device) == (
+                artifact.info.backend,
+                artifact.info.device,
+            )
             if alike and rival.info.precision is not artifact.info.precision:
                 remedies[-1] = replace(
-                    remedies[-1], speed=_compare_speed(rival, made, self.store, self.listener), rival=rival.info.label
+                    remedies[-1],
+                    speed=_compare_speed(rival, made, self.store, self.listener),
+                    rival=rival.info.label,
                 )
                 break
         return replace(build, evaluated=before, remedies=tuple(remedies))
 
-    def _list_plans(self, artifact: Entry[ArtifactInfo], build: BuildDivergence, budget: Budget) -> Plans:
+    def _list_plans(
+        self, artifact: Entry[ArtifactInfo], build: BuildDivergence, budget: Budget
+    ) -> Plans:
         """The builds to try one after the other: each only if those before it do not meet the budget."""
         info, graph = artifact.info, self.store.find(artifact.manifest.parents[-1])
         backend = BACKENDS[info.backend]
-        given = {each.name: info.options[each.name] for each in backend.describe_options(info.device) if each.builds}
-        changed = {
-            name: value for name, value in given.items() if value != backend.merge_options({}, info.device)[name]
+        given = {
+            each.name: info.options[each.name]
+            for each in backend.describe_options(info.device)
+            if each.builds
         }
-        plan = BuildPlan((info.precision,), (backend,), named=True, device=info.device, options={backend.name: changed})
-        if info.precision in CALIBRATED and graph.kind == GraphInfo.KIND and graph.info["method"] is not None:
+        changed = {
+            name: value
+            for name, value in given.items()
+            if value != backend.merge_options({}, info.device)[name]
+        }
+        plan = BuildPlan(
+            (info.precision,),
+            (backend,),
+            named=True,
+            device=info.device,
+            options={backend.name: changed},
+        )
+        if (
+            info.precision in CALIBRATED
+            and graph.kind == GraphInfo.KIND
+            and graph.info["method"] is not None
+        ):
             yield from self._list_tables(graph, build, plan, budget)
         elif info.precision in BUDGETED and not backend.needs_module and info.mixed is None:
             yield replace(plan, budget=budget), ()
         else:
-            known, finite = backend.precisions(info.device), all(each.error.finite for each in build.tensors)
-            wider = [each for each in (Precision.FP16, Precision.TF32, Precision.FP32) if each in known]
+            known, finite = (
+                backend.precisions(info.device),
+                all(each.error.finite for each in build.tensors),
+            )
+            wider = [
+                each for each in (Precision.FP16, Precision.TF32, Precision.FP32) if each in known
+            ]
             more = wider[wider.index(info.precision) + 1 :] if info.precision in wider else wider
             for precision in [*([] if finite else {Precision.BF16} & known), *more]:
                 yield replace(plan, precisions=(precision,)), ()
 
-    def _list_tables(self, graph: Entry, build: BuildDivergence, plan: BuildPlan, budget: Budget) -> Plans:
+    def _list_tables(
+        self, graph: Entry, build: BuildDivergence, plan: BuildPlan, budget: Budget
+    ) -> Plans:
         """For a range loss the best method's table; then that table with the costliest layers kept in floating point."""
         few, target = draw_subset(self.samples, CHOICE_SAMPLES), graph.info["target"]
         table = replace(read_table(graph.file(TABLE)), keep=())
         calibrated = [
-            each for each in self.store.list_entries(CalibrationInfo) if self.exported.id in each.manifest.parents
+            each
+            for each in self.store.list_entries(CalibrationInfo)
+            if self.exported.id in each.manifest.parents
         ]
         if build.range_losses and calibrated:
             tables = tables_from_entry(calibrated[-1])
-            best = compare_methods(self.exported, tables, few, target, self.store, self.listener)[0].info.best
+            best = compare_methods(self.exported, tables, few, target, self.store, self.listener)[
+                0
+            ].info.best
             if tables[best].ranges != table.ranges:
                 table = tables[best]
                 yield replace(plan, calibration=calibrated[-1].file(name_table_file(best))), ()
         chosen, _ = select_kept_layers(
-            self.exported, lower_by_table(self.exported, table, target), few, budget, self.store, self.listener
+            self.exported,
+            lower_by_table(self.exported, table, target),
+            few,
+            budget,
+            self.store,
+            self.listener,
         )
         if not chosen.info.keep or len(chosen.info.keep) == chosen.info.layers:
             return
-        path = self.store.workspace / "tables" / f"{table.model}-{chosen.id}" / f"table-{table.method}-spared.json"
+        path = (
+            self.store.workspace
+            / "tables"
+            / f"{table.model}-{chosen.id}"
+            / f"table-{table.method}-spared.json"
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_table(path, replace(table, keep=chosen.info.keep))
         yield replace(plan, calibration=path), chosen.info.keep
@@ -150,9 +216,13 @@ class _Remedies:
         task, truths = TASKS.get(card.task, TASKS[Task.CLASSIFICATION]), None
         with suppress(NothingJudgedError):
             truths = task.read_truths(self.samples, card, task.count_classes(card))
-        rows = evaluate_artifacts(self.model, self.exported, [artifact], self.samples, task, self.store, self.listener)
+        rows = evaluate_artifacts(
+            self.model, self.exported, [artifact], self.samples, task, self.store, self.listener
+        )
         classes, trained = task.count_classes(card) or 0, self.exported.info.weights.trained
-        return [*score_artifacts(rows, truths, task, card.labels, classes, None, trained=trained)][1]
+        return [*score_artifacts(rows, truths, task, card.labels, classes, None, trained=trained)][
+            1
+        ]
 
 
 def _compare_speed(
@@ -162,7 +232,9 @@ def _compare_speed(
     try:
         old, new = (find_artifacts(each.id, store)[0] for each in (rival, made))
         plan = BenchPlan(SHORT_LOAD)
-        compared = bench_pair(old, new, plan, FEWEST_ROUNDS, PairMetric.P50, store, listener).comparison
+        compared = bench_pair(
+            old, new, plan, FEWEST_ROUNDS, PairMetric.P50, store, listener
+        ).comparison
     except OptpipeError as error:
         listener.warn(f"{made.info.label}: its speed was not measured: {error}")
         return None
@@ -177,7 +249,9 @@ def _meets(result: EvaluatedModel, before: EvaluatedModel, budget: Budget) -> bo
 
 def _write_command(model: Model, plan: BuildPlan) -> str:
     (backend,), (precision,) = plan.backends, plan.precisions
-    options = [f"{backend.name}.{name}={value}" for name, value in plan.options[backend.name].items()]
+    options = [
+        f"{backend.name}.{name}={value}" for name, value in plan.options[backend.name].items()
+    ]
     command = to_command(
         "build",
         format_source(model.source),

@@ -61,7 +61,9 @@ def verify_session(
         with OnnxRuntimeSession(graph, "cpu", {}) as source:
             boxes = Detection().compare_runs(card, reference.inputs, source.run, session.run)
         if boxes is not None:
-            others = {name: value for name, value in reference.outputs.items() if name not in selected}
+            others = {
+                name: value for name, value in reference.outputs.items() if name not in selected
+            }
             compared = replace(reference, outputs=others)
     found = []
     for size in (None, *sizes):
@@ -69,13 +71,19 @@ def verify_session(
         outputs = run_rows(card, tensors.inputs, session.run, size)
         found.append(compare_to_reference(card, tolerated, tensors, outputs, about, size))
     info, rows = min(
-        found, key=lambda one: (one[0].passed is not False, inf if one[0].snr_db is None else one[0].snr_db)
+        found,
+        key=lambda one: (
+            one[0].passed is not False,
+            inf if one[0].snr_db is None else one[0].snr_db,
+        ),
     )
     count = found[0][0].samples
     kept: dict[str, RowErrors] = {
         name: {key: value[:count] for key, value in each.items()} for name, each in rows.items()
     }
-    info = replace(info, samples=count, outputs=tuple(pool_errors(name, each) for name, each in kept.items()))
+    info = replace(
+        info, samples=count, outputs=tuple(pool_errors(name, each) for name, each in kept.items())
+    )
     if boxes is not None:
         agree = info.passed is not False and boxes >= 1 - max(tolerated, TOLERATED_BOXES)
         info = replace(info, passed=agree, box_agreement=boxes)
@@ -84,7 +92,9 @@ def verify_session(
 
 
 MOST_STEPS = 1000
-STEPS_FORM = "N, or N:STATE:TIME:START with the names of two inputs, such as 20:sample:timestep:1000"
+STEPS_FORM = (
+    "N, or N:STATE:TIME:START with the names of two inputs, such as 20:sample:timestep:1000"
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,9 @@ class Trajectory:
     @property
     def name(self) -> str:
         """`sample after 20 steps (timestep from 1000)`."""
-        return f"{self.state} after {self.steps} steps" + (f" ({self.time} from {self.start:g})" if self.time else "")
+        return f"{self.state} after {self.steps} steps" + (
+            f" ({self.time} from {self.start:g})" if self.time else ""
+        )
 
     @property
     def recipe(self) -> list[str | float | None]:
@@ -129,8 +141,12 @@ class Trajectory:
         for step in range(self.steps):
             if self.time is not None:
                 value, kind = self.start * (1 - step / self.steps), rows[self.time].dtype
-                rows[self.time] = np.full_like(rows[self.time], round(value) if kind.kind in "iu" else value)
-            moved = run_rows(self.card, rows, session.run)[self.output].astype(np.float32) / self.steps
+                rows[self.time] = np.full_like(
+                    rows[self.time], round(value) if kind.kind in "iu" else value
+                )
+            moved = (
+                run_rows(self.card, rows, session.run)[self.output].astype(np.float32) / self.steps
+            )
             rows = {name: value[: len(moved)] for name, value in rows.items()}
             with np.errstate(over="ignore", invalid="ignore"):
                 rows[self.state] = (rows[self.state] - moved).astype(rows[self.state].dtype)
@@ -161,18 +177,32 @@ def read_trajectory(text: str, card: ModelCard, reference: Reference, graph: Pat
     """
     steps, state, time, start, first = parse_steps(text)
     inputs = reference.inputs
-    shapes = {value.shape: name for name, value in reversed([*reference.outputs.items()]) if value.dtype.kind == "f"}
-    states = [name for name, value in inputs.items() if value.dtype.kind == "f" and value.shape in shapes]
+    shapes = {
+        value.shape: name
+        for name, value in reversed([*reference.outputs.items()])
+        if value.dtype.kind == "f"
+    }
+    states = [
+        name for name, value in inputs.items() if value.dtype.kind == "f" and value.shape in shapes
+    ]
     times = [name for name, value in inputs.items() if value[0].size == 1 and name not in states]
     if not states:
         raise BadInputError(
             f"--steps {text}: no input of {card.name} has the type and shape of an output, to become the next state"
         )
     if (state and state not in states) or (not state and len(states) > 1):
-        raise BadInputError(f"--steps {text}: name the state as --steps {steps}:STATE, one of {', '.join(states)}")
-    if (time and time not in inputs) or time == (state or states[0]) or (not time and len(times) > 1):
+        raise BadInputError(
+            f"--steps {text}: name the state as --steps {steps}:STATE, one of {', '.join(states)}"
+        )
+    if (
+        (time and time not in inputs)
+        or time == (state or states[0])
+        or (not time and len(times) > 1)
+    ):
         known = times or [name for name in inputs if name not in states]
-        raise BadInputError(f"--steps {text}: name the time as --steps {steps}:STATE:TIME, one of {', '.join(known)}")
+        raise BadInputError(
+            f"--steps {text}: name the time as --steps {steps}:STATE:TIME, one of {', '.join(known)}"
+        )
     state, chosen = state or states[0], time or next(iter(times), None)
     if start and chosen is None:
         raise BadInputError(
@@ -190,7 +220,11 @@ def fill_batches(reference: Reference, size: int) -> Reference:
         {name: np.concatenate([rows] * times) for name, rows in side.items()}
         for side in (reference.inputs, reference.outputs)
     )
-    return Reference(inputs, outputs, None if reference.labels is None else np.concatenate([reference.labels] * times))
+    return Reference(
+        inputs,
+        outputs,
+        None if reference.labels is None else np.concatenate([reference.labels] * times),
+    )
 
 
 def compare_to_reference(
@@ -208,10 +242,15 @@ def compare_to_reference(
     """
     total = count_rows(reference.inputs)
     count = sum(part.stop - part.start for part in list_batches(card, reference.inputs, size))
-    expected = {name: value[:count] if len(value) == total else value for name, value in reference.outputs.items()}
+    expected = {
+        name: value[:count] if len(value) == total else value
+        for name, value in reference.outputs.items()
+    }
     rows = {name: compare_rows(value, found[name]) for name, value in expected.items()}
     errors = tuple(pool_errors(name, each) for name, each in rows.items())
-    values = sum(value.size for value in reference.outputs.values())  # a detector may have found nothing to compare
+    values = sum(
+        value.size for value in reference.outputs.values()
+    )  # a detector may have found nothing to compare
     agreement = accuracy = source_accuracy = None
     if card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
         name = next(iter(reference.outputs))
@@ -230,7 +269,9 @@ def compare_to_reference(
         source_top1_accuracy=source_accuracy,
         outputs=errors,
         values=values,
-        passed=all(each.finite and each.relative <= tolerated for each in errors) if values else None,
+        passed=all(each.finite and each.relative <= tolerated for each in errors)
+        if values
+        else None,
         data=about.data,
     )
     return info, rows
@@ -267,16 +308,24 @@ def read_output_errors(checked: Entry[VerificationInfo]) -> dict[str, RowErrors]
         return {}
     parts = pl.read_parquet(content).group_by("output", maintain_order=True)
     return {
-        str(key): {each: part[each].to_numpy() for each in part.columns if each != "output"} for (key,), part in parts
+        str(key): {each: part[each].to_numpy() for each in part.columns if each != "output"}
+        for (key,), part in parts
     }
 
 
 def _observe_output(
-    name: str, rows: RowErrors, checked: Entry[VerificationInfo], build: JudgedBuild, confidence: float
+    name: str,
+    rows: RowErrors,
+    checked: Entry[VerificationInfo],
+    build: JudgedBuild,
+    confidence: float,
 ) -> dict[str, Observation]:
     count, data = len(rows["values"]), checked.info.data
     kind = "state" if name in {each.name for each in checked.info.trajectory} else "output"
-    about, more = f"{kind} {name}, {count} samples of {data}", f"optpipe build {build.argument} --data PATH"
+    about, more = (
+        f"{kind} {name}, {count} samples of {data}",
+        f"optpipe build {build.argument} --data PATH",
+    )
     more += f" --steps {checked.info.steps}" if kind == "state" else ""
     same = rows["output_best"] == rows["reference_best"]
     hits, pooled = int(same.sum()), pool_errors(name, rows)
@@ -288,20 +337,39 @@ def _observe_output(
     peaks = [float(each) for each in rows["difference_max"]] if pooled.finite else [inf]
     bound = predict_next_upper_bound(peaks, confidence) if pooled.finite else inf
     snr = EXACT_DB if pooled.snr_db is None else max(pooled.snr_db, -EXACT_DB)
-    extent = compute_snr_interval(rows, confidence) if pooled.finite and pooled.snr_db is not None else (snr, snr)
+    extent = (
+        compute_snr_interval(rows, confidence)
+        if pooled.finite and pooled.snr_db is not None
+        else (snr, snr)
+    )
     low, high = extent or (None, None)
     blockers = []
     if data == NOISE:
-        blockers.append(Blocker("the outputs were compared on noise", f"build on real inputs: {more}"))
+        blockers.append(
+            Blocker("the outputs were compared on noise", f"build on real inputs: {more}")
+        )
     if data.endswith(CALIBRATED_ON) and build.precision in CALIBRATED:
-        blockers.append(Blocker("the outputs were compared on the calibration samples", f"give others: {more}"))
+        blockers.append(
+            Blocker("the outputs were compared on the calibration samples", f"give others: {more}")
+        )
     if count < FEWEST_SAMPLES:
-        blockers.append(Blocker(f"{count} samples are too few for an interval", f"give {FEWEST_SAMPLES}: {more}"))
-    scattered = Blocker(f"fewer than {FEWEST_FOR_SNR} samples share the error", f"give more samples: {more}")
-    alike = Blocker("the largest values lie at the same places for every sample", f"give samples that differ: {more}")
+        blockers.append(
+            Blocker(
+                f"{count} samples are too few for an interval", f"give {FEWEST_SAMPLES}: {more}"
+            )
+        )
+    scattered = Blocker(
+        f"fewer than {FEWEST_FOR_SNR} samples share the error", f"give more samples: {more}"
+    )
+    alike = Blocker(
+        "the largest values lie at the same places for every sample",
+        f"give samples that differ: {more}",
+    )
     found = {
         "snr": Observation(snr, low, high, () if extent else (scattered,)),
-        "cosine": Observation(mean.value, *mean.interval(confidence), tail=mean) if mean else Observation(nan),
+        "cosine": Observation(mean.value, *mean.interval(confidence), tail=mean)
+        if mean
+        else Observation(nan),
         "agreement": Observation(share.value, *share.interval(confidence), tail=share),
         "abs_error": Observation(max(peaks), max(peaks), max(*peaks, bound or inf)),
     }

@@ -19,7 +19,12 @@ from optpipe import __version__
 from optpipe.cli.groups import DefaultGroup, LazyCommands, Outcome, SectionedGroup, define_options
 from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
 from optpipe.core.errors import ExitStatus, OptpipeError, escape
-from optpipe.core.process import discard_output, handle_interrupts, keep_descriptors, redirect_stdout_to_stderr
+from optpipe.core.process import (
+    discard_output,
+    handle_interrupts,
+    keep_descriptors,
+    redirect_stdout_to_stderr,
+)
 from optpipe.core.records import plain_from_record
 from optpipe.workspace.places import REFUSED
 
@@ -33,7 +38,11 @@ Verb = str | dict[str, str]
 """`module:function` in this room, or several by name for a verb with subcommands, the default first."""
 
 SECTIONS: dict[str, dict[str, Verb]] = {
-    "Build": {"build": "build:build", "calibrate": "build:calibrate", "preprocess": "build:preprocess"},
+    "Build": {
+        "build": "build:build",
+        "calibrate": "build:calibrate",
+        "preprocess": "build:preprocess",
+    },
     "Measure": {"bench": "bench:bench", "evaluate": "build:evaluate", "profile": "build:profile"},
     "Judge": {
         "compare": "bench:compare",
@@ -64,7 +73,11 @@ class Commands(SectionedGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.commands = LazyCommands(
-            {name: partial(_make, name, where) for verbs in SECTIONS.values() for name, where in verbs.items()}
+            {
+                name: partial(_make, name, where)
+                for verbs in SECTIONS.values()
+                for name, where in verbs.items()
+            }
         )
 
     def main(self, *given: Any, **options: Any) -> Any:
@@ -137,14 +150,22 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
         except OSError as error:
             if outcome is not None and error.errno in GONE:
                 raise typer.Exit(_handle_undelivered(error, outcome.status)) from None
-            if error.errno == errno.EPIPE:  # of another pipe: Typer would take it for stdout's and exit silently
+            if (
+                error.errno == errno.EPIPE
+            ):  # of another pipe: Typer would take it for stdout's and exit silently
                 raise RuntimeError("broken pipe to another process") from error
             if error.errno not in UNWRITABLE and not isinstance(error, shutil.Error):
                 raise
-            _print_failure(_explain_os_error(error), ExitStatus.STAGE_FAILED, as_json=as_json and outcome is None)
+            _print_failure(
+                _explain_os_error(error),
+                ExitStatus.STAGE_FAILED,
+                as_json=as_json and outcome is None,
+            )
             raise typer.Exit(ExitStatus.STAGE_FAILED) from None
         except KeyboardInterrupt:
-            _print_failure("interrupted; finished work was kept", ExitStatus.INTERRUPTED, as_json=as_json)
+            _print_failure(
+                "interrupted; finished work was kept", ExitStatus.INTERRUPTED, as_json=as_json
+            )
             raise typer.Exit(ExitStatus.INTERRUPTED) from None
         raise typer.Exit(outcome.status)
 
@@ -164,7 +185,11 @@ def _handle_undelivered(error: OSError, status: ExitStatus) -> ExitStatus:
         raise error
     discard_output(1)
     _say("standard output is closed; the result was not fully written, but finished work was kept")
-    return ExitStatus.STAGE_FAILED if error.errno == errno.EBADF and status is ExitStatus.DONE else status
+    return (
+        ExitStatus.STAGE_FAILED
+        if error.errno == errno.EBADF and status is ExitStatus.DONE
+        else status
+    )
 
 
 UNWRITABLE = (*REFUSED, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.EFBIG)
@@ -188,7 +213,10 @@ LONGEST_LINE = 1000
 
 def _print_failure(message: str, status: int, *, as_json: bool) -> None:
     half = LONGEST_LINE // 2
-    lines = [f"{each[:half]}…{each[-half:]}" if len(each) > LONGEST_LINE else each for each in message.splitlines()]
+    lines = [
+        f"{each[:half]}…{each[-half:]}" if len(each) > LONGEST_LINE else each
+        for each in message.splitlines()
+    ]
     message = "\n".join(lines)
     _say(message)
     if as_json:
@@ -231,7 +259,9 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _optpipe(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
     workspace: WorkspaceOption = DEFAULT_WORKSPACE,
     json: JsonOption = False,
 ) -> None:
@@ -243,7 +273,8 @@ TYPES = {"str": "TEXT", "int": "N", "int range": "N", "float": "NUMBER", "float 
 
 def _show_type(param: "Parameter", ctx: "Context") -> str:
     """`N` for Typer's `<int range>`; empty for an argument, whose name is enough."""
-    shown = (type(param).display_type_rich(param, ctx) or "").replace("<list[", "<").replace("]>", ">").strip("<>")  # type: ignore[attr-defined]
+    typer_name: str = type(param).display_type_rich(param, ctx) or ""  # type: ignore[attr-defined]
+    shown = typer_name.replace("<list[", "<").replace("]>", ">").strip("<>")
     return "" if param.param_type_name == "argument" else TYPES.get(shown, shown)
 
 
@@ -251,7 +282,9 @@ def _make(name: str, where: Verb) -> "Command":
     if isinstance(where, str):
         module, _, function = where.partition(":")
         command = getattr(import_module(f"optpipe.cli.{module}"), function)
-        alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        alone = typer.Typer(
+            add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+        )
         alone.command(name, epilog=SHARED_OPTIONS)(print_outcome(define_options(command)))
         made = typer.main.get_command(alone)
         for each in made.params:

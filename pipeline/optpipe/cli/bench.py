@@ -12,7 +12,16 @@ from optpipe.cli.groups import Outcome
 from optpipe.cli.options import TargetOptions, require_device
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError, ExitStatus, require_existing
-from optpipe.core.measurement import MAX_CV, PROCESSES, ROUNDS, Goal, LoadSpec, PairMetric, Scenario, format_cpus
+from optpipe.core.measurement import (
+    MAX_CV,
+    PROCESSES,
+    ROUNDS,
+    Goal,
+    LoadSpec,
+    PairMetric,
+    Scenario,
+    format_cpus,
+)
 from optpipe.core.plan import Param, choices_from_text, for_workspace
 from optpipe.core.precision import Precision, precisions_from_text
 
@@ -35,7 +44,9 @@ def _cpus_from_text(text: str, flag: str) -> tuple[int, ...]:
     except ValueError:
         cpus = set()
     if not cpus or cpus - have:
-        raise BadInputError(f"{flag} {text}: expected CPUs from {','.join(map(str, sorted(have)))}, such as 0,2 or 4-7")
+        raise BadInputError(
+            f"{flag} {text}: expected CPUs from {','.join(map(str, sorted(have)))}, such as 0,2 or 4-7"
+        )
     return tuple(sorted(cpus))
 
 
@@ -53,7 +64,8 @@ class BenchOptions:
     slo: Annotated[
         str | None,
         Param(
-            "Latency limit, such as p99=15ms: find the largest batch (server: rate) that meets it.", metavar="pNN=TIME"
+            "Latency limit, such as p99=15ms: find the largest batch (server: rate) that meets it.",
+            metavar="pNN=TIME",
         ),
     ] = None
     against: Annotated[
@@ -63,7 +75,9 @@ class BenchOptions:
             metavar="BASELINE",
         ),
     ] = None
-    metric: Annotated[PairMetric | None, Param("With --against: metric to compare; default: p50.")] = None
+    metric: Annotated[
+        PairMetric | None, Param("With --against: metric to compare; default: p50.")
+    ] = None
     rounds: Annotated[
         int | None,
         Param(
@@ -78,19 +92,32 @@ class BenchOptions:
             metavar="DIR",
         ),
     ] = None
-    resume: Annotated[Path | None, Param("Finish a killed run from its saved samples.", metavar="RUN_DIR")] = None
+    resume: Annotated[
+        Path | None, Param("Finish a killed run from its saved samples.", metavar="RUN_DIR")
+    ] = None
     processes: Annotated[
         int | None, replace(params.PROCESSES, help=f"{params.PROCESSES.help} Default: {PROCESSES}.")
     ] = None
     energy: Annotated[bool, Param("Measure energy; takes at least 12 s per process.")] = False
     max_cv: Annotated[float, params.MAX_CV] = MAX_CV
-    images: Annotated[Path | None, Param("Folder of images to use as inputs.", metavar="DIR")] = None
+    images: Annotated[Path | None, Param("Folder of images to use as inputs.", metavar="DIR")] = (
+        None
+    )
     affinity: Annotated[
         tuple[int, ...] | None,
-        Param("Pin the worker to CPUs, such as 0,2 or 4-7.", metavar="CPUS", parse=_cpus_from_text, show=format_cpus),
+        Param(
+            "Pin the worker to CPUs, such as 0,2 or 4-7.",
+            metavar="CPUS",
+            parse=_cpus_from_text,
+            show=format_cpus,
+        ),
     ] = None
     keep_going: Annotated[
-        bool, Param("Start all processes, even if other work on the machine makes them INVALID.", setting=True)
+        bool,
+        Param(
+            "Start all processes, even if other work on the machine makes them INVALID.",
+            setting=True,
+        ),
     ] = False
     seed: Annotated[int, Param("Random seed of inputs.", minimum=0, setting=True)] = 0
 
@@ -99,7 +126,8 @@ def bench(
     store: "Store",
     terminal: "Terminal",
     model: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL", help="Built models or artifact IDs.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="MODEL", help="Built models or artifact IDs.", show_default=False),
     ] = None,
     targets: TargetOptions = TargetOptions(),
     load: Annotated[Mapping[str, Any], LoadSpec] = {},
@@ -117,36 +145,64 @@ def bench(
     models = model or []
     if how.resume is not None:
         words = [f"MODEL {each}" for each in models]
-        _require_alone("--resume RUN_DIR", how, {"resume"}, load, *words, *params.list_words(targets))
-        return Outcome(replace(recover_run(how.resume), exit_status=int(ExitStatus.DONE)), document_from_bench)
+        _require_alone(
+            "--resume RUN_DIR", how, {"resume"}, load, *words, *params.list_words(targets)
+        )
+        return Outcome(
+            replace(recover_run(how.resume), exit_status=int(ExitStatus.DONE)), document_from_bench
+        )
     if not models:
-        raise BadInputError(f"bench requires MODEL; `{for_workspace('optpipe store ls')}` lists what is built")
+        raise BadInputError(
+            f"bench requires MODEL; `{for_workspace('optpipe store ls')}` lists what is built"
+        )
     if how.from_images is not None:
-        _require_alone("--from-images", how, {"from_images", "batch"}, load.keys() - {"min_seconds"})
+        _require_alone(
+            "--from-images", how, {"from_images", "batch"}, load.keys() - {"min_seconds"}
+        )
         return _bench_from_images(models, targets, load, how, store, terminal)
     plan = make_bench_plan(load, targets, how)
     if how.against is not None:
-        beside = {"against", "metric", "rounds", "batch", "length", "max_cv", "images", "affinity", "seed"}
+        beside = {
+            "against",
+            "metric",
+            "rounds",
+            "batch",
+            "length",
+            "max_cv",
+            "images",
+            "affinity",
+            "seed",
+        }
         _require_alone("--against", how, beside)
         if len(models) > 1 or len(how.batch or ()) > 1 or len(how.length or ()) > 1:
-            raise BadInputError("--against compares one MODEL at one batch size and length with its baseline")
+            raise BadInputError(
+                "--against compares one MODEL at one batch size and length with its baseline"
+            )
         baseline, contender = find_pair(models[0], how.against, targets, store, terminal)
         _warn_about_options(targets, [(baseline, contender)], terminal)
         rounds, metric = how.rounds or ROUNDS, how.metric or PairMetric.P50
         record = bench_pair(baseline, contender, plan, rounds, metric, store, terminal)
         return Outcome(record, document_from_pair, ExitStatus(record.exit_status))
     if how.metric is not None or how.rounds is not None:
-        raise BadInputError(f"{'--metric' if how.metric else '--rounds'} requires --against BASELINE")
+        raise BadInputError(
+            f"{'--metric' if how.metric else '--rounds'} requires --against BASELINE"
+        )
     groups = find_bench_targets(models, targets, store, terminal)
     _warn_about_options(targets, groups, terminal)
-    record = bench_artifacts(tuple(artifact for group in groups for artifact in group), plan, store, terminal)
-    for why in sorted({each.energy_why_not or "" for each in record.measurements} if how.energy else ()):
+    record = bench_artifacts(
+        tuple(artifact for group in groups for artifact in group), plan, store, terminal
+    )
+    for why in sorted(
+        {each.energy_why_not or "" for each in record.measurements} if how.energy else ()
+    ):
         if why:
             terminal.warn(f"--energy: not measured: {why}")
     return Outcome(record, document_from_bench, ExitStatus(record.exit_status))
 
 
-def _require_alone(flag: str, how: BenchOptions, beside: set[str], load: Collection[str] = (), *words: str) -> None:
+def _require_alone(
+    flag: str, how: BenchOptions, beside: set[str], load: Collection[str] = (), *words: str
+) -> None:
     """Raises BadInputError for options that `flag` does not allow; those of `how` named in `beside` are allowed."""
     given = [*words, *params.list_words(how, *beside)]
     given += [each.flag for each in params.list_fields(LoadSpec) if each.name in load]
@@ -154,7 +210,9 @@ def _require_alone(flag: str, how: BenchOptions, beside: set[str], load: Collect
         raise BadInputError(f"{flag} cannot be combined with {' '.join(given)}")
 
 
-def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchOptions) -> "BenchPlan":
+def make_bench_plan(
+    load: Mapping[str, Any], targets: TargetOptions, how: BenchOptions
+) -> "BenchPlan":
     """Raises BadInputError for options that contradict each other."""
     from optpipe.backends.registry import parse_options
     from optpipe.measure.figures import ENERGY_SECONDS
@@ -175,7 +233,9 @@ def make_bench_plan(load: Mapping[str, Any], targets: TargetOptions, how: BenchO
         problem = f"--scenario server with --slo searches the rate at one batch size, not {len(how.batch)}"
         raise BadInputError(f"{problem}; use --batch {how.batch[-1]}")
     if how.length and len(how.length) > 1 and limit:
-        raise BadInputError(f"--slo searches at one length, not {len(how.length)}; use --length {how.length[-1]}")
+        raise BadInputError(
+            f"--slo searches at one length, not {len(how.length)}; use --length {how.length[-1]}"
+        )
     require_existing(how.images, "--images")
     return BenchPlan(
         load=spec,
@@ -201,12 +261,20 @@ def find_bench_targets(
     """
     from optpipe.backends.registry import BACKENDS
     from optpipe.models.artifacts.decisions import find_decision
-    from optpipe.models.artifacts.lookup import explain_different_weights, find_artifacts, select_runnable
+    from optpipe.models.artifacts.lookup import (
+        explain_different_weights,
+        find_artifacts,
+        select_runnable,
+    )
 
     chosen = given.precision == "auto"
     named_precision = None if chosen else given.precision
-    precisions = () if named_precision is None else tuple(map(str, precisions_from_text(named_precision)))
-    backends = () if given.backend is None else choices_from_text(given.backend, BACKENDS, "--backend")
+    precisions = (
+        () if named_precision is None else tuple(map(str, precisions_from_text(named_precision)))
+    )
+    backends = (
+        () if given.backend is None else choices_from_text(given.backend, BACKENDS, "--backend")
+    )
     target = require_device(given.device)
     groups: list[tuple[StoredArtifact, ...]] = []
     for model in models:
@@ -220,7 +288,9 @@ def find_bench_targets(
         able, reasons = select_runnable(named)
         for label, why_not in reasons.items():
             listener.warn(f"not measured: {label}: {why_not}")
-        if len(able) > 1 and (decided := find_decision(store.workspace, {each.entry.id for each in able})):
+        if len(able) > 1 and (
+            decided := find_decision(store.workspace, {each.entry.id for each in able})
+        ):
             listener.inform(f"build --precision auto chose {decided[0].describe()}")
         if any(not each.entry.info.weights.trained for each in able):
             listener.warn(f"{model}: weights are random; speed is meaningful, accuracy is not")
@@ -251,11 +321,15 @@ def find_pair(
 
     (named,) = find_bench_targets([model], targets, store, listener)
     if against in list(Precision):
-        (others,) = find_bench_targets([model], replace(targets, precision=against), store, listener)
+        (others,) = find_bench_targets(
+            [model], replace(targets, precision=against), store, listener
+        )
     elif against in BACKENDS:
         (others,) = find_bench_targets([model], replace(targets, backend=against), store, listener)
     else:
-        (others,) = find_bench_targets([against], TargetOptions(device=targets.device), store, listener)
+        (others,) = find_bench_targets(
+            [against], TargetOptions(device=targets.device), store, listener
+        )
         if len(others) > 1 and (targets.precision or targets.backend):
             (others,) = find_bench_targets([against], targets, store, listener)
     for text, found in ((model, named), (f"--against {against}", others)):
@@ -290,7 +364,13 @@ def _bench_from_images(
     _warn_about_options(targets, groups, terminal)
     artifacts = [each for group in groups for each in group]
     record = bench_end_to_end(
-        artifacts, how.from_images, store, terminal, batch_size=size, seconds=seconds, options=options
+        artifacts,
+        how.from_images,
+        store,
+        terminal,
+        batch_size=size,
+        seconds=seconds,
+        options=options,
     )
     return Outcome(record, document_from_end_to_end, choose_exit_status(record))
 
@@ -301,19 +381,31 @@ def compare(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...", help="Bench runs or a model; default: all runs in the workspace.", show_default=False
+            metavar="[RUN]...",
+            help="Bench runs or a model; default: all runs in the workspace.",
+            show_default=False,
         ),
     ] = None,
     model: Annotated[str | None, Param("Compare only this model.")] = None,
-    length: Annotated[int | None, Param("Compare only this sequence length.", metavar="TOKENS")] = None,
+    length: Annotated[
+        int | None, Param("Compare only this sequence length.", metavar="TOKENS")
+    ] = None,
     baseline: Annotated[
-        str | None, Param("Baseline: a run, a workspace, or the approved baseline.", metavar="RUN|DIR|approved")
+        str | None,
+        Param(
+            "Baseline: a run, a workspace, or the approved baseline.", metavar="RUN|DIR|approved"
+        ),
     ] = None,
     goal: Annotated[Goal | None, Param("Sort by goal.", flag="for")] = None,
-    slo: Annotated[str | None, Param("Latency limit that the best builds must meet.", metavar="p99=15ms")] = None,
-    across: Annotated[bool, Param("Allow comparison across different GPUs, drivers, or CPUs.")] = False,
+    slo: Annotated[
+        str | None, Param("Latency limit that the best builds must meet.", metavar="p99=15ms")
+    ] = None,
+    across: Annotated[
+        bool, Param("Allow comparison across different GPUs, drivers, or CPUs.")
+    ] = False,
     output: Annotated[
-        Path | None, Param("Folder for HTML, Markdown, CSV, Parquet, and JSON reports.", metavar="DIR")
+        Path | None,
+        Param("Folder for HTML, Markdown, CSV, Parquet, and JSON reports.", metavar="DIR"),
     ] = None,
 ) -> Outcome:
     """Compare measurements: speedups, frontier, and best builds.
@@ -333,7 +425,13 @@ def compare(
         require_writable_folder(output, "--output")
     with terminal.step("compare"):
         found, measured, of_runs = compare_workspace(
-            store, names=runs or (), model=model, length=length, baseline=baseline, slo=limit, across=across
+            store,
+            names=runs or (),
+            model=model,
+            length=length,
+            baseline=baseline,
+            slo=limit,
+            across=across,
         )
     comparison = sort_by_goal(found, goal) if goal else found
     written: list[str] = []

@@ -74,7 +74,10 @@ def build(
         ),
     ] = None,
     compare_at: Annotated[
-        str | None, Param("Batch sizes at which auto compares builds, such as 1,8; default: OPT.", metavar="SIZES")
+        str | None,
+        Param(
+            "Batch sizes at which auto compares builds, such as 1,8; default: OPT.", metavar="SIZES"
+        ),
     ] = None,
 ) -> Outcome:
     """Build engines with verified precision and outputs.
@@ -88,10 +91,14 @@ def build(
     require_existing(images, "--images/--data")
     wanted = model_from_options(model, shapes, store)
     if targets.precision != "auto" and "auto" in (targets.precision or "").split(","):
-        raise BadInputError(f"--precision {targets.precision}: auto tries every precision, so give it alone")
+        raise BadInputError(
+            f"--precision {targets.precision}: auto tries every precision, so give it alone"
+        )
     plan = build_plan_from_options(targets, ranges, images=images, budget=budget)
     if min_snr is not None:
-        plan = replace(plan, minimum_snr_db=read_quantity(min_snr, "--min-snr", Dimension.DECIBEL)[0])
+        plan = replace(
+            plan, minimum_snr_db=read_quantity(min_snr, "--min-snr", Dimension.DECIBEL)[0]
+        )
     plan = replace(plan, steps=steps)
     if targets.precision == "auto":
         from optpipe.build.choose import choose_build
@@ -102,7 +109,11 @@ def build(
     if compare_at is not None:
         raise BadInputError("--compare-at requires --precision auto")
     result = build_model(wanted, plan, store, terminal)
-    return Outcome(result_from_build(result, shapes.weights, terminal.warnings), document_from_build, result.status)
+    return Outcome(
+        result_from_build(result, shapes.weights, terminal.warnings),
+        document_from_build,
+        result.status,
+    )
 
 
 def calibrate(
@@ -121,19 +132,27 @@ def calibrate(
     count: Annotated[int | None, COUNT] = None,
     truncate: Annotated[bool, params.TRUNCATE] = False,
     seed: Annotated[int, SAMPLE_SEED] = 0,
-    method: Annotated[str, Param("max, percentile[-99.9|-99.999], mse, or all.", metavar="NAME[,…]")] = "all",
+    method: Annotated[
+        str, Param("max, percentile[-99.9|-99.999], mse, or all.", metavar="NAME[,…]")
+    ] = "all",
     target: Annotated[
         Literal["tensorrt", "cpu"],
         Param("Runtime whose Q/DQ placement is used to evaluate methods and layers.", setting=True),
     ] = "tensorrt",
-    sensitivity: Annotated[bool, Param("Rank layers by the error from quantizing each one alone.")] = False,
-    output: Annotated[Path | None, Param("Also write the set manifest and tables to this folder.", metavar="DIR")] = (
-        None
-    ),
+    sensitivity: Annotated[
+        bool, Param("Rank layers by the error from quantizing each one alone.")
+    ] = False,
+    output: Annotated[
+        Path | None, Param("Also write the set manifest and tables to this folder.", metavar="DIR")
+    ] = (None),
     shapes: ModelOptions = ModelOptions(),
 ) -> Outcome:
     """Choose INT8 ranges from data, and rank layers by their cost."""
-    from optpipe.quantize.calibrated_graph import CalibrationPlan, document_from_calibration, run_calibration
+    from optpipe.quantize.calibrated_graph import (
+        CalibrationPlan,
+        document_from_calibration,
+        run_calibration,
+    )
     from optpipe.quantize.ranges import METHODS
 
     require_existing(data, "--images/--data")
@@ -157,29 +176,42 @@ def preprocess(
     store: "Store",
     terminal: "Terminal",
     images: Annotated[
-        Path | None, Param("Folder of images; subfolders named after labels enable accuracy.", metavar="DIR")
+        Path | None,
+        Param("Folder of images; subfolders named after labels enable accuracy.", metavar="DIR"),
     ] = None,
     limit: Annotated[int, Param("Maximum number of images.")] = 1000,
-    decode: Annotated[Literal["auto", "cpu", "mixed"], Param("Decoder; mixed is nvJPEG on the GPU.", setting=True)] = (
-        "auto"
-    ),
+    decode: Annotated[
+        Literal["auto", "cpu", "mixed"], Param("Decoder; mixed is nvJPEG on the GPU.", setting=True)
+    ] = ("auto"),
     threads: Annotated[
-        int | None, Param("DALI CPU threads; default: tuned, or up to 8 with --no-throughput.", setting=True)
+        int | None,
+        Param("DALI CPU threads; default: tuned, or up to 8 with --no-throughput.", setting=True),
     ] = None,
-    batch_size: Annotated[int | None, Param("Images per batch; default: 256 on a GPU, 32 on a CPU.")] = None,
-    throughput: Annotated[bool, Param("Also compare the throughput of DALI and PyTorch's DataLoader.")] = True,
+    batch_size: Annotated[
+        int | None, Param("Images per batch; default: 256 on a GPU, 32 on a CPU.")
+    ] = None,
+    throughput: Annotated[
+        bool, Param("Also compare the throughput of DALI and PyTorch's DataLoader.")
+    ] = True,
     seconds: Annotated[
-        float, Param("Measurement time for the best configurations; the search uses half.", setting=True)
+        float,
+        Param("Measurement time for the best configurations; the search uses half.", setting=True),
     ] = 2.0,
     against: Annotated[
         str | None, Param("Instead, compare with your training transform.", metavar="FILE.py:NAME")
     ] = None,
-    output: Annotated[Path | None, Param("Folder for the picture of --against.", metavar="DIR")] = None,
+    output: Annotated[
+        Path | None, Param("Folder for the picture of --against.", metavar="DIR")
+    ] = None,
     weights: Annotated[str, params.WEIGHTS] = "default",
 ) -> Outcome:
     """Derive a model's DALI pipeline, and prove its parity."""
     from optpipe.preprocess.document import document_from_against, document_from_preprocess
-    from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
+    from optpipe.preprocess.preprocess import (
+        PreprocessRequest,
+        choose_dali_plan,
+        derive_preprocessing,
+    )
 
     require_existing(images, "--images")
     fixed = {"decode": decode != "auto", "threads": threads is not None}
@@ -219,7 +251,10 @@ def evaluate(
     truncate: Annotated[bool, params.TRUNCATE] = False,
     accuracy_budget: Annotated[str | None, DROP] = None,
     task: Annotated[
-        Path | None, Param("Your own task: a Python file that defines TASK (models/README.md).", metavar="FILE.py")
+        Path | None,
+        Param(
+            "Your own task: a Python file that defines TASK (models/README.md).", metavar="FILE.py"
+        ),
     ] = None,
     seed: Annotated[int, SAMPLE_SEED] = 0,
     layers: Annotated[
@@ -230,12 +265,19 @@ def evaluate(
         ),
     ] = None,
     output: Annotated[
-        Path | None, Param("With --layers: an HTML page that plots the error along the network.", metavar="FILE")
+        Path | None,
+        Param(
+            "With --layers: an HTML page that plots the error along the network.", metavar="FILE"
+        ),
     ] = None,
     shapes: ModelOptions = ModelOptions(),
 ) -> Outcome:
     """Measure the task accuracy of every build on paired data."""
-    from optpipe.evaluate.document import document_from_evaluation, document_from_layers, page_from_layers
+    from optpipe.evaluate.document import (
+        document_from_evaluation,
+        document_from_layers,
+        page_from_layers,
+    )
     from optpipe.evaluate.evaluate import list_states, run_evaluation
     from optpipe.evaluate.tasks.user_file import UserTask
 
@@ -249,19 +291,29 @@ def evaluate(
         from optpipe.evaluate.layers import compare_layers
 
         tensors = [] if layers == "all" else layers.split(",")
-        points = Budget(drop_from_text(accuracy_budget, "--accuracy-budget"), "points") if accuracy_budget else None
+        points = (
+            Budget(drop_from_text(accuracy_budget, "--accuracy-budget"), "points")
+            if accuracy_budget
+            else None
+        )
         compared = compare_layers(wanted, data, count, tensors, store, terminal, truncate=truncate)
         compared = try_remedies(wanted, compared, data, points, store, terminal, truncate=truncate)
         if output is not None:
             from optpipe.report.html import render_html
 
-            write_bytes(output, render_html(page_from_layers(compared, list_states(store))).encode())
+            write_bytes(
+                output, render_html(page_from_layers(compared, list_states(store))).encode()
+            )
         compared = replace(compared, warnings=tuple(terminal.warnings))
         return Outcome(compared, lambda record: document_from_layers(record, list_states(store)))
     budget = drop_from_text(accuracy_budget, "--accuracy-budget") / 100 if accuracy_budget else None
     own = UserTask(task) if task else None
-    found = run_evaluation(wanted, data, count, seed, budget, store, terminal, own, truncate=truncate)
-    return Outcome(found, lambda record: document_from_evaluation(record, list_states(store)), found.status)
+    found = run_evaluation(
+        wanted, data, count, seed, budget, store, terminal, own, truncate=truncate
+    )
+    return Outcome(
+        found, lambda record: document_from_evaluation(record, list_states(store)), found.status
+    )
 
 
 def profile(
@@ -269,13 +321,20 @@ def profile(
     terminal: "Terminal",
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="As for `optpipe build`; omit with --trace.", show_default=False),
+        typer.Argument(
+            metavar="MODEL", help="As for `optpipe build`; omit with --trace.", show_default=False
+        ),
     ] = None,
     trace: Annotated[
         Path | None,
-        Param("Analyze an existing recording: .nsys-rep, its .sqlite export, or a profile folder.", metavar="FILE"),
+        Param(
+            "Analyze an existing recording: .nsys-rep, its .sqlite export, or a profile folder.",
+            metavar="FILE",
+        ),
     ] = None,
-    range: Annotated[str | None, Param("Analyze only work launched in this NVTX range.", metavar="NAME")] = None,
+    range: Annotated[
+        str | None, Param("Analyze only work launched in this NVTX range.", metavar="NAME")
+    ] = None,
     targets: TargetOptions = TargetOptions(),
     shapes: ModelOptions = ModelOptions(),
     ranges: CalibrationOptions = CalibrationOptions(),
@@ -289,7 +348,9 @@ def profile(
         raise BadInputError("specify exactly one of MODEL (record) and --trace FILE (analyze)")
     given = [word for each in (targets, shapes, ranges, capture) for word in list_words(each)]
     if model is None and given:
-        raise BadInputError(f"{' '.join(given)}: valid only with MODEL; existing recordings accept --range and --json")
+        raise BadInputError(
+            f"{' '.join(given)}: valid only with MODEL; existing recordings accept --range and --json"
+        )
     if trace is not None:
         return Outcome(profile_recording(trace, range, terminal), document_from_profile)
     assert model is not None
@@ -298,7 +359,12 @@ def profile(
 
 
 def _profile_model(
-    text: str, shapes: ModelOptions, builds: "BuildPlan", capture: ProfilePlan, store: "Store", terminal: "Terminal"
+    text: str,
+    shapes: ModelOptions,
+    builds: "BuildPlan",
+    capture: ProfilePlan,
+    store: "Store",
+    terminal: "Terminal",
 ) -> Outcome:
     from optpipe.core.card import card_from_file
     from optpipe.models.artifacts.lookup import require_card_lengths
@@ -319,7 +385,9 @@ def _profile_model(
     if builds.images is not None:
         find_images(builds.images)  # a build may take minutes: reject a folder without images first
     built = build_or_find(text, model, builds, store, terminal)
-    runnable: list[Device] = [each.entry.info.device for each in built.artifacts if each.why_not is None]
+    runnable: list[Device] = [
+        each.entry.info.device for each in built.artifacts if each.why_not is None
+    ]
     again = BuildJob(
         model=text,
         weights=replace(model.weights, kind="random") if built.fallback_reason else model.weights,
@@ -332,6 +400,12 @@ def _profile_model(
         options=builds.options,
         truncate=builds.truncate,
     )
-    images = choose_preprocess_images(card_from_file(built.model.file(CARD)), builds.images, max(capture.batch_size))
-    found = profile_model(capture, built.artifacts, built.model, store, terminal, builds.options, again, images)
-    return Outcome(found, document_from_stages, ExitStatus.STAGE_FAILED if found.failed else ExitStatus.DONE)
+    images = choose_preprocess_images(
+        card_from_file(built.model.file(CARD)), builds.images, max(capture.batch_size)
+    )
+    found = profile_model(
+        capture, built.artifacts, built.model, store, terminal, builds.options, again, images
+    )
+    return Outcome(
+        found, document_from_stages, ExitStatus.STAGE_FAILED if found.failed else ExitStatus.DONE
+    )

@@ -13,7 +13,13 @@ import typer
 from typer.core import TyperGroup
 
 from optpipe.core.errors import ExitStatus
-from optpipe.core.plan import Field, list_annotated_fields, list_fields, settings_from_texts, use_workspace
+from optpipe.core.plan import (
+    Field,
+    list_annotated_fields,
+    list_fields,
+    settings_from_texts,
+    use_workspace,
+)
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
@@ -45,7 +51,9 @@ def _read_signature(
     own: list[Parameter] = []
     records: dict[str, tuple[type | None, bool]] = {}
     single: dict[str, tuple[Field, ...]] = {}
-    hints = get_type_hints(command, localns=dict.fromkeys(("Store", "Terminal"), object), include_extras=True)
+    hints = get_type_hints(
+        command, localns=dict.fromkeys(("Store", "Terminal"), object), include_extras=True
+    )
     for parameter in signature(command).parameters.values():
         if parameter.name in SHARED:
             continue
@@ -57,11 +65,22 @@ def _read_signature(
             records[parameter.name] = (marks[0] if marks else hint, bool(marks))
         else:
             own.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hint))
-    taken = {f"--{each.name.replace('_', '-')}" for each in own} | {each.flag for (each,) in single.values()}
-    whole = {each.flag for kind, partial in records.values() if not partial for each in _list_fields_of(kind)}
+    taken = {f"--{each.name.replace('_', '-')}" for each in own} | {
+        each.flag for (each,) in single.values()
+    }
+    whole = {
+        each.flag
+        for kind, partial in records.values()
+        if not partial
+        for each in _list_fields_of(kind)
+    }
     fields = {
         name: single.get(name)
-        or tuple(each for each in _list_fields_of(kind) if each.flag not in (taken | whole if partial else taken))
+        or tuple(
+            each
+            for each in _list_fields_of(kind)
+            if each.flag not in (taken | whole if partial else taken)
+        )
         for name, (kind, partial) in records.items()
     }
     return own, records, fields
@@ -76,10 +95,16 @@ def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     own, records, fields = _read_signature(command)
     flat = {each.name: each for each in own}
     for name, (_, partial) in records.items():
-        flat |= {each.name: _make_parameter(each, partial=partial) for each in fields[name] if not each.param.setting}
+        flat |= {
+            each.name: _make_parameter(each, partial=partial)
+            for each in fields[name]
+            if not each.param.setting
+        }
     if settings := [each for some in fields.values() for each in some if each.param.setting]:
         names = ", ".join(dict.fromkeys(each.flag[2:] for each in settings))
-        option = typer.Option("--set", metavar="NAME=VALUE", help=f"A setting that is rarely changed: {names}.")
+        option = typer.Option(
+            "--set", metavar="NAME=VALUE", help=f"A setting that is rarely changed: {names}."
+        )
         kind = Annotated[list[str] | None, option]
         flat["set"] = Parameter("set", Parameter.KEYWORD_ONLY, default=None, annotation=kind)
     flat["context"] = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -90,7 +115,11 @@ def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
         try:
             with _open_shared(command, context.find_root().params) as shared:
                 outcome = command(**read_arguments(command, given), **shared)
-            return _add_warnings(outcome, shared["terminal"].warnings) if "terminal" in shared else outcome
+            return (
+                _add_warnings(outcome, shared["terminal"].warnings)
+                if "terminal" in shared
+                else outcome
+            )
         finally:
             use_workspace(None)
 
@@ -100,7 +129,9 @@ def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
 
 
 @contextmanager
-def _open_shared(command: Callable[..., Outcome], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _open_shared(
+    command: Callable[..., Outcome], root: Mapping[str, Any]
+) -> Iterator[Mapping[str, Any]]:
     """The members of SHARED that `command` takes; the terminal shows progress while the block runs."""
     taken = signature(command).parameters
     shared = {name: root[name] for name in SHARED if name in taken and name in root}
@@ -120,7 +151,10 @@ def _add_warnings(outcome: Outcome, warnings: Sequence[str]) -> Outcome:
     own = getattr(outcome.document, "warnings", None)
     if own is None:
         return outcome
-    return replace(outcome, document=replace(outcome.document, warnings=tuple(dict.fromkeys([*own, *warnings]))))
+    return replace(
+        outcome,
+        document=replace(outcome.document, warnings=tuple(dict.fromkeys([*own, *warnings]))),
+    )
 
 
 def read_arguments(command: Callable[..., Outcome], given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -130,7 +164,9 @@ def read_arguments(command: Callable[..., Outcome], given: Mapping[str, Any]) ->
     known = (each for some in fields.values() for each in some if each.param.setting)
     settings = settings_from_texts(given.get("set") or (), known)
     for name, (kind, partial) in records.items():
-        values = {each.name: _read(each, given[each.name]) for each in fields[name] if each.name in given}
+        values = {
+            each.name: _read(each, given[each.name]) for each in fields[name] if each.name in given
+        }
         values |= {each.name: settings[each.name] for each in fields[name] if each.name in settings}
         if kind is None:
             arguments |= values
@@ -141,19 +177,31 @@ def read_arguments(command: Callable[..., Outcome], given: Mapping[str, Any]) ->
 
 
 def _list_fields_of(kind: type | None) -> tuple[Field, ...]:
-    return list_fields(kind) if kind and (is_dataclass(kind) or issubclass(kind, msgspec.Struct)) else ()
+    return (
+        list_fields(kind)
+        if kind and (is_dataclass(kind) or issubclass(kind, msgspec.Struct))
+        else ()
+    )
 
 
 def _read(field: Field, value: Any) -> Any:
     if field.repeats:
         return tuple(value) if value else field.default
-    return value if field.param.parse is None or value is None else field.param.parse(value, field.flag)
+    return (
+        value
+        if field.param.parse is None or value is None
+        else field.param.parse(value, field.flag)
+    )
 
 
 def _make_parameter(field: Field, *, partial: bool) -> Parameter:
     param, kind = field.param, field.kind
     required = field.default is MISSING and not partial
-    default = field.default if param.parse is None or field.default in (None, MISSING) else field.show(field.default)
+    default = (
+        field.default
+        if param.parse is None or field.default in (None, MISSING)
+        else field.show(field.default)
+    )
     if param.parse is not None:
         kind = str
     elif field.repeats:
@@ -162,11 +210,20 @@ def _make_parameter(field: Field, *, partial: bool) -> Parameter:
     flags = [field.flag, *([f"--{param.alias}"] if param.alias else [])]
     if kind is bool and field.default is True:
         flags = [f"{field.flag}/--no-{field.flag[2:]}"]
-    usual = field.show(field.default) if partial and field.default not in (MISSING, None, False, ()) else ""
+    usual = (
+        field.show(field.default)
+        if partial and field.default not in (MISSING, None, False, ())
+        else ""
+    )
     option = typer.Option(
-        *flags, metavar=param.metavar, help=f"{param.help}  [default: {usual}]" if usual else param.help,
-        min=param.minimum, max=param.maximum, envvar=param.envvar, show_default=not required,
-    )  # fmt: skip
+        *flags,
+        metavar=param.metavar,
+        help=f"{param.help}  [default: {usual}]" if usual else param.help,
+        min=param.minimum,
+        max=param.maximum,
+        envvar=param.envvar,
+        show_default=not required,
+    )
     if partial or default is None:
         kind, default = kind | None, None
     annotation = Annotated[kind, option]  # type: ignore[valid-type]
@@ -195,12 +252,15 @@ class SectionedGroup(TyperGroup):
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         return super().parse_args(ctx, move_shared_options(args))
 
-    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ARG002
+    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         width = max(map(len, self.commands))
         for title, names in self.sections.items():
             with formatter.section(title):
                 room = formatter.width - width - 6
-                rows = [(name.ljust(width), self.commands[name].get_short_help_str(room)) for name in names]
+                rows = [
+                    (name.ljust(width), self.commands[name].get_short_help_str(room))
+                    for name in names
+                ]
                 formatter.write_dl(rows)
 
 

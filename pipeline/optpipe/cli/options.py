@@ -25,7 +25,9 @@ PRECISION = Param(
 )
 BACKEND = Param("auto, all, or names; `optpipe doctor` lists them.", metavar="NAME[,…]")
 SAMPLE_SEED = Param("Seed for sampling.", minimum=0, setting=True)
-COUNT = Param("Number of samples to draw, stratified by label if available; default: all.", minimum=1)
+COUNT = Param(
+    "Number of samples to draw, stratified by label if available; default: all.", minimum=1
+)
 BECAUSE = Param("Reason; required unless the verdict is PASS without waivers.", metavar="TEXT")
 DROP = Param("Maximum accuracy drop in percentage points, such as 1pt.", metavar="POINTS")
 
@@ -37,10 +39,18 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
-DossierArgument = Annotated[Path, typer.Argument(metavar="DOSSIER", help="Folder written by `optpipe signoff`.")]
+DossierArgument = Annotated[
+    Path, typer.Argument(metavar="DOSSIER", help="Folder written by `optpipe signoff`.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only a JSON document to stdout.")]
 WorkspaceOption = Annotated[
-    Path, typer.Option("--workspace", envvar="OPTPIPE_WORKSPACE", metavar="DIR", help="Folder for artifacts and runs.")
+    Path,
+    typer.Option(
+        "--workspace",
+        envvar="OPTPIPE_WORKSPACE",
+        metavar="DIR",
+        help="Folder for artifacts and runs.",
+    ),
 ]
 
 
@@ -48,11 +58,15 @@ WorkspaceOption = Annotated[
 class ModelOptions:
     weights: Annotated[str, params.WEIGHTS] = "default"
     batch: Annotated[
-        str | None, Param("Batch range of the optimization profile, or one fixed size.", metavar="MIN:OPT:MAX")
+        str | None,
+        Param("Batch range of the optimization profile, or one fixed size.", metavar="MIN:OPT:MAX"),
     ] = None
     shape: Annotated[
         tuple[str, ...],
-        Param("Shape range of one input, such as images=1x3x224x224:8x3x224x224.", metavar="NAME=MIN:OPT:MAX"),
+        Param(
+            "Shape range of one input, such as images=1x3x224x224:8x3x224x224.",
+            metavar="NAME=MIN:OPT:MAX",
+        ),
     ] = ()
 
 
@@ -74,7 +88,10 @@ class TargetOptions:
 class CalibrationOptions:
     calibration: Annotated[
         Path | None,
-        Param("Calibration data: images, texts, tensors (.npz), a set manifest, or a table.", metavar="PATH"),
+        Param(
+            "Calibration data: images, texts, tensors (.npz), a set manifest, or a table.",
+            metavar="PATH",
+        ),
     ] = None
     truncate: Annotated[bool, params.TRUNCATE] = False
 
@@ -84,7 +101,9 @@ def require_device(device: Device | None) -> Device | None:
     from optpipe.workspace.environment import list_gpus
 
     if device == "cuda" and not list_gpus():
-        raise MissingError("--device cuda: no NVIDIA GPU or driver found; omit --device to use what is available")
+        raise MissingError(
+            "--device cuda: no NVIDIA GPU or driver found; omit --device to use what is available"
+        )
     return device
 
 
@@ -105,7 +124,11 @@ def model_from_options(model: str, given: ModelOptions, store: "Store") -> "Mode
 
 
 def build_plan_from_options(
-    targets: TargetOptions, ranges: CalibrationOptions, *, images: Path | None = None, budget: str | None = None
+    targets: TargetOptions,
+    ranges: CalibrationOptions,
+    *,
+    images: Path | None = None,
+    budget: str | None = None,
 ) -> "BuildPlan":
     """The plan of every command that builds: FP16 without `--precision`; without `--backend` one that suits; `auto`: all candidates."""
     from optpipe.backends.registry import backends_from_text, parse_options
@@ -117,7 +140,10 @@ def build_plan_from_options(
     choosing, named = targets.precision == "auto", backend not in ("auto", "all")
     precisions = () if choosing else precisions_from_text(targets.precision or "fp16")
     candidates = "all" if choosing and not named else backend
-    backends, options = backends_from_text(candidates, target, precisions), parse_options(targets.option)
+    backends, options = (
+        backends_from_text(candidates, target, precisions),
+        parse_options(targets.option),
+    )
     return BuildPlan(
         precisions=precisions,
         backends=backends,

@@ -32,7 +32,9 @@ def _load_from_text(text: str, flag: str) -> tuple[int, float]:
         found = int(number), float(rate.removesuffix("/s"))
         if found[0] >= 1 and 0 < found[1] <= MAX_RATE:
             return found
-    raise BadInputError(f"{flag} {text}: expected NUMBER@RATE, such as 700@20 for 700 requests at 20 per second")
+    raise BadInputError(
+        f"{flag} {text}: expected NUMBER@RATE, such as 700@20 for 700 requests at 20 per second"
+    )
 
 
 def deploy(
@@ -41,18 +43,25 @@ def deploy(
     dossier: Annotated[
         Path | None,
         typer.Argument(
-            metavar="DOSSIER", help="Folder written by `optpipe signoff`; with --check URL, by `optpipe deploy`."
+            metavar="DOSSIER",
+            help="Folder written by `optpipe signoff`; with --check URL, by `optpipe deploy`.",
         ),
     ] = None,
     to: Annotated[Literal["triton", "folder"], Param("Form of the deployment.")] = "triton",
     output: Annotated[
         Path | None,
-        Param("Where to write the deployment; with --check URL: metrics for Prometheus.", metavar="DIR|FILE"),
+        Param(
+            "Where to write the deployment; with --check URL: metrics for Prometheus.",
+            metavar="DIR|FILE",
+        ),
     ] = None,
     because: Annotated[str | None, BECAUSE] = None,
     check: Annotated[
         str | None,
-        Param("Check a deployment against this machine; or that a server answers as DEPLOYMENT.", metavar="DIR|URL"),
+        Param(
+            "Check a deployment against this machine; or that a server answers as DEPLOYMENT.",
+            metavar="DIR|URL",
+        ),
     ] = None,
     load: Annotated[
         tuple[int, float] | None,
@@ -62,7 +71,9 @@ def deploy(
             parse=_load_from_text,
         ),
     ] = None,
-    ensemble: Annotated[bool, Param("Serve encoded images; --no-ensemble deploys the engine alone.")] = True,
+    ensemble: Annotated[
+        bool, Param("Serve encoded images; --no-ensemble deploys the engine alone.")
+    ] = True,
     prove: Annotated[bool, Param("Serve it and compare the served outputs.")] = False,
     tune: Annotated[bool, Param("Before --prove, search instances and batching.")] = False,
     server: Annotated[
@@ -73,7 +84,9 @@ def deploy(
             envvar="OPTPIPE_TRITON",
         ),
     ] = None,
-    seconds: Annotated[float, Param("Time of each candidate of --tune.", minimum=0.5, maximum=600)] = 4.0,
+    seconds: Annotated[
+        float, Param("Time of each candidate of --tune.", minimum=0.5, maximum=600)
+    ] = 4.0,
 ) -> Outcome:
     """Deploy a signed-off build, and prove it on a server.
 
@@ -103,7 +116,9 @@ def deploy(
     if load is not None:
         raise BadInputError("--load requires --check URL")
     if (check is None) == (dossier is None):
-        usage = "DOSSIER with --output DIR, or --check DIR, or the deployment's folder with --check URL"
+        usage = (
+            "DOSSIER with --output DIR, or --check DIR, or the deployment's folder with --check URL"
+        )
         raise BadInputError(f"deploy requires {usage}")
     program = None
     if prove or tune:
@@ -130,7 +145,9 @@ def deploy(
         with terminal.step("check"):
             checked = check_deployment(folder)
         if program is not None and checked.serving is None:
-            raise BadInputError(f"{folder} is a deployment to a folder; a server needs one to triton")
+            raise BadInputError(
+                f"{folder} is a deployment to a folder; a server needs one to triton"
+            )
         if program is not None and tune:
             tune_deployment(checked, program, seconds, store, terminal)
             checked = check_deployment(folder)
@@ -148,12 +165,17 @@ def deploy(
 def sweep(
     store: "Store",
     terminal: "Terminal",
-    models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="As for `optpipe build`.")] = None,
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="As for `optpipe build`.")
+    ] = None,
     matrix: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Matrix of the sweep (TOML); a flag replaces its key.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Matrix of the sweep (TOML); a flag replaces its key."),
     ] = None,
     wanted: Annotated[Mapping[str, Any], Matrix] = {},
-    option: Annotated[list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Runtime option.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="BACKEND.KEY=VALUE", help="Runtime option.")
+    ] = None,
     how: SweepOptions = SweepOptions(),
 ) -> Outcome:
     """Build and measure a matrix on this host's GPUs or on Ray.
@@ -177,9 +199,16 @@ def sweep(
 
     if how.node_labels:
         labels = describe_node()
-        return Outcome({"labels": labels}, lambda _: ",".join(f"{name}={value}" for name, value in labels.items()))
+        return Outcome(
+            {"labels": labels},
+            lambda _: ",".join(f"{name}={value}" for name, value in labels.items()),
+        )
     shard = None if how.shard is None else shard_from_text(how.shard)
-    given = {**wanted, **({"models": models} if models else {}), **({"options": [option]} if option else {})}
+    given = {
+        **wanted,
+        **({"models": models} if models else {}),
+        **({"options": [option]} if option else {}),
+    }
     full = matrix_from_options(Matrix() if matrix is None else matrix_from_file(matrix), given)
     require_sound(full)
     if how.store is not None:
@@ -206,7 +235,9 @@ def _connect(how: SweepOptions, store: "Store") -> "tuple[tuple[Slot, ...], Exec
         if selectors:
             raise BadInputError("--node requires --on ray")
         if how.cpu_slots > (have := len(os.sched_getaffinity(0))):
-            raise BadInputError(f"--set cpu-slots={how.cpu_slots}: only {have} processors are available")
+            raise BadInputError(
+                f"--set cpu-slots={how.cpu_slots}: only {have} processors are available"
+            )
         slots = list_slots(how.cpu_slots)
         gpus, parts = [slot for slot in slots if slot.gpu], [slot for slot in slots if not slot.gpu]
         return (*gpus[: how.slots], *parts[: how.slots]), LocalExecutor(store.workspace, how)

@@ -48,9 +48,12 @@ def policy_from_file(path: Path) -> "Policy":
 
 @dataclass(frozen=True, slots=True)
 class DossierOptions:
-    waive: Annotated[tuple[str, ...], Param("Waive a criterion; requires --because.", metavar="CRITERION")] = ()
+    waive: Annotated[
+        tuple[str, ...], Param("Waive a criterion; requires --because.", metavar="CRITERION")
+    ] = ()
     because: Annotated[
-        tuple[str, ...], Param("Reason for the waiver: once for all, or once per --waive.", metavar="TEXT")
+        tuple[str, ...],
+        Param("Reason for the waiver: once for all, or once per --waive.", metavar="TEXT"),
     ] = ()
     output: Annotated[Path | None, Param("Folder for the dossier.", metavar="DIR")] = None
     sign: Annotated[Path | None, Param("Sign the dossier with this SSH key.", metavar="KEY")] = None
@@ -62,8 +65,12 @@ class DossierOptions:
         if reasons and not names:
             raise BadInputError("--because requires --waive CRITERION")
         given = reasons * len(names) if len(reasons) == 1 else reasons
-        if len(given) != len(names) or not all(reason.strip() and reason.isprintable() for reason in given):
-            raise BadInputError("--waive requires a one-line --because TEXT, once for all or once per --waive")
+        if len(given) != len(names) or not all(
+            reason.strip() and reason.isprintable() for reason in given
+        ):
+            raise BadInputError(
+                "--waive requires a one-line --because TEXT, once for all or once per --waive"
+            )
         return dict(zip(names, given, strict=True))
 
 
@@ -71,13 +78,17 @@ def signoff(
     store: "Store",
     terminal: "Terminal",
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="As for `optpipe build`.", show_default=False)
+        str | None,
+        typer.Argument(metavar="MODEL", help="As for `optpipe build`.", show_default=False),
     ] = None,
     policy: Annotated[Path | None, Param("Release policy.", metavar="FILE")] = None,
     artifact: Annotated[str | None, Param("Artifact to judge.", metavar="ID")] = None,
-    measure: Annotated[bool, Param("Run measurements that the policy requires and that are missing.")] = True,
+    measure: Annotated[
+        bool, Param("Run measurements that the policy requires and that are missing.")
+    ] = True,
     since: Annotated[
-        str | None, Param("Judge only bench runs since this date or time (UTC); default: all.", metavar="TIME")
+        str | None,
+        Param("Judge only bench runs since this date or time (UTC); default: all.", metavar="TIME"),
     ] = None,
     figures: Annotated[bool, Param("Include figures in the report.")] = True,
     init: Annotated[bool, Param("Write a policy template and its JSON Schema, then exit.")] = False,
@@ -104,13 +115,19 @@ def signoff(
     wanted = SignoffRequest(model, rules, artifact, waivers, begun, max_cv=how.max_cv)
     require_possible(wanted, store, how.output, how.sign)
     if measure:
-        measure_missing_evidence(wanted, lambda: model_from_options(model, ModelOptions(), store), store, terminal)
+        measure_missing_evidence(
+            wanted, lambda: model_from_options(model, ModelOptions(), store), store, terminal
+        )
     verdict, folder = sign_off(wanted, store, how.output, how.sign, terminal, figures=figures)
     document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
-    return Outcome(document, lambda _: document_from_verdict(verdict, folder), verdict.verdict.exit_status)
+    return Outcome(
+        document, lambda _: document_from_verdict(verdict, folder), verdict.verdict.exit_status
+    )
 
 
-def _write_policy_template(policy: Path, output: Path | None, model: str | None, store: "Store") -> Outcome:
+def _write_policy_template(
+    policy: Path, output: Path | None, model: str | None, store: "Store"
+) -> Outcome:
     """The template limits the accuracy, or the outputs if the newest build of `model` has no labels."""
 
     from optpipe.models.artifacts.lookup import find_artifacts, find_builds
@@ -119,7 +136,9 @@ def _write_policy_template(policy: Path, output: Path | None, model: str | None,
 
     if output is not None:
         problem = "--output is for the dossier"
-        raise BadInputError(f"{problem}; signoff --init --policy {quote(str(output))} writes the template there")
+        raise BadInputError(
+            f"{problem}; signoff --init --policy {quote(str(output))} writes the template there"
+        )
     if policy.exists():
         raise BadInputError(f"{policy} already exists; choose another name with --policy")
     require_writable_file(policy, "--policy")
@@ -138,16 +157,23 @@ def _write_policy_template(policy: Path, output: Path | None, model: str | None,
 
 def run(
     model: ModelArgument,
-    policy: Annotated[Path, typer.Option(metavar="FILE", help="Release policy.", show_default=False)],
+    policy: Annotated[
+        Path, typer.Option(metavar="FILE", help="Release policy.", show_default=False)
+    ],
     store: "Store",
     terminal: "Terminal",
     targets: TargetOptions = TargetOptions(),
     shapes: ModelOptions = ModelOptions(),
     ranges: CalibrationOptions = CalibrationOptions(),
-    data: Annotated[Path | None, Param("Labeled images or texts to evaluate on.", metavar="DIR")] = None,
-    images: Annotated[Path | None, Param("Images to verify outputs and preprocessing on.", metavar="DIR")] = None,
+    data: Annotated[
+        Path | None, Param("Labeled images or texts to evaluate on.", metavar="DIR")
+    ] = None,
+    images: Annotated[
+        Path | None, Param("Images to verify outputs and preprocessing on.", metavar="DIR")
+    ] = None,
     min_time: Annotated[
-        float, Param("Minimum measurement time per load and process.", metavar="SECONDS", setting=True)
+        float,
+        Param("Minimum measurement time per load and process.", metavar="SECONDS", setting=True),
     ] = 0.6,
     preprocess: Annotated[bool, Param("Derive and verify the DALI pipeline.")] = True,
     profile: Annotated[bool, Param("Profile the judged build with nsys.")] = True,
@@ -165,10 +191,16 @@ def run(
     rules = policy_from_file(policy)
     waivers, judged = how.read_waivers(), rules.build.get("precision")
     wanted = SignoffRequest(model, rules, None, waivers, min_seconds=min_time, max_cv=how.max_cv)
-    precisions = targets.precision or ",".join(dict.fromkeys(["fp32", *([judged] if judged else [])]))
-    targets = replace(targets, precision=precisions, backend=targets.backend or rules.build.get("backend"))
+    precisions = targets.precision or ",".join(
+        dict.fromkeys(["fp32", *([judged] if judged else [])])
+    )
+    targets = replace(
+        targets, precision=precisions, backend=targets.backend or rules.build.get("backend")
+    )
     plan = build_plan_from_options(targets, ranges, images=images)
-    left_out = [name for name, asked in (("preprocess", preprocess), ("profile", profile)) if not asked]
+    left_out = [
+        name for name, asked in (("preprocess", preprocess), ("profile", profile)) if not asked
+    ]
     require_possible(wanted, store, how.output, how.sign)
     source = model_from_options(model, shapes, store)
     steps, notes = run_pipeline(source, wanted, plan, data, left_out, store, terminal)
@@ -176,7 +208,11 @@ def run(
     notes.unlink(missing_ok=True)
     document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
     shown = document_from_pipeline_run(steps, verdict, folder)
-    return Outcome(document | {"steps": plain_from_record(tuple(steps))}, lambda _: shown, verdict.verdict.exit_status)
+    return Outcome(
+        document | {"steps": plain_from_record(tuple(steps))},
+        lambda _: shown,
+        verdict.verdict.exit_status,
+    )
 
 
 def verify(
@@ -184,7 +220,8 @@ def verify(
     store: "Store",
     terminal: "Terminal",
     allowed_signers: Annotated[
-        Path | None, Param("Require a signature by one of these signers (ssh-keygen format).", metavar="FILE")
+        Path | None,
+        Param("Require a signature by one of these signers (ssh-keygen format).", metavar="FILE"),
     ] = None,
     attestations: Annotated[
         Path | None, Param("Also check these attestations; needs --public-key.", metavar="DIR")
@@ -199,7 +236,10 @@ def verify(
     ] = None,
     audit: Annotated[
         str | None,
-        Param("Then measure this many criteria again, drawn at random; needs the build.", metavar="COUNT[:SEED]"),
+        Param(
+            "Then measure this many criteria again, drawn at random; needs the build.",
+            metavar="COUNT[:SEED]",
+        ),
     ] = None,
 ) -> Outcome:
     """Recompute every number and the verdict of a dossier, offline.
@@ -218,19 +258,25 @@ def verify(
 
     if badge is not None:
         if badge.resolve().is_relative_to(dossier.resolve()):
-            raise BadInputError(f"--badge {badge}: a file in the dossier would break its seal; write it elsewhere")
+            raise BadInputError(
+                f"--badge {badge}: a file in the dossier would break its seal; write it elsewhere"
+            )
         require_writable_file(badge, "--badge")
     if (attestations is None) != (public_key is None):
         raise BadInputError("--attestations DIR and --public-key FILE belong together")
     count, _, drawn = (audit or "").partition(":")
-    if audit is not None and (not count.isdecimal() or int(count) < 1 or not (drawn or "0").isdecimal()):
+    if audit is not None and (
+        not count.isdecimal() or int(count) < 1 or not (drawn or "0").isdecimal()
+    ):
         raise BadInputError(f"--audit {audit}: expected COUNT or COUNT:SEED, such as 3 or 3:17")
     with terminal.step("verify"):
         checked = verify_dossier(dossier, allowed_signers)
         if attestations is not None and public_key is not None:
             found = tuple(find_attestation_problems(attestations, checked, public_key))
             problems, sealed = (*checked.problems, *found), checked.as_sealed and not found
-            checked = replace(checked, problems=problems, as_sealed=sealed)  # a wrong signature is a changed byte
+            checked = replace(
+                checked, problems=problems, as_sealed=sealed
+            )  # a wrong signature is a changed byte
     signature = checked.signature
     if public_key is not None:
         known = "" if signature == "not signed" else f", {signature.removeprefix('not signed; ')}"
@@ -240,7 +286,9 @@ def verify(
     seed, status = None, checked.exit_status
     if audit is not None:
         seed = int(drawn) if drawn else randbits(32)
-        source = partial(model_from_options, checked.require_intact()[1].model, ModelOptions(), store)
+        source = partial(
+            model_from_options, checked.require_intact()[1].model, ModelOptions(), store
+        )
         audited = tuple(audit_dossier(checked, int(count), seed, source, store, terminal))
         status = combine_verdicts(one.verdict for one in audited).exit_status
     record = VerificationRecord(
@@ -260,7 +308,10 @@ def verify(
     )
     if badge is not None and badge.suffix == ".html":
         checked.require_intact()
-        page, line = checked.files.read(HTML).decode(), f'<p class="identity"><span>{html.escape(signature)}</span></p>'
+        page, line = (
+            checked.files.read(HTML).decode(),
+            f'<p class="identity"><span>{html.escape(signature)}</span></p>',
+        )
         write_bytes(badge, page.replace("</h1>", f"</h1>\n{line}", 1).encode())
     elif badge is not None:
         write_bytes(badge, render_badge(verdict.verdict if verdict else "NOT INTACT").encode())
@@ -272,7 +323,9 @@ def approve(
     store: "Store",
     terminal: "Terminal",
     because: Annotated[str | None, BECAUSE] = None,
-    by: Annotated[str | None, Param("The person who approves; needs --role and --sign.", metavar="NAME")] = None,
+    by: Annotated[
+        str | None, Param("The person who approves; needs --role and --sign.", metavar="NAME")
+    ] = None,
     role: Annotated[str | None, Param("That person's role.", metavar="ROLE")] = None,
     sign: Annotated[Path | None, Param("That person's SSH key.", metavar="KEY")] = None,
 ) -> Outcome:
@@ -294,15 +347,24 @@ def approve(
     if by is not None and role is not None and sign is not None:
         approve_folder(dossier, sign, by, role, because)
     target = store_baseline(checked.files, store.workspace, because)
-    document = {"model": found.model, "baseline": str(target), "verdict": found.verdict, "because": because}
-    return Outcome(document, lambda _: f"{dossier} is now the baseline for {found.model} ({target})")
+    document = {
+        "model": found.model,
+        "baseline": str(target),
+        "verdict": found.verdict,
+        "because": because,
+    }
+    return Outcome(
+        document, lambda _: f"{dossier} is now the baseline for {found.model} ({target})"
+    )
 
 
 def attest(
     dossier: DossierArgument,
     store: "Store",
     terminal: "Terminal",
-    key: Annotated[Path, typer.Option(metavar="FILE", help="Private key in PEM, without a passphrase.")],
+    key: Annotated[
+        Path, typer.Option(metavar="FILE", help="Private key in PEM, without a passphrase.")
+    ],
     output: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the attestations.")],
 ) -> Outcome:
     """Write signed attestations on a dossier.
@@ -313,19 +375,26 @@ def attest(
 
     with terminal.step("attest"):
         found = attest_dossier(dossier, key, output, store)
-    return Outcome(found, lambda _: f"{found['result']}  {found['file']}, signed by key {found['key'][:12]}")
+    return Outcome(
+        found, lambda _: f"{found['result']}  {found['file']}, signed by key {found['key'][:12]}"
+    )
 
 
 def recheck(
     dossier: DossierArgument,
     store: "Store",
     terminal: "Terminal",
-    python: Annotated[Path, typer.Option(metavar="ENV", help="Environment to compare with this one.")],
+    python: Annotated[
+        Path, typer.Option(metavar="ENV", help="Environment to compare with this one.")
+    ],
     rounds: Annotated[
         int, Param("Rounds, 8 or more; up to three times as many if noise hides a 4% difference.")
     ] = ROUNDS,
     max_slowdown: Annotated[
-        float, Param("Slowdown that must be excluded for a PASS.", parse=share_from_text, show=share_to_text)
+        float,
+        Param(
+            "Slowdown that must be excluded for a PASS.", parse=share_from_text, show=share_to_text
+        ),
     ] = 0.05,
 ) -> Outcome:
     """Measure a signed-off build in a new environment."""

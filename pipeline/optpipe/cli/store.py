@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 IdArgument = Annotated[
     str,
-    typer.Argument(metavar="ID", help="ID or name from `optpipe store ls`, or a unique prefix.", show_default=False),
+    typer.Argument(
+        metavar="ID",
+        help="ID or name from `optpipe store ls`, or a unique prefix.",
+        show_default=False,
+    ),
 ]
 
 
@@ -28,11 +32,18 @@ def ls(store: "Store") -> Outcome:
 
 def show(id: IdArgument, store: "Store") -> Outcome:
     """Show an entry or run: hashes, parents, and command."""
-    from optpipe.models.artifacts.housekeeping import describe_entry, describe_run, document_from_entry, find_run
+    from optpipe.models.artifacts.housekeeping import (
+        describe_entry,
+        describe_run,
+        document_from_entry,
+        find_run,
+    )
 
     if (folder := find_run(store, id)) is not None:
         return Outcome(describe_run(folder), document_from_entry)
-    return Outcome(describe_entry(store.verify_entry(store.find(id), loads=False), store), document_from_entry)
+    return Outcome(
+        describe_entry(store.verify_entry(store.find(id), loads=False), store), document_from_entry
+    )
 
 
 def rm(
@@ -64,11 +75,15 @@ def gc(
     if planned.removed and asks and not dry_run:
         typer.echo("\n".join(f"  {name}" for name in planned.removed), err=True)
         dry_run = not typer.confirm(f"Remove these {len(planned.removed)} entries?", err=True)
-    return Outcome(planned if dry_run else collect_garbage(store, dry_run=False), document_from_removal)
+    return Outcome(
+        planned if dry_run else collect_garbage(store, dry_run=False), document_from_removal
+    )
 
 
 def merge(
-    sources: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Workspaces to merge into --workspace.")],
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Workspaces to merge into --workspace.")
+    ],
     store: "Store",
     terminal: "Terminal",
 ) -> Outcome:
@@ -84,10 +99,17 @@ def merge(
 
 
 def doctor(
-    options: Annotated[bool, Param("List each backend's options, for --option BACKEND.KEY=VALUE.")] = False,
+    options: Annotated[
+        bool, Param("List each backend's options, for --option BACKEND.KEY=VALUE.")
+    ] = False,
 ) -> Outcome:
     """Show what this machine supports and what to install."""
-    from optpipe.build.doctor import diagnose_machine, document_from_diagnosis, document_from_options, list_options
+    from optpipe.build.doctor import (
+        diagnose_machine,
+        document_from_diagnosis,
+        document_from_options,
+        list_options,
+    )
     from optpipe.workspace.environment import describe_environment
 
     if options:

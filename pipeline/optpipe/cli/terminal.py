@@ -9,7 +9,15 @@ from time import monotonic
 from typing import Self
 
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
 from optpipe.core.errors import escape
@@ -30,7 +38,9 @@ class _Count(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         left = "" if task.time_remaining is None else f", about {task.time_remaining:.0f} s left"
-        return Text("" if (task.total or 1) == 1 else f"{task.completed:.0f} of {task.total:.0f}{left}")
+        return Text(
+            "" if (task.total or 1) == 1 else f"{task.completed:.0f} of {task.total:.0f}{left}"
+        )
 
 
 class Terminal(Listener):
@@ -43,8 +53,15 @@ class Terminal(Listener):
         self.console = _Stderr(file=self._stderr, highlight=False, markup=False)
         super().__init__()
         self._started, self._done, self._reused = monotonic(), 0, 0
-        shown = SpinnerColumn(), TextColumn("{task.description}", markup=False), _Count(), TimeElapsedColumn()
-        self._progress = Progress(*shown, console=self.console, transient=True, disable=not self.console.is_terminal)
+        shown = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            _Count(),
+            TimeElapsedColumn(),
+        )
+        self._progress = Progress(
+            *shown, console=self.console, transient=True, disable=not self.console.is_terminal
+        )
 
     def __enter__(self) -> Self:
         self._progress.start()

@@ -23,9 +23,17 @@ DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "
 
 def _describe_tensor(spec: "TensorSpec | InputSpec") -> Mapping[str, Any]:
     """Omits None, and the batch axis if it is the first."""
-    plain = {name: each for name, each in plain_from_record(spec).items() if each is not None and name != "batch"}
+    plain = {
+        name: each
+        for name, each in plain_from_record(spec).items()
+        if each is not None and name != "batch"
+    }
     single = isinstance(spec, InputSpec) and not spec.min
-    return plain if spec.batch == 0 or single else {**plain, "batch": "none" if spec.batch is None else spec.batch}
+    return (
+        plain
+        if spec.batch == 0 or single
+        else {**plain, "batch": "none" if spec.batch is None else spec.batch}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,9 @@ class TensorSpec:
     @property
     def classes(self) -> int | None:
         """Number of scores of each sample; None if they span several axes or their number is open."""
-        sizes = [size for axis, size in enumerate(self.shape) if axis != self.batch and size != 1] or [1]
+        sizes = [
+            size for axis, size in enumerate(self.shape) if axis != self.batch and size != 1
+        ] or [1]
         return sizes[0] if len(sizes) == 1 and isinstance(sizes[0], int) else None
 
     to_dict = _describe_tensor
@@ -53,7 +63,9 @@ def _batch_from_dict(value: Mapping[str, Any], rank: int) -> int | None:
         return None
     batch = index(said)
     if not 0 <= batch < max(rank, 1):
-        raise BadInputError(f"tensor '{value.get('name')}': batch {batch} is not one of its {rank} axes")
+        raise BadInputError(
+            f"tensor '{value.get('name')}': batch {batch} is not one of its {rank} axes"
+        )
     return batch
 
 
@@ -82,8 +94,13 @@ class InputSpec:
         if not self.min:
             object.__setattr__(self, "batch", None)  # a single value
         if not len(self.min) == len(self.opt) == len(self.max):
-            raise BadInputError(f"input '{self.name}': min, opt and max have different ranks: {self.format_profile()}")
-        if any(not 1 <= low <= usual <= high for low, usual, high in zip(self.min, self.opt, self.max, strict=True)):
+            raise BadInputError(
+                f"input '{self.name}': min, opt and max have different ranks: {self.format_profile()}"
+            )
+        if any(
+            not 1 <= low <= usual <= high
+            for low, usual, high in zip(self.min, self.opt, self.max, strict=True)
+        ):
             raise BadInputError(
                 f"input '{self.name}': every dimension must satisfy 1 <= min <= opt <= max; got {self.format_profile()}"
             )
@@ -131,7 +148,12 @@ class InputSpec:
         def resized(shape: Shape, size: int) -> Shape:
             return (*shape[:axis], size, *shape[axis + 1 :])
 
-        return replace(self, min=resized(self.min, low), opt=resized(self.opt, usual), max=resized(self.max, high))
+        return replace(
+            self,
+            min=resized(self.min, low),
+            opt=resized(self.opt, usual),
+            max=resized(self.max, high),
+        )
 
     to_dict = _describe_tensor
 
@@ -140,7 +162,9 @@ def input_from_dict(value: Mapping[str, Any]) -> InputSpec:
     """Reads `{name, dtype, min, opt, max}` with optional `below` and `batch`. Raises BadInputError for anything else."""
     try:
         name, dtype = str(value["name"]), str(value.get("dtype", "float32")).removeprefix("torch.")
-        low, usual, high = (tuple(index(size) for size in value[key]) for key in ("min", "opt", "max"))
+        low, usual, high = (
+            tuple(index(size) for size in value[key]) for key in ("min", "opt", "max")
+        )
         below = index(value["below"]) if "below" in value else None
         batch = _batch_from_dict(value, len(low))
     except (KeyError, TypeError, AttributeError) as error:
@@ -152,7 +176,9 @@ def input_from_dict(value: Mapping[str, Any]) -> InputSpec:
             f"input '{name}': unknown field '{unknown[0]}'; fields are name, dtype, min, opt, max, and optionally below and batch"
         )
     if dtype not in DTYPES:
-        raise BadInputError(f"input '{name}': unknown dtype {dtype}; choose from {', '.join(DTYPES)}")
+        raise BadInputError(
+            f"input '{name}': unknown dtype {dtype}; choose from {', '.join(DTYPES)}"
+        )
     return InputSpec(name, dtype, low, usual, high, below=below, batch=batch)
 
 
@@ -163,7 +189,9 @@ def batch_range_from_text(text: str, flag: str = "--batch") -> tuple[int, int, i
         low, usual, high = map(int, parts * 3 if len(parts) == 1 else parts)
         if 1 <= low <= usual <= high:
             return low, usual, high
-    raise BadInputError(f"{flag} {text}: expected one size or MIN:OPT:MAX with 1 <= MIN <= OPT <= MAX, such as 1:8:64")
+    raise BadInputError(
+        f"{flag} {text}: expected one size or MIN:OPT:MAX with 1 <= MIN <= OPT <= MAX, such as 1:8:64"
+    )
 
 
 def batch_ranges_from_text(text: str) -> tuple[tuple[int, int, int], ...]:
@@ -175,7 +203,9 @@ def shapes_from_text(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
     """Reads `--shape NAME=SHAPE` or `NAME=MIN:OPT:MAX`, shapes such as `1x3x224x224`."""
     name, _, value = text.rpartition("=")
     with suppress(ValueError):
-        shapes = [tuple(int(size) for size in shape.lower().split("x")) for shape in value.split(":")]
+        shapes = [
+            tuple(int(size) for size in shape.lower().split("x")) for shape in value.split(":")
+        ]
         low, usual, high = shapes * 3 if len(shapes) == 1 else shapes
         if name:
             return name, (low, usual, high)
@@ -254,7 +284,9 @@ class ModelCard:
     @property
     def batch_range(self) -> tuple[int, int, int]:
         """(min, opt, max) batch size that all inputs take; 1 without a batch axis."""
-        ranges = [each.batch_range for each in self.inputs if each.batch_range is not None] or [(1, 1, 1)]
+        ranges = [each.batch_range for each in self.inputs if each.batch_range is not None] or [
+            (1, 1, 1)
+        ]
         low, high = max(each[0] for each in ranges), min(each[2] for each in ranges)
         return low, min(max(ranges[0][1], low), high), high
 
@@ -265,7 +297,9 @@ class ModelCard:
         It is the only open axis besides the batch of an input of rank 2 or 3; if it is fixed, axis 1 of a text model's
         inputs.
         """
-        text = self.tokenization is not None or any(each.name == "input_ids" for each in self.inputs)
+        text = self.tokenization is not None or any(
+            each.name == "input_ids" for each in self.inputs
+        )
         axes: dict[str, int] = {}
         for each in self.inputs:
             others = [axis for axis in range(len(each.min)) if axis != each.batch]
@@ -273,7 +307,11 @@ class ModelCard:
             usable = usable or (others if text and len(others) == 1 else [])
             if each.batch is not None and len(each.min) in (2, 3) and len(usable) == 1:
                 axes[each.name] = usable[0]
-        ranges = {(each.min[axes[each.name]], each.max[axes[each.name]]) for each in self.inputs if each.name in axes}
+        ranges = {
+            (each.min[axes[each.name]], each.max[axes[each.name]])
+            for each in self.inputs
+            if each.name in axes
+        }
         return axes if len(ranges) == 1 else {}
 
     @property
@@ -333,7 +371,9 @@ class ModelCard:
         """
         names = [each.name for each in self.inputs]
         if unknown := sorted(set(shapes) - set(names)):
-            raise BadInputError(f"--shape: unknown input '{unknown[0]}'; {self.name} has inputs {', '.join(names)}")
+            raise BadInputError(
+                f"--shape: unknown input '{unknown[0]}'; {self.name} has inputs {', '.join(names)}"
+            )
         one_shape = self.tokenization is not None and len({each.opt for each in self.inputs}) == 1
         if one_shape and shapes:
             shapes = dict.fromkeys(names, next(iter(shapes.values()))) | dict(shapes)
@@ -370,7 +410,8 @@ def require_matching_input(card: ModelCard) -> None:
         return
     made, pack, spec = card.transform.shape, card.transform.pack, card.inputs[0]
     fits = len(spec.opt) == 4 and all(
-        low <= side <= high for low, side, high in zip(spec.min[1:], made, spec.max[1:], strict=True)
+        low <= side <= high
+        for low, side, high in zip(spec.min[1:], made, spec.max[1:], strict=True)
     )
     if not fits or pack.dtype != spec.dtype:
         raise BadInputError(
@@ -393,10 +434,14 @@ def card_from_dict(value: Mapping[str, Any]) -> ModelCard:
             task=Task(value.get("task", Task.OTHER)),
             inputs=tuple(input_from_dict(each) for each in value.get("inputs", ())),
             outputs=tuple(tensor_from_dict(each) for each in value.get("outputs", ())),
-            transform=Transform.from_dict(value["preprocessing"]) if value.get("preprocessing") else None,
+            transform=Transform.from_dict(value["preprocessing"])
+            if value.get("preprocessing")
+            else None,
             labels=tuple(map(str, value.get("labels", ()))),
             data=dict(value.get("data", {})),
-            tokenization=Tokenization(**value["tokenization"]) if value.get("tokenization") else None,
+            tokenization=Tokenization(**value["tokenization"])
+            if value.get("tokenization")
+            else None,
             head=dict(value.get("head", {})),
         )
     except (KeyError, ValueError, TypeError) as error:

@@ -45,7 +45,9 @@ def weights_from_text(text: str, seed: int = 0) -> WeightsRequest:
     """Reads `--weights`: `default`, `random`, `random:SEED`, or the path of a safetensors file or a state dict."""
     kind, _, number = text.partition(":")
     if text == "default" or (kind == "random" and number.isdecimal()) or text == "random":
-        return WeightsRequest(kind="random" if kind == "random" else "default", seed=int(number or seed))
+        return WeightsRequest(
+            kind="random" if kind == "random" else "default", seed=int(number or seed)
+        )
     path = Path(text)
     if not path.is_file():
         raise BadInputError(
@@ -237,4 +239,8 @@ class Environment:
         facts = {"cpu": self.cpu, "python": self.python, "platform": self.platform}
         if self.gpus:
             facts |= {"gpu": self.gpus[0].name, "driver": self.gpus[0].driver}
-        return self.packages.get(key.removeprefix("packages."), "none") if "." in key else facts.get(key, "none")
+        return (
+            self.packages.get(key.removeprefix("packages."), "none")
+            if "." in key
+            else facts.get(key, "none")
+        )

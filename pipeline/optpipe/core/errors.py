@@ -85,13 +85,23 @@ def read_as_user_file(path: Path, what: str, way_out: str = "") -> Iterator[None
         # a panic of polars is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        if isinstance(error, FileNotFoundError | IsADirectoryError) and error.filename in (path, str(path)):
-            what = "is a folder; give a file" if isinstance(error, IsADirectoryError) else "no such file"
+        if isinstance(error, FileNotFoundError | IsADirectoryError) and error.filename in (
+            path,
+            str(path),
+        ):
+            what = (
+                "is a folder; give a file"
+                if isinstance(error, IsADirectoryError)
+                else "no such file"
+            )
             raise BadInputError(f"{path}: {what}") from error
-        told = isinstance(error, OSError | ValueError | RuntimeError) and not isinstance(error, RecursionError)
+        told = isinstance(error, OSError | ValueError | RuntimeError) and not isinstance(
+            error, RecursionError
+        )
         kind = "" if told else f"{type(error).__name__}: "
         raise BadInputError(
-            f"{path} cannot be read as {what}: {kind}{first_line(error)}" + (f"\n{way_out}" if way_out else "")
+            f"{path} cannot be read as {what}: {kind}{first_line(error)}"
+            + (f"\n{way_out}" if way_out else "")
         ) from error
 
 
@@ -101,5 +111,12 @@ def is_out_of_memory(error: BaseException | str) -> bool:
     return isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY)
 
 
-_OUT_OF_MEMORY = ("out of memory", "out_of_memory", "outofmemory", "failed to allocate memory", "bad_alloc", "badalloc",
-                  "cudaerrormemoryallocation")  # fmt: skip
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "out_of_memory",
+    "outofmemory",
+    "failed to allocate memory",
+    "bad_alloc",
+    "badalloc",
+    "cudaerrormemoryallocation",
+)

@@ -26,7 +26,7 @@ class Listener(ProgressStep):
         self.warnings: list[str] = []
 
     @contextmanager
-    def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:  # noqa: ARG002
+    def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:
         """Opens a step with `total` units of work; None if unknown."""
         yield self
 
@@ -69,7 +69,11 @@ def finish_steps(steps: Steps[Made]) -> Made:
 
 
 def run_step(
-    name: str, listener: Listener, work: Callable[P, tuple[Made, bool]], *given: P.args, **options: P.kwargs
+    name: str,
+    listener: Listener,
+    work: Callable[P, tuple[Made, bool]],
+    *given: P.args,
+    **options: P.kwargs,
 ) -> Made:
     """Takes a step of progress; returns what `work` made, and marks the step if it existed already."""
     with listener.step(name) as step:

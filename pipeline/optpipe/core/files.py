@@ -34,7 +34,9 @@ class Files:
         """Whether `name` is a regular file. Raises BadInputError if it leads out of the folder."""
         _split_name(self.root, f"{self.prefix}{name}")
         path = self.folder / name
-        return f"{self.prefix}{name}" in (self.kept or ()) or (path.is_file() and not path.is_symlink())
+        return f"{self.prefix}{name}" in (self.kept or ()) or (
+            path.is_file() and not path.is_symlink()
+        )
 
     def read(self, name: str) -> bytes:
         """Raises BadInputError if `name` is not a regular file inside the folder."""
@@ -58,7 +60,13 @@ class Files:
 def _split_name(root: Path, name: str) -> tuple[str, ...]:
     """The parts of `name`. Raises BadInputError if it leads out of `root`."""
     steps = PurePosixPath(name).parts
-    if not steps or ".." in steps or PurePosixPath(name).is_absolute() or "//" in name or "\0" in name:
+    if (
+        not steps
+        or ".." in steps
+        or PurePosixPath(name).is_absolute()
+        or "//" in name
+        or "\0" in name
+    ):
         raise BadInputError(f"{root}: {name!r} is not the name of a file in it")
     return steps
 
@@ -73,7 +81,9 @@ def _open_inside(root: Path, name: str) -> Iterator[BufferedReader]:
         for step in steps[:-1]:
             outer, at = at, os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
             os.close(outer)
-        with os.fdopen(os.open(steps[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at), "rb") as file:
+        with os.fdopen(
+            os.open(steps[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at), "rb"
+        ) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise BadInputError(f"{root / name} is not a regular file")
             yield file
@@ -99,7 +109,11 @@ def hash_text(text: str) -> str:
 
 def hash_value(value: Any) -> str:
     """SHA-256 of a JSON-like value, independent of key order. Raises TypeError for anything else, whose `repr` would not be stable."""
-    return hash_text(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
+    return hash_text(
+        json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
+    )
 
 
 def hash_arrays(tensors: Mapping[str, Any]) -> str:

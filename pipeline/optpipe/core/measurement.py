@@ -143,7 +143,9 @@ class LoadSpec:
     def require_sound(self, *, needs_rate: bool = True) -> None:
         """Raises BadInputError for an impossible load; `needs_rate` is False while the rate is searched."""
         scenario, streams, rate = self.scenario, self.streams, self.rate_per_s
-        if streams < 1 or (streams > 1 and scenario not in (Scenario.MULTI_STREAM, Scenario.OFFLINE)):
+        if streams < 1 or (
+            streams > 1 and scenario not in (Scenario.MULTI_STREAM, Scenario.OFFLINE)
+        ):
             raise BadInputError(
                 f"--streams {streams}: must be at least 1; more than 1 requires --scenario multi-stream or offline"
             )
@@ -239,7 +241,9 @@ class Subject:
     def settings(self) -> dict[str, str]:
         """Options in force and affinity, as typed: everything that changes without another build."""
         affinity = {} if self.affinity is None else {"affinity": format_cpus(self.affinity)}
-        return {name: format_option(value) for name, value in sorted(self.options.items())} | affinity
+        return {
+            name: format_option(value) for name, value in sorted(self.options.items())
+        } | affinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +322,14 @@ class Measurement:
     def key(self) -> tuple[object, ...]:
         """Equal for measurements of the same build, settings and load."""
         of = self.subject
-        return of.model, of.backend, of.precision, of.device, tuple(of.settings.items()), *self.load.key
+        return (
+            of.model,
+            of.backend,
+            of.precision,
+            of.device,
+            tuple(of.settings.items()),
+            *self.load.key,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +345,13 @@ def read_measurements(files: Files) -> tuple[Measurement, ...]:
 
 def list_load_options(load: LoadSpec) -> Iterator[str]:
     """Options of `bench` that define what is measured, not how long: `--batch 8`, `--scenario server`, `--rate 500`."""
-    how_long = ("min_seconds", "max_seconds", "percentile", "warm_up_seconds", "max_warm_up_seconds")
+    how_long = (
+        "min_seconds",
+        "max_seconds",
+        "percentile",
+        "warm_up_seconds",
+        "max_warm_up_seconds",
+    )
     return params.list_words(load, *how_long)
 
 
@@ -512,7 +529,10 @@ class ComparisonRow:
     def _unusual(self) -> list[str]:
         """The parts of the load other than single-stream and compute."""
         usual = (Scenario.SINGLE_STREAM, Mode.COMPUTE)
-        return [*self.load.list_lengths(), *(said for said in (self.scenario, self.load.mode) if said not in usual)]
+        return [
+            *self.load.list_lengths(),
+            *(said for said in (self.scenario, self.load.mode) if said not in usual),
+        ]
 
     @property
     def configuration(self) -> str:

@@ -84,12 +84,16 @@ class Field:
         try:
             value = msgspec.convert(text, self.kind, strict=False)
         except msgspec.ValidationError as error:
-            choices = get_args(self.kind) or (tuple(self.kind) if isinstance(self.kind, EnumType) else ())
+            choices = get_args(self.kind) or (
+                tuple(self.kind) if isinstance(self.kind, EnumType) else ()
+            )
             listed = f"one of {', '.join(map(str, choices))}" if choices else error
             expected = f"expected {NAMES_OF_KINDS.get(self.kind, listed)}"
             raise BadInputError(f"{self.flag.removeprefix('--')}={text}: {expected}") from error
         if self.param.minimum is not None and value < self.param.minimum:
-            raise BadInputError(f"{self.flag.removeprefix('--')}={text}: must be at least {self.param.minimum}")
+            raise BadInputError(
+                f"{self.flag.removeprefix('--')}={text}: must be at least {self.param.minimum}"
+            )
         return value
 
     def list_words(self, value: Any) -> Iterator[str]:
@@ -109,7 +113,9 @@ def list_annotated_fields(name: str, hint: Any, default: Any) -> tuple[Field, ..
     given = get_args(hint)[0] if params else None
     parts = get_args(given) if get_origin(given) in (Union, UnionType) else ()
     rest = [part for part in parts if part is not type(None)]
-    return tuple(Field(name, rest[0] if len(rest) == 1 else given, param, default) for param in params[:1])
+    return tuple(
+        Field(name, rest[0] if len(rest) == 1 else given, param, default) for param in params[:1]
+    )
 
 
 @cache
@@ -119,7 +125,9 @@ def list_fields(kind: type) -> tuple[Field, ...]:
     found: list[Field] = []
     for each in fields(kind) if is_dataclass(kind) else msgspec.structs.fields(kind):
         missing = each.default in (MISSING, msgspec.NODEFAULT)
-        default = each.default_factory() if missing and callable(each.default_factory) else each.default
+        default = (
+            each.default_factory() if missing and callable(each.default_factory) else each.default
+        )
         given = MISSING if default is msgspec.NODEFAULT else default
         found += list_annotated_fields(each.name, hints[each.name], given)
     return tuple(found)
@@ -141,7 +149,9 @@ def settings_from_texts(texts: Iterable[str], settings: Iterable[Field]) -> dict
     for text in texts:
         name, given, value = text.partition("=")
         if not given or name not in known:
-            raise BadInputError(f"--set {text}: expected NAME=VALUE, where NAME is one of {', '.join(sorted(known))}")
+            raise BadInputError(
+                f"--set {text}: expected NAME=VALUE, where NAME is one of {', '.join(sorted(known))}"
+            )
         found[known[name].name] = known[name].read(value)
     return found
 
@@ -201,7 +211,9 @@ def sizes_from_text(text: str, flag: str) -> tuple[int, ...]:
             found = tuple(sorted({int(part) for part in text.split(",")}))
         if found[0] >= 1 and list(found) == sorted(found):
             return found
-    raise BadInputError(f"{flag} {text}: expected positive sizes, such as 8, 1,8,32, or 1:256 for powers of two")
+    raise BadInputError(
+        f"{flag} {text}: expected positive sizes, such as 8, 1,8,32, or 1:256 for powers of two"
+    )
 
 
 def numbers_from_text(text: str, flag: str) -> tuple[float, ...]:
@@ -254,7 +266,9 @@ LENGTHS = Param(
     metavar="TOKENS",
     parse=sizes_from_text,
 )
-TRUNCATE = Param("Cut texts that exceed the model's maximum input length; otherwise they are rejected.")
+TRUNCATE = Param(
+    "Cut texts that exceed the model's maximum input length; otherwise they are rejected."
+)
 BUILD_OPTION = Param("Build option.", flag="build-option", metavar="BACKEND.KEY=VALUE")
 
 

@@ -191,10 +191,14 @@ class Budget:
 
 
 def budget_from_text(text: str, flag: str) -> Budget:
-    limit, dimension = read_quantity(text, flag, Dimension.POINTS, Dimension.SHARE, Dimension.DECIBEL)
+    limit, dimension = read_quantity(
+        text, flag, Dimension.POINTS, Dimension.SHARE, Dimension.DECIBEL
+    )
     if dimension is Dimension.DECIBEL:
         if not 0 < limit <= EXACT_DB:
-            raise BadInputError(f"{flag} {text}: expected an SNR above 0 dB and up to {EXACT_DB:g} dB, such as 30dB")
+            raise BadInputError(
+                f"{flag} {text}: expected an SNR above 0 dB and up to {EXACT_DB:g} dB, such as 30dB"
+            )
         return Budget(limit, "dB")
     return Budget(drop_from_text(text, flag), "points")
 

@@ -87,8 +87,12 @@ class _Interruption(KeyboardInterrupt):
         self.taken = False
 
     def __del__(self) -> None:
-        if not (self.taken or self.over.is_set()):  # in a thread, because a destructor must not raise
-            threading.Thread(target=_raise_again, args=(self.number, self.over), daemon=True).start()
+        if not (
+            self.taken or self.over.is_set()
+        ):  # in a thread, because a destructor must not raise
+            threading.Thread(
+                target=_raise_again, args=(self.number, self.over), daemon=True
+            ).start()
 
 
 def _raise_again(number: int, over: threading.Event) -> None:
@@ -140,7 +144,11 @@ def handle_interrupts() -> Iterator[None]:
             hook(lost)
 
     hook = sys.unraisablehook
-    numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) is not signal.SIG_IGN]
+    numbers = [
+        each
+        for each in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(each) is not signal.SIG_IGN
+    ]
     before = {number: signal.signal(number, interrupt) for number in numbers}
     sys.unraisablehook = unraisable
     try:
@@ -166,7 +174,11 @@ def keep_descriptors() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             _open_null_as(number, os.O_RDONLY if number < 2 else os.O_WRONLY)
-            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
+            setattr(
+                sys,
+                name,
+                os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False),
+            )
 
 
 def discard_output(descriptor: int) -> None:
@@ -184,8 +196,16 @@ def _open_null_as(descriptor: int, flags: int) -> None:
 @contextmanager
 def redirect_output(log: Path) -> Iterator[None]:
     """Sends file descriptors 1 and 2 to `log`, including output of C++ code and child processes."""
-    streams = redirect_stdout(sys.__stdout__), redirect_stderr(sys.__stderr__)  # a live display replaces both
-    with log.open("ab") as file, _redirect({1: file.fileno(), 2: file.fileno()}), streams[0], streams[1]:
+    streams = (
+        redirect_stdout(sys.__stdout__),
+        redirect_stderr(sys.__stderr__),
+    )  # a live display replaces both
+    with (
+        log.open("ab") as file,
+        _redirect({1: file.fileno(), 2: file.fileno()}),
+        streams[0],
+        streams[1],
+    ):
         yield
 
 
@@ -240,7 +260,11 @@ class JobFailure:
 
 
 def run_jobs(
-    module: str, jobs: Sequence[object], kind: type[Result], limit_s: float, defaults: Mapping[str, str]
+    module: str,
+    jobs: Sequence[object],
+    kind: type[Result],
+    limit_s: float,
+    defaults: Mapping[str, str],
 ) -> Generator[Result | JobFailure]:
     """Runs `python -m module FOLDER` for the jobs; yields each result, of type `kind`, as it comes, or its failure.
 
@@ -253,7 +277,9 @@ def run_jobs(
             folder = Path(name)
             for index, job in enumerate(jobs[begun:]):
                 (folder / f"{index}.job").write_bytes(json_from_record(job))
-            for result in _read_results(module, folder, len(jobs) - begun, kind, limit_s, {**defaults, **os.environ}):
+            for result in _read_results(
+                module, folder, len(jobs) - begun, kind, limit_s, {**defaults, **os.environ}
+            ):
                 begun += 1
                 yield result
 
@@ -268,7 +294,12 @@ def serve_jobs(folder: Path, kind: type[Job], measure: Callable[[Job], object]) 
 
 
 def _read_results(
-    module: str, folder: Path, count: int, kind: type[Result], limit_s: float, environment: Mapping[str, str]
+    module: str,
+    folder: Path,
+    count: int,
+    kind: type[Result],
+    limit_s: float,
+    environment: Mapping[str, str],
 ) -> Generator[Result | JobFailure]:
     """Yields results until the process ends or hangs; its failure is the last one."""
     command, log = [sys.executable, "-m", module, str(folder)], folder / STDERR_LOG

@@ -19,7 +19,11 @@ _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"
 
 def format_snr(snr_db: float) -> str:
     """`63 dB`, or the reason for the value -1e30, which stands for infinity in records."""
-    return f"{snr_db:.0f} dB" if snr_db > -1e29 else "-inf dB (NaN or Inf in the outputs, or other sizes)"
+    return (
+        f"{snr_db:.0f} dB"
+        if snr_db > -1e29
+        else "-inf dB (NaN or Inf in the outputs, or other sizes)"
+    )
 
 
 def format_duration(ns: float) -> str:
@@ -42,7 +46,9 @@ def format_count(count: float) -> str:
 
 def _format_scaled(value: float, scales: Sequence[tuple[float, str]]) -> str:
     """The value in the largest unit that it reaches; empty if it reaches none."""
-    reached = ((scale, unit) for scale, unit in scales if abs(_round_to_significant(value)) >= scale)
+    reached = (
+        (scale, unit) for scale, unit in scales if abs(_round_to_significant(value)) >= scale
+    )
     return next((f"{_format_significant(value / scale)} {unit}" for scale, unit in reached), "")
 
 
@@ -113,7 +119,9 @@ def quantity_from_text(text: object, dimension: Dimension) -> float:
         raise ValueError(f'"{text}" has no unit; {example}')
     if unit not in dimension.units:
         known = ", ".join(dimension.units)
-        raise ValueError(f'"{text}": {unit} is not a unit of {dimension.noun} (known: {known}); {example}')
+        raise ValueError(
+            f'"{text}": {unit} is not a unit of {dimension.noun} (known: {known}); {example}'
+        )
     if number < 0 or number * dimension.units[unit] == float("inf"):
         raise ValueError(f'"{text}" is not a valid limit: it must be finite and non-negative')
     return number * dimension.units[unit]
@@ -130,13 +138,22 @@ def read_quantity(text: str, flag: str, *dimensions: Dimension) -> tuple[float, 
     """
     match = _QUANTITY.match(text)
     if match is not None and not match[2]:
-        number, units = float(match[1]), [_SHORT.get(each) or next(iter(each.units)) for each in dimensions]
+        number, units = (
+            float(match[1]),
+            [_SHORT.get(each) or next(iter(each.units)) for each in dimensions],
+        )
         if "pt" in units and "%" in units:  # the percent of a score is its point
             units.remove("%")
         readings = [f"{number:g}{unit}" for unit in units]
-        readings += [f"{100 * number:g}{units[0]}"] if len(units) == 1 and units[0] in _SHORT.values() else []
+        readings += (
+            [f"{100 * number:g}{units[0]}"]
+            if len(units) == 1 and units[0] in _SHORT.values()
+            else []
+        )
         raise BadInputError(f"{flag} {text}: the number has no unit; write {' or '.join(readings)}")
-    found = next((each for each in dimensions if match is not None and match[2] in each.units), dimensions[0])
+    found = next(
+        (each for each in dimensions if match is not None and match[2] in each.units), dimensions[0]
+    )
     try:
         return quantity_from_text(text, found), found
     except ValueError as error:
@@ -193,7 +210,9 @@ def format_quantity(value: float, dimension: Dimension) -> str:
         return f"{_format_digits(scaled, 4)} {prefix}{dimension}"
     if dimension is Dimension.NUMBER:
         return f"{value:.6g}"
-    return f"{value:,.0f} {dimension}" if value >= 100 else f"{_format_digits(value, 3)} {dimension}"
+    return (
+        f"{value:,.0f} {dimension}" if value >= 100 else f"{_format_digits(value, 3)} {dimension}"
+    )
 
 
 def format_interval(low: float, high: float, dimension: Dimension, shown: str = "") -> str:
@@ -222,7 +241,9 @@ class Estimate:
     @property
     def bounds(self) -> tuple[float, float]:
         """Both bounds; the value itself without an interval."""
-        return (self.value if self.low is None else self.low), (self.value if self.high is None else self.high)
+        return (self.value if self.low is None else self.low), (
+            self.value if self.high is None else self.high
+        )
 
     def scale(self, factor: float) -> "Estimate":
         low, high = (None if bound is None else factor * bound for bound in (self.low, self.high))

@@ -62,7 +62,9 @@ def read_versioned(files: Files, name: str, kind: type[T]) -> T:
     found = record_from_files(files, name, dict).get("schema_version", 0)
     if found != expected:
         where = files.folder / name
-        raise BadInputError(f"{where} has schema version {found}; this version of optpipe reads version {expected}")
+        raise BadInputError(
+            f"{where} has schema version {found}; this version of optpipe reads version {expected}"
+        )
     return record_from_files(files, name, kind)
 
 
@@ -84,7 +86,9 @@ def _encode_record(record: object) -> bytes:
     try:
         return msgspec.json.encode(record, enc_hook=_encode_path)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_escape_surrogates(msgspec.to_builtins(record, enc_hook=_encode_path)))
+        return msgspec.json.encode(
+            _escape_surrogates(msgspec.to_builtins(record, enc_hook=_encode_path))
+        )
 
 
 def _escape_surrogates(value: Any) -> Any:
@@ -92,7 +96,9 @@ def _escape_surrogates(value: Any) -> Any:
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):
         return {_escape_surrogates(key): _escape_surrogates(each) for key, each in value.items()}
-    return [_escape_surrogates(each) for each in value] if isinstance(value, list | tuple) else value
+    return (
+        [_escape_surrogates(each) for each in value] if isinstance(value, list | tuple) else value
+    )
 
 
 def _encode_path(value: object) -> str:
@@ -112,7 +118,19 @@ def _explain(error: Exception) -> str:
     return text if text.startswith("JSON") else text[0].lower() + text[1:]
 
 
-PROSE = ("reason", "remedy", "limit", "about", "message", "note", "detail", "why", "advice", "why_not", "withheld")
+PROSE = (
+    "reason",
+    "remedy",
+    "limit",
+    "about",
+    "message",
+    "note",
+    "detail",
+    "why",
+    "advice",
+    "why_not",
+    "withheld",
+)
 """Fields with sentences, which another version of optpipe may word differently."""
 
 
@@ -144,7 +162,11 @@ def document_from_json(content: bytes, place: str) -> object:
         return found
 
     try:
-        return json.loads(content, object_pairs_hook=join, parse_constant=lambda word: refuse(f"{word} is not JSON"))
+        return json.loads(
+            content,
+            object_pairs_hook=join,
+            parse_constant=lambda word: refuse(f"{word} is not JSON"),
+        )
     except (ValueError, RecursionError) as error:
         raise BadInputError(f"{place}: not JSON ({error})") from error
 
@@ -156,13 +178,19 @@ def compare_recomputed(found: Iterable[Recomputed]) -> Iterator[str]:
 
 
 def find_disagreements(
-    stored: object, computed: object, place: str, leave_out: Collection[str] = PROSE, source: str = "the raw files give"
+    stored: object,
+    computed: object,
+    place: str,
+    leave_out: Collection[str] = PROSE,
+    source: str = "the raw files give",
 ) -> list[str]:
     """Lists where a stored document differs from a computed one, one line each, except in keys of `leave_out`."""
     if isinstance(computed, Mapping) and isinstance(stored, Mapping):
         names = sorted((set(stored) | set(computed)) - set(leave_out))
         # a newer field is null in an older record
-        pairs = [(f"{place}: {name}", stored.get(name), computed.get(name, "nothing")) for name in names]
+        pairs = [
+            (f"{place}: {name}", stored.get(name), computed.get(name, "nothing")) for name in names
+        ]
     elif isinstance(computed, list) and isinstance(stored, list) and len(computed) == len(stored):
         pairs = [
             (f"{place}[{_common_name(one, other) or at}]", one, other)
@@ -170,21 +198,33 @@ def find_disagreements(
         ]
     else:
         differ = not _are_equal(stored, computed)
-        return [f"{place} says {_shorten(stored)}, but {source} {_shorten(computed)}"] if differ else []
-    return [found for at, one, other in pairs for found in find_disagreements(one, other, at, leave_out, source)]
+        return (
+            [f"{place} says {_shorten(stored)}, but {source} {_shorten(computed)}"]
+            if differ
+            else []
+        )
+    return [
+        found
+        for at, one, other in pairs
+        for found in find_disagreements(one, other, at, leave_out, source)
+    ]
 
 
 def _are_equal(stored: object, computed: object) -> bool:
     """Numbers may differ in the last digits; a bool only equals a bool."""
     if isinstance(stored, bool) or isinstance(computed, bool):
         return stored is computed
-    numbers = isinstance(stored, int | float) and isinstance(computed, int | float)
-    return stored == computed or (numbers and math.isclose(stored, computed, rel_tol=RELATIVE_TOLERANCE))  # type: ignore[arg-type]
+    if isinstance(stored, int | float) and isinstance(computed, int | float):
+        return math.isclose(stored, computed, rel_tol=RELATIVE_TOLERANCE)
+    return stored == computed
 
 
 def _common_name(one: object, other: object) -> object:
     """The name or id that both have, so that a line names a criterion or a measurement instead of an index."""
-    names = [each.get("name") or each.get("id") if isinstance(each, Mapping) else None for each in (one, other)]
+    names = [
+        each.get("name") or each.get("id") if isinstance(each, Mapping) else None
+        for each in (one, other)
+    ]
     return names[0] if names[0] == names[1] else None
 
 

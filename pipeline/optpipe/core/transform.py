@@ -106,7 +106,11 @@ class Normalize(_Step, frozen=True, tag="normalize"):
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3) or not all(std > 0 for std in self.std):
+        if (
+            len(self.mean) != len(self.std)
+            or len(self.mean) not in (1, 3)
+            or not all(std > 0 for std in self.std)
+        ):
             raise BadInputError(
                 f"normalize: expected 1 or 3 means and the same number of positive stds; got mean {self.mean}, std {self.std}"
             )
@@ -133,7 +137,9 @@ class Transform:
     def __post_init__(self) -> None:
         names = [get_step_name(step) for step in self.steps]
         ranks = [_RANK[type(step)] for step in self.steps]
-        alone = all(ranks.count(rank) == 1 for rank in (0, 4)) and all(ranks.count(rank) <= 1 for rank in (2, 3))
+        alone = all(ranks.count(rank) == 1 for rank in (0, 4)) and all(
+            ranks.count(rank) <= 1 for rank in (2, 3)
+        )
         if not alone or ranks != sorted(ranks):
             raise BadInputError(
                 "a transform must be decode, any resize and center_crop, one rescale, one normalize, pack, in this order;"
@@ -141,7 +147,9 @@ class Transform:
             )
         normalize = self.normalize
         if normalize and len(normalize.mean) not in (1, self.channels):
-            raise BadInputError(f"normalize: {len(normalize.mean)} means for {self.channels} channel(s)")
+            raise BadInputError(
+                f"normalize: {len(normalize.mean)} means for {self.channels} channel(s)"
+            )
         if self.pack.dtype == "uint8" and (self.rescale or normalize):
             raise BadInputError(f"pack: uint8 cannot hold the result of {names[-2]}; use float32")
 
@@ -183,7 +191,11 @@ class Transform:
     def shape(self) -> tuple[int, int, int]:
         """Shape of every result in packed order; -1 for sides that depend on the image."""
         height, width = self.size or (-1, -1)
-        return (self.channels, height, width) if self.pack.order == "CHW" else (height, width, self.channels)
+        return (
+            (self.channels, height, width)
+            if self.pack.order == "CHW"
+            else (height, width, self.channels)
+        )
 
     @property
     def hash(self) -> str:
@@ -193,7 +205,11 @@ class Transform:
     def to_dict(self) -> Mapping[str, Any]:
         """Plain tables for TOML and JSON, without absent fields, since TOML has no null."""
         steps = plain_from_record(self.steps)
-        return {"steps": [{name: value for name, value in step.items() if value is not None} for step in steps]}
+        return {
+            "steps": [
+                {name: value for name, value in step.items() if value is not None} for step in steps
+            ]
+        }
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> "Transform":
@@ -203,7 +219,9 @@ class Transform:
                 "transform: expected the single key 'steps' with a list of tables such as {step = \"resize\", size = [256]}"
             )
         try:
-            steps = record_from_plain(table["steps"], tuple[TransformStep, ...], "preprocessing.steps")
+            steps = record_from_plain(
+                table["steps"], tuple[TransformStep, ...], "preprocessing.steps"
+            )
         except BadInputError as error:
             raise BadInputError(f"{error}\n{_FORM}") from None
         return cls(steps)
@@ -220,7 +238,9 @@ def compute_resized_sides(resize: Resize, height: int, width: int) -> tuple[int,
         return resize.size[0], resize.size[1]
     short, long = sorted((height, width))
     side = resize.size[0]
-    new_short, new_long = (side, side * long // short) if resize.fit == "short" else (side * short // long, side)
+    new_short, new_long = (
+        (side, side * long // short) if resize.fit == "short" else (side * short // long, side)
+    )
     if resize.max_size is not None and new_long > resize.max_size:
         new_short, new_long = resize.max_size * new_short // new_long, resize.max_size
     new_short = max(new_short, 1)
@@ -251,7 +271,11 @@ def compute_geometry(transform: Transform, height: int, width: int) -> tuple[Axi
         if isinstance(step, Resize):
             for axis, side in enumerate(compute_resized_sides(step, sides[0], sides[1])):
                 factor = side / sides[axis]
-                scales[axis], offsets[axis], sides[axis] = scales[axis] * factor, offsets[axis] * factor, side
+                scales[axis], offsets[axis], sides[axis] = (
+                    scales[axis] * factor,
+                    offsets[axis] * factor,
+                    side,
+                )
         else:
             for axis, wanted in enumerate((step.height, step.width)):
                 offsets[axis] -= compute_crop_start(sides[axis], wanted, step.rounding)

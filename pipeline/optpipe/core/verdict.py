@@ -160,10 +160,14 @@ class ScaledTail:
     of_logarithm: bool = False
 
     def compute_p_value_above(self, limit: float) -> float:
-        return self.tail.compute_p_value_above(log1p(limit) if self.of_logarithm else limit / self.factor)
+        return self.tail.compute_p_value_above(
+            log1p(limit) if self.of_logarithm else limit / self.factor
+        )
 
     def compute_p_value_below(self, limit: float) -> float:
-        return self.tail.compute_p_value_below(log1p(limit) if self.of_logarithm else limit / self.factor)
+        return self.tail.compute_p_value_below(
+            log1p(limit) if self.of_logarithm else limit / self.factor
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,5 +200,6 @@ class Observation:
 
 
 RANDOM_WEIGHTS = Blocker(
-    "the weights are random, so accuracy and agreement are meaningless", "build with trained weights"
+    "the weights are random, so accuracy and agreement are meaningless",
+    "build with trained weights",
 )

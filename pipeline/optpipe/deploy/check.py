@@ -17,7 +17,14 @@ from optpipe.core.transform import Transform
 from optpipe.deploy.records import DEPLOYMENT, MODELS, DeploymentRecord
 from optpipe.deploy.repository import ENGINE
 from optpipe.deploy.requests import DALI_OUTPUT, ENCODED
-from optpipe.deploy.triton_config import CONFIG, LABELS, WARM_UP, describe_tensors, find_tensor_differences, read_config
+from optpipe.deploy.triton_config import (
+    CONFIG,
+    LABELS,
+    WARM_UP,
+    describe_tensors,
+    find_tensor_differences,
+    read_config,
+)
 from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
 from optpipe.workspace.entry import entry_from_files
@@ -46,20 +53,36 @@ def check_deployment(folder: Path) -> CheckedDeployment:
     """Raises BadInputError with the first problem of a deployment and the number of the others."""
     files = Files(folder)
     if not files.has(DEPLOYMENT):
-        problem = f"is not a deployment: {DEPLOYMENT} is missing" if folder.exists() else "does not exist"
-        raise BadInputError(f"{folder} {problem}; write one with optpipe deploy DOSSIER --to triton --output DIR")
+        problem = (
+            f"is not a deployment: {DEPLOYMENT} is missing" if folder.exists() else "does not exist"
+        )
+        raise BadInputError(
+            f"{folder} {problem}; write one with optpipe deploy DOSSIER --to triton --output DIR"
+        )
     if problems := find_seal_problems(files):
         _refuse(folder, problems)
     record = record_from_files(files, DEPLOYMENT, DeploymentRecord)
     with read_as_user_file(folder / CARD, "a model card"):
         card = card_from_file(folder / CARD)
     to_server = record.target != "folder"
-    entry = entry_from_files(files.below(f"{MODELS}/{record.engine}/1" if to_server else ENGINE), ArtifactInfo)
-    serving = BACKENDS[entry.info.backend].serving(entry.info, record.options, "") if to_server else None
-    names = [each for each in (record.engine, record.preprocessing, record.ensemble) if each and to_server]
-    problems = [f"{each} has no {CONFIG}" for each in names if not files.has(f"{MODELS}/{each}/{CONFIG}")]
+    entry = entry_from_files(
+        files.below(f"{MODELS}/{record.engine}/1" if to_server else ENGINE), ArtifactInfo
+    )
+    serving = (
+        BACKENDS[entry.info.backend].serving(entry.info, record.options, "") if to_server else None
+    )
+    names = [
+        each
+        for each in (record.engine, record.preprocessing, record.ensemble)
+        if each and to_server
+    ]
+    problems = [
+        f"{each} has no {CONFIG}" for each in names if not files.has(f"{MODELS}/{each}/{CONFIG}")
+    ]
     if entry.id != record.artifact or hash_engine(entry) != record.artifact_sha256:
-        problems.append(f"{record.engine}: the artifact is {entry.id}, the dossier signs off {record.artifact}")
+        problems.append(
+            f"{record.engine}: the artifact is {entry.id}, the dossier signs off {record.artifact}"
+        )
     elif (damage := entry.find_damage()) is not None:
         problems.append(f"{record.engine}: {damage}")
     if serving is not None and not problems:
@@ -82,7 +105,9 @@ def find_differences(record: DeploymentRecord, here: Environment | None = None) 
 
 def _refuse(folder: Path, problems: list[str]) -> None:
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    raise BadInputError(f"{folder}: {problems[0]}{more}\nwrite it again with optpipe deploy DOSSIER --output DIR")
+    raise BadInputError(
+        f"{folder}: {problems[0]}{more}\nwrite it again with optpipe deploy DOSSIER --output DIR"
+    )
 
 
 def find_configuration_problems(
@@ -92,11 +117,20 @@ def find_configuration_problems(
     models, labeled = folder / MODELS, (record.engine, record.ensemble) if record.labels else ()
     engine = read_config(models / record.engine / CONFIG)
     batched = engine.max_batch_size > 0
-    served = {record.engine: describe_tensors(card, batched=batched, by_position=serving.by_position)}
-    if record.preprocessing is not None and record.ensemble is not None and card.transform is not None:
+    served = {
+        record.engine: describe_tensors(card, batched=batched, by_position=serving.by_position)
+    }
+    if (
+        record.preprocessing is not None
+        and record.ensemble is not None
+        and card.transform is not None
+    ):
         made = TensorSpec(DALI_OUTPUT, card.transform.pack.dtype, tuple(card.transform.shape))
         served[record.preprocessing] = [TensorSpec(DALI_INPUT, "uint8", (-1,))], [made]
-        served[record.ensemble] = [TensorSpec(ENCODED, "uint8", (-1,))], describe_tensors(card, batched=batched)[1]
+        served[record.ensemble] = (
+            [TensorSpec(ENCODED, "uint8", (-1,))],
+            describe_tensors(card, batched=batched)[1],
+        )
         stored = models / record.preprocessing / "1" / "transform.json"
         with read_as_user_file(stored, "the steps of a preprocessing"):
             proven = Transform.from_dict(json.loads(stored.read_bytes()))
@@ -124,7 +158,9 @@ def _check_labels(folder: Path, config: Any, wanted: Sequence[str]) -> Iterator[
         yield f"{folder.name}: output '{first.name}' has no label file"
         return
     labels = (folder / LABELS).read_text(encoding="utf-8").splitlines()
-    wrong = [at for at, (one, other) in enumerate(zip(labels, wanted, strict=False)) if one != other]
+    wrong = [
+        at for at, (one, other) in enumerate(zip(labels, wanted, strict=False)) if one != other
+    ]
     if wrong or len(labels) != len(wanted):
         at = wrong[0] if wrong else min(len(labels), len(wanted))
         yield f"{folder.name}: {LABELS} is not the model card's: it differs from class {at} on"

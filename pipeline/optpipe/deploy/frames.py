@@ -33,7 +33,9 @@ class SharedMemory:
         self._end = offset + array.nbytes
         if os.fstat(self._descriptor).st_size < self._end:
             os.ftruncate(self._descriptor, max(2 * self._end, _LEAST))
-        self.view(offset, array.dtype, array.shape)[...] = np.ascontiguousarray(array).reshape(array.shape)
+        self.view(offset, array.dtype, array.shape)[...] = np.ascontiguousarray(array).reshape(
+            array.shape
+        )
         return offset
 
     def view(self, offset: int, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -47,7 +49,9 @@ class SharedMemory:
         return np.frombuffer(self._view, kind, count, offset).reshape(shape)
 
 
-def write_frame(pipe: IO[bytes], header: Mapping[str, Any], arrays: Arrays, memory: SharedMemory | None = None) -> None:
+def write_frame(
+    pipe: IO[bytes], header: Mapping[str, Any], arrays: Arrays, memory: SharedMemory | None = None
+) -> None:
     tensors = [
         {"name": name, "dtype": str(array.dtype), "shape": list(array.shape), "bytes": array.nbytes}
         | ({} if memory is None else {"offset": memory.put(array)})
@@ -72,5 +76,7 @@ def read_frame(
         if memory is not None and "offset" in each:
             found[each["name"]] = memory.view(each["offset"], each["dtype"], tuple(each["shape"]))
         else:
-            found[each["name"]] = np.frombuffer(pipe.read(each["bytes"]), each["dtype"]).reshape(each["shape"])
+            found[each["name"]] = np.frombuffer(pipe.read(each["bytes"]), each["dtype"]).reshape(
+                each["shape"]
+            )
     return header, found

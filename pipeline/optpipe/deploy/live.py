@@ -90,13 +90,19 @@ def _replay_live(
     parts = urlsplit(url)
     protocol = parts.scheme.removesuffix("s")
     if protocol not in PROTOCOLS or not parts.netloc:
-        raise BadInputError(f"--check {url}: expected http://, https://, grpc:// or grpcs://, then HOST:PORT")
+        raise BadInputError(
+            f"--check {url}: expected http://, https://, grpc:// or grpcs://, then HOST:PORT"
+        )
     if checked.serving is None:
-        raise BadInputError(f"{checked.folder} is a deployment to a folder; --check URL needs one to triton")
+        raise BadInputError(
+            f"{checked.folder} is a deployment to a folder; --check URL needs one to triton"
+        )
     policy = policy_from_toml(checked.files.read(POLICY), str(checked.folder / POLICY))
     loads = loads_from_policy(policy, checked.card.batch_range[2]) if load is not None else {}
     if load is not None and not any(loads.values()):
-        raise BadInputError(f"--load: {checked.folder / POLICY} limits no latency, so there is nothing to judge")
+        raise BadInputError(
+            f"--load: {checked.folder / POLICY} limits no latency, so there is nothing to judge"
+        )
     place = parts.netloc + parts.path.rstrip("/")
     connect = partial(open_client, protocol, place, secure=parts.scheme.endswith("s"))
     client, record = connect(), checked.record
@@ -104,7 +110,11 @@ def _replay_live(
     try:
         about = _fetch(client, "server_metadata")
     except StageError as error:
-        lost = isinstance(error.__cause__, OSError) or "UNAVAILABLE" in str(error) or "DEADLINE" in str(error)
+        lost = (
+            isinstance(error.__cause__, OSError)
+            or "UNAVAILABLE" in str(error)
+            or "DEADLINE" in str(error)
+        )
         why = str(error) if lost else f"not a server of the KServe v2 protocol: {error}"
         _, untrusted, detail = why.rpartition("CERTIFICATE_VERIFY_FAILED")
         if untrusted:
@@ -126,7 +136,9 @@ def _replay_live(
             found += judged
             if tells:
                 found.append(_judge_configuration(checked, client, model))
-    if load is not None and all(each.verdict is Verdict.PASS for each in found if each.name.startswith("answers.")):
+    if load is not None and all(
+        each.verdict is Verdict.PASS for each in found if each.name.startswith("answers.")
+    ):
         for wanted, limits in loads.items():
             spec, rows = fill_load(checked, wanted, expected[0].inputs)
             with listener.step(f"{load[0]:,} requests at {load[1]:g}/s, {spec}"):
@@ -135,7 +147,9 @@ def _replay_live(
                 # without a rate its requests follow each other: a latency counts from sending
                 paced = ((None for _ in due), 1) if spec.rate_per_s is None else (due, CONNECTIONS)
                 latencies, failed = send_requests(connect, record.engine, given, *paced)
-                found.append(judge_failed(f"answers.{limits[0].name}", len(latencies) + len(failed), failed))
+                found.append(
+                    judge_failed(f"answers.{limits[0].name}", len(latencies) + len(failed), failed)
+                )
                 if latencies and not failed:
                     found += judge_latencies(latencies, limits, spec, load[1])
     verdict = combine_verdicts(each.verdict for each in found)
@@ -147,7 +161,11 @@ def _fetch(client: Client, fact: str, *words: str) -> Mapping[str, Any]:
     limit = {"client_timeout": CONNECT_LIMIT_S} if client[0].__name__.endswith("grpc") else {}
     with translate_errors(f"no {fact.replace('_', ' ')}"):
         told = getattr(client[1], f"get_{fact}")(*words, **limit)
-        return told if isinstance(told, dict) else json_format.MessageToDict(told, preserving_proto_field_name=True)
+        return (
+            told
+            if isinstance(told, dict)
+            else json_format.MessageToDict(told, preserving_proto_field_name=True)
+        )
 
 
 def _judge_configuration(checked: CheckedDeployment, client: Client, model: str) -> CriterionResult:
@@ -157,7 +175,9 @@ def _judge_configuration(checked: CheckedDeployment, client: Client, model: str)
         told = _fetch(client, "model_config", model)
     except StageError as error:
         return CriterionResult(name, Verdict.INCONCLUSIVE, str(error))
-    served = json_format.ParseDict(told.get("config", told), type(written)(), ignore_unknown_fields=True)
+    served = json_format.ParseDict(
+        told.get("config", told), type(written)(), ignore_unknown_fields=True
+    )
     shown = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
     want, have = (json_format.MessageToDict(each, **shown) for each in (written, served))
     problems: list[str] = []
@@ -175,7 +195,9 @@ def _judge_configuration(checked: CheckedDeployment, client: Client, model: str)
 
     compare({"dynamic_batching": None, **want}, {"dynamic_batching": None, **have}, "")
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    why, verdict = (f"{problems[0]}{more}", Verdict.FAIL) if problems else ("as deployed", Verdict.PASS)
+    why, verdict = (
+        (f"{problems[0]}{more}", Verdict.FAIL) if problems else ("as deployed", Verdict.PASS)
+    )
     return CriterionResult(name, verdict, why)
 
 
@@ -190,32 +212,62 @@ def judge_latencies(
     for each in limits:
         limit, percent = float(each.threshold), percents[each.metric]
         if (shown := summary.percentile(percent)) is None:
-            verdict, why = Verdict.INCONCLUSIVE, f"not shown: {summary.withheld[format_percentile_name(percent)]}"
+            verdict, why = (
+                Verdict.INCONCLUSIVE,
+                f"not shown: {summary.withheld[format_percentile_name(percent)]}",
+            )
         elif shown.bounds[0] <= limit < shown.bounds[1]:
             verdict, why = Verdict.INCONCLUSIVE, "the interval includes the limit"
         elif rate_per_s != wanted and (rate_per_s < wanted) == (shown.value <= limit):
-            verdict, why = Verdict.INCONCLUSIVE, f"the policy's load has {wanted:g} requests/s, not {rate_per_s:g}"
+            verdict, why = (
+                Verdict.INCONCLUSIVE,
+                f"the policy's load has {wanted:g} requests/s, not {rate_per_s:g}",
+            )
         else:
-            verdict, why = Verdict.PASS if shown.value <= limit else Verdict.FAIL, "as measured at this client"
-        more = "send more requests with --load NUMBER@RATE" if verdict is Verdict.INCONCLUSIVE else None
+            verdict, why = (
+                Verdict.PASS if shown.value <= limit else Verdict.FAIL,
+                "as measured at this client",
+            )
+        more = (
+            "send more requests with --load NUMBER@RATE"
+            if verdict is Verdict.INCONCLUSIVE
+            else None
+        )
         value, ci = (shown.value, shown.bounds) if shown else (None, None)
-        yield CriterionResult(each.name, verdict, why, each.limit, more, value, ci, limit, Dimension.TIME, about)
+        yield CriterionResult(
+            each.name, verdict, why, each.limit, more, value, ci, limit, Dimension.TIME, about
+        )
 
 
 def _render_metrics(found: ProofRecord, record: DeploymentRecord) -> str:
     """The verdict, its criteria and figures in Prometheus's text format; times are in seconds."""
     same = {"model": record.model, "artifact": record.artifact, "server": found.server}
     rows: list[tuple[str, dict[str, str], float]] = [("optpipe_check_time_seconds", {}, time())]
-    rows += [("optpipe_check_verdict", {"verdict": each}, float(each is found.verdict)) for each in Verdict]
+    rows += [
+        ("optpipe_check_verdict", {"verdict": each}, float(each is found.verdict))
+        for each in Verdict
+    ]
     for one in found.criteria:
-        rows.append(("optpipe_check_criterion_passed", {"criterion": one.name}, float(one.verdict is Verdict.PASS)))
+        rows.append(
+            (
+                "optpipe_check_criterion_passed",
+                {"criterion": one.name},
+                float(one.verdict is Verdict.PASS),
+            )
+        )
         if isinstance(one.observed, float) and isinstance(one.threshold, float):
-            rows.append(("optpipe_check_latency_seconds", {"criterion": one.name}, one.observed / 1e9))
-            rows.append(("optpipe_check_limit_seconds", {"criterion": one.name}, one.threshold / 1e9))
+            rows.append(
+                ("optpipe_check_latency_seconds", {"criterion": one.name}, one.observed / 1e9)
+            )
+            rows.append(
+                ("optpipe_check_limit_seconds", {"criterion": one.name}, one.threshold / 1e9)
+            )
     lines = []
     for name in dict.fromkeys(name for name, _, _ in rows):
         lines.append(f"# TYPE {name} gauge")
         for _, labels, value in (each for each in rows if each[0] == name):
-            pairs = ",".join(f"{key}={json.dumps(str(text))}" for key, text in (same | labels).items())
+            pairs = ",".join(
+                f"{key}={json.dumps(str(text))}" for key, text in (same | labels).items()
+            )
             lines.append(f"{name}{{{pairs}}} {value:.17g}")
     return "\n".join((*lines, ""))

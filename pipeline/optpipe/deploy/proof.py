@@ -37,7 +37,14 @@ from optpipe.deploy.repository import SHIM, add_shim_parameters
 from optpipe.deploy.requests import Expected, list_expected
 from optpipe.deploy.server import ServerProgram, list_backends, run_server
 from optpipe.deploy.session_process import open_artifact
-from optpipe.deploy.triton_config import CONFIG, TYPES, list_positions, read_config, require_tritonclient, write_config
+from optpipe.deploy.triton_config import (
+    CONFIG,
+    TYPES,
+    list_positions,
+    read_config,
+    require_tritonclient,
+    write_config,
+)
 from optpipe.models.inputs.rows import fill_sequences, read_length
 from optpipe.signoff.policy import Criterion, Policy
 from optpipe.stats.paired import compute_output_error
@@ -50,7 +57,11 @@ def loads_from_policy(policy: Policy, largest: int) -> dict[LoadSpec, list[Crite
     found: dict[LoadSpec, list[Criterion]] = {}
     for each in policy.criteria:
         where = each.where
-        if each.section == "latency" and where.scenario in (None, Scenario.SINGLE_STREAM, Scenario.SERVER):
+        if each.section == "latency" and where.scenario in (
+            None,
+            Scenario.SINGLE_STREAM,
+            Scenario.SERVER,
+        ):
             size = min(where.batch_size or 1, max(largest, 1))
             scenario = where.scenario or Scenario.SINGLE_STREAM
             rate = None if where.rate is None else float(where.rate)
@@ -66,11 +77,16 @@ def fill_load(
     rows = dict(inputs)
     if wanted.length is not None:
         rows = fill_sequences(checked.card, rows, wanted.length, wanted.batch_size)
-    taken = {name: np.resize(array, (wanted.batch_size, *array.shape[1:])) for name, array in rows.items()}
+    taken = {
+        name: np.resize(array, (wanted.batch_size, *array.shape[1:]))
+        for name, array in rows.items()
+    }
     return replace(wanted, length=read_length(checked.card, rows)), taken
 
 
-def name_inputs(serving: Serving | None, rows: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+def name_inputs(
+    serving: Serving | None, rows: Mapping[str, np.ndarray]
+) -> Mapping[str, np.ndarray]:
     """Renames inputs for a server that addresses them by position."""
     if serving is None or not serving.by_position:
         return rows
@@ -103,7 +119,9 @@ def prove_deployment(
     name, source = checked.record.engine, checked.folder / MODELS / checked.record.engine
     entry = entry_from_folder(source / "1", ArtifactInfo)
     if (blocker := BACKENDS[entry.info.backend].find_run_blocker(entry.info)) is not None:
-        raise MissingError(f"{name} cannot run on this machine, so nothing can be proven here: {blocker}")
+        raise MissingError(
+            f"{name} cannot run on this machine, so nothing can be proven here: {blocker}"
+        )
     with store.scratch("prove") as folder:
         scratch = folder.resolve()  # the server's processes have other working directories
         models = arrange_models(checked, program, scratch / MODELS)
@@ -111,14 +129,19 @@ def prove_deployment(
         with listener.step("in-process outputs"):
             engine = open_artifact(source / "1", checked.record.options, largest)
             expected = list(list_expected(checked.folder, checked.record, checked.card, engine))
-        with listener.step("tritonserver") as step, run_server(program, scratch / MODELS, scratch) as (*places, server):
+        with (
+            listener.step("tritonserver") as step,
+            run_server(program, scratch / MODELS, scratch) as (*places, server),
+        ):
             comparisons: list[Comparison] = []
             for protocol, place in zip(PROTOCOLS, places, strict=True):
                 client = open_client(protocol, place)
                 for asked in group_pairs((each.model, each) for each in expected).values():
                     found, judged = replay(checked, client, protocol, asked)
                     for one in (each for each in judged if each.verdict is not Verdict.PASS):
-                        raise (StageError if one.name.startswith("answers") else GateError)(one.reason)
+                        raise (StageError if one.name.startswith("answers") else GateError)(
+                            one.reason
+                        )
                     comparisons.append(found)
                 step.advance()
     behind = [model for model, proven in models.items() if proven.startswith("configured")]
@@ -127,11 +150,17 @@ def prove_deployment(
     return ProofRecord(server, models, tuple(comparisons), (lacks,) if behind else ())
 
 
-def arrange_models(checked: CheckedDeployment, program: ServerProgram, target: Path) -> dict[str, str]:
+def arrange_models(
+    checked: CheckedDeployment, program: ServerProgram, target: Path
+) -> dict[str, str]:
     """Links the repository; models without a backend on this server get the Python backend."""
     have, found = list_backends(program), {}
     for source in sorted((checked.folder / MODELS).resolve().glob("*/")):
-        shutil.copytree(source, target / source.name, copy_function=lambda file, link: Path(link).symlink_to(file))
+        shutil.copytree(
+            source,
+            target / source.name,
+            copy_function=lambda file, link: Path(link).symlink_to(file),
+        )
         config = read_config(source / CONFIG)
         if config.platform == "ensemble" or (config.backend in have and config.backend != "python"):
             found[source.name] = "served by tritonserver"
@@ -151,19 +180,29 @@ def _put_behind_shim(config: Any, record: DeploymentRecord, source: Path, target
         each.kind = pb.ModelInstanceGroup.KIND_CPU
     for each in config.input:
         each.allow_ragged_batch = False
-    add_shim_parameters(config, source / "1", "artifact" if source.name == record.engine else "preprocessing")
+    add_shim_parameters(
+        config, source / "1", "artifact" if source.name == record.engine else "preprocessing"
+    )
     config.parameters["python"].string_value = sys.executable
     inherited = os.environ.get("PYTHONPATH")  # the server starts the interpreter without it
     own = str(Path(optpipe.__file__).parents[1])
     config.parameters["path"].string_value = f"{own}{os.pathsep}{inherited}" if inherited else own
-    config.parameters["options"].string_value = json.dumps(dict(record.options) if source.name == record.engine else {})
+    config.parameters["options"].string_value = json.dumps(
+        dict(record.options) if source.name == record.engine else {}
+    )
     write_config(config, target)
     for name, file in SHIM.items():
         (target / "1" / name).unlink(missing_ok=True)
         (target / "1" / name).symlink_to(file)
 
 
-def ask(client: Client, model: str, inputs: Mapping[str, np.ndarray], outputs: Sequence[str], classes: int = 0) -> Any:
+def ask(
+    client: Client,
+    model: str,
+    inputs: Mapping[str, np.ndarray],
+    outputs: Sequence[str],
+    classes: int = 0,
+) -> Any:
     """Sends one request; `classes` requests that many labels instead of the tensor. Raises StageError if it fails."""
     wanted = [client[0].InferRequestedOutput(name, class_count=classes) for name in outputs]
     return infer(client, model, prepare_inputs(client[0], inputs), outputs=wanted)
@@ -191,7 +230,11 @@ def prepare_inputs(module: Any, arrays: Mapping[str, np.ndarray]) -> list[Any]:
     """The inputs of a request for `tritonclient.grpc` or `tritonclient.http`."""
     found = []
     for name, array in arrays.items():
-        found.append(module.InferInput(name, list(array.shape), TYPES[str(array.dtype)].removeprefix("TYPE_")))
+        found.append(
+            module.InferInput(
+                name, list(array.shape), TYPES[str(array.dtype)].removeprefix("TYPE_")
+            )
+        )
         found[-1].set_data_from_numpy(array)
     return found
 
@@ -243,14 +286,21 @@ def send_requests(
 
 def open_client(protocol: str, place: str, *, secure: bool = False) -> Client:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the error names a failed handshake
-    module, trusted = import_module(f"tritonclient.{protocol}"), (os.environ.get("SSL_CERT_FILE") if secure else None)
+    module, trusted = (
+        import_module(f"tritonclient.{protocol}"),
+        (os.environ.get("SSL_CERT_FILE") if secure else None),
+    )
     if trusted:
         try:
             create_default_context(cafile=trusted)
         except OSError as error:
-            raise BadInputError(f"SSL_CERT_FILE={trusted}: not a PEM file of certificates: {error}") from error
+            raise BadInputError(
+                f"SSL_CERT_FILE={trusted}: not a PEM file of certificates: {error}"
+            ) from error
     if protocol == "grpc":
-        return module, module.InferenceServerClient(place, ssl=secure, root_certificates=trusted or None)
+        return module, module.InferenceServerClient(
+            place, ssl=secure, root_certificates=trusted or None
+        )
     limits = {"connection_timeout": REQUEST_LIMIT_S, "network_timeout": REQUEST_LIMIT_S}
     options = {"ca_certs": trusted} if trusted else None
     return module, module.InferenceServerClient(place, ssl=secure, ssl_options=options, **limits)
@@ -267,7 +317,9 @@ def replay(
     for each in asked:
         begun, sent = monotonic(), sent + 1
         try:
-            same, error, version = _compare(checked, client, f"{model} over {protocol}, request {sent}", each)
+            same, error, version = _compare(
+                checked, client, f"{model} over {protocol}, request {sent}", each
+            )
         except GateError as problem:
             wrong.append(str(problem))
         except StageError as problem:
@@ -280,7 +332,10 @@ def replay(
     predictions = None if asked[0].prediction is None else right
     verdict = Verdict.FAIL if wrong else Verdict.INCONCLUSIVE if failed else Verdict.PASS
     why = wrong[0] if wrong else predictions or f"relative error at most {worst:.2g}"
-    judged = [judge_failed(f"answers.{model}", sent, failed), CriterionResult(f"outputs.{model}", verdict, why)]
+    judged = [
+        judge_failed(f"answers.{model}", sent, failed),
+        CriterionResult(f"outputs.{model}", verdict, why),
+    ]
     if versions:
         verdict = Verdict.PASS if list(versions) == [VERSION] else Verdict.FAIL
         why = f"version {', '.join(versions)} answers; version {VERSION} was deployed"
@@ -295,7 +350,9 @@ def judge_failed(name: str, sent: int, failed: Sequence[str]) -> CriterionResult
     return CriterionResult(name, Verdict.PASS, f"{sent:,} of {sent:,} requests")
 
 
-def _compare(checked: CheckedDeployment, client: Client, where: str, each: Expected) -> tuple[bool, float, str]:
+def _compare(
+    checked: CheckedDeployment, client: Client, where: str, each: Expected
+) -> tuple[bool, float, str]:
     """Whether the outputs equal the artifact's to the bit, their largest relative error, and the version that answered.
 
     Raises GateError if an output, a class or a label is not the signed-off one, StageError if the server refuses the request.
@@ -312,10 +369,16 @@ def _compare(checked: CheckedDeployment, client: Client, where: str, each: Expec
         _judge_label(record, client, where, each, names[0], got[names[0]])
     response = answer.get_response()
     version = response["model_version"] if isinstance(response, dict) else response.model_version
-    return all(got[name].tobytes() == each.outputs[name].tobytes() for name in each.outputs), worst, version
+    return (
+        all(got[name].tobytes() == each.outputs[name].tobytes() for name in each.outputs),
+        worst,
+        version,
+    )
 
 
-def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got: np.ndarray | None) -> float:
+def _judge(
+    record: DeploymentRecord, where: str, each: Expected, name: str, got: np.ndarray | None
+) -> float:
     """The relative error against the artifact's output, or else the source's. Raises GateError if it is too large."""
     want = each.outputs.get(name, each.source.get(name, got))
     if got is None or want is None or got.shape != want.shape or got.dtype != want.dtype:
@@ -331,7 +394,9 @@ def _judge(record: DeploymentRecord, where: str, each: Expected, name: str, got:
         beside = compute_output_error(name, each.source[name], got)
         if beside.relative > record.tolerance:
             problem = f"{where}: output '{name}' differs from the source model's"
-            raise GateError(f"{problem}: relative error {beside.relative:.2g} exceeds {record.tolerance:g}")
+            raise GateError(
+                f"{problem}: relative error {beside.relative:.2g} exceeds {record.tolerance:g}"
+            )
     return error.relative
 
 
@@ -341,10 +406,19 @@ def _judge_label(
     """Raises GateError if the class or its label is not the signed-off one."""
     best = int(got.reshape(len(got), -1).argmax(axis=1)[0])
     if best != each.prediction:
-        raise GateError(f"{where}: predicts class {best}, the signed-off prediction is {each.prediction}")
+        raise GateError(
+            f"{where}: predicts class {best}, the signed-off prediction is {each.prediction}"
+        )
     if not record.labels:
         return
-    told = ask(client, each.model, each.inputs, [name], classes=1).as_numpy(name).reshape(-1)[0].decode()
+    told = (
+        ask(client, each.model, each.inputs, [name], classes=1)
+        .as_numpy(name)
+        .reshape(-1)[0]
+        .decode()
+    )
     _, index, label = told.split(":", 2)
     if int(index) != best or label != record.labels[best]:
-        raise GateError(f"{where}: class {index} is labeled '{label}', but '{record.labels[best]}' in the model card")
+        raise GateError(
+            f"{where}: class {index} is labeled '{label}', but '{record.labels[best]}' in the model card"
+        )

@@ -40,7 +40,14 @@ from optpipe.workspace.store import Store
 
 NEEDED = ("numpy", "msgspec", "typing_extensions")
 """Packages of the worker other than the runtime."""
-RUNTIMES = ("numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt-cu13", "tensorrt-rtx-cu13", "torch")
+RUNTIMES = (
+    "numpy",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "tensorrt-cu13",
+    "tensorrt-rtx-cu13",
+    "torch",
+)
 """Packages that decide outputs and latency, under all names of their distributions."""
 MIN_SECONDS, MAX_SECONDS = 0.5, 10.0
 """Each process measures the load for so long."""
@@ -77,7 +84,11 @@ def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) 
     # link only optpipe: site-packages would bring this environment's runtime along
     if not (source / "optpipe").exists():
         (source / "optpipe").symlink_to(Path(optpipe.__file__).parent)
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONHOME", "VIRTUAL_ENV")
+    }
     inherited = [kept["PYTHONPATH"]] if path is None and "PYTHONPATH" in kept else []
     environment = {**kept, "PYTHONPATH": os.pathsep.join([str(source), *inherited])}
     facts = ask_python(Path(program), _PROBE, environment, "--python", NEEDED, list(packages))
@@ -89,20 +100,27 @@ def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) 
 
 
 def outputs_of_interpreter(
-    interpreter: Interpreter, build: SignedBuild, inputs: Mapping[str, np.ndarray], options: Mapping[str, object]
+    interpreter: Interpreter,
+    build: SignedBuild,
+    inputs: Mapping[str, np.ndarray],
+    options: Mapping[str, object],
 ) -> dict[str, np.ndarray]:
     """The outputs by name, (samples, ...). Raises StageError with the interpreter's reason."""
     words = ("artifact", str(build.artifact.path), line_from_record(options).decode())
     outputs, runs = build.card.outputs, []
     try:
-        with FrameProcess(*words, program=interpreter.program, environment=interpreter.environment) as process:
+        with FrameProcess(
+            *words, program=interpreter.program, environment=interpreter.environment
+        ) as process:
             process.receive()
             for batch, count in split_batches(build.card, inputs):
                 process.send({"more": False}, batch)
                 runs.append(rows_from_outputs(outputs, process.receive()[1], count))
     except StageError as error:
         raise StageError(f"the artifact does not run in this environment: {error}") from error
-    return {each.name: join_batches(each.name, [run[each.name] for run in runs]) for each in outputs}
+    return {
+        each.name: join_batches(each.name, [run[each.name] for run in runs]) for each in outputs
+    }
 
 
 def list_output_changes(
@@ -122,11 +140,18 @@ def list_output_changes(
             best = [each.reshape(len(each), -1).argmax(axis=1) for each in (before, after)]
             predictions = int((best[0] != best[1]).sum())
         error = compute_output_error(name, before, after)
-        yield OutputChange(name, before.size, int(changed.sum()), first, error.relative, predictions)
+        yield OutputChange(
+            name, before.size, int(changed.sum()), first, error.relative, predictions
+        )
 
 
 def recheck(
-    build: SignedBuild, python: Path, rounds: int, max_slowdown: float, store: Store, listener: Listener
+    build: SignedBuild,
+    python: Path,
+    rounds: int,
+    max_slowdown: float,
+    store: Store,
+    listener: Listener,
 ) -> RecheckRecord:
     """Compares this environment with that of `python`.
 
@@ -138,18 +163,30 @@ def recheck(
         raise MissingError(f"artifact {build.artifact.id} cannot be measured here: {blocker}")
     groups = [group for group in group_processes(build.measured) if group.load.rate_per_s is None]
     if not groups:
-        raise BadInputError(f"{build.folder} has no measurement of a closed loop; measure one, sign off, then recheck")
+        raise BadInputError(
+            f"{build.folder} has no measurement of a closed loop; measure one, sign off, then recheck"
+        )
     # a well measured load; of several the newest
     group = max(reversed(groups), key=lambda each: min(each.count_processes(), MIN_VALUES))
-    load = replace(group.load, min_seconds=MIN_SECONDS, max_seconds=MAX_SECONDS, percentile=50.0, cache_probes=0)
+    load = replace(
+        group.load,
+        min_seconds=MIN_SECONDS,
+        max_seconds=MAX_SECONDS,
+        percentile=50.0,
+        cache_probes=0,
+    )
     with store.scratch("recheck") as scratch:
         signed = group.newest.environment
         names = sorted({*signed.packages, *RUNTIMES})
         old, new = (open_interpreter(each, names, scratch) for each in (None, python))
         package = BACKENDS[info.backend].package
-        changes = _list_version_changes(dict(signed.packages) | {"python": signed.python}, old.versions, package)
+        changes = _list_version_changes(
+            dict(signed.packages) | {"python": signed.python}, old.versions, package
+        )
         for name, (then, now) in changes.items():
-            listener.warn(f"the old side is not the dossier's environment: {name} {now}, the dossier has {then}")
+            listener.warn(
+                f"the old side is not the dossier's environment: {name} {now}, the dossier has {then}"
+            )
         with listener.step("outputs"):
             outputs = _compare_outputs(build, old, new, group)
         old_pool = WorkerPool(scratch / "old", python=old.program, environment=old.environment)
@@ -159,10 +196,16 @@ def recheck(
             baseline = replace(contender, pool=old_pool)
             for subject in (baseline, contender):
                 subject.expect(rounds)
-            with listener.step(f"{load}, {rounds} rounds or up to {MAX_ROUND_FACTOR} times as many", rounds) as step:
-                ratio = compare_environments(baseline, contender, load, rounds, randbits(32), step.advance)
+            with listener.step(
+                f"{load}, {rounds} rounds or up to {MAX_ROUND_FACTOR} times as many", rounds
+            ) as step:
+                ratio = compare_environments(
+                    baseline, contender, load, rounds, randbits(32), step.advance
+                )
     needed = count_rounds_to_settle(ratio, max_slowdown)
-    verdict, reasons = judge_recheck(outputs, ratio, needed, TOLERATED_RELATIVE_ERROR[info.precision], max_slowdown)
+    verdict, reasons = judge_recheck(
+        outputs, ratio, needed, TOLERATED_RELATIVE_ERROR[info.precision], max_slowdown
+    )
     return RecheckRecord(
         dossier=build.reference.name,
         artifact=build.artifact.id,
@@ -178,18 +221,26 @@ def recheck(
 
 
 def judge_recheck(
-    outputs: Sequence[OutputChange], latency: Ratio, rounds_to_settle: int, tolerance: float, max_slowdown: float
+    outputs: Sequence[OutputChange],
+    latency: Ratio,
+    rounds_to_settle: int,
+    tolerance: float,
+    max_slowdown: float,
 ) -> tuple[Verdict, tuple[str, ...]]:
     """FAIL for outputs beyond the tolerance, other predictions, or a proven slowdown; PASS if all are excluded."""
     failed, open_points, seen = [], [], []
     for each in outputs:
         if each.relative_error > tolerance:
-            failed.append(f"output '{each.name}': relative error {each.relative_error:.2g} exceeds {tolerance:g}")
+            failed.append(
+                f"output '{each.name}': relative error {each.relative_error:.2g} exceeds {tolerance:g}"
+            )
         if each.predictions_changed:
             failed.append(f"output '{each.name}': {each.predictions_changed} predictions changed")
         if each.changed:
             at = f", the first at {list(each.first_changed)}" if each.first_changed else ""
-            seen.append(f"output '{each.name}': {each.changed:,} of {each.values:,} values changed{at}")
+            seen.append(
+                f"output '{each.name}': {each.changed:,} of {each.values:,} values changed{at}"
+            )
     text = f"p50 is {format_ratio(latency)}"
     if latency.change is Change.SLOWER:
         failed.append(f"slower: {text}")
@@ -202,9 +253,13 @@ def judge_recheck(
     return verdict, (*failed, *open_points, *seen)
 
 
-def _list_version_changes(old: Mapping[str, str], new: Mapping[str, str], runtime: str) -> dict[str, tuple[str, str]]:
+def _list_version_changes(
+    old: Mapping[str, str], new: Mapping[str, str], runtime: str
+) -> dict[str, tuple[str, str]]:
     """Packages whose versions differ; of those that one side lacks only the runtime's."""
-    of_runtime = {name for name in RUNTIMES if name.removesuffix("-gpu") == runtime.removesuffix("-gpu")}
+    of_runtime = {
+        name for name in RUNTIMES if name.removesuffix("-gpu") == runtime.removesuffix("-gpu")
+    }
     names = (set(old) & set(new)) | of_runtime
     changed = (name for name in sorted(names) if old.get(name) != new.get(name))
     return {name: (old.get(name, "none"), new.get(name, "none")) for name in changed}
@@ -213,18 +268,30 @@ def _list_version_changes(old: Mapping[str, str], new: Mapping[str, str], runtim
 def _compare_outputs(
     build: SignedBuild, old: Interpreter, new: Interpreter, group: ProcessGroup
 ) -> tuple[OutputChange, ...]:
-    known, options = reference_from_file(build.samples.file(REFERENCE)), group.newest.measurement.subject.options
-    before, after = (outputs_of_interpreter(each, build, known.inputs, options) for each in (old, new))
+    known, options = (
+        reference_from_file(build.samples.file(REFERENCE)),
+        group.newest.measurement.subject.options,
+    )
+    before, after = (
+        outputs_of_interpreter(each, build, known.inputs, options) for each in (old, new)
+    )
     classifies = build.card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION)
     return tuple(list_output_changes(before, after, classifies=classifies))
 
 
 def _prepare(
-    build: SignedBuild, group: ProcessGroup, load: LoadSpec, store: Store, pool: WorkerPool, scratch: Path
+    build: SignedBuild,
+    group: ProcessGroup,
+    load: LoadSpec,
+    store: Store,
+    pool: WorkerPool,
+    scratch: Path,
 ) -> TrialSubject:
     model = store.find(build.artifact.manifest.parents[0], ModelInfo)
     artifact = StoredArtifact(build.artifact, build.card, model, build.samples)
-    found = prepare_subject(artifact, BenchPlan(load), store, pool, scratch / "inputs", scratch / "run", load.length)
+    found = prepare_subject(
+        artifact, BenchPlan(load), store, pool, scratch / "inputs", scratch / "run", load.length
+    )
     arguments = {**found.session.arguments, "workspace": str(store.workspace.absolute())}
     options = group.newest.measurement.subject.options
     return replace(found, session=replace(found.session, arguments=arguments)).with_options(options)

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 from optpipe.core.entries import Environment
 from optpipe.core.verdict import CriterionResult, Verdict
-from optpipe.report.document import TONES, Document, Sentence, Table, Tone, figure_columns, make_document, make_table
+from optpipe.report.document import (
+    TONES,
+    Document,
+    Sentence,
+    Table,
+    Tone,
+    figure_columns,
+    make_document,
+    make_table,
+)
 from optpipe.stats.ratio import Ratio
 
 DEPLOYMENT = "deployment.json"
@@ -151,7 +160,9 @@ def document_from_deployment(found: DeployResult) -> Document:
     built = f"{record.model}: {record.backend} {record.precision} ({record.device})"
     prove = shlex.join(["optpipe", "deploy", "--check", found.folder, "--prove"])
     because = f"deployed on {dossier.verdict} because: {dossier.because}"
-    without = f"not set, because Triton's backend has no such setting: {', '.join(record.not_carried)}"
+    without = (
+        f"not set, because Triton's backend has no such setting: {', '.join(record.not_carried)}"
+    )
     choices = [(each.setting, each.value, each.source) for each in record.choices]
     return make_document(
         [
@@ -160,10 +171,15 @@ def document_from_deployment(found: DeployResult) -> Document:
             make_table(("setting", "value", "from"), choices),
             Sentence(without, Tone.DOUBTFUL) if record.not_carried else None,
             Sentence(f"passport: {record.triton}", Tone.FAINT) if to_server else None,
-            *(Sentence(each, Tone.DOUBTFUL, "differs from the evidence") for each in found.differences),
+            *(
+                Sentence(each, Tone.DOUBTFUL, "differs from the evidence")
+                for each in found.differences
+            ),
             *(_describe_proof(found.proof) if found.proof else ()),
             Sentence(found.folder, Tone.STRONG, "deployment"),
-            Sentence(prove, Tone.FAINT, "prove it on a server") if found.proof is None and to_server else None,
+            Sentence(prove, Tone.FAINT, "prove it on a server")
+            if found.proof is None and to_server
+            else None,
         ]
     )
 
@@ -174,16 +190,29 @@ def _describe_proof(proof: ProofRecord) -> Iterator[Sentence | Table]:
     rows = []
     for each in proof.comparisons:
         error = "0" if each.relative_error == 0 else f"{each.relative_error:.1e}"
-        rows.append((each.model, each.protocol, str(each.requests), str(each.equal_bits), error, each.predictions))
+        rows.append(
+            (
+                each.model,
+                each.protocol,
+                str(each.requests),
+                str(each.equal_bits),
+                error,
+                each.predictions,
+            )
+        )
     figures = figure_columns("requests", "bit-identical", "largest error")
     yield make_table(["model", "protocol", *figures, "predictions"], rows)
-    yield from (Sentence(f"{model}: {proven}", Tone.FAINT) for model, proven in proof.models.items())
+    yield from (
+        Sentence(f"{model}: {proven}", Tone.FAINT) for model, proven in proof.models.items()
+    )
     yield from (Sentence(each, Tone.DOUBTFUL) for each in proof.notes)
 
 
 def format_ratio(latency: Ratio) -> str:
     low, high = latency.ci
-    return f"{latency.value:.3f} times the old ([{low:.3f}, {high:.3f}] at {latency.confidence:.0%})"
+    return (
+        f"{latency.value:.3f} times the old ([{low:.3f}, {high:.3f}] at {latency.confidence:.0%})"
+    )
 
 
 def document_from_recheck(found: RecheckRecord) -> Document:
@@ -198,8 +227,12 @@ def document_from_recheck(found: RecheckRecord) -> Document:
     return make_document(
         [
             Sentence(str(found.dossier), TONES[found.verdict], found.verdict, found.reasons),
-            make_table(("changed", "old", "new"), versions) if versions else Sentence("versions: nothing changed"),
+            make_table(("changed", "old", "new"), versions)
+            if versions
+            else Sentence("versions: nothing changed"),
             *map(Sentence, outputs),
-            Sentence(f"latency p50, {found.load}: {format_ratio(latency)}, {latency.change}; {turns}"),
+            Sentence(
+                f"latency p50, {found.load}: {format_ratio(latency)}, {latency.change}; {turns}"
+            ),
         ]
     )

@@ -72,16 +72,30 @@ def choose_settings(build: SignedBuild) -> Settings:
     valid = [group for group in every if group.valid]
     length = max((group.load.length or 0 for group in valid), default=0) or None
     groups = [group for group in valid if group.load.length == length]
-    options = dict(every[-1].newest.measurement.subject.options) if every else dict(build.artifact.info.options)
+    options = (
+        dict(every[-1].newest.measurement.subject.options)
+        if every
+        else dict(build.artifact.info.options)
+    )
     limiting = [each for each in build.policy.criteria if each.section == "latency"]
-    limits = [(each, float(each.threshold)) for each in limiting if each.where.length in (None, length)]
+    limits = [
+        (each, float(each.threshold)) for each in limiting if each.where.length in (None, length)
+    ]
     limit = min(limits, key=lambda each: each[1], default=None)
     low, _, high = build.card.batch_range
     choice = Choice("instance_group.count", "1", "--tune measures more instances on the server")
-    batched = {each.batch for each in build.card.inputs} | {each.batch for each in build.card.outputs} == {0}
+    batched = {each.batch for each in build.card.inputs} | {
+        each.batch for each in build.card.outputs
+    } == {0}
     if not batched or low > 1:
-        why = "the model has no batch axis" if high == 1 else f"the build takes batches of {low} to {high} only"
-        fixed = Choice("max_batch_size", "0", f"{why}: shapes are written whole, and no batches are formed")
+        why = (
+            "the model has no batch axis"
+            if high == 1
+            else f"the build takes batches of {low} to {high} only"
+        )
+        fixed = Choice(
+            "max_batch_size", "0", f"{why}: shapes are written whole, and no batches are formed"
+        )
         return Settings(0, 0, options, (fixed, choice))
     points = _list_points(groups, limit[0].metric if limit else None)
     size, why = _choose_max_batch(points, limit, high)
@@ -102,16 +116,24 @@ def format_options(options: Options) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(options.items())) or "none"
 
 
-def _list_points(groups: Sequence[ProcessGroup], limited: str | None) -> list[tuple[ProcessGroup, float]]:
+def _list_points(
+    groups: Sequence[ProcessGroup], limited: str | None
+) -> list[tuple[ProcessGroup, float]]:
     """Single-stream measurements, without waits in a queue, by batch size, with the upper bound of their latency in ns.
 
     The latency is `limited`, otherwise p99 or p50.
     """
     found = {}
     for group in groups:
-        latency = group.estimate(limited or "p99", 0.95) or (None if limited else group.estimate("p50", 0.95))
+        latency = group.estimate(limited or "p99", 0.95) or (
+            None if limited else group.estimate("p50", 0.95)
+        )
         rate = group.estimate("throughput", 0.95)
-        if group.load.scenario is Scenario.SINGLE_STREAM and latency is not None and rate is not None:
+        if (
+            group.load.scenario is Scenario.SINGLE_STREAM
+            and latency is not None
+            and rate is not None
+        ):
             found[group.load.batch_size] = group, latency.bounds[1]
     return [found[size] for size in sorted(found)]
 
@@ -124,7 +146,10 @@ def _choose_max_batch(
     points: Sequence[tuple[ProcessGroup, float]], limit: tuple[Criterion, float] | None, high: int
 ) -> tuple[int, str]:
     if not points and limit:
-        return 1, f"{NOT_MEASURED} of {limit[0].metric}, which the policy limits: no batches are formed"
+        return (
+            1,
+            f"{NOT_MEASURED} of {limit[0].metric}, which the policy limits: no batches are formed",
+        )
     if not points:
         return high, f"{NOT_MEASURED}: the largest batch of the build's profile"
     inside = [each for each in points if limit is None or each[1] <= limit[1]]
@@ -142,7 +167,11 @@ def _choose_delay(
     known: Sequence[tuple[ProcessGroup, float]], limit: tuple[Criterion, float] | None
 ) -> tuple[int, str]:
     if limit is None or not known:
-        why = "the policy has no latency limit" if limit is None else "no single-stream latency was measured"
+        why = (
+            "the policy has no latency limit"
+            if limit is None
+            else "no single-stream latency was measured"
+        )
         return 0, f"{why}: no request waits for others"
     criterion, limit_ns = limit
     group, latency_ns = known[-1]
@@ -160,7 +189,9 @@ SHIM = {"model.py": _FOLDER / "triton_model.py", "optpipe_frames.py": _FOLDER / 
 """Files of a model on Triton's Python backend."""
 
 
-def write_deployment(build: SignedBuild, output: Path, store: Store, target: Literal["triton", "folder"]) -> None:
+def write_deployment(
+    build: SignedBuild, output: Path, store: Store, target: Literal["triton", "folder"]
+) -> None:
     """Writes everything in one step: `output` is complete or does not exist.
 
     Raises BadInputError if `output` exists, and for an artifact that needs other files or has no loader for a folder.
@@ -177,14 +208,18 @@ def write_deployment(build: SignedBuild, output: Path, store: Store, target: Lit
             record = _write_folder(build, record, serving, scratch)
         else:
             name, models = build.card.name, scratch / MODELS
-            record = replace(record, engine=f"{name}_engine", preprocessing=f"{name}_preprocess", ensemble=name)
+            record = replace(
+                record, engine=f"{name}_engine", preprocessing=f"{name}_preprocess", ensemble=name
+            )
             engine = _write_engine(build, record, serving, settings, known, models / record.engine)
             choices = [*settings.choices, engine]
             if build.preprocessing is None:
                 record = replace(record, preprocessing=None, ensemble=None)
             else:
                 pictures = [scratch / REQUESTS / name for name in images]
-                choices += _write_preprocessing(build, settings, pictures, models / f"{name}_preprocess")
+                choices += _write_preprocessing(
+                    build, settings, pictures, models / f"{name}_preprocess"
+                )
                 _write_ensemble(build, record, serving, settings, models / name)
             record = replace(record, choices=tuple(choices))
         write_card(build, scratch / CARD)
@@ -231,7 +266,9 @@ def describe_deployment(
     )
 
 
-def write_requests(build: SignedBuild, images: Mapping[str, tuple[Path, int | None]], folder: Path) -> Reference:
+def write_requests(
+    build: SignedBuild, images: Mapping[str, tuple[Path, int | None]], folder: Path
+) -> Reference:
     """Writes the requests of a proof: reference inputs with the source model's outputs, and signed-off images."""
     known = reference_from_file(build.samples.file(REFERENCE))
     by_boxes = build.verification.info.by_boxes if build.verification else ()
@@ -257,7 +294,12 @@ def copy_artifact(build: SignedBuild, folder: Path) -> None:
 
 
 def _write_engine(
-    build: SignedBuild, record: DeploymentRecord, serving: Serving, settings: Settings, known: Reference, folder: Path
+    build: SignedBuild,
+    record: DeploymentRecord,
+    serving: Serving,
+    settings: Settings,
+    known: Reference,
+    folder: Path,
 ) -> Choice:
     """Writes the artifact as a Triton model and returns its warm-up: rows of the reference.
 
@@ -265,7 +307,9 @@ def _write_engine(
     """
     pb, info = require_tritonclient(), build.artifact.info
     copy_artifact(build, folder / "1")
-    inputs, outputs = describe_tensors(build.card, batched=settings.max_batch_size > 0, by_position=serving.by_position)
+    inputs, outputs = describe_tensors(
+        build.card, batched=settings.max_batch_size > 0, by_position=serving.by_position
+    )
     config = pb.ModelConfig(name=folder.name, max_batch_size=settings.max_batch_size)
     config.backend, config.platform = serving.triton_backend, serving.platform
     if serving.own_session:
@@ -274,7 +318,9 @@ def _write_engine(
         add_shim_parameters(config, Path("$$TRITON_MODEL_DIRECTORY/1"), "artifact")
     else:
         config.default_model_filename = info.file
-    config.parameters["artifact_sha256"].string_value = record.artifact_sha256  # tells a live check what is loaded
+    config.parameters[
+        "artifact_sha256"
+    ].string_value = record.artifact_sha256  # tells a live check what is loaded
     fill_tensors(config, inputs, outputs)
     _write_labels(record, config, folder)
     kind = "KIND_GPU" if info.device == "cuda" else "KIND_CPU"
@@ -286,7 +332,11 @@ def _write_engine(
     if serving.cuda_graph:
         config.optimization.cuda.graphs = True
     largest = settings.max_batch_size
-    captured = list_captured_sizes(largest) if largest and serving.own_session and info.device == "cuda" else ()
+    captured = (
+        list_captured_sizes(largest)
+        if largest and serving.own_session and info.device == "cuda"
+        else ()
+    )
     sizes = sorted({1, largest, *captured}) if largest else [0]
     for size in sizes:
         given = []
@@ -296,7 +346,11 @@ def _write_engine(
             given.append((replace(each, shape=row.shape[1:] if size else row.shape), row.tobytes()))
         add_warm_up(config, folder, f"batch {size}" if size else "one request", size, given)
     write_config(config, folder)
-    return Choice(f"{folder.name} warm-up", ", ".join(map(str, sizes)), f"rows of the reference inputs ({REFERENCE})")
+    return Choice(
+        f"{folder.name} warm-up",
+        ", ".join(map(str, sizes)),
+        f"rows of the reference inputs ({REFERENCE})",
+    )
 
 
 def add_shim_parameters(config: Any, folder: Path, kind: str) -> None:
@@ -313,10 +367,14 @@ def _set_batching(config: Any, settings: Settings) -> None:
 def _write_labels(record: DeploymentRecord, config: Any, folder: Path) -> None:
     if record.labels:
         config.output[0].label_filename = LABELS
-        (folder / LABELS).write_text("".join(f"{each}\n" for each in record.labels), encoding="utf-8")
+        (folder / LABELS).write_text(
+            "".join(f"{each}\n" for each in record.labels), encoding="utf-8"
+        )
 
 
-def _write_preprocessing(build: SignedBuild, settings: Settings, images: Sequence[Path], folder: Path) -> list[Choice]:
+def _write_preprocessing(
+    build: SignedBuild, settings: Settings, images: Sequence[Path], folder: Path
+) -> list[Choice]:
     pb, entry = require_tritonclient(), build.preprocessing
     assert entry is not None
     transform = build.card.transform
@@ -328,7 +386,9 @@ def _write_preprocessing(build: SignedBuild, settings: Settings, images: Sequenc
     size = min(plan.batch_size, settings.max_batch_size or plan.batch_size)
     config = pb.ModelConfig(name=folder.name, backend="dali", max_batch_size=size)
     config.input.add(name=DALI_INPUT, data_type=pb.TYPE_UINT8, dims=[-1], allow_ragged_batch=True)
-    fill_tensors(config, (), (TensorSpec(DALI_OUTPUT, transform.pack.dtype, tuple(transform.shape)),))
+    fill_tensors(
+        config, (), (TensorSpec(DALI_OUTPUT, transform.pack.dtype, tuple(transform.shape)),)
+    )
     kind = "KIND_GPU" if plan.device == "gpu" else "KIND_CPU"
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.Kind.Value(kind))
     _set_batching(config, settings)
@@ -339,8 +399,16 @@ def _write_preprocessing(build: SignedBuild, settings: Settings, images: Sequenc
     ]
     if images:
         content = images[0].read_bytes()
-        add_warm_up(config, folder, "one image", 1, [(TensorSpec(DALI_INPUT, "uint8", (len(content),)), content)])
-        choices.append(Choice(f"{folder.name} warm-up", "1", f"the image {images[0].name} of the evaluation"))
+        add_warm_up(
+            config,
+            folder,
+            "one image",
+            1,
+            [(TensorSpec(DALI_INPUT, "uint8", (len(content),)), content)],
+        )
+        choices.append(
+            Choice(f"{folder.name} warm-up", "1", f"the image {images[0].name} of the evaluation")
+        )
     write_config(config, folder)
     return choices
 
@@ -356,11 +424,15 @@ def _write_ensemble(
     inner = describe_tensors(build.card, batched=True, by_position=serving.by_position)
     _, outputs = describe_tensors(build.card, batched=True)
     assert build.preprocessing is not None
-    size = min(build.preprocessing.info.plan.batch_size, settings.max_batch_size)  # at most that of each step
+    size = min(
+        build.preprocessing.info.plan.batch_size, settings.max_batch_size
+    )  # at most that of each step
     config = pb.ModelConfig(name=folder.name, platform="ensemble", max_batch_size=size)
     fill_tensors(config, (TensorSpec(ENCODED, "uint8", (-1,)),), outputs)
     (folder / "1").mkdir(parents=True)
-    write_card(build, folder / "1" / CARD)  # Triton needs a version folder, and an empty one cannot be sealed
+    write_card(
+        build, folder / "1" / CARD
+    )  # Triton needs a version folder, and an empty one cannot be sealed
     _write_labels(record, config, folder)
     first = config.ensemble_scheduling.step.add(model_name=record.preprocessing, model_version=-1)
     first.input_map[DALI_INPUT], first.output_map[DALI_OUTPUT] = ENCODED, "preprocessed"
@@ -377,7 +449,9 @@ def write_card(build: SignedBuild, path: Path) -> None:
     write_bytes(path, json.dumps(card, indent=1).encode() + b"\n")
 
 
-def _write_folder(build: SignedBuild, record: DeploymentRecord, serving: Serving, folder: Path) -> DeploymentRecord:
+def _write_folder(
+    build: SignedBuild, record: DeploymentRecord, serving: Serving, folder: Path
+) -> DeploymentRecord:
     """Returns the record with the preprocessing. Raises BadInputError for a backend without a loader."""
     if serving.loader is None:
         problem = f"--to folder has no loader for artifacts of {build.artifact.info.backend}"
@@ -427,6 +501,8 @@ def _make_readme(build: SignedBuild, record: DeploymentRecord, image: str | None
         verdict=build.reference.verdict,
         because=f", deployed because: {build.reference.because}" if build.reference.because else "",
         calls=", `preprocess` makes them from encoded images" if build.preprocessing else "",
-        packages=" ".join(f"{name}=={version}" for name, version in record.environment.packages.items()),
+        packages=" ".join(
+            f"{name}=={version}" for name, version in record.environment.packages.items()
+        ),
         image=image,
     )

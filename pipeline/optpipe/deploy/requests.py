@@ -51,11 +51,18 @@ def list_expected(
         for each in requests:
             inputs = each.inputs
             if each.model != record.engine:
-                preprocess = preprocess or open_preprocessing(folder / MODELS / str(record.preprocessing) / "1")
-                inputs = {card.inputs[0].name: preprocess([{DALI_INPUT: inputs[ENCODED]}])[0][DALI_OUTPUT]}
+                preprocess = preprocess or open_preprocessing(
+                    folder / MODELS / str(record.preprocessing) / "1"
+                )
+                inputs = {
+                    card.inputs[0].name: preprocess([{DALI_INPUT: inputs[ENCODED]}])[0][DALI_OUTPUT]
+                }
             yield replace(each, outputs=engine([inputs])[0])
     elif recorded.is_file():
-        with read_as_user_file(recorded, "the outputs of a deployment"), np.load(recorded, allow_pickle=False) as found:
+        with (
+            read_as_user_file(recorded, "the outputs of a deployment"),
+            np.load(recorded, allow_pickle=False) as found,
+        ):
             for number, each in enumerate(requests):
                 names = [name for name in found.files if name.startswith(f"{number}:")]
                 yield replace(each, outputs={name.partition(":")[2]: found[name] for name in names})
@@ -85,7 +92,10 @@ def _list_requests(folder: Path, record: DeploymentRecord, card: ModelCard) -> I
     step = min(ROWS_AT_ONCE, batched) or count
     for start in range(0, count, step):
         part = slice(start, start + step)
-        inputs, outputs = ({name: each[part] for name, each in rows.items()} for rows in (known.inputs, known.outputs))
+        inputs, outputs = (
+            {name: each[part] for name, each in rows.items()}
+            for rows in (known.inputs, known.outputs)
+        )
         yield Expected(record.engine, inputs, outputs)
     lengths = {*(card.length_range or ())} if batched else set()
     for length in sorted(lengths - {read_length(card, known.inputs)}):

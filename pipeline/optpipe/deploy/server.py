@@ -28,9 +28,7 @@ SERVER_VARIABLE = "OPTPIPE_TRITON"
 READY_LIMIT_S = 120.0
 POLL_S = 0.1
 END_LIMIT_S = 15.0
-INSTALL = (
-    'uv venv -p 3.11 DIR && uv pip install -p DIR --no-deps nvidia-pytriton==0.7.0 "numpy<2"; then pass --server DIR'
-)
+INSTALL = 'uv venv -p 3.11 DIR && uv pip install -p DIR --no-deps nvidia-pytriton==0.7.0 "numpy<2"; then pass --server DIR'
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +47,16 @@ def find_server(wanted: str | None) -> ServerProgram:
     wanted = wanted or os.environ.get(SERVER_VARIABLE) or None
     if wanted is None:
         if (program := shutil.which("tritonserver")) is None:
-            raise MissingError(f"no tritonserver on PATH; use NVIDIA's container, or a bundled one: {INSTALL}")
+            raise MissingError(
+                f"no tritonserver on PATH; use NVIDIA's container, or a bundled one: {INSTALL}"
+            )
         return ServerProgram(program, dict(os.environ))
     found = find_python(Path(wanted), "--server")
-    return _describe_bundled(found) if found.name.startswith("python") else ServerProgram(str(found), dict(os.environ))
+    return (
+        _describe_bundled(found)
+        if found.name.startswith("python")
+        else ServerProgram(str(found), dict(os.environ))
+    )
 
 
 def find_python(path: Path, option: str) -> Path:
@@ -63,12 +67,16 @@ def find_python(path: Path, option: str) -> Path:
     raise BadInputError(f"{option} {path}: neither a program nor a Python environment")
 
 
-def ask_python(program: Path, source: str, environment: Mapping[str, str], option: str, *arguments: object) -> Any:
+def ask_python(
+    program: Path, source: str, environment: Mapping[str, str], option: str, *arguments: object
+) -> Any:
     """Runs `source` in an interpreter with `arguments` as JSON, and parses its output as JSON. Raises BadInputError."""
     command = [str(program), "-c", source, *map(json.dumps, arguments)]
     told = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if told.returncode != 0:
-        raise BadInputError(f"{option} {program}: the interpreter does not start: {escape(told.stderr.strip()[-200:])}")
+        raise BadInputError(
+            f"{option} {program}: the interpreter does not start: {escape(told.stderr.strip()[-200:])}"
+        )
     return json.loads(told.stdout)
 
 
@@ -85,14 +93,20 @@ print(json.dumps({"root": spec and spec.submodule_search_locations[0], "numpy": 
 
 
 def _describe_bundled(python: Path) -> ServerProgram:
-    plain = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME")
+    }
     facts = ask_python(python, _PROBE, plain, "--server")
     if facts["root"] is None:
         raise MissingError(f"{python} has no nvidia-pytriton, whose server is needed: {INSTALL}")
     if facts["numpy"] is None or int(facts["numpy"].split(".")[0]) >= 2:
         state = f"has NumPy {facts['numpy']}" if facts["numpy"] else "has no NumPy"
         problem = "the bundled server's Python stub needs numpy<2 and silently serves wrong tensors with NumPy 2"
-        raise BadInputError(f"{python} {state}: {problem}\ncreate a separate environment: {INSTALL}")
+        raise BadInputError(
+            f"{python} {state}: {problem}\ncreate a separate environment: {INSTALL}"
+        )
     root = Path(facts["root"]) / "tritonserver"
     stub = root / "python_backend_stubs" / facts["python"] / "triton_python_backend_stub"
     if not stub.is_file():
@@ -100,12 +114,22 @@ def _describe_bundled(python: Path) -> ServerProgram:
     libraries = Path(facts["libraries"])
     library = libraries / facts["library"]
     if not library.is_file():
-        problem = f"{python} has no shared libpython ({library}), which the bundled server's stub needs"
-        raise MissingError(f"{problem}: apt-get install libpython3-dev, or an interpreter of uv (uv python install)")
+        problem = (
+            f"{python} has no shared libpython ({library}), which the bundled server's stub needs"
+        )
+        raise MissingError(
+            f"{problem}: apt-get install libpython3-dev, or an interpreter of uv (uv python install)"
+        )
     shared = f"{libraries}:{root.parent.parent / 'nvidia_pytriton.libs'}"
-    environment = {**plain, "LD_LIBRARY_PATH": shared, "PATH": f"{python.parent}:{plain.get('PATH', '')}"}
+    environment = {
+        **plain,
+        "LD_LIBRARY_PATH": shared,
+        "PATH": f"{python.parent}:{plain.get('PATH', '')}",
+    }
     about = f", Python {facts['python']}, NumPy {facts['numpy']}"
-    return ServerProgram(str(root / "bin" / "tritonserver"), environment, about, stub, root / "backends")
+    return ServerProgram(
+        str(root / "bin" / "tritonserver"), environment, about, stub, root / "backends"
+    )
 
 
 def list_backends(program: ServerProgram) -> tuple[str, ...]:
@@ -127,7 +151,10 @@ def run_server(
     command = [
         program.program,
         f"--model-repository={repository}",
-        *(f"--{kind}-port={port}" for kind, port in zip(("http", "grpc", "metrics"), ports, strict=True)),
+        *(
+            f"--{kind}-port={port}"
+            for kind, port in zip(("http", "grpc", "metrics"), ports, strict=True)
+        ),
         *(f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")),
         "--exit-timeout-secs=5",
     ]
@@ -145,7 +172,9 @@ def run_server(
         except StageError as error:
             if process.poll() is None:
                 raise
-            raise StageError(f"tritonserver died (exit status {process.returncode}): {read_reason(log)}") from error
+            raise StageError(
+                f"tritonserver died (exit status {process.returncode}): {read_reason(log)}"
+            ) from error
 
 
 def _arrange_backends(program: ServerProgram, scratch: Path) -> Path:
@@ -165,8 +194,13 @@ def _await_ready(process: "subprocess.Popen[bytes]", http: str, log: Path, limit
     until = monotonic() + limit_s
     while monotonic() < until:
         if process.poll() is not None:
-            raise StageError(f"tritonserver did not start (exit status {process.returncode}): {read_reason(log)}")
-        with suppress(URLError, OSError), urlopen(f"http://{http}/v2/health/ready", timeout=2) as answer:
+            raise StageError(
+                f"tritonserver did not start (exit status {process.returncode}): {read_reason(log)}"
+            )
+        with (
+            suppress(URLError, OSError),
+            urlopen(f"http://{http}/v2/health/ready", timeout=2) as answer,
+        ):
             if answer.status == 200:
                 return
         sleep(POLL_S)
@@ -186,5 +220,9 @@ def read_reason(log: Path) -> str:
         found = [match[1] for line in lines if (match := pattern.search(line))]
         if found := [each for each in found if not _ABOUT_NO_GPU.search(each)]:
             return escape(found[0].strip())[:300]
-    last = re.sub(r'^[IWE]\d{4} .*?\] "?(.*?)"?$', r"\1", lines[-1].strip()) if lines else "it wrote nothing"
+    last = (
+        re.sub(r'^[IWE]\d{4} .*?\] "?(.*?)"?$', r"\1", lines[-1].strip())
+        if lines
+        else "it wrote nothing"
+    )
     return escape(last)[:300]

@@ -41,7 +41,10 @@ class FrameProcess:
     """This module in a process that answers frames; it is killed at the end of the block."""
 
     def __init__(
-        self, *words: str, program: str = sys.executable, environment: Mapping[str, str] | None = None
+        self,
+        *words: str,
+        program: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._log = TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
@@ -70,7 +73,10 @@ class FrameProcess:
     def receive(self) -> tuple[Mapping[str, Any], dict[str, np.ndarray]]:
         """The next frame. Raises StageError if it is an error, or the process has ended."""
         assert self._process.stdout is not None
-        header, arrays = read_frame(self._process.stdout) or ({"error": self._read_last_words()}, {})
+        header, arrays = read_frame(self._process.stdout) or (
+            {"error": self._read_last_words()},
+            {},
+        )
         if problem := header.get("fatal") or header.get("error"):
             raise StageError(problem)
         return header, arrays
@@ -90,7 +96,11 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # keep output of libraries out of the answers
     try:
-        answer = open_artifact(folder, options, largest) if kind == "artifact" else open_preprocessing(folder)
+        answer = (
+            open_artifact(folder, options, largest)
+            if kind == "artifact"
+            else open_preprocessing(folder)
+        )
     except OptpipeError as error:
         write_frame(out, {"fatal": str(error)}, {})
         return
@@ -117,13 +127,18 @@ def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) ->
     captured = CapturedSession(session, largest) if largest and can_capture(session) else None
 
     def answer(batch: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
-        given = [_take_inputs(each, [(spec.name, spec.dtype) for spec in session.inputs]) for each in batch]
+        given = [
+            _take_inputs(each, [(spec.name, spec.dtype) for spec in session.inputs])
+            for each in batch
+        ]
         if captured is not None:
             outputs = captured.run(given)
         elif len(given) == 1:
             return [session.run(given[0])]
         else:
-            outputs = session.run({name: np.concatenate([each[name] for each in given]) for name in given[0]})
+            outputs = session.run(
+                {name: np.concatenate([each[name] for each in given]) for name in given[0]}
+            )
         ends = np.cumsum([len(next(iter(each.values()))) for each in given])[:-1]
         parts = {name: np.split(array, ends) for name, array in outputs.items()}
         return [{name: parts[name][at] for name in outputs} for at in range(len(given))]
@@ -133,7 +148,9 @@ def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) ->
 
 def _take_inputs(arrays: Arrays, wanted: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
     """Renames arrays that the server addresses by position. Raises BadInputError for missing inputs and other types."""
-    named = dict(zip(list_positions("INPUT", len(wanted)), (name for name, _ in wanted), strict=True))
+    named = dict(
+        zip(list_positions("INPUT", len(wanted)), (name for name, _ in wanted), strict=True)
+    )
     found = {named.get(name, name): array for name, array in arrays.items()}
     for name, dtype in wanted:
         if name not in found:
@@ -153,7 +170,10 @@ def open_preprocessing(folder: Path) -> Answer:
         images = [row for each in batch for row in each[INPUT]]
         rows: list[np.ndarray] = []
         for start in range(0, len(images), plan.batch_size):
-            pipeline.feed_input(INPUT, [np.ascontiguousarray(each) for each in images[start : start + plan.batch_size]])
+            pipeline.feed_input(
+                INPUT,
+                [np.ascontiguousarray(each) for each in images[start : start + plan.batch_size]],
+            )
             rows += [np.array(each) for each in pipeline.run()[0].as_cpu()]
         left = iter(rows)
         return [{"DALI_OUTPUT_0": np.stack(list(islice(left, len(each[INPUT]))))} for each in batch]
@@ -194,7 +214,9 @@ class CapturedSession:
         for spec in self._session.inputs:
             for found in (each[spec.name].shape for each in requests):
                 if found[1:] != spec.shape[1:]:
-                    raise BadInputError(f"input '{spec.name}' is {list(found)}, the model takes {list(spec.shape)}")
+                    raise BadInputError(
+                        f"input '{spec.name}' is {list(found)}, the model takes {list(spec.shape)}"
+                    )
         count = sum(len(next(iter(each.values()))) for each in requests)
         size = next((each for each in self._sizes if each >= count), None)
         if size is None:
@@ -208,7 +230,10 @@ class _Buffers:
     """A binding for one batch size, with pinned host memory on both sides."""
 
     def __init__(self, session: Session, size: int) -> None:
-        rows = {each.name: np.zeros((size, *map(int, each.shape[1:])), each.dtype) for each in session.inputs}
+        rows = {
+            each.name: np.zeros((size, *map(int, each.shape[1:])), each.dtype)
+            for each in session.inputs
+        }
         self._binding = session.bind(rows)
         self._given = {name: torch.from_numpy(array).pin_memory() for name, array in rows.items()}
         self._found = {
@@ -216,7 +241,9 @@ class _Buffers:
             for name, tensor in self._binding.outputs.items()
         }
 
-    def run(self, requests: Sequence[Mapping[str, np.ndarray]], count: int) -> dict[str, np.ndarray]:
+    def run(
+        self, requests: Sequence[Mapping[str, np.ndarray]], count: int
+    ) -> dict[str, np.ndarray]:
         for name, tensor in self._given.items():
             np.concatenate([each[name] for each in requests], out=tensor.numpy()[:count])
             self._binding.inputs[name].copy_(tensor, non_blocking=True)

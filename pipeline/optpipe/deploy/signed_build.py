@@ -10,7 +10,13 @@ from pathlib import Path
 import polars as pl
 
 from optpipe.core.card import ModelCard, Task, card_from_file
-from optpipe.core.entries import ArtifactInfo, Environment, ModelInfo, ReferenceInfo, VerificationInfo
+from optpipe.core.entries import (
+    ArtifactInfo,
+    Environment,
+    ModelInfo,
+    ReferenceInfo,
+    VerificationInfo,
+)
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
 from optpipe.core.plan import for_workspace
@@ -55,7 +61,9 @@ class SignedBuild:
     @property
     def place(self) -> Environment:
         """The machine of the dossier's measurements; that of the build if there are none."""
-        return self.measured[-1].environment if self.measured else self.artifact.manifest.environment
+        return (
+            self.measured[-1].environment if self.measured else self.artifact.manifest.environment
+        )
 
 
 def open_signed_build(folder: Path, store: Store, because: str | None) -> SignedBuild:
@@ -73,7 +81,9 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
     digest = dossier.files.hash(SUMS)
     return SignedBuild(
         folder=folder,
-        reference=DossierReference(verdict.dossier_name, digest, verdict.verdict, waived, because or None),
+        reference=DossierReference(
+            verdict.dossier_name, digest, verdict.verdict, waived, because or None
+        ),
         policy=dossier.policy,
         artifact=artifact,
         card=card,
@@ -96,7 +106,9 @@ def _find_signed_entry(dossier: Dossier, store: Store) -> Entry[ArtifactInfo]:
     entry = store.verify_entry(entry_from_folder(path, ArtifactInfo))
     if hash_engine(entry) != hash_engine(signed):
         problem = f"artifact {artifact} in {store.workspace} is not the one that was signed off: its engine has another sha256"
-        raise BadInputError(f"{problem}; sign off this build, or pass the --workspace that the dossier was made in")
+        raise BadInputError(
+            f"{problem}; sign off this build, or pass the --workspace that the dossier was made in"
+        )
     return entry
 
 
@@ -104,13 +116,17 @@ def _find_samples(
     verification: Entry[VerificationInfo] | None, store: Store, model: Entry[ModelInfo]
 ) -> Entry[ReferenceInfo]:
     """The reference of the dossier's verification; the model's newest one if it names none."""
-    found = [each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents]
+    found = [
+        each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents
+    ]
     way_out = "build it again"
     if verification is not None and (own := verification.recipe.get("reference")) is not None:
         found = [each for each in found if each.id == own]
         way_out = f"build it again: `{for_workspace(verification.manifest.command)}`"
     if not found:
-        raise BadInputError(f"the reference outputs of {model.info.name} are not in {store.workspace}; {way_out}")
+        raise BadInputError(
+            f"the reference outputs of {model.info.name} are not in {store.workspace}; {way_out}"
+        )
     return store.verify_entry(found[-1], REFERENCE)
 
 
@@ -125,7 +141,9 @@ def _find_preprocessing(
             continue
         entry = store.verify_entry(store.find(proven.id, PreprocessingInfo))
         if entry.sha256(entry.info.file) != proven.sha256:
-            raise BadInputError(f"the DALI pipeline {proven.id} in {store.workspace} is not the one that was proven")
+            raise BadInputError(
+                f"the DALI pipeline {proven.id} in {store.workspace} is not the one that was proven"
+            )
         return entry
     return None
 
@@ -140,7 +158,9 @@ def require_preprocessing(build: SignedBuild, *, served: bool) -> None:
     if served and build.preprocessing is not None and not list_signed_images(build):
         problem = f"no image of an evaluation in {build.folder} is here"
         way = "put the model card's validation set back, or deploy the engine alone with --no-ensemble"
-        raise BadInputError(f"{problem}, so an ensemble could be neither warmed up nor proven; {way}")
+        raise BadInputError(
+            f"{problem}, so an ensemble could be neither warmed up nor proven; {way}"
+        )
 
 
 def list_signed_images(build: SignedBuild) -> dict[str, tuple[Path, int | None]]:
@@ -157,7 +177,9 @@ def list_signed_images(build: SignedBuild) -> dict[str, tuple[Path, int | None]]
             rows = list(zip(table["path"].to_list(), table["sha256"].to_list(), best, strict=True))
             count, found = min(len(rows), REQUEST_IMAGES), {}
             for at in range(count):
-                name, sha256, prediction = rows[at * len(rows) // count]  # a set is often sorted by class
+                name, sha256, prediction = rows[
+                    at * len(rows) // count
+                ]  # a set is often sorted by class
                 path = root / name
                 if path.is_file() and hash_file(path) == sha256:
                     found[f"{at:05}{path.suffix}"] = path, prediction

@@ -54,8 +54,14 @@ def describe_tensors(
     if not by_position:
         return inputs, outputs
     return (
-        [replace(each, name=name) for each, name in zip(inputs, list_positions("INPUT", len(inputs)), strict=True)],
-        [replace(each, name=name) for each, name in zip(outputs, list_positions("OUTPUT", len(outputs)), strict=True)],
+        [
+            replace(each, name=name)
+            for each, name in zip(inputs, list_positions("INPUT", len(inputs)), strict=True)
+        ],
+        [
+            replace(each, name=name)
+            for each, name in zip(outputs, list_positions("OUTPUT", len(outputs)), strict=True)
+        ],
     )
 
 
@@ -63,10 +69,14 @@ def fill_tensors(config: Any, inputs: Sequence[TensorSpec], outputs: Sequence[Te
     pb = require_tritonclient()
     for target, tensors in ((config.input, inputs), (config.output, outputs)):
         for each in tensors:
-            target.add(name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.shape)
+            target.add(
+                name=each.name, data_type=pb.DataType.Value(TYPES[each.dtype]), dims=each.shape
+            )
 
 
-def add_warm_up(config: Any, folder: Path, name: str, rows: int, inputs: Iterable[tuple[TensorSpec, bytes]]) -> None:
+def add_warm_up(
+    config: Any, folder: Path, name: str, rows: int, inputs: Iterable[tuple[TensorSpec, bytes]]
+) -> None:
     """Adds a warm-up request of `rows` samples and writes its inputs to `warmup/` in the model's `folder`."""
     pb = require_tritonclient()
     (folder / WARM_UP).mkdir(exist_ok=True)
@@ -91,7 +101,9 @@ def write_config(config: Any, folder: Path) -> None:
 def read_config(path: Path) -> Any:
     """Raises BadInputError with protobuf's line and reason."""
     pb = require_tritonclient()
-    with read_as_user_file(path, "a Triton model configuration", "write the deployment again with optpipe deploy"):
+    with read_as_user_file(
+        path, "a Triton model configuration", "write the deployment again with optpipe deploy"
+    ):
         return text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())
 
 
@@ -101,10 +113,14 @@ def find_tensor_differences(
     """Tensors of a configuration with another name, data type, or shape than the model's; one line each."""
     pb, found = require_tritonclient(), []
     for what, have, want in (("input", config.input, inputs), ("output", config.output, outputs)):
-        known = {each.name: f"{pb.DataType.Name(each.data_type)} {list(each.dims)}" for each in have}
+        known = {
+            each.name: f"{pb.DataType.Name(each.data_type)} {list(each.dims)}" for each in have
+        }
         signed = {each.name: f"{TYPES[each.dtype]} {list(each.shape)}" for each in want}
         for each in dict.fromkeys((*signed, *known)):
             stated, right = known.get(each, "missing"), signed.get(each, "unknown")
             if stated != right:
-                found.append(f"{name}: {what} '{each}' is {stated} in {CONFIG}, {right} in the signed-off model")
+                found.append(
+                    f"{name}: {what} '{each}' is {stated} in {CONFIG}, {right} in the signed-off model"
+                )
     return found

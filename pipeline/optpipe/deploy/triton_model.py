@@ -18,17 +18,28 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Starts the session's process and waits until it is ready."""
         config = json.loads(args["model_config"])
-        parameters = {name: each["string_value"] for name, each in config.get("parameters", {}).items()}
+        parameters = {
+            name: each["string_value"] for name, each in config.get("parameters", {}).items()
+        }
         here = os.path.join(args["model_repository"], args["model_version"])
         folder = parameters["folder"].replace("$$TRITON_MODEL_DIRECTORY/1", here)
         python = parameters.get("python") or os.environ.get("OPTPIPE_PYTHON", "python3")
-        kept = {name: value for name, value in os.environ.items() if name not in ("LD_LIBRARY_PATH", "PYTHONHOME")}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("LD_LIBRARY_PATH", "PYTHONHOME")
+        }
         if "path" in parameters:
             kept["PYTHONPATH"] = parameters["path"]
         self.outputs = [each["name"] for each in config["output"]]
         descriptors = [os.memfd_create("optpipe") for _ in range(2)]
         self.sent, self.received = map(SharedMemory, descriptors)
-        words = [parameters["kind"], folder, parameters.get("options", "{}"), config.get("max_batch_size", 0)]
+        words = [
+            parameters["kind"],
+            folder,
+            parameters.get("options", "{}"),
+            config.get("max_batch_size", 0),
+        ]
         self.process: Any = subprocess.Popen(
             [python, "-m", "optpipe.deploy.session_process", *map(str, (*words, *descriptors))],
             stdin=subprocess.PIPE,
@@ -42,7 +53,9 @@ class TritonPythonModel:
         self.sent.rewind()
         for request in requests:
             arrays = {each.name(): each.as_numpy() for each in request.inputs()}
-            write_frame(self.process.stdin, {"more": request is not requests[-1]}, arrays, self.sent)
+            write_frame(
+                self.process.stdin, {"more": request is not requests[-1]}, arrays, self.sent
+            )
         answers = []
         for _ in requests:
             header, found = self._receive()
@@ -58,8 +71,12 @@ class TritonPythonModel:
     def _receive(self) -> tuple[dict[str, Any], list[Any]]:
         frame = read_frame(self.process.stdout, self.received)
         if frame is None:
-            raise pb_utils.TritonModelException(f"the session's process ended with status {self.process.wait(10)}")
+            raise pb_utils.TritonModelException(
+                f"the session's process ended with status {self.process.wait(10)}"
+            )
         header, arrays = frame
         if "fatal" in header:
             raise pb_utils.TritonModelException(header["fatal"])
-        return header, [each.copy() for each in arrays.values()]  # the next batch overwrites these outputs
+        return header, [
+            each.copy() for each in arrays.values()
+        ]  # the next batch overwrites these outputs

@@ -53,7 +53,10 @@ ERROR_RATE = 0.05
 """Probability that a step moves although all candidates are equal."""
 MOST_INSTANCES = 8
 FIRST_DELAY_US = 100
-DELAY, PREFERRED = "dynamic_batching.max_queue_delay_microseconds", "dynamic_batching.preferred_batch_size"
+DELAY, PREFERRED = (
+    "dynamic_batching.max_queue_delay_microseconds",
+    "dynamic_batching.preferred_batch_size",
+)
 IN_FLIGHT = 8
 """Requests in flight if the policy names no rate."""
 Setting = tuple[int, int, tuple[int, ...]]
@@ -61,7 +64,11 @@ Setting = tuple[int, int, tuple[int, ...]]
 
 
 def tune_deployment(
-    checked: CheckedDeployment, program: ServerProgram, seconds: float, store: Store, listener: Listener
+    checked: CheckedDeployment,
+    program: ServerProgram,
+    seconds: float,
+    store: Store,
+    listener: Listener,
 ) -> None:
     """Writes the best configuration with its evidence into the deployment, and seals it again.
 
@@ -81,38 +88,63 @@ def tune_deployment(
     config = read_config(folder / MODELS / record.engine / CONFIG)
     instances = sum(each.count for each in config.instance_group)
     batching = config.dynamic_batching
-    best: Setting = instances, batching.max_queue_delay_microseconds, tuple(batching.preferred_batch_size)
+    best: Setting = (
+        instances,
+        batching.max_queue_delay_microseconds,
+        tuple(batching.preferred_batch_size),
+    )
     tried, steps, server = {best}, list[dict[str, object]](), ""
-    while candidates := [each for each in dict.fromkeys(_list_neighbors(best, config)) if each not in tried]:
+    while candidates := [
+        each for each in dict.fromkeys(_list_neighbors(best, config)) if each not in tried
+    ]:
         tried |= set(candidates)
         seed, text = randbits(32), f"{len(candidates)} candidates and {_describe(best)}, {about}"
         with listener.step(text), store.scratch("tune") as scratch:
             names = {each: f"candidate_{number}" for number, each in enumerate((best, *candidates))}
             _write_candidates(checked, program, names, scratch.resolve() / MODELS)
-            with run_server(program, scratch.resolve() / MODELS, scratch.resolve()) as (_, url, server):
+            with run_server(program, scratch.resolve() / MODELS, scratch.resolve()) as (
+                _,
+                url,
+                server,
+            ):
                 rate, given = wanted.rate_per_s, name_inputs(checked.serving, rows)
-                trials = {name: _make_trial(url, name, given, rate, seconds / ROUNDS) for name in names.values()}
+                trials = {
+                    name: _make_trial(url, name, given, rate, seconds / ROUNDS)
+                    for name in names.values()
+                }
                 for trial in trials.values():
                     trial()  # warms the model and the connections up
                 found = alternate(trials, ROUNDS, seed)
-        figures = {each: [fmean(latencies) for latencies in found[name]] for each, name in names.items()}
+        figures = {
+            each: [fmean(latencies) for latencies in found[name]] for each, name in names.items()
+        }
         share, better = ERROR_RATE / len(candidates), {}
         for each in candidates:
             ratio = ratio_from_rounds(figures[best], figures[each], 1 - share)
             chance = max(ratio.p_value, compute_exchange_p_value(figures[best], figures[each]))
             latencies = np.fromiter(chain.from_iterable(found[names[each]]), np.int64)
             shown = summary_from_ns(latencies, (percent,)).percentile(percent)
-            kept = limit is None or (shown is not None and shown.bounds[1] <= float(limit.threshold))
+            kept = limit is None or (
+                shown is not None and shown.bounds[1] <= float(limit.threshold)
+            )
             if ratio.value < 1 and chance <= share and kept:
                 better[each] = ratio
-        step = {"load": about, "server": server, "seed": seed, "before": _describe(best), "confidence": 1 - share}
+        step = {
+            "load": about,
+            "server": server,
+            "seed": seed,
+            "before": _describe(best),
+            "confidence": 1 - share,
+        }
         figures_ns = {_describe(each): values for each, values in figures.items()}
         faster = {_describe(each): [ratio.value, *ratio.ci] for each, ratio in better.items()}
         steps.append({**step, "rounds_ns": figures_ns, "shown_better": faster})
         if not better:
             break
         before, best = best, min(better, key=lambda each: better[each].value)
-        listener.inform(f"{_describe(best)}: latency {better[best]} times that of {_describe(before)}")
+        listener.inform(
+            f"{_describe(best)}: latency {better[best]} times that of {_describe(before)}"
+        )
     write_config(_configure(config, best), folder / MODELS / record.engine)
     write_json(folder / TUNING, {"schema_version": 1, "chosen": _describe(best), "steps": steps})
     why = f"tuned on {server}, {about}: no better setting was found after {len(steps)} steps of {ROUNDS} rounds ({TUNING})"
@@ -121,7 +153,9 @@ def tune_deployment(
         values |= {DELAY: best[1], PREFERRED: ", ".join(map(str, best[2])) or "none"}
     choices = {each.setting: each for each in record.choices}
     choices |= {name: Choice(name, str(value), why) for name, value in values.items()}
-    write_bytes(folder / DEPLOYMENT, json_from_record(replace(record, choices=tuple(choices.values()))))
+    write_bytes(
+        folder / DEPLOYMENT, json_from_record(replace(record, choices=tuple(choices.values())))
+    )
     seal_folder(folder)
 
 
@@ -161,7 +195,9 @@ def _write_candidates(
     engine = checked.record.engine
     proven = arrange_models(checked, program, models)[engine]
     if proven.startswith("configured"):
-        raise MissingError(f"{engine}: the server lacks its backend; tune it with the server that will serve it")
+        raise MissingError(
+            f"{engine}: the server lacks its backend; tune it with the server that will serve it"
+        )
     config = read_config(models / engine / CONFIG)
     for setting, name in names.items():
         shutil.copytree(models / engine, models / name, symlinks=True)
@@ -181,14 +217,22 @@ def _make_trial(
 
     def iterate_due() -> Iterator[int]:
         end = perf_counter_ns() + seconds * 1e9
-        ever = iter(perf_counter_ns, None) if rate_per_s is None else iterate_arrivals(rate_per_s, next(seeds))
+        ever = (
+            iter(perf_counter_ns, None)
+            if rate_per_s is None
+            else iterate_arrivals(rate_per_s, next(seeds))
+        )
         yield from takewhile(lambda due: due < end, ever)  # the same arrivals for every candidate
 
     def run_trial() -> list[int]:
         connections = IN_FLIGHT if rate_per_s is None else CONNECTIONS
-        latencies, failed = send_requests(partial(open_client, "grpc", url), name, inputs, iterate_due(), connections)
+        latencies, failed = send_requests(
+            partial(open_client, "grpc", url), name, inputs, iterate_due(), connections
+        )
         if failed or not latencies:
-            raise StageError(failed[0] if failed else "no request was answered in a trial; increase --seconds")
+            raise StageError(
+                failed[0] if failed else "no request was answered in a trial; increase --seconds"
+            )
         return latencies
 
     return run_trial

@@ -68,7 +68,9 @@ def document_from_evaluation(found: Evaluation, states: Mapping[str, OutputError
 
 
 def document_from_layers(found: LayerComparison, states: Mapping[str, OutputError]) -> Document:
-    parts: list[Sentence | Section | None] = [Sentence(f"{found.model} on {found.samples} samples of {found.data}")]
+    parts: list[Sentence | Section | None] = [
+        Sentence(f"{found.model} on {found.samples} samples of {found.data}")
+    ]
     for build in found.builds:
         first, limit, worst = build.first, format_snr(build.limit_db), build.worst
         verdict = Sentence(f"every tensor has an SNR of at least {limit}", Tone.GOOD)
@@ -92,19 +94,44 @@ def document_from_layers(found: LayerComparison, states: Mapping[str, OutputErro
         same = "does not change the outputs"
         if build.marked.snr_db is not None:
             same = f"changes the fusion and the outputs ({_format_error(build.marked)})"
-        facts = [f"{build.left_out} tensors of the source do not exist in the build"] if build.left_out else []
+        facts = (
+            [f"{build.left_out} tensors of the source do not exist in the build"]
+            if build.left_out
+            else []
+        )
         facts += [f"not read: {build.hidden}"] if build.hidden else []
         facts.append(f"reading tensors {same}")
-        facts += [f"{each.name}: {_format_error(each)}" for at, each in states.items() if at == build.artifact]
-        notes = [Sentence(f"{each.tensor}: {each.range_loss}", Tone.DOUBTFUL, "range") for each in build.range_losses]
+        facts += [
+            f"{each.name}: {_format_error(each)}"
+            for at, each in states.items()
+            if at == build.artifact
+        ]
+        notes = [
+            Sentence(f"{each.tensor}: {each.range_loss}", Tone.DOUBTFUL, "range")
+            for each in build.range_losses
+        ]
         if build.compiled is not None and build.uncompiled is not None:
             text = f"{build.compiled.name} has {_format_error(build.compiled)} compiled and {_format_error(build.uncompiled)} without"
             said = f"{text} the compiler, in the same precision and on the same inputs"
-            notes.append(Sentence(said, Tone.BAD, "compiler", remedy=f"python {build.reproducer}/reproduce.py"))
+            notes.append(
+                Sentence(
+                    said, Tone.BAD, "compiler", remedy=f"python {build.reproducer}/reproduce.py"
+                )
+            )
         faint = Sentence("; ".join(facts), Tone.FAINT)
-        parts.append(Section(build.build, (verdict, make_table(columns, rows), *notes, faint, *_list_remedies(build))))
+        parts.append(
+            Section(
+                build.build,
+                (verdict, make_table(columns, rows), *notes, faint, *_list_remedies(build)),
+            )
+        )
     reasons = found.not_compared.items()
-    return make_document([*parts, *(Sentence(f"{build}: {why}", Tone.FAINT, "not compared") for build, why in reasons)])
+    return make_document(
+        [
+            *parts,
+            *(Sentence(f"{build}: {why}", Tone.FAINT, "not compared") for build, why in reasons),
+        ]
+    )
 
 
 def page_from_layers(found: LayerComparison, states: Mapping[str, OutputError]) -> Page:
@@ -116,7 +143,11 @@ def page_from_layers(found: LayerComparison, states: Mapping[str, OutputError]) 
         verdict, table, *notes = section.parts
         assert isinstance(table, Table)
         folded = Section("Tensors", (replace(table, id=f"tensors-{at}"),))
-        drawn.append(replace(section, id=f"build-{at}", parts=(verdict, *_draw_divergence(build), *notes, folded)))
+        drawn.append(
+            replace(
+                section, id=f"build-{at}", parts=(verdict, *_draw_divergence(build), *notes, folded)
+            )
+        )
     assert isinstance(title, Sentence)
     alerts = tuple(part for part in parts if isinstance(part, Sentence))
     return Page(f"Layers of {found.model}", title.text, tuple(drawn), alerts=alerts)
@@ -124,7 +155,13 @@ def page_from_layers(found: LayerComparison, states: Mapping[str, OutputError]) 
 
 def _draw_divergence(build: BuildDivergence) -> Iterator[Figure]:
     points = [
-        Point(series, f"{each.tensor} ({each.layer}): {_format_error(error)}", at, error.snr_db, group=series)
+        Point(
+            series,
+            f"{each.tensor} ({each.layer}): {_format_error(error)}",
+            at,
+            error.snr_db,
+            group=series,
+        )
         for at, each in enumerate(build.tensors, start=1)
         for series, error in (("up to this tensor", each.error), ("its layer alone", each.own))
         if error.snr_db is not None and error.finite
@@ -141,11 +178,17 @@ def _list_remedies(build: BuildDivergence) -> Iterator[Sentence]:
     for number, each in enumerate(build.remedies):
         if number == 0 and build.evaluated is not None:
             yield Sentence(f"this build: {_format_quality(build.evaluated)}", Tone.FAINT, "tried")
-        kept = f"; {len(each.kept)} layers in floating point: {escape(', '.join(each.kept))}" if each.kept else ""
+        kept = (
+            f"; {len(each.kept)} layers in floating point: {escape(', '.join(each.kept))}"
+            if each.kept
+            else ""
+        )
         said = f"{_format_quality(each.result)}; {each.share:.0%} of the MACs in {each.result.precision}{kept}"
         if each.speed is not None:
             low, high = each.speed.ci
-            said += f"; p50 {each.speed.value:.2f} times that of {each.rival} [{low:.2f}, {high:.2f}]"
+            said += (
+                f"; p50 {each.speed.value:.2f} times that of {each.rival} [{low:.2f}, {high:.2f}]"
+            )
         yield Sentence(said, Tone.GOOD, "tried", remedy=each.command)
 
 
@@ -161,11 +204,20 @@ def _format_quality(row: EvaluatedModel) -> str:
 
 
 def _format_error(error: OutputError) -> str:
-    return "equal" if error.snr_db is None else format_snr(error.snr_db) if error.finite else "not finite"
+    return (
+        "equal"
+        if error.snr_db is None
+        else format_snr(error.snr_db)
+        if error.finite
+        else "not finite"
+    )
 
 
 def _tabulate(found: Evaluation) -> Table:
-    classifies, texts = found.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION), found.dataset.kind == "texts"
+    classifies, texts = (
+        found.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION),
+        found.dataset.kind == "texts",
+    )
     scored = next((row.scores for row in found.results if row.scores is not None), None)
     names = [each.name for each in scored.scores] if scored else []
     figures = [*names, f"{names[0]} drop, points" if names else "drop"]
@@ -183,14 +235,28 @@ def _tabulate(found: Evaluation) -> Table:
     for row in found.results:
         if row.why_not:
             continue
-        values = _format_accuracy(row, texts=texts) if classifies else _format_scores(row, len(names))
+        values = (
+            _format_accuracy(row, texts=texts) if classifies else _format_scores(row, len(names))
+        )
         if row.artifact is None:
             rows.append(("source model", "", "", *values, "", "", ""))
             continue
         agreement = f"{row.agreement.share:.2%}" if row.agreement else ""
-        snr = format_snr(row.snr_db) if row.snr_db is not None else "equal" if row.same_sizes else ""
+        snr = (
+            format_snr(row.snr_db) if row.snr_db is not None else "equal" if row.same_sizes else ""
+        )
         verdict = Cell(row.verdict or "", TONES.get(row.verdict or "", Tone.PLAIN))
-        rows.append((row.artifact, f"{row.backend} ({row.device})", row.precision, *values, agreement, snr, verdict))
+        rows.append(
+            (
+                row.artifact,
+                f"{row.backend} ({row.device})",
+                row.precision,
+                *values,
+                agreement,
+                snr,
+                verdict,
+            )
+        )
     return make_table(columns, rows)
 
 
@@ -204,7 +270,11 @@ def _format_accuracy(row: EvaluatedModel, *, texts: bool) -> list[str]:
     lost = [format_drop(accuracy.drop, accuracy.drop_ci), f"{accuracy.lost} / {accuracy.won}"]
     if row.artifact is None:
         f1_drop, lost = "", ["", ""]
-    return [f"{accuracy.top1:.2%}", *([f"{accuracy.macro_f1:.2%}", f1_drop] if texts else [top5]), *lost]
+    return [
+        f"{accuracy.top1:.2%}",
+        *([f"{accuracy.macro_f1:.2%}", f1_drop] if texts else [top5]),
+        *lost,
+    ]
 
 
 def _format_scores(row: EvaluatedModel, count: int) -> list[str]:
@@ -218,7 +288,11 @@ def _format_scores(row: EvaluatedModel, count: int) -> list[str]:
 def _list_detection_changes(found: Evaluation) -> Iterator[Sentence]:
     """F1 and recall at the threshold of shown boxes, and how far the scores of matched boxes moved."""
     for row in (each for each in found.results if each.artifact is not None):
-        rates = [each for each in (row.scores.scores if row.scores else ()) if each.name in ("F1", "recall")]
+        rates = [
+            each
+            for each in (row.scores.scores if row.scores else ())
+            if each.name in ("F1", "recall")
+        ]
         drops = [f"drop of {each.name} {format_drop(each.drop, each.drop_ci)}" for each in rates]
         shift = row.agreement.score_shift if row.agreement else None
         if found.task != Task.DETECTION or not (shift or drops):
@@ -226,8 +300,12 @@ def _list_detection_changes(found: Evaluation) -> Iterator[Sentence]:
         if shift is not None:
             mean = f"{shift['mean']:+.3f} [{shift['low']:+.3f}, {shift['high']:+.3f}]"
             moved = f"scores of {shift['boxes']:.0f} matched boxes shift by {mean}"
-            drops.append(f"{moved}, 5% of them by {shift['p5']:+.3f} or less, 5% by {shift['p95']:+.3f} or more")
-        text = f"{row.artifact}, boxes with a score of at least {PARITY_SCORE:g}: {'; '.join(drops)}"
+            drops.append(
+                f"{moved}, 5% of them by {shift['p5']:+.3f} or less, 5% by {shift['p95']:+.3f} or more"
+            )
+        text = (
+            f"{row.artifact}, boxes with a score of at least {PARITY_SCORE:g}: {'; '.join(drops)}"
+        )
         yield Sentence(text, Tone.FAINT)
 
 
@@ -238,5 +316,7 @@ def _list_class_drops(found: Evaluation) -> Iterator[Sentence]:
         worst = sorted(row.scores.classes or (), key=lambda each: -each.drop)[:MENTIONED_CLASSES]
         if worst:
             drops = ", ".join(f"{each.label} {100 * each.drop:+.2f}" for each in worst)
-            text = f"{row.artifact}: drop by class, in points of {row.scores.scores[0].name}: {drops}"
+            text = (
+                f"{row.artifact}: drop by class, in points of {row.scores.scores[0].name}: {drops}"
+            )
             yield Sentence(text, Tone.FAINT)

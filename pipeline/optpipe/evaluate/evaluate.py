@@ -18,7 +18,14 @@ from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.backends.registry import BACKENDS
 from optpipe.core import pl
 from optpipe.core.card import ModelCard, Task, card_from_file
-from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo, OutputError, VerificationInfo
+from optpipe.core.entries import (
+    ArtifactInfo,
+    CalibrationInfo,
+    GraphInfo,
+    ModelInfo,
+    OutputError,
+    VerificationInfo,
+)
 from optpipe.core.errors import BadInputError, StageError, require_existing
 from optpipe.core.events import UNWATCHED, Listener, ProgressStep
 from optpipe.core.plan import for_workspace
@@ -97,7 +104,12 @@ def list_model_artifacts(model: Model, card: ModelCard, store: Store) -> list[En
 def list_states(store: Store) -> dict[str, OutputError]:
     """By the id of an artifact, the error of the state after the steps of its last `build --steps`."""
     checked = store.list_entries(VerificationInfo)
-    return {parent: state for each in checked for state in each.info.trajectory for parent in each.manifest.parents}
+    return {
+        parent: state
+        for each in checked
+        for state in each.info.trajectory
+        for parent in each.manifest.parents
+    }
 
 
 def evaluate_artifacts(
@@ -140,14 +152,20 @@ def evaluate_artifacts(
     return rows
 
 
-def _count_calibration_samples(artifact: Entry[ArtifactInfo], samples: SampleSet, store: Store) -> int:
+def _count_calibration_samples(
+    artifact: Entry[ArtifactInfo], samples: SampleSet, store: Store
+) -> int:
     """Samples that are also in the calibration set of an INT8 artifact, by content, if the store has the set."""
-    graphs = (each for each in store.list_entries(GraphInfo) if each.id in artifact.manifest.parents)
+    graphs = (
+        each for each in store.list_entries(GraphInfo) if each.id in artifact.manifest.parents
+    )
     used = next((each.info.set.sha256 for each in graphs if each.info.set), None)
     drawn = [each for each in store.list_entries(CalibrationInfo) if each.info.set.sha256 == used]
     if not drawn:
         return 0
-    known = {each["sha256"] for each in json.loads(drawn[-1].file(CALIBRATION_SET).read_bytes())["files"]}
+    known = {
+        each["sha256"] for each in json.loads(drawn[-1].file(CALIBRATION_SET).read_bytes())["files"]
+    }
     return sum(each.sha256 in known for each in samples.files)
 
 
@@ -163,7 +181,9 @@ def predict_samples(
     values: list[Any] = []
     kept: list[NDArray[Any]] = []
     room, classes = KEPT_VALUES, 0
-    for batch, count in iterate_input_batches(exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)):
+    for batch, count in iterate_input_batches(
+        exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)
+    ):
         rows = rows_from_outputs(card.outputs, run(batch), count)
         # a filled batch; others stay whole, because the first axis may count boxes of one image
         if count < card.batch_range[0]:
@@ -177,7 +197,9 @@ def predict_samples(
         step.advance(count)
     if len({each.shape[1] for each in kept}) > 1:
         kept = [np.concatenate([each.reshape(1, -1) for each in kept], axis=1)]
-    return Predictions(values, np.concatenate(kept) if kept else np.zeros((0, 0), np.float32), classes)
+    return Predictions(
+        values, np.concatenate(kept) if kept else np.zeros((0, 0), np.float32), classes
+    )
 
 
 def score_artifacts(
@@ -207,7 +229,9 @@ def score_artifacts(
             why_not=row.why_not,
             failed=row.failed,
             calibrated_on=row.calibrated_on,
-            snr_db=compute_output_error("", source.outputs, found.outputs).snr_db if found and same_sizes else None,
+            snr_db=compute_output_error("", source.outputs, found.outputs).snr_db
+            if found and same_sizes
+            else None,
             same_sizes=same_sizes,
             agreement=None if found is None else task.compute_parity(source.values, found.values),
         )
@@ -229,10 +253,17 @@ def _judge_drop(row: EvaluatedModel, budget: float | None, task: TaskContract) -
 
 
 def write_predictions(
-    path: Path, samples: SampleSet, truths: Values | None, task: TaskContract, rows: Sequence[EvaluatedArtifact]
+    path: Path,
+    samples: SampleSet,
+    truths: Values | None,
+    task: TaskContract,
+    rows: Sequence[EvaluatedArtifact],
 ) -> None:
     columns: dict[str, Any] = {
-        **{name: [getattr(each, name) for each in samples.files] for name in ("path", "sha256", "label")},
+        **{
+            name: [getattr(each, name) for each in samples.files]
+            for name in ("path", "sha256", "label")
+        },
         task.truth_column: [None] * len(samples.files) if truths is None else truths,
     }
     for row in rows:
@@ -270,30 +301,43 @@ def run_evaluation(
     own = card.data.get("validation")
     if data is None and own is None:
         what = "texts with --data FILE" if card.tokenization else "images with --data DIR"
-        raise BadInputError(f"the model card of {card.name} has no validation set; pass labeled {what}")
+        raise BadInputError(
+            f"the model card of {card.name} has no validation set; pass labeled {what}"
+        )
     artifacts = list_model_artifacts(model, card, store) if only is None else list(only)
     exported, _ = export_model(model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
     task.require_model(card)
     source = data or Path(str(own))
     validates = count is None and own is not None and source.resolve() == Path(own).resolve()
-    samples, unreadable = load_sample_set(exported, card, source, count, seed, listener, truncate=truncate)
+    samples, unreadable = load_sample_set(
+        exported, card, source, count, seed, listener, truncate=truncate
+    )
     # fails before anything runs if the truths do not fit
     truths = task.read_truths(samples, card, task.count_classes(card))
     rows = evaluate_artifacts(model, exported, artifacts, samples, task, store, listener)
     assert rows[0].predictions is not None
-    classes, trained = task.count_classes(card) or rows[0].predictions.classes, exported.info.weights.trained
+    classes, trained = (
+        task.count_classes(card) or rows[0].predictions.classes,
+        exported.info.weights.trained,
+    )
     truths = task.read_truths(samples, card, classes) if truths is None else truths
     labels = card.labels if task.names_classes else ()
-    selected = card.task is Task.DETECTION and card.outputs[0].name in find_selected_outputs(exported.file(ONNX))
+    selected = card.task is Task.DETECTION and card.outputs[0].name in find_selected_outputs(
+        exported.file(ONNX)
+    )
     units, kind = len(rows[0].predictions.values), samples.kind
     if truths is not None:
         units, kind = task.count_units(truths), task.unit_kind or kind
         if left_out := task.describe_left_out(truths):
             listener.warn(left_out)
     if units < FEWEST_SAMPLES:
-        listener.warn(f"only {units} {kind}: intervals of fewer than {FEWEST_SAMPLES} span all that the score can be")
-    scored = score_artifacts(rows, truths, task, labels, classes, budget, trained=trained, selected=selected)
+        listener.warn(
+            f"only {units} {kind}: intervals of fewer than {FEWEST_SAMPLES} span all that the score can be"
+        )
+    scored = score_artifacts(
+        rows, truths, task, labels, classes, budget, trained=trained, selected=selected
+    )
     with open_run(store.workspace, "evaluate") as run:
         write_predictions(run.path / PREDICTIONS, samples, truths, task, rows)
         found = Evaluation(
@@ -321,5 +365,7 @@ def run_evaluation(
         )
         write_bytes(run.path / EVALUATION, json_from_record(replace(found, run_dir=run.name)))
         parents = [exported.id, *(each.id for each in artifacts)]
-        finish_run(run, command=get_command_line(), parents=parents, model=card.name, trained=trained)
+        finish_run(
+            run, command=get_command_line(), parents=parents, model=card.name, trained=trained
+        )
     return found

@@ -118,13 +118,19 @@ class BuildDivergence:
     @property
     def first(self) -> TensorDivergence | None:
         """The first tensor below the limit."""
-        below = (each for each in self.tensors if each.error.snr_db is not None and each.error.snr_db < self.limit_db)
+        below = (
+            each
+            for each in self.tensors
+            if each.error.snr_db is not None and each.error.snr_db < self.limit_db
+        )
         return next(below, None)
 
     @property
     def worst(self) -> list[TensorDivergence]:
         """The tensors whose layers lose most by themselves."""
-        return sorted(self.tensors, key=lambda each: math.inf if each.own.snr_db is None else each.own.snr_db)[:WORST]
+        return sorted(
+            self.tensors, key=lambda each: math.inf if each.own.snr_db is None else each.own.snr_db
+        )[:WORST]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +144,24 @@ class LayerComparison:
     warnings: tuple[str, ...] = ()
 
 
-def choose_tensors(source: MarkedNetwork, build: MarkedNetwork, wanted: Sequence[str] = ()) -> list[str]:
+def choose_tensors(
+    source: MarkedNetwork, build: MarkedNetwork, wanted: Sequence[str] = ()
+) -> list[str]:
     """The tensors of both networks, or `wanted` of them. Raises BadInputError, with the nearest name, for an unknown one."""
     both = [name for name in source.layers if name in build.layers]
     for name in (each for each in wanted if each not in both):
-        why = "it is inside a fused layer of the build" if name in source.layers else "no such tensor"
-        raise BadInputError(f"--layers {name}: {why}; the nearest is {get_close_matches(name, both, 1, 0.0)[0]}")
+        why = (
+            "it is inside a fused layer of the build" if name in source.layers else "no such tensor"
+        )
+        raise BadInputError(
+            f"--layers {name}: {why}; the nearest is {get_close_matches(name, both, 1, 0.0)[0]}"
+        )
     return [name for name in both if not wanted or name in wanted]
 
 
-def group_tensors(tensors: Sequence[str], sizes: Mapping[str, int], part: float = 1.0) -> list[list[str]]:
+def group_tensors(
+    tensors: Sequence[str], sizes: Mapping[str, int], part: float = 1.0
+) -> list[list[str]]:
     """`sizes` are those of the profile's `opt` batch, of which a sample is a `part`."""
     groups, room = list[list[str]](), 0.0
     for name in tensors:
@@ -199,10 +213,18 @@ def compare_tensors(
         for name, sums in errors.items():
             whole, own = (np.concatenate(each) for each in zip(*sums, strict=True))
             share = float(np.sum(clipped[name]) / whole[:, 0].sum()) if name in clipped else None
-            channel = int(np.argmax(clipped[name] if share else largest[name])) if name in clipped else None
+            channel = (
+                int(np.argmax(clipped[name] if share else largest[name]))
+                if name in clipped
+                else None
+            )
             usual = float(np.median(largest[name])) if name in largest else 0.0
             outlier = float(np.max(largest[name])) / usual if usual else None
-            layer, error, alone_error = source.layers[name], pool_sums(name, whole), pool_sums(name, own)
+            layer, error, alone_error = (
+                source.layers[name],
+                pool_sums(name, whole),
+                pool_sums(name, own),
+            )
             rows.append(TensorDivergence(name, layer, error, alone_error, share, channel, outlier))
     return tuple(rows), pool_sums("outputs", np.concatenate(marked))
 
@@ -280,14 +302,18 @@ def compare_layers(
             continue
         graph = store.find(entry.manifest.parents[-1])
         place, module = store.verify_entry(entry).path, model.fresh_module
-        request = BuildRequest(card, info.precision, graph.file(ONNX), module, info.device, info.options, place)
+        request = BuildRequest(
+            card, info.precision, graph.file(ONNX), module, info.device, info.options, place
+        )
         try:
             with backend.load(place, info, {}) as session:
                 source, build = backend.open_marked(info, request, exported.file(ONNX))
                 tensors = choose_tensors(source, build, wanted)
                 total = len(group_tensors(tensors, source.sizes, part)) * len(samples)
                 with listener.step(f"{len(tensors)} tensors of {info.label}", total=total) as step:
-                    divergences, marked = compare_tensors(source, build, samples, tensors, session.run, step, part)
+                    divergences, marked = compare_tensors(
+                        source, build, samples, tensors, session.run, step, part
+                    )
         except OptpipeError as error:
             refused[info.label] = str(error)
             if isinstance(error, BadInputError):
@@ -295,13 +321,19 @@ def compare_layers(
             continue
         limit = -20 * math.log10(TOLERATED_RELATIVE_ERROR[info.precision])
         left_out = len([name for name in source.layers if name not in build.layers])
-        diverged = BuildDivergence(info.label, entry.id, limit, divergences, left_out, build.hidden, marked)
+        diverged = BuildDivergence(
+            info.label, entry.id, limit, divergences, left_out, build.hidden, marked
+        )
         if (first := diverged.first) is not None and build.open_apart is not None:
             folder = store.workspace / "reproducers" / entry.id
             with listener.step(f"compile {first.tensor} apart"):
-                fault = find_compiler_fault(source, *build.open_apart(), samples[0], first.tensor, limit, folder)
+                fault = find_compiler_fault(
+                    source, *build.open_apart(), samples[0], first.tensor, limit, folder
+                )
             if fault is not None:
-                diverged = replace(diverged, compiled=fault[0], uncompiled=fault[1], reproducer=str(folder))
+                diverged = replace(
+                    diverged, compiled=fault[0], uncompiled=fault[1], reproducer=str(folder)
+                )
         found.append(diverged)
     if not found and wanted:
         raise BadInputError(unknown or next(iter(refused.values())))

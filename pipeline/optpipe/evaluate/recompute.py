@@ -19,12 +19,16 @@ from optpipe.workspace.file_names import EVALUATION, PREDICTIONS
 from optpipe.workspace.runs import newest_runs
 
 
-def observe_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Mapping[str, Observation]:
+def observe_accuracy(
+    runs: Sequence[Run], build: JudgedBuild, confidence: float
+) -> Mapping[str, Observation]:
     """Observes the newest evaluation of the build's file by its task, recomputed from its predictions.
 
     An evaluation on the whole validation set of the model's card precedes those on other data.
     """
-    evaluations = [run for run in newest_runs(runs, "evaluate") if build.artifact in run.manifest.parents]
+    evaluations = [
+        run for run in newest_runs(runs, "evaluate") if build.artifact in run.manifest.parents
+    ]
     found = [(run, read_evaluation(run).dataset) for run in evaluations]
     validation = next((dataset.sha256 for _, dataset in found if dataset.validation), None)
     for run, _ in sorted(found, key=lambda each: each[1].sha256 != validation):
@@ -32,23 +36,36 @@ def observe_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float)
             continue
         caps = () if run.info.trained else (RANDOM_WEIGHTS,)
         if figures := recompute_accuracy(run, build.artifact, confidence):
-            widened = {name: _widen_for_calibration(each, name, run, build.artifact) for name, each in figures.items()}
-            return {name: replace(figure, blockers=caps, source=run.name) for name, figure in widened.items()}
+            widened = {
+                name: _widen_for_calibration(each, name, run, build.artifact)
+                for name, each in figures.items()
+            }
+            return {
+                name: replace(figure, blockers=caps, source=run.name)
+                for name, figure in widened.items()
+            }
     return {}
 
 
 def has_evaluated_other_file(run: Run, build: JudgedBuild) -> bool:
     """True for an evaluation of another file under the build's id. Raises BadInputError as `read_evaluation`."""
-    return any(build.has_other_file(row.artifact, row.sha256) for row in read_evaluation(run).results)
+    return any(
+        build.has_other_file(row.artifact, row.sha256) for row in read_evaluation(run).results
+    )
 
 
 def _widen_for_calibration(figure: Observation, name: str, run: Run, artifact: str) -> Observation:
     """Widens the interval by `TaskContract.bound_hidden_loss` of the evaluation's record."""
     evaluated = read_evaluation(run)
-    row = next((row for row in evaluated.results if row.artifact == artifact and row.calibrated_on), None)
+    row = next(
+        (row for row in evaluated.results if row.artifact == artifact and row.calibrated_on), None
+    )
     if row is None or figure.low is None or figure.high is None:
         return figure
-    task, about = _find_task(evaluated), f"{figure.about}, {row.calibrated_on} of which were used for calibration"
+    task, about = (
+        _find_task(evaluated),
+        f"{figure.about}, {row.calibrated_on} of which were used for calibration",
+    )
     least, most = task.score_range
     hidden = task.bound_hidden_loss(row)
     if name.startswith("drop"):
@@ -76,9 +93,13 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
         found = source if name == "source" else _read_predictions(frame, task, name)
         again = replace(row, agreement=None, accuracy=None, scores=None)
         if found is not None:
-            again = replace(again, samples=len(source), agreement=task.compute_parity(source, found))
+            again = replace(
+                again, samples=len(source), agreement=task.compute_parity(source, found)
+            )
             if truths and run.info.trained:
-                again = task.add_scores(again, truths, source, found, stored.dataset.labels, stored.dataset.classes)
+                again = task.add_scores(
+                    again, truths, source, found, stored.dataset.labels, stored.dataset.classes
+                )
         yield f"{EVALUATION}: {name}", row, again
 
 
@@ -99,7 +120,9 @@ def _find_task(evaluated: Evaluation) -> TaskContract:
     if evaluated.task.startswith(PREFIX):
         return StoredScores()
     if evaluated.task not in TASKS:
-        raise BadInputError(f"{EVALUATION}: unknown task {escape(evaluated.task)!r}; known: {', '.join(TASKS)}")
+        raise BadInputError(
+            f"{EVALUATION}: unknown task {escape(evaluated.task)!r}; known: {', '.join(TASKS)}"
+        )
     return TASKS[Task(evaluated.task)]
 
 

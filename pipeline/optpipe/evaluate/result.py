@@ -121,7 +121,9 @@ class Dataset:
 
     def describe(self) -> str:
         """`400 texts`, `400 texts (2 truncated)`."""
-        return f"{self.count:,} {self.kind}" + (f" ({self.truncated} truncated)" if self.truncated else "")
+        return f"{self.count:,} {self.kind}" + (
+            f" ({self.truncated} truncated)" if self.truncated else ""
+        )
 
     def identify(self) -> str:
         """`800 images of digits/validation (19b36f9e202f)`."""

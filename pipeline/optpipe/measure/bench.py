@@ -10,7 +10,14 @@ from time import monotonic
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
-from optpipe.core.measurement import MEASUREMENTS_FILE, LoadSpec, Measurement, Reason, Scenario, read_measurements
+from optpipe.core.measurement import (
+    MEASUREMENTS_FILE,
+    LoadSpec,
+    Measurement,
+    Reason,
+    Scenario,
+    read_measurements,
+)
 from optpipe.core.plan import for_workspace
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.quantity import format_duration
@@ -70,7 +77,10 @@ class BenchState:
         if len(processes) < 2:
             return None
         points = [each for process in list(processes.values())[-2:] for each in process]
-        return next((reason for code, reason in points[-1].items() if all(code in each for each in points)), None)
+        return next(
+            (reason for code, reason in points[-1].items() if all(code in each for each in points)),
+            None,
+        )
 
 
 class BenchSubject:
@@ -88,7 +98,9 @@ class BenchSubject:
         self.trials: dict[int | None, TrialSubject] = {}
         for length in plan.lengths or (None,):
             scratch = running.scratch / artifact.entry.id / str(length)
-            trial = prepare_subject(artifact, plan, running.store, running.pool, scratch, running.run.path, length)
+            trial = prepare_subject(
+                artifact, plan, running.store, running.pool, scratch, running.run.path, length
+            )
             self.trials[trial.blank.load.length] = trial
 
     def measure_all(self, sizes: Sequence[int]) -> None:
@@ -97,17 +109,23 @@ class BenchSubject:
         with _Workers(self.running) as workers:
             if plan.load.scenario is Scenario.SERVER and plan.slo is not None:
                 first = next(iter(self.trials))
-                self._search_rate(workers, replace(plan.load, batch_size=sizes[0], length=first), plan.slo)
+                self._search_rate(
+                    workers, replace(plan.load, batch_size=sizes[0], length=first), plan.slo
+                )
                 return
             for length in self.trials:
                 self.searched += self._sweep(workers, sizes, length)
         self.points = [each.load for each in self.searched if each.latency_ns]
 
-    def _sweep(self, workers: "_Workers", sizes: Sequence[int], length: int | None) -> list[Measurement]:
+    def _sweep(
+        self, workers: "_Workers", sizes: Sequence[int], length: int | None
+    ) -> list[Measurement]:
         if self.running.interrupted:
             return []
         load, slo = replace(self.running.plan.load, length=length), self.running.plan.slo
-        return sweep_batch_sizes(lambda size: self._one(workers, replace(load, batch_size=size)), sizes, slo)
+        return sweep_batch_sizes(
+            lambda size: self._one(workers, replace(load, batch_size=size)), sizes, slo
+        )
 
     def expect(self, times: int) -> None:
         """Prepares standby workers for `times` repetitions: one per length."""
@@ -124,8 +142,14 @@ class BenchSubject:
     def judge_limit(self, slo: Slo) -> ArtifactLimit:
         """Judges the limit over all processes; a rate by the measurements at the rate that was found."""
         run = self.running.run
-        own = [each for each in self.running.measurements if each.subject.artifact == self.artifact.entry.id]
-        groups = group_processes(recorded_from_files(each, run.name, Files(run.path)) for each in own)
+        own = [
+            each
+            for each in self.running.measurements
+            if each.subject.artifact == self.artifact.entry.id
+        ]
+        groups = group_processes(
+            recorded_from_files(each, run.name, Files(run.path)) for each in own
+        )
         merged = {group.load.key: merge_group(group) for group in groups}
         found = [merged.get(each.load.key, each) for each in self.searched]
         best = find_largest_inside(found, slo)
@@ -137,11 +161,16 @@ class BenchSubject:
         return judge_limit(self.artifact.entry.id, self.artifact.label, slo, found, best)
 
     def _search_rate(self, workers: "_Workers", load: LoadSpec, slo: Slo) -> None:
-        first = self._one(workers, replace(load, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0))
+        first = self._one(
+            workers,
+            replace(load, scenario=Scenario.SINGLE_STREAM, percentile=50.0, min_seconds=1.0),
+        )
         if first.latency_ns is None or first.interrupted:
             return
         service_s = first.latency_ns.mean / 1e9
-        found = find_highest_rate(lambda rate: self._one(workers, replace(load, rate_per_s=rate)), service_s, slo)
+        found = find_highest_rate(
+            lambda rate: self._one(workers, replace(load, rate_per_s=rate)), service_s, slo
+        )
         self.searched, self.best_rate = found
         self.points = [self.best_rate.load] if self.best_rate else []
 
@@ -190,7 +219,10 @@ class _Workers(ExitStack):
 
 
 def choose_exit_status(
-    measurements: Sequence[Measurement], limits: Sequence[ArtifactLimit] = (), *, interrupted: bool = False
+    measurements: Sequence[Measurement],
+    limits: Sequence[ArtifactLimit] = (),
+    *,
+    interrupted: bool = False,
 ) -> ExitStatus:
     """STAGE_FAILED if an artifact was refused or died, or nothing has a figure; FAIL for a wrong output or an unmet limit.
 
@@ -222,7 +254,11 @@ def bench_artifacts(
         require_lengths(each, plan.lengths)
         each.resolve_effective_options(plan.options)
     run = begin_run(store.workspace, "bench")
-    with offer_recovery(run, listener), store.scratch("bench") as scratch, WorkerPool(scratch, plan.affinity) as pool:
+    with (
+        offer_recovery(run, listener),
+        store.scratch("bench") as scratch,
+        WorkerPool(scratch, plan.affinity) as pool,
+    ):
         bench_run = BenchState(run, plan, store, listener, scratch, pool)
         limits: list[ArtifactLimit] = []
         try:
@@ -235,8 +271,14 @@ def bench_artifacts(
                 if bench_run.interrupted:
                     break
             _repeat(subjects, bench_run)
-            limits = [] if plan.slo is None else [each.judge_limit(plan.slo) for each in subjects if each.searched]
-        except KeyboardInterrupt as interruption:  # between two measurements, or a second time within one
+            limits = (
+                []
+                if plan.slo is None
+                else [each.judge_limit(plan.slo) for each in subjects if each.searched]
+            )
+        except (
+            KeyboardInterrupt
+        ) as interruption:  # between two measurements, or a second time within one
             bench_run.measurements += recover_unfinished(run.path, bench_run.measurements)
             if not bench_run.measurements:
                 raise
@@ -247,7 +289,9 @@ def bench_artifacts(
             raise bench_run.refusals[0]
         write_measurements(run.path, found)
         parents = [each.entry.id for each in artifacts]
-        finished = finish_run(run, parents=parents, status="interrupted" if bench_run.interrupted else "complete")
+        finished = finish_run(
+            run, parents=parents, status="interrupted" if bench_run.interrupted else "complete"
+        )
         return record_from_run(finished, found, tuple(limits), interrupted=bench_run.interrupted)
 
 
@@ -262,9 +306,7 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
         if cause is not None and left > 1 and not plan.keep_going and not running.interrupted:
             against = for_workspace("optpipe bench A --against B")
             problem = f"stopped after process {done} of {plan.processes}, because the last two were disturbed"
-            way = (
-                f"alternate two builds under the same disturbance (`{against}`), or continue with --set keep-going=true"
-            )
+            way = f"alternate two builds under the same disturbance (`{against}`), or continue with --set keep-going=true"
             running.listener.warn(f"{problem}: {cause.message}\n{cause.remedy}; or {way}")
             return
         begun = monotonic()
@@ -275,10 +317,16 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
 
 
 def record_from_run(
-    run: Run, measured: tuple[Measurement, ...], limits: tuple[ArtifactLimit, ...] = (), *, interrupted: bool = False
+    run: Run,
+    measured: tuple[Measurement, ...],
+    limits: tuple[ArtifactLimit, ...] = (),
+    *,
+    interrupted: bool = False,
 ) -> BenchRecord:
     environment = run.manifest.environment
-    groups = group_processes(recorded_from_files(each, run.name, run.files, environment) for each in measured)
+    groups = group_processes(
+        recorded_from_files(each, run.name, run.files, environment) for each in measured
+    )
     return BenchRecord(
         run_dir=str(run.path),
         run_id=run.name,
@@ -297,13 +345,23 @@ def recover_run(directory: Path) -> BenchRecord:
     Raises BadInputError for anything but the folder of a bench run that was cut off.
     """
     if (directory / MANIFEST).exists() or not (directory / "samples").is_dir():
-        what = "is already finished" if (directory / MANIFEST).exists() else "is not an interrupted bench run"
+        what = (
+            "is already finished"
+            if (directory / MANIFEST).exists()
+            else "is not an interrupted bench run"
+        )
         raise BadInputError(f"{directory} {what}; specify a run folder without {MANIFEST}")
-    done = list(read_measurements(Files(directory))) if (directory / MEASUREMENTS_FILE).exists() else []
+    done = (
+        list(read_measurements(Files(directory)))
+        if (directory / MEASUREMENTS_FILE).exists()
+        else []
+    )
     done += recover_unfinished(directory, done)
     if not done:
         raise BadInputError(f"{directory} was interrupted before anything was measured; delete it")
     write_measurements(directory, done)
     parents = list(dict.fromkeys(each.subject.artifact for each in done))
-    run = finish_run(OpenRun(directory, "bench", done[0].started_utc), parents=parents, status="interrupted")
+    run = finish_run(
+        OpenRun(directory, "bench", done[0].started_utc), parents=parents, status="interrupted"
+    )
     return record_from_run(run, tuple(done), interrupted=True)

@@ -42,7 +42,12 @@ from optpipe.measure.groups import (
     find_run_scatter,
     merge_group,
 )
-from optpipe.measure.int8_notes import check_int8_accuracy, check_int8_speed, find_int8_causes, pick_baseline
+from optpipe.measure.int8_notes import (
+    check_int8_accuracy,
+    check_int8_speed,
+    find_int8_causes,
+    pick_baseline,
+)
 from optpipe.measure.pair import PAIR_CONFIDENCE
 from optpipe.measure.search import Slo
 from optpipe.models.artifacts.lookup import describe_network, find_builds, judged_build_from_entry
@@ -73,7 +78,9 @@ def mark_frontier(rows: list[ComparisonRow], shown: Claims) -> list[ComparisonRo
     """Marks valid rows that no row of the same model and kind of load is shown to dominate."""
     judged = []
     for row in rows:
-        rivals = [each for each in rows if each.valid and _kind(each) == _kind(row) and each is not row]
+        rivals = [
+            each for each in rows if each.valid and _kind(each) == _kind(row) and each is not row
+        ]
         why = None
         for rival in rivals if row.valid else ():
             mine, theirs = _objectives(rival), _objectives(row)
@@ -97,9 +104,14 @@ def find_best_rows(
     models = sorted({row.model for row in rows})
     lengths = sorted({row.load.length for row in rows if row.load.length is not None})
     # the smallest network is not a better build of the others, nor is the shortest sequence
-    for what, found, flag in (("models", models, "--model"), ("sequence lengths", [*map(str, lengths)], "--length")):
+    for what, found, flag in (
+        ("models", models, "--model"),
+        ("sequence lengths", [*map(str, lengths)], "--length"),
+    ):
         if len(found) > 1:
-            reason = f"{len(found)} {what} are compared ({', '.join(found)}); choose one with {flag}"
+            reason = (
+                f"{len(found)} {what} are compared ({', '.join(found)}); choose one with {flag}"
+            )
             return dict.fromkeys(Goal), dict.fromkeys(Goal, reason)
     allowed = [row for row in rows if row.valid and (slo is None or _meets_limit(row, slo))]
     best: dict[str, str | None] = {}
@@ -112,11 +124,17 @@ def find_best_rows(
         _, winner = max(scored, key=lambda pair: pair[0])
         best[goal], why[goal] = winner.id, _describe_best(winner, goal)
         objective = "energy" if goal is Goal.EFFICIENCY else str(goal)
-        equal = [row for _, row in scored if row is not winner and (winner.id, row.id, objective) not in shown]
+        equal = [
+            row
+            for _, row in scored
+            if row is not winner and (winner.id, row.id, objective) not in shown
+        ]
         if equal:
             more = f" and {len(equal) - 1} more" if len(equal) > 1 else ""
             best[goal] = None
-            why[goal] = f"{winner.label} ({why[goal]}) is not shown to be better than {equal[0].label}{more}"
+            why[goal] = (
+                f"{winner.label} ({why[goal]}) is not shown to be better than {equal[0].label}{more}"
+            )
     return best, why
 
 
@@ -149,7 +167,9 @@ def _describe_best(row: ComparisonRow, goal: Goal) -> str:
         name = "p99" if "p99" in row.latency_ns else "p50"
         return f"{name} {format_quantity(row.latency_ns[name].value, Dimension.TIME)}"
     if goal is Goal.THROUGHPUT and row.throughput_images_per_s:
-        return format_quantity(row.throughput_images_per_s.value, choose_dimension(Dimension.RATE, row.load.sample))
+        return format_quantity(
+            row.throughput_images_per_s.value, choose_dimension(Dimension.RATE, row.load.sample)
+        )
     assert row.energy_j_per_image
     return f"≈ {format_quantity(row.energy_j_per_image.value, choose_dimension(Dimension.ENERGY, row.load.sample))}"
 
@@ -196,11 +216,18 @@ def compare_measurements(
     groups, names = _group_by_key(measured), _Names(every)
     baselines = _group_by_key(against) if baseline else groups
     known = known or {}
-    facts = {key: known.get(group.newest.measurement.subject.artifact, BuildFacts()) for key, group in groups.items()}
+    facts = {
+        key: known.get(group.newest.measurement.subject.artifact, BuildFacts())
+        for key, group in groups.items()
+    }
     rows, unmatched, notes, shown = _compare_groups(groups, baselines, names, facts, across=across)
     if baseline:
         loads = {_load(group) for group in groups.values()}
-        alone = [_row_from_group(each, BuildFacts(), names) for each in baselines.values() if _load(each) not in loads]
+        alone = [
+            _row_from_group(each, BuildFacts(), names)
+            for each in baselines.values()
+            if _load(each) not in loads
+        ]
         reason = "only the baseline has a measurement at this load"
         unmatched |= {f"baseline: {row.label}": reason for row in alone}
     elif any(group.newest.measurement.subject.precision == "fp32" for group in groups.values()):
@@ -231,7 +258,9 @@ def _compare_groups(
     """A row per group with its speedup over the baseline; labels of rows without a counterpart, and why; notes; claims."""
     rows: list[ComparisonRow] = []
     every = [*groups.values(), *(baselines.values() if baselines is not groups else ())]
-    scatters = {name: find_run_scatter(every, name) for name in ("p50", "p99", "throughput", "energy")}
+    scatters = {
+        name: find_run_scatter(every, name) for name in ("p50", "p99", "throughput", "energy")
+    }
     tests: dict[tuple[str, str, str], float] = {}
     speedups: dict[str, FigureRatio] = {}
     unmatched: dict[str, str] = {}
@@ -240,7 +269,11 @@ def _compare_groups(
     for key, group in groups.items():
         row = _row_from_group(group, facts[key], names)
         other, said = _find_counterpart(group, baselines, names, own=baselines is groups)
-        if other is not None and not across and (apart := explain_clock_difference(group.newest, other.newest)):
+        if (
+            other is not None
+            and not across
+            and (apart := explain_clock_difference(group.newest, other.newest))
+        ):
             other, said = None, f"{apart}; lock the clocks and measure again, or pass --across"
         if other is None:
             unmatched[row.label] = said
@@ -268,7 +301,11 @@ def _compare_groups(
                 tests[better.id, worse.id, objective] = found.p_value
     keys = [*tests, *speedups]
     p_values = [*tests.values(), *(each.p_value for each in speedups.values())]
-    claimed = {key for key, hit in zip(keys, reject_by_holm(p_values, 1 - PAIR_CONFIDENCE), strict=True) if hit}
+    claimed = {
+        key
+        for key, hit in zip(keys, reject_by_holm(p_values, 1 - PAIR_CONFIDENCE), strict=True)
+        if hit
+    }
     for at, row in enumerate(rows):
         if row.id in speedups:
             faster = "faster" if speedups[row.id].change.value > 0 else "slower"
@@ -286,7 +323,9 @@ class _Names:
 
     def __init__(self, measured: Sequence[RecordedMeasurement]) -> None:
         settings = group_pairs((_build(one), one.measurement.subject.settings) for one in measured)
-        self.differing = {build: find_differing_settings(found) for build, found in settings.items()}
+        self.differing = {
+            build: find_differing_settings(found) for build, found in settings.items()
+        }
 
     def build(self, one: RecordedMeasurement) -> str:
         """`onnxruntime int8`, with its model first and its device or processor last if others differ in them."""
@@ -294,7 +333,10 @@ class _Names:
         several_models = len({each[0] for each in self.differing}) > 1
         places = [each[3:] for each in self.differing if each[:3] == (model, backend, precision)]
         place = device if sum(each[0] == device for each in places) == 1 else processor
-        first, last = f"{model} " if several_models else "", f" ({place})" if len(places) > 1 else ""
+        first, last = (
+            f"{model} " if several_models else "",
+            f" ({place})" if len(places) > 1 else "",
+        )
         return f"{first}{backend} {precision}{last}"
 
     def setting(self, one: RecordedMeasurement) -> str:
@@ -305,18 +347,24 @@ class _Names:
         return f"{self.build(one)} {self.setting(one)}".rstrip()
 
 
-def _group_by_key(measured: Sequence[RecordedMeasurement]) -> dict[tuple[object, ...], ProcessGroup]:
+def _group_by_key(
+    measured: Sequence[RecordedMeasurement],
+) -> dict[tuple[object, ...], ProcessGroup]:
     """The processes by processor and `Measurement.key`, of the last measured artifact only: a rebuilt artifact is another one."""
 
     def key(one: RecordedMeasurement) -> tuple[object, ...]:
         return _name_processor(one), *one.measurement.key
 
-    ordered = sorted(measured, key=lambda one: (str(key(one)), one.measurement.started_utc, one.run))
+    ordered = sorted(
+        measured, key=lambda one: (str(key(one)), one.measurement.started_utc, one.run)
+    )
     groups = {}
     for found, tries in groupby(ordered, key=key):
         *_, newest = group = list(tries)
         artifact = newest.measurement.subject.artifact
-        groups[found] = ProcessGroup(tuple(one for one in group if one.measurement.subject.artifact == artifact))
+        groups[found] = ProcessGroup(
+            tuple(one for one in group if one.measurement.subject.artifact == artifact)
+        )
     return groups
 
 
@@ -328,7 +376,9 @@ def _check_environments(every: Sequence[RecordedMeasurement], *, across: bool) -
     }
     if not differences:
         return []
-    listed = "; ".join(f"{difference} ({every[0].run} and {run})" for difference, run in differences.items())
+    listed = "; ".join(
+        f"{difference} ({every[0].run} and {run})" for difference, run in differences.items()
+    )
     if not across:
         problem = f"the runs are from different machines: {listed}"
         raise BadInputError(f"{problem}\nspecify which runs to compare, or pass --across")
@@ -336,7 +386,14 @@ def _check_environments(every: Sequence[RecordedMeasurement], *, across: bool) -
 
 
 def _order(load: LoadSpec) -> tuple[str, str, int, float, int, int]:
-    return load.scenario, load.mode, load.streams, load.rate_per_s or 0.0, load.length or 0, load.batch_size
+    return (
+        load.scenario,
+        load.mode,
+        load.streams,
+        load.rate_per_s or 0.0,
+        load.length or 0,
+        load.batch_size,
+    )
 
 
 def _id(one: RecordedMeasurement) -> str:
@@ -366,7 +423,8 @@ def _row_from_group(group: ProcessGroup, known: BuildFacts, names: _Names) -> Co
         throughput_images_per_s=found.throughput_images_per_s,
         throughput_tokens_per_s=found.throughput_tokens_per_s,
         energy_j_per_image=found.energy_j_per_image,
-        memory_bytes=max([each.measurement.memory_bytes or 0 for each in group.valid or (one,)]) or None,
+        memory_bytes=max([each.measurement.memory_bytes or 0 for each in group.valid or (one,)])
+        or None,
         size_bytes=known.size_bytes,
         build_s=known.build_s,
         top1=known.top1,
@@ -387,7 +445,9 @@ def _find_counterpart(
     """
     of = group.newest.measurement
     where = str(of.load)
-    same_load = {key: found.newest for key, found in baselines.items() if _load(found) == _load(group)}
+    same_load = {
+        key: found.newest for key, found in baselines.items() if _load(found) == _load(group)
+    }
     end = 5 if own else 4  # a given baseline may be of another processor
     backend, precision, *place = _build(group.newest)[1:end]
     wanted = (backend, "fp32" if own else precision, *place)
@@ -395,7 +455,9 @@ def _find_counterpart(
     builds = {_build(one) for one in same_load.values()}
     if not fitting and not own and len(builds) == 1:
         fitting = same_load
-    found = pick_baseline(of, [one.measurement for one in fitting.values()], lambda one: -(_get_p50(one) or inf))
+    found = pick_baseline(
+        of, [one.measurement for one in fitting.values()], lambda one: -(_get_p50(one) or inf)
+    )
     if found is not None:
         key = next(key for key, one in fitting.items() if one.measurement is found)
         mine, theirs = names.configuration(group.newest), names.configuration(fitting[key])
@@ -407,7 +469,10 @@ def _find_counterpart(
     if own:
         return None, f"no fp32 build of {of.subject.backend} was measured at {where}"
     if builds:
-        return None, f"the baseline has {len(builds)} builds at {where}, but not {names.build(group.newest)}"
+        return (
+            None,
+            f"the baseline has {len(builds)} builds at {where}, but not {names.build(group.newest)}",
+        )
     return None, f"the baseline was not measured at {where}"
 
 
@@ -459,14 +524,20 @@ def _list_int8_notes(
 
     `groups` and `of` are parallel to `rows`.
     """
-    found = [f"{row.build}: {about.accuracy}" for row, about in zip(rows, of, strict=True) if about.accuracy]
+    found = [
+        f"{row.build}: {about.accuracy}"
+        for row, about in zip(rows, of, strict=True)
+        if about.accuracy
+    ]
     measured = [(_name_processor(group.newest), merge_group(group)) for group in groups]
     for row, (where, one), about in zip(rows, measured, of, strict=True):
         beside = [other for place, other in measured if other.is_valid and place == where]
         if row.valid and (reason := check_int8_speed(one, beside, about.causes)) is not None:
             seen = f"{one.subject.precision.upper()} is not significantly faster than {reason.evidence['than']}"
             ratio = f"{reason.evidence['ratio']:.2f} times as fast"
-            found.append(f"{row.label}: {seen} ({ratio})" + (f"; {about.causes}" if about.causes else ""))
+            found.append(
+                f"{row.label}: {seen} ({ratio})" + (f"; {about.causes}" if about.causes else "")
+            )
     return found
 
 
@@ -502,10 +573,14 @@ def _find_run(name: str, present: Sequence[Run], workspace: Path) -> Run:
         if run.kind != "bench":
             raise BadInputError(f"{name} is a {run.kind} run; compare requires bench runs")
         return run
-    found = [run for run in present if run.name == name] or [run for run in present if run.name.startswith(name)]
+    found = [run for run in present if run.name == name] or [
+        run for run in present if run.name.startswith(name)
+    ]
     if len(found) != 1:
         known = ", ".join(run.name for run in (found or present)[-5:]) or "none"
-        raise BadInputError(f"{name!r} matches {len(found)} bench runs in {workspace}; available: {known}")
+        raise BadInputError(
+            f"{name!r} matches {len(found)} bench runs in {workspace}; available: {known}"
+        )
     return found[0]
 
 
@@ -524,7 +599,11 @@ def compare_workspace(
     A single name that is a measured model and no run acts as `model`; a file's name selects the builds of that file.
     """
     of_file: set[str] = set()
-    if model is None and len(names) == 1 and (meant := _find_measured_model(names[0], store)) is not None:
+    if (
+        model is None
+        and len(names) == 1
+        and (meant := _find_measured_model(names[0], store)) is not None
+    ):
         if Path(names[0]).is_file():
             of_file = {each.id for each in find_builds(names[0], store)}
         model, names = meant, ()
@@ -534,25 +613,39 @@ def compare_workspace(
         runs = tuple(run for run in runs if run.name != held_against)
         if not runs:
             problem = f"the only run is the baseline {held_against}"
-            raise BadInputError(f"{problem}; measure something to compare: {for_workspace('optpipe bench MODEL')}")
+            raise BadInputError(
+                f"{problem}; measure something to compare: {for_workspace('optpipe bench MODEL')}"
+            )
     measured = tuple(one for run in runs for one in measurements_from_run(run))
     if model is not None:
         have = sorted({str(one.measurement.subject.model) for one in measured})
         measured = tuple(one for one in measured if one.measurement.subject.model == model)
         if have and not measured:
-            raise BadInputError(f"no measurements of {model} in {store.workspace}; measured models: {', '.join(have)}")
+            raise BadInputError(
+                f"no measurements of {model} in {store.workspace}; measured models: {', '.join(have)}"
+            )
     if any(one.measurement.subject.artifact in of_file for one in measured):
         measured = tuple(one for one in measured if one.measurement.subject.artifact in of_file)
     if length is not None:
-        have = sorted({str(one.measurement.load.length) for one in measured if one.measurement.load.length})
+        have = sorted(
+            {str(one.measurement.load.length) for one in measured if one.measurement.load.length}
+        )
         measured = tuple(one for one in measured if one.measurement.load.length == length)
         if not measured:
-            raise BadInputError(f"no measurements at length {length}; measured lengths: {', '.join(have) or 'none'}")
+            raise BadInputError(
+                f"no measurements at length {length}; measured lengths: {', '.join(have) or 'none'}"
+            )
     if not measured:
         raise _nothing_measured(store.workspace)
     known = collect_build_facts(store.list_entries(ArtifactInfo), list_runs(store.workspace))
-    found = compare_measurements(measured, baseline=held_against, against=against, known=known, slo=slo, across=across)
-    return replace(found, warnings=(*found.warnings, *_list_namesakes(measured, store))), measured, runs
+    found = compare_measurements(
+        measured, baseline=held_against, against=against, known=known, slo=slo, across=across
+    )
+    return (
+        replace(found, warnings=(*found.warnings, *_list_namesakes(measured, store))),
+        measured,
+        runs,
+    )
 
 
 def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> Iterator[str]:
@@ -565,7 +658,11 @@ def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> It
         if len(origins := {origin for origin, _ in pairs}) < 2:
             continue
         networks = {origin: describe_network(exported[origin]) for origin in origins}
-        found = {network: artifact for origin, artifact in pairs if (network := networks[origin]) is not None}
+        found = {
+            network: artifact
+            for origin, artifact in pairs
+            if (network := networks[origin]) is not None
+        }
         if len(found) > 1:
             listed = "; ".join(f"{network} ({artifact})" for network, artifact in found.items())
             yield f"{len(found)} networks are called {model}, and each row shows the newest: {listed}; name another's file to compare it"
@@ -577,7 +674,9 @@ def _find_baseline(
     if name is None:
         return None, ()
     if (Path(name) / RUNS).is_dir():
-        return name, tuple(one for run in find_bench_runs(Path(name)) for one in measurements_from_run(run))
+        return name, tuple(
+            one for run in find_bench_runs(Path(name)) for one in measurements_from_run(run)
+        )
     if name != "approved":
         run = find_bench_runs(store.workspace, [name])[0]
         return run.name, measurements_from_run(run)
@@ -585,12 +684,18 @@ def _find_baseline(
         raise BadInputError("--baseline approved needs one model: add --model MODEL")
     if (files := find_approved_baseline(store.workspace, model)) is None:
         problem = f"no approved baseline for {model}"
-        raise BadInputError(f"{problem}; approve one with {for_workspace('optpipe signoff approve DOSSIER')}")
-    return f"approved {model}", tuple(list_artifact_measurements(runs_from_files(files, "runs"), 0.95, None))
+        raise BadInputError(
+            f"{problem}; approve one with {for_workspace('optpipe signoff approve DOSSIER')}"
+        )
+    return f"approved {model}", tuple(
+        list_artifact_measurements(runs_from_files(files, "runs"), 0.95, None)
+    )
 
 
 def collect_build_facts(
-    artifacts: Iterable[Entry[ArtifactInfo]], runs: Sequence[Run], exported: Mapping[str, Manifest] | None = None
+    artifacts: Iterable[Entry[ArtifactInfo]],
+    runs: Sequence[Run],
+    exported: Mapping[str, Manifest] | None = None,
 ) -> dict[str, BuildFacts]:
     found = {}
     for entry in artifacts:

@@ -53,7 +53,9 @@ from optpipe.workspace.entry import Run
 
 MAX_REASONS_SHOWN = 4
 """Maximum reasons of one kind that are listed individually."""
-EFFECTS = frozenset({"not-steady", "drift", "bimodal", "dispersion", "too-few-samples"})  # of a disturbed machine
+EFFECTS = frozenset(
+    {"not-steady", "drift", "bimodal", "dispersion", "too-few-samples"}
+)  # of a disturbed machine
 MEAN_P50 = "mean p50"
 """Mean of the processes' medians. Higher percentiles are over all requests of all processes."""
 VERDICT_COLUMN = Column("verdict", ColumnKind.STATE, rank=0)
@@ -64,11 +66,18 @@ def document_from_bench(record: BenchRecord) -> Document:
     called = _name_artifacts(rows)
     few = {group.processes for group in groups if 0 < group.processes < 3}
     what = "1 process" if few == {1} else "fewer than 3 processes"
-    codes = sorted({code for row in rows for code in row.invalid_codes}, key=lambda code: (code in EFFECTS, code))
-    models = {str(group.subject.model) for group in groups if group.processes and group.subject.model}
+    codes = sorted(
+        {code for row in rows for code in row.invalid_codes},
+        key=lambda code: (code in EFFECTS, code),
+    )
+    models = {
+        str(group.subject.model) for group in groups if group.processes and group.subject.model
+    }
     return make_document(
         [
-            Sentence(f"No measurement is VALID: {', '.join(codes)}", Tone.BAD) if codes and not models else None,
+            Sentence(f"No measurement is VALID: {', '.join(codes)}", Tone.BAD)
+            if codes and not models
+            else None,
             _tabulate_groups(groups, called),
             *_answer_limits(record.limits, called),
             Sentence(f"{what}: no interval; use --processes 5", Tone.DOUBTFUL) if few else None,
@@ -76,13 +85,17 @@ def document_from_bench(record: BenchRecord) -> Document:
             *_list_reasons(rows, called),
             *_explain_withheld(rows, called),
             Sentence(record.run_dir, Tone.FAINT, "run"),
-            Sentence(to_command("compare", model=min(models)), Tone.STRONG, "next") if len(models) == 1 else None,
+            Sentence(to_command("compare", model=min(models)), Tone.STRONG, "next")
+            if len(models) == 1
+            else None,
         ]
     )
 
 
 def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, str]) -> Table:
-    tails = [name for name in ("p90", "p99", "p99.9") if any(name in group.figures for group in groups)]
+    tails = [
+        name for name in ("p90", "p99", "p99.9") if any(name in group.figures for group in groups)
+    ]
     sample = name_sample(group.load.sample for group in groups)
     columns = (
         *(Column(name, shared=True) for name in ("model", "artifact", "device", "load")),
@@ -123,9 +136,13 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
             _format_number(rate := _get_value(group, "throughput")),
             _format_number(_get_value(group, "tokens")),
             _format_number(None if rate is None else rate / group.load.batch_size),
-            format_bytes(max(memory.processes)) if memory and memory.processes else "",  # the largest, as in a sign-off
+            format_bytes(max(memory.processes))
+            if memory and memory.processes
+            else "",  # the largest, as in a sign-off
             _format_number(_get_value(group, "energy"), "≈"),
-            f"{group.processes} of {group.processes + len(group.left_out)}" if group.left_out else str(group.processes),
+            f"{group.processes} of {group.processes + len(group.left_out)}"
+            if group.left_out
+            else str(group.processes),
             Cell("VALID", Tone.GOOD) if group.processes else Cell("INVALID", Tone.BAD),
         )
         for group in groups
@@ -152,10 +169,13 @@ def _name_artifacts(rows: Sequence[Measurement]) -> dict[str, str]:
     model = len({row.subject.model for row in rows}) > 1
     subjects = [row.subject for row in rows]
     names = {
-        each.artifact: f"{each.model if model else ''} {each.backend} {each.precision}".strip() for each in subjects
+        each.artifact: f"{each.model if model else ''} {each.backend} {each.precision}".strip()
+        for each in subjects
     }
     like = [(names[each.artifact], each.device, each.artifact) for each in subjects]
-    twice = {one[2] for one in like if any(one[:2] == other[:2] and one[2] != other[2] for other in like)}
+    twice = {
+        one[2] for one in like if any(one[:2] == other[:2] and one[2] != other[2] for other in like)
+    }
     return {each: f"{each} {name}" if each in twice else name for each, name in names.items()}
 
 
@@ -186,7 +206,9 @@ def document_from_pair(record: BenchRecord) -> Document:
     )
 
 
-def _answer_limits(limits: Sequence[ArtifactLimit], called: Mapping[str, str]) -> Iterator[Sentence]:
+def _answer_limits(
+    limits: Sequence[ArtifactLimit], called: Mapping[str, str]
+) -> Iterator[Sentence]:
     for each in limits:
         what, label = name_point(each.batch_size, each.rate_per_s), _format_label(each, called)
         value = "" if each.value_ns is None else f" ({format_duration(each.value_ns)})"
@@ -203,7 +225,9 @@ def _answer_limits(limits: Sequence[ArtifactLimit], called: Mapping[str, str]) -
             yield Sentence(text, Tone.BAD if failed else Tone.DOUBTFUL)
         if unknown := each.not_judged:
             why = next(iter(unknown.values()))
-            text = f"{label}: not judged at {', '.join(unknown)}: {why}; measure longer (--min-time)"
+            text = (
+                f"{label}: not judged at {', '.join(unknown)}: {why}; measure longer (--min-time)"
+            )
             yield Sentence(text, Tone.DOUBTFUL)
 
 
@@ -224,12 +248,16 @@ def _list_reasons(rows: Sequence[Measurement], called: Mapping[str, str]) -> Ite
                 continue
             key = (reason.invalidates, reason.code, reason.remedy)
             found.setdefault(key, []).append(f"{_format_where(row, called)}: {reason.message}")
-    causes_first = sorted(found.items(), key=lambda item: (not item[0][0], item[0][1] not in HOST_CAUSES))
+    causes_first = sorted(
+        found.items(), key=lambda item: (not item[0][0], item[0][1] not in HOST_CAUSES)
+    )
     for (invalid, code, remedy), seen in causes_first:
         tone, label = (Tone.DOUBTFUL, "INVALID") if invalid else (Tone.FAINT, "note")
         yield Sentence(code, tone, label, _shorten_list(seen), remedy)
     if effects:
-        yield Sentence(f"{', '.join(sorted(effects))}, often effects of these causes", Tone.FAINT, "also")
+        yield Sentence(
+            f"{', '.join(sorted(effects))}, often effects of these causes", Tone.FAINT, "also"
+        )
     if found:
         yield Sentence("docs/reference/codes.md explains each of these codes", Tone.FAINT, "codes")
 
@@ -239,7 +267,9 @@ def _explain_withheld(rows: Sequence[Measurement], called: Mapping[str, str]) ->
     seen = [
         f"{_format_where(row, called)}: {name}: {why}"
         for row in rows
-        for name, why in (row.latency_ns.withheld if row.latency_ns and row.verdict is Validity.VALID else {}).items()
+        for name, why in (
+            row.latency_ns.withheld if row.latency_ns and row.verdict is Validity.VALID else {}
+        ).items()
         if row.samples >= count_samples_needed(float(name[1:]))
     ]
     if seen:
@@ -279,19 +309,29 @@ def _format_number(value: float | None, prefix: str = "") -> str:
 
 def document_from_comparison(comparison: Comparison) -> Document:
     best = [
-        Sentence(f"{comparison.row(row).label}  {comparison.best_reason[goal]}", Tone.STRONG, f"best for {goal}")
+        Sentence(
+            f"{comparison.row(row).label}  {comparison.best_reason[goal]}",
+            Tone.STRONG,
+            f"best for {goal}",
+        )
         if row is not None
         else Sentence(f"– {comparison.best_reason[goal]}", Tone.FAINT, f"best for {goal}")
         for goal, row in comparison.best.items()
     ]
     if not any(row is not None for row in comparison.best.values()):
         best = [Sentence(summarize_comparison(comparison), Tone.DOUBTFUL)]
-    limit = Sentence(f"only builds that meet {comparison.slo}, judged by the interval's upper bound", Tone.FAINT)
-    return make_document([*best, limit if comparison.slo else None, *list_comparison_parts(comparison)])
+    limit = Sentence(
+        f"only builds that meet {comparison.slo}, judged by the interval's upper bound", Tone.FAINT
+    )
+    return make_document(
+        [*best, limit if comparison.slo else None, *list_comparison_parts(comparison)]
+    )
 
 
 def summarize_comparison(comparison: Comparison) -> str:
-    best = {goal: comparison.row(row).label for goal, row in comparison.best.items() if row is not None}
+    best = {
+        goal: comparison.row(row).label for goal, row in comparison.best.items() if row is not None
+    }
     found = [f"{label} for {goal} ({comparison.best_reason[goal]})" for goal, label in best.items()]
     if not found:
         return f"No build can be recommended: {', '.join(dict.fromkeys(comparison.best_reason.values()))}."
@@ -306,10 +346,19 @@ def list_comparison_parts(comparison: Comparison) -> Iterator[Part]:
         if not row.valid:
             yield Sentence(f"{row.label}: {', '.join(row.reason_codes)}", Tone.BAD, "INVALID")
     if comparison.baseline:
-        yield Sentence(f"{comparison.baseline}; speedups are those of p50 latency", Tone.FAINT, "baseline")
+        yield Sentence(
+            f"{comparison.baseline}; speedups are those of p50 latency", Tone.FAINT, "baseline"
+        )
     if count := len(comparison.unmatched):
-        listed = _shorten_list([f"{label}: {reason}" for label, reason in comparison.unmatched.items()])
-        yield Sentence(f"{count} row{' has' if count == 1 else 's have'} no baseline", Tone.FAINT, "note", listed)
+        listed = _shorten_list(
+            [f"{label}: {reason}" for label, reason in comparison.unmatched.items()]
+        )
+        yield Sentence(
+            f"{count} row{' has' if count == 1 else 's have'} no baseline",
+            Tone.FAINT,
+            "note",
+            listed,
+        )
     yield from (Sentence(one, Tone.DOUBTFUL, "warning") for one in comparison.warnings)
 
 
@@ -349,7 +398,9 @@ def _list_comparison_cells(row: ComparisonRow, comparison: Comparison) -> Row:
     return (
         row.configuration,
         Cell(state, tone),
-        f"by {comparison.row(row.dominated_by.split(': ', 1)[0]).label}" if row.dominated_by else "",
+        f"by {comparison.row(row.dominated_by.split(': ', 1)[0]).label}"
+        if row.dominated_by
+        else "",
         str(row.load.batch_size),
         ", ".join([*row.load.list_lengths(), row.scenario, row.load.mode]),
         cell_from_latency(row.latency_ns.get("p50")),
@@ -378,17 +429,23 @@ def draw_measurements(
     """Figures of `comparison`; file paths are relative to the report's folder `root`."""
     folders = {run.name: run for run in runs}
     chosen = _choose_curves(measured, comparison)
-    latencies = tuple(_curve_from_measurement(label, one, folders[one.run], root) for label, one in chosen.items())
+    latencies = tuple(
+        _curve_from_measurement(label, one, folders[one.run], root) for label, one in chosen.items()
+    )
     return draw_comparison(comparison, latencies, tuple(_list_processes(comparison, measured)))
 
 
-def _list_processes(comparison: Comparison, measured: Sequence[RecordedMeasurement]) -> Iterator[Point]:
+def _list_processes(
+    comparison: Comparison, measured: Sequence[RecordedMeasurement]
+) -> Iterator[Point]:
     """The p50 of each process, relative to the median of the VALID processes of its row."""
     for row in comparison.rows[:CURVES]:
         found = [
             (one, one.latency_ns.median)
             for one in (each.measurement for each in measured)
-            if one.subject.artifact == row.artifact and one.load == row.load and one.subject.settings == row.settings
+            if one.subject.artifact == row.artifact
+            and one.load == row.load
+            and one.subject.settings == row.settings
             if one.latency_ns and one.latency_ns.median
         ]
         valid = [p50 for one, p50 in found if one.verdict is Validity.VALID]
@@ -397,20 +454,28 @@ def _list_processes(comparison: Comparison, measured: Sequence[RecordedMeasureme
         for one, p50 in found:
             codes = ", ".join(one.invalid_codes)
             name = f"{row.label}; process: {one.process}; p50: {format_duration(p50)}; {codes or 'counted'}"
-            yield Point(label, name, p50 / median(valid or [p50 for _, p50 in found]), 0.0, flag=codes)
+            yield Point(
+                label, name, p50 / median(valid or [p50 for _, p50 in found]), 0.0, flag=codes
+            )
 
 
 def list_raw_files(runs: Sequence[Run], root: Path, name: str | None = None) -> RawFiles:
     """Every existing file of `runs`, or each run's file `name`, with its hash from the manifest."""
     return tuple(
-        RawFile(os.path.relpath((run.path / path).resolve(), root.resolve()), file.sha256, file.size_bytes)
+        RawFile(
+            os.path.relpath((run.path / path).resolve(), root.resolve()),
+            file.sha256,
+            file.size_bytes,
+        )
         for run in runs
         for path, file in run.manifest.files.items()
         if name in (None, path) and run.files.has(path)
     )
 
 
-def _choose_curves(measured: Sequence[RecordedMeasurement], comparison: Comparison) -> dict[str, RecordedMeasurement]:
+def _choose_curves(
+    measured: Sequence[RecordedMeasurement], comparison: Comparison
+) -> dict[str, RecordedMeasurement]:
     """The measurements to draw, by label: the best ones, then the smallest batch of each build."""
     by_id = {f"{one.run}/{one.measurement.id}": one for one in measured if one.measurement.samples}
     rows = sorted(comparison.rows, key=lambda row: (row.load.batch_size, row.configuration))
@@ -435,7 +500,10 @@ def _curve_from_measurement(label: str, one: RecordedMeasurement, run: Run, root
 def frame_from_comparison(comparison: Comparison) -> pl.DataFrame:
     """One row per build and load, with the values and names of the JSON document: `load_batch_size`, `latency_ns_p50_value`."""
     rows = [
-        {name: "; ".join(value) if isinstance(value, list) else value for name, value in plain_from_record(row).items()}
+        {
+            name: "; ".join(value) if isinstance(value, list) else value
+            for name, value in plain_from_record(row).items()
+        }
         | {"settings": format_settings(row.settings, row.settings)}
         for row in comparison.rows
     ]

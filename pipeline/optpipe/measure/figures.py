@@ -51,7 +51,11 @@ def estimate_energy_per_image(
     percent. The interval combines the spread of the power over ten parts of the window with the sensor's tolerance.
     """
     too_short = f"measured for {seconds:.1f} s; the energy counter needs at least {MIN_WINDOW_S:.0f} s (--energy)"
-    rows = machine.drop_nulls("gpu_energy_mj") if "gpu_energy_mj" in machine.columns else machine.clear()
+    rows = (
+        machine.drop_nulls("gpu_energy_mj")
+        if "gpu_energy_mj" in machine.columns
+        else machine.clear()
+    )
     if rows.is_empty():
         return "no energy counter: it requires an NVIDIA GPU, Volta or newer"
     if len(rows) < 12 or images < 1:
@@ -88,8 +92,12 @@ def judge_measurement(
 ) -> Measurement:
     """`blank` with figures, percentiles up to p99 or `highest`, and the verdict of the `witnessed` and all found reasons."""
     measured, load = evidence.samples, blank.load
-    reasons = sorted([*witnessed, *find_reasons(evidence)], key=lambda reason: not reason.invalidates)
-    percents = tuple(sorted({percent for percent in (*PERCENTS, highest) if percent <= max(99.0, highest)}))
+    reasons = sorted(
+        [*witnessed, *find_reasons(evidence)], key=lambda reason: not reason.invalidates
+    )
+    percents = tuple(
+        sorted({percent for percent in (*PERCENTS, highest) if percent <= max(99.0, highest)})
+    )
     latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
     parts = {part: column for part in PARTS if (column := measured[f"{part}_ns"]).null_count() == 0}
     if load.scenario is Scenario.SERVER:
@@ -98,18 +106,27 @@ def judge_measurement(
     seconds = float(measured["end_ns"].max() - measured["start_ns"].min()) / 1e9  # type: ignore[operator,arg-type]
     throughput = estimate_throughput(measured, load.scenario, confidence)
     tokens = (load.length or 0) * (1 - (blank.inputs.padding if blank.inputs else 0.0))
-    energy = estimate_energy_per_image(evidence.machine, int(measured["images"].sum()), seconds, confidence)
+    energy = estimate_energy_per_image(
+        evidence.machine, int(measured["images"].sum()), seconds, confidence
+    )
     return replace(
         blank,
-        verdict=Validity.INVALID if any(reason.invalidates for reason in reasons) else Validity.VALID,
+        verdict=Validity.INVALID
+        if any(reason.invalidates for reason in reasons)
+        else Validity.VALID,
         reasons=tuple(reasons),
         samples=len(measured),
         latency_ns=summary_from_ns(latency, percents, confidence),
-        parts_ns={part: summary_from_ns(each.to_numpy(), percents, confidence) for part, each in parts.items()},
+        parts_ns={
+            part: summary_from_ns(each.to_numpy(), percents, confidence)
+            for part, each in parts.items()
+        },
         duration_s=seconds,
         throughput_images_per_s=throughput,
         throughput_batches_per_s=throughput.value / load.batch_size,
-        throughput_tokens_per_s=replace(throughput.scale(tokens), note="tokens without padding") if tokens else None,
+        throughput_tokens_per_s=replace(throughput.scale(tokens), note="tokens without padding")
+        if tokens
+        else None,
         energy_j_per_image=None if isinstance(energy, str) else energy,
         energy_why_not=energy if isinstance(energy, str) else None,
     )
@@ -132,11 +149,15 @@ def recompute_from_samples(
     evidence = ValidityEvidence(judged, measured, select_rows_during(machine, measured))
     witnessed = [reason for reason in stored.reasons if reason.code in WITNESSED]
     found = judge_measurement(stored, witnessed, evidence, highest, confidence)
-    peak = compute_worker_peak_bytes(machine, stored.inputs.rotated_bytes if stored.inputs else None)
+    peak = compute_worker_peak_bytes(
+        machine, stored.inputs.rotated_bytes if stored.inputs else None
+    )
     return found if peak is None else replace(found, device_peak_bytes=peak)
 
 
-def estimate_throughput(measured: pl.DataFrame, scenario: Scenario, confidence: float = CONFIDENCE) -> Estimate:
+def estimate_throughput(
+    measured: pl.DataFrame, scenario: Scenario, confidence: float = CONFIDENCE
+) -> Estimate:
     """Throughput while answering (closed loops), or from the first start to the last end (offline, server).
 
     `measured` holds the measured queries in order of their end. The figure is all images over all time; its interval is
@@ -148,16 +169,21 @@ def estimate_throughput(measured: pl.DataFrame, scenario: Scenario, confidence: 
         busy_ns = (measured["end_ns"] - measured["start_ns"]).to_numpy()
         note = "images divided by total inference time"
     else:
-        busy_ns = np.diff(measured["end_ns"].to_numpy(), prepend=measured["start_ns"].to_numpy().min())
+        busy_ns = np.diff(
+            measured["end_ns"].to_numpy(), prepend=measured["start_ns"].to_numpy().min()
+        )
         note = "images divided by the time from first start to last end"
     worth = compute_effective_count(busy_ns / np.maximum(images, 1))
     groups = min(len(images), max(MIN_VALUES, min(GROUPS, int(worth / WORTH_PER_GROUP))))
     # integers, whose sums are exact for any grouping
     in_groups, ns_in_groups = (
-        np.array([int(part.sum()) for part in np.array_split(column, groups)]) for column in (images, busy_ns)
+        np.array([int(part.sum()) for part in np.array_split(column, groups)])
+        for column in (images, busy_ns)
     )
     interval = compute_ratio_of_sums_interval(in_groups, ns_in_groups, confidence)
-    low, high = (None, None) if interval is None else (max(0.0, interval[0]) * 1e9, interval[1] * 1e9)
+    low, high = (
+        (None, None) if interval is None else (max(0.0, interval[0]) * 1e9, interval[1] * 1e9)
+    )
     return Estimate(int(images.sum()) / max(int(busy_ns.sum()), 1) * 1e9, low, high, note)
 
 
@@ -174,7 +200,9 @@ def compute_worker_peak_bytes(machine: pl.DataFrame, rotated_bytes: int | None) 
     return max(0, own - (rotated_bytes or 0)) if isinstance(own, int) and own > 0 else None
 
 
-NO_SAMPLES = Reason("no-samples", "there are no raw samples of it", "measure again", invalidates=True)
+NO_SAMPLES = Reason(
+    "no-samples", "there are no raw samples of it", "measure again", invalidates=True
+)
 NEEDED = ("phase", "images", "scheduled_ns", "start_ns", "end_ns")
 
 
@@ -194,7 +222,9 @@ def measurements_from_run(
         if (wanted is None or one.subject.artifact in wanted)
         and (whole or one.samples_file is None or run.files.has(one.samples_file))
     )
-    return tuple(recorded_from_files(each, run.name, run.files, run.manifest.environment) for each in found)
+    return tuple(
+        recorded_from_files(each, run.name, run.files, run.manifest.environment) for each in found
+    )
 
 
 def recorded_from_files(
@@ -205,7 +235,11 @@ def recorded_from_files(
     if found.samples_file is not None and files.has(found.samples_file):
         frame = read_samples(files, found.samples_file)
         latencies = (frame["end_ns"] - frame["scheduled_ns"]).to_numpy()
-    kept = found.machine_file if found.machine_file is not None and files.has(found.machine_file) else None
+    kept = (
+        found.machine_file
+        if found.machine_file is not None and files.has(found.machine_file)
+        else None
+    )
     clock = _read_machine_rows(files, kept)["gpu_sm_mhz"].median()
     mhz = None if clock is None else float(clock)  # type: ignore[arg-type]
     return RecordedMeasurement(found, run, environment or Environment(), mhz, latencies)
@@ -215,11 +249,22 @@ def recompute_measurement(
     stored: Measurement, files: Files, confidence: float = 0.95, highest: float = 99.9
 ) -> Measurement:
     """`stored` with its verdict, and every figure and percentile up to `highest`, recomputed."""
-    frame = None if stored.samples_file is None else read_samples(files, stored.samples_file, tuple(SAMPLE_COLUMNS))
+    frame = (
+        None
+        if stored.samples_file is None
+        else read_samples(files, stored.samples_file, tuple(SAMPLE_COLUMNS))
+    )
     if frame is None or frame.height == 0:  # no figures, and INVALID
         told = any(reason.invalidates for reason in stored.reasons)
         reasons = stored.reasons if told else (*stored.reasons, NO_SAMPLES)
-        blank = replace(stored, verdict=Validity.INVALID, reasons=reasons, samples=0, duration_s=0.0, parts_ns={})
+        blank = replace(
+            stored,
+            verdict=Validity.INVALID,
+            reasons=reasons,
+            samples=0,
+            duration_s=0.0,
+            parts_ns={},
+        )
         cleared: dict[str, Any] = dict.fromkeys(MEASURED)
         return replace(blank, **cleared)
     machine = _read_machine_rows(files, stored.machine_file)
@@ -251,7 +296,9 @@ def read_samples(
         lazy = pl.scan_parquet(files.read(name))
         present = lazy.collect_schema()
         if absent := [name for name in columns if name not in present]:
-            raise BadInputError(f"{files.folder / name} is not a raw sample file: missing columns {', '.join(absent)}")
+            raise BadInputError(
+                f"{files.folder / name} is not a raw sample file: missing columns {', '.join(absent)}"
+            )
         chosen = lazy.filter(pl.col("phase") == phase).with_columns(pl.col("images").cast(pl.Int64))
         return chosen.sort("end_ns", maintain_order=True).select(columns).collect()
 
@@ -278,7 +325,10 @@ def recompute_requested(stored: Measurement, files: Files) -> Measurement:
 
 def has_measured_other_file(run: Run, build: JudgedBuild) -> bool:
     """Whether a bench run measured another file with the build's id."""
-    return any(build.has_other_file(one.subject.artifact, one.subject.sha256) for one in read_measurements(run.files))
+    return any(
+        build.has_other_file(one.subject.artifact, one.subject.sha256)
+        for one in read_measurements(run.files)
+    )
 
 
 def list_artifact_measurements(

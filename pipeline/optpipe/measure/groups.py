@@ -57,7 +57,11 @@ class RecordedMeasurement:
 def find_environment_differences(one: Environment, other: Environment) -> list[str]:
     """Differences in facts that a timing depends on: GPU, driver, CPU."""
     pairs = {name: (one.get_fact(name), other.get_fact(name)) for name in ("gpu", "driver", "cpu")}
-    return [f"{name}: {first} and {second}" for name, (first, second) in pairs.items() if first != second]
+    return [
+        f"{name}: {first} and {second}"
+        for name, (first, second) in pairs.items()
+        if first != second
+    ]
 
 
 CLOCK_TOLERANCE = 0.05
@@ -96,13 +100,20 @@ class ProcessGroup:
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         invalid = (one for one in self.tries if not one.measurement.is_valid)
-        return tuple(LeftOut(one.run, one.measurement.id, one.measurement.invalid_codes) for one in invalid)
+        return tuple(
+            LeftOut(one.run, one.measurement.id, one.measurement.invalid_codes) for one in invalid
+        )
 
     def list_values(self, name: str) -> list[list[float]]:
         """The figure `name` of every VALID process that has it, by run."""
-        return [[sum(values) / len(values) for values in run.values()] for run in self._collect(name).values()]
+        return [
+            [sum(values) / len(values) for values in run.values()]
+            for run in self._collect(name).values()
+        ]
 
-    def _collect(self, name: str, *, latencies: bool = False) -> dict[str, dict[tuple[bool, int], list[Any]]]:
+    def _collect(
+        self, name: str, *, latencies: bool = False
+    ) -> dict[str, dict[tuple[bool, int], list[Any]]]:
         """The figure, or the `latencies` of those that have it, by run, then by process, first stage before second stage.
 
         Over processes the median of each counts, even if its samples are too correlated for an interval: leaving such
@@ -113,7 +124,9 @@ class ProcessGroup:
         for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
             if (value := read_value(one.measurement, name, medians=medians)) is not None:
                 process = one.measurement.second_stage, one.measurement.process
-                runs.setdefault(one.run, {}).setdefault(process, []).append(one.latencies if latencies else value)
+                runs.setdefault(one.run, {}).setdefault(process, []).append(
+                    one.latencies if latencies else value
+                )
         return runs
 
     def list_parts(self, name: str) -> list[list[float]]:
@@ -126,7 +139,11 @@ class ProcessGroup:
         processes = [each for run in runs.values() for each in run.values()]
         if not percent or any(latencies is None for each in processes for latencies in each):
             return self.list_values(name)
-        parts = iter(pool_percentile([np.concatenate(each) for each in processes], percent) if processes else [])
+        parts = iter(
+            pool_percentile([np.concatenate(each) for each in processes], percent)
+            if processes
+            else []
+        )
         return [list(islice(parts, len(run))) for run in runs.values()]
 
     def measure_left_out_gap(self, name: str) -> float:
@@ -142,7 +159,10 @@ class ProcessGroup:
         if not values or min(values) <= 0:
             return 0.0
         middle = sum(values) / len(values)
-        return max((abs(log(each / middle)) for each in others if each is not None and each > 0), default=0.0)
+        return max(
+            (abs(log(each / middle)) for each in others if each is not None and each > 0),
+            default=0.0,
+        )
 
     def _count_first(self, name: str) -> list[int]:
         """Number of each run's processes that determined how many there would be."""
@@ -156,7 +176,11 @@ class ProcessGroup:
 
     def count_requested(self, name: str) -> int:
         """VALID processes that have the percentile `name` or were to measure it; all for another figure."""
-        found = (one for one in self.valid if is_requested(one, name) or read_figure(one.measurement, name) is not None)
+        found = (
+            one
+            for one in self.valid
+            if is_requested(one, name) or read_figure(one.measurement, name) is not None
+        )
         return len({(one.run, one.measurement.process) for one in found})
 
     def keep_requested(self, name: str) -> "ProcessGroup":
@@ -175,7 +199,9 @@ class ProcessGroup:
         values = self.list_parts(name)
         return mean_from_runs(values, self._count_first(name)) if values else None
 
-    def estimate(self, name: str, confidence: float = 0.95, unseen: float | None = None) -> Estimate | None:
+    def estimate(
+        self, name: str, confidence: float = 0.95, unseen: float | None = None
+    ) -> Estimate | None:
         """The figure with its interval over processes, without one below three; None if no process has it.
 
         The interval of a time or rate allows for a second speed that no process drew, at confidence `unseen` if given.
@@ -193,8 +219,12 @@ class ProcessGroup:
         note, level = "", confidence if unseen is None else unseen
         if name not in ("cv", "memory"):
             gap, percent = self.measure_left_out_gap(name), pooled_percent_from_name(name)
-            (low, high), note = widen_for_unseen_speed(mean.value, (low, high), len(values), level, gap, percent)
-        return Estimate(mean.value, max(low, 0.0), high, note or None)  # no time, rate or size is negative
+            (low, high), note = widen_for_unseen_speed(
+                mean.value, (low, high), len(values), level, gap, percent
+            )
+        return Estimate(
+            mean.value, max(low, 0.0), high, note or None
+        )  # no time, rate or size is negative
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +235,15 @@ class FigureRatio:
     percent: float
     """The percentile, if it is over all requests; 0 for other figures."""
 
-    def interval(self, confidence: float, unseen: float | None = None) -> tuple[tuple[float, float], str]:
+    def interval(
+        self, confidence: float, unseen: float | None = None
+    ) -> tuple[tuple[float, float], str]:
         """Interval of the ratio, widened for a second speed that the processes of either side did not draw, and the reason."""
         low, high = (exp(each) for each in self.change.interval(confidence))
-        ratio, among = exp(self.change.value), (self.processes, unseen or confidence, self.gap, self.percent)
+        ratio, among = (
+            exp(self.change.value),
+            (self.processes, unseen or confidence, self.gap, self.percent),
+        )
         found, why = widen_for_unseen_speed(ratio, (low, high), *among)
         mirrored, _ = widen_for_unseen_speed(1 / ratio, (1 / high, 1 / low), *among)
         return (min(found[0], 1 / mirrored[1]), max(found[1], 1 / mirrored[0])), why
@@ -218,12 +253,18 @@ class FigureRatio:
         """Two-sided: the probability of a ratio at least this far from 1 between equals."""
         distance = abs(self.change.value)
         gap = max(self.gap, SPEED_GAP)
-        unseen = float(distance <= gap) if self.percent > 50 else compute_unseen_p_value(distance, self.processes, gap)
+        unseen = (
+            float(distance <= gap)
+            if self.percent > 50
+            else compute_unseen_p_value(distance, self.processes, gap)
+        )
         tail = Mean(distance, self.change.error, self.change.freedom).compute_p_value_above(0.0)
         return min(1.0, 2 * (tail + unseen))
 
 
-def compare_groups(new: ProcessGroup, old: ProcessGroup, name: str, run_scatter: Scatter | None) -> FigureRatio | str:
+def compare_groups(
+    new: ProcessGroup, old: ProcessGroup, name: str, run_scatter: Scatter | None
+) -> FigureRatio | str:
     """The figure `name` of `new` over that of `old`, or why nothing is claimed.
 
     Processes of one common run are compared directly; otherwise the scatter between runs is added.
@@ -276,7 +317,11 @@ def read_figure(found: Measurement, name: str) -> Estimate | None:
         return None if found.memory_bytes is None else Estimate(float(found.memory_bytes))
     if found.latency_ns is None:
         return None
-    return found.latency_ns.cv if name == "cv" else found.latency_ns.percentiles.get(name.removeprefix(MEAN))
+    return (
+        found.latency_ns.cv
+        if name == "cv"
+        else found.latency_ns.percentiles.get(name.removeprefix(MEAN))
+    )
 
 
 def merge_group(group: ProcessGroup, confidence: float = 0.95) -> Measurement:
@@ -303,21 +348,34 @@ def group_processes(measured: Iterable[RecordedMeasurement]) -> list[ProcessGrou
     return [ProcessGroup(tuple(tries)) for tries in groups.values()]
 
 
-def summarize_group(group: ProcessGroup, confidence: float = 0.95, unseen: float | None = None) -> MeasurementGroup:
+def summarize_group(
+    group: ProcessGroup, confidence: float = 0.95, unseen: float | None = None
+) -> MeasurementGroup:
     """Figures with the intervals of `ProcessGroup.estimate`, and both parts of their scatter."""
     figures = {}
     for name in FIGURES:
         if not group.valid and (shown := read_figure(group.newest.measurement, name)) is not None:
-            figures[name] = GroupFigure(Estimate(shown.value, note="INVALID"), (shown.value,), None, None)
+            figures[name] = GroupFigure(
+                Estimate(shown.value, note="INVALID"), (shown.value,), None, None
+            )
         elif (found := group.estimate(name, confidence, unseen)) is not None:
             values = tuple(each for run in group.list_values(name) for each in run)
-            shown_values = [figure for one in group.valid if (figure := read_figure(one.measurement, name)) is not None]
+            shown_values = [
+                figure
+                for one in group.valid
+                if (figure := read_figure(one.measurement, name)) is not None
+            ]
             halves = [(each.bounds[1] - each.bounds[0]) / 2 for each in shown_values]
-            scatter = split_scatter([each.value for each in shown_values], halves, confidence) or (None, None)
+            scatter = split_scatter([each.value for each in shown_values], halves, confidence) or (
+                None,
+                None,
+            )
             figures[name] = GroupFigure(found, values, *scatter)
     subject = group.newest.measurement.subject
     runs = tuple(dict.fromkeys(one.run for one in group.valid))
-    return MeasurementGroup(subject, group.load, group.count_processes(), runs, figures, group.left_out)
+    return MeasurementGroup(
+        subject, group.load, group.count_processes(), runs, figures, group.left_out
+    )
 
 
 def describe_tries(group: ProcessGroup) -> str:

@@ -35,19 +35,27 @@ def pick_baseline(
     return max(others, key=lambda one: (one.is_valid, speed(one)), default=None)
 
 
-def check_int8_speed(found: Measurement, others: Sequence[Measurement], cause: str = "") -> Reason | None:
+def check_int8_speed(
+    found: Measurement, others: Sequence[Measurement], cause: str = ""
+) -> Reason | None:
     """A reason if `found` is INT8 or FP8 and one of `others`, of the same runtime and load in a wider type, is as fast.
 
     None if it is clearly faster, or if nothing was measured to tell. `cause` is a known cause of slowness.
     """
     ours = found.throughput_images_per_s
-    beside = [one for one in others if one.throughput_images_per_s and has_same_load(found, one)] if ours else []
+    beside = (
+        [one for one in others if one.throughput_images_per_s and has_same_load(found, one)]
+        if ours
+        else []
+    )
 
     def get_rate(one: Measurement) -> float:
         return one.throughput_images_per_s.value if one.throughput_images_per_s else 0.0
 
     for precision in WIDER_PRECISIONS.get(found.subject.precision, ()):
-        wider = pick_baseline(found, [one for one in beside if one.subject.precision == precision], get_rate)
+        wider = pick_baseline(
+            found, [one for one in beside if one.subject.precision == precision], get_rate
+        )
         if wider is not None and ours and (theirs := wider.throughput_images_per_s):
             return None if ours.bounds[0] > theirs.bounds[1] else _make_reason(found, wider, cause)
     return None
@@ -75,7 +83,13 @@ def _make_reason(found: Measurement, other: Measurement, cause: str) -> Reason:
     remedy = f"deploy {precision}, or find what prevents kernel fusion: optpipe profile {both}"
     if ours.value > theirs.value:
         text += ", but the intervals overlap"
-        pair = (found.subject.artifact, "--against", other.subject.artifact, "--metric", "throughput")
+        pair = (
+            found.subject.artifact,
+            "--against",
+            other.subject.artifact,
+            "--metric",
+            "throughput",
+        )
         remedy = f"compare them interleaved: {to_command('bench', *pair, *list_load_options(found.load))}"
     return Reason(
         f"{found.subject.precision}-not-faster",
@@ -97,21 +111,29 @@ def find_int8_causes(info: ArtifactInfo) -> str:
     return f"only {share:.0%} of its MACs run in {info.precision}" if found else ""
 
 
-def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: float = 0.95) -> Note | None:
+def check_int8_accuracy(
+    runs: Sequence[Run], build: JudgedBuild, confidence: float = 0.95
+) -> Note | None:
     """The drop of the newest evaluation, recomputed from its predictions, if it is not within its budget."""
     figure = observe_accuracy(runs, build, confidence).get("drop")
     if build.precision not in CALIBRATED or figure is None or figure.blockers:
         return None
     if figure.low is None or figure.high is None:
         return None
-    given = next((read_evaluation(run).accuracy_budget for run in runs if run.name == figure.source), None)
+    given = next(
+        (read_evaluation(run).accuracy_budget for run in runs if run.name == figure.source), None
+    )
     budget = BUDGET if given is None else given
     if figure.high <= budget:
         return None
     said = "exceeds" if figure.low > budget else "may exceed"
     interval = f"{100 * float(figure.value):+.2f} points [{100 * figure.low:+.2f}, {100 * figure.high:+.2f}]"
-    text = f"its accuracy drop ({interval}, {figure.about}) {said} the {100 * budget:g}-point budget"
-    command = f"optpipe build {build.argument} --precision {build.precision} --budget {100 * budget:g}%"
+    text = (
+        f"its accuracy drop ({interval}, {figure.about}) {said} the {100 * budget:g}-point budget"
+    )
+    command = (
+        f"optpipe build {build.argument} --precision {build.precision} --budget {100 * budget:g}%"
+    )
     remedy = f"`{command}` keeps sensitive layers in float"
     if figure.low <= budget:
         remedy = f"evaluate on more: optpipe evaluate {build.argument} --data DIR"
@@ -119,7 +141,11 @@ def check_int8_accuracy(runs: Sequence[Run], build: JudgedBuild, confidence: flo
 
 
 def list_int8_notes(
-    info: ArtifactInfo, build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], confidence: float
+    info: ArtifactInfo,
+    build: JudgedBuild,
+    runs: Sequence[Run],
+    measured: Sequence[Measurement],
+    confidence: float,
 ) -> Iterator[Note]:
     if build.precision not in CALIBRATED:
         return
@@ -128,16 +154,24 @@ def list_int8_notes(
     if (found := check_int8_accuracy(runs, build, confidence)) is not None:
         yield found
     if cause:
-        yield Note(f"{build.precision}-causes", cause, f"`optpipe store show {build.artifact}` lists them by layer")
+        yield Note(
+            f"{build.precision}-causes",
+            cause,
+            f"`optpipe store show {build.artifact}` lists them by layer",
+        )
 
 
-def _note_speed(build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], cause: str) -> Iterator[Note]:
+def _note_speed(
+    build: JudgedBuild, runs: Sequence[Run], measured: Sequence[Measurement], cause: str
+) -> Iterator[Note]:
     """Compares with the newest measurements of wider types in the same runs; their absence is a note too."""
     found = (one for run in runs if run.kind == "bench" for one in read_measurements(run.files))
     wider = [one for one in found if one.subject.precision in WIDER_PRECISIONS[build.precision]]
     newest = {one.key: one for one in sorted(wider, key=lambda one: one.started_utc)}
     beside = list(newest.values())
-    marks = [reason for one in measured if (reason := check_int8_speed(one, beside, cause)) is not None]
+    marks = [
+        reason for one in measured if (reason := check_int8_speed(one, beside, cause)) is not None
+    ]
     if marks:
         worst = min(marks, key=lambda reason: float(reason.evidence["ratio"]))
         text = f"{build.precision.upper()} is not significantly faster: {worst.message}"

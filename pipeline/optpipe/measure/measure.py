@@ -48,9 +48,21 @@ from optpipe.measure.validity import LIMITS, ValidityEvidence
 from optpipe.measure.worker.plan import CacheProbe, Point, SessionPlan, frame_from_spool
 from optpipe.models.artifacts.lookup import StoredArtifact, hash_engine
 from optpipe.models.export.exported import reference_from_file, run_onnx_graph
-from optpipe.models.inputs.rows import compute_padding, fill_sequences, holds_tensors, list_runs, read_length
+from optpipe.models.inputs.rows import (
+    compute_padding,
+    fill_sequences,
+    holds_tensors,
+    list_runs,
+    read_length,
+)
 from optpipe.models.inputs.sample_set import draw_subset
-from optpipe.models.inputs.samples import POOL_SIZE, choose_samples, load_sample_inputs, save_pool, vary_inputs
+from optpipe.models.inputs.samples import (
+    POOL_SIZE,
+    choose_samples,
+    load_sample_inputs,
+    save_pool,
+    vary_inputs,
+)
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.workspace.file_names import ONNX, REFERENCE
@@ -82,13 +94,18 @@ def measure_load(
     answer = worker.measure(Point(name, str(spool), load, blank.arrivals_seed or 0))
     done = answer.done
     if blank.inputs is not None and done is not None:
-        blank = replace(blank, inputs=replace(blank.inputs, rotated=done.rotated, rotated_bytes=done.rotated_bytes))
+        blank = replace(
+            blank,
+            inputs=replace(blank.inputs, rotated=done.rotated, rotated_bytes=done.rotated_bytes),
+        )
     found = _judge_answer(replace(blank, interrupted=answer.interrupted), answer, worker, directory)
     begun.unlink()
     return found, answer
 
 
-def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess, directory: Path) -> Measurement:
+def _judge_answer(
+    blank: Measurement, answer: PointResult, worker: WorkerProcess, directory: Path
+) -> Measurement:
     filled, measured = _add_samples(blank, Path(answer.point.spool))
     machine = frame_from_rows(answer.rows)
     if len(machine):
@@ -96,7 +113,9 @@ def _judge_answer(blank: Measurement, answer: PointResult, worker: WorkerProcess
     filled = replace(filled, machine_file=f"machine/{blank.id}.parquet" if len(machine) else None)
     failure, done = _make_failure_reasons(answer), answer.done
     if measured.is_empty():
-        nothing = Reason("too-few-samples", "nothing was measured", "increase --max-time", invalidates=True)
+        nothing = Reason(
+            "too-few-samples", "nothing was measured", "increase --max-time", invalidates=True
+        )
         if answer.interrupted:
             what = "interrupted before anything was measured"
             nothing = Reason("interrupted", what, "run it again", invalidates=True)
@@ -128,8 +147,12 @@ def _add_samples(blank: Measurement, spool: Path) -> tuple[Measurement, pl.DataF
     elif stored.exists():
         samples = pl.read_parquet(stored)
     else:  # the worker never opened a spool
-        samples = pl.DataFrame(schema={name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})
-    measured = samples.filter(samples["phase"] == Phase.MEASURED).sort("end_ns", maintain_order=True)
+        samples = pl.DataFrame(
+            schema={name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()}
+        )
+    measured = samples.filter(samples["phase"] == Phase.MEASURED).sort(
+        "end_ns", maintain_order=True
+    )
     counted = replace(
         blank,
         samples=len(measured),
@@ -145,7 +168,9 @@ def frame_from_rows(rows: Sequence[MachineRow]) -> pl.DataFrame:
 
 
 def write_measurements(folder: Path, measurements: Sequence[Measurement]) -> None:
-    write_bytes(folder / MEASUREMENTS_FILE, json_from_record(MeasurementsRecord(tuple(measurements))))
+    write_bytes(
+        folder / MEASUREMENTS_FILE, json_from_record(MeasurementsRecord(tuple(measurements)))
+    )
 
 
 def recover_unfinished(directory: Path, known: Sequence[Measurement]) -> tuple[Measurement, ...]:
@@ -159,13 +184,17 @@ def recover_unfinished(directory: Path, known: Sequence[Measurement]) -> tuple[M
             blank = replace(begun, reasons=(reason,), interrupted=True)
             one, measured = _add_samples(blank, path.with_suffix(".spool"))
             if not measured.is_empty():
-                one = recompute_from_samples(one, measured, frame_from_rows(()), highest=begun.load.percentile)
+                one = recompute_from_samples(
+                    one, measured, frame_from_rows(()), highest=begun.load.percentile
+                )
             found.append(one)
         path.unlink()
     return tuple(found)
 
 
-def _compute_device_peak(machine: pl.DataFrame, worker: WorkerProcess, answer: PointResult) -> int | None:
+def _compute_device_peak(
+    machine: pl.DataFrame, worker: WorkerProcess, answer: PointResult
+) -> int | None:
     """The worker's own peak if the driver reports it, otherwise the growth of the device; without the rotated inputs."""
     if machine.is_empty() or not answer.done:
         return None
@@ -185,7 +214,9 @@ def _make_failure_reasons(answer: PointResult) -> tuple[Reason, ...]:
         "died": "run it again; if it fails again, report it with the message above",
         "refused": "rebuild it on this machine with optpipe build",
     }
-    what, _, remedy = answer.message.partition("\n")  # an expected failure has its remedy on the second line
+    what, _, remedy = answer.message.partition(
+        "\n"
+    )  # an expected failure has its remedy on the second line
     return (Reason(answer.failure, what, remedy or remedies[answer.failure], invalidates=True),)
 
 
@@ -235,8 +266,14 @@ class TrialSubject:
         return measure_load(worker, self.blank, load, name, self.directory)[0]
 
     def with_options(self, options: Options) -> "TrialSubject":
-        session = replace(self.session, arguments={**self.session.arguments, "options": dict(options)})
-        return replace(self, session=session, blank=replace(self.blank, subject=_describe(self.artifact, options)))
+        session = replace(
+            self.session, arguments={**self.session.arguments, "options": dict(options)}
+        )
+        return replace(
+            self,
+            session=session,
+            blank=replace(self.blank, subject=_describe(self.artifact, options)),
+        )
 
 
 def prepare_subject(
@@ -261,13 +298,19 @@ def prepare_subject(
         assert samples.drawn is not None
         samples = replace(samples, drawn=draw_subset(samples.drawn, POOL_SIZE))
         real, expected = load_sample_inputs(card, samples, artifact.model), {}
-        kind = "tensors" if holds_tensors(plan.images) else "texts" if card.tokenization else "images"
+        kind = (
+            "tensors" if holds_tensors(plan.images) else "texts" if card.tokenization else "images"
+        )
     if card.batched:  # samples with different unbatched inputs cannot share a batch
         run = max(list_runs(card.inputs, real), key=lambda one: one.stop - one.start)
-        real, expected = ({name: value[run] for name, value in each.items()} for each in (real, expected))
+        real, expected = (
+            {name: value[run] for name, value in each.items()} for each in (real, expected)
+        )
     if length is not None:
         real = fill_sequences(card, real, length, POOL_LIMIT)
-        expected = run_onnx_graph(store.verify_entry(artifact.model, ONNX).file(ONNX), card, real, REFERENCE_BATCH)[0]
+        expected = run_onnx_graph(
+            store.verify_entry(artifact.model, ONNX).file(ONNX), card, real, REFERENCE_BATCH
+        )[0]
     count = min(len(array) for array in real.values())
     shared = frozenset(each.name for each in card.inputs if each.batch is None and card.batched)
     rows = vary_inputs(real, max(POOL_SIZE, count), plan.seed, shared)
@@ -275,7 +318,11 @@ def prepare_subject(
     options = artifact.resolve_effective_options(plan.options)
     session = SessionPlan(
         loader="optpipe.measure.worker.plan:session_from_store",
-        arguments={"workspace": str(store.workspace), "entry": artifact.entry.path.name, "options": options},
+        arguments={
+            "workspace": str(store.workspace),
+            "entry": artifact.entry.path.name,
+            "options": options,
+        },
         inputs=save_pool(scratch, "input", rows),
         reference=save_pool(scratch, "reference", expected),
         input_axes={each.name: each.batch for each in card.inputs},
@@ -321,19 +368,31 @@ def offer_recovery(run: OpenRun, listener: Listener) -> Iterator[None]:
         raise
 
 
-def _known_inputs(artifact: StoredArtifact, store: Store) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def _known_inputs(
+    artifact: StoredArtifact, store: Store
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The inputs of the build's verification with the source model's answers; at most POOL_LIMIT of them.
 
     Answers that were verified by boxes are left out: their rows may differ in order.
     """
     if artifact.reference is None:
         problem = f"{artifact.label} has no reference in the store"
-        raise BadInputError(f"{problem}; create it with `{for_workspace(artifact.model.manifest.command)}`")
+        raise BadInputError(
+            f"{problem}; create it with `{for_workspace(artifact.model.manifest.command)}`"
+        )
     known = reference_from_file(store.verify_entry(artifact.reference, REFERENCE).file(REFERENCE))
-    verified = [one.info for one in store.list_entries(VerificationInfo) if artifact.entry.id in one.manifest.parents]
+    verified = [
+        one.info
+        for one in store.list_entries(VerificationInfo)
+        if artifact.entry.id in one.manifest.parents
+    ]
     by_boxes = {name for one in verified for name in one.by_boxes}
-    inputs = {name: array[:POOL_LIMIT] for name, array in known.inputs.items() if name not in by_boxes}
-    outputs = {name: array[:POOL_LIMIT] for name, array in known.outputs.items() if name not in by_boxes}
+    inputs = {
+        name: array[:POOL_LIMIT] for name, array in known.inputs.items() if name not in by_boxes
+    }
+    outputs = {
+        name: array[:POOL_LIMIT] for name, array in known.outputs.items() if name not in by_boxes
+    }
     return inputs, outputs
 
 
@@ -346,7 +405,9 @@ def warn_about_threads(
     was VALID.
     """
     if affinity is not None and set(affinity) == os.sched_getaffinity(0):
-        listener.warn(f"--affinity {format_cpus(affinity)} changes nothing: no other CPU is available to this process")
+        listener.warn(
+            f"--affinity {format_cpus(affinity)} changes nothing: no other CPU is available to this process"
+        )
     usable, every = len(affinity or os.sched_getaffinity(0)), os.cpu_count() or 1
     if artifact.entry.info.device == "cpu" and options.get("threads") == 0 and usable < every:
         advice = f"the runtime may use more threads: use --option {artifact.entry.info.backend}.threads={usable}"

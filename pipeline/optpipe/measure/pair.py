@@ -41,7 +41,14 @@ from optpipe.measure.process import WorkerPool
 from optpipe.measure.search import ArtifactLimit
 from optpipe.measure.validity import WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
-from optpipe.stats.ratio import Change, Order, Ratio, compute_exchange_p_value, count_rounds_needed, ratio_from_rounds
+from optpipe.stats.ratio import (
+    Change,
+    Order,
+    Ratio,
+    compute_exchange_p_value,
+    count_rounds_needed,
+    ratio_from_rounds,
+)
 from optpipe.workspace.entry import Run
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import begin_run, finish_run
@@ -131,7 +138,9 @@ def run_interleaved(
 def require_enough_rounds(rounds: int) -> None:
     """Raises BadInputError if no outcome of so few rounds could show a difference."""
     if rounds < FEWEST_ROUNDS:
-        raise BadInputError(f"--rounds {rounds}: a comparison of processes needs {FEWEST_ROUNDS} rounds or more")
+        raise BadInputError(
+            f"--rounds {rounds}: a comparison of processes needs {FEWEST_ROUNDS} rounds or more"
+        )
 
 
 def draw_names(seed: int) -> Iterator[str]:
@@ -143,7 +152,9 @@ def draw_names(seed: int) -> Iterator[str]:
 
 def decide_rounds(baseline: Sequence[float], contender: Sequence[float], first: int) -> int:
     """Total rounds, from the figures of the `first` rounds alone."""
-    needed = count_rounds_needed(ratio_from_rounds(baseline, contender, PAIR_CONFIDENCE), RESOLUTION)
+    needed = count_rounds_needed(
+        ratio_from_rounds(baseline, contender, PAIR_CONFIDENCE), RESOLUTION
+    )
     return max(first, min(needed, first * MAX_ROUND_FACTOR))
 
 
@@ -163,7 +174,9 @@ def comparison_from_measurements(
         contender_ns=tuple(contender),
         first_rounds=first,
         seed=seed,
-        invalid=dict(Counter(code for each in invalid for code in each.invalid_codes).most_common()),
+        invalid=dict(
+            Counter(code for each in invalid for code in each.invalid_codes).most_common()
+        ),
         invalid_processes=len(invalid),
         measurements=tuple(each.id for each in measured),
     )
@@ -214,20 +227,32 @@ def bench_pair(
     choose_batch_sizes(contender, (size,))
     for each in (baseline, contender):
         require_lengths(each, plan.lengths)
-    load = replace(plan.load, batch_size=size, percentile=max(plan.load.percentile, percent_from_name(metric)))
+    load = replace(
+        plan.load, batch_size=size, percentile=max(plan.load.percentile, percent_from_name(metric))
+    )
     plan = replace(plan, limits={**plan.limits, **PAIR_LIMITS})
     for each in (baseline, contender):
-        warn_about_threads(each, each.resolve_effective_options(plan.options), plan.affinity, listener)
+        warn_about_threads(
+            each, each.resolve_effective_options(plan.options), plan.affinity, listener
+        )
     run = begin_run(store.workspace, "bench")
     done: list[Measurement] = []
     comparison = None
-    with offer_recovery(run, listener), store.scratch("bench") as scratch, WorkerPool(scratch, plan.affinity) as pool:
+    with (
+        offer_recovery(run, listener),
+        store.scratch("bench") as scratch,
+        WorkerPool(scratch, plan.affinity) as pool,
+    ):
         total = 2 * rounds
-        with listener.step(f"{baseline.label} vs. {contender.label}, {total} processes", total=total) as step:
+        with listener.step(
+            f"{baseline.label} vs. {contender.label}, {total} processes", total=total
+        ) as step:
             try:
                 length = plan.lengths[0] if plan.lengths else None
                 subjects = {
-                    name: prepare_subject(artifact, plan, store, pool, scratch / name, run.path, length)
+                    name: prepare_subject(
+                        artifact, plan, store, pool, scratch / name, run.path, length
+                    )
                     for name, artifact in (("a", baseline), ("b", contender))
                 }
                 for subject in subjects.values():
@@ -290,7 +315,9 @@ def pairs_from_runs(
             continue
         found = measurements_from_run(run, confidence, (baseline, contender), whole=False)
         by_id = {one.measurement.id: one for one in found}
-        names = [tuple(f"{side}{turn:03}" for side in order) for turn in range(len(record.baseline_ns))]
+        names = [
+            tuple(f"{side}{turn:03}" for side in order) for turn in range(len(record.baseline_ns))
+        ]
         if all(name in by_id for pair in names for name in pair):
             rounds = tuple((by_id[first], by_id[second]) for first, second in names)
             yield RecordedPair(run.name, run.manifest.environment, record.first_rounds, rounds)
@@ -312,7 +339,11 @@ def recompute_pair(run: Run) -> Iterator[Recomputed]:
     again = comparison_from_measurements(measured, stored.first_rounds, stored.metric, stored.seed)
     yield COMPARISON_FILE, stored, again
     first = again.baseline_ns[: stored.first_rounds], again.contender_ns[: stored.first_rounds]
-    yield f"{COMPARISON_FILE}: number of rounds", len(stored.baseline_ns), decide_rounds(*first, stored.first_rounds)
+    yield (
+        f"{COMPARISON_FILE}: number of rounds",
+        len(stored.baseline_ns),
+        decide_rounds(*first, stored.first_rounds),
+    )
 
 
 TRIALS = 12
@@ -351,15 +382,28 @@ def compare_environments(
     return judge_rounds(before, after, rounds)
 
 
-def _compare_once(old: TrialSubject, new: TrialSubject, load: LoadSpec, order: Order) -> tuple[float, float]:
+def _compare_once(
+    old: TrialSubject, new: TrialSubject, load: LoadSpec, order: Order
+) -> tuple[float, float]:
     """The old process's median over its trials in ns, and its product with the median ratio of adjacent trials."""
     seconds, logs = load.min_seconds / TRIALS, []
-    first = replace(load, min_seconds=seconds, max_seconds=seconds, max_warm_up_seconds=MAX_TRIAL_WARM_UP_S)
+    first = replace(
+        load, min_seconds=seconds, max_seconds=seconds, max_warm_up_seconds=MAX_TRIAL_WARM_UP_S
+    )
     with old.open() as one, new.open() as other:
         subjects = {"a": (old, one), "b": (new, other)}
-        ns = (read_trial_ns(side.measure(worker, first, f"{name}-warm")) for name, (side, worker) in subjects.items())
+        ns = (
+            read_trial_ns(side.measure(worker, first, f"{name}-warm"))
+            for name, (side, worker) in subjects.items()
+        )
         seconds = max(seconds, FEWEST_QUERIES * max(ns) / 1e9)
-        trial = replace(load, min_seconds=seconds, max_seconds=seconds, warm_up_seconds=0.0, max_warm_up_seconds=0.0)
+        trial = replace(
+            load,
+            min_seconds=seconds,
+            max_seconds=seconds,
+            warm_up_seconds=0.0,
+            max_warm_up_seconds=0.0,
+        )
         for turn in range(TRIALS):
             times = {}
             for name in order.draw("ab"):
@@ -373,6 +417,8 @@ def _compare_once(old: TrialSubject, new: TrialSubject, load: LoadSpec, order: O
 def read_trial_ns(found: Measurement) -> float:
     """The trial's median; its mean if it has too few queries for one, as with a slow model or a disturbed trial."""
     if found.interrupted:
-        raise StageError("interrupted before the comparison was complete; the latency is not judged")
+        raise StageError(
+            "interrupted before the comparison was complete; the latency is not judged"
+        )
     few = found.latency_ns is not None and found.latency_ns.median is None
     return read_pair_figure(found, PairMetric.MEAN if few else PairMetric.P50)

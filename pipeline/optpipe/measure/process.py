@@ -48,7 +48,9 @@ MachineRow = dict[str, int | float | None]
 class MachineSampler:
     """Samples one worker, the processors it may use (default: all) and its device."""
 
-    def __init__(self, pid: int, gpu_uuid: str | None = None, cpus: Collection[int] | None = None) -> None:
+    def __init__(
+        self, pid: int, gpu_uuid: str | None = None, cpus: Collection[int] | None = None
+    ) -> None:
         self._pid, self._cpus = pid, cpus
         self._gpu = _find_gpu(gpu_uuid) if gpu_uuid else None
         self._last = self._counters()
@@ -115,7 +117,9 @@ def _read_waited_ns(pid: int) -> int:
 
 def _read_resident_bytes(pid: int) -> int | None:
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
     except OSError:
         return None
 
@@ -140,7 +144,11 @@ def _find_gpu(uuid: str | None) -> "_Gpu | None":
         with suppress(pynvml.NVMLError):
             if uuid:
                 return _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
-        return _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(list_gpus()[0].index)) if list_gpus() else None
+        return (
+            _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(list_gpus()[0].index))
+            if list_gpus()
+            else None
+        )
     except pynvml.NVMLError:
         return None
 
@@ -161,15 +169,21 @@ class _Gpu:
         return {
             "gpu_sm_mhz": self._read(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             "gpu_mem_mhz": self._read(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-            "gpu_temperature_c": self._read(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            "gpu_temperature_c": self._read(
+                nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU
+            ),
             "gpu_power_w": None if power is None else power / 1000,
             "gpu_energy_mj": self._read(nvml.nvmlDeviceGetTotalEnergyConsumption, handle),
             "gpu_utilization": None if load is None else int(load.gpu),
             "gpu_used_bytes": None if memory is None else int(memory.used),
             "gpu_worker_bytes": mine[0].usedGpuMemory if mine else None,
             # in a container NVML shows ids of the host, so one process counts as the worker's own
-            "gpu_other_processes": None if processes is None else len(processes) - min(1, len(processes)),
-            "gpu_throttle_reasons": self._read(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
+            "gpu_other_processes": None
+            if processes is None
+            else len(processes) - min(1, len(processes)),
+            "gpu_throttle_reasons": self._read(
+                nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle
+            ),
         }
 
     def _read(self, call: Any, *arguments: Any) -> Any:
@@ -237,7 +251,9 @@ class WorkerPool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for each in (worker for group in (*self._waiting.values(), self._prepared) for worker in group):
+        for each in (
+            worker for group in (*self._waiting.values(), self._prepared) for worker in group
+        ):
             each.process.kill()
             each.end()
         self._waiting.clear()
@@ -259,7 +275,9 @@ class WorkerPool:
         if not waiting and self._prepared:
             waiting.append(self._prepared.pop(0))
         if not waiting:
-            many = max(1, min(expected, count_cores(), MAX_STANDING_BY)) if kind in self.modules else 1
+            many = (
+                max(1, min(expected, count_cores(), MAX_STANDING_BY)) if kind in self.modules else 1
+            )
             waiting += [self._start(self.modules.get(kind, ())) for _ in range(many)]
             for each in waiting if many > 1 else ():  # no imports during a measurement
                 each.wait_for_event(None)
@@ -362,7 +380,9 @@ class WorkerProcess:
                 rows.extend([sampler.sample()] if sampler else [])
                 # a stop requested at the end does not shorten the point, but ends the run
                 self.pool.modules[self.kind] = event.modules
-                stopped = (event.report is not None and event.report.stopped) or deadline is not None
+                stopped = (
+                    event.report is not None and event.report.stopped
+                ) or deadline is not None
                 return PointResult(point, event.report, rows=tuple(rows), interrupted=stopped)
             elif event and deadline is not None:
                 return PointResult(point, None, rows=tuple(rows), interrupted=True)
@@ -372,15 +392,23 @@ class WorkerProcess:
                 self._started.process.kill()
 
     def _sampler(self) -> MachineSampler | None:
-        return MachineSampler(self.ready.pid, self.ready.gpu_uuid, self.affinity) if self.ready else None
+        return (
+            MachineSampler(self.ready.pid, self.ready.gpu_uuid, self.affinity)
+            if self.ready
+            else None
+        )
 
     def _failed(self, point: Point, event: WorkerEvent, rows: list[MachineRow]) -> PointResult:
         if event.kind == "out-of-memory":
             return PointResult(point, None, "out-of-memory", event.message, rows=tuple(rows))
         if event.kind == "failed":
-            return PointResult(point, None, "refused", event.message, ExitStatus(event.status), tuple(rows))
+            return PointResult(
+                point, None, "refused", event.message, ExitStatus(event.status), tuple(rows)
+            )
         if (code := self._started.process.wait()) == -9:
-            message = "the worker was killed (signal 9), most likely because the host ran out of memory"
+            message = (
+                "the worker was killed (signal 9), most likely because the host ran out of memory"
+            )
             return PointResult(point, None, "out-of-memory", message, rows=tuple(rows))
         return PointResult(point, None, "died", self._last_words(code), rows=tuple(rows))
 

@@ -76,7 +76,9 @@ def race_builds(
     for turn in range(final_rounds):
         if turn == EARLY_ROUNDS:
             finals = [race for race in finals if not race.is_decided()]
-        measure_round([race for race in finals if len(race.running) > 1], measure, order, final=True)
+        measure_round(
+            [race for race in finals if len(race.running) > 1], measure, order, final=True
+        )
     for race in races:
         race.judge()
     return {race.size: race for race in races}
@@ -86,7 +88,11 @@ class Race:
     """The race at one batch size, and its result once it is judged."""
 
     def __init__(self, size: int, names: Sequence[str]) -> None:
-        self.size, self.times, self.running = size, {name: RacedTimes() for name in names}, list(names)
+        self.size, self.times, self.running = (
+            size,
+            {name: RacedTimes() for name in names},
+            list(names),
+        )
         self.winner: str | None = None
         self.ratios: dict[str, Ratio] = {}
         """Times of the other finalists over the winner's."""
@@ -124,9 +130,14 @@ class Race:
         self.winner = winner = next(
             name
             for name in finalists
-            if name == leader or self._compare(name, leader, len(finalists)).change is not Change.SLOWER
+            if name == leader
+            or self._compare(name, leader, len(finalists)).change is not Change.SLOWER
         )
-        self.ratios = {name: self._compare(name, winner, len(finalists)) for name in finalists if name != winner}
+        self.ratios = {
+            name: self._compare(name, winner, len(finalists))
+            for name in finalists
+            if name != winner
+        }
 
     def compute_slowdown(self, name: str) -> float | None:
         """Geometric mean of the time over the winner's, from all common rounds; None if one has no figure."""
@@ -134,7 +145,11 @@ class Race:
             return None
         own, best = self.times[name], self.times[self.winner]
         pairs = [*zip(own.race, best.race, strict=False), *zip(own.final, best.final, strict=False)]
-        return exp(sum(log(mine) - log(other) for mine, other in pairs) / len(pairs)) if pairs else None
+        return (
+            exp(sum(log(mine) - log(other) for mine, other in pairs) / len(pairs))
+            if pairs
+            else None
+        )
 
     def _compare(self, name: str, other: str, finalists: int) -> Ratio:
         confidence = 1 - (1 - CONFIDENCE) / (finalists - 1) / LOOKS

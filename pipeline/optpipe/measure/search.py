@@ -41,7 +41,11 @@ class Slo:
 
     def read(self, measurement: Measurement) -> Estimate | None:
         """The percentile in ns; None if it could not be measured."""
-        return None if measurement.latency_ns is None else measurement.latency_ns.percentile(self.percent)
+        return (
+            None
+            if measurement.latency_ns is None
+            else measurement.latency_ns.percentile(self.percent)
+        )
 
 
 def slo_from_text(text: str) -> Slo:
@@ -49,13 +53,17 @@ def slo_from_text(text: str) -> Slo:
     form = _FORM.fullmatch(text)
     percent = float(form[1]) if form else 0.0
     if form is None or (percent not in PERCENTS and not 99 < percent < 100):
-        raise BadInputError(f"--slo {text}: expected pNN=TIME, such as --slo p99=15ms (p50, p90, p95, p99 or higher)")
+        raise BadInputError(
+            f"--slo {text}: expected pNN=TIME, such as --slo p99=15ms (p50, p90, p95, p99 or higher)"
+        )
     try:
         limit_ns = quantity_from_text(form[2], Dimension.TIME)
     except ValueError as error:
         raise BadInputError(f"--slo {text}: {error}") from error
     if limit_ns == 0:
-        raise BadInputError(f"--slo {text}: the limit must be greater than zero, such as --slo p99=15ms")
+        raise BadInputError(
+            f"--slo {text}: the limit must be greater than zero, such as --slo p99=15ms"
+        )
     return Slo(percent, limit_ns)
 
 
@@ -71,7 +79,11 @@ def sweep_batch_sizes(
         found.append(measure(size))
         if found[-1].interrupted or found[-1].latency_ns is None:
             break
-        if slo is not None and not slo.is_met_by(found[-1]) and slo.explain_not_judged(found[-1]) is None:
+        if (
+            slo is not None
+            and not slo.is_met_by(found[-1])
+            and slo.explain_not_judged(found[-1]) is None
+        ):
             break
     if slo is not None and not found[-1].interrupted:
         found += bisect_batch_size(measure, found, slo)
@@ -183,11 +195,19 @@ def judge_limit(
     artifact: str, label: str, slo: Slo, found: Sequence[Measurement], best: Measurement | None
 ) -> ArtifactLimit:
     """Judges the limit for one artifact; `met` is None if no valid measurement decides it."""
-    read = [(value.value, at) for at, each in enumerate(found) if (value := slo.read(each)) is not None]
-    shown = best or (found[min(read)[1]] if read else None)  # the closest if nothing meets the limit
+    read = [
+        (value.value, at) for at, each in enumerate(found) if (value := slo.read(each)) is not None
+    ]
+    shown = best or (
+        found[min(read)[1]] if read else None
+    )  # the closest if nothing meets the limit
     value = None if shown is None else slo.read(shown)
     reasons = [(each.load, slo.explain_not_judged(each)) for each in found]
-    not_judged = {name_point(load.batch_size, load.rate_per_s): why for load, why in reasons if why is not None}
+    not_judged = {
+        name_point(load.batch_size, load.rate_per_s): why
+        for load, why in reasons
+        if why is not None
+    }
     met: bool | None = None
     if best is not None and best.is_valid:
         met = True

@@ -31,12 +31,17 @@ def time_calls(call: Callable[[], T]) -> Iterator[tuple[int, T, int]]:
         yield started, found, perf_counter_ns()
 
 
-def iterate_arrivals(rate_per_s: float, seed: int, is_over: Callable[[], bool] = lambda: False) -> Iterator[int]:
+def iterate_arrivals(
+    rate_per_s: float, seed: int, is_over: Callable[[], bool] = lambda: False
+) -> Iterator[int]:
     """Yields the due time of each query of a Poisson process, in ns of the clock, at that time; ends once `is_over`.
 
     The gaps are drawn from `seed`. A late reader gets a past arrival: its latency counts from then.
     """
-    gaps, due = Random(f"arrivals {seed}"), perf_counter_ns() + LEAD_NS  # unlike any other seeded draw
+    gaps, due = (
+        Random(f"arrivals {seed}"),
+        perf_counter_ns() + LEAD_NS,
+    )  # unlike any other seeded draw
     while True:
         due += round(gaps.expovariate(rate_per_s) * 1e9)
         while (left := due - SPIN_NS - perf_counter_ns()) > 0:
@@ -49,7 +54,10 @@ def iterate_arrivals(rate_per_s: float, seed: int, is_over: Callable[[], bool] =
 
 
 def warm_up(
-    call: Callable[[], int], seconds: float, most_seconds: float, is_over: Callable[[], bool] = lambda: False
+    call: Callable[[], int],
+    seconds: float,
+    most_seconds: float,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> tuple[bool, float]:
     """Runs `call`, which returns its ns, in windows of equal time until their medians agree or the time is up.
 

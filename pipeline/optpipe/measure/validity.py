@@ -66,8 +66,15 @@ class ValidityEvidence:
 def find_reasons(evidence: ValidityEvidence) -> tuple[Reason, ...]:
     """All reasons, invalidating ones first; causes on the host come before their effects on latency."""
     checks = (
-        _check_outputs, _check_completeness, _check_host, _check_gpu, _check_clocks, _check_latencies, _check_queue, _check_work,
-    )  # fmt: skip
+        _check_outputs,
+        _check_completeness,
+        _check_host,
+        _check_gpu,
+        _check_clocks,
+        _check_latencies,
+        _check_queue,
+        _check_work,
+    )
     found = [reason for check in checks for reason in check(evidence)]
     return tuple(sorted(found, key=lambda reason: not reason.invalidates))
 
@@ -96,13 +103,19 @@ def _check_outputs(evidence: ValidityEvidence) -> Iterator[Reason]:
     if check is not None and not check.passed:
         remedy = "do not use these results: check the parity reported by optpipe build, or disable runtime caches"
         error = check.relative_error or 0.0
-        yield _invalidate("wrong-output", f"a timed output {check.why_not}", remedy, relative_error=error)
+        yield _invalidate(
+            "wrong-output", f"a timed output {check.why_not}", remedy, relative_error=error
+        )
     elif check is not None and check.tells_inputs_apart is False:
         text = "different inputs produce identical outputs: a stale output could not be detected"
         yield _note("inputs-alike", text, "use distinct inputs (--images)")
     if probe.stale:
         text = "the timed output for a new input differs from the runtime's own untimed output"
-        yield _invalidate("stale-answer", text, "the runtime returned a stale output for a new input: do not use it")
+        yield _invalidate(
+            "stale-answer",
+            text,
+            "the runtime returned a stale output for a new input: do not use it",
+        )
     elif len(probe.known_ns) >= SMALLEST_ROUNDS:
         ratio = ratio_from_rounds(probe.new_ns, probe.known_ns, PROBE_CONFIDENCE)
         if ratio.ci[1] < evidence.limits["cached_answer"]:
@@ -120,7 +133,9 @@ def _check_completeness(evidence: ValidityEvidence) -> Iterator[Reason]:
     if (count := len(evidence.samples)) < evidence.wanted_samples:
         text = f"{count:,} samples; the requested percentile needs {evidence.wanted_samples:,}"
         remedy = "increase --max-time, or request a lower percentile (--percentile, --slo)"
-        yield _invalidate("too-few-samples", text, remedy, samples=count, needed=evidence.wanted_samples)
+        yield _invalidate(
+            "too-few-samples", text, remedy, samples=count, needed=evidence.wanted_samples
+        )
 
 
 def _check_host(evidence: ValidityEvidence) -> Iterator[Reason]:
@@ -132,7 +147,9 @@ def _check_host(evidence: ValidityEvidence) -> Iterator[Reason]:
     if other > share * cpus if subject.device == "cpu" else waited > share / 2:
         text = f"busy host: other processes used {other:.2f} of {cpus} cores, and the worker waited for {waited:.2f}"
         remedy = "stop them, or isolate the worker's cores (--affinity)"
-        yield _invalidate("loaded-host", text, remedy, other_cpu_cores=other, worker_waited_cores=waited)
+        yield _invalidate(
+            "loaded-host", text, remedy, other_cpu_cores=other, worker_waited_cores=waited
+        )
 
 
 def _check_gpu(evidence: ValidityEvidence) -> Iterator[Reason]:
@@ -141,7 +158,11 @@ def _check_gpu(evidence: ValidityEvidence) -> Iterator[Reason]:
         text = f"{others:.0f} other process(es) on the GPU"
         yield _invalidate("busy-gpu", text, "stop them (see nvidia-smi)", others=others)
     masks = [int(mask) for mask in evidence.list_readings("gpu_throttle_reasons")]
-    share = {name: fmean(bool(mask & bit) for mask in masks) for bit, name in THROTTLE_REASONS.items() if masks}
+    share = {
+        name: fmean(bool(mask & bit) for mask in masks)
+        for bit, name in THROTTLE_REASONS.items()
+        if masks
+    }
     capped = share.pop(POWER_CAP, 0.0)
     if seen := {name: part for name, part in share.items() if part > 0}:
         text = ", ".join(f"{name} {part:.0%} of the time" for name, part in seen.items())
@@ -151,7 +172,12 @@ def _check_gpu(evidence: ValidityEvidence) -> Iterator[Reason]:
         clocks = evidence.list_readings("gpu_sm_mhz")
         at = f", with its clock at {_quantile(clocks, 0.5):.0f} MHz" if clocks else ""
         text = f"the GPU hit its power limit {capped:.0%} of the time{at}"
-        yield _note("power-capped", text, "results are valid only for this power limit and load", share=capped)
+        yield _note(
+            "power-capped",
+            text,
+            "results are valid only for this power limit and load",
+            share=capped,
+        )
 
 
 def _check_clocks(evidence: ValidityEvidence) -> Iterator[Reason]:
@@ -170,7 +196,9 @@ def _check_clocks(evidence: ValidityEvidence) -> Iterator[Reason]:
     hottest = max(evidence.list_readings("gpu_temperature_c"), default=0.0)
     if hottest > evidence.limits["max_gpu_temperature_c"]:
         text = f"the GPU reached {hottest:.0f} °C"
-        yield _invalidate("hot", text, "let it cool down, or improve airflow", temperature_c=hottest)
+        yield _invalidate(
+            "hot", text, "let it cool down, or improve airflow", temperature_c=hottest
+        )
 
 
 def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
@@ -182,7 +210,9 @@ def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
     if p_value <= 0.01 and abs(change) > evidence.limits["max_drift"]:
         way = "slower" if change > 0 else "faster"
         text = f"latency drifted: up to {abs(change):.1%} {way} during the measurement (p = {p_value:.1g})"
-        remedy = "let the machine settle (clocks, temperature, other work), or increase warm-up (--set)"
+        remedy = (
+            "let the machine settle (clocks, temperature, other work), or increase warm-up (--set)"
+        )
         yield _invalidate("drift", text, remedy, change=change, p_value=p_value)
     if (modes := find_two_modes(values)) is not None:
         fast, slow, share = modes[0] / 1e6, modes[1] / 1e6, modes[2]
@@ -198,7 +228,13 @@ def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
             of = " of the service time"
         text = f"coefficient of variation {100 * cv:.3g}%{of} exceeds {limit:.1%}"
         remedy = "stop other work, lock the clocks, pin the worker (--affinity, with matching --option BACKEND.threads)"
-        yield _invalidate("dispersion", text, f"{remedy}; or raise --max-cv, which is recorded", cv=cv, limit=limit)
+        yield _invalidate(
+            "dispersion",
+            text,
+            f"{remedy}; or raise --max-cv, which is recorded",
+            cv=cv,
+            limit=limit,
+        )
 
 
 def _check_queue(evidence: ValidityEvidence) -> Iterator[Reason]:
@@ -210,10 +246,14 @@ def _check_queue(evidence: ValidityEvidence) -> Iterator[Reason]:
     waited = due[1:] <= end[:-1]
     if waited.sum() < FEWEST_WAITED:
         return
-    busy_ns = float((end[1:] - start[1:])[waited].mean()) + _quantile((start[1:] - end[:-1])[waited], 0.5)
+    busy_ns = float((end[1:] - start[1:])[waited].mean()) + _quantile(
+        (start[1:] - end[:-1])[waited], 0.5
+    )
     served = 1e9 / max(busy_ns, 1.0)
     if served <= load.rate_per_s:
-        text = f"overloaded: {load.rate_per_s:.4g} queries/s arrive, and the build serves {served:.4g}"
+        text = (
+            f"overloaded: {load.rate_per_s:.4g} queries/s arrive, and the build serves {served:.4g}"
+        )
         remedy = "lower --rate, or use --slo to find the maximum rate"
         yield _invalidate("falling-behind", text, remedy, served_per_s=served)
 

@@ -68,7 +68,9 @@ def require_translatable(transform: Transform) -> None:
             why = "torch's bicubic without antialias uses a = -0.75, DALI uses a = -0.5"
             reasons.append(f"step {number}, resize: {why}")
     if reasons:
-        raise BadInputError(f"DALI cannot reproduce this model's preprocessing: {'; '.join(reasons)}")
+        raise BadInputError(
+            f"DALI cannot reproduce this model's preprocessing: {'; '.join(reasons)}"
+        )
 
 
 def resize_image(image: GraphImage, step: Resize, *, border_hidden: bool = False) -> GraphImage:
@@ -79,12 +81,16 @@ def resize_image(image: GraphImage, step: Resize, *, border_hidden: bool = False
         pixels = _resize_nearest(image, step, new)
     elif step.antialias and not border_hidden:
         first, second = _choose_pass_order(image.sides, new, step)
-        half, now = _resize_renormalized(image.pixels, first, second, image.sides, new, step, rounded=not floats)
+        half, now = _resize_renormalized(
+            image.pixels, first, second, image.sides, new, step, rounded=not floats
+        )
         pixels, _ = _resize_renormalized(half, second, first, now, new, step, rounded=not floats)
     else:
         filtering = _get_filtering(step, floats=floats)
         first, _ = _choose_pass_order(image.sides, new, step)
-        pixels = fn.resize(image.pixels, size=_as_floats(_node(new) * first), **filtering)  # a side of 0 stays as it is
+        pixels = fn.resize(
+            image.pixels, size=_as_floats(_node(new) * first), **filtering
+        )  # a side of 0 stays as it is
         pixels = fn.resize(pixels, size=_as_floats(new), **filtering)
     low = min(step.size) if step.fit != "long" and step.max_size is None else 1
     return GraphImage(pixels, new, low, floats or image.floats)
@@ -199,7 +205,10 @@ def _compute_crop_start(image: GraphImage, step: CenterCrop) -> Any:
     """`compute_crop_start` on a vector of both sides."""
     if isinstance(image.sides, tuple):
         wanted = (step.height, step.width)
-        return [compute_crop_start(side, cut, step.rounding) for side, cut in zip(image.sides, wanted)]  # noqa: B905
+        return [
+            compute_crop_start(side, cut, step.rounding)
+            for side, cut in zip(image.sides, wanted, strict=True)
+        ]
     margin = image.sides - _vector(step.height, step.width)
     missing = None
     if image.at_least < max(step.height, step.width):
@@ -238,11 +247,19 @@ def _choose_pass_order(sides: Sides, new: Sides, step: Resize) -> tuple[Any, Any
 
 def _as_floats(sides: Sides) -> Any:
     """Sides in the type that operators take for sizes and positions."""
-    return [float(side) for side in sides] if isinstance(sides, tuple) else fn.cast(sides, dtype=types.FLOAT)
+    return (
+        [float(side) for side in sides]
+        if isinstance(sides, tuple)
+        else fn.cast(sides, dtype=types.FLOAT)
+    )
 
 
 def _get_filtering(step: Resize, *, floats: bool) -> Arguments:
-    filters = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC, "lanczos": types.INTERP_LANCZOS3}
+    filters = {
+        "bilinear": types.INTERP_LINEAR,
+        "bicubic": types.INTERP_CUBIC,
+        "lanczos": types.INTERP_LANCZOS3,
+    }
     return {
         "interp_type": filters[step.interpolation],
         "antialias": step.antialias,
@@ -274,11 +291,21 @@ def _resize_renormalized(
     return levels, after
 
 
-def _resize_padded(pixels: Node, sides: Node, new: Node, reach: Node, filtering: Mapping[str, Any]) -> Node:
+def _resize_padded(
+    pixels: Node, sides: Node, new: Node, reach: Node, filtering: Mapping[str, Any]
+) -> Node:
     """Resizes as if zeros lay outside the image."""
-    padded = fn.slice(pixels, start=0 - reach, shape=sides + 2 * reach, axes=[0, 1], out_of_bounds_policy="pad")
+    padded = fn.slice(
+        pixels, start=0 - reach, shape=sides + 2 * reach, axes=[0, 1], out_of_bounds_policy="pad"
+    )
     start = _as_floats(reach)
-    return fn.resize(padded, size=_as_floats(new), roi_start=start, roi_end=start + _as_floats(sides), **filtering)
+    return fn.resize(
+        padded,
+        size=_as_floats(new),
+        roi_start=start,
+        roi_end=start + _as_floats(sides),
+        **filtering,
+    )
 
 
 def _node(sides: Sides) -> Node:

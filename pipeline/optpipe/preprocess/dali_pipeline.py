@@ -73,10 +73,14 @@ def require_dali() -> None:
         import nvidia.dali  # noqa: F401
     except ImportError as error:
         problem = f"DALI is not installed ({error})"
-        raise MissingError(f"{problem}; install it with `pip install nvidia-dali-cuda130`") from error
+        raise MissingError(
+            f"{problem}; install it with `pip install nvidia-dali-cuda130`"
+        ) from error
 
 
-def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int | None = None) -> Any:
+def dali_from_transform(
+    transform: Transform, plan: DaliPlan, *, prefetch: int | None = None
+) -> Any:
     """A pipeline from encoded files at the input `DALI_INPUT_0` to the model's tensor.
 
     Raises BadInputError for a step that DALI cannot reproduce, MissingError without DALI.
@@ -87,7 +91,9 @@ def dali_from_transform(transform: Transform, plan: DaliPlan, *, prefetch: int |
     def graph() -> Any:
         return process_image(_decode_fed_files(transform, plan), transform)
 
-    dtype = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[transform.pack.dtype]
+    dtype = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[
+        transform.pack.dtype
+    ]
     # declared, so that a reader of the serialized pipeline can compare it with its configuration
     return _build_pipeline(graph, plan, prefetch, output_dtype=dtype, output_ndim=3)
 
@@ -115,11 +121,15 @@ def make_reading_pipeline(
     of the rate on a GPU.
     """
     require_translatable(transform)
-    plan = replace(plan, edge_cases=plan.edge_cases and any(is_edge_case(path, plan.decode) for path in paths))
+    plan = replace(
+        plan, edge_cases=plan.edge_cases and any(is_edge_case(path, plan.decode) for path in paths)
+    )
 
     def graph() -> Any:
         names, depth = [str(path) for path in paths], plan.prefetch
-        encoded, index = fn.readers.file(files=names, name="reader", prefetch_queue_depth=depth, lazy_init=True)
+        encoded, index = fn.readers.file(
+            files=names, name="reader", prefetch_queue_depth=depth, lazy_init=True
+        )
         image = decode_files(encoded, transform, plan)
         return (image.pixels if decode_only else process_image(image, transform)), index
 
@@ -131,14 +141,18 @@ def make_bytes_pipeline(paths: Sequence[Path], plan: DaliPlan) -> Any:
 
     def graph() -> Any:
         names = [str(path) for path in paths]
-        encoded, _ = fn.readers.file(files=names, prefetch_queue_depth=plan.prefetch, lazy_init=True)
+        encoded, _ = fn.readers.file(
+            files=names, prefetch_queue_depth=plan.prefetch, lazy_init=True
+        )
         return encoded
 
     return _build_pipeline(graph, replace(plan, decode="cpu", device="cpu", edge_cases=False), None)
 
 
 def _decode_fed_files(transform: Transform, plan: DaliPlan) -> GraphImage:
-    return decode_files(fn.external_source(name=INPUT, dtype=types.UINT8, ndim=1, device="cpu"), transform, plan)
+    return decode_files(
+        fn.external_source(name=INPUT, dtype=types.UINT8, ndim=1, device="cpu"), transform, plan
+    )
 
 
 def decode_files(encoded: Any, transform: Transform, plan: DaliPlan) -> GraphImage:
@@ -150,7 +164,9 @@ def decode_files(encoded: Any, transform: Transform, plan: DaliPlan) -> GraphIma
     return GraphImage(pixels.gpu() if plan.device == "gpu" else pixels, _read_sides(encoded, step))
 
 
-def _build_pipeline(graph: Callable[[], Any], plan: DaliPlan, prefetch: int | None, **declared: Any) -> Any:
+def _build_pipeline(
+    graph: Callable[[], Any], plan: DaliPlan, prefetch: int | None, **declared: Any
+) -> Any:
     require_dali()
     define = dali.pipeline_def(
         graph,
@@ -199,7 +215,9 @@ def is_edge_case(path: Path, decode: str) -> bool:
 def _is_whole_jpeg(encoded: Node) -> Node:
     size = fn.cast(encoded.shape()[0], dtype=types.INT32)
     # ITU-T T.81, table B.1: a file starts with SOI (FF D8) and another marker, and ends with EOI (FF D9)
-    return ((_read_number(encoded, [0], 4) & 0xFFFFFF) == 0xFFD8FF) & (_read_number(encoded, size - 2, 2) == 0xD9FF)
+    return ((_read_number(encoded, [0], 4) & 0xFFFFFF) == 0xFFD8FF) & (
+        _read_number(encoded, size - 2, 2) == 0xD9FF
+    )
 
 
 def _decode_pixels_on_cpu(encoded: Node, settings: Arguments, *, edge_cases: bool) -> Node:
@@ -211,7 +229,9 @@ def _decode_pixels_on_cpu(encoded: Node, settings: Arguments, *, edge_cases: boo
     if not edge_cases:
         return fn.decoders.image(encoded, device="cpu", **settings)
     # PNG specification, 5.2 and 11.2.1: the signature; bytes 24 to 27 are depth 16, grayscale, and two zeros
-    wide_gray = (_read_number(encoded, [0], 4) == 0x474E5089) & (_read_number(encoded, [24], 4) == 16)
+    wide_gray = (_read_number(encoded, [0], 4) == 0x474E5089) & (
+        _read_number(encoded, [24], 4) == 16
+    )
     if wide_gray:
         levels = fn.decoders.image(encoded, device="cpu", dtype=types.UINT16, **settings)
         pixels = fn.cast(math.min(levels, 255), dtype=types.UINT8)
@@ -249,7 +269,12 @@ class PreprocessingInfo:
 
 
 def build_preprocessing_artifact(
-    card: ModelCard, transform: Transform, plan: DaliPlan, model: str, store: Store, listener: Listener
+    card: ModelCard,
+    transform: Transform,
+    plan: DaliPlan,
+    model: str,
+    store: Store,
+    listener: Listener,
 ) -> tuple[Entry[PreprocessingInfo], bool]:
     """The serialized pipeline and the transform of the exported `model`.
 
@@ -268,7 +293,9 @@ def build_preprocessing_artifact(
         target.parent.mkdir()
         dali_from_transform(transform, plan).serialize(filename=str(target))
         _require_same(target, transform, plan)
-        (directory / "transform.json").write_text(json.dumps(transform.to_dict(), indent=1), encoding="utf-8")
+        (directory / "transform.json").write_text(
+            json.dumps(transform.to_dict(), indent=1), encoding="utf-8"
+        )
         return PreprocessingInfo(card.name, transform.hash, plan, PIPELINE)
 
     return store.produce(PreprocessingInfo, recipe, make, parents=(model,), listener=listener)
@@ -297,7 +324,9 @@ def _require_same(path: Path, transform: Transform, plan: DaliPlan) -> None:
         pipeline.feed_input(INPUT, [data])
         results.append(np.array(pipeline.run()[0].as_cpu()[0]))
     if not np.array_equal(results[0], results[1]):
-        raise StageError(f"{path.name}: the serialized pipeline does not reproduce the original pipeline's tensor")
+        raise StageError(
+            f"{path.name}: the serialized pipeline does not reproduce the original pipeline's tensor"
+        )
 
 
 Result = TypeVar("Result")
@@ -313,7 +342,9 @@ _IMAGE_CODEC = {
 """nvimgcodec.h: NVIMGCODEC_STATUS_BAD_CODESTREAM and NVIMGCODEC_STATUS_CODESTREAM_UNSUPPORTED."""
 
 
-def run_dali_jobs(module: str, jobs: Sequence[object], kind: type[Result], limit_s: float) -> Generator[Result | str]:
+def run_dali_jobs(
+    module: str, jobs: Sequence[object], kind: type[Result], limit_s: float
+) -> Generator[Result | str]:
     """`run_jobs`, with a one-line reason in place of the result of a failed job."""
     for result in run_jobs(module, jobs, kind, limit_s, HARDWARE_QUEUES):
         yield explain_failure(result, limit_s) if isinstance(result, JobFailure) else result

@@ -24,16 +24,33 @@ from optpipe.report.document import (
 
 def document_from_preprocess(record: PreprocessRecord) -> Document:
     parity, proof = record.parity, record.parity.proof
-    worst = [f"{one.file} {one.image} (mean {one.mean_levels:.2f}, max {one.max_levels:.0f})" for one in parity.worst]
+    worst = [
+        f"{one.file} {one.image} (mean {one.mean_levels:.2f}, max {one.max_levels:.0f})"
+        for one in parity.worst
+    ]
     return make_document(
         [
-            Sentence(f"{record.model}: {proof.reason}", TONES[proof.verdict], proof.verdict, remedy=proof.remedy or ""),
+            Sentence(
+                f"{record.model}: {proof.reason}",
+                TONES[proof.verdict],
+                proof.verdict,
+                remedy=proof.remedy or "",
+            ),
             _tabulate_steps(parity.steps, f"in 8-bit levels (0 to 255), {parity.images} images"),
             Sentence(_describe_outputs(proof)),
-            *(Sentence(f"{each.image}: {each.reason}", Tone.BAD, "refused by DALI") for each in parity.refused[:5]),
+            *(
+                Sentence(f"{each.image}: {each.reason}", Tone.BAD, "refused by DALI")
+                for each in parity.refused[:5]
+            ),
             Sentence(f"worst images, side by side with the difference: {', '.join(worst)}"),
-            _tabulate_throughput(record.throughput, record.images.count) if record.throughput else None,
-            Sentence(f"{record.pipeline.path}  sha256 {record.pipeline.sha256[:12]}", Tone.FAINT, "pipeline"),
+            _tabulate_throughput(record.throughput, record.images.count)
+            if record.throughput
+            else None,
+            Sentence(
+                f"{record.pipeline.path}  sha256 {record.pipeline.sha256[:12]}",
+                Tone.FAINT,
+                "pipeline",
+            ),
             Sentence(str(record.run_dir), Tone.FAINT, "evidence"),
         ]
     )
@@ -52,7 +69,10 @@ def document_from_against(record: AgainstRecord) -> Document:
 
 
 def _tabulate_steps(steps: Sequence[StepDifference], about: str, head: str = "after") -> Table:
-    rows = [(each.step, f"{each.mean_levels:.4f}", f"{each.max_levels:.2f}", f"{each.off_share:.2%}") for each in steps]
+    rows = [
+        (each.step, f"{each.mean_levels:.4f}", f"{each.max_levels:.2f}", f"{each.off_share:.2%}")
+        for each in steps
+    ]
     names = ("mean |Δ|", "max |Δ|", "levels differing")
     return make_table([head, *figure_columns(*names)], rows, caption=about)
 
@@ -65,7 +85,9 @@ def _describe_outputs(proof: Proof) -> str:
     if proof.top1_agreement:
         parts.append(f"top-1 agreement {proof.top1_agreement.equal}/{proof.top1_agreement.images}")
     if proof.accuracy:
-        parts.append(f"accuracy {proof.accuracy.reference:.2%} with the reference, {proof.accuracy.dali:.2%} with DALI")
+        parts.append(
+            f"accuracy {proof.accuracy.reference:.2%} with the reference, {proof.accuracy.dali:.2%} with DALI"
+        )
     if score := proof.task_score:
         drop = format_drop(score.drop, score.drop_ci)
         both = f"{score.reference:.2%} with the reference, {score.dali:.2%} with DALI"
@@ -79,7 +101,9 @@ def _describe_outputs(proof: Proof) -> str:
 def _tabulate_throughput(tuning: ThroughputTuning, images: int) -> Table:
     tried = [_list_throughput_cells(each, Tone.FAINT) for each in tuning.tried]
     final = [_list_throughput_cells(each, Tone.STRONG) for each in (tuning.dataloader, tuning.dali)]
-    interval = f" [{tuning.speedup_ci[0]:.2f}, {tuning.speedup_ci[1]:.2f}]" if tuning.speedup_ci else ""
+    interval = (
+        f" [{tuning.speedup_ci[0]:.2f}, {tuning.speedup_ci[1]:.2f}]" if tuning.speedup_ci else ""
+    )
     caption = f"DALI {tuning.speedup:.2f}× the best DataLoader{interval}; {images} images, page cache warm"
     columns: list[Column | str] = ["implementation", "device", "threads"]
     columns += [*figure_columns("images/s", "95% interval"), "error"]
@@ -101,8 +125,15 @@ def _list_throughput_cells(each: ThroughputRecord, tone: Tone) -> list[Cell]:
 
 def document_from_end_to_end(record: EndToEndRecord) -> Document:
     names = (
-        "batch", "images/s", "95% interval", "p50", "p99", "preprocess alone", "inference alone", "vs. slower part",
-    )  # fmt: skip
+        "batch",
+        "images/s",
+        "95% interval",
+        "p50",
+        "p99",
+        "preprocess alone",
+        "inference alone",
+        "vs. slower part",
+    )
     rows: list[list[str]] = []
     lines: list[Sentence] = []
     for each in record.results:
@@ -114,7 +145,9 @@ def document_from_end_to_end(record: EndToEndRecord) -> Document:
     return make_document(
         [
             Sentence(f"{record.images} images from {record.folder}, page cache warm"),
-            make_table(["artifact", *figure_columns(*names), Column("bottleneck", rank=0)], rows) if rows else None,
+            make_table(["artifact", *figure_columns(*names), Column("bottleneck", rank=0)], rows)
+            if rows
+            else None,
             *lines,
             Sentence(str(record.run_dir), Tone.FAINT, "evidence"),
         ]
@@ -128,7 +161,10 @@ def _list_end_to_end_cells(result: EndToEndResult, figures: EndToEndFigures) -> 
         str(result.plan.batch_size),
         f"{figures.images_per_s:,.0f}",
         format_rate_interval(figures.ci),
-        *("too few" if ns is None else format_duration(ns) for ns in (figures.latency_p50_ns, figures.latency_p99_ns)),
+        *(
+            "too few" if ns is None else format_duration(ns)
+            for ns in (figures.latency_p50_ns, figures.latency_p99_ns)
+        ),
         f"{parts.preprocess:,.0f}",
         f"{parts.inference:,.0f}",
         f"{figures.of_slower_part:.2f}",
@@ -139,7 +175,9 @@ def _list_end_to_end_cells(result: EndToEndResult, figures: EndToEndFigures) -> 
 def _describe_end_to_end(result: EndToEndResult, figures: EndToEndFigures) -> Iterator[Sentence]:
     yield Sentence(f"{result.label}  {figures.bottleneck}: {figures.reason}")
     yield Sentence(f"  handover {figures.handover}", Tone.FAINT)
-    checked = f"  outputs of the timed run: {figures.equal} of {figures.checked} match the reference"
+    checked = (
+        f"  outputs of the timed run: {figures.equal} of {figures.checked} match the reference"
+    )
     if figures.classes < 2:
         checked += ", all of one class, so this proves nothing"
     yield Sentence(checked, Tone.FAINT if result.verdict == "PASS" else TONES[result.verdict])

@@ -24,7 +24,11 @@ from optpipe.core.process import serve_jobs
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.transform import Transform
 from optpipe.core.verdict import Verdict, combine_verdicts
-from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, format_model_argument
+from optpipe.models.artifacts.lookup import (
+    StoredArtifact,
+    choose_batch_sizes,
+    format_model_argument,
+)
 from optpipe.models.inputs.images import preprocess_batches
 from optpipe.models.inputs.task_data import read_images
 from optpipe.preprocess.dali_pipeline import (
@@ -196,7 +200,10 @@ def find_bottleneck(
             return "CPU", f"{alone}; {load}"
         if plan.decode == "cpu":
             return "copy", f"{alone}; {load}"
-        return "GPU", f"{alone}: {'the decoder' if decodes else 'processing after decoding'} is the limit; {load}"
+        return (
+            "GPU",
+            f"{alone}: {'the decoder' if decodes else 'processing after decoding'} is the limit; {load}",
+        )
     if not on_gpu and is_busy:
         return "CPU", f"{load}; inference alone runs at {parts.inference:,.0f} images/s"
     if on_gpu and launch_share >= ENQUEUE_BOUND:
@@ -207,7 +214,11 @@ def find_bottleneck(
 
 def _compute_percentile(batches: BatchTimes, percent: float) -> float | None:
     ordered = np.sort(np.asarray(batches.latency_ns, float))
-    return find_order_statistic(ordered, percent) if len(ordered) >= count_samples_needed(percent) else None
+    return (
+        find_order_statistic(ordered, percent)
+        if len(ordered) >= count_samples_needed(percent)
+        else None
+    )
 
 
 MAX_FILES = 4096
@@ -235,14 +246,18 @@ def bench_end_to_end(
     Raises BadInputError for models without image preprocessing and for unusable images, MissingError without DALI.
     """
     if not 0 < seconds <= MAX_SECONDS:
-        raise BadInputError(f"--min-time {seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}")
+        raise BadInputError(
+            f"--min-time {seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}"
+        )
     require_dali()
     jobs = []
     for each in artifacts:
         plan = choose_plan(each, batch_size, store, listener)
         chosen = choose_options(each, options)
         transform = require_image_transform(each.card)
-        jobs.append(EndToEndJob(store.workspace, each.entry.id, (), transform, plan, chosen, seconds))
+        jobs.append(
+            EndToEndJob(store.workspace, each.entry.id, (), transform, plan, chosen, seconds)
+        )
     found, _ = read_images(images, MAX_FILES, 0, listener)
     warm_page_cache(found.paths)
     with open_run(store.workspace, "end-to-end") as run:
@@ -269,7 +284,9 @@ def choose_exit_status(record: EndToEndRecord) -> ExitStatus:
     return ExitStatus.STAGE_FAILED if failed else record.verdict.exit_status
 
 
-def choose_options(artifact: StoredArtifact, given: Mapping[str, Mapping[str, Any]]) -> dict[str, bool | int | str]:
+def choose_options(
+    artifact: StoredArtifact, given: Mapping[str, Mapping[str, Any]]
+) -> dict[str, bool | int | str]:
     """The artifact's runtime options with those given. Waiting threads do not spin by default.
 
     On a CPU, DALI and the runtime share all cores, and spinning threads hold cores that DALI could use. Raises BadInputError.
@@ -280,13 +297,17 @@ def choose_options(artifact: StoredArtifact, given: Mapping[str, Mapping[str, An
     return options
 
 
-def choose_plan(artifact: StoredArtifact, batch_size: int | None, store: Store, listener: Listener) -> DaliPlan:
+def choose_plan(
+    artifact: StoredArtifact, batch_size: int | None, store: Store, listener: Listener
+) -> DaliPlan:
     """The newest tuned plan for this model and device with a batch size of the artifact's profile, or default settings."""
     on_gpu = artifact.entry.info.device == "cuda"
     plan = find_tuned_plan(artifact.card.name, store, gpu=on_gpu)
     if plan is None:
         plan = choose_dali_plan("mixed" if on_gpu else "cpu")
-        tune = f"optpipe preprocess {format_model_argument(artifact.card.name, artifact.card.source)}"
+        tune = (
+            f"optpipe preprocess {format_model_argument(artifact.card.name, artifact.card.source)}"
+        )
         advice = f"run `{for_workspace(tune)}` first for best performance"
         listener.warn(f"DALI is not tuned for {artifact.card.name} on this machine; {advice}")
     wanted = batch_size or min(plan.batch_size, artifact.card.batch_range[2])
@@ -300,12 +321,18 @@ def find_tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
             continue
         record = read_record(run.path / PREPROCESSING, PreprocessRecord)
         plan = record.throughput.dali.plan if record.throughput else None
-        if plan is not None and record.verdict is not Verdict.FAIL and (plan.device == "gpu") == gpu:
+        if (
+            plan is not None
+            and record.verdict is not Verdict.FAIL
+            and (plan.device == "gpu") == gpu
+        ):
             return plan
     return None
 
 
-def _measure(artifact: StoredArtifact, job: EndToEndJob, run: OpenRun, listener: Listener) -> EndToEndResult:
+def _measure(
+    artifact: StoredArtifact, job: EndToEndJob, run: OpenRun, listener: Listener
+) -> EndToEndResult:
     """Measures in a new process; the raw times of batches go into the run, a failure into the result."""
     limit_s = LIMIT_S * (SLOW_CPU if job.plan.device == "cpu" else 1) + PATIENCE * job.seconds
     measured = next(run_dali_jobs(__name__, [job], tuple[BatchTimes, EndToEndFigures], limit_s))
@@ -317,8 +344,12 @@ def _measure(artifact: StoredArtifact, job: EndToEndJob, run: OpenRun, listener:
     write_parquet(run.path / f"{artifact.entry.id}.parquet", raw)
     warn_about_other_load(figures.other_cpu_cores, artifact.label, listener)
     if figures.of_slower_part > 1 + NOISE:
-        problem = f"{artifact.label}: {figures.of_slower_part:.2f} times as fast as its slower stage"
-        listener.warn(f"{problem}: the stages were disturbed when measured alone; repeat on an idle machine")
+        problem = (
+            f"{artifact.label}: {figures.of_slower_part:.2f} times as fast as its slower stage"
+        )
+        listener.warn(
+            f"{problem}: the stages were disturbed when measured alone; repeat on an idle machine"
+        )
     return replace(result, verdict=figures.verdict, figures=figures)
 
 
@@ -404,10 +435,14 @@ def open_stream(device: str) -> Iterator[Any]:
 
 
 def measure_pipeline(pipeline: Any, plan: DaliPlan, seconds: float) -> float:
-    return compute_images_per_s(time_pipeline(pipeline, plan, seconds, 1.0).batch_ns, plan.batch_size)
+    return compute_images_per_s(
+        time_pipeline(pipeline, plan, seconds, 1.0).batch_ns, plan.batch_size
+    )
 
 
-def measure_inference(consumer: Consumer, plan: DaliPlan, transform: Transform, seconds: float) -> tuple[float, float]:
+def measure_inference(
+    consumer: Consumer, plan: DaliPlan, transform: Transform, seconds: float
+) -> tuple[float, float]:
     """Images/s of an artifact alone on one batch in DALI's place, and the share of launching in its time."""
     values = np.random.default_rng(0).standard_normal((plan.batch_size, *transform.shape))
     tensor: Any = values.astype(transform.pack.dtype)
@@ -449,9 +484,15 @@ def run_overlapped(
         del outputs  # DALI may reuse its memory only now, after the predictions
 
     def batch() -> None:
-        outputs = pipeline.share_outputs(cuda_stream=stream) if stream is not None else pipeline.share_outputs()
+        outputs = (
+            pipeline.share_outputs(cuda_stream=stream)
+            if stream is not None
+            else pipeline.share_outputs()
+        )
         index = np.asarray(outputs[1].as_cpu().as_tensor()).ravel().tolist()
-        pending.append((scheduled.popleft(), index, consumer.launch(outputs[0].as_tensor()), outputs))
+        pending.append(
+            (scheduled.popleft(), index, consumer.launch(outputs[0].as_tensor()), outputs)
+        )
         pipeline.release_outputs()
         schedule()
         while len(pending) > consumer.in_flight:
@@ -478,17 +519,24 @@ def measure_job(job: EndToEndJob) -> tuple[BatchTimes, EndToEndFigures]:
     plan, transform, paths = job.plan, job.transform, job.paths
     entry, part_s = Store(job.workspace).find(job.artifact, ArtifactInfo), min(PART_S, job.seconds)
     backend, device = BACKENDS[entry.info.backend], entry.info.device
-    with open_stream(device) as stream, backend.load(entry.path, entry.info, job.options) as session:
+    with (
+        open_stream(device) as stream,
+        backend.load(entry.path, entry.info, job.options) as session,
+    ):
         consumer: Consumer = HostConsumer(session)
         if session.device != "cpu":
             consumer = DeviceConsumer(session, (plan.batch_size, *transform.shape), stream)
 
         def measure_alone() -> tuple[float, tuple[float, float]]:
             pipeline = make_reading_pipeline(paths, transform, plan)
-            return measure_pipeline(pipeline, plan, part_s), measure_inference(consumer, plan, transform, part_s)
+            return measure_pipeline(pipeline, plan, part_s), measure_inference(
+                consumer, plan, transform, part_s
+            )
 
         read = measure_pipeline(make_bytes_pipeline(paths, plan), plan, part_s / 2)
-        decode = measure_pipeline(make_reading_pipeline(paths, transform, plan, decode_only=True), plan, part_s)
+        decode = measure_pipeline(
+            make_reading_pipeline(paths, transform, plan, decode_only=True), plan, part_s
+        )
         before = measure_alone()
         pipeline = make_reading_pipeline(paths, transform, plan)
         batches, predictions = run_overlapped(pipeline, consumer, plan, stream, job.seconds)
@@ -510,7 +558,11 @@ def measure_job(job: EndToEndJob) -> tuple[BatchTimes, EndToEndFigures]:
 
 
 def _check_predictions(
-    latest: Mapping[int, int], session: Session, paths: Sequence[Path], transform: Transform, size: int
+    latest: Mapping[int, int],
+    session: Session,
+    paths: Sequence[Path],
+    transform: Transform,
+    size: int,
 ) -> tuple[int, int, int]:
     """How many of the `latest` predictions were compared with the reference's, how many are equal, and of how many classes those are."""
     chosen = sorted(latest)[:: max(1, len(latest) // CHECKED_PREDICTIONS)][:CHECKED_PREDICTIONS]
@@ -519,7 +571,9 @@ def _check_predictions(
     padded = rows + rows[-1:] * (-len(rows) % size)
     found: list[int] = []
     for batch in preprocess_batches(padded, transform, size, threads=count_cores()):
-        found += find_best_classes(session.run({spec.name: batch.astype(spec.dtype)})[name]).tolist()
+        found += find_best_classes(
+            session.run({spec.name: batch.astype(spec.dtype)})[name]
+        ).tolist()
     expected = found[: len(chosen)]
     equal = sum(latest[index] == best for index, best in zip(chosen, expected, strict=True))
     return len(chosen), equal, len(set(expected))

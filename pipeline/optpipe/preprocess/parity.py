@@ -19,12 +19,25 @@ from PIL import Image
 
 from optpipe.core.errors import BadInputError, StageError, is_out_of_memory
 from optpipe.core.events import Listener
-from optpipe.core.transform import CenterCrop, Decode, Normalize, Rescale, Resize, Transform, get_step_name
+from optpipe.core.transform import (
+    CenterCrop,
+    Decode,
+    Normalize,
+    Rescale,
+    Resize,
+    Transform,
+    get_step_name,
+)
 from optpipe.core.verdict import Verdict
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.images import apply_step, decode_image, iterate_steps
 from optpipe.models.sources.python_file import UserCode, describe_user_error
-from optpipe.preprocess.dali_pipeline import INPUT, DaliPlan, explain_dali_error, make_steps_pipeline
+from optpipe.preprocess.dali_pipeline import (
+    INPUT,
+    DaliPlan,
+    explain_dali_error,
+    make_steps_pipeline,
+)
 from optpipe.preprocess.proof import (
     AgainstRecord,
     ImagesRecord,
@@ -83,17 +96,23 @@ def compare_images(
     pipeline = None
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(files), plan.batch_size):
-            batch = [(name, path.read_bytes()) for name, path in files[start : start + plan.batch_size]]
+            batch = [
+                (name, path.read_bytes()) for name, path in files[start : start + plan.batch_size]
+            ]
             pipeline = pipeline or make_steps_pipeline(transform, plan)
             try:
                 outputs = _run(pipeline, [data for _, data in batch])
             except RuntimeError as error:
                 if is_out_of_memory(error):  # not the fault of an image
                     problem = f"DALI ran out of memory with {plan.batch_size} images per batch"
-                    raise StageError(f"{problem}; try --batch-size {max(1, plan.batch_size // 2)}") from error
+                    raise StageError(
+                        f"{problem}; try --batch-size {max(1, plan.batch_size // 2)}"
+                    ) from error
                 pipeline = None  # a pipeline that raised cannot continue
                 outputs, batch = _run_one_by_one(batch, pixels)
-            expected = list(pool.map(lambda data: _run_reference(data, transform), [data for _, data in batch]))
+            expected = list(
+                pool.map(lambda data: _run_reference(data, transform), [data for _, data in batch])
+            )
             compared = []
             for (name, _), got, wanted in zip(batch, outputs, expected, strict=True):
                 both = zip(got[:-1], wanted[:-1], strict=True)
@@ -107,7 +126,10 @@ def compare_images(
 
 def _run(pipeline: Any, arrays: Sequence[Any]) -> list[list[np.ndarray]]:
     """Runs one batch; returns each image's array at every output."""
-    fed = [np.frombuffer(each, np.uint8) if isinstance(each, bytes) else np.ascontiguousarray(each) for each in arrays]
+    fed = [
+        np.frombuffer(each, np.uint8) if isinstance(each, bytes) else np.ascontiguousarray(each)
+        for each in arrays
+    ]
     pipeline.feed_input(INPUT, fed)
     outputs = [output.as_cpu() for output in pipeline.run()]
     return [[np.array(output[row]) for output in outputs] for row in range(len(arrays))]
@@ -120,7 +142,9 @@ def _run_one_by_one(
     outputs, kept = [], []
     pipeline = None
     for name, data in batch:
-        pipeline = pipeline or make_steps_pipeline(pixels.transform, replace(pixels.plan, batch_size=1))
+        pipeline = pipeline or make_steps_pipeline(
+            pixels.transform, replace(pixels.plan, batch_size=1)
+        )
         try:
             outputs += _run(pipeline, [data])
             kept.append((name, data))
@@ -134,7 +158,11 @@ def _run_reference(data: bytes, transform: Transform) -> list[np.ndarray]:
     """Pixels after decoding and after each geometric step, then the packed tensor."""
     first = decode_image(data, transform.decode)
     steps = list(iterate_steps(transform, first))
-    return [first, *(value for step, value in steps if isinstance(step, Resize | CenterCrop)), steps[-1][1]]
+    return [
+        first,
+        *(value for step, value in steps if isinstance(step, Resize | CenterCrop)),
+        steps[-1][1],
+    ]
 
 
 def _compute_difference(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
@@ -147,15 +175,21 @@ def save_side_by_side(
     path: Path, compared: ComparedImage, transform: Transform, file: Path | None = None
 ) -> WorstImage:
     """Writes the image of `file`, if given | reference | result | difference as PNG. Raises StageError."""
-    reference, got = (_levels_from_tensor(each, transform) for each in (compared.reference, compared.got))
+    reference, got = (
+        _levels_from_tensor(each, transform) for each in (compared.reference, compared.got)
+    )
     height, width = reference.shape[:2]
     got = got if got.shape == reference.shape else _scale_levels(got, height, width)
     difference = np.abs(reference - got)
-    factor = max(1.0, VISIBLE / max(float(difference.max()), 1e-6)) if difference.max() > 0.01 else 1.0
+    factor = (
+        max(1.0, VISIBLE / max(float(difference.max()), 1e-6)) if difference.max() > 0.01 else 1.0
+    )
     panels = [reference, got, difference * factor]
     if file is not None:
         image = decode_image(file, Decode())
-        panels.insert(0, _scale_levels(image, height, max(1, image.shape[1] * height // image.shape[0])))
+        panels.insert(
+            0, _scale_levels(image, height, max(1, image.shape[1] * height // image.shape[0]))
+        )
     gap = np.full((height, GAP, 3), 255.0)
     row = np.concatenate([part for each in panels for part in (each, gap)][:-1], axis=1)
     png = io.BytesIO()
@@ -165,7 +199,10 @@ def save_side_by_side(
 
 
 def _scale_levels(levels: np.ndarray, height: int, width: int) -> np.ndarray:
-    return np.asarray(Image.fromarray(np.clip(levels + 0.5, 0, 255).astype(np.uint8)).resize((width, height)), float)
+    return np.asarray(
+        Image.fromarray(np.clip(levels + 0.5, 0, 255).astype(np.uint8)).resize((width, height)),
+        float,
+    )
 
 
 def _levels_from_tensor(tensor: np.ndarray, transform: Transform) -> np.ndarray:
@@ -203,7 +240,9 @@ def prove_parity(
     decodes none of the images. Returns the record, one row per image as `proof` describes, and the worst images.
     """
     files = [(each.path, path) for each, path in zip(samples.files, samples.paths, strict=True)]
-    truth = dict(zip((name for name, _ in files), labels, strict=True)) if labels is not None else {}
+    truth = (
+        dict(zip((name for name, _ in files), labels, strict=True)) if labels is not None else {}
+    )
     pixels = PixelDifferences(transform, plan)
     worst: list[ComparedImage] = []
     parts: list[pl.DataFrame] = []
@@ -211,7 +250,11 @@ def prove_parity(
     with listener.step("parity", total=len(files)) as step:
         for batch in compare_images(files, pixels, threads):
             if batch:
-                both = infer(np.stack([getattr(each, side) for side in ("reference", "got") for each in batch]))
+                both = infer(
+                    np.stack(
+                        [getattr(each, side) for side in ("reference", "got") for each in batch]
+                    )
+                )
                 halves = slice(len(batch)), slice(len(batch), None)
                 outputs = [{name: value[half] for name, value in both.items()} for half in halves]
                 first = (next(iter(each.values())) for each in outputs)
@@ -228,7 +271,9 @@ def prove_parity(
             worst = sorted([*worst, *batch], key=lambda each: -each.mean_levels)[:WORST]
             step.advance(len(batch))
     if not parts:
-        raise BadInputError(f"DALI could not decode any of the {len(files)} images: {pixels.refused[0].reason}")
+        raise BadInputError(
+            f"DALI could not decode any of the {len(files)} images: {pixels.refused[0].reason}"
+        )
     rows = pl.concat(parts)
     if decoder:
         rows = decoder.add_columns(rows, *decoded)
@@ -237,13 +282,19 @@ def prove_parity(
         proof_from_rows(rows, trained=trained, classifies=classifies, refused=refused, task=task),
         images=rows.height,
         steps=tuple(pixels.steps),
-        far=sum(not is_near(*each) for each in zip(rows["mean_levels"], rows["max_levels"], strict=True)),
+        far=sum(
+            not is_near(*each) for each in zip(rows["mean_levels"], rows["max_levels"], strict=True)
+        ),
         refused=tuple(pixels.refused),
     )
     if record.far:  # a verdict over all images hides single ones
         limits = f"mean over {NEAR_MEAN_LEVELS:g} or max over {NEAR_MAX_LEVELS:g} levels"
-        farthest = f"{worst[0].name} (mean {worst[0].mean_levels:.1f}, max {worst[0].max_levels:.0f})"
-        listener.warn(f"{record.far} of {record.images} images differ visibly ({limits}); worst: {farthest}")
+        farthest = (
+            f"{worst[0].name} (mean {worst[0].mean_levels:.1f}, max {worst[0].max_levels:.0f})"
+        )
+        listener.warn(
+            f"{record.far} of {record.images} images differ visibly ({limits}); worst: {farthest}"
+        )
     return record, rows, worst
 
 
@@ -256,7 +307,9 @@ TOLERANCE_LEVELS, FIRST_CALLS = 1.0, 8
 _GIVEN: Mapping[str, Callable[[Any, Image.Image], Any]] = {
     "a Pillow image": lambda call, image: call(image),
     "an HWC uint8 RGB array": lambda call, image: call(np.array(image)),
-    "image=, an HWC uint8 RGB array": lambda call, image: call(image=np.array(image)),  # albumentations
+    "image=, an HWC uint8 RGB array": lambda call, image: call(
+        image=np.array(image)
+    ),  # albumentations
     "a Pillow image, after a call without arguments": lambda call, image: call()(image),
 }
 
@@ -273,8 +326,14 @@ class TrainingTransform:
             defined = vars(self._code.import_definitions())
             self._call: Any = defined.get(name)
         if not callable(self._call):
-            known = [each for each, value in defined.items() if callable(value) and not each.startswith("_")]
-            raise BadInputError(f"{file} has no transform '{name}'; it defines {', '.join(known) or 'none'}")
+            known = [
+                each
+                for each, value in defined.items()
+                if callable(value) and not each.startswith("_")
+            ]
+            raise BadInputError(
+                f"{file} has no transform '{name}'; it defines {', '.join(known) or 'none'}"
+            )
 
     def apply(self, path: Path) -> np.ndarray:
         """(height, width, channels) in float32, from an RGB image as torchvision's folder datasets load it."""
@@ -286,23 +345,41 @@ class TrainingTransform:
                     self.given = given
                     break
                 except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's
-                    errors.append(f"given {given}, it raised {describe_user_error(error)}".splitlines()[0])
+                    errors.append(
+                        f"given {given}, it raised {describe_user_error(error)}".splitlines()[0]
+                    )
         if not found:
-            raise BadInputError("\n".join([f"{self.text} on {path.name}: {errors[0]}", *errors[1:2]]))
+            raise BadInputError(
+                "\n".join([f"{self.text} on {path.name}: {errors[0]}", *errors[1:2]])
+            )
         first, *others = map(self._read, found)
         if not all(np.array_equal(first, each) for each in others):
             reason = f"{self.text} is not deterministic: calls on {path.name} differ"
-            raise BadInputError(f"{reason}\ngive the transform of validation, without random augmentation")
+            raise BadInputError(
+                f"{reason}\ngive the transform of validation, without random augmentation"
+            )
         return first
 
     def _read(self, result: Any) -> np.ndarray:
-        found = result.get("image", result.get("pixel_values")) if isinstance(result, Mapping) else result
+        found = (
+            result.get("image", result.get("pixel_values"))
+            if isinstance(result, Mapping)
+            else result
+        )
         values = np.asarray(found.detach().cpu().float() if hasattr(found, "detach") else found)
         values = values[0] if values.ndim == 4 and len(values) == 1 else values
-        if values.ndim != 3 or not {1, 3} & {values.shape[0], values.shape[2]} or not np.isfinite(values).all():
+        if (
+            values.ndim != 3
+            or not {1, 3} & {values.shape[0], values.shape[2]}
+            or not np.isfinite(values).all()
+        ):
             got = f"{type(found).__name__} of shape {list(values.shape)}"
-            raise BadInputError(f"{self.text} returned a {got}, not finite values in 1 or 3 channels (CHW or HWC)")
-        return (np.moveaxis(values, 0, -1) if values.shape[0] in (1, 3) else values).astype(np.float32)
+            raise BadInputError(
+                f"{self.text} returned a {got}, not finite values in 1 or 3 channels (CHW or HWC)"
+            )
+        return (np.moveaxis(values, 0, -1) if values.shape[0] in (1, 3) else values).astype(
+            np.float32
+        )
 
 
 Geometry = tuple[tuple[Decode | Resize | CenterCrop, ...], Any, Any]
@@ -316,7 +393,11 @@ def _list_changes(geometry: Geometry, size: tuple[int, int]) -> Iterator[Geometr
     """Geometries with one property changed; `size` is that of the user's results."""
     steps, rounding, shift = geometry
     for at, step in enumerate(steps):
-        fields = {each.name: get_args(each.type) for each in structs.fields(step) if get_origin(each.type) is Literal}
+        fields = {
+            each.name: get_args(each.type)
+            for each in structs.fields(step)
+            if get_origin(each.type) is Literal
+        }
         fields |= {name: (False, True) for name in ("exif", "antialias") if hasattr(step, name)}
         now = [getattr(step, name) for name in fields]
         for values in sorted(product(*fields.values()), key=lambda each: sum(map(ne, each, now))):
@@ -326,13 +407,19 @@ def _list_changes(geometry: Geometry, size: tuple[int, int]) -> Iterator[Geometr
     yield from ((steps, each, shift) for each in (math.ceil, round))
     yield from ((steps, rounding, each) for each in product((-1, 0, 1), repeat=2))
     yield tuple(each for each in steps if not isinstance(each, CenterCrop)), rounding, shift
-    own = structs.replace(next((each for each in steps if isinstance(each, Resize)), Resize((1,))), max_size=None)
+    own = structs.replace(
+        next((each for each in steps if isinstance(each, Resize)), Resize((1,))), max_size=None
+    )
     long = structs.replace(own, size=(max(size),), fit="long")
     yield (steps[0], structs.replace(own, size=size, fit="exact")), rounding, shift
     for fill in (0, 114, 128, 255):
         yield (steps[0], long, CenterCrop(*size, fill=fill)), rounding, shift
     for side in range(min(size), min(size) * 4 // 3 + 1):
-        yield (steps[0], structs.replace(own, size=(side,), fit="short"), CenterCrop(*size)), rounding, shift
+        yield (
+            (steps[0], structs.replace(own, size=(side,), fit="short"), CenterCrop(*size)),
+            rounding,
+            shift,
+        )
 
 
 def _make_levels(path: Path, geometry: Geometry, channels: int) -> np.ndarray:
@@ -344,7 +431,9 @@ def _make_levels(path: Path, geometry: Geometry, channels: int) -> np.ndarray:
             sides = tuple(max(1, rounding(side * step.size[0] / base)) for side in value.shape[:2])
             value = apply_step(structs.replace(step, size=sides, fit="exact", max_size=None), value)
         else:
-            value = apply_step(step, np.roll(value, shift, (0, 1)) if isinstance(step, CenterCrop) else value)
+            value = apply_step(
+                step, np.roll(value, shift, (0, 1)) if isinstance(step, CenterCrop) else value
+            )
     return value if value.shape[2] == channels else np.repeat(value[:, :, :1], channels, axis=2)
 
 
@@ -363,7 +452,11 @@ def _fit_values(geometry: Geometry, tried: Tried) -> tuple[StepDifference, Any, 
     slope = np.maximum(covariance / np.maximum(x.var(0), 1e-6), 1e-6)
     off = np.abs(y - y.mean(0) - slope * (x - x.mean(0))) / slope
     mean, most, share = float(off.mean()), float(off.max()), float((off > 0.5).mean())
-    return StepDifference("card, changed", mean, most, share, len(tried)), slope, y.mean(0) - slope * x.mean(0)
+    return (
+        StepDifference("card, changed", mean, most, share, len(tried)),
+        slope,
+        y.mean(0) - slope * x.mean(0),
+    )
 
 
 def _name_values(slope: Any, offset: Any, own: tuple[Any, Any]) -> tuple[Rescale, Normalize]:
@@ -372,14 +465,26 @@ def _name_values(slope: Any, offset: Any, own: tuple[Any, Any]) -> tuple[Rescale
         std = 1 / (slope * rescale.divisor)
         mean = rescale.offset - offset * std
         for known in (own[1], _IDENTITY[1]):
-            if np.allclose(mean, known.mean, 0, 0.5 / rescale.divisor) and np.allclose(std, known.std, 0.005):
+            if np.allclose(mean, known.mean, 0, 0.5 / rescale.divisor) and np.allclose(
+                std, known.std, 0.005
+            ):
                 return rescale, known
-    return rescale, Normalize(*(tuple(round(float(each), 4) for each in some) for some in (mean, std)))
+    return rescale, Normalize(
+        *(tuple(round(float(each), 4) for each in some) for some in (mean, std))
+    )
 
 
 def _describe_change(new: Any, old: Any) -> str:
-    names = [each for each in (new or old).__struct_fields__ if getattr(new, each, None) != getattr(old, each, None)]
-    words = (f"{each} {getattr(new, each)} instead of {getattr(old, each, 'none')}" for each in names if new)
+    names = [
+        each
+        for each in (new or old).__struct_fields__
+        if getattr(new, each, None) != getattr(old, each, None)
+    ]
+    words = (
+        f"{each} {getattr(new, each)} instead of {getattr(old, each, 'none')}"
+        for each in names
+        if new
+    )
     return "none" if new in (None, *_IDENTITY) else ", ".join(words)
 
 
@@ -396,17 +501,27 @@ def explain_difference(transform: Transform, tried: Tried) -> tuple[dict[str, st
         return {"normalize": "by the values of each image alone"}, alone[0]
     while best[0].max_levels > TOLERANCE_LEVELS:
         size, worst = tried[0][1].shape[:2], best[0].mean_levels
-        nearest = min(_list_changes(found, size), key=lambda each: _fit_values(each, tried)[0].mean_levels)
+        nearest = min(
+            _list_changes(found, size), key=lambda each: _fit_values(each, tried)[0].mean_levels
+        )
         if (error := _fit_values(nearest, tried))[0].mean_levels > 0.9 * worst:
             break
         found, best = nearest, error
     if best[1] is None:
         return {get_step_name(before[-1]): f"shape {tried[0][1].shape}"}, best[0]
     own = (transform.rescale or _IDENTITY[0], transform.normalize or _IDENTITY[1])
-    pairs: Any = [*zip_longest(found[0], before), *zip(_name_values(*best[1:], own), own, strict=True)]
-    changes = {get_step_name(new or old): _describe_change(new, old) for new, old in pairs if new != old}
+    pairs: Any = [
+        *zip_longest(found[0], before),
+        *zip(_name_values(*best[1:], own), own, strict=True),
+    ]
+    changes = {
+        get_step_name(new or old): _describe_change(new, old) for new, old in pairs if new != old
+    }
     if found[1]:
-        changes = {"resize": f"sides round {'up' if found[1] is math.ceil else 'to the nearest'}, not down", **changes}
+        changes = {
+            "resize": f"sides round {'up' if found[1] is math.ceil else 'to the nearest'}, not down",
+            **changes,
+        }
     if found[2] != (0, 0):
         changes = {**changes, "center_crop": f"starts {found[2]} pixels earlier"}
     return changes, best[0]
@@ -430,15 +545,27 @@ def compare_training_transform(
         for batch in compare_images(list(paths.items()), pixels):
             for each in batch:
                 got = training.apply(paths[each.name])
-                *both, wanted = (_levels_from_tensor(tensor, transform) for tensor in (each.reference, each.got, got))
+                *both, wanted = (
+                    _levels_from_tensor(tensor, transform)
+                    for tensor in (each.reference, each.got, got)
+                )
                 levels, ours = (_compute_difference(one, wanted) for one in both)
                 card, dali = add_image(card, levels), add_image(dali, ours)
-                kept.append(replace(each, got=got, mean_levels=float(levels.mean()), max_levels=float(levels.max())))
+                kept.append(
+                    replace(
+                        each,
+                        got=got,
+                        mean_levels=float(levels.mean()),
+                        max_levels=float(levels.max()),
+                    )
+                )
             kept.sort(key=lambda each: -each.mean_levels)
             kept[3:] = kept[3:][-1:]  # the most different three, and the least
             step.advance(len(batch))
     for refused in pixels.refused:
-        listener.warn(f"{refused.image} is left out, because DALI cannot decode it: {refused.reason}")
+        listener.warn(
+            f"{refused.image} is left out, because DALI cannot decode it: {refused.reason}"
+        )
     if not kept:
         raise BadInputError(f"DALI could not decode any of the {len(paths)} images")
     verdict, changes, differences = Verdict.PASS, dict[str, str](), [card, dali]
@@ -446,9 +573,13 @@ def compare_training_transform(
     reason = f"{training.text} equals the card's transform: no value differs by more than {most}"
     if round(card.max_levels, 2) > TOLERANCE_LEVELS:
         with listener.step("explain"):
-            changes, left = explain_difference(transform, [(paths[each.name], each.got) for each in kept])
+            changes, left = explain_difference(
+                transform, [(paths[each.name], each.got) for each in kept]
+            )
         verdict, differences = Verdict.FAIL, [card, dali, left]
-        explained = is_near(left.mean_levels, left.max_levels) and left.mean_levels <= card.mean_levels / 4
+        explained = (
+            is_near(left.mean_levels, left.max_levels) and left.mean_levels <= card.mean_levels / 4
+        )
         unknown = "" if explained else ", and no change of the card explains it; the nearest is"
         changed = "; in ".join(f"{step}: {change}" for step, change in changes.items())
         reason = f"{training.text} differs from the card's transform{unknown} in {changed}"

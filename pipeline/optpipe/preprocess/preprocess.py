@@ -22,8 +22,18 @@ from optpipe.models.export.exported import Model, export_model, prepare_model, r
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.task_data import drop_unknown_labels, find_label_indices, read_images
 from optpipe.preprocess.dali_graph import require_translatable
-from optpipe.preprocess.dali_pipeline import PIPELINE, DaliPlan, build_preprocessing_artifact, require_dali
-from optpipe.preprocess.parity import TrainingTransform, compare_training_transform, prove_parity, save_side_by_side
+from optpipe.preprocess.dali_pipeline import (
+    PIPELINE,
+    DaliPlan,
+    build_preprocessing_artifact,
+    require_dali,
+)
+from optpipe.preprocess.parity import (
+    TrainingTransform,
+    compare_training_transform,
+    prove_parity,
+    save_side_by_side,
+)
 from optpipe.preprocess.proof import (
     AgainstRecord,
     ImagesRecord,
@@ -64,7 +74,9 @@ class PreprocessRequest:
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= MAX_SECONDS:
-            raise BadInputError(f"--set seconds={self.seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}")
+            raise BadInputError(
+                f"--set seconds={self.seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}"
+            )
         if self.limit is not None and self.limit < 1:
             raise BadInputError(f"--limit {self.limit}: must be at least 1")
 
@@ -80,7 +92,9 @@ def derive_preprocessing(
     require_dali()
     store.require_writable()
     # the export may take minutes: reject unusable images first
-    given = None if request.images is None else read_images(request.images, request.limit, 0, listener)
+    given = (
+        None if request.images is None else read_images(request.images, request.limit, 0, listener)
+    )
     model, stored = prepare_model(model, store, listener)
     exported = run_step("export", listener, export_model, model, store, listener, stored)
     card = card_from_file(exported.file(CARD))
@@ -95,7 +109,9 @@ def derive_preprocessing(
     if request.throughput:
         warm_page_cache(samples.paths)
         seconds, fixed = request.seconds, request.fixed
-        speed, times = tune_preprocessing(samples.paths, transform, plan, count_cores(), seconds, listener, fixed)
+        speed, times = tune_preprocessing(
+            samples.paths, transform, plan, count_cores(), seconds, listener, fixed
+        )
         for each in (speed.dataloader, speed.dali):
             warn_about_other_load(each.other_cpu_cores, each.implementation, listener)
         plan = speed.dali.plan or plan  # the fastest plan is proven and stored
@@ -122,7 +138,10 @@ def derive_preprocessing(
     with open_run(store.workspace, "preprocess") as run:
         write_parquet(run.path / ROWS, rows)
         worst = enumerate(most_different, 1)
-        saved = tuple(save_side_by_side(run.path / f"worst-{rank}.png", each, transform) for rank, each in worst)
+        saved = tuple(
+            save_side_by_side(run.path / f"worst-{rank}.png", each, transform)
+            for rank, each in worst
+        )
         if times:
             write_parquet(run.path / "throughput.parquet", frame_from_throughputs(times))
         pipeline, sha256 = artifact.file(PIPELINE), artifact.sha256(PIPELINE)
@@ -131,7 +150,9 @@ def derive_preprocessing(
             model=card.name,
             classifies=card.task is Task.CLASSIFICATION,
             trained=trained,
-            pipeline=PipelineRecord(artifact.id, pipeline.name, sha256, plan, tuple(transform.to_dict()["steps"])),
+            pipeline=PipelineRecord(
+                artifact.id, pipeline.name, sha256, plan, tuple(transform.to_dict()["steps"])
+            ),
             images=ImagesRecord(samples.name, len(samples.files), skipped),
             parity=replace(parity, worst=saved),
             throughput=speed,
@@ -152,7 +173,12 @@ def derive_preprocessing(
 
 
 def prove_training_transform(
-    model: Model, text: str, request: PreprocessRequest, folder: Path | None, store: Store, listener: Listener
+    model: Model,
+    text: str,
+    request: PreprocessRequest,
+    folder: Path | None,
+    store: Store,
+    listener: Listener,
 ) -> AgainstRecord:
     """Compares the card's transform and its DALI pipeline with a user's. Raises as `derive_preprocessing`."""
     require_dali()
@@ -162,18 +188,27 @@ def prove_training_transform(
     transform = require_image_transform(card)
     samples, _ = read_images(request.images or choose_images(card), request.limit, 0, listener)
     where = folder or store.workspace / "against"
-    return compare_training_transform(training, card.name, samples, transform, request.plan, where, listener)
+    return compare_training_transform(
+        training, card.name, samples, transform, request.plan, where, listener
+    )
 
 
 def choose_dali_plan(
-    decoder: Literal["auto", "cpu", "mixed"], threads: int | None = None, batch_size: int | None = None
+    decoder: Literal["auto", "cpu", "mixed"],
+    threads: int | None = None,
+    batch_size: int | None = None,
 ) -> DaliPlan:
     """The plan to start from; `auto` decodes with nvJPEG if there is a GPU. Raises BadInputError, MissingError."""
     gpus = list_gpus()
     if decoder == "mixed" and not gpus:
-        raise MissingError("--set decode=mixed: no NVIDIA GPU or driver found; use --set decode=cpu")
+        raise MissingError(
+            "--set decode=mixed: no NVIDIA GPU or driver found; use --set decode=cpu"
+        )
     on_gpu = decoder != "cpu" and bool(gpus)
-    for option, value, most in (("--set threads", threads, MAX_THREADS), ("--batch-size", batch_size, MAX_BATCH_SIZE)):
+    for option, value, most in (
+        ("--set threads", threads, MAX_THREADS),
+        ("--batch-size", batch_size, MAX_BATCH_SIZE),
+    ):
         if value is not None and not 1 <= value <= most:
             raise BadInputError(f"{option} {value}: must be between 1 and {most}")
     return DaliPlan(
@@ -217,14 +252,19 @@ def open_model_function(
             for start in range(0, len(batch), largest):
                 part = batch[start : start + largest]
                 short = max(0, smallest - len(part))
-                padded = np.concatenate([part, np.repeat(part[-1:], short, axis=0)]) if short else part
+                padded = (
+                    np.concatenate([part, np.repeat(part[-1:], short, axis=0)]) if short else part
+                )
                 found = session.run({spec.name: padded.astype(spec.dtype)})
                 for name, parts in outputs.items():
                     parts.append(found[name] if boxes else found[name][: len(part)])
             if boxes:
                 for parts in outputs.values():
                     rows = max(map(len, parts))
-                    parts[:] = [np.pad(one, [(0, rows - len(one)), *[(0, 0)] * (one.ndim - 1)])[None] for one in parts]
+                    parts[:] = [
+                        np.pad(one, [(0, rows - len(one)), *[(0, 0)] * (one.ndim - 1)])[None]
+                        for one in parts
+                    ]
             return {name: np.concatenate(parts) for name, parts in outputs.items()}
 
         yield infer

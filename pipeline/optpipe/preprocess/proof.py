@@ -247,7 +247,9 @@ def judge_parity(
     if trained and predicted is not None:
         return _judge_predictions(score, predicted)
     if snr_db is not None and snr_db < SNR_FLOOR_DB:
-        return Judgment(Verdict.FAIL, f"outputs differ: {snr}, below the minimum of {SNR_FLOOR_DB:.0f} dB")
+        return Judgment(
+            Verdict.FAIL, f"outputs differ: {snr}, below the minimum of {SNR_FLOOR_DB:.0f} dB"
+        )
     if blind:
         reason = "the model's outputs are the same for every image, so agreement proves nothing"
         return Judgment(Verdict.INCONCLUSIVE, reason, "use trained weights (--weights)")
@@ -270,7 +272,9 @@ def _judge_by_agreement(found: Agreement) -> Judgment:
         return Judgment(Verdict.FAIL, f"{share}; {REQUIRED_AGREEMENT:.1%} is required")
     needed = count_samples_to_decide(Share(equal, found.images), REQUIRED_AGREEMENT)
     remedy = INSPECT if needed is None else f"use at least {needed} images (--images, --limit)"
-    return Judgment(Verdict.INCONCLUSIVE, f"{share}; too few images to prove {REQUIRED_AGREEMENT:.1%}", remedy)
+    return Judgment(
+        Verdict.INCONCLUSIVE, f"{share}; too few images to prove {REQUIRED_AGREEMENT:.1%}", remedy
+    )
 
 
 def _judge_predictions(score: TaskScore | None, predicted: Agreement) -> Judgment:
@@ -279,22 +283,38 @@ def _judge_predictions(score: TaskScore | None, predicted: Agreement) -> Judgmen
     The score's interval decides on PASS with annotations, that of the agreement without.
     """
     (low, high), required = predicted.ci, f"{REQUIRED_AGREEMENT:.1%}"
-    agreed = f"predictions agree by {100 * predicted.share:.4g}% [{100 * low:.4g}, {100 * high:.4g}]"
+    agreed = (
+        f"predictions agree by {100 * predicted.share:.4g}% [{100 * low:.4g}, {100 * high:.4g}]"
+    )
     if predicted.images < FEWEST_IMAGES:
         reason = f"{agreed}; {predicted.images} images are too few to prove it"
-        return Judgment(Verdict.INCONCLUSIVE, reason, f"use at least {FEWEST_IMAGES} images (--images, --limit)")
+        return Judgment(
+            Verdict.INCONCLUSIVE, reason, f"use at least {FEWEST_IMAGES} images (--images, --limit)"
+        )
     if high < REQUIRED_AGREEMENT:
         return Judgment(Verdict.FAIL, f"{agreed}; {required} is required")
-    passed, said, unproven = low >= REQUIRED_AGREEMENT, agreed, f"too few images to prove {required}"
+    passed, said, unproven = (
+        low >= REQUIRED_AGREEMENT,
+        agreed,
+        f"too few images to prove {required}",
+    )
     room, half = predicted.share - REQUIRED_AGREEMENT, predicted.share - low
     if score is not None:
         low, high = score.drop_ci
         limit = f"{100 * MAXIMUM_SCORE_CHANGE:g} points"
-        said = f"{score.name} drop {100 * score.drop:.2f} [{100 * low:.2f}, {100 * high:.2f}] points"
+        said = (
+            f"{score.name} drop {100 * score.drop:.2f} [{100 * low:.2f}, {100 * high:.2f}] points"
+        )
         if max(low, -high) > MAXIMUM_SCORE_CHANGE:
             return Judgment(Verdict.FAIL, f"{said}; a change of at most {limit} is allowed")
-        passed, unproven = max(-low, high) <= MAXIMUM_SCORE_CHANGE, f"too few images to prove a change within {limit}"
-        room, half = MAXIMUM_SCORE_CHANGE - abs(score.drop), max(high - score.drop, score.drop - low)
+        passed, unproven = (
+            max(-low, high) <= MAXIMUM_SCORE_CHANGE,
+            f"too few images to prove a change within {limit}",
+        )
+        room, half = (
+            MAXIMUM_SCORE_CHANGE - abs(score.drop),
+            max(high - score.drop, score.drop - low),
+        )
     if passed:
         return Judgment(Verdict.PASS, f"{said}, {predicted.images:,} images")
     remedy = INSPECT
@@ -318,7 +338,11 @@ class PredictionDecoder:
     """By `samples.files[].path`; empty without annotations."""
 
     def decode(self, outputs: Mapping[str, np.ndarray], names: Sequence[str]) -> list[Any]:
-        return list(self.task.decode(outputs, [SetFile(name, "") for name in names], self.samples, self.card))
+        return list(
+            self.task.decode(
+                outputs, [SetFile(name, "") for name in names], self.samples, self.card
+            )
+        )
 
     def add_columns(self, rows: pl.DataFrame, reference: list[Any], got: list[Any]) -> pl.DataFrame:
         columns = dict(zip(_COLUMNS, (reference, got), strict=True))
@@ -327,7 +351,9 @@ class PredictionDecoder:
         return rows.hstack(pl.DataFrame(columns))
 
 
-def open_prediction_decoder(card: ModelCard, samples: ImageSet, listener: Listener) -> PredictionDecoder | None:
+def open_prediction_decoder(
+    card: ModelCard, samples: ImageSet, listener: Listener
+) -> PredictionDecoder | None:
     """The decoder of a detector or segmenter; None for other models, and, with a warning, for outputs that do not fit the task.
 
     Raises BadInputError for annotations that do not fit the images or the model.
@@ -347,7 +373,11 @@ def open_prediction_decoder(card: ModelCard, samples: ImageSet, listener: Listen
     truths = task.read_truths(samples, card, task.count_classes(card))
     if truths is None:
         listener.warn(f"{task.score} not computed: {samples.name} has no annotations")
-    named = {} if truths is None else dict(zip((each.path for each in samples.files), truths, strict=True))
+    named = (
+        {}
+        if truths is None
+        else dict(zip((each.path for each in samples.files), truths, strict=True))
+    )
     return PredictionDecoder(task, card, samples, named)
 
 
@@ -355,7 +385,9 @@ def find_stored_task(name: str | None) -> TaskContract | None:
     return TASKS[Task(name)] if name in _TASKS else None
 
 
-def compare_predictions(rows: pl.DataFrame, task: TaskContract | None) -> tuple[TaskScore | None, Agreement | None]:
+def compare_predictions(
+    rows: pl.DataFrame, task: TaskContract | None
+) -> tuple[TaskScore | None, Agreement | None]:
     """Score and agreement of the predictions in `rows`; None without predictions, or if the reference's prove nothing.
 
     They prove nothing if they are the same for every image, or score 0.
@@ -379,13 +411,18 @@ def compare_predictions(rows: pl.DataFrame, task: TaskContract | None) -> tuple[
     return TaskScore(first.name, was, first.value, first.drop, first.drop_ci), agreement
 
 
-def observe_prediction_agreement(rows: pl.DataFrame, task: TaskContract, confidence: float, about: str) -> Observation:
+def observe_prediction_agreement(
+    rows: pl.DataFrame, task: TaskContract, confidence: float, about: str
+) -> Observation:
     """The agreement of the predictions in `rows` with its interval at `confidence`; blocked if there are too few images."""
     reference, got = (rows[name].to_list() for name in _COLUMNS)
     found = task.observe(None, reference, got, confidence, about)["agreement"]
     if rows.height >= FEWEST_IMAGES:
         return found
-    few = Blocker(f"{rows.height} images are too few to prove agreement", f"verify parity on {FEWEST_IMAGES} or more")
+    few = Blocker(
+        f"{rows.height} images are too few to prove agreement",
+        f"verify parity on {FEWEST_IMAGES} or more",
+    )
     return replace(found, blockers=(few,))
 
 
@@ -399,7 +436,12 @@ def rows_from_outputs(reference: np.ndarray, got: np.ndarray, *, classifies: boo
 
 
 def proof_from_rows(
-    rows: pl.DataFrame, *, trained: bool, classifies: bool, refused: int, task: TaskContract | None = None
+    rows: pl.DataFrame,
+    *,
+    trained: bool,
+    classifies: bool,
+    refused: int,
+    task: TaskContract | None = None,
 ) -> Proof:
     """`task` is that of a detector or segmenter."""
     sums = _list_sums(rows)
@@ -409,7 +451,9 @@ def proof_from_rows(
         top1 = compute_agreement(sums["reference_class"], sums["dali_class"])
         if "class" in rows.columns and rows["class"].null_count() == 0:
             truth = sums["class"]
-            shares = (float((sums[name] == truth).mean()) for name in ("reference_class", "dali_class"))
+            shares = (
+                float((sums[name] == truth).mean()) for name in ("reference_class", "dali_class")
+            )
             accuracy = Accuracy(*shares)
     score, predicted = compare_predictions(rows, task)
     judgment = judge_parity(
@@ -419,7 +463,9 @@ def proof_from_rows(
         trained=trained,
         classifies=classifies or "dali_prediction" in rows.columns,
         refused=refused,
-        blind=error.snr_db is None and rows["reference_square"].n_unique() < 2 and sums["max_levels"].max() > 0,
+        blind=error.snr_db is None
+        and rows["reference_square"].n_unique() < 2
+        and sums["max_levels"].max() > 0,
         score=score,
         predicted=predicted,
     )
@@ -432,7 +478,11 @@ def row_errors_from_table(rows: pl.DataFrame) -> dict[str, np.ndarray]:
 
 
 def _list_sums(rows: pl.DataFrame) -> dict[str, np.ndarray]:
-    return {name: rows[name].to_numpy() for name in rows.columns if rows[name].dtype.is_numeric() or name == "finite"}
+    return {
+        name: rows[name].to_numpy()
+        for name in rows.columns
+        if rows[name].dtype.is_numeric() or name == "finite"
+    }
 
 
 def read_rows(files: Files) -> pl.DataFrame:
@@ -440,11 +490,15 @@ def read_rows(files: Files) -> pl.DataFrame:
     with read_as_user_file(files.folder / ROWS, "parity results"):
         rows = pl.read_parquet(files.read(ROWS))
     if "difference_square" not in rows.columns:
-        raise BadInputError(f"{files.folder / ROWS} has no per-image output errors; run optpipe preprocess again")
+        raise BadInputError(
+            f"{files.folder / ROWS} has no per-image output errors; run optpipe preprocess again"
+        )
     return rows
 
 
-def observe_preprocessing(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Mapping[str, Observation]:
+def observe_preprocessing(
+    runs: Sequence[Run], build: JudgedBuild, confidence: float
+) -> Mapping[str, Observation]:
     """`agreement` (fraction) and `snr` (dB) of the newest parity proof for the build's model, from its rows."""
     for run in newest_runs(runs, "preprocess"):
         record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
@@ -458,7 +512,9 @@ def is_proof_for(record: PreprocessRecord, build: JudgedBuild) -> bool:
     return record.model == build.model and record.model_sha256 in (None, build.model_sha256)
 
 
-def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> dict[str, Observation]:
+def _observe_parity(
+    run: Run, record: PreprocessRecord, confidence: float
+) -> dict[str, Observation]:
     rows = read_rows(run.files)
     proof, refused = recompute_proof(rows, record), len(record.parity.refused)
     remedy = "convert or remove them, then verify parity again"
@@ -470,16 +526,23 @@ def _observe_parity(run: Run, record: PreprocessRecord, confidence: float) -> di
         share = Share(proof.top1_agreement.equal or 0, proof.top1_agreement.images)
         figure = share.value, *share.interval(confidence)
         found["agreement"] = Observation(*figure, (*blockers, *weights), about, run.name, share)
-    elif proof.prediction_agreement is not None and (task := find_stored_task(record.task)) is not None:
+    elif (
+        proof.prediction_agreement is not None
+        and (task := find_stored_task(record.task)) is not None
+    ):
         seen = observe_prediction_agreement(rows, task, confidence, about)
-        found["agreement"] = replace(seen, blockers=(*blockers, *weights, *seen.blockers), source=run.name)
+        found["agreement"] = replace(
+            seen, blockers=(*blockers, *weights, *seen.blockers), source=run.name
+        )
     if (snr := proof.output.snr_db) is not None:
         extent = compute_snr_interval(row_errors_from_table(rows), confidence)
         low, high = extent or (None, None)
         reason = f"fewer than {FEWEST_FOR_SNR} images share the error: how far its SNR scatters is not known"
         remedy = f"verify parity on more images: optpipe preprocess {shlex.quote(record.model)} --images DIR"
         few = Blocker(reason, remedy)
-        found["snr"] = Observation(snr, low, high, blockers if extent else (*blockers, few), about, run.name)
+        found["snr"] = Observation(
+            snr, low, high, blockers if extent else (*blockers, few), about, run.name
+        )
     return found
 
 

@@ -41,7 +41,9 @@ def compute_images_per_s(batch_ns: Sequence[int], batch_size: int) -> float:
     return batch_size * len(batch_ns) / (sum(batch_ns) / 1e9)
 
 
-def compute_rate_interval(batch_ns: Sequence[int], group: int, batch_size: int) -> tuple[float, float] | None:
+def compute_rate_interval(
+    batch_ns: Sequence[int], group: int, batch_size: int
+) -> tuple[float, float] | None:
     """95% interval of `compute_images_per_s` of the same batches, which it contains; None if it is unknown.
 
     `group` batches belong together (a round of the DataLoader's workers): a window has whole groups. The windows cover all
@@ -53,7 +55,9 @@ def compute_rate_interval(batch_ns: Sequence[int], group: int, batch_size: int) 
         return None
     starts = np.arange(count) * groups // count * group
     images = np.diff(starts, append=len(batch_ns)) * float(batch_size)
-    interval = compute_ratio_of_sums_interval(np.add.reduceat(np.asarray(batch_ns, float), starts), images)
+    interval = compute_ratio_of_sums_interval(
+        np.add.reduceat(np.asarray(batch_ns, float), starts), images
+    )
     if interval is None or interval[1] - interval[0] >= WIDEST * (interval[1] + interval[0]):
         return None  # windows are too unequal for an interval
     rate = compute_images_per_s(batch_ns, batch_size)  # between the two apart from rounding
@@ -128,7 +132,9 @@ class Throughput:
 
     @property
     def repeated_images_per_s(self) -> tuple[float, ...]:
-        return tuple(compute_images_per_s(each.batch_ns, self.job.batch_size) for each in self.repeats)
+        return tuple(
+            compute_images_per_s(each.batch_ns, self.job.batch_size) for each in self.repeats
+        )
 
     @property
     def other_cpu_cores(self) -> float | None:
@@ -206,20 +212,30 @@ def measure_throughputs(jobs: Sequence[ThroughputJob]) -> Iterator[Throughput]:
     """Measures the jobs one after the other, in one process until one fails."""
     limit_s = LIMIT_S + PATIENCE * max((job.seconds for job in jobs), default=0.0)
     for job, result in zip(jobs, run_dali_jobs(__name__, jobs, BatchTimes, limit_s), strict=True):
-        yield Throughput(job, error=result) if isinstance(result, str) else Throughput(job, (result,))
+        yield (
+            Throughput(job, error=result) if isinstance(result, str) else Throughput(job, (result,))
+        )
 
 
 def frame_from_throughputs(measured: Sequence[Throughput]) -> pl.DataFrame:
     """Raw times of every batch; `row` counts the configurations that were tried, then the two measured again."""
-    rows = [(row, each.job.implementation, batch) for row, each in enumerate(measured) for batch in each.batch_ns]
+    rows = [
+        (row, each.job.implementation, batch)
+        for row, each in enumerate(measured)
+        for batch in each.batch_ns
+    ]
     return pl.DataFrame(rows, ("row", "implementation", "batch_ns"), orient="row")
 
 
 def warn_about_other_load(cpu_cores: float | None, what: str, listener: Listener) -> None:
     """Warns if other processes used more of the CPU than a VALID measurement of `optpipe bench` allows."""
     if cpu_cores is not None and cpu_cores > LIMITS["max_other_cpu_share"] * count_cores():
-        problem = f"other processes used {cpu_cores:.2f} of {count_cores()} cores during the measurement"
-        listener.warn(f"{what}: {problem}, so rates are too low and ratios uncertain; repeat on an idle machine")
+        problem = (
+            f"other processes used {cpu_cores:.2f} of {count_cores()} cores during the measurement"
+        )
+        listener.warn(
+            f"{what}: {problem}, so rates are too low and ratios uncertain; repeat on an idle machine"
+        )
 
 
 LOADER_BATCH = 64
@@ -250,12 +266,17 @@ def tune_preprocessing(
     """
 
     def make_quick_jobs(settings: Sequence[DaliPlan | LoaderPlan]) -> list[ThroughputJob]:
-        return [replace(make_job(paths, transform, each, seconds * QUICK), patience=1.0) for each in settings]
+        return [
+            replace(make_job(paths, transform, each, seconds * QUICK), patience=1.0)
+            for each in settings
+        ]
 
     few = (0, 1) if cores <= 4 else ()  # 0 workers: this process
     counts = sorted({*few, cores // 2 or 1, cores * 3 // 4 or 1, cores}, reverse=True)
     device: Literal["cpu", "cuda"] = "cuda" if plan.device == "gpu" else "cpu"
-    settings = [LoaderPlan(workers, min(plan.batch_size, LOADER_BATCH), device) for workers in counts]
+    settings = [
+        LoaderPlan(workers, min(plan.batch_size, LOADER_BATCH), device) for workers in counts
+    ]
     loaders = _measure_all(make_quick_jobs(settings), "DataLoader by workers", listener)
     found = _try_pipelines(plan, cores, make_quick_jobs, listener, fixed)
     plan = max(found, key=lambda each: found[each].images_per_s)
@@ -269,7 +290,9 @@ def tune_preprocessing(
     measure = {name: partial(_measure_all, [job], name, listener) for name, job in again.items()}
     rounds = alternate(measure, ROUNDS, seed)
     tried = (*loaders, *found.values())
-    dataloader, dali = (merge_repeats([rows[0] for rows in rounds[name]]) for name in ("loader", "dali"))
+    dataloader, dali = (
+        merge_repeats([rows[0] for rows in rounds[name]]) for name in ("loader", "dali")
+    )
     return record_from_throughputs(tried, dataloader, dali, seed), (*tried, dataloader, dali)
 
 
@@ -290,14 +313,21 @@ def _try_pipelines(
     kept = {field: getattr(plan, field) for field in fixed}
 
     def measure(plans: Iterable[DaliPlan], name: str) -> DaliPlan:
-        new = [each for each in dict.fromkeys(replace(each, **kept) for each in plans) if each not in tried]
+        new = [
+            each
+            for each in dict.fromkeys(replace(each, **kept) for each in plans)
+            if each not in tried
+        ]
         tried.update(zip(new, _measure_all(make_jobs(new), name, listener), strict=True))
         return max(tried, key=lambda each: tried[each].images_per_s)
 
     on_cpu = replace(plan, decode="cpu", threads=cores)
     if plan.device == "cpu":
         measure([on_cpu], "DALI by decoder")
-        measure([replace(on_cpu, threads=count) for count in sorted({1, max(1, cores // 2)})], "DALI by threads")
+        measure(
+            [replace(on_cpu, threads=count) for count in sorted({1, max(1, cores // 2)})],
+            "DALI by threads",
+        )
         return tried
     mixed = replace(plan, decode="mixed", threads=min(8, cores))
     loads = [replace(mixed, hw_decoder_load=load) for load in LOADS]
@@ -346,7 +376,12 @@ LOOK_EVERY = 4
 def measure_job(job: ThroughputJob) -> BatchTimes:
     if job.plan is None:
         return _measure_dataloader(job)
-    return time_pipeline(make_reading_pipeline(job.paths, job.transform, job.plan), job.plan, job.seconds, job.patience)
+    return time_pipeline(
+        make_reading_pipeline(job.paths, job.transform, job.plan),
+        job.plan,
+        job.seconds,
+        job.patience,
+    )
 
 
 def time_pipeline(pipeline: Any, plan: DaliPlan, seconds: float, patience: float) -> BatchTimes:
@@ -376,7 +411,9 @@ def _measure_dataloader(job: ThroughputJob) -> BatchTimes:
             torch.cuda.current_stream().synchronize()
 
     prefetched = workers * PREFETCH_FACTOR + 1
-    return time_batches(batch, job.seconds, prefetched, group=max(1, workers), patience=job.patience)
+    return time_batches(
+        batch, job.seconds, prefetched, group=max(1, workers), patience=job.patience
+    )
 
 
 class _Files:
@@ -388,13 +425,20 @@ class _Files:
 
 
 def time_batches(
-    batch: Callable[[], object], seconds: float, prefetched: int, *, group: int = 1, patience: float = PATIENCE
+    batch: Callable[[], object],
+    seconds: float,
+    prefetched: int,
+    *,
+    group: int = 1,
+    patience: float = PATIENCE,
 ) -> BatchTimes:
     """Runs `batch` until the rate is known; counts whole groups of batches.
 
     A slow or unsteady one ends after `patience` times the seconds.
     """
-    compute_rate_interval([1] * WINDOWS, 1, 1)  # imports its libraries, which the measurement must not include
+    compute_rate_interval(
+        [1] * WINDOWS, 1, 1
+    )  # imports its libraries, which the measurement must not include
     calls, done, started = time_calls(batch), 0, perf_counter_ns()
     for done, (_, _, ended) in enumerate(calls, 1):
         if done >= 2 * prefetched and not done % group and ended - started >= WARM_UP_S * 1e9:
@@ -405,7 +449,9 @@ def time_batches(
     for _, _, ended in calls:
         batch_ns.append(ended - last)
         last = ended
-        if not len(batch_ns) % group and has_enough_batches(batch_ns, group, (last - started) / 1e9, seconds, patience):
+        if not len(batch_ns) % group and has_enough_batches(
+            batch_ns, group, (last - started) / 1e9, seconds, patience
+        ):
             break
     other_ticks = max(0, _read_others_ticks() - others)
     other_cpu_cores = other_ticks / os.sysconf("SC_CLK_TCK") / ((last - started) / 1e9)
@@ -426,7 +472,12 @@ def has_enough_batches(
     if elapsed_s >= patience * seconds:
         return len(batch_ns) >= max(group, MIN_BATCHES_AT_TIMEOUT)
     rounds = len(batch_ns) // group
-    if elapsed_s < seconds or rounds < MIN_ROUNDS or len(batch_ns) < MIN_BATCHES or rounds % LOOK_EVERY:
+    if (
+        elapsed_s < seconds
+        or rounds < MIN_ROUNDS
+        or len(batch_ns) < MIN_BATCHES
+        or rounds % LOOK_EVERY
+    ):
         return False
     found = compute_rate_interval(batch_ns, group, 1)
     return found is not None and found[1] - found[0] <= STEADY * (found[0] + found[1])

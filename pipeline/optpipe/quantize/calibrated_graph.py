@@ -12,17 +12,36 @@ import numpy as np
 from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import drop_unknown_sizes, load_onnx
 from optpipe.core.card import ModelCard, card_from_file
-from optpipe.core.entries import CalibrationInfo, GraphInfo, ModelInfo, SampleSetSummary, SkippedLayer, WeightsRecord
+from optpipe.core.entries import (
+    CalibrationInfo,
+    GraphInfo,
+    ModelInfo,
+    SampleSetSummary,
+    SkippedLayer,
+    WeightsRecord,
+)
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener, SilentListener
 from optpipe.core.precision import REQUIRED_SHARE, Budget, Precision, PrecisionCost
 from optpipe.core.process import redirect_output
 from optpipe.core.quantity import format_count
 from optpipe.evaluate.tasks import require_fitting_task
-from optpipe.models.export.exported import Model, export_model, prepare_model, read_card, read_tokenizer
+from optpipe.models.export.exported import (
+    Model,
+    export_model,
+    prepare_model,
+    read_card,
+    read_tokenizer,
+)
 from optpipe.models.inputs.image_set import image_set_from_path
 from optpipe.models.inputs.rows import FORMS, holds_tensors, read_tensor_set
-from optpipe.models.inputs.sample_set import FEW_SAMPLES, SampleSet, Unusable, draw_subset, refuse_overlap
+from optpipe.models.inputs.sample_set import (
+    FEW_SAMPLES,
+    SampleSet,
+    Unusable,
+    draw_subset,
+    refuse_overlap,
+)
 from optpipe.models.inputs.task_data import (
     drop_unknown_labels,
     fit_batch_size,
@@ -96,11 +115,15 @@ def load_calibration_data(
     own = card.data.get("calibration")
     if source is None:
         require_calibration(card)
-    found, unreadable = load_sample_set(model, card, source or Path(str(own)), count, seed, listener)
+    found, unreadable = load_sample_set(
+        model, card, source or Path(str(own)), count, seed, listener
+    )
     _require_own(found, card)
     found = replace(found, files=tuple(each for each in found.files if each.sha256 not in held_out))
     if len(found.files) < FEW_SAMPLES:
-        listener.warn(f"only {len(found.files)} calibration {found.kind}; use {FEW_SAMPLES} or more for stable ranges")
+        listener.warn(
+            f"only {len(found.files)} calibration {found.kind}; use {FEW_SAMPLES} or more for stable ranges"
+        )
     return drop_unknown_labels(found, card, listener), unreadable
 
 
@@ -111,7 +134,13 @@ def _require_own(found: SampleSet, card: ModelCard) -> None:
 
 
 def resolve_data(
-    source: Path, card: ModelCard, tokenizer: str | None, store: Store, option: str, *, truncate: bool = False
+    source: Path,
+    card: ModelCard,
+    tokenizer: str | None,
+    store: Store,
+    option: str,
+    *,
+    truncate: bool = False,
 ) -> Path:
     """`source` of `option`, or the manifest of truncated texts.
 
@@ -121,7 +150,9 @@ def resolve_data(
         for rows in read_tensor_set(source, card.inputs).parts:
             for name, values in rows.items():
                 if values.dtype.kind == "f" and not np.isfinite(values).all():
-                    raise BadInputError(f"{source}: input '{name}' contains NaN or Inf; give finite values")
+                    raise BadInputError(
+                        f"{source}: input '{name}' contains NaN or Inf; give finite values"
+                    )
     elif card.transform is None and card.tokenization is None and not is_table(source):
         raise BadInputError(
             f"{source} holds no inputs of {card.name} ({', '.join(each.name for each in card.inputs)})\ngive {FORMS}"
@@ -130,14 +161,22 @@ def resolve_data(
         return source
     if card.transform is not None and not holds_tensors(source) and option != "--data":
         _require_own(load_sample_set(None, card, source, None, 0, SilentListener())[0], card)
-    return resolve_texts(source, card, tokenizer, store.workspace / "calibration", truncate=truncate)
+    return resolve_texts(
+        source, card, tokenizer, store.workspace / "calibration", truncate=truncate
+    )
 
 
 def require_calibration(card: ModelCard, precision: Precision = Precision.INT8) -> None:
     """Raises BadInputError if a model's card names no calibration data."""
     if "calibration" in card.data:
         return
-    what = "a JSON Lines file" if card.tokenization else "a folder of images" if card.transform else FORMS
+    what = (
+        "a JSON Lines file"
+        if card.tokenization
+        else "a folder of images"
+        if card.transform
+        else FORMS
+    )
     raise BadInputError(
         f"{precision.upper()} needs real inputs to calibrate {card.name} on: give {what}\n"
         f"with build --calibration or calibrate --data, or leave {precision} out of --precision"
@@ -198,7 +237,9 @@ def hold_out(samples: SampleSet, methods: Sequence[str]) -> tuple[SampleSet, Sam
     if len(methods) == 1 or len(samples.files) < HELD_OUT_FROM:
         return samples, judge
     judging = {*judge.files}
-    return replace(samples, files=tuple(each for each in samples.files if each not in judging)), judge
+    return replace(
+        samples, files=tuple(each for each in samples.files if each not in judging)
+    ), judge
 
 
 def name_table_file(method: str) -> str:
@@ -206,7 +247,9 @@ def name_table_file(method: str) -> str:
 
 
 def tables_from_entry(entry: Entry[CalibrationInfo]) -> dict[str, CalibrationTable]:
-    return {method: read_table(entry.file(name_table_file(method))) for method in entry.info.methods}
+    return {
+        method: read_table(entry.file(name_table_file(method))) for method in entry.info.methods
+    }
 
 
 def _compute_ranges(
@@ -231,7 +274,9 @@ def _compute_ranges(
             f"{card.name} has no layer that benefits from INT8 or FP8{f' ({why})' if why else ''}\n"
             "build it in fp32 or fp16"
         )
-    order = [each.name for each in graph.graph.input] + [name for node in graph.graph.node for name in node.output]
+    order = [each.name for each in graph.graph.input] + [
+        name for node in graph.graph.node for name in node.output
+    ]
     tensors = tuple(name for name in order if name in wanted)
     smallest, _, size = card.batch_range
     if smallest < size:
@@ -239,12 +284,16 @@ def _compute_ranges(
         size = fit_batch_size(card, choose_batch_size(model.file(ONNX), tensors, first, device))
     samples = hold_out(samples, methods)[0]
     collector = Collector(model.file(ONNX), tensors, set(methods) != {"max"}, device)
-    with listener.step(f"calibrate on {len(samples.files)} {samples.kind}", total=len(samples.files)) as step:
+    with listener.step(
+        f"calibrate on {len(samples.files)} {samples.kind}", total=len(samples.files)
+    ) as step:
         for batch, count in iterate_input_batches(model, card, samples, size, by_length=True):
             collector.add(batch)
             step.advance(count)
     statistics, found = collector.statistics(), dict[str, dict[str, TensorRange]]()
-    with listener.step(f"ranges of {len(tensors)} tensors", total=len(tensors) * len(methods)) as step:
+    with listener.step(
+        f"ranges of {len(tensors)} tensors", total=len(tensors) * len(methods)
+    ) as step:
         for method in methods:
             found[method] = {}
             for name, each in statistics.items():
@@ -276,7 +325,9 @@ def make_calibrated_graph(
     samples whose hash is in `held_out`. With a `budget`, the fewest layers that exceed it stay in floating point. Raises
     BadInputError for a budget with a table, and for FP8 with too few linear layers.
     """
-    target: Target = "fp8" if precision is Precision.FP8 else "tensorrt" if device == "cuda" else "cpu"
+    target: Target = (
+        "fp8" if precision is Precision.FP8 else "tensorrt" if device == "cuda" else "cpu"
+    )
     half = half and target == "tensorrt"
     if target == "fp8":
         _require_linear_layers(model)
@@ -285,26 +336,41 @@ def make_calibrated_graph(
             raise BadInputError(
                 f"--budget needs calibration data to search on, and {calibration} is a finished calibration table"
             )
-        return graph_from_table(model, read_table(calibration), target, (), store, listener, half=half)
+        return graph_from_table(
+            model, read_table(calibration), target, (), store, listener, half=half
+        )
     samples, _ = load_calibration_data(model, calibration, None, 0, listener, held_out)
     entry, _ = calibrate_model(model, samples, tuple(METHODS), (target,), store, listener)
     tables = tables_from_entry(entry)
-    compared, _ = compare_methods(model, tables, hold_out(samples, tuple(METHODS))[1], target, store, listener)
+    compared, _ = compare_methods(
+        model, tables, hold_out(samples, tuple(METHODS))[1], target, store, listener
+    )
     best = tables[compared.info.best]
     if budget is None:
-        return graph_from_table(model, best, target, (entry.id, compared.id), store, listener, half=half)
+        return graph_from_table(
+            model, best, target, (entry.id, compared.id), store, listener, half=half
+        )
     lowering = lower_by_table(model, best, target)
     chosen, _ = select_kept_layers(model, lowering, samples, budget, store, listener)
     require_lowered(chosen.info, precision)
-    ranking = rank_layers(model, lowering, samples, store, listener)[0].info.layers if chosen.info.keep else ()
+    ranking = (
+        rank_layers(model, lowering, samples, store, listener)[0].info.layers
+        if chosen.info.keep
+        else ()
+    )
     best, parents = replace(best, keep=chosen.info.keep), (entry.id, compared.id, chosen.id)
-    return graph_from_table(model, best, target, parents, store, listener, (chosen, ranking), half=half)
+    return graph_from_table(
+        model, best, target, parents, store, listener, (chosen, ranking), half=half
+    )
 
 
 def _require_linear_layers(model: Entry[ModelInfo]) -> None:
     """Checked before calibration: with fewer linear layers the precision could not be proven."""
     graph = load_onnx(model.file(ONNX))
-    macs, placed = count_layer_macs(graph, card_from_file(model.file(CARD))), place_qdq(graph, "fp8")
+    macs, placed = (
+        count_layer_macs(graph, card_from_file(model.file(CARD))),
+        place_qdq(graph, "fp8"),
+    )
     share = sum(macs.get(name, 0) for name in placed.layers) / max(sum(macs.values()), 1)
     if share < REQUIRED_SHARE:
         largest = max(placed.skipped, key=lambda each: macs.get(each.layer, 0), default=None)
@@ -332,7 +398,9 @@ def graph_from_table(
     Raises BadInputError if the table is of another model or other preprocessing.
     """
     if table.model != model.info.name:
-        raise BadInputError(f"the calibration table is for model {table.model}, not {model.info.name}")
+        raise BadInputError(
+            f"the calibration table is for model {table.model}, not {model.info.name}"
+        )
     own = card_from_file(model.file(CARD)).preprocessing_sha256
     if own is not None and table.transform_sha256 is not None and table.transform_sha256 != own:
         raise BadInputError(
@@ -340,7 +408,9 @@ def graph_from_table(
             "pass the calibration data themselves"
         )
     if table.graph_sha256 != model.sha256(ONNX):
-        listener.warn("the calibration table is from a different export of this model; matching tensors by name")
+        listener.warn(
+            "the calibration table is from a different export of this model; matching tensors by name"
+        )
     precision = Precision.FP8 if target == "fp8" else Precision.INT8
     recipe = {
         "revision": REVISION,
@@ -414,7 +484,9 @@ class CalibrationResult:
     warnings: tuple[str, ...] = ()
 
 
-def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener: Listener) -> CalibrationResult:
+def run_calibration(
+    model: Model, plan: CalibrationPlan, store: Store, listener: Listener
+) -> CalibrationResult:
     if plan.output is not None:
         require_writable_folder(plan.output, "--output")
     store.require_writable()
@@ -423,7 +495,9 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
     source = plan.source
     if source is not None:
         card, tokenizer = read_card(model, stored), read_tokenizer(model, stored)
-        source = resolve_data(source, card, tokenizer, store, "calibrate --data", truncate=plan.truncate)
+        source = resolve_data(
+            source, card, tokenizer, store, "calibrate --data", truncate=plan.truncate
+        )
     exported, _ = export_model(model, store, listener, stored)
     samples, unreadable = load_calibration_data(exported, source, plan.count, plan.seed, listener)
     entry, _ = calibrate_model(exported, samples, plan.methods, TARGETS, store, listener)
@@ -437,7 +511,9 @@ def run_calibration(model: Model, plan: CalibrationPlan, store: Store, listener:
         files = {name: store.verify_entry(entry).file(name) for name in names}
     else:
         plan.output.mkdir(parents=True, exist_ok=True)
-        files = {name: Path(shutil.copyfile(entry.file(name), plan.output / name)) for name in names}
+        files = {
+            name: Path(shutil.copyfile(entry.file(name), plan.output / name)) for name in names
+        }
     sensitivity = None
     if plan.sensitivity:
         lowering = lower_by_table(exported, best, plan.target)
@@ -463,7 +539,9 @@ def _warn_of_drop(compared: MethodsInfo, listener: Listener) -> None:
     cost = compared.costs[compared.best]
     if cost.drop is None or cost.drop_ci is None or cost.drop_ci[0] <= 0:
         return
-    others = "" if set(compared.costs) == set(METHODS) else "compare the methods with --method all, or "
+    others = (
+        "" if set(compared.costs) == set(METHODS) else "compare the methods with --method all, or "
+    )
     listener.warn(
         f"INT8 by {compared.best} costs accuracy: {100 * cost.drop:.2f} [{100 * cost.drop_ci[0]:.2f},"
         f" {100 * cost.drop_ci[1]:.2f}] points; {others}keep layers in floating point with build --budget"
@@ -497,7 +575,12 @@ def _tabulate_methods(result: CalibrationResult) -> Table:
         for method, cost in result.compared.costs.items()
     ]
     title = f"INT8 by method, on {result.compared.images} of the {result.kind}, Q/DQ for {result.target}"
-    columns: list[Column | str] = ["method", figure_column("SNR vs. FP32"), figure_column("drop, points"), ""]
+    columns: list[Column | str] = [
+        "method",
+        figure_column("SNR vs. FP32"),
+        figure_column("drop, points"),
+        "",
+    ]
     return make_table(columns, rows, title=title)
 
 
@@ -513,7 +596,10 @@ def _tabulate_layers(found: SensitivityInfo, kind: str) -> Table:
 def _list_skipped(result: CalibrationResult) -> Section | None:
     if not result.skipped:
         return None
-    lines = [Sentence(f"  {each.layer}: {each.reason}", Tone.FAINT) for each in result.skipped[:MAX_LAYERS_LISTED]]
+    lines = [
+        Sentence(f"  {each.layer}: {each.reason}", Tone.FAINT)
+        for each in result.skipped[:MAX_LAYERS_LISTED]
+    ]
     if (more := len(result.skipped) - MAX_LAYERS_LISTED) > 0:
         lines.append(Sentence(f"  and {more} more (--json lists them)", Tone.FAINT))
     return Section("kept in floating point", tuple(lines))

@@ -25,7 +25,14 @@ from optpipe.backends.onnx_graph import (
 from optpipe.core import onnx
 from optpipe.core.card import InputSpec, ModelCard, card_from_file
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
-from optpipe.core.errors import BadInputError, GateError, OptpipeError, StageError, escape, first_line
+from optpipe.core.errors import (
+    BadInputError,
+    GateError,
+    OptpipeError,
+    StageError,
+    escape,
+    first_line,
+)
 from optpipe.core.events import Listener
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision
 from optpipe.core.process import redirect_output
@@ -61,7 +68,9 @@ def convert_to_precision(
     """
     if (own := model.info.own_precision) is not None:
         if budget is not None and precision in BUDGETED:
-            raise BadInputError(f"{model.info.name} comes in {own}, so --budget has no layers to choose; leave it out")
+            raise BadInputError(
+                f"{model.info.name} comes in {own}, so --budget has no layers to choose; leave it out"
+            )
         return make_graph_as_given(Precision(own), precision, device, model, store, listener)
     if precision in (Precision.FP32, Precision.TF32):
         return model, True
@@ -69,7 +78,15 @@ def convert_to_precision(
         from optpipe.quantize.calibrated_graph import make_calibrated_graph
 
         return make_calibrated_graph(
-            precision, model, device, calibration, store, listener, budget, reference.info.held_out, half
+            precision,
+            model,
+            device,
+            calibration,
+            store,
+            listener,
+            budget,
+            reference.info.held_out,
+            half,
         )
     if budget is not None and precision in BUDGETED:
         return convert_within_budget(budget, model, reference, calibration, store, listener)
@@ -85,7 +102,12 @@ AS_GIVEN_REVISION = 1
 
 
 def make_graph_as_given(
-    own: Precision, precision: Precision, device: Device, model: Entry[ModelInfo], store: Store, listener: Listener
+    own: Precision,
+    precision: Precision,
+    device: Device,
+    model: Entry[ModelInfo],
+    store: Store,
+    listener: Listener,
 ) -> tuple[Entry[ModelInfo] | Entry[GraphInfo], bool]:
     """The entry for `precision` of a model that comes in `own`. Raises BadInputError if it cannot be converted."""
     name = model.info.name
@@ -98,10 +120,14 @@ def make_graph_as_given(
         return _fold_biases(model, store, listener)
     if own is Precision.INT8 or own is precision:
         return model, True
-    raise BadInputError(f"{name} has {own} weights and is built in {own} alone; give the model in fp32 for {precision}")
+    raise BadInputError(
+        f"{name} has {own} weights and is built in {own} alone; give the model in fp32 for {precision}"
+    )
 
 
-def _fold_biases(model: Entry[ModelInfo], store: Store, listener: Listener) -> tuple[Entry[GraphInfo], bool]:
+def _fold_biases(
+    model: Entry[ModelInfo], store: Store, listener: Listener
+) -> tuple[Entry[GraphInfo], bool]:
     """The store entry `graph` in INT8 whose INT32 constants of DequantizeLinear nodes, such as biases, are their values.
 
     TensorRT accepts no INT32 there; its documentation requires biases in floating point.
@@ -125,13 +151,24 @@ def fold_constants(model: Any) -> None:
     constants = {each.name: each for each in graph.initializer}
     kept, folded = [], []
     for node in graph.node:
-        held = [constants.get(name) for name in node.input] if node.op_type == "DequantizeLinear" else []
-        if not held or held[0] is None or held[1] is None or held[0].data_type != onnx.TensorProto.INT32:
+        held = (
+            [constants.get(name) for name in node.input]
+            if node.op_type == "DequantizeLinear"
+            else []
+        )
+        if (
+            not held
+            or held[0] is None
+            or held[1] is None
+            or held[0].data_type != onnx.TensorProto.INT32
+        ):
             kept.append(node)
             continue
         steps, scale = (onnx.numpy_helper.to_array(each) for each in held[:2])
         folded.append(
-            onnx.numpy_helper.from_array((steps.astype("float64") * scale).astype(scale.dtype), node.output[0])
+            onnx.numpy_helper.from_array(
+                (steps.astype("float64") * scale).astype(scale.dtype), node.output[0]
+            )
         )
     replace_nodes(graph, kept, folded)
 
@@ -151,7 +188,11 @@ FP16_RANKING_IMAGES = 16
 
 
 def convert_to_half(
-    precision: Precision, model: Entry[ModelInfo], reference: Entry[ReferenceInfo], store: Store, listener: Listener
+    precision: Precision,
+    model: Entry[ModelInfo],
+    reference: Entry[ReferenceInfo],
+    store: Store,
+    listener: Listener,
 ) -> tuple[Entry[GraphInfo], bool]:
     """The store entry `graph` in FP16 or BF16; nodes whose values leave FP16's range on the reference inputs stay in FP32."""
     recipe = _describe_recipe(precision, model, reference)
@@ -160,7 +201,9 @@ def convert_to_half(
         _convert(precision, model, reference, directory, ())
         return GraphInfo(precision, tool="modelopt.onnx.autocast")
 
-    return store.produce(GraphInfo, recipe, make, parents=(model.id, reference.id), listener=listener)
+    return store.produce(
+        GraphInfo, recipe, make, parents=(model.id, reference.id), listener=listener
+    )
 
 
 def convert_within_budget(
@@ -176,7 +219,12 @@ def convert_within_budget(
     The cost is measured on `data`, the card's calibration set, or the reference inputs. Raises GateError if ModelOpt converts a
     layer that the search kept.
     """
-    from optpipe.quantize.sensitivity import describe_mixed, rank_layers, require_lowered, select_kept_layers
+    from optpipe.quantize.sensitivity import (
+        describe_mixed,
+        rank_layers,
+        require_lowered,
+        select_kept_layers,
+    )
 
     base, _ = convert_to_half(Precision.FP16, model, reference, store, listener)
     samples = _choose_samples(model, reference, data, budget, listener)
@@ -190,8 +238,12 @@ def convert_within_budget(
         reasons = _convert(Precision.FP16, model, reference, directory, kept)
         half = find_half_nodes(load_onnx(directory / ONNX), card_from_file(model.file(CARD)).inputs)
         if wrong := sorted(half & frozenset(kept)):
-            raise GateError(f"ModelOpt converts {escape(wrong[0])} to fp16 although the budget keeps it in fp32")
-        ranking = rank_layers(model, lowering, samples, store, listener)[0].info.layers if kept else ()
+            raise GateError(
+                f"ModelOpt converts {escape(wrong[0])} to fp16 although the budget keeps it in fp32"
+            )
+        ranking = (
+            rank_layers(model, lowering, samples, store, listener)[0].info.layers if kept else ()
+        )
         mixed = describe_mixed(model, selection.info, ranking, half, reasons)
         return GraphInfo(Precision.FP16, tool="modelopt.onnx.autocast", mixed=mixed)
 
@@ -206,7 +258,10 @@ def lower_to_half(model: Entry[ModelInfo], base: Entry[GraphInfo]) -> "Lowering"
     def load() -> "LoweredLayers":
         inputs = card_from_file(model.file(CARD)).inputs
         graph = name_nodes(load_onnx(model.file(ONNX)))
-        half, known = find_half_nodes(load_onnx(base.file(ONNX)), inputs), infer_graph_types(graph, inputs)
+        half, known = (
+            find_half_nodes(load_onnx(base.file(ONNX)), inputs),
+            infer_graph_types(graph, inputs),
+        )
         layers = tuple(node.name for node in graph.graph.node if node.name in half)
         return layers, lambda names: round_nodes(graph, names, known)
 
@@ -214,7 +269,11 @@ def lower_to_half(model: Entry[ModelInfo], base: Entry[GraphInfo]) -> "Lowering"
 
 
 def _choose_samples(
-    model: Entry[ModelInfo], reference: Entry[ReferenceInfo], data: Path | None, budget: Budget, listener: Listener
+    model: Entry[ModelInfo],
+    reference: Entry[ReferenceInfo],
+    data: Path | None,
+    budget: Budget,
+    listener: Listener,
 ) -> SampleSet:
     from optpipe.quantize.calibrated_graph import load_calibration_data
 
@@ -223,7 +282,9 @@ def _choose_samples(
         return load_calibration_data(model, data, None, 0, listener, reference.info.held_out)[0]
     found = reference_from_file(reference.file(REFERENCE))
     labels = (
-        None if found.labels is None else [card.labels[each] if card.labels else str(each) for each in found.labels]
+        None
+        if found.labels is None
+        else [card.labels[each] if card.labels else str(each) for each in found.labels]
     )
     samples = tensor_set_from_parts("reference", [found.inputs], labels or ())
     if budget.unit == "points" and 100 / len(samples.files) > budget.limit:
@@ -234,18 +295,27 @@ def _choose_samples(
     return samples
 
 
-def _describe_recipe(precision: Precision, model: Entry[ModelInfo], reference: Entry[ReferenceInfo]) -> dict[str, Any]:
+def _describe_recipe(
+    precision: Precision, model: Entry[ModelInfo], reference: Entry[ReferenceInfo]
+) -> dict[str, Any]:
     return {
         "revision": REVISION,
         "model": model.id,
         "precision": str(precision),
-        "tools": {name: get_package_version(name) for name in ("nvidia-modelopt", "onnx", "onnxruntime-gpu")},
+        "tools": {
+            name: get_package_version(name)
+            for name in ("nvidia-modelopt", "onnx", "onnxruntime-gpu")
+        },
         "ranges": reference.id,
     }
 
 
 def _convert(
-    precision: Precision, model: Entry[ModelInfo], reference: Entry[ReferenceInfo], directory: Path, kept: Sequence[str]
+    precision: Precision,
+    model: Entry[ModelInfo],
+    reference: Entry[ReferenceInfo],
+    directory: Path,
+    kept: Sequence[str],
 ) -> dict[str, str]:
     """Writes the converted graph into `directory`. Returns why ModelOpt left nodes in FP32, by node."""
     directory, card = directory.resolve(), card_from_file(model.file(CARD))
@@ -256,7 +326,9 @@ def _convert(
         source = onnx.version_converter.convert_version(source, BF16_OPSET)
     onnx.save(source, directory / SOURCE)
     with redirect_output(directory / MODELOPT_LOG), _convert_in(card.name, precision, directory):
-        from modelopt.onnx.autocast import convert_to_mixed_precision  # its log takes the present streams
+        from modelopt.onnx.autocast import (
+            convert_to_mixed_precision,
+        )  # its log takes the present streams
         from modelopt.onnx.autocast.logging_config import logger
         from modelopt.onnx.autocast.nodeclassifier import NodeRuleBase
 
@@ -281,7 +353,11 @@ def _convert(
     for name, why in re.findall(r"Skipping node (.+?): (.*)", log):
         if name not in kept:
             range_of = "weights" if "initializer" in why else "values" if why == WIDE else None
-            found[name] = f"its {range_of} come near the end of FP16's range" if range_of else "by a rule of ModelOpt"
+            found[name] = (
+                f"its {range_of} come near the end of FP16's range"
+                if range_of
+                else "by a rule of ModelOpt"
+            )
     return found
 
 
@@ -292,13 +368,20 @@ def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset
     from optpipe.quantize.ranges import open_model_session
 
     known, (low, usual, _) = infer_graph_types(model, card.inputs), card.batch_range
-    made = (*(each.name for each in card.inputs), *(name for node in model.graph.node for name in node.output))
+    made = (
+        *(each.name for each in card.inputs),
+        *(name for node in model.graph.node for name in node.output),
+    )
     names = [name for name in made if known.types.get(name) == "fp32"]
     reduced, wide = type(model)(), set[str]()
     reduced.CopyFrom(model)
     pairs = [(name, operator) for name in names for operator in REDUCTIONS]
-    nodes = [make_node(operator, [name], [f"{name}/{operator}"], keepdims=0) for name, operator in pairs]
-    reduced.graph.node.extend(reversed(nodes))  # ONNX Runtime computes the last result first, with all that it needs
+    nodes = [
+        make_node(operator, [name], [f"{name}/{operator}"], keepdims=0) for name, operator in pairs
+    ]
+    reduced.graph.node.extend(
+        reversed(nodes)
+    )  # ONNX Runtime computes the last result first, with all that it needs
     outputs = [node.output[0] for node in nodes]
     session = open_model_session(expose_tensors(reduced, outputs))
     for batch, _ in split_batches(card, rows, max(low, min(usual, RANGE_SAMPLES))):
@@ -318,7 +401,10 @@ def _convert_in(name: str, precision: Precision, directory: Path) -> Iterator[No
     except OptpipeError:
         raise
     except Exception as error:
-        said = re.findall(r"ERROR[\s:-]+(.+)", (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace"))
+        said = re.findall(
+            r"ERROR[\s:-]+(.+)",
+            (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace"),
+        )
         reason = escape(said[-1]) if said else f"{type(error).__name__}: {first_line(error)}"
         raise StageError(
             f"ModelOpt cannot convert {name} to {precision}: {reason[:240]}\n"
@@ -374,8 +460,12 @@ def _round_graph(graph: Any, names: Collection[str], known: GraphTypes, suffix: 
 def _make_casts(source: str, target: str) -> list[Any]:
     half = f"{target}_in_half"
     return [
-        onnx.helper.make_node("Cast", [source], [half], name=f"{half}_cast", to=onnx.TensorProto.FLOAT16),
-        onnx.helper.make_node("Cast", [half], [target], name=f"{target}_back_cast", to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node(
+            "Cast", [source], [half], name=f"{half}_cast", to=onnx.TensorProto.FLOAT16
+        ),
+        onnx.helper.make_node(
+            "Cast", [half], [target], name=f"{target}_back_cast", to=onnx.TensorProto.FLOAT
+        ),
     ]
 
 
@@ -385,5 +475,6 @@ def find_half_nodes(converted: Any, inputs: Sequence[InputSpec]) -> frozenset[st
     return frozenset(
         node.name
         for node in iterate_nodes(converted.graph)
-        if node.op_type != "Cast" and any(known.types.get(name) == "fp16" for name in (*node.input, *node.output))
+        if node.op_type != "Cast"
+        and any(known.types.get(name) == "fp16" for name in (*node.input, *node.output))
     )

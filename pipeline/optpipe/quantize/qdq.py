@@ -62,7 +62,10 @@ class Placement:
 
 
 def place_qdq(
-    model: Any, target: Target, keep: Callable[[str], bool] = lambda _: False, unseen: Collection[str] = ()
+    model: Any,
+    target: Target,
+    keep: Callable[[str], bool] = lambda _: False,
+    unseen: Collection[str] = (),
 ) -> Placement:
     """Decides for every layer of `model`. Layers for which `keep` holds stay in floating point.
 
@@ -86,9 +89,13 @@ def place_qdq(
     elif target == "cpu":
         after = [name for name in _find_outputs(layers, graph) if name not in unseen]
     by_name = {node.name: node for node in model.graph.node}
-    edges = [(name, position) for name, position in edges if by_name[name].input[position] not in unseen]
+    edges = [
+        (name, position) for name, position in edges if by_name[name].input[position] not in unseen
+    ]
     needed = {by_name[name].input[position] for name, position in edges} | set(after)
-    order = [each.name for each in model.graph.input] + [out for node in model.graph.node for out in node.output]
+    order = [each.name for each in model.graph.input] + [
+        out for node in model.graph.node for out in node.output
+    ]
     return Placement(
         target=target,
         layers=tuple(node.name for node in layers),
@@ -106,7 +113,9 @@ def _list_inner_layers(graph: Any) -> Iterator[SkippedLayer]:
             for node in inner.node:
                 if node.op_type in WEIGHTED_OPS:
                     name = f"{outer.name}/{node.name or node.output[0]}"
-                    yield SkippedLayer(name, f"inside {outer.op_type}: subgraphs stay in floating point")
+                    yield SkippedLayer(
+                        name, f"inside {outer.op_type}: subgraphs stay in floating point"
+                    )
             yield from _list_inner_layers(inner)
 
 
@@ -143,7 +152,9 @@ def _find_obstacle(node: Any, graph: OnnxGraph, target: Target) -> str | None:
         return None
     if groups > 1:
         kind = "depthwise" if per_group == 1 else f"grouped, {per_group} channels per group"
-        return f"{kind}: memory-bound; without a Tensor Core kernel INT8 loses accuracy for no speedup"
+        return (
+            f"{kind}: memory-bound; without a Tensor Core kernel INT8 loses accuracy for no speedup"
+        )
     return f"{per_group} input channels: INT8 kernels pad them to {_MIN_CHANNELS[target]}"
 
 
@@ -156,13 +167,19 @@ def _find_shortcuts(layers: list[Any], graph: OnnxGraph) -> list[tuple[str, int]
     for node in graph.model.graph.node:
         if node.op_type != "Add" or any(name in graph.weights for name in node.input):
             continue
-        fusable = [name for name in node.input if name in writers and len(graph.consumers[name]) == 1]
+        fusable = [
+            name for name in node.input if name in writers and len(graph.consumers[name]) == 1
+        ]
         end = _find_epilogue(graph, node.output[0])
         # quantized for a layer, itself or as the shortcut of the next addition
-        reaches = end in quantized or any(each.op_type in ("Add", "MaxPool") for each in graph.consumers.get(end, []))
+        reaches = end in quantized or any(
+            each.op_type in ("Add", "MaxPool") for each in graph.consumers.get(end, [])
+        )
         if not fusable or not reaches or node.input[0] == node.input[1]:
             continue
-        kept = max(fusable, key=lambda name: depth[name])  # the convolution that runs last is fused with the addition
+        kept = max(
+            fusable, key=lambda name: depth[name]
+        )  # the convolution that runs last is fused with the addition
         found += [(node.name, position) for position, name in enumerate(node.input) if name != kept]
     return found
 
@@ -221,7 +238,9 @@ def quantize_activation(each: TensorRange, target: Target) -> tuple[np.float32, 
     return scale, min(round(-low / float(scale)), UNSIGNED_LEVELS), np.uint8
 
 
-def quantize_weights(values: NDArray[np.float32], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+def quantize_weights(
+    values: NDArray[np.float32], axis: int
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """`values` as INT8 with one scale per index of `axis`, (channels,)."""
     others = tuple(each for each in range(values.ndim) if each != axis)
     scale = round_up_to_fp16(np.abs(values).max(axis=others) / np.float32(LEVELS))
@@ -280,7 +299,9 @@ def _convert_opset(model: Any, least: int) -> Any:
     """A copy at opset `least` or later, with a name for every node."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    version = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
+    version = next(
+        (each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0
+    )
     if version < least:
         try:
             copy = onnx.version_converter.convert_version(copy, least)
@@ -308,8 +329,15 @@ class _Writer:
         zero = self._constant(f"{name}_zero_point", np.array(zero_point, dtype))
         make = onnx.helper.make_node
         self._new += [
-            make("QuantizeLinear", [name, scale, zero], [f"{name}_q"], name=f"{name}_QuantizeLinear"),
-            make("DequantizeLinear", [f"{name}_q", scale, zero], [f"{name}_dq"], name=f"{name}_DequantizeLinear"),
+            make(
+                "QuantizeLinear", [name, scale, zero], [f"{name}_q"], name=f"{name}_QuantizeLinear"
+            ),
+            make(
+                "DequantizeLinear",
+                [f"{name}_q", scale, zero],
+                [f"{name}_dq"],
+                name=f"{name}_DequantizeLinear",
+            ),
         ]
 
     def connect(self, placed: Placement) -> None:
@@ -328,9 +356,18 @@ class _Writer:
         On a CPU, each layer that shares weights reads a copy: ONNX Runtime without VNNI converts them for each (see `EXACT_SUMS`).
         """
         node = self._nodes[layer]
-        transposed = node.op_type == "Gemm" and any(each.name == "transB" and each.i for each in node.attribute)
-        name, axis = node.input[1], 0 if node.op_type == "Conv" or transposed else 1  # axis of the output channels
-        stem = f"{layer}_{name}" if self._target == "cpu" and f"{name}_q{axis}" in self._initializers else name
+        transposed = node.op_type == "Gemm" and any(
+            each.name == "transB" and each.i for each in node.attribute
+        )
+        name, axis = (
+            node.input[1],
+            0 if node.op_type == "Conv" or transposed else 1,
+        )  # axis of the output channels
+        stem = (
+            f"{layer}_{name}"
+            if self._target == "cpu" and f"{name}_q{axis}" in self._initializers
+            else name
+        )
         if f"{stem}_q{axis}" not in self._initializers:
             if f"{name}_q{axis}" not in self._known:
                 values = onnx.numpy_helper.to_array(self._graph.weights[name])
@@ -358,7 +395,12 @@ class _Writer:
         node.input[2] = f"{name}_dq0"
 
     def _dequantize(
-        self, name: str, axis: int, steps: NDArray[Any], scale: NDArray[np.float32], zero: NDArray[Any]
+        self,
+        name: str,
+        axis: int,
+        steps: NDArray[Any],
+        scale: NDArray[np.float32],
+        zero: NDArray[Any],
     ) -> None:
         inputs = [
             self._constant(f"{name}_q{axis}", steps),
@@ -367,7 +409,11 @@ class _Writer:
         ]
         self._new.append(
             onnx.helper.make_node(
-                "DequantizeLinear", inputs, [f"{name}_dq{axis}"], name=f"{name}_DequantizeLinear{axis}", axis=axis
+                "DequantizeLinear",
+                inputs,
+                [f"{name}_dq{axis}"],
+                name=f"{name}_DequantizeLinear{axis}",
+                axis=axis,
             )
         )
 

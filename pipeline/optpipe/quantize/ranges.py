@@ -89,7 +89,9 @@ def read_table(path: Path) -> CalibrationTable:
     """Raises BadInputError for another format or a range that cannot be quantized."""
     table = read_record(path, CalibrationTable)
     if table.format != FORMAT:
-        raise BadInputError(f"{path} has format {table.format}; this version of optpipe reads {FORMAT}")
+        raise BadInputError(
+            f"{path} has format {table.format}; this version of optpipe reads {FORMAT}"
+        )
     return table
 
 
@@ -116,10 +118,15 @@ _CHUNK = 1 << 20
 """Elements per step on the CPU: the temporaries stay in the cache and memory does not depend on the tensor."""
 
 
-def find_nonzero(counts: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def find_nonzero(
+    counts: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Lower edges, upper edges and counts of the nonempty bins above zero, in rising order."""
     index = LOWEST + np.flatnonzero(counts[LOWEST:])
-    low, high = ((each.astype(np.uint32) << SHIFT).view(np.float32).astype(np.float64) for each in (index, index + 1))
+    low, high = (
+        (each.astype(np.uint32) << SHIFT).view(np.float32).astype(np.float64)
+        for each in (index, index + 1)
+    )
     return low, high, counts[index].astype(np.float64)
 
 
@@ -128,7 +135,9 @@ def count_magnitudes(values: NDArray[np.float32]) -> NDArray[np.int64]:
     counts = np.zeros(BINS, np.int64)
     flat = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
     for start in range(0, flat.size, _CHUNK):
-        found = np.bincount((flat[start : start + _CHUNK] >> SHIFT & BINS - 1).view(np.int32))  # without the sign
+        found = np.bincount(
+            (flat[start : start + _CHUNK] >> SHIFT & BINS - 1).view(np.int32)
+        )  # without the sign
         counts[: found.size] += found
     return counts
 
@@ -141,7 +150,11 @@ def count_on_device(values: Any, counts: Any) -> None:
     """
     bins = (values.reshape(-1).view(torch.int32) >> SHIFT) & (BINS - 1)
     ones = (bins >= LOWEST).to(torch.int64)
-    spread = torch.where(ones.bool(), bins, torch.arange(bins.numel(), device=bins.device, dtype=torch.int32) % LOWEST)
+    spread = torch.where(
+        ones.bool(),
+        bins,
+        torch.arange(bins.numel(), device=bins.device, dtype=torch.int32) % LOWEST,
+    )
     counts.scatter_add_(0, spread.to(torch.int64), ones)
 
 
@@ -186,7 +199,10 @@ def _compute_errors(
 ) -> list[float]:
     """The sum of squared errors of `values`, each `counts` times, on the symmetric grid that ends at each of `bounds`."""
     scales = bounds / LEVELS
-    return [float(counts @ (values - np.minimum(np.rint(values / scale), LEVELS) * scale) ** 2) for scale in scales]
+    return [
+        float(counts @ (values - np.minimum(np.rint(values / scale), LEVELS) * scale) ** 2)
+        for scale in scales
+    ]
 
 
 METHODS: Mapping[str, Callable[[TensorStatistics], float]] = {
@@ -216,7 +232,9 @@ Batch = Mapping[str, "NDArray[Any]"]
 
 
 class Collector:
-    def __init__(self, graph: Path, tensors: tuple[str, ...], histograms: bool, device: Device = "cpu") -> None:
+    def __init__(
+        self, graph: Path, tensors: tuple[str, ...], histograms: bool, device: Device = "cpu"
+    ) -> None:
         self.tensors, self.histograms, self.device = tensors, histograms, device
         self._low: dict[str, float] = {}
         self._high: dict[str, float] = {}
@@ -235,7 +253,9 @@ class Collector:
 
     def _add_on_host(self, batch: Batch) -> None:
         outputs = self._session.run(list(self._outputs), dict(batch)) if self._outputs else ()
-        found = dict(zip(self._outputs, outputs, strict=True)) | {name: np.asarray(batch[name]) for name in self._fed}
+        found = dict(zip(self._outputs, outputs, strict=True)) | {
+            name: np.asarray(batch[name]) for name in self._fed
+        }
         values = [found[name].astype(np.float32, copy=False) for name in self.tensors]
         with ThreadPoolExecutor(COUNTING_THREADS) as pool:
             extremes = pool.map(lambda value: (float(value.min()), float(value.max())), values)
@@ -249,10 +269,18 @@ class Collector:
         counts += count_magnitudes(value)
 
     def _add_on_device(self, batch: Batch) -> None:
-        inputs = {name: torch.from_numpy(np.ascontiguousarray(value)).cuda() for name, value in batch.items()}
+        inputs = {
+            name: torch.from_numpy(np.ascontiguousarray(value)).cuda()
+            for name, value in batch.items()
+        }
         found = {**inputs, **run_on_device(self._session, inputs, self._outputs)}
         kept = [found[name].float() for name in self.tensors]
-        extremes = torch.stack([torch.stack(torch.aminmax(value)) for value in kept]).double().cpu().tolist()
+        extremes = (
+            torch.stack([torch.stack(torch.aminmax(value)) for value in kept])
+            .double()
+            .cpu()
+            .tolist()
+        )
         for name, value, (low, high) in zip(self.tensors, kept, extremes, strict=True):
             self._extremes(name, low, high)
             if self.histograms:
@@ -272,7 +300,8 @@ class Collector:
 
     def statistics(self) -> dict[str, TensorStatistics]:
         return {
-            name: TensorStatistics(self._low[name], self._high[name], self._read_counts(name)) for name in self.tensors
+            name: TensorStatistics(self._low[name], self._high[name], self._read_counts(name))
+            for name in self.tensors
         }
 
     def _read_counts(self, name: str) -> Any:
@@ -300,7 +329,9 @@ def open_model_session(model: Any, device: Device = "cpu") -> Any:
     return create_inference_session(model.SerializeToString(), device, options, {"use_tf32": "0"})
 
 
-def run_on_device(session: Any, inputs: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
+def run_on_device(
+    session: Any, inputs: Mapping[str, Any], outputs: Sequence[str]
+) -> dict[str, Any]:
     """Runs on CUDA tensors; the outputs are CUDA tensors too, which ONNX Runtime allocated."""
     binding = session.io_binding()
     for name, tensor in inputs.items():
@@ -322,12 +353,21 @@ class _DeviceArray:
     """GPU memory that torch reads without a copy: the CUDA array interface, version 3."""
 
     def __init__(self, address: int, shape: tuple[int, ...]) -> None:
-        self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": (address, False), "version": 3}
+        self.__cuda_array_interface__ = {
+            "shape": shape,
+            "typestr": "<f4",
+            "data": (address, False),
+            "version": 3,
+        }
 
 
 def choose_batch_size(graph: Path, tensors: Sequence[str], sample: Batch, device: Device) -> int:
     """The number of samples that keeps `tensors` inside BATCH_BYTES, measured by running one sample on the CPU."""
     outputs = [name for name in tensors if name not in sample]
-    values = open_exposed_session(graph, tensors, "cpu").run(outputs, dict(sample)) if outputs else ()
+    values = (
+        open_exposed_session(graph, tensors, "cpu").run(outputs, dict(sample)) if outputs else ()
+    )
     room = BATCH_BYTES * (16 if device == "cuda" else 1)
-    return max(1, min(MAX_BATCH[device], room // max(sum(int(value.nbytes) for value in values), 1)))
+    return max(
+        1, min(MAX_BATCH[device], room // max(sum(int(value.nbytes) for value in values), 1))
+    )

@@ -46,17 +46,30 @@ class Fp32Reference:
     """The FP32 graph's predictions on `samples`. Raises BadInputError if its outputs do not fit the task."""
 
     def __init__(
-        self, model: Entry[ModelInfo], samples: SampleSet, step: ProgressStep = UNWATCHED, device: Device = "cpu"
+        self,
+        model: Entry[ModelInfo],
+        samples: SampleSet,
+        step: ProgressStep = UNWATCHED,
+        device: Device = "cpu",
     ) -> None:
-        self.model, self.samples, self.card, self.device = model, samples, card_from_file(model.file(CARD)), device
-        task = TASKS.get(self.card.task, TASKS[Task.CLASSIFICATION])  # without a task the largest output counts
+        self.model, self.samples, self.card, self.device = (
+            model,
+            samples,
+            card_from_file(model.file(CARD)),
+            device,
+        )
+        task = TASKS.get(
+            self.card.task, TASKS[Task.CLASSIFICATION]
+        )  # without a task the largest output counts
         if self.card.task in TASKS:
             task.require_model(self.card)
         self.task, self.usual_db = task, 0.0
         self.reference, self.others = self._predict(load_onnx(model.file(ONNX)), step)
         self.truths: Sequence[Any] | None = None
         with suppress(NothingJudgedError):  # possible in a few samples that were drawn from many
-            self.truths = task.read_truths(samples, self.card, task.count_classes(self.card) or self.reference.classes)
+            self.truths = task.read_truths(
+                samples, self.card, task.count_classes(self.card) or self.reference.classes
+            )
 
     @property
     def metric(self) -> str:
@@ -66,21 +79,41 @@ class Fp32Reference:
     def measure_cost(self, graph: Any, step: ProgressStep = UNWATCHED) -> PrecisionCost:
         """Also sets `usual_db`, the mean SNR of the samples of the first output."""
         found, others = self._predict(graph, step)
-        pairs = [(self.reference.outputs, found.outputs), *((each, others[name]) for name, each in self.others.items())]
+        pairs = [
+            (self.reference.outputs, found.outputs),
+            *((each, others[name]) for name, each in self.others.items()),
+        ]
         snr = None
         if all(expected.size and expected.shape == value.shape for expected, value in pairs):
-            errors, rows = [compute_output_error("", *pair).snr_db for pair in pairs], compute_row_errors(*pairs[0])
+            errors, rows = (
+                [compute_output_error("", *pair).snr_db for pair in pairs],
+                compute_row_errors(*pairs[0]),
+            )
             snr = min(EXACT_DB if each is None else each for each in errors)
             snr = max(min(round(snr, 2), EXACT_DB), -EXACT_DB)
-            with np.errstate(divide="ignore", invalid="ignore"):  # FP32's own rounding has about 150 dB
-                each_db = np.clip(10 * np.log10(rows["reference_square"] / rows["difference_square"]), -150, 150)
+            with np.errstate(
+                divide="ignore", invalid="ignore"
+            ):  # FP32's own rounding has about 150 dB
+                each_db = np.clip(
+                    10 * np.log10(rows["reference_square"] / rows["difference_square"]), -150, 150
+                )
             self.usual_db = float(np.nan_to_num(each_db).mean())
         source = self.reference.values
         truths = self.task.take_as_truths(source) if self.truths is None else self.truths
-        cost = self.task.measure_drop(truths, source, found.values) if self.card.task in TASKS or self.truths else None
-        return PrecisionCost(snr) if cost is None else PrecisionCost(snr, cost.value, cost.interval(CONFIDENCE))
+        cost = (
+            self.task.measure_drop(truths, source, found.values)
+            if self.card.task in TASKS or self.truths
+            else None
+        )
+        return (
+            PrecisionCost(snr)
+            if cost is None
+            else PrecisionCost(snr, cost.value, cost.interval(CONFIDENCE))
+        )
 
-    def _predict(self, graph: Any, step: ProgressStep) -> tuple[Predictions, Mapping[str, NDArray[Any]]]:
+    def _predict(
+        self, graph: Any, step: ProgressStep
+    ) -> tuple[Predictions, Mapping[str, NDArray[Any]]]:
         """The predictions, and the floating-point outputs after the first by name, all values of all batches in one row."""
         names, room = [each.name for each in self.card.outputs], KEPT_VALUES
         session = open_model_session(graph, self.device)
@@ -96,7 +129,9 @@ class Fp32Reference:
             return found
 
         predicted = predict_samples(self.model, self.card, self.samples, self.task, run, step)
-        return predicted, {name: np.concatenate(kept, axis=1) for name, kept in others.items() if kept}
+        return predicted, {
+            name: np.concatenate(kept, axis=1) for name, kept in others.items() if kept
+        }
 
 
 REVISION = 4
@@ -174,7 +209,11 @@ def compare_methods(
     """The store entry `methods`: the cost of every table's graph. The best has the highest SNR of all samples plus mean SNR of each."""
     device: Device = "cuda" if target != "cpu" and list_gpus() else "cpu"
     found = {method: table.sha256 for method, table in tables.items()}
-    recipe = describe_recipe(model, samples) | {"target": target, "tables": found, "provider": device}
+    recipe = describe_recipe(model, samples) | {
+        "target": target,
+        "tables": found,
+        "provider": device,
+    }
 
     def make(_: object) -> MethodsInfo:
         graph, costs, usual = load_onnx(model.file(ONNX)), {}, {}
@@ -182,9 +221,14 @@ def compare_methods(
         with listener.step("compare methods", total=(1 + len(tables)) * len(samples.files)) as step:
             against = Fp32Reference(model, samples, step, device)
             for method, table in tables.items():
-                costs[method] = against.measure_cost(quantize_graph(graph, table, target, integers)[0], step)
+                costs[method] = against.measure_cost(
+                    quantize_graph(graph, table, target, integers)[0], step
+                )
                 usual[method] = against.usual_db
-        order, known = make_cost_order(costs.values()), all(each.snr_db is not None for each in costs.values())
+        order, known = (
+            make_cost_order(costs.values()),
+            all(each.snr_db is not None for each in costs.values()),
+        )
         best = max(costs, key=lambda method: order(costs[method]) + known * usual[method])
         return MethodsInfo(len(samples.files), costs, best=best)
 
@@ -192,7 +236,11 @@ def compare_methods(
 
 
 def rank_layers(
-    model: Entry[ModelInfo], lowering: Lowering, samples: SampleSet, store: Store, listener: Listener
+    model: Entry[ModelInfo],
+    lowering: Lowering,
+    samples: SampleSet,
+    store: Store,
+    listener: Listener,
 ) -> tuple[Entry[SensitivityInfo], bool]:
     """The store entry `sensitivity`: every layer lowered alone, the costliest first, with its MACs."""
     few = draw_subset(samples, lowering.images)
@@ -205,7 +253,8 @@ def rank_layers(
             against = Fp32Reference(model, few, step)
             macs = count_layer_macs(load_onnx(model.file(ONNX)), against.card)
             rows = [
-                LayerCost(layer, against.measure_cost(lower((layer,)), step), macs.get(layer, 0)) for layer in layers
+                LayerCost(layer, against.measure_cost(lower((layer,)), step), macs.get(layer, 0))
+                for layer in layers
             ]
         order = make_cost_order(row.cost for row in rows)
         rows.sort(key=lambda row: order(row.cost))
@@ -269,14 +318,23 @@ class SelectionInfo:
 
 
 def select_kept_layers(
-    model: Entry[ModelInfo], lowering: Lowering, samples: SampleSet, budget: Budget, store: Store, listener: Listener
+    model: Entry[ModelInfo],
+    lowering: Lowering,
+    samples: SampleSet,
+    budget: Budget,
+    store: Store,
+    listener: Listener,
 ) -> tuple[Entry[SelectionInfo], bool]:
     """The store entry `selection`: the fewest of the costliest layers of `rank_layers` to keep so that the cost is within `budget`.
 
     Raises BadInputError if the budget cannot be measured: points of a model without a task or with one prediction for every
     sample, or the SNR of outputs without a common size.
     """
-    recipe = describe_recipe(model, samples) | dict(lowering.recipe) | {"budget": plain_from_record(budget)}
+    recipe = (
+        describe_recipe(model, samples)
+        | dict(lowering.recipe)
+        | {"budget": plain_from_record(budget)}
+    )
 
     def make(_: object) -> SelectionInfo:
         (layers, lower), order = lowering.load(), list[str]()
@@ -293,7 +351,10 @@ def select_kept_layers(
                 low = frozenset(layers) - frozenset(order[:kept])
                 share = sum(macs.get(layer, 0) for layer in low) / max(sum(macs.values()), 1)
                 tried[kept] = KeptTrial(kept, share, against.measure_cost(lower(low), step))
-        chosen = min((kept for kept, trial in tried.items() if budget.allows(trial.cost)), default=len(layers))
+        chosen = min(
+            (kept for kept, trial in tried.items() if budget.allows(trial.cost)),
+            default=len(layers),
+        )
         return SelectionInfo(
             budget=budget,
             images=len(samples.files),
@@ -306,7 +367,9 @@ def select_kept_layers(
     return store.produce(SelectionInfo, recipe, make, parents=(model.id,), listener=listener)
 
 
-def _search_kept_counts(count: int, tried: Mapping[int, KeptTrial], budget: Budget) -> Iterator[int]:
+def _search_kept_counts(
+    count: int, tried: Mapping[int, KeptTrial], budget: Budget
+) -> Iterator[int]:
     """How many layers to keep next: none first, then by bisection; keeping all is FP32 and needs no trial."""
     yield 0
     if budget.unit == "points" and tried[0].cost.drop is None:
@@ -314,7 +377,9 @@ def _search_kept_counts(count: int, tried: Mapping[int, KeptTrial], budget: Budg
             "no drop can be measured: the model predicts the same class for every sample, or its task is not evaluated"
         )
     if budget.unit == "dB" and tried[0].cost.snr_db is None:
-        raise BadInputError("the outputs differ in size from those in FP32, so they have no SNR; give points")
+        raise BadInputError(
+            "the outputs differ in size from those in FP32, so they have no SNR; give points"
+        )
     if budget.allows(tried[0].cost):
         return
     fails, holds = 0, count
@@ -333,12 +398,22 @@ def require_lowered(selection: SelectionInfo, precision: Precision) -> None:
         return
     budget, points = selection.budget, selection.budget.unit == "points"
     message = f"--budget {budget.limit:g}{budget.unit} leaves no layer in {precision}"
-    usable = [each for each in selection.tried if each.cost.finite and (points or (each.cost.snr_db or 0.0) >= 0.1)]
+    usable = [
+        each
+        for each in selection.tried
+        if each.cost.finite and (points or (each.cost.snr_db or 0.0) >= 0.1)
+    ]
     if not usable:
-        raise GateError(f"{message}: none gives usable outputs; leave {precision} out of --precision")
+        raise GateError(
+            f"{message}: none gives usable outputs; leave {precision} out of --precision"
+        )
     cost, count = usable[0].cost, selection.layers - usable[0].kept
     share = f"{count} of {selection.layers}" if usable[0].kept else f"all {count}"
-    worst = math.ceil(1e4 * (cost.drop or 0.0)) / 100 if points else math.floor(10 * (cost.snr_db or 0.0)) / 10
+    worst = (
+        math.ceil(1e4 * (cost.drop or 0.0)) / 100
+        if points
+        else math.floor(10 * (cost.snr_db or 0.0)) / 10
+    )
     told = f"costs {worst:g} points" if points else f"has an SNR of {worst:g} dB"
     raise GateError(
         f"{message}: in {share} layers it {told}\ngive a looser budget, such as --budget {worst:g}{budget.unit}"
@@ -362,11 +437,21 @@ def describe_mixed(
     told = {}
     for name in selection.keep:
         snr = alone[name].snr_db
-        told[name] = "alone changes the size of outputs" if snr is None else f"alone lowers the SNR to {snr:.1f} dB"
+        told[name] = (
+            "alone changes the size of outputs"
+            if snr is None
+            else f"alone lowers the SNR to {snr:.1f} dB"
+        )
         if not alone[name].finite:
             told[name] = "alone turns outputs into NaN or Inf"
     told |= {name: reason for name, reason in reasons.items() if name in ops and name not in told}
-    told |= {name: "cannot be converted" for name in macs if name not in lowered and name not in told}
-    kept = tuple(KeptLayer(name, ops[name], macs.get(name, 0), reason) for name, reason in told.items())
+    told |= {
+        name: "cannot be converted" for name in macs if name not in lowered and name not in told
+    }
+    kept = tuple(
+        KeptLayer(name, ops[name], macs.get(name, 0), reason) for name, reason in told.items()
+    )
     cost = selection.cost or PrecisionCost(EXACT_DB)
-    return MixedPrecision(selection.budget, selection.metric, selection.images, cost, kept, sum(macs.values()))
+    return MixedPrecision(
+        selection.budget, selection.metric, selection.images, cost, kept, sum(macs.values())
+    )

@@ -76,7 +76,11 @@ class Point:
 
 def draw_distributions(title: str, caption: str, curves: Sequence[Curve], x: str, y: str) -> Figure:
     """Draws the share of the queries, from 0% to 100%, over their time."""
-    points = [{"x": _round(px), "y": _round(py), "series": curve.label} for curve in curves for px, py in curve.points]
+    points = [
+        {"x": _round(px), "y": _round(py), "series": curve.label}
+        for curve in curves
+        for px, py in curve.points
+    ]
     labels = [curve.label for curve in curves]
     across = choose_axis_scale([_round(px) for curve in curves for px, _ in curve.points], 0)
     chart = (
@@ -84,7 +88,9 @@ def draw_distributions(title: str, caption: str, curves: Sequence[Curve], x: str
         .mark_line(strokeWidth=2, interpolate="step-after", clip=True)
         .encode(
             x=alt.X("x:Q", title=x, scale=across, axis=alt.Axis(tickCount=5)),
-            y=alt.Y("y:Q", title=y, scale=alt.Scale(zero=True), axis=alt.Axis(format="%", tickCount=5)),
+            y=alt.Y(
+                "y:Q", title=y, scale=alt.Scale(zero=True), axis=alt.Axis(format="%", tickCount=5)
+            ),
             color=_encode_color(labels),
         )
     )
@@ -105,8 +111,15 @@ def draw_points(
 ) -> Figure:
     """Draws the points with their intervals, and the line `limit`; axes are logarithmic where `choose_axis_scale` makes them so."""
     rows = [
-        {"at": at, **{name: getattr(each, name) for name in ("series", "label", "text", "group", "flag")}}
-        | {key: _round(value) for key in ("x", "y", "low", "high") if (value := getattr(each, key)) is not None}
+        {
+            "at": at,
+            **{name: getattr(each, name) for name in ("series", "label", "text", "group", "flag")},
+        }
+        | {
+            key: _round(value)
+            for key in ("x", "y", "low", "high")
+            if (value := getattr(each, key)) is not None
+        }
         for at, each in enumerate(points)
     ]
     labels = [each.series for each in points]
@@ -119,9 +132,13 @@ def draw_points(
         color=_encode_color(labels),
     )
     shape = alt.Shape("series:N", scale=_cycle(labels, tuple(SHAPES), len(SERIES)), legend=None)
-    layers = [base.mark_point(filled=True, size=55, opacity=1).encode(shape=shape, description="label:N")]
+    layers = [
+        base.mark_point(filled=True, size=55, opacity=1).encode(shape=shape, description="label:N")
+    ]
     if any(each.group for each in points):
-        layers.insert(0, base.mark_line(strokeWidth=2, aria=False).encode(detail="group:N", order="at:Q"))
+        layers.insert(
+            0, base.mark_line(strokeWidth=2, aria=False).encode(detail="group:N", order="at:Q")
+        )
     if any(each.low is not None for each in points):
         interval = base.mark_rule(strokeWidth=2, opacity=0.6, aria=False)
         layers.insert(0, interval.encode(y=alt.Y("low:Q", title=y, scale=upwards), y2="high:Q"))
@@ -131,41 +148,80 @@ def draw_points(
     flags = [flag for flag in _FLAGS if any(each.flag == flag for each in points)]
     for flag in flags:
         over = alt.Chart(alt.InlineData([row for row in rows if row["flag"] == flag]))
-        layers.append(over.mark_point(opacity=1, aria=False, **_FLAGS[flag][1]).encode(x="x:Q", y="y:Q"))
-    layers.append(base.mark_text(dy=-12, fontSize=FONT_SIZE, aria=False).encode(text="text:N", color=alt.value(INK)))
+        layers.append(
+            over.mark_point(opacity=1, aria=False, **_FLAGS[flag][1]).encode(x="x:Q", y="y:Q")
+        )
+    layers.append(
+        base.mark_text(dy=-12, fontSize=FONT_SIZE, aria=False).encode(
+            text="text:N", color=alt.value(INK)
+        )
+    )
     legend = _list_legend(labels) if len(set(labels)) > 1 or labels[0] else ()
-    return _draw(alt.layer(*layers), title, caption, files, (*legend, *(_FLAGS[flag][0] for flag in flags)))
+    return _draw(
+        alt.layer(*layers), title, caption, files, (*legend, *(_FLAGS[flag][0] for flag in flags))
+    )
 
 
 def draw_bars(
-    title: str, caption: str, bars: Sequence[Bar], unit: str, files: RawFiles = (), *, reference: float | None = None
+    title: str,
+    caption: str,
+    bars: Sequence[Bar],
+    unit: str,
+    files: RawFiles = (),
+    *,
+    reference: float | None = None,
 ) -> Figure:
     """Draws one row for each label, its name above its bars; a line at `reference`."""
     rows = [
         {"label": clean_text(each.label), "part": each.part}
-        | {key: _round(value) for key in ("value", "low", "high") if (value := getattr(each, key)) is not None}
+        | {
+            key: _round(value)
+            for key in ("value", "low", "high")
+            if (value := getattr(each, key)) is not None
+        }
         for each in bars
     ]
-    order, parts = list(dict.fromkeys(row["label"] for row in rows)), list(dict.fromkeys(each.part for each in bars))
+    order, parts = (
+        list(dict.fromkeys(row["label"] for row in rows)),
+        list(dict.fromkeys(each.part for each in bars)),
+    )
     y = alt.Y("label:N", title=None, sort=order, axis=None)
     base = alt.Chart(alt.InlineData(rows))
-    x, color = alt.X("value:Q", title=unit, axis=alt.Axis(tickCount=5)), _encode_color(parts, "part")
+    x, color = (
+        alt.X("value:Q", title=unit, axis=alt.Axis(tickCount=5)),
+        _encode_color(parts, "part"),
+    )
     chart = base.mark_bar(size=12).encode(x=x, y=y, color=color)
     if any(each.low is not None for each in bars):
-        chart += base.mark_rule(strokeWidth=2, color=INK, aria=False).encode(y=y, x="low:Q", x2="high:Q")
+        chart += base.mark_rule(strokeWidth=2, color=INK, aria=False).encode(
+            y=y, x="low:Q", x2="high:Q"
+        )
     if reference is not None:
         at = alt.Chart(alt.InlineData([{"at": reference}]))
         chart += at.mark_rule(color=INK, strokeDash=[3, 3], aria=False).encode(x="at:Q")
-    return _draw_rows(chart, order, title, caption, files, _list_legend(parts, "■") if len(parts) > 1 else ())
+    return _draw_rows(
+        chart, order, title, caption, files, _list_legend(parts, "■") if len(parts) > 1 else ()
+    )
 
 
-def draw_timeline(title: str, caption: str, bars: Sequence[Bar], unit: str, files: RawFiles = ()) -> Figure:
+def draw_timeline(
+    title: str, caption: str, bars: Sequence[Bar], unit: str, files: RawFiles = ()
+) -> Figure:
     """Draws one row for each label; each bar lasts from its `low` to its `high`."""
     rows = [
-        {"label": each.label, "part": each.part, "name": clean_text(each.name), "from": each.low, "to": each.high}
+        {
+            "label": each.label,
+            "part": each.part,
+            "name": clean_text(each.name),
+            "from": each.low,
+            "to": each.high,
+        }
         for each in bars
     ]
-    order, parts = list(dict.fromkeys(each.label for each in bars)), list(dict.fromkeys(each.part for each in bars))
+    order, parts = (
+        list(dict.fromkeys(each.label for each in bars)),
+        list(dict.fromkeys(each.part for each in bars)),
+    )
     base = alt.Chart(alt.InlineData(rows)).mark_bar(size=14)
     chart = base.encode(
         x=alt.X("from:Q", title=unit, axis=alt.Axis(tickCount=5)),
@@ -179,17 +235,29 @@ def draw_timeline(title: str, caption: str, bars: Sequence[Bar], unit: str, file
 
 def draw_processes(points: Sequence[Point], files: RawFiles = ()) -> Figure:
     """Draws one row for each series, and one point for each process; those with a `flag`, the reason, are hollow."""
-    rows = [{"label": each.series, "name": each.label, "x": _round(each.x), "why": each.flag} for each in points]
+    rows = [
+        {"label": each.series, "name": each.label, "x": _round(each.x), "why": each.flag}
+        for each in points
+    ]
     order = list(dict.fromkeys(each.series for each in points))
     base = alt.Chart(alt.InlineData(rows)).encode(
-        x=alt.X("x:Q", title="p50 ÷ median", scale=alt.Scale(zero=False, padding=14), axis=alt.Axis(tickCount=5)),
+        x=alt.X(
+            "x:Q",
+            title="p50 ÷ median",
+            scale=alt.Scale(zero=False, padding=14),
+            axis=alt.Axis(tickCount=5),
+        ),
         y=alt.Y("label:N", title=None, sort=order, axis=None),
     )
     count = sum(bool(each.flag) for each in points)
     layers = []  # without empty ones, which would be marks without a name
     if count < len(points):
         valid = base.transform_filter("datum.why == ''")
-        layers.append(valid.mark_point(filled=True, size=70, opacity=0.8, color=SERIES[0]).encode(description="name:N"))
+        layers.append(
+            valid.mark_point(filled=True, size=70, opacity=0.8, color=SERIES[0]).encode(
+                description="name:N"
+            )
+        )
     if count:
         rejected = base.transform_filter("datum.why != ''")
         layers.append(rejected.mark_point(size=70, color=BAD).encode(description="name:N"))
@@ -197,9 +265,16 @@ def draw_processes(points: Sequence[Point], files: RawFiles = ()) -> Figure:
     if count < len(points):
         spread = max(abs(each.x - 1) for each in points if not each.flag)
         finding += f"; the others are within {spread:.1%} of their median"
-    caption = "The p50 of each process, divided by the median of the valid ones of its build and load."
-    legend = (("counted", _VARIABLES[SERIES[0]], "●"), *([("rejected", _VARIABLES[BAD], "○")] if count else []))
-    return replace(_draw_rows(alt.layer(*layers), order, "Processes", caption, files, legend), finding=finding)
+    caption = (
+        "The p50 of each process, divided by the median of the valid ones of its build and load."
+    )
+    legend = (
+        ("counted", _VARIABLES[SERIES[0]], "●"),
+        *([("rejected", _VARIABLES[BAD], "○")] if count else []),
+    )
+    return replace(
+        _draw_rows(alt.layer(*layers), order, "Processes", caption, files, legend), finding=finding
+    )
 
 
 def _draw_rows(
@@ -207,13 +282,17 @@ def _draw_rows(
 ) -> Figure:
     """Adds the name of each row above it."""
     names = alt.Chart(alt.InlineData([{"label": name} for name in order]))
-    chart += names.mark_text(align="left", baseline="bottom", dy=-7, fontSize=FONT_SIZE, aria=False).encode(
+    chart += names.mark_text(
+        align="left", baseline="bottom", dy=-7, fontSize=FONT_SIZE, aria=False
+    ).encode(
         x=alt.value(0),
         y=alt.Y("label:N", title=None, sort=list(order), axis=None),
         text="label:N",
         color=alt.value(INK),
     )
-    return _draw(chart, title, caption, files, legend, width=WIDTH + 40, height=ROW_HEIGHT * len(order))
+    return _draw(
+        chart, title, caption, files, legend, width=WIDTH + 40, height=ROW_HEIGHT * len(order)
+    )
 
 
 def draw_comparison(
@@ -231,15 +310,23 @@ def draw_comparison(
     sample, latency = name_sample(row.load.sample for row in rows), f"{percentile} latency (ms)"
     drawn: list[Figure] = []
     if rows:
-        rated = [(row, rate.value) for row in rows if (rate := row.throughput_images_per_s) is not None]
-        points = [_make_point(row, rate, row.latency_ns[percentile].value / 1e6) for row, rate in rated]
+        rated = [
+            (row, rate.value) for row in rows if (rate := row.throughput_images_per_s) is not None
+        ]
+        points = [
+            _make_point(row, rate, row.latency_ns[percentile].value / 1e6) for row, rate in rated
+        ]
         caption = (
             "Each line is a build, each point a batch size. Down and to the right is better. No other build beats one on the "
             "frontier in every metric at once."
         )
         best, reason = comparison.best[Goal.THROUGHPUT], comparison.best_reason[Goal.THROUGHPUT]
-        leader = f"{comparison.row(best).label} has the highest throughput" if best else "Throughput"
-        figure = draw_points("Latency vs. throughput", caption, points, f"{sample}s per second", latency, files)
+        leader = (
+            f"{comparison.row(best).label} has the highest throughput" if best else "Throughput"
+        )
+        figure = draw_points(
+            "Latency vs. throughput", caption, points, f"{sample}s per second", latency, files
+        )
         drawn.append(replace(figure, finding=f"{leader}: {reason}"))
     if latencies:
         caption = "Share of queries completed within a given time, from the raw samples; nothing is trimmed."
@@ -253,23 +340,50 @@ def draw_comparison(
     if processes:
         drawn.append(draw_processes(processes, files))
     for title, y, scale, figures, caption in (
-        ("Accuracy vs. latency", "top-1 accuracy (%)", 100.0, [row.top1 for row in rows],
-         "Top-1 accuracy with its interval, at the latency of each build and batch size. Up and to the left is better."),
-        ("Energy vs. latency", f"mJ per {sample}", 1e3, [row.energy_j_per_image for row in rows],
-         f"Energy per {sample} with its interval; approximate. Down and to the left is better."),
-    ):  # fmt: skip
-        known = [(row, each.scale(scale)) for row, each in zip(rows, figures, strict=True) if each is not None]
+        (
+            "Accuracy vs. latency",
+            "top-1 accuracy (%)",
+            100.0,
+            [row.top1 for row in rows],
+            "Top-1 accuracy with its interval, at the latency of each build and batch size. Up and to the left is better.",
+        ),
+        (
+            "Energy vs. latency",
+            f"mJ per {sample}",
+            1e3,
+            [row.energy_j_per_image for row in rows],
+            f"Energy per {sample} with its interval; approximate. Down and to the left is better.",
+        ),
+    ):
+        known = [
+            (row, each.scale(scale))
+            for row, each in zip(rows, figures, strict=True)
+            if each is not None
+        ]
         if len(known) > 1:
-            points = [_make_point(row, row.latency_ns[percentile].value / 1e6, each.value, each) for row, each in known]
+            points = [
+                _make_point(row, row.latency_ns[percentile].value / 1e6, each.value, each)
+                for row, each in known
+            ]
             drawn.append(draw_points(title, caption, points, latency, y, files))
-    judged = [row for row in comparison.rows if row.change in ("faster", "slower", "no difference shown")]
-    faster = [Bar(row.label, "", each.value, *each.bounds) for row in judged if (each := row.speedup) is not None]
+    judged = [
+        row for row in comparison.rows if row.change in ("faster", "slower", "no difference shown")
+    ]
+    faster = [
+        Bar(row.label, "", each.value, *each.bounds)
+        for row in judged
+        if (each := row.speedup) is not None
+    ]
     if faster:
         faster = sorted(faster, key=lambda bar: -bar.value)[:MAX_SPEEDUPS]
         baseline = comparison.baseline or "the baseline"
         caption = f"Ratio of the p50 latencies with its interval; the baseline is {baseline}. "
         caption += "An interval that contains 1 shows no difference."
-        drawn.append(draw_bars("Speed-up", caption, faster, "speedup over the baseline", files, reference=1.0))
+        drawn.append(
+            draw_bars(
+                "Speed-up", caption, faster, "speedup over the baseline", files, reference=1.0
+            )
+        )
     return drawn
 
 
@@ -301,23 +415,41 @@ def _encode_color(labels: Sequence[str], field: str = "series") -> "alt.Color":
 
 def _cycle(labels: Sequence[str], values: Sequence[str], repeat: int) -> "alt.Scale":
     names = list(dict.fromkeys(labels))
-    return alt.Scale(domain=names, range=[values[at // repeat % len(values)] for at in range(len(names))])
+    return alt.Scale(
+        domain=names, range=[values[at // repeat % len(values)] for at in range(len(names))]
+    )
 
 
 def _list_legend(labels: Sequence[str], mark: str | None = None) -> Legend:
     """The legend of the colors, and of the shapes of points unless every entry has `mark`."""
     marks = tuple(SHAPES.values())
     return tuple(
-        (label, f"var(--series-{at % len(SERIES) + 1})", mark or marks[at // len(SERIES) % len(marks)])
+        (
+            label,
+            f"var(--series-{at % len(SERIES) + 1})",
+            mark or marks[at // len(SERIES) % len(marks)],
+        )
         for at, label in enumerate(dict.fromkeys(labels))
     )
 
 
 def _draw(
-    chart: Any, title: str, caption: str, files: RawFiles, legend: Legend, *, width: int = WIDTH, height: int = HEIGHT
+    chart: Any,
+    title: str,
+    caption: str,
+    files: RawFiles,
+    legend: Legend,
+    *,
+    width: int = WIDTH,
+    height: int = HEIGHT,
 ) -> Figure:
     """Sets the page's fonts and colors, unique ids, and a size that fits its place."""
-    text = {"labelColor": INK, "titleColor": INK, "labelFontSize": FONT_SIZE, "titleFontSize": FONT_SIZE}
+    text = {
+        "labelColor": INK,
+        "titleColor": INK,
+        "labelFontSize": FONT_SIZE,
+        "titleFontSize": FONT_SIZE,
+    }
     chart = (
         chart.properties(width=width, height=height)
         .configure(
@@ -344,8 +476,13 @@ def _draw(
     for color, variable in _VARIABLES.items():
         svg = re.sub(color, variable, svg, flags=re.IGNORECASE)
     slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-    ids = {found: f"{slug}-{at}" for at, found in enumerate(dict.fromkeys(re.findall(r'id="([^"]+)"', svg)))}
-    svg = re.sub(r'id="([^"]+)"', lambda match: f'id="{ids[match[1]]}"', svg)  # Vega's ids count on within a process
+    ids = {
+        found: f"{slug}-{at}"
+        for at, found in enumerate(dict.fromkeys(re.findall(r'id="([^"]+)"', svg)))
+    }
+    svg = re.sub(
+        r'id="([^"]+)"', lambda match: f'id="{ids[match[1]]}"', svg
+    )  # Vega's ids count on within a process
     svg = re.sub(r"url\(#([^)]+)\)", lambda match: f"url(#{ids[match[1]]})", svg)
     size = re.search(r'<svg[^>]*? width="([\d.]+)" height="([\d.]+)"', svg)
     fluid = f' style="max-width:{size[1]}px"' if size else ""

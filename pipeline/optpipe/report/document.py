@@ -109,7 +109,11 @@ class Table:
         return [
             at
             for at, column in enumerate(self.columns)
-            if (column.below or column.rank not in range(TEXT_ONLY, PAGE_ONLY) if page else column.rank < PAGE_ONLY)
+            if (
+                column.below or column.rank not in range(TEXT_ONLY, PAGE_ONLY)
+                if page
+                else column.rank < PAGE_ONLY
+            )
             and any(row[at].text for row in self.rows)
         ]
 
@@ -190,10 +194,17 @@ def make_document(parts: Iterable[Part | None]) -> Document:
 
 
 def make_table(
-    columns: Iterable[Column | str], rows: Iterable[Row], *, title: str = "", caption: str = "", id: str = ""
+    columns: Iterable[Column | str],
+    rows: Iterable[Row],
+    *,
+    title: str = "",
+    caption: str = "",
+    id: str = "",
 ) -> Table:
     heads = tuple(Column(each) if isinstance(each, str) else each for each in columns)
-    cells = tuple(tuple(each if isinstance(each, Cell) else Cell(each or "") for each in row) for row in rows)
+    cells = tuple(
+        tuple(each if isinstance(each, Cell) else Cell(each or "") for each in row) for row in rows
+    )
     return Table(heads, cells, title, caption, id)
 
 
@@ -210,10 +221,14 @@ def warn_of_random_weights(weights: WeightsRecord) -> Sentence | None:
     if weights.trained:
         return None
     which = f" ({weights.drawn})" if weights.drawn else ""
-    return Sentence(f"weights are random{which}: these results say nothing about accuracy", Tone.DOUBTFUL)
+    return Sentence(
+        f"weights are random{which}: these results say nothing about accuracy", Tone.DOUBTFUL
+    )
 
 
-def cell_from_estimate(figure: Estimate | None, form: str, *, scale: float = 1.0, interval: bool = False) -> Cell:
+def cell_from_estimate(
+    figure: Estimate | None, form: str, *, scale: float = 1.0, interval: bool = False
+) -> Cell:
     """A figure times `scale` in the format `form`; `interval` adds its interval, without the unit."""
     if figure is None:
         return Cell("")
@@ -233,13 +248,23 @@ def format_observed(one: CriterionResult) -> str:
     if one.unit is None or not isinstance(one.observed, float):
         return "–" if one.observed is None else str(one.observed)
     text = format_quantity(one.observed, one.unit)
-    return text if one.ci is None or one.ci[0] == one.ci[1] else f"{text} {format_interval(*one.ci, one.unit, text)}"
+    return (
+        text
+        if one.ci is None or one.ci[0] == one.ci[1]
+        else f"{text} {format_interval(*one.ci, one.unit, text)}"
+    )
 
 
 def tabulate_results(results: Iterable[CriterionResult]) -> Table:
     """A row for each criterion in the given order, with its verdict and reason."""
     return make_table(
-        ("criterion", Column("verdict", ColumnKind.STATE), *figure_columns("observed"), "limit", "why"),
+        (
+            "criterion",
+            Column("verdict", ColumnKind.STATE),
+            *figure_columns("observed"),
+            "limit",
+            "why",
+        ),
         [
             (
                 one.name,
@@ -278,14 +303,21 @@ def format_mixed(mixed: MixedPrecision) -> str:
     of = " SNR" if mixed.metric == "snr" else f" of {name_score(mixed.metric)}"
     kept = f"{len(mixed.kept)} layer{'' if len(mixed.kept) == 1 else 's'} kept"
     cost, share = mixed.cost, sum(each.macs for each in mixed.kept) / max(mixed.total_macs, 1)
-    drop = "" if cost.drop is None or cost.drop_ci is None else f", drop {format_drop(cost.drop, cost.drop_ci)}"
+    drop = (
+        ""
+        if cost.drop is None or cost.drop_ci is None
+        else f", drop {format_drop(cost.drop, cost.drop_ci)}"
+    )
     outputs = f"SNR {format_cost_snr(cost)}{drop}" if cost.finite else "NaN or Inf in the outputs"
     return f"{kept}, {share:.1%} of MACs, for a budget of {mixed.budget}{of}: {outputs} on {mixed.samples} samples"
 
 
 def format_placement(placement: Placement) -> str:
     """`1 of 61 nodes, 0.0% of MACs, does not run on CUDAExecutionProvider: top (TopK, CPUExecutionProvider, 0.0%)`."""
-    named = [f"{each.name} ({each.op}, {each.provider}, {each.share:.1%})" for each in placement.elsewhere]
+    named = [
+        f"{each.name} ({each.op}, {each.provider}, {each.share:.1%})"
+        for each in placement.elsewhere
+    ]
     more = placement.count - len(named)
     return (
         f"{placement.count} of {placement.nodes} nodes, {placement.share:.1%} of {placement.unit}, "

@@ -36,9 +36,7 @@ def render_badge(verdict: str) -> str:
     color = {"PASS": "#0b6e4f", "INCONCLUSIVE": "#8a5a00"}.get(verdict, "#b3261e")
     text = f"{MARKS.get(verdict, MARKS['FAIL'])} {verdict}"
     name, length = 60, 9 * len(text) + 16
-    label = (
-        '<text y="14" font-family="Verdana, DejaVu Sans, sans-serif" font-size="11" fill="#fff" text-anchor="middle" x='
-    )
+    label = '<text y="14" font-family="Verdana, DejaVu Sans, sans-serif" font-size="11" fill="#fff" text-anchor="middle" x='
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{name + length}" height="20" role="img" aria-label="optpipe: {verdict}">'
         f'<rect width="{name + length}" height="20" rx="3" fill="{color}"/>'
@@ -58,10 +56,16 @@ def _make_environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"code": _mark_code, "kind": lambda part: type(part).__name__.lower(), "runs": _group_parts}
+    made.filters |= {
+        "code": _mark_code,
+        "kind": lambda part: type(part).__name__.lower(),
+        "runs": _group_parts,
+    }
     made.globals |= {
         "cell_html": _render_cells,
-        "sort_key": lambda cell: f"{cell.value:.9g}" if cell.value is not None else cell.text or cell.note,
+        "sort_key": lambda cell: (
+            f"{cell.value:.9g}" if cell.value is not None else cell.text or cell.note
+        ),
         "group": _find_group,
         "shown": _choose_columns,
     }
@@ -69,7 +73,9 @@ def _make_environment() -> "Environment":
 
 
 def _read_page_file(name: str) -> Markup:
-    return Markup(resources.files("optpipe.report").joinpath("page", name).read_text(encoding="utf-8"))
+    return Markup(
+        resources.files("optpipe.report").joinpath("page", name).read_text(encoding="utf-8")
+    )
 
 
 def _mark_code(text: str) -> Markup:
@@ -77,7 +83,9 @@ def _mark_code(text: str) -> Markup:
     parts = (text if "`" in text else _COMMAND.sub(r"\1`\2`", text)).split("`")
     if len(parts) % 2 == 0:
         return Markup("{}").format(text)
-    return Markup("").join(Markup("<code>{}</code>" if at % 2 else "{}").format(part) for at, part in enumerate(parts))
+    return Markup("").join(
+        Markup("<code>{}</code>" if at % 2 else "{}").format(part) for at, part in enumerate(parts)
+    )
 
 
 def _group_parts(parts: tuple[Part, ...]) -> list[tuple[str, list[Part]]]:
@@ -98,7 +106,11 @@ def _choose_columns(table: Table) -> list[list[int]]:
 
 def _find_group(table: Table, row: tuple[Cell, ...]) -> str:
     """The row's state, by which the filter buttons choose it."""
-    states = (cell.text for cell, column in zip(row, table.columns, strict=True) if column.kind is ColumnKind.STATE)
+    states = (
+        cell.text
+        for cell, column in zip(row, table.columns, strict=True)
+        if column.kind is ColumnKind.STATE
+    )
     return next(states, "")
 
 

@@ -11,7 +11,13 @@ MARKS = {"PASS": "✅", "FAIL": "❌", "INCONCLUSIVE": "⚠️"}
 def render_page(page: Page) -> str:
     """Renders a report for a pull request or a CI step summary."""
     heading = f"{MARKS[page.verdict]} {page.verdict}: {page.title}" if page.verdict else page.title
-    lines = [f"## {_escape(heading)}", "", _escape(page.answer), "", *_render_parts((*page.alerts, *page.sections))]
+    lines = [
+        f"## {_escape(heading)}",
+        "",
+        _escape(page.answer),
+        "",
+        *_render_parts((*page.alerts, *page.sections)),
+    ]
     return "\n".join(lines)
 
 

@@ -62,7 +62,9 @@ def _render_sentence(sentence: Sentence, console: Console, width: int) -> Iterat
     faint = sentence.tone is Tone.FAINT
     text = Text(style=style if faint or not sentence.label else "")
     if sentence.label:
-        text.append(clean_text(sentence.label), style=style if faint else f"bold {style}").append("  ")
+        text.append(clean_text(sentence.label), style=style if faint else f"bold {style}").append(
+            "  "
+        )
     yield text.append(clean_text(sentence.text))
     for detail in sentence.details:
         yield from _indent(Text(clean_text(detail), style="dim" if faint else ""), console, width)
@@ -79,9 +81,15 @@ def _indent(text: Text, console: Console, width: int) -> Iterator[Text]:
 
 def _render_table(table: Table, console: Console, width: int) -> Iterator[Text]:
     used = table.list_columns()
-    shared = [at for at in used if table.columns[at].shared and len({row[at].text for row in table.rows}) == 1]
+    shared = [
+        at
+        for at in used
+        if table.columns[at].shared and len({row[at].text for row in table.rows}) == 1
+    ]
     shown = [at for at in used if at not in shared]
-    title = ": ".join(each for each in (table.title, ", ".join(table.rows[0][at].text for at in shared)) if each)
+    title = ": ".join(
+        each for each in (table.title, ", ".join(table.rows[0][at].text for at in shared)) if each
+    )
     yield Text()
     if title:
         yield Text(clean_text(title), style="bold")
@@ -95,9 +103,17 @@ def _render_table(table: Table, console: Console, width: int) -> Iterator[Text]:
 def _render_rows(table: Table, shown: list[int], console: Console, width: int) -> Iterator[Text]:
     columns = table.columns
     heads = [Text(clean_text(column.heading), style="bold") for column in columns]
-    rows = [[_text_from_cell(cell, column) for cell, column in zip(row, columns, strict=True)] for row in table.rows]
-    natural = [max(map(_measure, (heads[at], *(row[at] for row in rows)))) for at in range(len(columns))]
-    gap = next((gap for gap in GAPS if sum(natural[at] + len(gap) for at in shown) <= width + len(gap)), GAPS[-1])
+    rows = [
+        [_text_from_cell(cell, column) for cell, column in zip(row, columns, strict=True)]
+        for row in table.rows
+    ]
+    natural = [
+        max(map(_measure, (heads[at], *(row[at] for row in rows)))) for at in range(len(columns))
+    ]
+    gap = next(
+        (gap for gap in GAPS if sum(natural[at] + len(gap) for at in shown) <= width + len(gap)),
+        GAPS[-1],
+    )
     folded: list[int] = []
     while sum(natural[at] + len(gap) for at in shown) > width + len(gap):
         movable = [at for at in shown[1:] if columns[at].rank] or shown[2:]
@@ -107,7 +123,9 @@ def _render_rows(table: Table, shown: list[int], console: Console, width: int) -
         shown.remove(moved)
         folded.append(moved)
     widths = [natural[at] for at in shown]
-    while sum(widths) > max(width - len(gap) * (len(shown) - 1), len(widths)):  # no more columns can move below
+    while sum(widths) > max(
+        width - len(gap) * (len(shown) - 1), len(widths)
+    ):  # no more columns can move below
         widths[max(range(len(widths)), key=widths.__getitem__)] -= 1
     right = [columns[at].kind is ColumnKind.FIGURE for at in shown]
     yield from _join_cells([heads[at] for at in shown], widths, right, gap, console)
@@ -129,8 +147,16 @@ def _render_rows(table: Table, shown: list[int], console: Console, width: int) -
 def _text_from_cell(cell: Cell, column: Column) -> Text:
     text = Text(clean_text(cell.text), style=STYLES[cell.tone])
     if column.kind is ColumnKind.FIGURE:
-        return text.append(f" {clean_text(cell.note)}" if cell.note else "") if cell.text else Text("–", style="dim")
-    return text.append(f"\n{clean_text(cell.note)}" if cell.text else clean_text(cell.note)) if cell.note else text
+        return (
+            text.append(f" {clean_text(cell.note)}" if cell.note else "")
+            if cell.text
+            else Text("–", style="dim")
+        )
+    return (
+        text.append(f"\n{clean_text(cell.note)}" if cell.text else clean_text(cell.note))
+        if cell.note
+        else text
+    )
 
 
 def _measure(text: Text) -> int:
@@ -141,7 +167,10 @@ def _join_cells(
     cells: Sequence[Text], widths: Sequence[int], right: Sequence[bool], gap: str, console: Console
 ) -> Iterator[Text]:
     """One row, with as many lines as its highest cell."""
-    wrapped = [cell.wrap(console, width, overflow="fold") for cell, width in zip(cells, widths, strict=True)]
+    wrapped = [
+        cell.wrap(console, width, overflow="fold")
+        for cell, width in zip(cells, widths, strict=True)
+    ]
     for number in range(max(map(len, wrapped))):
         line = Text()
         for at, lines in enumerate(wrapped):

@@ -29,7 +29,12 @@ from optpipe.core.quantity import format_quantity, share_to_text
 from optpipe.core.verdict import Blocker, Observation, ScaledTail, Tail
 from optpipe.evaluate.recompute import has_evaluated_other_file, observe_accuracy
 from optpipe.measure.figures import has_measured_other_file, list_artifact_measurements
-from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, describe_tries, group_processes
+from optpipe.measure.groups import (
+    ProcessGroup,
+    RecordedMeasurement,
+    describe_tries,
+    group_processes,
+)
 from optpipe.measure.pair import RecordedPair
 from optpipe.measure.validity import HOST_CAUSES, WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import JudgedBuild
@@ -44,7 +49,12 @@ from optpipe.stats.means import (
     count_runs_needed,
     predict_next_upper_bound,
 )
-from optpipe.trace.report import MORE_ITERATIONS, has_profiled_other_file, observe_tensor_cores, suggest_profile
+from optpipe.trace.report import (
+    MORE_ITERATIONS,
+    has_profiled_other_file,
+    observe_tensor_cores,
+    suggest_profile,
+)
 from optpipe.workspace.entry import Run
 
 LONGEST_S = 600
@@ -53,14 +63,21 @@ MORE = 2
 """Factor on the usual number of processes to narrow an interval."""
 
 
-def suggest_bench(build: JudgedBuild, where: LoadFilter, options: Mapping[str, str], name: str = "") -> str:
+def suggest_bench(
+    build: JudgedBuild, where: LoadFilter, options: Mapping[str, str], name: str = ""
+) -> str:
     """Measures `where` on a build that has no such measurement; `name` is the wanted figure."""
     words = [*_list_percentile_options(name), *_list_runtime_options(build.backend, options)]
     return to_command("bench", build.artifact, where, *words, energy=name == "energy")
 
 
 def suggest_more_processes(
-    group: ProcessGroup, build: JudgedBuild, name: str = "", *, more: bool = False, longer: bool = False
+    group: ProcessGroup,
+    build: JudgedBuild,
+    name: str = "",
+    *,
+    more: bool = False,
+    longer: bool = False,
 ) -> str:
     """Measures the load of `group` again with its settings, so that both sets of processes count.
 
@@ -69,11 +86,22 @@ def suggest_more_processes(
     words = list(_list_options(group, build, name))
     longest = LONGEST_S if longer and "--max-time" not in words else None
     processes = MORE * PROCESSES if more else None
-    return to_command("bench", build.artifact, *words, max_time=longest, processes=processes, energy=name == "energy")
+    return to_command(
+        "bench",
+        build.artifact,
+        *words,
+        max_time=longest,
+        processes=processes,
+        energy=name == "energy",
+    )
 
 
 def suggest_runs(
-    criterion: Criterion, runs: Sequence[Sequence[float]], confidence: float, command: str, gap: float = SPEED_GAP
+    criterion: Criterion,
+    runs: Sequence[Sequence[float]],
+    confidence: float,
+    command: str,
+    gap: float = SPEED_GAP,
 ) -> str:
     """Tells how often to run `command` until the criterion is decided.
 
@@ -87,8 +115,16 @@ def suggest_runs(
     middle = sum(every) / len(every)
     distance = criterion.measure_distance(expm1(middle) if loss else middle)
     level, gap = (1 - confidence) / 2, max(SPEED_GAP, gap)
-    percent = pooled_percent_from_name(criterion.metric) if not loss and distance and middle < limit else 0.0
-    fewest = 0.0 if criterion.section == "stability" else count_processes_for_reach(distance, level, gap, percent)
+    percent = (
+        pooled_percent_from_name(criterion.metric)
+        if not loss and distance and middle < limit
+        else 0.0
+    )
+    fewest = (
+        0.0
+        if criterion.section == "stability"
+        else count_processes_for_reach(distance, level, gap, percent)
+    )
     half = abs(middle - (log1p(limit) if loss else limit))
     needed = count_runs_needed(runs, half, confidence, fewest)
     if needed is None:
@@ -105,7 +141,9 @@ def suggest_pair(baseline: Subject, group: ProcessGroup, build: JudgedBuild, met
         settings = {name: value for name, value in baseline.settings.items() if name != "affinity"}
         words += _list_runtime_options(baseline.backend, settings)
     by = metric if metric in list(PairMetric) else PairMetric.P99
-    return to_command("bench", build.artifact, "--against", baseline.artifact, "--metric", by, *words)
+    return to_command(
+        "bench", build.artifact, "--against", baseline.artifact, "--metric", by, *words
+    )
 
 
 def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> Iterator[str]:
@@ -115,7 +153,9 @@ def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> Iterato
     yield from _list_percentile_options(name)
     usual = {key: format_option(value) for key, value in build.options.items()}
     settings = found.subject.settings
-    changed = {key: value for key, value in settings.items() if key in usual and usual[key] != value}
+    changed = {
+        key: value for key, value in settings.items() if key in usual and usual[key] != value
+    }
     yield from _list_runtime_options(build.backend, changed)
     if "affinity" in settings:
         yield from ("--affinity", settings["affinity"])
@@ -214,14 +254,20 @@ def select_groups(where: LoadFilter, measured: Sequence[RecordedMeasurement]) ->
     wanted = (where.batch_size, where.scenario, where.mode, where.streams, where.rate, where.length)
     newest: dict[object, ProcessGroup] = {}
     for group in group_processes(measured):
-        if all(want is None or want == has for want, has in zip(wanted, group.load.key, strict=True)):
+        if all(
+            want is None or want == has for want, has in zip(wanted, group.load.key, strict=True)
+        ):
             newest[group.load.key] = group
     return list(newest.values())
 
 
 def is_of_other_file(run: Run, build: JudgedBuild) -> bool:
     """True for a run of another file under the build's id. Raises BadInputError if its record cannot be read."""
-    asked = {"bench": has_measured_other_file, "evaluate": has_evaluated_other_file, "profile": has_profiled_other_file}
+    asked = {
+        "bench": has_measured_other_file,
+        "evaluate": has_evaluated_other_file,
+        "profile": has_profiled_other_file,
+    }
     return run.kind in asked and asked[run.kind](run, build)
 
 
@@ -234,12 +280,18 @@ def evidence_from_runs(
 ) -> BuildEvidence:
     """Evidence without a baseline; `left_out` measurements and `removed` runs are not judged, but count as looks."""
     every = tuple(list_artifact_measurements(runs, policy.confidence, build.artifact))
-    seen = Counter(load for load, _ in {(one.measurement.load.key, one.run) for one in (*every, *left_out)})
+    seen = Counter(
+        load for load, _ in {(one.measurement.load.key, one.run) for one in (*every, *left_out)}
+    )
     look = max(seen.values(), default=1) + removed
     confidence = compute_look_confidence(policy.confidence, look)
     return BuildEvidence(
         build,
-        measured=tuple(one for one in every if policy.options.items() <= one.measurement.subject.settings.items()),
+        measured=tuple(
+            one
+            for one in every
+            if policy.options.items() <= one.measurement.subject.settings.items()
+        ),
         accuracy=observe_accuracy(runs, build, confidence),
         preprocessing=observe_preprocessing(runs, build, confidence),
         tensor_core_share=observe_tensor_cores(runs, build, confidence),
@@ -250,29 +302,45 @@ def evidence_from_runs(
     )
 
 
-def observe_groups(criterion: Criterion, evidence: BuildEvidence, name: str) -> Sequence[Observation] | Blocker:
+def observe_groups(
+    criterion: Criterion, evidence: BuildEvidence, name: str
+) -> Sequence[Observation] | Blocker:
     found = select_groups(criterion.where, evidence.measured)
     if not found:
         wanted = criterion.where.to_text() or "this build"
-        wanted += f", with {format_settings(evidence.options, evidence.options)}" if evidence.options else ""
+        wanted += (
+            f", with {format_settings(evidence.options, evidence.options)}"
+            if evidence.options
+            else ""
+        )
         command = suggest_bench(evidence.build, criterion.where, evidence.options, name)
         return Blocker(f"not measured: {wanted}", command)
     return [observe_group(criterion, group, name, evidence) for group in found]
 
 
-def describe_group(group: ProcessGroup, measured: Sequence[RecordedMeasurement], name: str = "") -> str:
+def describe_group(
+    group: ProcessGroup, measured: Sequence[RecordedMeasurement], name: str = ""
+) -> str:
     """`batch 8, single-stream, compute, threads=2, the most recent of 3 settings; 5 processes`."""
     counted = group.keep_requested(name)
     about, load = str(group.load), group.load.key
-    known = [each.measurement.subject.settings for each in measured if each.measurement.load.key == load]
+    known = [
+        each.measurement.subject.settings for each in measured if each.measurement.load.key == load
+    ]
     if (several := len({tuple(each.items()) for each in known})) > 1:
-        own = format_settings(group.newest.measurement.subject.settings, find_differing_settings(known))
+        own = format_settings(
+            group.newest.measurement.subject.settings, find_differing_settings(known)
+        )
         about += f", {own}, the most recent of {several} settings"
     unasked = group.count_processes() - counted.count_processes()
-    return f"{about}; {describe_tries(counted)}" + (f"; {unasked} not measured for {name}" if unasked else "")
+    return f"{about}; {describe_tries(counted)}" + (
+        f"; {unasked} not measured for {name}" if unasked else ""
+    )
 
 
-def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence: BuildEvidence) -> Observation:
+def observe_group(
+    criterion: Criterion, group: ProcessGroup, name: str, evidence: BuildEvidence
+) -> Observation:
     """The figure `name` over the processes of a group, with the blockers that forbid judging it."""
     about = describe_group(group, evidence.measured, name)
     group = group.keep_requested(name)
@@ -283,15 +351,24 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
         missing = (_explain_missing_figure(group, name, evidence),) if group.valid else ()
         return Observation(UNKNOWN, blockers=(*blockers, *missing), about=about, source=source)
     if found.low is None:
-        blockers = (*blockers, Blocker(str(found.note), suggest_more_processes(group, evidence.build, name)))
+        blockers = (
+            *blockers,
+            Blocker(str(found.note), suggest_more_processes(group, evidence.build, name)),
+        )
     blockers = (*blockers, *list_withheld(group, name, evidence))
     values = [each for run in group.list_values(name) for each in run]
-    if (dimension := criterion.dimension) is not None and len(values) > 1 and min(values) < max(values):
+    if (
+        (dimension := criterion.dimension) is not None
+        and len(values) > 1
+        and min(values) < max(values)
+    ):
         about += f"; single processes: {format_quantity(min(values), dimension)} to {format_quantity(max(values), dimension)}"
     if found.low is not None and found.note:
         about += f"; {found.note}"
     tail: Tail | None = group.compute_mean(name)
-    if name == "energy" and tail is not None:  # scaled down by the sensor's tolerance, in case it reads too much
+    if (
+        name == "energy" and tail is not None
+    ):  # scaled down by the sensor's tolerance, in case it reads too much
         tail = ScaledTail(tail, 1 - SENSOR_SHARE)
     gap, counted = group.measure_left_out_gap(name), 0 if name in ("cv", "memory") else len(values)
     if name in ("energy", "memory"):  # their intervals do not only cover the mean over runs
@@ -299,15 +376,21 @@ def observe_group(criterion: Criterion, group: ProcessGroup, name: str, evidence
         narrow = f"measure more processes to narrow the interval: {more}"
     else:
         again = suggest_more_processes(group, evidence.build, name)
-        narrow = suggest_runs(criterion, group.list_parts(name), evidence.policy_confidence, again, gap)
+        narrow = suggest_runs(
+            criterion, group.list_parts(name), evidence.policy_confidence, again, gap
+        )
     figure = found.value, found.low, found.high
-    seen = Observation(*figure, blockers, about, source, tail, narrow, processes=counted, left_out_gap=gap)
+    seen = Observation(
+        *figure, blockers, about, source, tail, narrow, processes=counted, left_out_gap=gap
+    )
     if name != "memory":
         return seen
     # a process that needs more memory ends a service: judge the largest, up to the bound for the next process
     bound, peak = predict_next_upper_bound(values, evidence.confidence), max(values)
     about += "; the peak, with a margin for one more process"
-    return replace(seen, value=peak, low=peak, high=max(peak, bound) if bound else None, about=about, tail=None)
+    return replace(
+        seen, value=peak, low=peak, high=max(peak, bound) if bound else None, about=about, tail=None
+    )
 
 
 def _explain_missing_figure(group: ProcessGroup, name: str, evidence: BuildEvidence) -> Blocker:
@@ -317,7 +400,9 @@ def _explain_missing_figure(group: ProcessGroup, name: str, evidence: BuildEvide
         return Blocker(f"the energy was not measured: {why}", f"measure it on a GPU: {again}")
     if name == "memory":
         return Blocker("the peak memory was not measured", f"measure again: {again}")
-    why = found.latency_ns.withheld.get(name, "not computed") if found.latency_ns else "not computed"
+    why = (
+        found.latency_ns.withheld.get(name, "not computed") if found.latency_ns else "not computed"
+    )
     longer = suggest_more_processes(group, evidence.build, name, longer=True)
     return Blocker(f"{name} is not available: {why}", f"measure longer: {longer}")
 
@@ -328,7 +413,10 @@ def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> It
     if name in ("energy", "memory") or given == count:
         return
     latencies = [one.measurement.latency_ns for one in group.valid]
-    why = next((each.withheld[name] for each in latencies if each and name in each.withheld), "not computed")
+    why = next(
+        (each.withheld[name] for each in latencies if each and name in each.withheld),
+        "not computed",
+    )
     longer = suggest_more_processes(group, evidence.build, name, longer=True)
     what = f"{name} could not be estimated in {count - given} of {count} VALID processes: {why}"
     yield Blocker(what, explain_withheld(longer, runs=len({one.run for one in group.valid})))
@@ -365,11 +453,22 @@ def _explain_invalid(group: ProcessGroup, again: str) -> Blocker:
     spoilt = [reason for reason in found.reasons if reason.invalidates] or list(found.reasons)
     spoilt.sort(key=lambda reason: reason.code not in HOST_CAUSES)
     count = len(group.tries)
-    which = "the measurement is INVALID" if count == 1 else f"all {count} processes are INVALID; the last"
+    which = (
+        "the measurement is INVALID"
+        if count == 1
+        else f"all {count} processes are INVALID; the last"
+    )
     if not spoilt:
         return Blocker(f"{which}: no reason recorded", f"measure again: {again}")
-    remedy = spoilt[0].remedy if spoilt[0].code in WRONG_OUTPUTS else f"{spoilt[0].remedy}; then `{again}`"
+    remedy = (
+        spoilt[0].remedy
+        if spoilt[0].code in WRONG_OUTPUTS
+        else f"{spoilt[0].remedy}; then `{again}`"
+    )
     return Blocker(f"{which}: {spoilt[0].message}", remedy)
 
 
-CAVEATS = {"random-weights": "the weights are random", "synthetic-inputs": "the inputs are synthetic"}
+CAVEATS = {
+    "random-weights": "the weights are random",
+    "synthetic-inputs": "the inputs are synthetic",
+}

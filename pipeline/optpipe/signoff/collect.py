@@ -18,10 +18,20 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MAX_CV, MEASUREMENTS_FILE, read_measurements
 from optpipe.core.plan import for_workspace
-from optpipe.core.records import json_from_record, read_versioned, record_from_files, record_from_json
+from optpipe.core.records import (
+    json_from_record,
+    read_versioned,
+    record_from_files,
+    record_from_json,
+)
 from optpipe.core.verdict import VerdictRecord
 from optpipe.models.artifacts.decisions import find_decision
-from optpipe.models.artifacts.lookup import describe_network, find_builds, hash_engine, judged_build_from_entry
+from optpipe.models.artifacts.lookup import (
+    describe_network,
+    find_builds,
+    hash_engine,
+    judged_build_from_entry,
+)
 from optpipe.preprocess.proof import PreprocessRecord, is_proof_for
 from optpipe.signoff.build_evidence import is_of_other_file
 from optpipe.signoff.dossier import VERIFIER, DossierRequest, split_runs
@@ -39,7 +49,15 @@ from optpipe.workspace.entry import (
     runs_from_files,
     strip_folders,
 )
-from optpipe.workspace.file_names import BUILDS, OUTPUT_ERRORS, POLICY, PREPROCESSING, REQUEST, ROWS, VERDICT
+from optpipe.workspace.file_names import (
+    BUILDS,
+    OUTPUT_ERRORS,
+    POLICY,
+    PREPROCESSING,
+    REQUEST,
+    ROWS,
+    VERDICT,
+)
 from optpipe.workspace.files import write_bytes, write_json
 from optpipe.workspace.runs import REMOVED, list_runs
 from optpipe.workspace.seal import find_approved_baseline
@@ -69,17 +87,26 @@ def register_policy(policy: Policy, store: Store) -> str:
 
     Raises BadInputError if the note is damaged, or of a later time than now.
     """
-    note, now = store.workspace / NOTES / f"policy-{policy.sha256[:12]}.json", get_utc_time("milliseconds")
+    note, now = (
+        store.workspace / NOTES / f"policy-{policy.sha256[:12]}.json",
+        get_utc_time("milliseconds"),
+    )
     if not note.is_file():
         write_json(note, {"policy": policy.sha256, "first_used_utc": now})
     first = record_from_json(note.read_bytes(), dict[str, str], note).get("first_used_utc", "")
     if first > now or not first:
-        raise BadInputError(f"{note}: the policy was first used at {first!r}, but it is {now}: correct the clock")
+        raise BadInputError(
+            f"{note}: the policy was first used at {first!r}, but it is {now}: correct the clock"
+        )
     return first
 
 
 def collect_evidence(
-    wanted: SignoffRequest, store: Store, folder: Path, *, drawn_with: Mapping[str, str] | None = None
+    wanted: SignoffRequest,
+    store: Store,
+    folder: Path,
+    *,
+    drawn_with: Mapping[str, str] | None = None,
 ) -> Path:
     """Fills the empty `folder` with the evidence for `wanted`."""
     entry = find_judged_artifact(wanted, store)
@@ -87,23 +114,42 @@ def collect_evidence(
     baseline = find_approved_baseline(store.workspace, entry.info.model)
     approved = None if baseline is None else read_versioned(baseline, REQUEST, DossierRequest)
     other_file = _copy_runs(entry, approved.artifact if approved else None, store, folder)
-    checked = [one for one in store.list_entries(VerificationInfo) if entry.id in one.manifest.parents]
+    checked = [
+        one for one in store.list_entries(VerificationInfo) if entry.id in one.manifest.parents
+    ]
     steps = {one.steps for one in wanted.policy.criteria} - {None}
-    checked.sort(key=lambda one: one.info.steps in steps)  # the newest, or the newest trajectory that the policy limits
+    checked.sort(
+        key=lambda one: one.info.steps in steps
+    )  # the newest, or the newest trajectory that the policy limits
     _copy_builds({entry.id, *(one.id for one in checked[-1:])}, store, folder)
     if baseline is not None and approved is not None:
         for run in split_runs(runs_from_files(baseline, "runs"), approved.since)[0]:
             if run.kind == "bench" and approved.artifact in run.manifest.parents:
-                _copy_run(run, folder / "baseline" / "runs" / run.name, {approved.artifact}, 0, whole=False)
+                _copy_run(
+                    run,
+                    folder / "baseline" / "runs" / run.name,
+                    {approved.artifact},
+                    0,
+                    whole=False,
+                )
     (folder / POLICY).write_bytes(wanted.policy.source)
-    mine = (run for run in runs_from_files(Files(folder), "runs") if entry.id in run.manifest.parents)
-    removed = (run for run in runs_from_files(Files(store.workspace), REMOVED) if run.kind == "bench")
-    exported = next((each for each in store.list_entries(ModelInfo) if each.id == entry.manifest.parents[0]), None)
+    mine = (
+        run for run in runs_from_files(Files(folder), "runs") if entry.id in run.manifest.parents
+    )
+    removed = (
+        run for run in runs_from_files(Files(store.workspace), REMOVED) if run.kind == "bench"
+    )
+    exported = next(
+        (each for each in store.list_entries(ModelInfo) if each.id == entry.manifest.parents[0]),
+        None,
+    )
     request = DossierRequest(
         model=entry.info.model,
         artifact=entry.id,
         waivers=dict(wanted.waivers),
-        baseline=record_from_files(baseline, VERDICT, VerdictRecord).dossier_name if baseline else None,
+        baseline=record_from_files(baseline, VERDICT, VerdictRecord).dossier_name
+        if baseline
+        else None,
         baseline_artifact=approved.artifact if approved else None,
         optpipe=__version__,
         created_utc=get_utc_time(),
@@ -133,10 +179,21 @@ def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
 
 def _require_model(text: str, store: Store) -> None:
     """Raises BadInputError if `text` is an artifact's ID and not a model."""
-    found = next((one for one in store.list_entries(ArtifactInfo) if len(text) >= 4 and one.matches_id(text)), None)
+    found = next(
+        (
+            one
+            for one in store.list_entries(ArtifactInfo)
+            if len(text) >= 4 and one.matches_id(text)
+        ),
+        None,
+    )
     if found is not None and not find_builds(text, store):
-        command = f"optpipe signoff {shlex.quote(found.info.model)} --artifact {found.id} --policy FILE"
-        raise BadInputError(f"{text} is an artifact of {found.info.model}, not a MODEL; run `{for_workspace(command)}`")
+        command = (
+            f"optpipe signoff {shlex.quote(found.info.model)} --artifact {found.id} --policy FILE"
+        )
+        raise BadInputError(
+            f"{text} is an artifact of {found.info.model}, not a MODEL; run `{for_workspace(command)}`"
+        )
 
 
 def _require_options(policy: Policy, name: str | None) -> None:
@@ -144,7 +201,9 @@ def _require_options(policy: Policy, name: str | None) -> None:
     backend = BACKENDS.get(name or "")
     if backend is None:
         return
-    known = sorted({name for device in backend.devices() for name in backend.runtime_options(device)})
+    known = sorted(
+        {name for device in backend.devices() for name in backend.runtime_options(device)}
+    )
     if unknown := [name for name in policy.options if name not in known]:
         problem = f"the policy's [build.options]: {backend.name} has no option {unknown[0]!r}"
         raise BadInputError(f"{problem}; options are {', '.join(known)}")
@@ -156,7 +215,9 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
     if not built:
         _require_model(wanted.model, store)
         problem = f"{wanted.model} has no build in {store.workspace}"
-        raise BadInputError(f"{problem}; first run `{for_workspace(f'optpipe build {shlex.quote(wanted.model)}')}`")
+        raise BadInputError(
+            f"{problem}; first run `{for_workspace(f'optpipe build {shlex.quote(wanted.model)}')}`"
+        )
     named = {**wanted.policy.build, **({"artifact": wanted.artifact} if wanted.artifact else {})}
     newest = {
         one.info.label: one
@@ -167,21 +228,29 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
         )
     }
     if not newest:
-        have = ", ".join(sorted({f"{one.info.backend} {one.info.precision} ({one.id})" for one in built}))
+        have = ", ".join(
+            sorted({f"{one.info.backend} {one.info.precision} ({one.id})" for one in built})
+        )
         asked = ", ".join(f"{key} {value}" for key, value in named.items())
         raise BadInputError(f"no build of {wanted.model} matches {asked}; available: {have}")
     if len(newest) > 1:
-        have = ", ".join(f"{one.info.backend} {one.info.precision} ({one.id})" for one in newest.values())
+        have = ", ".join(
+            f"{one.info.backend} {one.info.precision} ({one.id})" for one in newest.values()
+        )
         decided = find_decision(store.workspace, {one.id for one in newest.values()})
         chosen = f"; build --precision auto chose {decided[0].describe()}" if decided else ""
         problem = f"{len(newest)} builds of {wanted.model} match: {have}"
-        raise BadInputError(f"{problem}\nchoose one in the policy's [build] or with --artifact{chosen}")
+        raise BadInputError(
+            f"{problem}\nchoose one in the policy's [build] or with --artifact{chosen}"
+        )
     (found,) = newest.values()
     _require_options(wanted.policy, found.info.backend)
     return found
 
 
-def _copy_runs(entry: Entry[ArtifactInfo], baseline: str | None, store: Store, folder: Path) -> tuple[str, ...]:
+def _copy_runs(
+    entry: Entry[ArtifactInfo], baseline: str | None, store: Store, folder: Path
+) -> tuple[str, ...]:
     """Copies all runs about the judged build, and other builds' runs, newest first, as far as there is room.
 
     Returns the bench runs of another file under the build's id, which are not copied.
@@ -209,14 +278,18 @@ def is_run_about(run: Run, entry: Entry[ArtifactInfo]) -> bool:
     return record.model_sha256 is not None and is_proof_for(record, judged_build_from_entry(entry))
 
 
-def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, whole: bool = True) -> int:
+def _copy_run(
+    run: Run, target: Path, judged: Set[str | None], room: int, *, whole: bool = True
+) -> int:
     """Copies the files of a run that fit; returns the room that is left for raw files of builds not in `judged`."""
     require_unchanged(run, whole=whole)
     sizes = {path: file.size_bytes for path, file in run.manifest.files.items()}
     left_out = set()
     if run.kind in ("profile", "preprocess"):
         kept_always = {path for path in sizes if path.endswith(".json") or path == ROWS}
-        left_out = {path for path, size in sizes.items() if size > LARGEST_TABLE_BYTES} - kept_always
+        left_out = {
+            path for path, size in sizes.items() if size > LARGEST_TABLE_BYTES
+        } - kept_always
     for one in read_measurements(run.files) if run.kind == "bench" else ():
         files = [name for name in (one.samples_file, one.machine_file) if name]
         needed = 0 if one.subject.artifact in judged else sum(sizes[path] for path in files)
@@ -227,7 +300,9 @@ def _copy_run(run: Run, target: Path, judged: Set[str | None], room: int, *, who
     for path in {path for path in sizes if path not in left_out and (whole or run.files.has(path))}:
         content = run.files.read(path)
         if hashlib.sha256(content).hexdigest() != run.manifest.files[path].sha256:
-            raise BadInputError(f"run {run.name} changed while it was copied ({path}); sign off again")
+            raise BadInputError(
+                f"run {run.name} changed while it was copied ({path}); sign off again"
+            )
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         (target / path).write_bytes(content)
     command = drop_folders(run.manifest.command)
@@ -245,13 +320,17 @@ def _copy_builds(wanted: set[str], store: Store, folder: Path) -> None:
     paths = folder.glob(f"runs/*/{MEASUREMENTS_FILE}")
     measured = [one.subject for path in paths for one in read_measurements(Files(path.parent))]
     wanted |= {each.artifact for each in measured}
-    wanted -= {each.artifact for each in measured if each.sha256 not in (None, files.get(each.artifact))}
+    wanted -= {
+        each.artifact for each in measured if each.sha256 not in (None, files.get(each.artifact))
+    }
     found: dict[str, Entry[Any]] = {}
     while wanted := (wanted & set(entries)) - set(found):
         found |= {name: entries[name] for name in wanted}
         wanted = {parent for name in wanted for parent in entries[name].manifest.parents}
     for entry in found.values():
         target = folder / BUILDS / entry.path.name
-        write_bytes(target / MANIFEST, json_from_record(strip_folders(read_manifest(Files(entry.path)))))
+        write_bytes(
+            target / MANIFEST, json_from_record(strip_folders(read_manifest(Files(entry.path))))
+        )
         if OUTPUT_ERRORS in entry.manifest.files:
             write_bytes(target / OUTPUT_ERRORS, entry.files.read(OUTPUT_ERRORS))

@@ -17,14 +17,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo, ReferenceInfo, VerificationInfo
+from optpipe.core.entries import (
+    ArtifactInfo,
+    CalibrationInfo,
+    GraphInfo,
+    ModelInfo,
+    ReferenceInfo,
+    VerificationInfo,
+)
 from optpipe.core.errors import BadInputError, escape
 from optpipe.core.files import Files
 from optpipe.core.records import read_versioned
 from optpipe.models.artifacts.lookup import JudgedBuild, judged_build_from_entry
 from optpipe.quantize.sensitivity import MethodsInfo, SelectionInfo, SensitivityInfo
 from optpipe.signoff.policy import Policy, policy_from_toml
-from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, entry_from_files, runs_from_files
+from optpipe.workspace.entry import (
+    MANIFEST,
+    Entry,
+    Manifest,
+    Run,
+    entry_from_files,
+    runs_from_files,
+)
 from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST
 from optpipe.workspace.places import move_folder
 from optpipe.workspace.seal import seal_folder, sign_folder
@@ -36,7 +50,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "3b62bf2c0f1eb512fe7828f6051e626825823391d10fb6e3db47620b5c4d1315"
+VERIFIER = "d7d65cc852f0634ce317ac64e75ffae5bc7d017e3dc5f4b9438fde1767951cbf"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 
@@ -88,7 +102,9 @@ class Dossier:
         """Raises BadInputError if the artifact's record is missing."""
         name = f"{ArtifactInfo.KIND}-{self.request.artifact}"
         if (found := next((each for each in self.builds if each.path.name == name), None)) is None:
-            raise BadInputError(f"{self.folder}: has no {BUILDS}/{name}/{MANIFEST}; the dossier is incomplete")
+            raise BadInputError(
+                f"{self.folder}: has no {BUILDS}/{name}/{MANIFEST}; the dossier is incomplete"
+            )
         return found
 
     @cached_property
@@ -121,7 +137,11 @@ class Dossier:
     @property
     def registered_utc(self) -> str | None:
         """The time before which no evidence counts; None unless the policy is preregistered."""
-        return (self.request.policy_utc or self.request.created_utc) if self.policy.preregistered else None
+        return (
+            (self.request.policy_utc or self.request.created_utc)
+            if self.policy.preregistered
+            else None
+        )
 
 
 def read_dossier(files: Files) -> Dossier:
@@ -133,7 +153,9 @@ def read_dossier(files: Files) -> Dossier:
         every_run=runs_from_files(files, "runs"),
         baseline_runs=runs_from_files(files, "baseline/runs"),
         builds=tuple(
-            entry_from_files(files.below(f"{BUILDS}/{path.name}"), BUILD_KINDS.get(path.name.rsplit("-", 1)[0]))
+            entry_from_files(
+                files.below(f"{BUILDS}/{path.name}"), BUILD_KINDS.get(path.name.rsplit("-", 1)[0])
+            )
             for path in sorted((files.folder / BUILDS).glob("*/"))
         ),
     )
@@ -148,7 +170,9 @@ def since_from_text(text: str) -> str:
         raise BadInputError(f"{problem}, such as 2026-11-21 or 2026-11-21T07:25") from error
     found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     if found > datetime.now(UTC):
-        raise BadInputError(f"--since {escape(text)}: is in the future; nothing was measured since then")
+        raise BadInputError(
+            f"--since {escape(text)}: is in the future; nothing was measured since then"
+        )
     return found.isoformat(timespec="milliseconds")
 
 
@@ -162,12 +186,17 @@ def split_runs(
     judged: list[Run] = []
     earlier: list[Run] = []
     for run in runs:
-        started, first = run.manifest.started_utc, [registered_utc, since if run.kind == "bench" else None]
+        started, first = (
+            run.manifest.started_utc,
+            [registered_utc, since if run.kind == "bench" else None],
+        )
         try:
             begun = datetime.fromisoformat(started)
             counts = all(each is None or begun >= datetime.fromisoformat(each) for each in first)
         except (ValueError, TypeError) as error:
-            raise BadInputError(f"a run started {escape(started)}, to be judged since {escape(str(first))}") from error
+            raise BadInputError(
+                f"a run started {escape(started)}, to be judged since {escape(str(first))}"
+            ) from error
         (judged if counts else earlier).append(run)
     return tuple(judged), tuple(earlier)
 

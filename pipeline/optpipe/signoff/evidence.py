@@ -61,7 +61,9 @@ from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import EVALUATION, PREPROCESSING, PROFILE
 
 
-def observe_regression(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
+def observe_regression(
+    criterion: Criterion, evidence: BuildEvidence
+) -> Sequence[Observation] | Blocker:
     """The loss of every load that the criterion selects, as a fraction."""
     if not evidence.baseline:
         return Blocker("no approved baseline", "approve one: optpipe signoff approve DOSSIER")
@@ -75,14 +77,20 @@ def observe_regression(criterion: Criterion, evidence: BuildEvidence) -> Sequenc
 _NEWER = "approve a newer baseline: optpipe signoff approve DOSSIER"
 
 
-def _observe_loss(criterion: Criterion, group: ProcessGroup, evidence: BuildEvidence) -> Observation:
+def _observe_loss(
+    criterion: Criterion, group: ProcessGroup, evidence: BuildEvidence
+) -> Observation:
     metric = criterion.metric
     about = f"{describe_group(group, evidence.measured, metric)}, compared with {evidence.baseline_name}"
     approved = select_groups(LoadFilter(), evidence.baseline)
     same = [each for each in approved if each.load.key == group.load.key]
     baseline = (same or approved)[-1]
-    caveats = dict.fromkeys(caveat for one in baseline.valid or baseline.tries for caveat in one.measurement.caveats)
-    of_baseline = (Blocker(f"baseline: {CAVEATS.get(caveat, caveat)}", _NEWER) for caveat in caveats)
+    caveats = dict.fromkeys(
+        caveat for one in baseline.valid or baseline.tries for caveat in one.measurement.caveats
+    )
+    of_baseline = (
+        Blocker(f"baseline: {CAVEATS.get(caveat, caveat)}", _NEWER) for caveat in caveats
+    )
     blockers = (*find_blockers(group.keep_requested(metric), evidence), *of_baseline)
     seen = Observation(UNKNOWN, blockers=blockers, about=about, source=group.newest.run)
     paired = _observe_paired_loss(criterion, group, baseline, evidence, seen)
@@ -91,11 +99,18 @@ def _observe_loss(criterion: Criterion, group: ProcessGroup, evidence: BuildEvid
     if same:
         return _observe_unpaired_loss(metric, group, baseline, evidence, seen)
     remedy = _suggest_pair(metric, group, baseline, evidence) or _NEWER
-    return replace(seen, blockers=(*blockers, Blocker(f"the baseline has no measurement of {group.load}", remedy)))
+    return replace(
+        seen,
+        blockers=(*blockers, Blocker(f"the baseline has no measurement of {group.load}", remedy)),
+    )
 
 
 def _observe_paired_loss(
-    criterion: Criterion, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence, seen: Observation
+    criterion: Criterion,
+    group: ProcessGroup,
+    baseline: ProcessGroup,
+    evidence: BuildEvidence,
+    seen: Observation,
 ) -> Observation | None:
     """The mean of the rounds' log ratios, rounds nested in runs; None if there are too few VALID rounds."""
     if not _can_pair(group, baseline):
@@ -110,8 +125,14 @@ def _observe_paired_loss(
     ]
     losses, first = [], []
     for pair in pairs:
-        given = [turn for turn, pair_round in enumerate(pair.rounds) if _compute_loss(metric, *pair_round) is not None]
-        losses.append([loss for one in pair.rounds if (loss := _compute_loss(metric, *one)) is not None])
+        given = [
+            turn
+            for turn, pair_round in enumerate(pair.rounds)
+            if _compute_loss(metric, *pair_round) is not None
+        ]
+        losses.append(
+            [loss for one in pair.rounds if (loss := _compute_loss(metric, *one)) is not None]
+        )
         first.append(sum(turn < pair.first_rounds for turn in given))
     count, tried = sum(len(each) for each in losses), sum(len(pair.rounds) for pair in pairs)
     withheld = sum(_count_withheld(metric, pair) for pair in pairs)
@@ -120,18 +141,34 @@ def _observe_paired_loss(
     if mean is None or count < SMALLEST_ROUNDS:
         return None
     low, high = map(exp, mean.interval(evidence.confidence))
-    (low, high), widened = widen_for_unseen_speed(exp(mean.value), (low, high), count, evidence.policy_confidence)
-    about = f"{group.load}; {count} interleaved rounds" + (f" in {len(pairs)} runs" if len(pairs) > 1 else "")
+    (low, high), widened = widen_for_unseen_speed(
+        exp(mean.value), (low, high), count, evidence.policy_confidence
+    )
+    about = f"{group.load}; {count} interleaved rounds" + (
+        f" in {len(pairs)} runs" if len(pairs) > 1 else ""
+    )
     invalid = tried - count - withheld
-    about += f" with {evidence.baseline_name}" + (f"; left out: {invalid} not VALID" if invalid else "")
+    about += f" with {evidence.baseline_name}" + (
+        f"; left out: {invalid} not VALID" if invalid else ""
+    )
     command = suggest_pair(baseline.newest.measurement.subject, group, evidence.build, metric)
     narrow = suggest_runs(criterion, runs, evidence.policy_confidence, command)
     reason = f"the processes of {withheld} of {count + withheld} VALID rounds do not show {metric}"
     return replace(
-        seen, blockers=(*seen.blockers, *([Blocker(reason, explain_withheld(command, runs=len(pairs)))] if withheld else [])),
-        value=expm1(mean.value), low=low - 1, high=high - 1, about="; ".join(filter(None, (about, widened))), source=pairs[-1].run,
-        processes=count, tail=ScaledTail(mean, of_logarithm=True), to_narrow=narrow,
-    )  # fmt: skip
+        seen,
+        blockers=(
+            *seen.blockers,
+            *([Blocker(reason, explain_withheld(command, runs=len(pairs)))] if withheld else []),
+        ),
+        value=expm1(mean.value),
+        low=low - 1,
+        high=high - 1,
+        about="; ".join(filter(None, (about, widened))),
+        source=pairs[-1].run,
+        processes=count,
+        tail=ScaledTail(mean, of_logarithm=True),
+        to_narrow=narrow,
+    )
 
 
 def _count_withheld(metric: str, pair: RecordedPair) -> int:
@@ -140,7 +177,9 @@ def _count_withheld(metric: str, pair: RecordedPair) -> int:
     return sum(_compute_loss(metric, *one) is None for one in valid)
 
 
-def _suggest_pair(metric: str, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence) -> str:
+def _suggest_pair(
+    metric: str, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence
+) -> str:
     """Empty if an interleaved comparison would not measure the regression."""
     if not _can_pair(group, baseline):
         return ""
@@ -153,8 +192,12 @@ def _can_pair(group: ProcessGroup, baseline: ProcessGroup) -> bool:
     ours, theirs = (each.newest.measurement.subject for each in (group, baseline))
     if ours.backend == theirs.backend and ours.settings != theirs.settings:
         return False
-    package = f"packages.{BACKENDS[theirs.backend].package}" if theirs.backend in BACKENDS else "gpu"
-    return group.newest.environment.get_fact(package) == baseline.newest.environment.get_fact(package)
+    package = (
+        f"packages.{BACKENDS[theirs.backend].package}" if theirs.backend in BACKENDS else "gpu"
+    )
+    return group.newest.environment.get_fact(package) == baseline.newest.environment.get_fact(
+        package
+    )
 
 
 def _is_about(pair: RecordedPair, group: ProcessGroup, baseline: ProcessGroup) -> bool:
@@ -169,7 +212,9 @@ def _is_about(pair: RecordedPair, group: ProcessGroup, baseline: ProcessGroup) -
     )
 
 
-def _compute_loss(metric: str, baseline: RecordedMeasurement, contender: RecordedMeasurement) -> float | None:
+def _compute_loss(
+    metric: str, baseline: RecordedMeasurement, contender: RecordedMeasurement
+) -> float | None:
     """The logarithm of one round's loss; None if a process is not VALID or lacks the figure."""
     valid = [each.measurement for each in (baseline, contender) if each.measurement.is_valid]
     found = [read_value(each, metric, medians=metric == "p50") for each in valid]
@@ -180,7 +225,11 @@ def _compute_loss(metric: str, baseline: RecordedMeasurement, contender: Recorde
 
 
 def _observe_unpaired_loss(
-    metric: str, group: ProcessGroup, baseline: ProcessGroup, evidence: BuildEvidence, seen: Observation
+    metric: str,
+    group: ProcessGroup,
+    baseline: ProcessGroup,
+    evidence: BuildEvidence,
+    seen: Observation,
 ) -> Observation:
     """Compares the two figures by their ratio (Welch's t), with an allowance for runs at other hours."""
     pair = _suggest_pair(metric, group, baseline, evidence)
@@ -188,7 +237,9 @@ def _observe_unpaired_loss(
     more = pair or f"measure more processes to narrow the interval: {again}"
     ours, theirs = (each.newest.measurement.subject.settings for each in (group, baseline))
     names = find_differing_settings((ours, theirs))
-    about = seen.about + (f" with {format_settings(theirs, names)}" if set(names) & set(theirs) else "")
+    about = seen.about + (
+        f" with {format_settings(theirs, names)}" if set(names) & set(theirs) else ""
+    )
     blockers = [*seen.blockers, *_find_differences(group, baseline, pair)]
     group, baseline = (each.keep_requested(metric) for each in (group, baseline))
     about += f" ({describe_tries(baseline)})"
@@ -210,10 +261,15 @@ def _observe_unpaired_loss(
         seen = replace(seen, about=f"{seen.about}; runs of a build differ by {scatter.sd:.1%}")
     (low, high), widened = found.interval(evidence.confidence, evidence.policy_confidence)
     return replace(
-        seen, about="; ".join(filter(None, (seen.about, widened))),
-        value=expm1(change.value), low=low - 1, high=high - 1, blockers=tuple(blockers), tail=ScaledTail(change, of_logarithm=True),
+        seen,
+        about="; ".join(filter(None, (seen.about, widened))),
+        value=expm1(change.value),
+        low=low - 1,
+        high=high - 1,
+        blockers=tuple(blockers),
+        tail=ScaledTail(change, of_logarithm=True),
         processes=min(counts),
-    )  # fmt: skip
+    )
 
 
 def _find_differences(group: ProcessGroup, baseline: ProcessGroup, pair: str) -> list[Blocker]:
@@ -221,7 +277,9 @@ def _find_differences(group: ProcessGroup, baseline: ProcessGroup, pair: str) ->
     subject = baseline.newest.measurement.subject
     blockers = []
     if not baseline.valid:
-        blockers.append(Blocker(f"baseline: no VALID process of {subject.artifact}", pair or _NEWER))
+        blockers.append(
+            Blocker(f"baseline: no VALID process of {subject.artifact}", pair or _NEWER)
+        )
     if find_environment_differences(group.newest.environment, baseline.newest.environment):
         remedy = pair or "measure both on the deployment machine"
         blockers.append(Blocker("the baseline was measured in another environment", remedy))
@@ -238,19 +296,36 @@ def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observati
     found = OBSERVERS[find_kind(criterion.section)][criterion.section](criterion, evidence)
     if isinstance(found, Blocker):
         return found
-    narrow, fix = (suggest(criterion.section, evidence.build) for suggest in (suggest_narrowing, suggest_fix))
-    more = [each.to_narrow or narrow + _suggest_count(criterion, each, evidence.confidence) for each in found]
-    return [replace(each, to_narrow=text, to_fix=fix) for each, text in zip(found, more, strict=True)]
+    narrow, fix = (
+        suggest(criterion.section, evidence.build) for suggest in (suggest_narrowing, suggest_fix)
+    )
+    more = [
+        each.to_narrow or narrow + _suggest_count(criterion, each, evidence.confidence)
+        for each in found
+    ]
+    return [
+        replace(each, to_narrow=text, to_fix=fix) for each, text in zip(found, more, strict=True)
+    ]
 
 
 def _suggest_count(criterion: Criterion, seen: Observation, confidence: float) -> str:
     """The number of similar samples that would show that the limit holds; empty if it is not known."""
-    tail, factor = (seen.tail.tail, seen.tail.factor) if isinstance(seen.tail, ScaledTail) else (seen.tail, 1.0)
+    tail, factor = (
+        (seen.tail.tail, seen.tail.factor)
+        if isinstance(seen.tail, ScaledTail)
+        else (seen.tail, 1.0)
+    )
     if not isinstance(tail, Share | SampledFigure):
         return ""
     limit = float(criterion.threshold) / factor
-    needed = count_samples_to_decide(tail, limit, confidence, at_least=criterion.sense is Sense.AT_LEAST)
-    return "" if needed is None else f"; about {needed:,} samples like these would show that the limit holds"
+    needed = count_samples_to_decide(
+        tail, limit, confidence, at_least=criterion.sense is Sense.AT_LEAST
+    )
+    return (
+        ""
+        if needed is None
+        else f"; about {needed:,} samples like these would show that the limit holds"
+    )
 
 
 def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
@@ -258,7 +333,9 @@ def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Obse
     processes = [one for group in groups for one in group.valid or group.tries]
     seen = {one.environment.get_fact(criterion.metric): one.run for one in processes}
     if not seen:
-        return Blocker("nothing was measured", suggest_bench(evidence.build, LoadFilter(), evidence.options))
+        return Blocker(
+            "nothing was measured", suggest_bench(evidence.build, LoadFilter(), evidence.options)
+        )
     return [Observation(name, source=run) for name, run in seen.items()]
 
 
@@ -268,13 +345,19 @@ def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observa
         name = f"drop of {criterion.score}" if name == "drop" else criterion.score
     figure = evidence.accuracy.get(name)
     if figure is None:
-        known = [each.removeprefix("drop of ") for each in evidence.accuracy if each.startswith("drop of ")]
+        known = [
+            each.removeprefix("drop of ")
+            for each in evidence.accuracy
+            if each.startswith("drop of ")
+        ]
         if criterion.score is not None and known:
             there = f"this model's task has no score {criterion.score}; it has {', '.join(known)}"
             return Blocker(there, "change the policy's [accuracy]")
         command = f"optpipe evaluate {evidence.build.argument} --data DIR"
         if not evidence.accuracy and "evaluate" in evidence.other_file:
-            return Blocker("the evaluated file differs from the one being judged (sha256 mismatch)", command)
+            return Blocker(
+                "the evaluated file differs from the one being judged (sha256 mismatch)", command
+            )
         return Blocker(f"the {name} was not evaluated for this build", command)
     if criterion.dimension is Dimension.POINTS:
         low, high = (None if bound is None else 100 * bound for bound in (figure.low, figure.high))
@@ -283,13 +366,17 @@ def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observa
     return [figure]
 
 
-def _preprocessing(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
+def _preprocessing(
+    criterion: Criterion, evidence: BuildEvidence
+) -> Sequence[Observation] | Blocker:
     figure = evidence.preprocessing.get(criterion.metric.removeprefix("minimum_"))
     if figure is None:
         command = f"optpipe preprocess {evidence.build.argument} --images DIR"
         if evidence.preprocessing and criterion.metric == "minimum_agreement":
             reason = "the parity proof compares no predictions: the model has none, or the same for every image"
-            remedy = f"limit minimum_snr instead, or use images on which predictions differ: {command}"
+            remedy = (
+                f"limit minimum_snr instead, or use images on which predictions differ: {command}"
+            )
             return Blocker(reason, remedy)
         return Blocker("preprocessing parity was not verified for this model", command)
     return [figure]
@@ -304,7 +391,9 @@ def _outputs(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observat
         why = f"the state after {criterion.steps} steps was not compared with the source model's"
         return Blocker(why, f"{command} --steps {criterion.steps}")
     if not known:
-        return Blocker("the errors of each sample's outputs are not recorded for this build", command)
+        return Blocker(
+            "the errors of each sample's outputs are not recorded for this build", command
+        )
     if criterion.output is not None and criterion.output not in known:
         there = f"this build has no output {criterion.output}; it has {', '.join(known)}"
         return Blocker(there, "change the policy's [outputs]")
@@ -315,22 +404,32 @@ def _outputs(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observat
 def _precision(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     shares = evidence.build.macs_share
     if not shares:
-        return Blocker("the precision of this build was not verified", suggest_build_again(evidence.build))
+        return Blocker(
+            "the precision of this build was not verified", suggest_build_again(evidence.build)
+        )
     share = float(shares.get(criterion.metric, 0.0))
     return [Observation(share, about="counted in the built network", source=evidence.record)]
 
 
 def _size(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:  # noqa: ARG001
     if evidence.build.size_bytes is None:
-        return Blocker("the size of this build is not recorded", suggest_build_again(evidence.build))
-    return [Observation(float(evidence.build.size_bytes), about="exact, of the file", source=evidence.record)]
+        return Blocker(
+            "the size of this build is not recorded", suggest_build_again(evidence.build)
+        )
+    return [
+        Observation(
+            float(evidence.build.size_bytes), about="exact, of the file", source=evidence.record
+        )
+    ]
 
 
 def _tensor_cores(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:  # noqa: ARG001
     if evidence.tensor_core_share is None:
         other = "profile" in evidence.other_file
         reason = "the profiled file differs from the one being judged (sha256 mismatch)"
-        return Blocker(reason if other else "not profiled on a GPU", suggest_profile(evidence.build))
+        return Blocker(
+            reason if other else "not profiled on a GPU", suggest_profile(evidence.build)
+        )
     return [evidence.tensor_core_share]
 
 
@@ -338,7 +437,9 @@ OBSERVERS: Mapping[str, Mapping[str, Observer]] = {
     "evaluate": {"accuracy": _accuracy},
     "preprocess": {"preprocessing": _preprocessing},
     "bench": {
-        "latency": lambda criterion, evidence: observe_groups(criterion, evidence, criterion.metric),
+        "latency": lambda criterion, evidence: observe_groups(
+            criterion, evidence, criterion.metric
+        ),
         "throughput": partial(observe_groups, name="throughput"),
         "regression": observe_regression,
         "memory": partial(observe_groups, name="memory"),

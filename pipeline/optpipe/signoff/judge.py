@@ -58,7 +58,9 @@ from optpipe.workspace.file_names import BUILDS
 
 
 def judge_criteria(
-    observed: Sequence[tuple[Criterion, Sequence[Observation] | Blocker]], confidence: float, look: int = 1
+    observed: Sequence[tuple[Criterion, Sequence[Observation] | Blocker]],
+    confidence: float,
+    look: int = 1,
 ) -> list[CriterionResult]:
     """Judges all criteria; the worst observation of a criterion decides it.
 
@@ -66,8 +68,15 @@ def judge_criteria(
     Holm's procedure over all observations to reject the limit at half of the error that the confidence leaves to this `look`.
     """
     confidence = compute_look_confidence(confidence, look)
-    every = [(criterion, one) for criterion, found in observed if not isinstance(found, Blocker) for one in found]
-    p_values = [(id(one), _compute_p_value(criterion, one, confidence, look)) for criterion, one in every]
+    every = [
+        (criterion, one)
+        for criterion, found in observed
+        if not isinstance(found, Blocker)
+        for one in found
+    ]
+    p_values = [
+        (id(one), _compute_p_value(criterion, one, confidence, look)) for criterion, one in every
+    ]
     tests = [(name, p) for name, p in p_values if p is not None]
     rejected = reject_by_holm([p for _, p in tests], (1 - confidence) / 2)
     broken = {name for (name, _), hit in zip(tests, rejected, strict=True) if hit}
@@ -78,12 +87,19 @@ def _judge_criterion(
     criterion: Criterion, found: Sequence[Observation] | Blocker, broken: set[int], tests: int
 ) -> CriterionResult:
     if isinstance(found, Blocker) or not found:
-        absent = found if isinstance(found, Blocker) else Blocker("no measurement", "measure it first")
+        absent = (
+            found if isinstance(found, Blocker) else Blocker("no measurement", "measure it first")
+        )
         return _make_result(criterion, Verdict.INCONCLUSIVE, absent.reason, absent.remedy)
     order = (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS)
     verdict, _, worst = min(
         ((_decide_verdict(criterion, one, broken), _margin(criterion, one), one) for one in found),
-        key=lambda judged: (order.index(judged[0]), not judged[2].blockers, judged[1], judged[2].source),
+        key=lambda judged: (
+            order.index(judged[0]),
+            not judged[2].blockers,
+            judged[1],
+            judged[2].source,
+        ),
     )
     if worst.blockers:
         reason = "; ".join(dict.fromkeys(cap.reason for cap in worst.blockers))
@@ -95,7 +111,9 @@ def _judge_criterion(
     return _make_result(criterion, verdict, reason, _remedy(criterion, verdict, worst), worst)
 
 
-def _compute_p_value(criterion: Criterion, seen: Observation, confidence: float, look: int) -> float | None:
+def _compute_p_value(
+    criterion: Criterion, seen: Observation, confidence: float, look: int
+) -> float | None:
     """The probability of a figure this far beyond the limit if the limit were true; None for exact figures.
 
     Repeated looks do not make it likelier that all processes ran at one speed, so later looks add only a part of that error.
@@ -118,7 +136,9 @@ def _compute_tail(criterion: Criterion, seen: Observation, confidence: float) ->
     if seen.tail is not None:
         found = seen.tail.compute_p_value_above if at_most else seen.tail.compute_p_value_below
         return found(limit)
-    spread = (value - low if at_most else high - value) / compute_t_quantile(0.5 + confidence / 2, math.inf)
+    spread = (value - low if at_most else high - value) / compute_t_quantile(
+        0.5 + confidence / 2, math.inf
+    )
     distance = value - limit if at_most else limit - value
     if spread <= 0:
         return 0.0 if distance > 0 else 1.0
@@ -172,9 +192,14 @@ def _reason(criterion: Criterion, seen: Observation, verdict: Verdict) -> str:
     text = format_observed(_make_result(criterion, verdict, "", None, seen))
     limit = criterion.limit.removeprefix(f"{criterion.sense} ")
     if verdict is Verdict.FAIL and text == limit:  # they differ only in digits that are not shown
-        text, limit = (f"{float(each):.12g} {criterion.dimension}" for each in (seen.value, criterion.threshold))
+        text, limit = (
+            f"{float(each):.12g} {criterion.dimension}"
+            for each in (seen.value, criterion.threshold)
+        )
     if criterion.sense is Sense.EQUALS:
-        required = "" if verdict is Verdict.PASS else f", but the policy requires {criterion.threshold}"
+        required = (
+            "" if verdict is Verdict.PASS else f", but the policy requires {criterion.threshold}"
+        )
         return f"measured on {text}{required}"
     if verdict is Verdict.PASS:
         return f"{text} {'meets the minimum of' if criterion.sense is Sense.AT_LEAST else 'is within the limit of'} {limit}"
@@ -194,10 +219,16 @@ def _remedy(criterion: Criterion, verdict: Verdict, seen: Observation) -> str | 
 
 
 def _make_result(
-    criterion: Criterion, verdict: Verdict, reason: str, remedy: str | None, seen: Observation | None = None
+    criterion: Criterion,
+    verdict: Verdict,
+    reason: str,
+    remedy: str | None,
+    seen: Observation | None = None,
 ) -> CriterionResult:
     threshold, unit = criterion.threshold, criterion.dimension
-    result = CriterionResult(criterion.name, verdict, reason, criterion.limit, remedy, threshold=threshold, unit=unit)
+    result = CriterionResult(
+        criterion.name, verdict, reason, criterion.limit, remedy, threshold=threshold, unit=unit
+    )
     if seen is None:
         return result
     result = replace(result, about=seen.about, source=seen.source)
@@ -217,16 +248,26 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
     request, policy = dossier.request, dossier.policy
     for run in dossier.every_run:
         require_unchanged(run, whole=False)
-    left_out = tuple(list_artifact_measurements(dossier.earlier_runs, policy.confidence, dossier.build.artifact))
+    left_out = tuple(
+        list_artifact_measurements(dossier.earlier_runs, policy.confidence, dossier.build.artifact)
+    )
     evidence = _gather_evidence(dossier, left_out)
     observed = [(each, observe(each, evidence)) for each in policy.criteria]
-    found = [*_judge_trust(dossier, evidence.measured), *judge_criteria(observed, policy.confidence, evidence.look)]
+    found = [
+        *_judge_trust(dossier, evidence.measured),
+        *judge_criteria(observed, policy.confidence, evidence.look),
+    ]
     require_waivable(request.waivers, policy)
     criteria = tuple(replace(one, waived=request.waivers.get(one.name)) for one in found)
     build, groups = evidence.build, select_groups(LoadFilter(), evidence.measured)
     loads = [group.newest.measurement for group in groups]
     judged = JudgedArtifact(
-        build.artifact, build.backend, build.precision, build.sha256, build.size_bytes, build.weights
+        build.artifact,
+        build.backend,
+        build.precision,
+        build.sha256,
+        build.size_bytes,
+        build.weights,
     )
     when = request.created_utc[:19].replace("-", "").replace(":", "")  # 20261121T072500
     record = VerdictRecord(
@@ -245,7 +286,9 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
         baseline=request.baseline,
         expires_if=tuple(_list_expiry(evidence)),
         runs=tuple(sorted({one.run for one in evidence.measured})),
-        groups=tuple(summarize_group(group, evidence.confidence, policy.confidence) for group in groups),
+        groups=tuple(
+            summarize_group(group, evidence.confidence, policy.confidence) for group in groups
+        ),
         since=request.since,
         runs_left_out=tuple(sorted({one.run for one in left_out})),
         created_utc=request.created_utc,
@@ -262,7 +305,9 @@ def _note_look(evidence: BuildEvidence) -> Note:
         f" of cases, and wrongly fails in at most {error / 2:.3g}%"
     )
     stricter = f"each further sign-off needs stronger evidence: the k-th may err in {error:.3g}% / (k (k + 1)) of cases"
-    return Note("look", message, f"measure enough processes in one run (`bench --processes N`); {stricter}")
+    return Note(
+        "look", message, f"measure enough processes in one run (`bench --processes N`); {stricter}"
+    )
 
 
 def _note_policy(dossier: Dossier) -> Iterator[Note]:
@@ -271,29 +316,49 @@ def _note_policy(dossier: Dossier) -> Iterator[Note]:
     if first is None:
         return
     judged = dossier.artifact.id
-    about = [run for run in dossier.every_run if run.kind == "preprocess" or judged in run.manifest.parents]
+    about = [
+        run
+        for run in dossier.every_run
+        if run.kind == "preprocess" or judged in run.manifest.parents
+    ]
     later, older = split_runs(about, None, first)
     tries = sum(run.kind == "bench" for run in later)
     message = f"this policy was first used on {first[:19].replace('T', ' ')} UTC; bench runs of this build since then: {tries}"
     if older:
         names = ", ".join(run.name for run in older)
-        message += f"; older and {'left out' if dossier.policy.preregistered else 'judged too'}: {names}"
+        message += (
+            f"; older and {'left out' if dossier.policy.preregistered else 'judged too'}: {names}"
+        )
     again = "measure again, or sign off by a policy with `[evidence] preregistered = true`, which leaves older runs out"
-    yield Note("policy", message, again if older else "measure enough processes in one run (`bench --processes N`)")
+    yield Note(
+        "policy",
+        message,
+        again if older else "measure enough processes in one run (`bench --processes N`)",
+    )
 
 
-def _note_left_out(request: DossierRequest, left_out: Sequence[RecordedMeasurement]) -> Iterator[Note]:
+def _note_left_out(
+    request: DossierRequest, left_out: Sequence[RecordedMeasurement]
+) -> Iterator[Note]:
     """Notes on runs that are not judged (before `--since`, removed, of another file), and on a baseline of another network."""
     if (since := request.since) is not None:
         tries = []
         for group in group_processes(left_out):
             p50 = [each for run in group.list_values("p50") for each in run]
-            shown = [format_quantity(each, Dimension.TIME) for each in (min(p50), max(p50))] if p50 else []
+            shown = (
+                [format_quantity(each, Dimension.TIME) for each in (min(p50), max(p50))]
+                if p50
+                else []
+            )
             runs = ", ".join(dict.fromkeys(one.run for one in group.tries))
             text = f"{group.load} ({runs}): {describe_tries(group)}"
             tries.append(text + (f", p50 {' to '.join(dict.fromkeys(shown))}" if shown else ""))
         message = f"only bench runs since {since[:19].replace('T', ' ')} UTC are judged (--since)"
-        message += f"; left out: {'; '.join(tries)}" if tries else "; there are no earlier ones of this build"
+        message += (
+            f"; left out: {'; '.join(tries)}"
+            if tries
+            else "; there are no earlier ones of this build"
+        )
         yield Note("since", message, "omit --since to judge all runs")
     if count := len(request.removed):
         what = f"{count} bench run{'s' if count > 1 else ''} of this build {'were' if count > 1 else 'was'} removed"
@@ -301,7 +366,11 @@ def _note_left_out(request: DossierRequest, left_out: Sequence[RecordedMeasureme
         yield Note("removed-runs", message, "judge the build on a workspace with all of its runs")
     if names := request.other_file:
         what = f"{len(names)} bench run{'s' if len(names) > 1 else ''} of another file under this build's ID not judged"
-        yield Note("other-file", f"{what}: {', '.join(names)}", f"measure this file: optpipe bench {request.artifact}")
+        yield Note(
+            "other-file",
+            f"{what}: {', '.join(names)}",
+            f"measure this file: optpipe bench {request.artifact}",
+        )
     mine, theirs = request.network, request.baseline_network
     if mine and theirs and mine != theirs:
         what = f"the baseline {request.baseline} is of another network called {request.model}"
@@ -314,13 +383,19 @@ def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
     names = (*TRUST_CRITERIA, *(one.name for one in policy.criteria))
     for name in waivers:
         if name not in names:
-            raise BadInputError(f"cannot waive unknown criterion {name!r}; criteria are {', '.join(names)}")
+            raise BadInputError(
+                f"cannot waive unknown criterion {name!r}; criteria are {', '.join(names)}"
+            )
 
 
 def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) -> BuildEvidence:
     request, build, confidence = dossier.request, dossier.build, dossier.policy.confidence
-    approved = list_artifact_measurements(dossier.baseline_runs, confidence, request.baseline_artifact)
-    evidence = evidence_from_runs(build, dossier.runs, dossier.policy, left_out, len(request.removed))
+    approved = list_artifact_measurements(
+        dossier.baseline_runs, confidence, request.baseline_artifact
+    )
+    evidence = evidence_from_runs(
+        build, dossier.runs, dossier.policy, left_out, len(request.removed)
+    )
     checked = dossier.verification
     outputs = {} if checked is None else observe_outputs(checked, build, evidence.confidence)
     trajectory = () if checked is None else checked.info.trajectory
@@ -329,7 +404,9 @@ def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) 
         evidence,
         baseline=tuple(approved),
         baseline_name=request.baseline,
-        pairs=tuple(pairs_from_runs(dossier.runs, request.baseline_artifact, build.artifact, confidence)),
+        pairs=tuple(
+            pairs_from_runs(dossier.runs, request.baseline_artifact, build.artifact, confidence)
+        ),
         record=_describe_record(dossier.artifact),
         outputs=outputs,
         states=states,
@@ -337,7 +414,9 @@ def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) 
     )
 
 
-def _judge_trust(dossier: Dossier, measured: Sequence[RecordedMeasurement]) -> Iterator[CriterionResult]:
+def _judge_trust(
+    dossier: Dossier, measured: Sequence[RecordedMeasurement]
+) -> Iterator[CriterionResult]:
     artifact, checked = dossier.artifact, dossier.verification
     info, record = artifact.info, _describe_record(artifact)
     given = f"weights as given ({info.weights.source}), not random"
@@ -345,7 +424,9 @@ def _judge_trust(dossier: Dossier, measured: Sequence[RecordedMeasurement]) -> I
     if not info.weights.trained:
         remedy = f"build with the weights you will ship: {suggest_build(dossier.build)}"
         weights = _doubt_trust("trust.weights", "the weights are random", remedy)
-    precision = CriterionResult("trust.precision", Verdict.PASS, f"{info.precision} is verified in the built network")
+    precision = CriterionResult(
+        "trust.precision", Verdict.PASS, f"{info.precision} is verified in the built network"
+    )
     if not info.precision_proof.proven:
         reason = f"not the requested precision: {info.precision_proof.reason}"
         remedy = f"`optpipe store show {artifact.id}` lists the layers"
@@ -362,21 +443,30 @@ def _describe_record(entry: Entry[Any]) -> str:
     return f"{BUILDS}/{entry.manifest.kind}-{entry.id}/{MANIFEST}"
 
 
-def _judge_environment(artifact: str, measured: Sequence[RecordedMeasurement], timed: bool) -> CriterionResult:
+def _judge_environment(
+    artifact: str, measured: Sequence[RecordedMeasurement], timed: bool
+) -> CriterionResult:
     """A policy without timed criteria needs measurements on one machine, but no VALID one."""
     name = "trust.environment"
     if not measured or (timed and not any(one.measurement.is_valid for one in measured)):
         why = "no process was VALID" if measured else "nothing was measured"
         return _doubt_trust(name, why, f"optpipe bench {artifact}")
     first = measured[0].environment
-    if found := sorted({text for one in measured for text in find_environment_differences(first, one.environment)}):
-        return _doubt_trust(name, f"measured on different machines: {'; '.join(found)}", "measure on one machine")
+    if found := sorted(
+        {text for one in measured for text in find_environment_differences(first, one.environment)}
+    ):
+        return _doubt_trust(
+            name, f"measured on different machines: {'; '.join(found)}", "measure on one machine"
+        )
     return CriterionResult(name, Verdict.PASS, "all measurements are from one machine")
 
 
 def _judge_outputs(dossier: Dossier) -> CriterionResult:
     info, checked = dossier.artifact.info, dossier.verification
-    name, again = "trust.outputs", f"on a machine where it can run: {suggest_build_again(dossier.build)}"
+    name, again = (
+        "trust.outputs",
+        f"on a machine where it can run: {suggest_build_again(dossier.build)}",
+    )
     if checked is None:
         return _doubt_trust(name, "the outputs were not compared with the source model", again)
     if checked.recipe.get("artifact", {}).get("sha256") != hash_engine(dossier.artifact):
@@ -390,11 +480,18 @@ def _judge_outputs(dossier: Dossier) -> CriterionResult:
         remedy = "build on samples in which the model finds something"
         return _doubt_trust(name, f"there was nothing to compare {seen}", remedy)
     if not checked.info.passed:
-        asked, reason = checked.recipe.get("minimum_snr_db"), f"outputs exceed the {info.precision} tolerance {seen}"
+        asked, reason = (
+            checked.recipe.get("minimum_snr_db"),
+            f"outputs exceed the {info.precision} tolerance {seen}",
+        )
         if asked is not None:
             reason = f"an output has less than the SNR of {asked:g} dB that the build required (--min-snr) {seen}"
-        return CriterionResult(name, Verdict.FAIL, reason, remedy=f"`optpipe store show {checked.id}` names the output")
-    return CriterionResult(name, Verdict.PASS, f"outputs match the source model within tolerance {seen}")
+        return CriterionResult(
+            name, Verdict.FAIL, reason, remedy=f"`optpipe store show {checked.id}` names the output"
+        )
+    return CriterionResult(
+        name, Verdict.PASS, f"outputs match the source model within tolerance {seen}"
+    )
 
 
 def _doubt_trust(name: str, reason: str, remedy: str) -> CriterionResult:
@@ -415,7 +512,11 @@ def _list_expiry(evidence: BuildEvidence) -> Iterator[str]:
     for one in (group.newest for group in select_groups(LoadFilter(), evidence.measured)):
         built = replace(one.measurement.subject, options=build.options).settings
         used = one.measurement.subject.settings
-        if names := [name for name in find_differing_settings((built, used)) if name in built and name in used]:
+        if names := [
+            name
+            for name in find_differing_settings((built, used))
+            if name in built and name in used
+        ]:
             yield f"it is deployed with options other than {format_settings(used, names)} ({one.measurement.load})"
     yield "the machine's clock or power settings change"
     yield "the preprocessing, input shapes or weights change"

@@ -19,7 +19,13 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import MEAN, Mode, Scenario, format_option, percent_from_name
 from optpipe.core.plan import BATCH, LENGTH, MODE, RATE, SCENARIO, STREAMS
 from optpipe.core.precision import Precision
-from optpipe.core.quantity import Dimension, choose_dimension, format_quantity, quantity_from_text, score_from_text
+from optpipe.core.quantity import (
+    Dimension,
+    choose_dimension,
+    format_quantity,
+    quantity_from_text,
+    score_from_text,
+)
 from optpipe.evaluate.tasks.detection import PARITY_SCORE, SCORE_THRESHOLDS
 
 MAX_COUNT = 1_000_000
@@ -47,7 +53,9 @@ QUERY_RATE = Sense.AT_LEAST, Dimension.QUERIES
 SCORE_THRESHOLD = Sense.EQUALS, Dimension.SHARE
 """The score from which a detector's boxes count: a multiple of 5%."""
 MEASURED: Mapping[str, Mapping[str, Limit]] = {
-    "latency": dict.fromkeys(("p50", "p90", "p95", "p99", "p99.9", "mean_p90", "mean_p95", "mean_p99"), MAX_TIME),
+    "latency": dict.fromkeys(
+        ("p50", "p90", "p95", "p99", "p99.9", "mean_p90", "mean_p95", "mean_p99"), MAX_TIME
+    ),
     "throughput": {"minimum": MIN_RATE},
     "regression": dict.fromkeys(("p50", "p90", "p95", "p99", "p99.9", "throughput"), MAX_SHARE),
     "memory": {"maximum": MAX_SIZE},
@@ -108,15 +116,23 @@ class LoadFilter:
 
     def to_slug(self) -> str:
         """`.b8.single-stream`, `.b1.server.500qps`; empty without a filter."""
-        return "".join(f".{part}" for part in self._list_parts("b{}", "l{}", "{}", "{}x", "{:g}qps", "{}"))
+        return "".join(
+            f".{part}" for part in self._list_parts("b{}", "l{}", "{}", "{}x", "{:g}qps", "{}")
+        )
 
     def to_text(self) -> str:
         """`batch 8, single-stream`; empty without a filter."""
-        return ", ".join(self._list_parts("batch {}", "length {}", "{}", "{} streams", "{:g} queries/s", "{}"))
+        return ", ".join(
+            self._list_parts("batch {}", "length {}", "{}", "{} streams", "{:g} queries/s", "{}")
+        )
 
     def _list_parts(self, *forms: str) -> Iterator[str]:
         given = self.batch_size, self.length, self.scenario, self.streams, self.rate, self.mode
-        return (form.format(value) for form, value in zip(forms, given, strict=True) if value is not None)
+        return (
+            form.format(value)
+            for form, value in zip(forms, given, strict=True)
+            if value is not None
+        )
 
     def __bool__(self) -> bool:
         return self != LoadFilter()
@@ -143,7 +159,12 @@ class Criterion:
     def name(self) -> str:
         """The name for `--waive` and reports: `latency.p99.b8.single-stream`, `accuracy.maximum_drop.AP50`."""
         state = self.steps and f"{self.steps}-steps"
-        parts = (f"{self.section}.{self.metric}{self.where.to_slug()}", self.score, self.output, state)
+        parts = (
+            f"{self.section}.{self.metric}{self.where.to_slug()}",
+            self.score,
+            self.output,
+            state,
+        )
         return ".".join(part for part in parts if part)
 
     @property
@@ -214,9 +235,13 @@ def policy_from_toml(source: bytes, origin: str = "the policy") -> Policy:
 
 
 def _policy_from_document(document: Mapping[str, object], source: bytes) -> Policy:
-    top = _read_table({key: value for key, value in document.items() if not key or key not in TABLES}, "")
+    top = _read_table(
+        {key: value for key, value in document.items() if not key or key not in TABLES}, ""
+    )
     tables = {name: list(_read_tables(document[name], name)) for name in TABLES if name in document}
-    build, evidence, environment = (tables.get(name, [{}])[0] for name in ("build", "evidence", "environment"))
+    build, evidence, environment = (
+        tables.get(name, [{}])[0] for name in ("build", "evidence", "environment")
+    )
     criteria = (*_list_environment_criteria(environment), *_list_criteria(tables))
     if not criteria:
         raise ValueError("the policy has no criteria; run optpipe signoff --init for a template")
@@ -306,13 +331,19 @@ def _read_option(value: object, only_text: bool) -> str:
     return format_option(value)
 
 
-def _read_limit(sense: Sense, dimension: Dimension, value: object) -> tuple[float, Dimension, str | None]:
+def _read_limit(
+    sense: Sense, dimension: Dimension, value: object
+) -> tuple[float, Dimension, str | None]:
     """The limit in the base unit, its dimension, and the score that a limit in points names: `AP` of `"0.5 AP"`.
 
     Raises ValueError for an invalid limit, and for one that is always or never met.
     """
     found, least = quantity_from_text(value, dimension), sense is Sense.AT_LEAST
-    largest = {Dimension.SHARE: (1, "100%"), Dimension.NUMBER: (1, "1"), Dimension.POINTS: (100, "100 points")}
+    largest = {
+        Dimension.SHARE: (1, "100%"),
+        Dimension.NUMBER: (1, "1"),
+        Dimension.POINTS: (100, "100 points"),
+    }
     most, shown = largest.get(dimension, (inf, ""))
     if sense is Sense.EQUALS and min(abs(found - each) for each in SCORE_THRESHOLDS) > 1e-9:
         raise ValueError(f'"{value}" must be 5%, 10%, …, or 95%')
@@ -334,10 +365,17 @@ def _require_complete(table: Mapping[str, Any], section: str) -> None:
     if limits is not None and not limits.keys() & table.keys():
         raise ValueError(f"sets no limit; available limits: {', '.join(limits)}")
     scenario = table.get("scenario")
-    for needing, key, example in (("server", "rate", '"500 queries/s"'), ("multi-stream", "streams", "4")):
+    for needing, key, example in (
+        ("server", "rate", '"500 queries/s"'),
+        ("multi-stream", "streams", "4"),
+    ):
         if scenario == needing and key not in table:
             raise ValueError(f"scenario '{scenario}' requires {key}; for example {key} = {example}")
-        if key in table and scenario != needing and not (key == "streams" and scenario == "offline"):
+        if (
+            key in table
+            and scenario != needing
+            and not (key == "streams" and scenario == "offline")
+        ):
             raise ValueError(f'{key} requires scenario = "{needing}"')
     if "at_threshold" in table and "maximum_f1_drop" not in table:
         raise ValueError("at_threshold is the score of maximum_f1_drop, which is not limited")
@@ -376,7 +414,9 @@ def _refuse_contradictions(criteria: tuple[Criterion, ...], wanted: Precision | 
     by_name: dict[str, Criterion] = {}
     for one in criteria:
         if one.name in by_name:
-            raise ValueError(f"{one.name} has two limits: {by_name[one.name].limit} and {one.limit}; keep one")
+            raise ValueError(
+                f"{one.name} has two limits: {by_name[one.name].limit} and {one.limit}; keep one"
+            )
         by_name[one.name] = one
     for one in criteria:
         for other in criteria if one.section == "latency" else ():
@@ -428,4 +468,6 @@ def read_policy_template(*, labeled: bool = True) -> str:
     if labeled:
         return text
     text = text.replace("\n[accuracy]\nmaximum_drop", "\n# [accuracy]\n# maximum_drop")
-    return text.replace("\n# [outputs]", "\n[outputs]").replace('\n# minimum_snr = "30 dB"', '\nminimum_snr = "30 dB"')
+    return text.replace("\n# [outputs]", "\n[outputs]").replace(
+        '\n# minimum_snr = "30 dB"', '\nminimum_snr = "30 dB"'
+    )

@@ -19,7 +19,14 @@ from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo
-from optpipe.core.errors import BadInputError, GateError, MissingError, OptpipeError, StageError, require_existing
+from optpipe.core.errors import (
+    BadInputError,
+    GateError,
+    MissingError,
+    OptpipeError,
+    StageError,
+    require_existing,
+)
 from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_value
 from optpipe.core.measurement import MAX_CV, LoadSpec, Mode, Scenario, percent_from_name
@@ -33,7 +40,13 @@ from optpipe.measure.figures import ENERGY_SECONDS
 from optpipe.measure.groups import find_environment_differences
 from optpipe.measure.measure import BenchPlan
 from optpipe.models.artifacts.lookup import find_artifacts, hash_engine, judged_build_from_entry
-from optpipe.models.export.exported import Model, find_stored_model, prepare_model, read_card, read_tokenizer
+from optpipe.models.export.exported import (
+    Model,
+    find_stored_model,
+    prepare_model,
+    read_card,
+    read_tokenizer,
+)
 from optpipe.models.export.onnx_export import read_outputs_early
 from optpipe.models.inputs.task_data import hash_data, load_sample_set, resolve_texts
 from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
@@ -79,17 +92,24 @@ def loads_from_criteria(
     named = [each.where for each in criteria if each.where] or [LoadFilter()]
     for load in (_load(where, min_seconds, max_seconds) for where in named):
         needed.setdefault(load.key, load)
-        about = (each for each in wanted if not each.where or _load(each.where, 0, 0).key == load.key)
+        about = (
+            each for each in wanted if not each.where or _load(each.where, 0, 0).key == load.key
+        )
         for criterion in about:
             known = needed[load.key]
             if criterion.section == "energy":
                 least = max(known.min_seconds, ENERGY_SECONDS)
-                needed[load.key] = replace(known, min_seconds=least, max_seconds=max(known.max_seconds, least))
+                needed[load.key] = replace(
+                    known, min_seconds=least, max_seconds=max(known.max_seconds, least)
+                )
             else:
                 highest = max(known.percentile, percent_from_name(criterion.metric))
                 needed[load.key] = replace(known, percentile=highest)
     groups = group_pairs((replace(load, batch_size=1), load.batch_size) for load in needed.values())
-    return [(replace(load, batch_size=min(sizes)), tuple(sorted(sizes))) for load, sizes in groups.items()]
+    return [
+        (replace(load, batch_size=min(sizes)), tuple(sorted(sizes)))
+        for load, sizes in groups.items()
+    ]
 
 
 def _load(where: LoadFilter, min_seconds: float, max_seconds: float) -> LoadSpec:
@@ -105,17 +125,29 @@ def _load(where: LoadFilter, min_seconds: float, max_seconds: float) -> LoadSpec
     )
 
 
-def require_evaluable(model: Model, data: Path, store: Store, listener: Listener, *, truncate: bool) -> None:
+def require_evaluable(
+    model: Model, data: Path, store: Store, listener: Listener, *, truncate: bool
+) -> None:
     """Raises BadInputError, before the export, for data that are missing or do not fit the model."""
     require_existing(data, "--data")
     model, stored = prepare_model(model, store, listener)
     card = read_card(model, stored)
-    resolve_texts(data, card, read_tokenizer(model, stored), store.workspace / "calibration", truncate=truncate)
+    resolve_texts(
+        data,
+        card,
+        read_tokenizer(model, stored),
+        store.workspace / "calibration",
+        truncate=truncate,
+    )
     shown = card if stored else read_outputs_early(model.load())
     if card.tokenization is None and card.task in TASKS and shown is not None:
         task = TASKS[card.task]
         task.require_model(shown)
-        task.read_truths(load_sample_set(stored, card, data, None, 0, listener)[0], shown, task.count_classes(shown))
+        task.read_truths(
+            load_sample_set(stored, card, data, None, 0, listener)[0],
+            shown,
+            task.count_classes(shown),
+        )
 
 
 MAX_SECONDS = 300.0
@@ -134,7 +166,9 @@ def run_bench_step(
     found = tuple(artifact for each in artifacts for artifact in find_artifacts(each.id, store))
     on_gpu = any(each.info.device != "cpu" for each in artifacts)
     runs = []
-    for load, batches in loads_from_criteria(criteria, wanted.min_seconds, MAX_SECONDS, energy=on_gpu):
+    for load, batches in loads_from_criteria(
+        criteria, wanted.min_seconds, MAX_SECONDS, energy=on_gpu
+    ):
         plan = BenchPlan(
             load=load,
             batches=batches,
@@ -170,24 +204,36 @@ def make_steps(
     """
 
     def evaluate(_criteria: Sequence[Criterion]) -> list[Path]:
-        return [Path(run_evaluation(model(), data, None, 0, None, store, listener, truncate=plan.truncate).run_dir)]
+        return [
+            Path(
+                run_evaluation(
+                    model(), data, None, 0, None, store, listener, truncate=plan.truncate
+                ).run_dir
+            )
+        ]
 
     def preprocess(_criteria: Sequence[Criterion]) -> list[Path]:
-        request = PreprocessRequest(images=plan.images, plan=choose_dali_plan("auto"), throughput=False)
+        request = PreprocessRequest(
+            images=plan.images, plan=choose_dali_plan("auto"), throughput=False
+        )
         return [Path(derive_preprocessing(model(), request, store, listener).run_dir)]
 
     def bench(criteria: Sequence[Criterion]) -> list[Path]:
         if judged.entry.id not in {each.id for each in artifacts}:
             label = f"{judged.entry.info.backend} {judged.entry.info.precision}"
             raise MissingError(f"the judged build ({label}) cannot run on this machine")
-        return run_bench_step(artifacts, criteria, wanted, store, listener, judged.entry.info.backend)
+        return run_bench_step(
+            artifacts, criteria, wanted, store, listener, judged.entry.info.backend
+        )
 
     def profile(_criteria: Sequence[Criterion]) -> list[Path]:
         """Profiles inference at the largest batch size and length of the policy."""
         lengths = {one.where.length for one in wanted.policy.criteria if one.where.length}
         capture = ProfilePlan(
             stage=(Stage.INFERENCE,),
-            batch_size=(max((one.where.batch_size or 1 for one in wanted.policy.criteria), default=1),),
+            batch_size=(
+                max((one.where.batch_size or 1 for one in wanted.policy.criteria), default=1),
+            ),
             length=(max(lengths),) if lengths else None,
         )
         find_nsys()
@@ -212,7 +258,9 @@ def measure_missing_evidence(
     if not needed:
         return []
     if (why_not := BACKENDS[judged.info.backend].find_run_blocker(judged.info)) is not None:
-        listener.warn(f"nothing was measured: the judged build cannot run on this machine ({why_not})")
+        listener.warn(
+            f"nothing was measured: the judged build cannot run on this machine ({why_not})"
+        )
         return []
     store.require_writable()
 
@@ -223,7 +271,9 @@ def measure_missing_evidence(
         if stored is not None and stored.id in judged.manifest.parents:
             return found
         problem = f"{wanted.model} was built with non-default options"
-        raise BadInputError(f"{problem}; run optpipe evaluate or optpipe preprocess with the same options")
+        raise BadInputError(
+            f"{problem}; run optpipe evaluate or optpipe preprocess with the same options"
+        )
 
     return list(_measure(needed, runs, wanted, judged, source, store, listener))
 
@@ -238,7 +288,10 @@ def _measure(
     listener: Listener,
 ) -> Iterator[Path]:
     """Takes the steps of the criteria that `present` runs do not show; a step that fails is a warning."""
-    made_of, blank = store.find(judged.manifest.parents[0], ModelInfo), BuildPlan((), (), named=True)
+    made_of, blank = (
+        store.find(judged.manifest.parents[0], ModelInfo),
+        BuildPlan((), (), named=True),
+    )
     built = BuiltArtifact(judged, None, None)
     steps = make_steps(wanted, built, [judged], made_of, cache(model), store, listener, blank)
     for kind, criteria in _group_by_kind(needed, present):
@@ -251,7 +304,11 @@ def _measure(
 def _list_present(judged: Entry[ArtifactInfo], store: Store) -> list[Run]:
     """The runs about the judged build, without those of another file under its id."""
     build = judged_build_from_entry(judged)
-    present = (run for run in list_runs(store.workspace) if run.kind in JUDGED_RUNS and is_run_about(run, judged))
+    present = (
+        run
+        for run in list_runs(store.workspace)
+        if run.kind in JUDGED_RUNS and is_run_about(run, judged)
+    )
     return [run for run in present if not is_of_other_file(run, build)]
 
 
@@ -264,13 +321,20 @@ def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> 
             continue
         few = isinstance(observe(criterion, evidence), Blocker)
         if not few and criterion.section in MEASURED:
-            groups = select_groups(criterion.where, evidence.measured)  # an interval needs enough VALID processes
-            few = min((group.count_requested(criterion.metric) for group in groups), default=0) < MIN_VALUES
+            groups = select_groups(
+                criterion.where, evidence.measured
+            )  # an interval needs enough VALID processes
+            few = (
+                min((group.count_requested(criterion.metric) for group in groups), default=0)
+                < MIN_VALUES
+            )
         if few:
             yield criterion
 
 
-def _group_by_kind(needed: Sequence[Criterion], runs: Sequence[Run]) -> Iterator[tuple[str, list[Criterion]]]:
+def _group_by_kind(
+    needed: Sequence[Criterion], runs: Sequence[Run]
+) -> Iterator[tuple[str, list[Criterion]]]:
     """The criteria that each kind of run would show; only bench runs are made again."""
     present = {run.kind for run in runs}
     for kind in JUDGED_RUNS:
@@ -295,7 +359,12 @@ Processes of one host already differ by up to 5%; scores differ by inputs at a d
 
 
 def audit_dossier(
-    checked: VerifiedDossier, count: int, seed: int, model: Callable[[], Model], store: Store, listener: Listener
+    checked: VerifiedDossier,
+    count: int,
+    seed: int,
+    model: Callable[[], Model],
+    store: Store,
+    listener: Listener,
 ) -> Iterator[CriterionResult]:
     """Measures `count` criteria, drawn by `seed`, again on this machine: PASS agrees with the dossier, FAIL differs.
 
@@ -306,7 +375,9 @@ def audit_dossier(
     able = [
         each
         for each in dossier.policy.criteria
-        if each.name in known and each.dimension in AUDIT_TOLERANCES and find_kind(each.section) in JUDGED_RUNS
+        if each.name in known
+        and each.dimension in AUDIT_TOLERANCES
+        and find_kind(each.section) in JUDGED_RUNS
         if each.section not in ("regression", "stability")  # against another build, and of the host
     ]
     if not able:
@@ -317,22 +388,30 @@ def audit_dossier(
     policy = replace(dossier.policy, criteria=tuple(drawn))
     max_cv = find_loosest_limits(dossier)["max_cv"]
     wanted = SignoffRequest(verdict.model, policy, dossier.artifact.id, max_cv=max_cv)
-    valid = f"; VALID as in the dossier: --max-cv {share_to_text(max_cv)}" if max_cv != MAX_CV else ""
+    valid = (
+        f"; VALID as in the dossier: --max-cv {share_to_text(max_cv)}" if max_cv != MAX_CV else ""
+    )
     judged = find_judged_artifact(wanted, store)
     store.verify_entry(judged)
     if hash_engine(judged) != hash_engine(dossier.artifact):
-        listener.warn(f"artifact {judged.id} has other bytes here: the audit measures a build of the same recipe")
+        listener.warn(
+            f"artifact {judged.id} has other bytes here: the audit measures a build of the same recipe"
+        )
     if (blocker := BACKENDS[judged.info.backend].find_run_blocker(judged.info)) is not None:
         raise MissingError(f"artifact {judged.id} cannot be measured here: {blocker}")
     names = {path.name for path in _measure(drawn, (), wanted, judged, model, store, listener)}
     runs = [run for run in list_runs(store.workspace) if run.name in names]
     evidence = evidence_from_runs(judged_build_from_entry(judged), runs, policy)
     found = judge_criteria([(each, observe(each, evidence)) for each in drawn], policy.confidence)
-    then = next((run.manifest.environment for run in dossier.runs if run.name in verdict.runs), None)
+    then = next(
+        (run.manifest.environment for run in dossier.runs if run.name in verdict.runs), None
+    )
     elsewhere = find_environment_differences(then, describe_environment()) if then else []
     for criterion, now in zip(drawn, found, strict=True):
         one = judge_audit(criterion, known[criterion.name], now, elsewhere)
-        yield replace(one, reason=one.reason + (valid if find_kind(criterion.section) == "bench" else ""))
+        yield replace(
+            one, reason=one.reason + (valid if find_kind(criterion.section) == "bench" else "")
+        )
 
 
 def _describe_tolerance(criterion: Criterion) -> str:
@@ -346,19 +425,33 @@ def judge_audit(
 ) -> CriterionResult:
     """Compares by intervals; scores on the same data and shares of layers have none, because nothing in them is drawn."""
     timed = find_kind(criterion.section) == "bench"
-    if not isinstance(now.observed, float) or not isinstance(before.observed, float) or (timed and elsewhere):
-        why = now.reason if not isinstance(now.observed, float) else f"this is another machine: {elsewhere[0]}"
+    if (
+        not isinstance(now.observed, float)
+        or not isinstance(before.observed, float)
+        or (timed and elsewhere)
+    ):
+        why = (
+            now.reason
+            if not isinstance(now.observed, float)
+            else f"this is another machine: {elsewhere[0]}"
+        )
         return replace(now, verdict=Verdict.INCONCLUSIVE, reason=f"undecided: {why}")
     tolerance, relative = AUDIT_TOLERANCES[criterion.dimension]
 
     def convert(one: CriterionResult) -> list[float]:
         """The value and its bounds."""
-        values = float(one.observed or 0.0), *((one.ci if timed else None) or [float(one.observed or 0.0)] * 2)
+        values = (
+            float(one.observed or 0.0),
+            *((one.ci if timed else None) or [float(one.observed or 0.0)] * 2),
+        )
         return [log(each) if relative else each for each in values]
 
     old, new, limit = convert(before), convert(now), log1p(tolerance) if relative else tolerance
     change = new[0] - old[0]
-    low, high = change - hypot(new[0] - new[1], old[2] - old[0]), change + hypot(new[2] - new[0], old[0] - old[1])
+    low, high = (
+        change - hypot(new[0] - new[1], old[2] - old[0]),
+        change + hypot(new[2] - new[0], old[0] - old[1]),
+    )
     word, verdict = "undecided", Verdict.INCONCLUSIVE
     if -limit <= low and high <= limit:
         word, verdict = "agreed", Verdict.PASS
@@ -368,7 +461,9 @@ def judge_audit(
     return replace(now, verdict=verdict, reason=why, remedy=None, limit=before.limit)
 
 
-def require_possible(wanted: SignoffRequest, store: Store, output: Path | None, key: Path | None) -> None:
+def require_possible(
+    wanted: SignoffRequest, store: Store, output: Path | None, key: Path | None
+) -> None:
     """Raises BadInputError, before anything is built or measured, if the sign-off could not be written."""
     require_valid_request(wanted, store)
     if output is not None:
@@ -389,7 +484,9 @@ def sign_off(
     """Gathers the evidence, judges it, writes the reports, and seals the dossier; returns the verdict and its folder."""
     with store.scratch("dossier") as scratch:
         with listener.step("gather evidence"):
-            collect_evidence(wanted, store, scratch, drawn_with=list_drawing_versions() if figures else {})
+            collect_evidence(
+                wanted, store, scratch, drawn_with=list_drawing_versions() if figures else {}
+            )
         with listener.step("judge"):
             dossier = read_dossier(Files(scratch, kept={}))
             verdict, evidence = judge_dossier(dossier)
@@ -397,12 +494,16 @@ def sign_off(
         if looser := describe_looser_rules(dossier):
             listener.warn(looser)
         backend = BACKENDS[dossier.artifact.info.backend]
-        for version in {one.environment.get_fact(f"packages.{backend.package}") for one in evidence.measured}:
+        for version in {
+            one.environment.get_fact(f"packages.{backend.package}") for one in evidence.measured
+        }:
             if missing := find_missing_release(dossier.artifact.info, version):
                 listener.inform(missing)
         with listener.step("write the report"):
             write_reports(render_dossier(dossier, verdict, figures=figures), scratch)
-        usual = store.workspace / "dossiers" / verdict.dossier_name  # one build may be judged twice within a second
+        usual = (
+            store.workspace / "dossiers" / verdict.dossier_name
+        )  # one build may be judged twice within a second
         numbered = chain([usual], (usual.with_name(f"{usual.name}-{n}") for n in count(2)))
         target = output or next(path for path in numbered if not path.exists())
         finish_dossier(scratch, target, key)
@@ -433,14 +534,25 @@ def run_pipeline(
     steps = [StepRecord("build", "done", round(monotonic() - started, 3))]
     notes = _place_notes(wanted, plan, data, built, store)
     artifacts = [each.entry for each in built.artifacts if each.why_not is None]
-    build = next((each for each in built.artifacts if each.entry.id == judged.id), BuiltArtifact(judged, None, None))
-    work = make_steps(wanted, build, artifacts, built.model, lambda: model, store, listener, plan, data)
-    taken = {name: partial(step, wanted.policy.criteria) for name, step in work.items() if name not in left_out}
+    build = next(
+        (each for each in built.artifacts if each.entry.id == judged.id),
+        BuiltArtifact(judged, None, None),
+    )
+    work = make_steps(
+        wanted, build, artifacts, built.model, lambda: model, store, listener, plan, data
+    )
+    taken = {
+        name: partial(step, wanted.policy.criteria)
+        for name, step in work.items()
+        if name not in left_out
+    }
     steps += [_run_step(name, step, notes, listener) for name, step in taken.items()]
     return steps, notes
 
 
-def _run_step(name: str, work: Callable[[], list[Path]], notes: Path, listener: Listener) -> StepRecord:
+def _run_step(
+    name: str, work: Callable[[], list[Path]], notes: Path, listener: Listener
+) -> StepRecord:
     """Runs a step, or takes its runs from the notes of an interrupted pipeline; an error of the step is only recorded."""
     done: dict[str, list[str]] = {}
     with suppress(OSError, BadInputError):
@@ -463,7 +575,9 @@ def _run_step(name: str, work: Callable[[], list[Path]], notes: Path, listener: 
     return StepRecord(name, "done", round(monotonic() - started, 3), tuple(names))
 
 
-def _place_notes(wanted: SignoffRequest, plan: BuildPlan, data: Path | None, built: ModelBuild, store: Store) -> Path:
+def _place_notes(
+    wanted: SignoffRequest, plan: BuildPlan, data: Path | None, built: ModelBuild, store: Store
+) -> Path:
     """The file of exactly this pipeline's finished steps. Raises BadInputError for data that cannot be read."""
     own = card_from_file(built.model.file(CARD)).data.get("validation")
     validation = Path(own) if own and Path(own).exists() else None
@@ -473,7 +587,9 @@ def _place_notes(wanted: SignoffRequest, plan: BuildPlan, data: Path | None, bui
         "policy": wanted.policy.sha256,
         "options": {name: dict(given) for name, given in plan.options.items()},
         "settings": [wanted.min_seconds, wanted.max_cv, plan.truncate],
-        "data": [each and hash_data(each) for each in (data or validation, plan.images or validation)],
+        "data": [
+            each and hash_data(each) for each in (data or validation, plan.images or validation)
+        ],
         "environment": plain_from_record(describe_environment()),
     }
     return store.workspace / NOTES / f"steps-{hash_value(decisive)[:12]}.json"

@@ -17,9 +17,20 @@ from optpipe.core.entries import Environment
 from optpipe.core.measurement import Comparison, Goal, read_measurements
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import json_from_record, record_from_files
-from optpipe.core.verdict import CriterionResult, StepRecord, Verdict, VerdictRecord, VerificationRecord
+from optpipe.core.verdict import (
+    CriterionResult,
+    StepRecord,
+    Verdict,
+    VerdictRecord,
+    VerificationRecord,
+)
 from optpipe.measure.compare import collect_build_facts, compare_measurements
-from optpipe.measure.document import draw_measurements, list_comparison_parts, list_raw_files, summarize_comparison
+from optpipe.measure.document import (
+    draw_measurements,
+    list_comparison_parts,
+    list_raw_files,
+    summarize_comparison,
+)
 from optpipe.measure.figures import measurements_from_run
 from optpipe.measure.groups import RecordedMeasurement, find_environment_differences
 from optpipe.models.artifacts.lookup import judged_build_from_entry
@@ -59,7 +70,9 @@ from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import newest_runs
 
 NOT_RECOMPUTED = "changed before it was sealed, or made by a different version of optpipe: measure and sign off again"
-UNSIGNED = "Unsigned: the files are consistent with each other, but nothing proves who made them or where."
+UNSIGNED = (
+    "Unsigned: the files are consistent with each other, but nothing proves who made them or where."
+)
 LARGE_FIGURES, MAX_TILES = 3, 4
 TILES = ("latency", "throughput", "accuracy", "energy", "memory", "outputs", "size", "precision")
 UNKNOWN = "Anybody can sign with their own key: name those you trust with --allowed-signers FILE."
@@ -69,7 +82,9 @@ def summarize_verdict(record: VerdictRecord) -> str:
     """Tells whether to ship, how many criteria are not met, and the first of them."""
     build = f"{record.model} ({record.artifact.backend} {record.artifact.precision})"
     counted, waived = record.counted, len(record.waived)
-    worst = [one for one in _order_criteria(record) if one in counted and one.verdict is record.verdict]
+    worst = [
+        one for one in _order_criteria(record) if one in counted and one.verdict is record.verdict
+    ]
     tail = f" {waived} criteri{'on was' if waived == 1 else 'a were'} waived." if waived else ""
     share = f"{len(worst)} of {len(counted)} criteria {'is' if len(worst) == 1 else 'are'}"
     if not counted:
@@ -107,7 +122,9 @@ def _list_verdict_parts(record: VerdictRecord, dossier: Path | None) -> Iterator
     yield from list_notes(record)
     if dossier is not None:
         yield Sentence(str(dossier), Tone.STRONG, "dossier")
-        yield Sentence(shlex.join(["optpipe", "verify", str(dossier)]), Tone.FAINT, "verify it anywhere")
+        yield Sentence(
+            shlex.join(["optpipe", "verify", str(dossier)]), Tone.FAINT, "verify it anywhere"
+        )
         yield Sentence(_find_next_step(record, dossier), Tone.STRONG, "next")
 
 
@@ -121,11 +138,15 @@ def _find_next_step(record: VerdictRecord, dossier: Path) -> str:
 
 def list_waivers(record: VerdictRecord) -> Iterator[Sentence]:
     for one in record.waived:
-        yield Sentence(f"`{one.name}` is {one.verdict} and does not count: {one.waived}", Tone.BAD, "WAIVED")
+        yield Sentence(
+            f"`{one.name}` is {one.verdict} and does not count: {one.waived}", Tone.BAD, "WAIVED"
+        )
 
 
 def list_notes(record: VerdictRecord) -> Iterator[Sentence]:
-    return (Sentence(note.message, Tone.DOUBTFUL, "note", remedy=note.remedy) for note in record.notes)
+    return (
+        Sentence(note.message, Tone.DOUBTFUL, "note", remedy=note.remedy) for note in record.notes
+    )
 
 
 def _name_load(one: CriterionResult) -> str:
@@ -136,23 +157,36 @@ def _name_load(one: CriterionResult) -> str:
 def _order_criteria(record: VerdictRecord) -> list[CriterionResult]:
     """FAIL, INCONCLUSIVE, waived, PASS; those of trust last, because they often repeat the reason of another."""
     rank = {Verdict.FAIL: 0, Verdict.INCONCLUSIVE: 1, Verdict.PASS: 2}
-    return sorted(record.criteria, key=lambda one: (1.5 if one.waived else rank[one.verdict], "trust." in one.name))
+    return sorted(
+        record.criteria,
+        key=lambda one: (1.5 if one.waived else rank[one.verdict], "trust." in one.name),
+    )
 
 
 def tabulate_criteria(record: VerdictRecord) -> Table:
     """The decisive criteria first; those of trust that pass share one row."""
-    passed = [one for one in record.counted if one.verdict is Verdict.PASS and one.name.startswith("trust.")]
+    passed = [
+        one
+        for one in record.counted
+        if one.verdict is Verdict.PASS and one.name.startswith("trust.")
+    ]
     trusted = passed if len(passed) > 1 else []
     rows = [_list_criterion_cells(one) for one in _order_criteria(record) if one not in trusted]
     if trusted:
         names = ", ".join(_name_criterion(one.name) for one in trusted).capitalize()
         why = "; ".join(one.reason for one in trusted)
-        rows.append((names, "trust.*", Cell(Verdict.PASS, Tone.GOOD), "", trusted[0].limit, "", why))
+        rows.append(
+            (names, "trust.*", Cell(Verdict.PASS, Tone.GOOD), "", trusted[0].limit, "", why)
+        )
     columns = (
-        Column("name", rank=PAGE_ONLY), Column("criterion", ColumnKind.NAME, rank=0, below=True),
-        Column("verdict", ColumnKind.STATE, rank=0), figure_column("observed", rank=0), Column("limit"),
-        Column("measured", rank=2), Column("why", rank=2),
-    )  # fmt: skip
+        Column("name", rank=PAGE_ONLY),
+        Column("criterion", ColumnKind.NAME, rank=0, below=True),
+        Column("verdict", ColumnKind.STATE, rank=0),
+        figure_column("observed", rank=0),
+        Column("limit"),
+        Column("measured", rank=2),
+        Column("why", rank=2),
+    )
     return make_table(columns, rows, id="criteria")
 
 
@@ -160,22 +194,38 @@ def _list_criterion_cells(one: CriterionResult) -> Row:
     observed, tone, gauge = format_observed(one), TONES[one.verdict], None
     value = one.observed if isinstance(one.observed, int | float) else None
     if value is not None and isinstance(one.threshold, int | float):
-        gauge = Gauge(value, *(one.ci or (value, value)), one.threshold, one.limit.startswith("at least"), tone)
+        gauge = Gauge(
+            value,
+            *(one.ci or (value, value)),
+            one.threshold,
+            one.limit.startswith("at least"),
+            tone,
+        )
     text, _, interval = observed.partition(" [")
     why = "" if text != "–" and observed in one.reason else one.reason
     return (
         _name_criterion(one.name),
         one.name,
         Cell(one.verdict, tone, "waived" if one.waived else ""),
-        Cell("" if text == "–" else text, note=f"[{interval}" if interval else "", value=value, gauge=gauge),
+        Cell(
+            "" if text == "–" else text,
+            note=f"[{interval}" if interval else "",
+            value=value,
+            gauge=gauge,
+        ),
         one.limit,
         one.about,
         Cell(why, note=f"→ {one.remedy}" if one.remedy else ""),
     )
 
 
-def document_from_pipeline_run(steps: Sequence[StepRecord], record: VerdictRecord, dossier: Path) -> Document:
-    texts = (f"{one.status:<8} {one.name:<11} {one.seconds:.1f} s  {one.reason or ''}".rstrip() for one in steps)
+def document_from_pipeline_run(
+    steps: Sequence[StepRecord], record: VerdictRecord, dossier: Path
+) -> Document:
+    texts = (
+        f"{one.status:<8} {one.name:<11} {one.seconds:.1f} s  {one.reason or ''}".rstrip()
+        for one in steps
+    )
     return make_document([*map(Sentence, texts), *_list_verdict_parts(record, dossier)])
 
 
@@ -183,18 +233,32 @@ def document_from_verification(found: VerificationRecord) -> Document:
     if found.recomputed is None:
         more = len(found.problems) - 20
         rest = (f"and {more} more",) if more > 0 else ()
-        why = ": the seal is intact, but not every figure follows from the raw files" if found.as_sealed else ""
+        why = (
+            ": the seal is intact, but not every figure follows from the raw files"
+            if found.as_sealed
+            else ""
+        )
         remedy = NOT_RECOMPUTED if found.as_sealed else ""
         text = f"{found.dossier}{why}"
-        return make_document([Sentence(text, Tone.BAD, "NOT INTACT", (*found.problems[:20], *rest), remedy)])
+        return make_document(
+            [Sentence(text, Tone.BAD, "NOT INTACT", (*found.problems[:20], *rest), remedy)]
+        )
     stated = "; ".join(one.partition(": stated by ")[0] for one in found.unbacked)
-    audit = Sentence(f"measured again on this machine, drawn by seed {found.audit_seed}", Tone.STRONG, "audit")
+    audit = Sentence(
+        f"measured again on this machine, drawn by seed {found.audit_seed}", Tone.STRONG, "audit"
+    )
     return make_document(
         [
             *_list_verdict_parts(found.recomputed, None),
             *(Sentence(one, Tone.DOUBTFUL, "not compared") for one in found.not_compared),
-            Sentence(stated, Tone.FAINT, "not recomputable (taken from the manifests)") if stated else None,
-            Sentence(f"{found.files} files, {format_bytes(found.size_bytes)}, {found.signature}", Tone.GOOD, "intact"),
+            Sentence(stated, Tone.FAINT, "not recomputable (taken from the manifests)")
+            if stated
+            else None,
+            Sentence(
+                f"{found.files} files, {format_bytes(found.size_bytes)}, {found.signature}",
+                Tone.GOOD,
+                "intact",
+            ),
             Sentence(UNSIGNED, Tone.DOUBTFUL) if found.signature.startswith("not signed") else None,
             Sentence(UNKNOWN, Tone.DOUBTFUL) if "unknown key" in found.signature else None,
             *((audit, tabulate_results(found.audit)) if found.audit else ()),
@@ -225,7 +289,11 @@ def page_from_verdict(
     limits = tuple(Sentence(one.advice, Tone.STRONG, one.rule) for one in findings)
     expiry = Section("Sign off again if", tuple(map(Sentence, record.expires_if)), folded=True)
     sections = [
-        Section("Criteria", (tabulate_criteria(record), *list_notes(record), Sentence(proven)), "criteria"),
+        Section(
+            "Criteria",
+            (tabulate_criteria(record), *list_notes(record), Sentence(proven)),
+            "criteria",
+        ),
         *_list_comparison_sections(comparison, figures),
         Section("Preprocessing, side by side", tuple(pictures), "parity"),
         Section("What limits performance", limits, "profile"),
@@ -243,7 +311,8 @@ def page_from_verdict(
         record.created_utc,
         record.optpipe,
         tuple(_identify_build(record, comparison.environment)),
-        ("in this folder: " if record.verdict is Verdict.PASS else "") + _find_next_step(record, Path()),
+        ("in this folder: " if record.verdict is Verdict.PASS else "")
+        + _find_next_step(record, Path()),
     )
 
 
@@ -260,9 +329,17 @@ def _identify_build(record: VerdictRecord, environment: Environment) -> Iterator
     yield "signature: `optpipe verify .`"
 
 
-def page_from_comparison(comparison: Comparison, figures: Sequence[Figure], files: RawFiles) -> Page:
-    names = {"latency": "Lowest latency", "throughput": "Highest throughput", "efficiency": "Least energy"}
-    evidence = _make_evidence_section("The files that the figures were computed from.", comparison.environment)
+def page_from_comparison(
+    comparison: Comparison, figures: Sequence[Figure], files: RawFiles
+) -> Page:
+    names = {
+        "latency": "Lowest latency",
+        "throughput": "Highest throughput",
+        "efficiency": "Least energy",
+    }
+    evidence = _make_evidence_section(
+        "The files that the figures were computed from.", comparison.environment
+    )
     sections = [*_list_comparison_sections(comparison, figures), evidence]
     return Page(
         "Comparison",
@@ -278,7 +355,9 @@ def page_from_comparison(comparison: Comparison, figures: Sequence[Figure], file
     )
 
 
-def _list_comparison_sections(comparison: Comparison, figures: Sequence[Figure]) -> Iterator[Section]:
+def _list_comparison_sections(
+    comparison: Comparison, figures: Sequence[Figure]
+) -> Iterator[Section]:
     yield Section("Builds", tuple(list_comparison_parts(comparison)), "builds")
     yield Section("Figures", tuple(figures[:LARGE_FIGURES]), "figures")
     yield Section("Diagnostics", tuple(figures[LARGE_FIGURES:]), "diagnostics", folded=True)
@@ -286,7 +365,9 @@ def _list_comparison_sections(comparison: Comparison, figures: Sequence[Figure])
 
 def _make_evidence_section(text: str, environment: Environment, *more: Section) -> Section:
     packages = ", ".join(f"{name} {number}" for name, number in environment.packages.items())
-    host = Sentence(f"{environment.cpu}, {environment.cpu_count} cores; Python {environment.python}; {packages}")
+    host = Sentence(
+        f"{environment.cpu}, {environment.cpu_count} cores; Python {environment.python}; {packages}"
+    )
     listed = Section(f"CPU, Python, and {len(environment.packages)} packages", (host,), folded=True)
     return Section("Evidence", (Sentence(text), *more, *([listed] if packages else [])), "evidence")
 
@@ -328,12 +409,23 @@ def render_junit(record: VerdictRecord) -> str:
             Xml.SubElement(case, kind, message=one.reason, type=str(one.verdict)).text = text
     if not counted:
         case = Xml.SubElement(suite, "testcase", classname=record.model, name="verdict", time="0")
-        Xml.SubElement(case, "error", message="no criteria remain to be judged", type="INCONCLUSIVE")
+        Xml.SubElement(
+            case, "error", message="no criteria remain to be judged", type="INCONCLUSIVE"
+        )
     Xml.indent(root)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + clean_text(Xml.tostring(root, encoding="unicode")) + "\n"
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        + clean_text(Xml.tostring(root, encoding="unicode"))
+        + "\n"
+    )
 
 
-REPORTS = HTML, MARKDOWN, JUNIT, COMPARISON = "report.html", "report.md", "junit.xml", "comparison.json"
+REPORTS = HTML, MARKDOWN, JUNIT, COMPARISON = (
+    "report.html",
+    "report.md",
+    "junit.xml",
+    "comparison.json",
+)
 DRAWN_WITH = ("altair", "vl-convert-python")
 """Packages whose versions decide the bytes of a figure."""
 MAX_IMAGES = 6
@@ -360,11 +452,16 @@ def make_dossier_page(
         run, stage, profile_files = profiled
         drawn += draw_profile(stage.profile, profile_files, analyze_stage(run, stage))
     pictures, files = list(_list_pictures(runs, folder)), list_raw_files(runs, folder)
-    return page_from_verdict(verdict, comparison, drawn, pictures, profiled[1].profile if profiled else None, files)
+    return page_from_verdict(
+        verdict, comparison, drawn, pictures, profiled[1].profile if profiled else None, files
+    )
 
 
 def write_comparison(
-    comparison: Comparison, measured: Sequence[RecordedMeasurement], runs: Sequence[Run], folder: Path
+    comparison: Comparison,
+    measured: Sequence[RecordedMeasurement],
+    runs: Sequence[Run],
+    folder: Path,
 ) -> list[Path]:
     figures = draw_measurements(comparison, measured, runs, folder)
     page = page_from_comparison(comparison, figures, list_raw_files(runs, folder))
@@ -377,7 +474,9 @@ def write_reports(texts: Mapping[str, str], folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def _render_reports(page: Page, comparison: Comparison, verdict: VerdictRecord | None) -> dict[str, str]:
+def _render_reports(
+    page: Page, comparison: Comparison, verdict: VerdictRecord | None
+) -> dict[str, str]:
     texts = {HTML: render_html(page), MARKDOWN: render_page(page)}
     if verdict is not None:
         texts[JUNIT] = render_junit(verdict)
@@ -391,7 +490,11 @@ def list_drawing_versions() -> dict[str, str]:
 def explain_no_drawing(drawn_with: Mapping[str, str]) -> list[str]:
     """The reason why `report.html` cannot be rendered here with the same bytes; empty if it can."""
     here = list_drawing_versions()
-    other = [f"{name} {used} (here: {here.get(name)})" for name, used in drawn_with.items() if used != here.get(name)]
+    other = [
+        f"{name} {used} (here: {here.get(name)})"
+        for name, used in drawn_with.items()
+        if used != here.get(name)
+    ]
     return [f"{HTML}: its figures were drawn by {', '.join(other)}"] if other else []
 
 
@@ -404,22 +507,32 @@ def compare_dossier(dossier: Dossier) -> tuple[Comparison, tuple[RecordedMeasure
     mine = [one for one in measured if one.measurement.subject.artifact == request.artifact]
     newest = max(mine or measured, key=lambda one: one.measurement.started_utc, default=None)
     place = newest.environment if newest else Environment()
-    near = tuple(one for one in measured if not find_environment_differences(place, one.environment))
+    near = tuple(
+        one for one in measured if not find_environment_differences(place, one.environment)
+    )
     others = _find_namesakes(dossier)
     here = tuple(one for one in near if one.measurement.subject.artifact not in others)
     if not here:
         reason = f"no measurements of {request.model}; first run optpipe bench {request.model}"
-        return Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=place), ()
+        return Comparison(
+            (), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=place
+        ), ()
     known = collect_build_facts(dossier.artifacts, dossier.runs, dossier.manifests)
     comparison = compare_measurements(here, known=known)
-    earlier = sum(len(read_measurements(run.files)) for run in dossier.earlier_runs if run.kind == "bench")
+    earlier = sum(
+        len(read_measurements(run.files)) for run in dossier.earlier_runs if run.kind == "bench"
+    )
     notes = (
         (stated - len(measured), "not in this dossier: raw samples too large or missing"),
         (len(measured) - len(near), "excluded: from another machine"),
         (len(near) - len(here), "excluded: from another build or model with the same name"),
         (earlier, "excluded: earlier than --since or the policy"),
     )
-    said = tuple(f"{count} measurement{'s are' if count > 1 else ' is'} {why}" for count, why in notes if count)
+    said = tuple(
+        f"{count} measurement{'s are' if count > 1 else ' is'} {why}"
+        for count, why in notes
+        if count
+    )
     return replace(comparison, warnings=(*comparison.warnings, *said)), here
 
 
@@ -427,7 +540,9 @@ def _find_namesakes(dossier: Dossier) -> set[str]:
     """Builds that a table would show as the judged one, or as builds of its model, although they are not."""
     judged, exported = dossier.request.artifact, dossier.manifests
     labels = {each.id: each.info.label for each in dossier.artifacts}
-    models = {each.id: judged_build_from_entry(each, exported).model_sha256 for each in dossier.artifacts}
+    models = {
+        each.id: judged_build_from_entry(each, exported).model_sha256 for each in dossier.artifacts
+    }
     of_its_label = {each for each in labels if labels[each] == labels.get(judged)}
     of_other_models = {each for each in models if models[each] != models.get(judged)}
     return (of_its_label | of_other_models) - {judged}
@@ -437,9 +552,15 @@ def _find_profile(runs: Sequence[Run], root: Path) -> tuple[Run, StageProfile, R
     """The run of the newest profile, its last inference, otherwise its last stage, and the files relative to `root`."""
     for run in newest_runs(runs, "profile"):
         if stages := read_profile(run).stages:
-            shown = next((stage for stage in stages[::-1] if stage.subject.kind == "inference"), stages[-1])
-            tables = [path for path in run.manifest.files if path.startswith(f"{shown.folder}/tables/")]
-            files = (file for name in (PROFILE, *tables) for file in list_raw_files((run,), root, name))
+            shown = next(
+                (stage for stage in stages[::-1] if stage.subject.kind == "inference"), stages[-1]
+            )
+            tables = [
+                path for path in run.manifest.files if path.startswith(f"{shown.folder}/tables/")
+            ]
+            files = (
+                file for name in (PROFILE, *tables) for file in list_raw_files((run,), root, name)
+            )
             return run, shown, tuple(files)
     return None
 
@@ -451,6 +572,11 @@ def _list_pictures(runs: Sequence[Run], root: Path) -> Iterator[Figure]:
         for each in worst[:MAX_IMAGES]:
             if run.files.has(each.file):
                 data = base64.b64encode(run.files.read(each.file)).decode()
-                caption = f"The model's own, DALI's, and their difference (×{each.difference_times:.3g})"
-                files = (*list_raw_files((run,), root, each.file), *list_raw_files((run,), root, ROWS))
+                caption = (
+                    f"The model's own, DALI's, and their difference (×{each.difference_times:.3g})"
+                )
+                files = (
+                    *list_raw_files((run,), root, each.file),
+                    *list_raw_files((run,), root, ROWS),
+                )
                 yield Figure(Path(each.image).name, caption, f"data:image/png;base64,{data}", files)

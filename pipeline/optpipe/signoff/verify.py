@@ -22,7 +22,14 @@ from optpipe import __version__
 from optpipe.build.verify import recompute_outputs
 from optpipe.core import LazyModule
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
-from optpipe.core.errors import BadInputError, ExitStatus, GateError, MissingError, first_line, read_as_user_file
+from optpipe.core.errors import (
+    BadInputError,
+    ExitStatus,
+    GateError,
+    MissingError,
+    first_line,
+    read_as_user_file,
+)
 from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, Subject, read_measurements
 from optpipe.core.records import (
@@ -47,10 +54,24 @@ from optpipe.signoff.policy import Policy
 from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawing, render_dossier
 from optpipe.stats.percentiles import CONFIDENCE
 from optpipe.workspace.entry import MANIFEST, Entry, Run, compute_entry_id, get_utc_time
-from optpipe.workspace.file_names import BUILDS, EVALUATION, OUTPUT_ERRORS, POLICY, PREPROCESSING, REQUEST, VERDICT
+from optpipe.workspace.file_names import (
+    BUILDS,
+    EVALUATION,
+    OUTPUT_ERRORS,
+    POLICY,
+    PREPROCESSING,
+    REQUEST,
+    VERDICT,
+)
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import move_folder, require_unused_path
-from optpipe.workspace.seal import SUMS, UNSEALED, check_approval, check_signature, find_seal_problems
+from optpipe.workspace.seal import (
+    SUMS,
+    UNSEALED,
+    check_approval,
+    check_signature,
+    find_seal_problems,
+)
 from optpipe.workspace.store import Store
 
 dsse = LazyModule("securesystemslib.dsse")
@@ -112,8 +133,14 @@ class VerifiedDossier:
 def require_pass(folder: Path, verdict: VerdictRecord, because: str | None, purpose: str) -> None:
     """Raises GateError for anything except an unqualified PASS without the reason `because`."""
     if because is None and (verdict.verdict is not Verdict.PASS or verdict.waived):
-        state = f"{len(verdict.waived)} criteria waived" if verdict.verdict is Verdict.PASS else verdict.verdict
-        raise GateError(f"{folder} is not an unqualified PASS ({state}); pass --because TEXT to {purpose} anyway")
+        state = (
+            f"{len(verdict.waived)} criteria waived"
+            if verdict.verdict is Verdict.PASS
+            else verdict.verdict
+        )
+        raise GateError(
+            f"{folder} is not an unqualified PASS ({state}); pass --because TEXT to {purpose} anyway"
+        )
 
 
 def verify_dossier(folder: Path, allowed_signers: Path | None = None) -> VerifiedDossier:
@@ -125,7 +152,9 @@ def verify_dossier(folder: Path, allowed_signers: Path | None = None) -> Verifie
         problems, not_compared = _compare_reports(found.content, found.verdict)
     except list_read_errors() as error:
         return replace(found, problems=(f"cannot be recomputed: {first_line(error)}",))
-    return replace(found, problems=tuple(problems), not_compared=(*found.not_compared, *not_compared))
+    return replace(
+        found, problems=tuple(problems), not_compared=(*found.not_compared, *not_compared)
+    )
 
 
 def check_dossier(folder: Path, allowed_signers: Path | None = None) -> VerifiedDossier:
@@ -146,7 +175,10 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> Verified
         dossier = read_dossier(files)
         verdict, evidence = judge_dossier(dossier)
         found = replace(found, content=dossier, verdict=verdict, evidence=evidence)
-        stored, computed = document_from_json(files.read(VERDICT), VERDICT), plain_from_record(verdict)
+        stored, computed = (
+            document_from_json(files.read(VERDICT), VERDICT),
+            plain_from_record(verdict),
+        )
         serious, other = _split_by_version(
             find_disagreements(stored, computed, VERDICT),
             [*find_disagreements(stored, computed, VERDICT, ()), *_find_unknown_keys(dossier)],
@@ -196,10 +228,21 @@ def _find_unknown_keys(dossier: Dossier) -> Iterator[str]:
     for entry in (*dossier.builds, *dossier.every_run, *dossier.baseline_runs):
         # versions before a field existed did not write it; removing an empty value is not a forgery
         plain = plain_from_record(entry.info)
-        info = {key: value for key, value in plain.items() if key in entry.manifest.info or value not in ("", [], None)}
+        info = {
+            key: value
+            for key, value in plain.items()
+            if key in entry.manifest.info or value not in ("", [], None)
+        }
         documents.append((entry.files, MANIFEST, replace(entry.manifest, info=info)))
-        kinds = {name: kind for name, kind in DOCUMENTS.get(entry.kind, {}).items() if entry.files.has(name)}
-        documents += [(entry.files, name, record_from_files(entry.files, name, kind)) for name, kind in kinds.items()]
+        kinds = {
+            name: kind
+            for name, kind in DOCUMENTS.get(entry.kind, {}).items()
+            if entry.files.has(name)
+        }
+        documents += [
+            (entry.files, name, record_from_files(entry.files, name, kind))
+            for name, kind in kinds.items()
+        ]
     for files, name, record in documents:
         place = f"{files.prefix}{name}"
         stored = document_from_json(files.read(name), place)
@@ -212,7 +255,9 @@ def _find_foreign_files(files: Files) -> Iterator[str]:
         name = path.relative_to(files.folder).as_posix()
         record = name.split("/")
         known = name in _OWN if len(record) == 1 else record[0] in _FOLDERS
-        stray = record[0] == BUILDS and (len(record) != 3 or path.name not in (MANIFEST, OUTPUT_ERRORS))
+        stray = record[0] == BUILDS and (
+            len(record) != 3 or path.name not in (MANIFEST, OUTPUT_ERRORS)
+        )
         if path.is_file() and (stray or not known):
             yield f"{name}: not part of a dossier"
         if path.suffix == ".json":
@@ -228,7 +273,9 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
     builds = {each.id: each for each in dossier.builds}
     for entry in builds.values():
         yield from _check_entry(entry, builds)
-        recorded = isinstance(entry.info, VerificationInfo) and OUTPUT_ERRORS in entry.manifest.files
+        recorded = (
+            isinstance(entry.info, VerificationInfo) and OUTPUT_ERRORS in entry.manifest.files
+        )
         if recorded and recompute_outputs(entry) != (*entry.info.outputs, *entry.info.trajectory):
             yield f"{BUILDS}/{entry.path.name}/{OUTPUT_ERRORS} gives other errors than its record"
     # an approved file may have had the id of the artifact
@@ -242,17 +289,27 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
             paired = baseline if COMPARISON_FILE in run.manifest.files else set()
             yield from _check_run(run, f"{folder}/{run.path.name}", known, needed | paired)
         yield from _find_copies(runs, folder)
-    measured = {run.name: len(read_measurements(run.files)) for run in dossier.every_run if run.kind == "bench"}
+    measured = {
+        run.name: len(read_measurements(run.files))
+        for run in dossier.every_run
+        if run.kind == "bench"
+    }
     about = {run.name for run in dossier.every_run if request.artifact in run.manifest.parents}
     found = {name: count for name, count in measured.items() if name in about}
-    yield from find_disagreements(dict(request.measurements), found, f"{REQUEST}: measurements", (), "runs/ has")
+    yield from find_disagreements(
+        dict(request.measurements), found, f"{REQUEST}: measurements", (), "runs/ has"
+    )
     yield from _check_dates(dossier)
 
 
 def _check_dates(dossier: Dossier) -> Iterator[str]:
     """Finds ends before starts, and dates after that of the verdict."""
     created = dossier.request.created_utc
-    times = {f"{REQUEST}: created": created, "now": get_utc_time(), "the policy": dossier.request.policy_utc or created}
+    times = {
+        f"{REQUEST}: created": created,
+        "now": get_utc_time(),
+        "the policy": dossier.request.policy_utc or created,
+    }
     yield from _check_order(times, "the policy", f"{REQUEST}: created")
     for entry in (*dossier.builds, *dossier.every_run, *dossier.baseline_runs):
         place = f"{entry.files.prefix}{MANIFEST}"
@@ -261,7 +318,9 @@ def _check_dates(dossier: Dossier) -> Iterator[str]:
         yield from _check_order(times, started, finished, f"{REQUEST}: created", "now")
         for one in read_measurements(entry.files) if entry.kind == "bench" else ():
             measured = f"{entry.files.prefix}{MEASUREMENTS_FILE}: {one.id}: started"
-            yield from _check_order(times | {measured: one.started_utc}, started, measured, finished)
+            yield from _check_order(
+                times | {measured: one.started_utc}, started, measured, finished
+            )
 
 
 def _check_order(times: Mapping[str, str], *names: str) -> Iterator[str]:
@@ -276,7 +335,10 @@ def _find_copies(runs: Sequence[Run], folder: str) -> Iterator[str]:
     known: dict[object, str] = {}
     for run in runs:
         for one in read_measurements(run.files) if run.kind == "bench" else ():
-            place, keys = f"{folder}/{run.path.name}/{MEASUREMENTS_FILE}: {one.id}", [(run.path.name, one.id)]
+            place, keys = (
+                f"{folder}/{run.path.name}/{MEASUREMENTS_FILE}: {one.id}",
+                [(run.path.name, one.id)],
+            )
             if one.samples_file is not None and run.files.has(one.samples_file):
                 frame = read_samples(run.files, one.samples_file)
                 times = (frame["end_ns"] - frame["start_ns"]).to_numpy().tobytes()
@@ -298,7 +360,10 @@ def _check_entry(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterato
         yield f"{place}: id is {entry.id}, but its recipe gives {computed}"
     if entry.path.name != f"{kind}-{entry.id}":
         yield f"{place}: describes {kind}-{entry.id}"
-    if absent := {text for text in _list_texts(recipe) if text in builds} - {entry.id, *entry.manifest.parents}:
+    if absent := {text for text in _list_texts(recipe) if text in builds} - {
+        entry.id,
+        *entry.manifest.parents,
+    }:
         yield f"{place}: parents are {_join(entry.manifest.parents)}, but its recipe names {_join(absent)} too"
     if isinstance(info, ArtifactInfo):
         stated = {"backend": info.backend, "precision": str(info.precision), "device": info.device}
@@ -314,17 +379,27 @@ def _check_entry(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterato
 
 
 def _list_texts(value: object) -> Iterator[str]:
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    yield from [value] if isinstance(value, str) else (text for each in inner for text in _list_texts(each))
+    inner = (
+        value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    )
+    yield from (
+        [value]
+        if isinstance(value, str)
+        else (text for each in inner for text in _list_texts(each))
+    )
 
 
-def _compare(stated: Mapping[str, object], expected: Mapping[str, object], place: str, whose: str) -> Iterator[str]:
+def _compare(
+    stated: Mapping[str, object], expected: Mapping[str, object], place: str, whose: str
+) -> Iterator[str]:
     for name, value in stated.items():
         if value != expected[name]:
             yield f"{place}: {name} is {value!r}, but {whose} says {expected[name]!r}"
 
 
-def _check_run(run: Run, place: str, builds: Mapping[str, Entry[Any]], needed: Set[str | None]) -> Iterator[str]:
+def _check_run(
+    run: Run, place: str, builds: Mapping[str, Entry[Any]], needed: Set[str | None]
+) -> Iterator[str]:
     """`needed` are the artifacts whose raw files must exist."""
     if run.name != run.path.name or not run.name.startswith(f"{run.kind}-"):
         yield f"{place}/{MANIFEST}: describes {run.kind} run {run.name}"
@@ -335,7 +410,9 @@ def _check_run(run: Run, place: str, builds: Mapping[str, Entry[Any]], needed: S
             where = f"{place}/{MEASUREMENTS_FILE}: {one.id}"
             yield from _check_subject(one.subject, builds, where)
             files = (one.samples_file, one.machine_file) if one.subject.artifact in needed else ()
-            yield from (f"{where}: {name} is missing" for name in files if name and not run.files.has(name))
+            yield from (
+                f"{where}: {name} is missing" for name in files if name and not run.files.has(name)
+            )
         if run.info.measurements != len(measured):
             yield f"{place}: the run made {run.info.measurements} measurements, {MEASUREMENTS_FILE} has {len(measured)}"
         subjects = {one.subject.artifact for one in measured}
@@ -362,9 +439,15 @@ def _check_subject(subject: Subject, builds: Mapping[str, Entry[Any]], place: st
     if build is None:
         return
     info, name = build.info, f"{BUILDS}/{build.path.name}"
-    kind, _, _ = subject.device.partition(":")  # an artifact is built for `cuda` and measured on `cuda:0`
+    kind, _, _ = subject.device.partition(
+        ":"
+    )  # an artifact is built for `cuda` and measured on `cuda:0`
     stated = {"backend": subject.backend, "precision": str(subject.precision), "device": kind}
-    expected: dict[str, object] = {"backend": info.backend, "precision": str(info.precision), "device": info.device}
+    expected: dict[str, object] = {
+        "backend": info.backend,
+        "precision": str(info.precision),
+        "device": info.device,
+    }
     if subject.sha256 is not None:
         stated["sha256"], expected["sha256"] = subject.sha256, hash_engine(build)
     yield from _compare(stated, expected, place, name)
@@ -375,13 +458,18 @@ def find_loosest_limits(dossier: Dossier) -> Mapping[str, float]:
     runs = (run for run in dossier.every_run if run.kind == "bench")
     every = [one for run in runs for one in read_measurements(run.files)]
     limits = [one.limits for one in every if one.subject.artifact == dossier.request.artifact]
-    return {name: max((each.get(name, usual) for each in limits), default=usual) for name, usual in LIMITS.items()}
+    return {
+        name: max((each.get(name, usual) for each in limits), default=usual)
+        for name, usual in LIMITS.items()
+    }
 
 
 def describe_looser_rules(dossier: Dossier) -> str:
     """Tells how much looser than usual the limits of VALID measurements and the confidence are; empty if they are not."""
     loosest, confidence = find_loosest_limits(dossier), dossier.policy.confidence
-    looser = [name for name, usual in LIMITS.items() if name.startswith("max_") and loosest[name] > usual]
+    looser = [
+        name for name, usual in LIMITS.items() if name.startswith("max_") and loosest[name] > usual
+    ]
     said = ", ".join(f"{name} {loosest[name]:g} (default: {LIMITS[name]:g})" for name in looser)
     found = [f"the limits of VALID measurements were loosened: {said}"] if said else []
     if confidence < CONFIDENCE:
@@ -391,7 +479,9 @@ def describe_looser_rules(dossier: Dossier) -> str:
 
 def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
     """Statements of the dossier without a raw file, one line for each record."""
-    sources = group_pairs((one.source, one.name) for one in verdict.criteria if one.source.startswith(f"{BUILDS}/"))
+    sources = group_pairs(
+        (one.source, one.name) for one in verdict.criteria if one.source.startswith(f"{BUILDS}/")
+    )
     for source, names in sources.items():
         yield f"{', '.join(names)}: stated by {source}"
     if looser := describe_looser_rules(dossier):
@@ -399,20 +489,31 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
     kinds = {run.kind for run in dossier.every_run}
     if "bench" in kinds:
         seen = [one.name for one in verdict.criteria if one.name.startswith("memory.")]
-        seen += ["output checks", "inputs", "peak memory of the host", "reasons that only the worker could see"]
+        seen += [
+            "output checks",
+            "inputs",
+            "peak memory of the host",
+            "reasons that only the worker could see",
+        ]
         yield f"{', '.join(seen)}: stated by runs/*/{MEASUREMENTS_FILE}"
         stated = "when the policy was first used, how many processes were started, and which runs were removed"
         yield f"{stated}: stated by {REQUEST}, runs/*/{MANIFEST}"
     for run in dossier.every_run:
         if run.kind == "evaluate":
             found = read_evaluation(run)
-            snr = "SNR of the evaluated outputs, " if any(row.snr_db is not None for row in found.results) else ""
+            snr = (
+                "SNR of the evaluated outputs, "
+                if any(row.snr_db is not None for row in found.results)
+                else ""
+            )
             yield f"{snr}name and hash of the data set {found.dataset.name!r}: stated by runs/{run.name}/{EVALUATION}"
     if "preprocess" in kinds:
         yield f"pictures, and differences of steps and images: stated by runs/*/{PREPROCESSING}"
     yield f"hardware, driver, and package versions: stated by runs/*/{MANIFEST}, baseline/runs/*/{MANIFEST}"
     yield f"times, sizes, and other facts of the builds: stated by {BUILDS}/*/{MANIFEST}"
-    if absent := {each for entry in dossier.builds for each in entry.manifest.parents} - set(dossier.manifests):
+    if absent := {each for entry in dossier.builds for each in entry.manifest.parents} - set(
+        dossier.manifests
+    ):
         yield f"{_join(absent)}, from which builds were made: no record"
 
 
@@ -455,7 +556,10 @@ def make_statement(digest: str, policy: Policy, verdict: VerdictRecord) -> Mappi
     return {
         "_type": STATEMENT,
         "subject": [
-            {"name": f"artifact-{verdict.artifact.id}", "digest": {"sha256": verdict.artifact.sha256}},
+            {
+                "name": f"artifact-{verdict.artifact.id}",
+                "digest": {"sha256": verdict.artifact.sha256},
+            },
             {"name": verdict.dossier_name, "digest": {"sha256": digest}},
         ],
         "predicateType": TEST_RESULT,
@@ -476,7 +580,10 @@ def sign_statement(statement: object, signer: Any) -> bytes:
 
 def _open_key(path: Path, *, public: bool) -> Any:
     try:
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+        from cryptography.hazmat.primitives.serialization import (
+            load_pem_private_key,
+            load_pem_public_key,
+        )
         from securesystemslib.signer import CryptoSigner, SSlibKey
     except ImportError as error:
         problem = f"signing needs securesystemslib ({error})"
@@ -505,7 +612,11 @@ def find_attestation_problems(folder: Path, checked: VerifiedDossier, key: Path)
         except (VerificationError, FormatError) as error:
             yield f"{FILE}: is not signed by this key, or was changed ({first_line(error)})"
             return
-        stated = json.loads(envelope.payload) if envelope.payload_type == PAYLOAD_TYPE else envelope.payload_type
+        stated = (
+            json.loads(envelope.payload)
+            if envelope.payload_type == PAYLOAD_TYPE
+            else envelope.payload_type
+        )
     if checked.content is not None and checked.verdict is not None:
         expected = make_statement(checked.files.hash(SUMS), checked.content.policy, checked.verdict)
         yield from find_disagreements(stated, expected, FILE, (), "the dossier gives")

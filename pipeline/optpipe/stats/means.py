@@ -90,10 +90,14 @@ def predict_next_upper_bound(values: Sequence[float], confidence: float) -> floa
     if mean is None:
         return None
     deviation = mean.error * sqrt(len(values))
-    return mean.value + compute_t_quantile(0.5 + confidence / 2, mean.freedom) * deviation * sqrt(1 + 1 / len(values))
+    return mean.value + compute_t_quantile(0.5 + confidence / 2, mean.freedom) * deviation * sqrt(
+        1 + 1 / len(values)
+    )
 
 
-def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None = None) -> Mean | None:
+def mean_from_runs(
+    runs: Sequence[Sequence[float]], first: Sequence[int] | None = None
+) -> Mean | None:
     """The mean over processes of several runs; `runs` holds the figures of each run's processes.
 
     `first` counts each run's processes that determined the number of processes; default: all.
@@ -113,12 +117,20 @@ def mean_from_runs(runs: Sequence[Sequence[float]], first: Sequence[int] | None 
         return pooled
     means = [sum(each) / len(each) for each in groups]
     middle = sum(means) / len(means)
-    between = sum(len(each) * (mean - pooled.value) ** 2 for each, mean in zip(groups, means, strict=True))
-    inside = sum((value - mean) ** 2 for each, mean in zip(groups, means, strict=True) for value in each)
+    between = sum(
+        len(each) * (mean - pooled.value) ** 2 for each, mean in zip(groups, means, strict=True)
+    )
+    inside = sum(
+        (value - mean) ** 2 for each, mean in zip(groups, means, strict=True) for value in each
+    )
     between, inside = between / (len(groups) - 1), inside / inside_freedom
     ratio = between / inside if inside > 0 else (inf if between > 0 else 0.0)
-    if float(special.fdtrc(len(groups) - 1, inside_freedom, ratio)) >= POOLING_RISK:  # no difference is seen
-        error = pooled.error * sqrt(len(every) * sum(1 / len(each) for each in groups)) / len(groups)
+    if (
+        float(special.fdtrc(len(groups) - 1, inside_freedom, ratio)) >= POOLING_RISK
+    ):  # no difference is seen
+        error = (
+            pooled.error * sqrt(len(every) * sum(1 / len(each) for each in groups)) / len(groups)
+        )
         return Mean(middle, error, min(pooled.freedom, SIMILAR_RUNS_FREEDOM * (len(groups) - 1)))
     variance = sum((mean - middle) ** 2 for mean in means) / (len(groups) - 1)
     return Mean(middle, sqrt(variance / len(groups)), len(groups) - 1)
@@ -146,7 +158,9 @@ def estimate_run_scatter(builds: Iterable[Sequence[Sequence[float]]]) -> Scatter
     return Scatter(sqrt(squares / freedom), freedom) if freedom else None
 
 
-def count_runs_needed(runs: Sequence[Sequence[float]], half: float, confidence: float, fewest: float = 0) -> int | None:
+def count_runs_needed(
+    runs: Sequence[Sequence[float]], half: float, confidence: float, fewest: float = 0
+) -> int | None:
     """The total number of runs for an interval of ±`half`, if the others are like `runs` and each is followed by a look.
 
     Together they have at least `fewest` processes. At least one more than there are; None for more than MAX_RUNS. Raises
@@ -155,7 +169,11 @@ def count_runs_needed(runs: Sequence[Sequence[float]], half: float, confidence: 
     mean, processes = mean_from_runs(runs), sum(map(len, runs))
     if mean is None:
         raise ValueError(f"{processes} processes: give {MIN_VALUES} or more")
-    each = SIMILAR_RUNS_FREEDOM if len(runs) < 2 else min(mean.freedom / (len(runs) - 1), SIMILAR_RUNS_FREEDOM)
+    each = (
+        SIMILAR_RUNS_FREEDOM
+        if len(runs) < 2
+        else min(mean.freedom / (len(runs) - 1), SIMILAR_RUNS_FREEDOM)
+    )
     for count in range(len(runs) + 1, MAX_RUNS + 1):
         error = mean.error * sqrt(len(runs) / count)
         level = compute_look_confidence(confidence, count)
@@ -181,7 +199,9 @@ def subtract_means(new: Mean, old: Mean) -> Mean:
     return Mean(new.value - old.value, sqrt(variance), freedom)
 
 
-def subtract_across_runs(new: Mean, old: Mean, runs: tuple[int, int], scatter: Scatter | None) -> Mean | None:
+def subtract_across_runs(
+    new: Mean, old: Mean, runs: tuple[int, int], scatter: Scatter | None
+) -> Mean | None:
     """`subtract_means` of logarithms over processes of different runs, `runs` of either; None if a single run's error is unknown.
 
     The mean of several runs includes the scatter of runs (`mean_from_runs`); the mean of one run takes it from other builds.
@@ -191,11 +211,15 @@ def subtract_across_runs(new: Mean, old: Mean, runs: tuple[int, int], scatter: S
     if scatter is None:
         return None
     sides = (
-        mean if count > 1 else Mean(mean.value, max(mean.error, scatter.sd), min(mean.freedom, scatter.freedom))
+        mean
+        if count > 1
+        else Mean(mean.value, max(mean.error, scatter.sd), min(mean.freedom, scatter.freedom))
         for mean, count in zip((new, old), runs, strict=True)
     )
     found = subtract_means(*sides)
-    return Mean(found.value, found.error, min(found.freedom, scatter.freedom))  # both sides may use the same estimate
+    return Mean(
+        found.value, found.error, min(found.freedom, scatter.freedom)
+    )  # both sides may use the same estimate
 
 
 def split_scatter(
@@ -228,7 +252,9 @@ def compute_ratio_of_sums_interval(
     if count < MIN_VALUES or total <= 0:
         return None
     ratio = float(np.sum(numerators)) / total
-    error = sqrt(count / (count - 1) * float(np.sum((numerators - ratio * denominators) ** 2))) / total
+    error = (
+        sqrt(count / (count - 1) * float(np.sum((numerators - ratio * denominators) ** 2))) / total
+    )
     return Mean(ratio, error, count - 1).interval(confidence)
 
 
@@ -259,7 +285,12 @@ def compute_unseen_p_value(distance: float, processes: int, gap: float = SPEED_G
 
 
 def widen_for_unseen_speed(
-    value: float, interval: Interval, processes: int, confidence: float, gap: float = SPEED_GAP, percent: float = 0.0
+    value: float,
+    interval: Interval,
+    processes: int,
+    confidence: float,
+    gap: float = SPEED_GAP,
+    percent: float = 0.0,
 ) -> tuple[Interval, str]:
     """The interval of a positive `value` over `processes`, widened by a speed that none of them drew, and the reason.
 
@@ -276,7 +307,9 @@ def widen_for_unseen_speed(
     return (low, high), "" if (low, high) == interval else why
 
 
-def count_processes_for_reach(distance: float, level: float, gap: float = SPEED_GAP, percent: float = 0.0) -> float:
+def count_processes_for_reach(
+    distance: float, level: float, gap: float = SPEED_GAP, percent: float = 0.0
+) -> float:
     """The number of processes that limits the effect of an unseen speed to `distance`; infinite for none."""
     other = percent / 100 if percent > 50 and 0 < distance < gap else 1 - distance / gap
     return inf if distance <= 0 else 1 if other <= 0 else ceil(log(level) / log(other) - 1e-9)

@@ -47,14 +47,18 @@ def compare_rows(reference: np.ndarray, got: np.ndarray) -> RowErrors:
     if reference.shape != got.shape:
         blank = np.zeros_like(reference)
         return {**compare_rows(blank, blank), "finite": np.zeros(len(reference), bool)}
-    best = {f"{of}_best": _hash_best(value) for of, value in (("reference", reference), ("output", got))}
+    best = {
+        f"{of}_best": _hash_best(value) for of, value in (("reference", reference), ("output", got))
+    }
     return {**compute_row_errors(reference, got), **best}
 
 
 def _hash_best(output: np.ndarray) -> np.ndarray:
     if not output.size:
         return np.zeros(len(output), np.uint32)
-    places = np.argmax(output.reshape(len(output), -1, output.shape[-1] if output.ndim > 1 else 1), axis=-1)
+    places = np.argmax(
+        output.reshape(len(output), -1, output.shape[-1] if output.ndim > 1 else 1), axis=-1
+    )
     return np.array([crc32(row.tobytes()) for row in places.astype(np.int64)], np.uint32)
 
 
@@ -62,7 +66,10 @@ def compute_row_errors(reference: np.ndarray, got: np.ndarray) -> dict[str, np.n
     """Per sample (first axis) the sums for `pool_errors`; stored with a proof, they reproduce its figures."""
     count = len(reference) if reference.ndim else 1
     with np.errstate(invalid="ignore", over="ignore"):  # `finite` reports it
-        expected, found = (each.astype(np.float64).reshape(count, -1 if each.size else 0) for each in (reference, got))
+        expected, found = (
+            each.astype(np.float64).reshape(count, -1 if each.size else 0)
+            for each in (reference, got)
+        )
         difference = np.abs(found - expected)
         return {
             "values": np.full(count, expected.shape[1]),
@@ -80,9 +87,15 @@ def pool_errors(name: str, rows: Mapping[str, np.ndarray]) -> OutputError:
     """The error figures over all samples together, from their `compute_row_errors`."""
     if not rows["finite"].all():
         return _as_wrong_as_can_be(name)
-    norm, distance, length = (sqrt(float(rows[f"{of}_square"].sum())) for of in ("reference", "difference", "output"))
+    norm, distance, length = (
+        sqrt(float(rows[f"{of}_square"].sum())) for of in ("reference", "difference", "output")
+    )
     relative = distance / norm if norm > 0 else (0.0 if distance == 0 else _BIG)
-    cosine = float(rows["product"].sum()) / (norm * length) if norm * length > 0 else float(distance == 0)
+    cosine = (
+        float(rows["product"].sum()) / (norm * length)
+        if norm * length > 0
+        else float(distance == 0)
+    )
     return OutputError(
         name=name,
         max_abs=float(rows["difference_max"].max(initial=0.0)),
@@ -113,7 +126,11 @@ def sum_errors(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
         one, other = (each[at : at + _BLOCK] for each in whole)
         with np.errstate(invalid="ignore", over="ignore"):
             if not one @ one < _MASKED**2:
-                masked = (np.abs(one) > _MASKED) & (np.abs(other) > _FP16_LARGEST) & (np.sign(one) == np.sign(other))
+                masked = (
+                    (np.abs(one) > _MASKED)
+                    & (np.abs(other) > _FP16_LARGEST)
+                    & (np.sign(one) == np.sign(other))
+                )
                 one, other = (np.where(masked, np.float32(0), each) for each in (one, other))
             apart = other - one
             pairs = ((one, one), (other, other), (apart, apart), (one, other))
@@ -124,7 +141,9 @@ def sum_errors(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
 
 
 def pool_sums(name: str, sums: np.ndarray) -> OutputError:
-    return pool_errors(name, {**dict(zip(_SUMS, sums.T, strict=True)), "finite": np.isfinite(sums).all(axis=1)})
+    return pool_errors(
+        name, {**dict(zip(_SUMS, sums.T, strict=True)), "finite": np.isfinite(sums).all(axis=1)}
+    )
 
 
 FEWEST_FOR_SNR = 60
@@ -137,7 +156,9 @@ def compute_snr_interval(rows: Mapping[str, np.ndarray], confidence: float) -> I
     Samples are drawn, their squares are not: the ratio of two sums with Student's t (Cochran, Sampling Techniques, 3rd ed.,
     2.11) on its logarithm. None if the error is zero, or spread over fewer than FEWEST_FOR_SNR samples.
     """
-    noise, signal = (np.asarray(rows[f"{of}_square"], dtype=np.float64) for of in ("difference", "reference"))
+    noise, signal = (
+        np.asarray(rows[f"{of}_square"], dtype=np.float64) for of in ("difference", "reference")
+    )
     count, total = len(noise), float(noise.sum())
     if total <= 0 or float(signal.sum()) <= 0 or total**2 < FEWEST_FOR_SNR * float(noise @ noise):
         return None
@@ -162,7 +183,9 @@ def compute_top1_agreement(reference: np.ndarray, got: np.ndarray) -> float | No
     None if the reference gives all samples the same class, as with random weights: agreement would then prove nothing.
     """
     expected = find_best_classes(reference)
-    return None if np.unique(expected).size < 2 else float(np.mean(expected == find_best_classes(got)))
+    return (
+        None if np.unique(expected).size < 2 else float(np.mean(expected == find_best_classes(got)))
+    )
 
 
 def compute_top1_accuracy(labels: np.ndarray, scores: np.ndarray) -> float:
@@ -244,7 +267,10 @@ class SampledFigure:
 
     def interval(self, confidence: float) -> Interval:
         """Two-sided, inside the limits."""
-        low, high = (self._find_bound(side, compute_t_quantile(0.5 + confidence / 2, self.freedom)) for side in (-1, 1))
+        low, high = (
+            self._find_bound(side, compute_t_quantile(0.5 + confidence / 2, self.freedom))
+            for side in (-1, 1)
+        )
         return max(self.limits[0], low), min(self.limits[1], high)
 
     def compute_p_value_above(self, limit: float) -> float:
@@ -259,7 +285,9 @@ class SampledFigure:
         """The figure of `n` samples like these."""
         times = n / self.samples
         freedom = max(1, round((self.freedom + 1) * times) - 1)
-        return replace(self, samples=n, freedom=freedom, squares=self.squares * times, cubes=self.cubes * times)
+        return replace(
+            self, samples=n, freedom=freedom, squares=self.squares * times, cubes=self.cubes * times
+        )
 
     def _error_and_lean(self, side: int) -> tuple[float, float]:
         """The standard error of the sum over samples, and a third of its skewness towards `side`."""
@@ -284,7 +312,11 @@ class SampledFigure:
 
 
 def figure_from_samples(
-    value: float, parts: NDArray[np.float64], samples: int, limits: tuple[float, float], effect: float = 1.0
+    value: float,
+    parts: NDArray[np.float64],
+    samples: int,
+    limits: tuple[float, float],
+    effect: float = 1.0,
 ) -> SampledFigure:
     """The figure `value` of `samples` with the contributions `parts` (samples,) of samples or groups of them.
 
@@ -301,7 +333,11 @@ MAX_SAMPLES_SUGGESTED = 10_000_000
 
 
 def count_samples_to_decide(
-    figure: Share | SampledFigure, limit: float, confidence: float = CONFIDENCE, *, at_least: bool = True
+    figure: Share | SampledFigure,
+    limit: float,
+    confidence: float = CONFIDENCE,
+    *,
+    at_least: bool = True,
 ) -> int | None:
     """The number of samples like those of `figure` that puts its whole interval on the right side of `limit`.
 
@@ -332,7 +368,9 @@ def mean_from_samples(values: NDArray[np.float64]) -> Share | SampledFigure:
     return figure_from_samples(float(values.mean()), values, len(values), (0.0, 1.0))
 
 
-def compute_macro_f1(labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> float:
+def compute_macro_f1(
+    labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int
+) -> float:
     """The mean over occurring classes of the harmonic mean of precision and recall; arrays of shape (samples,)."""
     hits = np.bincount(labels[labels == predicted], minlength=classes)
     sizes = _sizes(labels, predicted, classes)
@@ -350,17 +388,25 @@ def compare_macro_f1(
     apart = _influence(labels, first, classes) - _influence(labels, second, classes)
     sizes = np.maximum((_sizes(labels, first, classes) + _sizes(labels, second, classes)) / 2, 1)
     present = max(int(np.count_nonzero(np.bincount(labels, minlength=classes))), 1)
-    effect = sqrt(np.mean((2 * len(labels) / sizes[labels] / present) ** 2))  # of a sample that only one has right
+    effect = sqrt(
+        np.mean((2 * len(labels) / sizes[labels] / present) ** 2)
+    )  # of a sample that only one has right
     value = compute_macro_f1(labels, first, classes) - compute_macro_f1(labels, second, classes)
     return figure_from_samples(value, apart, len(labels), (-1.0, 1.0), effect)
 
 
-def _sizes(labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+def _sizes(
+    labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int
+) -> NDArray[np.int64]:
     """Per class, the number of its labels plus the number of its predictions."""
-    return np.asarray(np.bincount(labels, minlength=classes) + np.bincount(predicted, minlength=classes))
+    return np.asarray(
+        np.bincount(labels, minlength=classes) + np.bincount(predicted, minlength=classes)
+    )
 
 
-def _influence(labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> NDArray[np.float64]:
+def _influence(
+    labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int
+) -> NDArray[np.float64]:
     """Each sample's contribution to n times the macro F1 (samples,): its derivative by the sample's weight."""
     hit, n = labels == predicted, len(labels)
     sizes = _sizes(labels, predicted, classes)

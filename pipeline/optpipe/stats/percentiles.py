@@ -42,7 +42,9 @@ def count_samples_needed(percent: float, *, risk: float = 0.01) -> int:
     inside, most = percent / 100, 2
     while _at_most_one_above(most, inside) > risk:
         most *= 2
-    return bisect_left(range(most), True, key=lambda count: _at_most_one_above(count, inside) <= risk)
+    return bisect_left(
+        range(most), True, key=lambda count: _at_most_one_above(count, inside) <= risk
+    )
 
 
 def _at_most_one_above(count: int, inside: float) -> float:
@@ -61,7 +63,11 @@ def pool_percentile(processes: Sequence[np.ndarray], percent: float) -> list[flo
     The values are the jackknife's: the loss from leaving out one process of `processes`, (samples,) each. Their scatter gives the
     percentile's error, except that of p50 of few processes.
     """
-    values, sizes, count = np.concatenate(processes), [len(each) for each in processes], len(processes)
+    values, sizes, count = (
+        np.concatenate(processes),
+        [len(each) for each in processes],
+        len(processes),
+    )
     order = np.argsort(values, kind="stable")
     values, owner = values[order], np.repeat(np.arange(count), sizes)[order]
     weights = 1 / np.array(sizes)[owner]
@@ -83,12 +89,17 @@ def count_samples_for_ranks(percent: float, confidence: float = CONFIDENCE) -> i
     return max(2, ceil(log((1 - confidence) / 2) / log(1 - rarer) - 1e-9))
 
 
-def interval_ranks(count: float, percent: float, confidence: float = CONFIDENCE) -> tuple[int, int] | None:
+def interval_ranks(
+    count: float, percent: float, confidence: float = CONFIDENCE
+) -> tuple[int, int] | None:
     """Ranks (1-based) whose order statistics enclose the percentile with at least `confidence`; None for too few."""
     if floor(count) < count_samples_for_ranks(percent, confidence):
         return None
     trials, inside, tail = floor(count), percent / 100, (1 - confidence) / 2
-    low, high = _binomial_quantile(tail, trials, inside), _binomial_quantile(1 - tail, trials, inside) + 1
+    low, high = (
+        _binomial_quantile(tail, trials, inside),
+        _binomial_quantile(1 - tail, trials, inside) + 1,
+    )
     return (low, high) if low >= 1 and high <= trials else None
 
 
@@ -102,7 +113,9 @@ def _binomial_quantile(level: float, trials: int, probability: float) -> int:
     return found
 
 
-def plan_sample_count(durations: np.ndarray, percent: float, longest: int, confidence: float = CONFIDENCE) -> int:
+def plan_sample_count(
+    durations: np.ndarray, percent: float, longest: int, confidence: float = CONFIDENCE
+) -> int:
     """The samples for `percent` and the usual percentiles below it, given the `durations` so far; at most `longest`.
 
     Decided once, from durations in measured order: repeated checks would stop when the estimate of correlation is small by
@@ -150,7 +163,9 @@ def summary_from_ns(
         withheld=withheld,
         cv=cv,
         confidence=confidence,
-        median=find_order_statistic(ordered, 50.0) if len(values) >= count_samples_needed(50.0) else None,
+        median=find_order_statistic(ordered, 50.0)
+        if len(values) >= count_samples_needed(50.0)
+        else None,
     )
 
 
@@ -169,7 +184,9 @@ def _percentile(
     scale = count / floor(effective)
     low = max(1, floor(ranks[0] * scale)) if scale > 1 else ranks[0]
     high = min(count, ceil(ranks[1] * scale)) if scale > 1 else ranks[1]
-    return Estimate(value, min(value, float(ordered[low - 1])), max(value, float(ordered[high - 1])))
+    return Estimate(
+        value, min(value, float(ordered[low - 1])), max(value, float(ordered[high - 1]))
+    )
 
 
 def _fewest_stretches(count: int) -> float:
@@ -206,10 +223,18 @@ def compute_relaxation_queries(utilization: float) -> float:
 def count_transient_queries(utilization: float, percent: float) -> int:
     """Queries to leave out at first; at most as many as the percentile needs."""
     most = count_samples_needed(percent)
-    return most if utilization >= 1 else min(most, ceil(RELAXATIONS_LEFT_OUT * compute_relaxation_queries(utilization)))
+    return (
+        most
+        if utilization >= 1
+        else min(most, ceil(RELAXATIONS_LEFT_OUT * compute_relaxation_queries(utilization)))
+    )
 
 
 def count_queries_needed(utilization: float, percent: float) -> int:
     """Queries that the percentile needs; at saturation, where no number suffices, as for other loads."""
-    factor = 1.0 if utilization >= 1 else max(1.0, QUEUE_FACTOR * compute_relaxation_queries(utilization))
+    factor = (
+        1.0
+        if utilization >= 1
+        else max(1.0, QUEUE_FACTOR * compute_relaxation_queries(utilization))
+    )
     return ceil(count_samples_needed(percent) * factor - 1e-6)

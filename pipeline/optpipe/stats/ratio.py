@@ -63,7 +63,9 @@ class Order:
         return self._random.sample(listed, len(listed))
 
 
-def alternate(subjects: Mapping[str, Callable[[], T]], rounds: int, seed: int) -> dict[str, list[T]]:
+def alternate(
+    subjects: Mapping[str, Callable[[], T]], rounds: int, seed: int
+) -> dict[str, list[T]]:
     """Calls every subject once in each round; returns their results in the order of the rounds."""
     order = Order(seed)
     found: dict[str, list[T]] = {name: [] for name in subjects}
@@ -74,7 +76,10 @@ def alternate(subjects: Mapping[str, Callable[[], T]], rounds: int, seed: int) -
 
 
 def ratio_from_rounds(
-    baseline: Sequence[float], contender: Sequence[float], confidence: float = 0.95, first: int | None = None
+    baseline: Sequence[float],
+    contender: Sequence[float],
+    confidence: float = 0.95,
+    first: int | None = None,
 ) -> Ratio:
     """The geometric-mean ratio of paired rounds; each value is one process's statistic (its median latency).
 
@@ -91,7 +96,9 @@ def ratio_from_rounds(
     return _ratio(mean.value, mean.error, mean.freedom, count, confidence)
 
 
-def compute_ratio_interval(one: float, one_interval: Interval, other: float, other_interval: Interval) -> Interval:
+def compute_ratio_interval(
+    one: float, one_interval: Interval, other: float, other_interval: Interval
+) -> Interval:
     """The interval of `one` / `other`, measured independently, at the confidence of theirs: on a log scale, relative errors add as
     squares.
     """
@@ -114,7 +121,9 @@ def compute_exchange_p_value(baseline: Sequence[float], contender: Sequence[floa
     logs = np.array(_log_ratios(baseline, contender))
     if len(logs) > MOST_ENUMERATED:
         return 0.0
-    signs = 1 - 2 * ((np.arange(1 << (len(logs) - 1))[:, None] >> np.arange(len(logs))) & 1)  # the last keeps its sign
+    signs = 1 - 2 * (
+        (np.arange(1 << (len(logs) - 1))[:, None] >> np.arange(len(logs))) & 1
+    )  # the last keeps its sign
     return float(np.mean(np.abs(signs @ logs) >= abs(logs.sum()) * (1 - 1e-9)))
 
 
@@ -146,7 +155,9 @@ def _ratio(center: float, error: float, freedom: float, rounds: int, confidence:
 
 def _log_ratios(baseline: Sequence[float], contender: Sequence[float]) -> list[float]:
     if len(baseline) != len(contender) or len(baseline) < SMALLEST_ROUNDS:
-        raise ValueError(f"need {SMALLEST_ROUNDS} or more rounds of both, got {len(baseline)} and {len(contender)}")
+        raise ValueError(
+            f"need {SMALLEST_ROUNDS} or more rounds of both, got {len(baseline)} and {len(contender)}"
+        )
     if not all(isfinite(value) and value > 0 for value in (*baseline, *contender)):
         raise ValueError("durations must be positive and finite")
     return [log(after) - log(before) for before, after in zip(baseline, contender, strict=True)]

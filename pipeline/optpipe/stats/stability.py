@@ -85,7 +85,9 @@ def find_trend(values: np.ndarray) -> tuple[float, float] | None:
     medians = np.array([float(np.median(block)) for block in np.array_split(values, blocks)])
     folded = (medians[: blocks // 2][::-1] + medians[blocks // 2 :]) / 2
     level = float(np.median(medians))
-    change, p_value = min(_monotone(medians, level), _monotone(folded, level), key=lambda each: each[1])
+    change, p_value = min(
+        _monotone(medians, level), _monotone(folded, level), key=lambda each: each[1]
+    )
     return change, min(1.0, 2 * p_value)
 
 
@@ -124,7 +126,9 @@ def find_two_modes(values: np.ndarray) -> tuple[float, float, float] | None:
     bulk = ordered[: int(len(ordered) * (1 - SMALLEST_MODE))]
     half = len(ordered) // 2
     narrowest = float(np.min(ordered[half:] - ordered[: len(ordered) - half]))
-    scale = max(narrowest / 1.349, 1e-4)  # a normal peak's standard deviation, from the narrowest half of the values
+    scale = max(
+        narrowest / 1.349, 1e-4
+    )  # a normal peak's standard deviation, from the narrowest half of the values
     start, end = float(bulk[0]) - 3 * scale, float(ordered[-1]) + 3 * scale
     cell = max(scale / 8, (end - start) / (64 * _CELLS))
     grid = np.arange(start, end + cell, cell)
@@ -138,11 +142,16 @@ def find_two_modes(values: np.ndarray) -> tuple[float, float, float] | None:
         fast_at, slow_at = sorted(float(grid[at]) + cell / 2 for at in (peak, other))
         lower = peak if density[peak] < density[other] else other
         at_peak, at_valley = (
-            int(np.searchsorted(ordered, center + 0.6 * scale) - np.searchsorted(ordered, center - 0.6 * scale))
+            int(
+                np.searchsorted(ordered, center + 0.6 * scale)
+                - np.searchsorted(ordered, center - 0.6 * scale)
+            )
             for center in (float(grid[lower]) + cell / 2, float(grid[valley]) + cell / 2)
         )
         # the probability of so unequal counts if the density is as high at the valley as at the peak
-        ripple = float(special.bdtr(at_valley, at_peak + at_valley, 0.5)) if at_peak + at_valley else 1.0
+        ripple = (
+            float(special.bdtr(at_valley, at_peak + at_valley, 0.5)) if at_peak + at_valley else 1.0
+        )
         if slow_at - fast_at >= log1p(SMALLEST_GAP) and ripple < CHANCE:
             return float(np.exp(fast_at)), float(np.exp(slow_at)), slow / len(values)
     return None
@@ -152,7 +161,9 @@ def _pairs_of_peaks(density: np.ndarray) -> Iterator[tuple[int, int, int]]:
     """The highest peak with each other peak across a valley of less than half its height: peak, valley, other."""
     peaks = np.flatnonzero((density[1:-1] > density[:-2]) & (density[1:-1] >= density[2:])) + 1
     highest = int(np.argmax(density))
-    for other in sorted((int(each) for each in peaks if each != highest), key=lambda at: -density[at]):
+    for other in sorted(
+        (int(each) for each in peaks if each != highest), key=lambda at: -density[at]
+    ):
         low, high = min(highest, other), max(highest, other)
         valley = low + int(np.argmin(density[low : high + 1]))
         if density[valley] < density[other] / 2:
@@ -169,7 +180,10 @@ def compute_variation_interval(values: np.ndarray, confidence: float) -> Interva
     By the delta method on its logarithm, with the effective count of the influences, taken one standard error smaller; None
     if they are worth fewer than FEWEST_FOR_VARIATION independent ones, or do not vary.
     """
-    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    mean, deviation = (
+        float(np.mean(values)),
+        float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
+    )
     if deviation == 0 or mean == 0:
         return None
     apart = (values - mean) / deviation

@@ -16,7 +16,14 @@ from typing import IO, Any, cast
 
 from optpipe.core import LazyModule
 from optpipe.core.entries import ArtifactInfo, Environment, ModelInfo, VerificationInfo
-from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError, escape, first_line
+from optpipe.core.errors import (
+    BadInputError,
+    MissingError,
+    OptpipeError,
+    StageError,
+    escape,
+    first_line,
+)
 from optpipe.core.process import redirect_output
 from optpipe.core.records import json_from_record, record_from_json
 from optpipe.models.artifacts.lookup import find_reference
@@ -50,9 +57,17 @@ def describe_node() -> dict[str, str]:
         raise BadInputError(f"{problem}; start one Ray node for each with CUDA_VISIBLE_DEVICES")
     if len({slot.fingerprint for slot in slots if slot.gpu}) > 1:
         problem = "this host has GPUs of one kind with different power limits or MIG modes"
-        raise BadInputError(f"{problem}; set them alike, or start one Ray node for each with CUDA_VISIBLE_DEVICES")
-    gpu, device = first.environment.gpus[0], next(each for each in list_devices() if each.uuid == first.gpu)
-    labels |= {f"{PREFIX}driver": gpu.driver, f"{PREFIX}memory-gib": str(round(gpu.memory_bytes / 2**30))}
+        raise BadInputError(
+            f"{problem}; set them alike, or start one Ray node for each with CUDA_VISIBLE_DEVICES"
+        )
+    gpu, device = (
+        first.environment.gpus[0],
+        next(each for each in list_devices() if each.uuid == first.gpu),
+    )
+    labels |= {
+        f"{PREFIX}driver": gpu.driver,
+        f"{PREFIX}memory-gib": str(round(gpu.memory_bytes / 2**30)),
+    }
     labels[f"{PREFIX}mig"] = "unsupported" if device.mig is None else "on" if device.mig else "off"
     if device.power_limit_w is not None:
         labels[f"{PREFIX}power-limit-w"] = f"{device.power_limit_w:.0f}"
@@ -73,7 +88,9 @@ def selector_from_text(text: str) -> tuple[str, str]:
     label, unequal = name.rstrip("!").strip(), "!" if name.endswith("!") else ""
     value = label_from_kind(value.strip())
     if not equals or not label or not value:
-        raise BadInputError(f"--node {text}: expected LABEL=VALUE or LABEL!=VALUE, such as driver=580.95.05 or mig=off")
+        raise BadInputError(
+            f"--node {text}: expected LABEL=VALUE or LABEL!=VALUE, such as driver=580.95.05 or mig=off"
+        )
     return label if "/" in label else f"{PREFIX}{label}", unequal + value
 
 
@@ -81,7 +98,9 @@ def is_selected(labels: Mapping[str, str], label: str, wanted: str) -> bool:
     return (labels.get(label) == wanted.removeprefix("!")) is not wanted.startswith("!")
 
 
-_TOKEN = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of the cluster"
+_TOKEN = (
+    "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of the cluster"
+)
 
 
 def connect() -> None:
@@ -92,14 +111,22 @@ def connect() -> None:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise MissingError("--on ray requires Ray; install it with: pip install 'optpipe[ray]'") from error
+        raise MissingError(
+            "--on ray requires Ray; install it with: pip install 'optpipe[ray]'"
+        ) from error
     if ray.is_initialized():
         return
     with tempfile.NamedTemporaryFile(prefix="optpipe-ray-") as log:
         try:
             with redirect_output(Path(log.name)), warnings.catch_warnings(action="ignore"):
                 ray.init("auto", log_to_driver=False, configure_logging=False)
-        except (ConnectionError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
+        except (
+            ConnectionError,
+            RuntimeError,
+            ValueError,
+            ImportError,
+            ray.exceptions.RayError,
+        ) as error:
             raise MissingError(_explain(error, log.read().decode(errors="replace"))) from error
 
 
@@ -125,25 +152,39 @@ def list_cluster_slots(selectors: Mapping[str, str] = {}) -> tuple[Slot, ...]:
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
     described = [(node, node.get("Labels") or {}) for node in nodes]
     if asked := not any(LABEL in labels for _, labels in described):
-        described = [(node, labels | each) for (node, labels), each in zip(described, _ask_nodes(nodes), strict=True)]
+        described = [
+            (node, labels | each)
+            for (node, labels), each in zip(described, _ask_nodes(nodes), strict=True)
+        ]
     described = [(node, labels) for node, labels in described if LABEL in labels]
     found: list[Slot] = []
     for node, labels in described:
         if not all(is_selected(labels, *each) for each in selectors.items()):
             continue
-        kind, ident = labels[LABEL].replace("_", " "), node["NodeID"]  # NVML's names have no underscores
+        kind, ident = (
+            labels[LABEL].replace("_", " "),
+            node["NodeID"],
+        )  # NVML's names have no underscores
         count = int(node["Resources"].get("GPU", 0)) if choose_device_of_kind(kind) == "cuda" else 1
-        slot = Slot("", kind, (), labels.get(FINGERPRINT, ""), Environment(), node=ident if asked else "")
+        slot = Slot(
+            "", kind, (), labels.get(FINGERPRINT, ""), Environment(), node=ident if asked else ""
+        )
         found += [replace(slot, name=f"{ident[:8]}-{at}") for at in range(count)]
     if not found:
-        unmet = [each for each in selectors.items() if not any(is_selected(labels, *each) for _, labels in described)]
+        unmet = [
+            each
+            for each in selectors.items()
+            if not any(is_selected(labels, *each) for _, labels in described)
+        ]
         if not described or not unmet:
             needs = "matches all --node labels, has a processor and, if labeled so, a GPU"
             raise MissingError(f"no node of the Ray cluster {needs}")
         (label, value), *_ = unmet
         has = sorted({labels.get(label, "none") for _, labels in described})
         flag = f"--node {label.removeprefix(PREFIX)}{'!=' if value.startswith('!') else '='}{value.removeprefix('!')}"
-        raise MissingError(f"{flag}: no node of the Ray cluster has it; nodes have {', '.join(has)}")
+        raise MissingError(
+            f"{flag}: no node of the Ray cluster has it; nodes have {', '.join(has)}"
+        )
     return tuple(found)
 
 
@@ -173,7 +214,9 @@ def run_on_node(content: bytes, inputs: Sequence[Any]) -> Iterator[bytes]:
         content, tuple[Task, SweepOptions, tuple[str, ...], tuple[str, ...]], "the driver"
     )
     yield BEGUN
-    with suppress(PermissionError):  # Ray starts workers at nice 15, and their children would be measured at it
+    with suppress(
+        PermissionError
+    ):  # Ray starts workers at nice 15, and their children would be measured at it
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     with tempfile.TemporaryDirectory(prefix="optpipe-node-") as folder:
         workspace = Path(task.workspace or folder)
@@ -183,7 +226,11 @@ def run_on_node(content: bytes, inputs: Sequence[Any]) -> Iterator[bytes]:
         except OptpipeError as error:
             yield json_from_record(fail_task(task, tell_on_one_line(error), fingerprints[0]))
             return
-        here = replace(task, workspace=str(workspace), side_by_side=1 if slot.gpu is None else len(list_devices()))
+        here = replace(
+            task,
+            workspace=str(workspace),
+            side_by_side=1 if slot.gpu is None else len(list_devices()),
+        )
         result = run_exclusively(here, slot, options, threading.Event(), program)
         yield json_from_record(result)
         if not task.workspace:
@@ -197,7 +244,9 @@ def _find_slot(kind: str, fingerprints: Sequence[str]) -> Slot:
     whole = next(slot for slot in slots if slot.gpu is None)
     found = replace(whole, kind=kind) if choose_device_of_kind(kind) == "cpu" else slots[0]
     if found.kind != kind:
-        raise StageError(f"the node's label {LABEL} is {kind}, but it has {found.kind}; start it with its own labels")
+        raise StageError(
+            f"the node's label {LABEL} is {kind}, but it has {found.kind}; start it with its own labels"
+        )
     if found.fingerprint not in fingerprints:
         problem = f"the node's environment differs from its label {FINGERPRINT} (driver, power limit or versions)"
         raise StageError(f"{problem}; start it again with its own labels")
@@ -212,8 +261,15 @@ def list_needed(store: Store, artifact: str) -> tuple[str, ...]:
     paths = [entry.path, model.path]
     if reference is not None:
         pair = {entry.id, reference.id}
-        verified = [each for each in store.list_entries(VerificationInfo) if pair <= set(each.manifest.parents)]
-        paths += [store.verify_entry(reference).path, *(store.verify_entry(each).path for each in verified)]
+        verified = [
+            each
+            for each in store.list_entries(VerificationInfo)
+            if pair <= set(each.manifest.parents)
+        ]
+        paths += [
+            store.verify_entry(reference).path,
+            *(store.verify_entry(each).path for each in verified),
+        ]
     return tuple(f"store/{path.name}" for path in paths)
 
 
@@ -264,8 +320,12 @@ def _extract(tar: tarfile.TarFile, folder: Path) -> None:
     """Folders and plain files below `folder`, nothing else. `extractall` has no such filter before Python 3.11.4."""
     for member in tar:
         target = folder / member.name
-        if not (member.isdir() or member.isfile()) or not target.resolve().is_relative_to(folder.resolve()):
-            raise StageError(f"damaged in transfer: {escape(member.name)} is not a file of a workspace")
+        if not (member.isdir() or member.isfile()) or not target.resolve().is_relative_to(
+            folder.resolve()
+        ):
+            raise StageError(
+                f"damaged in transfer: {escape(member.name)} is not a file of a workspace"
+            )
         if member.isdir():
             target.mkdir(parents=True, exist_ok=True)
             continue
@@ -311,13 +371,21 @@ class RayExecutor:
 
     def start(self, task: Task, slot: Slot) -> _Sent:
         """Sends the task and its artifact to a node of the slot's kind; without labels, to the slot's own node while it lives."""
-        prints = tuple(dict.fromkeys(each.fingerprint for each in self.slots if each.kind == task.kind))
+        prints = tuple(
+            dict.fromkeys(each.fingerprint for each in self.slots if each.kind == task.kind)
+        )
         given = replace(task, workspace=self.shared or ""), self.options, self.program, prints
         selector = {**self.selectors, LABEL: label_from_kind(task.kind)}
         if slot.node:
             alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-            others = {each.node for each in self.slots if each.kind == task.kind and each.node in alive}
-            selector = {NODE_ID: slot.node if slot.node in alive or not others else f"in({', '.join(sorted(others))})"}
+            others = {
+                each.node for each in self.slots if each.kind == task.kind and each.node in alive
+            }
+            selector = {
+                NODE_ID: slot.node
+                if slot.node in alive or not others
+                else f"in({', '.join(sorted(others))})"
+            }
         remote = self.remotes[choose_device_of_kind(task.kind)].options(label_selector=selector)
         stream = remote.remote(json_from_record(given), self._send(task.artifact))
         return _Sent(task, stream, slot.fingerprint, monotonic())
@@ -366,7 +434,9 @@ class RayExecutor:
         except StopIteration:
             item = None
         except ray.exceptions.RayTaskError as error:  # such as a disk of the node that is full
-            return self._fail(sent, f"its node failed: {type(error.cause).__name__}: {first_line(error.cause)}")
+            return self._fail(
+                sent, f"its node failed: {type(error.cause).__name__}: {first_line(error.cause)}"
+            )
         except ray.exceptions.RayError as error:
             return self._fail(sent, f"{type(error).__name__}: {first_line(error)}")
         if item is not None:

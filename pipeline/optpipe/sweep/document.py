@@ -57,7 +57,13 @@ def _tabulate_cells(record: SweepRecord) -> Table:
             (
                 row.cell.kind,
                 recipe.model,
-                " ".join([recipe.backend, recipe.precision, *(each.partition(".")[2] for each in row.cell.options)]),
+                " ".join(
+                    [
+                        recipe.backend,
+                        recipe.precision,
+                        *(each.partition(".")[2] for each in row.cell.options),
+                    ]
+                ),
                 load.size if usual else str(load),
                 cell_from_latency(figures.get("p50")),
                 cell_from_latency(figures.get("p99") if load.percentile >= 99 else None),
@@ -78,16 +84,25 @@ def _list_reasons(rows: Sequence[SweepRow]) -> Iterator[Sentence]:
         more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
         yield Sentence(f"{labels[0]}{more}: {reason}", _TONES.get(state, Tone.FAINT), state)
     for row in rows:
-        yield from (Sentence(f"{row.cell.label}: {why}", Tone.DOUBTFUL, "tried again") for why in row.attempts)
+        yield from (
+            Sentence(f"{row.cell.label}: {why}", Tone.DOUBTFUL, "tried again")
+            for why in row.attempts
+        )
 
 
 def _sum_up(record: SweepRecord) -> Iterator[Sentence]:
     counts = ", ".join(f"{count} {state}" for state, count in record.counts.items())
     slots = f"{len(record.slots)} slot{'' if len(record.slots) == 1 else 's'}"
-    yield Sentence(f"{len(record.rows)} cell{'' if len(record.rows) == 1 else 's'} on {slots}: {counts}")
+    yield Sentence(
+        f"{len(record.rows)} cell{'' if len(record.rows) == 1 else 's'} on {slots}: {counts}"
+    )
     if record.dry_run:
         left = record.counts.get("to run", 0)
-        known = "unknown, no earlier jobs" if record.estimate_s is None else format_duration(record.estimate_s * 1e9)
+        known = (
+            "unknown, no earlier jobs"
+            if record.estimate_s is None
+            else format_duration(record.estimate_s * 1e9)
+        )
         text = f"{left} job{'' if left == 1 else 's'} to run; estimated time: {known}"
         yield Sentence(text if left else "nothing to run")
         return

@@ -76,7 +76,11 @@ class Cell:
         """Identifies the cell. A model or calibration set of known content counts by its content, not its name."""
         asked = plain_from_record(self)
         del asked["load"]["images"]  # not asked: the measurement records it
-        for name, file in (("model", "model"), ("weights", "model"), ("calibration", "calibration")):
+        for name, file in (
+            ("model", "model"),
+            ("weights", "model"),
+            ("calibration", "calibration"),
+        ):
             if file in self.recipe.files:
                 del asked["recipe"][name]
         return hash_value(asked)[:KEY_LENGTH]
@@ -130,10 +134,15 @@ def compute_job_key(cell: Cell, fingerprint: str) -> str:
     return hash_value({"cell": cell.key, "environment": fingerprint})[:KEY_LENGTH]
 
 
-def compute_fingerprint(environment: Environment, power_limit_w: float | None, mig: bool | None) -> str:
+def compute_fingerprint(
+    environment: Environment, power_limit_w: float | None, mig: bool | None
+) -> str:
     """The hash of everything besides the cell that affects a figure: one GPU, driver, power limit, MIG state, CPU, versions."""
     facts = {
-        "gpus": [[gpu.name, gpu.compute_capability, gpu.memory_bytes, gpu.driver] for gpu in environment.gpus],
+        "gpus": [
+            [gpu.name, gpu.compute_capability, gpu.memory_bytes, gpu.driver]
+            for gpu in environment.gpus
+        ],
         "power_limit_w": power_limit_w,
         "mig": mig,
         "cpu": environment.cpu,
@@ -207,11 +216,17 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     precisions: Annotated[tuple[str, ...], params.PRECISIONS] = ("fp16",)
     backends: Annotated[tuple[str, ...], params.BACKENDS] = ("auto",)
     batches: Annotated[
-        tuple[int, ...], Param("Batch sizes, such as 1,8,32 or 1:256.", flag="batch", parse=params.sizes_from_text)
+        tuple[int, ...],
+        Param("Batch sizes, such as 1,8,32 or 1:256.", flag="batch", parse=params.sizes_from_text),
     ] = (1,)
     lengths: Annotated[
         tuple[int, ...],
-        Param("Sequence lengths, such as 32,128,512.", flag="length", metavar="TOKENS", parse=params.sizes_from_text),
+        Param(
+            "Sequence lengths, such as 32,128,512.",
+            flag="length",
+            metavar="TOKENS",
+            parse=params.sizes_from_text,
+        ),
     ] = ()
     """Default: the length of the texts that verified each build."""
     scenarios: Annotated[
@@ -219,12 +234,18 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Param(
             "MLPerf scenarios, comma-separated.",
             flag="scenario",
-            parse=lambda text, flag: tuple(map(Scenario, choices_from_text(text, list(Scenario), flag))),
+            parse=lambda text, flag: tuple(
+                map(Scenario, choices_from_text(text, list(Scenario), flag))
+            ),
         ),
     ] = (Scenario.SINGLE_STREAM,)
     rates: Annotated[
         tuple[float, ...],
-        Param("Mean queries per second (server), comma-separated.", flag="rate", parse=params.numbers_from_text),
+        Param(
+            "Mean queries per second (server), comma-separated.",
+            flag="rate",
+            parse=params.numbers_from_text,
+        ),
     ] = ()
     options: tuple[tuple[str, ...], ...] = ((),)
     gpus: Annotated[tuple[str, ...], params.GPU] = ()
@@ -250,25 +271,45 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class SweepOptions:
     dry_run: Annotated[bool, Param("Only show the jobs and the estimated time.")] = False
     again: Annotated[bool, Param("Measure again what is stored.")] = False
-    shard: Annotated[str | None, Param("Only part I of N (Slurm, Kubernetes, ssh).", metavar="I/N")] = None
+    shard: Annotated[
+        str | None, Param("Only part I of N (Slurm, Kubernetes, ssh).", metavar="I/N")
+    ] = None
     loads_per_process: Annotated[
         int, Param("Loads of one artifact measured by one process.", minimum=1, setting=True)
     ] = 1
     slots: Annotated[
-        int | None, Param("Use at most this many GPUs (or parts of the CPU).", minimum=1, setting=True)
+        int | None,
+        Param("Use at most this many GPUs (or parts of the CPU).", minimum=1, setting=True),
     ] = None
-    cpu_slots: Annotated[int, Param("Equal parts of the processors, timed side by side.", minimum=1, setting=True)] = 1
-    task_s: Annotated[float, Param("Time limit of a process in seconds.", flag="job-timeout", setting=True)] = 1800.0
-    lock_s: Annotated[float, Param("Seconds to wait for a GPU in use.", flag="lock-timeout", setting=True)] = 600.0
-    retries: Annotated[int, Param("Further tries of a job that crashed.", minimum=0, setting=True)] = 1
-    on: Annotated[Literal["ray"] | None, Param("Run on the Ray cluster of this machine or RAY_ADDRESS.")] = None
+    cpu_slots: Annotated[
+        int, Param("Equal parts of the processors, timed side by side.", minimum=1, setting=True)
+    ] = 1
+    task_s: Annotated[
+        float, Param("Time limit of a process in seconds.", flag="job-timeout", setting=True)
+    ] = 1800.0
+    lock_s: Annotated[
+        float, Param("Seconds to wait for a GPU in use.", flag="lock-timeout", setting=True)
+    ] = 600.0
+    retries: Annotated[
+        int, Param("Further tries of a job that crashed.", minimum=0, setting=True)
+    ] = 1
+    on: Annotated[
+        Literal["ray"] | None, Param("Run on the Ray cluster of this machine or RAY_ADDRESS.")
+    ] = None
     node: Annotated[
-        tuple[str, ...], Param("Only nodes of the cluster with this label (or LABEL!=VALUE).", metavar="LABEL=VALUE")
+        tuple[str, ...],
+        Param(
+            "Only nodes of the cluster with this label (or LABEL!=VALUE).", metavar="LABEL=VALUE"
+        ),
     ] = ()
     store: Annotated[
-        Path | None, Param("Workspace under one path on all nodes; default: Ray's object store.", metavar="DIR")
+        Path | None,
+        Param("Workspace under one path on all nodes; default: Ray's object store.", metavar="DIR"),
     ] = None
     pending_s: Annotated[
-        float, Param("Seconds that a cluster may take to place a job.", flag="pending-timeout", setting=True)
+        float,
+        Param(
+            "Seconds that a cluster may take to place a job.", flag="pending-timeout", setting=True
+        ),
     ] = 300.0
     node_labels: Annotated[bool, Param("Print this node's labels for `ray start`.")] = False

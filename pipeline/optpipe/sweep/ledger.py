@@ -53,7 +53,9 @@ def read_jobs(workspace: Path) -> dict[str, list[JobRecord]]:
     return {key: sort_records(records) for key, records in found.items()}
 
 
-def keep_backed(workspace: Path, jobs: Mapping[str, Sequence[JobRecord]]) -> dict[str, list[JobRecord]]:
+def keep_backed(
+    workspace: Path, jobs: Mapping[str, Sequence[JobRecord]]
+) -> dict[str, list[JobRecord]]:
     """The records without those whose run was removed (`optpipe store rm`): their figures can no longer be recomputed."""
     runs = workspace / RUNS
     found = {
@@ -69,7 +71,9 @@ def _read_records(workspace: Path, prefix: str) -> Iterator[JobRecord]:
             if (path / MANIFEST).is_file():
                 yield record_from_entry(entry_from_folder(path, JobRecord))
     except BadInputError as error:
-        raise BadInputError(f"{error}\ndelete the folder; the next sweep runs its job again") from error
+        raise BadInputError(
+            f"{error}\ndelete the folder; the next sweep runs its job again"
+        ) from error
 
 
 def record_from_entry(entry: Entry[JobRecord]) -> JobRecord:
@@ -89,7 +93,9 @@ def read_job(workspace: Path, key: str) -> JobRecord | None:
 
 def sort_records(records: Iterable[JobRecord]) -> list[JobRecord]:
     """The most informative state first, then the oldest."""
-    return sorted(records, key=lambda one: (_RANK[one.state], one.started_utc, one.run or "", one.reason))
+    return sorted(
+        records, key=lambda one: (_RANK[one.state], one.started_utc, one.run or "", one.reason)
+    )
 
 
 def list_conflicts(jobs: Mapping[str, Sequence[JobRecord]]) -> Iterator[str]:
@@ -123,7 +129,13 @@ class MergeRecord:
 
     @property
     def status(self) -> ExitStatus:
-        return ExitStatus.STAGE_FAILED if self.damaged else ExitStatus.FAIL if self.conflicts else ExitStatus.DONE
+        return (
+            ExitStatus.STAGE_FAILED
+            if self.damaged
+            else ExitStatus.FAIL
+            if self.conflicts
+            else ExitStatus.DONE
+        )
 
 
 def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) -> MergeRecord:
@@ -143,7 +155,9 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
     for text in list_conflicts(read_jobs(store.workspace)):
         listener.warn(f"{text}; the done one counts")
     conflicts, damaged = tuple(found["conflicts"]), tuple(found["damaged"])
-    return MergeRecord(tuple(map(str, sources)), len(found["added"]), len(found["present"]), conflicts, damaged)
+    return MergeRecord(
+        tuple(map(str, sources)), len(found["added"]), len(found["present"]), conflicts, damaged
+    )
 
 
 def take_in(source: Path, store: Store, *, trusted: bool = True) -> dict[str, list[str]]:
@@ -164,7 +178,9 @@ def take_in(source: Path, store: Store, *, trusted: bool = True) -> dict[str, li
             elif _read_content(here) == theirs:
                 found["present"].append(str(name))
             else:
-                found["conflicts"].append(f"{path} differs from {name} of the workspace, which is kept")
+                found["conflicts"].append(
+                    f"{path} differs from {name} of the workspace, which is kept"
+                )
     return found
 
 
@@ -185,15 +201,23 @@ def _copy_whole(path: Path, target: Path, store: Store, *, trusted: bool) -> str
     with store.scratch("merge") as scratch:
         shutil.copytree(path, scratch / "copy")
         for folder in (path, scratch / "copy"):
-            if problem := next(iter(find_problems(Files(folder), files, "the manifest", NOT_LISTED)), None):
+            if problem := next(
+                iter(find_problems(Files(folder), files, "the manifest", NOT_LISTED)), None
+            ):
                 return problem
         if path.name.startswith(f"{JobRecord.KIND}-"):
             try:
                 record_from_entry(entry_from_folder(path, JobRecord))
             except BadInputError as error:
                 return str(error)
-        if manifest.kind == ArtifactInfo.KIND and not trusted and not str(manifest.info.get("file")).endswith(".onnx"):
-            (scratch / "copy" / FOREIGN).touch()  # an ONNX graph is data, everything else runs code when it is loaded
+        if (
+            manifest.kind == ArtifactInfo.KIND
+            and not trusted
+            and not str(manifest.info.get("file")).endswith(".onnx")
+        ):
+            (
+                scratch / "copy" / FOREIGN
+            ).touch()  # an ONNX graph is data, everything else runs code when it is loaded
         target.parent.mkdir(parents=True, exist_ok=True)
         (scratch / "copy").rename(target)
     return None

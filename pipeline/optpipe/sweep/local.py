@@ -19,8 +19,24 @@ from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.files import hash_text, hash_value
 from optpipe.core.process import open_process_group
 from optpipe.core.records import json_from_record, plain_from_record, read_record
-from optpipe.sweep.job import CellOutcome, JobState, Recipe, Result, SweepOptions, Task, fail_task, repeat_outcome
-from optpipe.sweep.slots import Slot, find_foreign, hold_locks, list_descendants, list_gpu_processes, list_locks
+from optpipe.sweep.job import (
+    CellOutcome,
+    JobState,
+    Recipe,
+    Result,
+    SweepOptions,
+    Task,
+    fail_task,
+    repeat_outcome,
+)
+from optpipe.sweep.slots import (
+    Slot,
+    find_foreign,
+    hold_locks,
+    list_descendants,
+    list_gpu_processes,
+    list_locks,
+)
 from optpipe.sweep.task import explain_crash, tell_on_one_line
 from optpipe.workspace.entry import get_utc_time
 from optpipe.workspace.files import write_bytes
@@ -39,7 +55,9 @@ PROGRAM = (sys.executable, "-m", "optpipe.sweep.task")
 class LocalExecutor:
     remote = False
 
-    def __init__(self, workspace: Path, options: SweepOptions, program: Sequence[str] = PROGRAM) -> None:
+    def __init__(
+        self, workspace: Path, options: SweepOptions, program: Sequence[str] = PROGRAM
+    ) -> None:
         self.workspace, self.options, self.program = workspace, options, program
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(max_workers=1024)
@@ -47,10 +65,16 @@ class LocalExecutor:
     def start(self, task: Task, slot: Slot) -> Future[Result]:
         """Waits in a thread for the slot's locks, then for the task's end."""
         task = replace(task, workspace=str(self.workspace))
-        return self._pool.submit(run_exclusively, task, slot, self.options, self._stop, self.program)
+        return self._pool.submit(
+            run_exclusively, task, slot, self.options, self._stop, self.program
+        )
 
-    def poll(self, running: Collection[Future[Result]], timeout_s: float) -> Iterator[tuple[Future[Result], Result]]:
-        yield from ((each, each.result()) for each in wait(running, timeout_s, FIRST_COMPLETED).done)
+    def poll(
+        self, running: Collection[Future[Result]], timeout_s: float
+    ) -> Iterator[tuple[Future[Result], Result]]:
+        yield from (
+            (each, each.result()) for each in wait(running, timeout_s, FIRST_COMPLETED).done
+        )
 
     def cancel(self, running: Collection[Future[Result]]) -> Collection[Future[Result]]:
         """Interrupts the tasks; they end within STOP_S and may still give a measurement."""
@@ -64,7 +88,11 @@ class LocalExecutor:
 
 
 def run_exclusively(
-    task: Task, slot: Slot, options: SweepOptions, stop: threading.Event, program: Sequence[str] = PROGRAM
+    task: Task,
+    slot: Slot,
+    options: SweepOptions,
+    stop: threading.Event,
+    program: Sequence[str] = PROGRAM,
 ) -> Result:
     """Holds the locks of the slot while the task runs; without a lock the task fails."""
     try:
@@ -75,7 +103,11 @@ def run_exclusively(
 
 
 def run_task(
-    task: Task, slot: Slot, options: SweepOptions, stop: threading.Event, program: Sequence[str] = PROGRAM
+    task: Task,
+    slot: Slot,
+    options: SweepOptions,
+    stop: threading.Event,
+    program: Sequence[str] = PROGRAM,
 ) -> Result:
     """Runs the task in a process group and waits for its end. Raises StageError if the workspace cannot be written."""
     started, clock, lost = get_utc_time("milliseconds"), monotonic(), False
@@ -110,7 +142,8 @@ def _run_process(
     if foreign:
         why = f"other processes used the GPU: {', '.join(foreign)}"
         found = tuple(
-            replace(one, state=JobState.INVALID, reason=why) if one.state is JobState.DONE else one for one in found
+            replace(one, state=JobState.INVALID, reason=why) if one.state is JobState.DONE else one
+            for one in found
         )
     return found, False
 
@@ -124,7 +157,12 @@ def _find_taken(slot: Slot) -> tuple[str, ...]:
 
 
 def _watch(
-    process: "subprocess.Popen[bytes]", slot: Slot, limit_s: float, stop: threading.Event, *, watch: bool
+    process: "subprocess.Popen[bytes]",
+    slot: Slot,
+    limit_s: float,
+    stop: threading.Event,
+    *,
+    watch: bool,
 ) -> tuple[list[str], str | None]:
     """Waits for the end. Returns the foreign processes that were seen, and why the process was ended if it was."""
     deadline, why, foreign = monotonic() + limit_s, None, dict[int, str]()
@@ -135,7 +173,11 @@ def _watch(
         if watch and slot.gpu is not None:
             foreign |= find_foreign(list_gpu_processes(slot.gpu), list_descendants(process.pid))
         if why is None and (stop.is_set() or monotonic() > deadline):
-            why = "interrupted" if stop.is_set() else f"it took longer than {limit_s:.0f} s (--set job-timeout)"
+            why = (
+                "interrupted"
+                if stop.is_set()
+                else f"it took longer than {limit_s:.0f} s (--set job-timeout)"
+            )
             process.send_signal(signal.SIGINT)
             deadline = monotonic() + STOP_S
         elif why is not None and monotonic() > deadline:
@@ -160,5 +202,9 @@ def find_built(workspace: Path, recipe: Recipe, fingerprint: str) -> str | None:
 
 
 def _path(workspace: Path, recipe: Recipe, fingerprint: str) -> Path:
-    decisive = {"optpipe": __version__, "recipe": plain_from_record(recipe), "environment": fingerprint}
+    decisive = {
+        "optpipe": __version__,
+        "recipe": plain_from_record(recipe),
+        "environment": fingerprint,
+    }
     return workspace / NOTES / f"built-{hash_value(decisive)[:16]}.json"

@@ -87,7 +87,9 @@ def require_sound(matrix: Matrix) -> None:
     if matrix.profile is not None:
         batch_range_from_text(matrix.profile, "--profile")
     weights_from_text(matrix.weights, matrix.seed)
-    require_existing(None if matrix.calibration is None else Path(matrix.calibration), "--calibration")
+    require_existing(
+        None if matrix.calibration is None else Path(matrix.calibration), "--calibration"
+    )
     next(_list_loads(matrix)).require_sound()
     if not matrix.max_cv > 0:
         raise BadInputError(f"max_cv {matrix.max_cv:g}: must be positive")
@@ -95,7 +97,9 @@ def require_sound(matrix: Matrix) -> None:
     count *= max(1, len(matrix.lengths)) * len(matrix.options) * max(1, len(matrix.gpus))
     count *= len(matrix.scenarios) + len(matrix.rates)
     if count > LARGEST:
-        raise BadInputError(f"the matrix has about {count:,} cells; the limit is {LARGEST:,}: split it")
+        raise BadInputError(
+            f"the matrix has about {count:,} cells; the limit is {LARGEST:,}: split it"
+        )
 
 
 def _list_recipes(matrix: Matrix, kind: str) -> Iterator[Recipe]:
@@ -116,7 +120,9 @@ def _list_recipes(matrix: Matrix, kind: str) -> Iterator[Recipe]:
             seed=matrix.seed,
             calibration=matrix.calibration,
             truncate=matrix.truncate,
-            options=tuple(each for each in matrix.build_options if each.startswith(f"{backend.name}.")),
+            options=tuple(
+                each for each in matrix.build_options if each.startswith(f"{backend.name}.")
+            ),
         )
 
 
@@ -124,11 +130,16 @@ def add_contents(cells: Sequence[Cell], listener: Listener) -> tuple[Cell, ...]:
     """The cells with the hashes of model and calibration data. A user's Python code runs in a child process."""
     recipes = {_list_names(cell.recipe): cell.recipe for cell in cells}
     ours = {names: recipe for names, recipe in recipes.items() if _runs_code(recipe.model)}
-    found = {names: collect_contents(recipe) for names, recipe in recipes.items() if names not in ours}
+    found = {
+        names: collect_contents(recipe) for names, recipe in recipes.items() if names not in ours
+    }
     if ours:
         with listener.step("load the models of Python files"):
             found |= zip(ours, collect_contents_in_child(tuple(ours.values())), strict=True)
-    return tuple(replace(cell, recipe=replace(cell.recipe, files=found[_list_names(cell.recipe)])) for cell in cells)
+    return tuple(
+        replace(cell, recipe=replace(cell.recipe, files=found[_list_names(cell.recipe)]))
+        for cell in cells
+    )
 
 
 def _list_names(recipe: Recipe) -> tuple[object, ...]:
@@ -150,12 +161,22 @@ def choose_device_of_kind(kind: str) -> Device:
 
 def _list_loads(matrix: Matrix) -> Iterator[LoadSpec]:
     lengths = tuple(dict.fromkeys(matrix.lengths)) or (None,)
-    for scenario, length, size in product(dict.fromkeys(matrix.scenarios), lengths, dict.fromkeys(matrix.batches)):
+    for scenario, length, size in product(
+        dict.fromkeys(matrix.scenarios), lengths, dict.fromkeys(matrix.batches)
+    ):
         load = LoadSpec(
-            size, scenario, matrix.mode, 1, None, matrix.min_seconds, max(matrix.max_seconds, matrix.min_seconds),
-            matrix.percentile, matrix.warm_up_seconds, max(matrix.max_warm_up_seconds, matrix.warm_up_seconds),
+            size,
+            scenario,
+            matrix.mode,
+            1,
+            None,
+            matrix.min_seconds,
+            max(matrix.max_seconds, matrix.min_seconds),
+            matrix.percentile,
+            matrix.warm_up_seconds,
+            max(matrix.max_warm_up_seconds, matrix.warm_up_seconds),
             length=length,
-        )  # fmt: skip
+        )
         if scenario is Scenario.SERVER:
             yield from (replace(load, rate_per_s=rate) for rate in dict.fromkeys(matrix.rates))
         else:
@@ -166,5 +187,7 @@ def _list_loads(matrix: Matrix) -> Iterator[LoadSpec]:
 def find_obstacle(cell: Cell) -> str | None:
     """Why no machine can run a cell, by its backend; None if one may."""
     backend = BACKENDS[cell.recipe.backend]
-    reason = backend.find_obstacle(cell.recipe.device, Precision(cell.recipe.precision), anywhere=True)
+    reason = backend.find_obstacle(
+        cell.recipe.device, Precision(cell.recipe.precision), anywhere=True
+    )
     return None if reason is None else f"{backend.name} {reason}"

@@ -49,12 +49,22 @@ class SweepRow:
 
 
 def plan_sweep(
-    cells: Sequence[Cell], slots: Sequence[Slot], stored: Mapping[str, Sequence[JobRecord]], *, again: bool = False
+    cells: Sequence[Cell],
+    slots: Sequence[Slot],
+    stored: Mapping[str, Sequence[JobRecord]],
+    *,
+    again: bool = False,
 ) -> tuple[SweepRow, ...]:
     """A row for each cell. `again` ignores stored results."""
     jobs = [records[0] for records in stored.values()]
-    known = [(one.cell.recipe, one.seconds / _weigh(one.cell)) for one in jobs if one.run and one.seconds > 0]
-    times = group_pairs((key, seconds) for recipe, seconds in known for key in _list_likenesses(recipe))
+    known = [
+        (one.cell.recipe, one.seconds / _weigh(one.cell))
+        for one in jobs
+        if one.run and one.seconds > 0
+    ]
+    times = group_pairs(
+        (key, seconds) for recipe, seconds in known for key in _list_likenesses(recipe)
+    )
     by_cell = group_pairs((one.cell.key, one) for one in jobs)
     here = group_pairs((slot.kind, slot.fingerprint) for slot in slots)
     planned = []
@@ -66,11 +76,17 @@ def plan_sweep(
         elif (why := find_obstacle(cell)) is not None:
             planned.append(SweepRow(cell, Standing.IMPOSSIBLE, why, sample=cell.load.sample))
         elif cell.kind in here:
-            planned.append(SweepRow(cell, Standing.RUN, sample=cell.load.sample, seconds=_estimate(cell, times)))
+            planned.append(
+                SweepRow(
+                    cell, Standing.RUN, sample=cell.load.sample, seconds=_estimate(cell, times)
+                )
+            )
         elif (done := next((one for one in found if one.finished), None)) is not None:
             planned.append(replace(_row_from_record(done, stored=True), cell=cell))
         else:
-            reason = f"no {cell.kind} here; run the sweep on a host that has one and merge its workspace"
+            reason = (
+                f"no {cell.kind} here; run the sweep on a host that has one and merge its workspace"
+            )
             planned.append(SweepRow(cell, Standing.ELSEWHERE, reason, sample=cell.load.sample))
     return tuple(planned)
 
@@ -111,14 +127,23 @@ def _list_likenesses(recipe: Recipe) -> tuple[tuple[str, ...], ...]:
 def list_tasks(rows: Sequence[SweepRow], loads_per_process: int) -> tuple[Task, ...]:
     """Tasks of at most `loads_per_process` cells, in the order of the matrix."""
     left = [row for row in rows if row.state == Standing.RUN]
-    keys = [(hash_value(plain_from_record(row.cell.recipe)), row.cell.kind, row.cell.options) for row in left]
+    keys = [
+        (hash_value(plain_from_record(row.cell.recipe)), row.cell.kind, row.cell.options)
+        for row in left
+    ]
     found = []
     for group in group_pairs(zip(keys, left, strict=True)).values():
         for at in range(0, len(group), loads_per_process):
             part = group[at : at + loads_per_process]
             cells = tuple(row.cell for row in part)
-            guesses = [_weigh(each) * (LOAD_S + each.load.warm_up_seconds + each.load.min_seconds) for each in cells]
-            times = [guess if row.seconds is None else row.seconds for row, guess in zip(part, guesses, strict=True)]
+            guesses = [
+                _weigh(each) * (LOAD_S + each.load.warm_up_seconds + each.load.min_seconds)
+                for each in cells
+            ]
+            times = [
+                guess if row.seconds is None else row.seconds
+                for row, guess in zip(part, guesses, strict=True)
+            ]
             found.append(Task(cells[0].recipe, cells[0].kind, cells, fmean(times)))
     return tuple(found)
 
@@ -145,7 +170,9 @@ def sort_tasks(tasks: Iterable[Task]) -> list[Task]:
     return sorted(tasks, key=lambda task: -task.expected_s)
 
 
-def take_task(waiting: MutableSequence[Task], at: int, ends: Sequence[float], slots: int, now: float) -> Task:
+def take_task(
+    waiting: MutableSequence[Task], at: int, ends: Sequence[float], slots: int, now: float
+) -> Task:
     """Removes the task at index `at` for a free slot of its kind, and puts back the loads that other slots finish sooner.
 
     `slots` counts the slots of the kind; `ends` are the times in seconds when those in use are expected to be free.
@@ -159,11 +186,16 @@ def take_task(waiting: MutableSequence[Task], at: int, ends: Sequence[float], sl
             return task
         left_s += other.expected_s if other.kind == task.kind else 0.0
     free = sorted([*(max(now, end) for end in ends), *[now] * (slots - len(ends))])
-    together = min((left_s + total) / count for count, total in enumerate(accumulate(free), start=1))
+    together = min(
+        (left_s + total) / count for count, total in enumerate(accumulate(free), start=1)
+    )
     count = max(1, floor((together - now - START_S) / task.load_s))
     if count < len(task.cells):
         rest = replace(task, cells=task.cells[count:])
-        place = next((at for at, each in enumerate(waiting) if each.expected_s <= rest.expected_s), len(waiting))
+        place = next(
+            (at for at, each in enumerate(waiting) if each.expected_s <= rest.expected_s),
+            len(waiting),
+        )
         waiting.insert(place, rest)
     return replace(task, cells=task.cells[:count])
 
@@ -187,7 +219,9 @@ class SweepRecord:
 def fill_rows(rows: Sequence[SweepRow], records: Mapping[str, JobRecord]) -> tuple[SweepRow, ...]:
     """The rows with their results; `records` are those of this sweep by the key of their cell."""
     return tuple(
-        row if (found := records.get(row.cell.key)) is None else replace(_row_from_record(found), cell=row.cell)
+        row
+        if (found := records.get(row.cell.key)) is None
+        else replace(_row_from_record(found), cell=row.cell)
         for row in rows
     )
 
@@ -205,7 +239,9 @@ def _row_from_record(record: JobRecord, *, stored: bool = False) -> SweepRow:
         run=record.run,
         processes=record.group.processes if record.group else 0,
         sample=record.sample,
-        figures=None if record.group is None else {name: one.estimate for name, one in record.group.figures.items()},
+        figures=None
+        if record.group is None
+        else {name: one.estimate for name, one in record.group.figures.items()},
         seconds=record.seconds,
         attempts=record.attempts,
         stored=stored,
@@ -234,6 +270,8 @@ def list_warnings(rows: Sequence[SweepRow]) -> list[str]:
             found.append(f"{problem}; do not compare them with each other")
     found += [
         f"{count} cell{'s' if count > 1 else ''} need{'' if count > 1 else 's'} {kind}, which is not available here"
-        for kind, count in Counter(row.cell.kind for row in rows if row.state == Standing.ELSEWHERE).items()
+        for kind, count in Counter(
+            row.cell.kind for row in rows if row.state == Standing.ELSEWHERE
+        ).items()
     ]
     return found

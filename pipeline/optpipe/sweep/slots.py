@@ -63,9 +63,13 @@ def list_kinds(slots: Sequence[Slot]) -> tuple[str, ...]:
 
 def _list_gpu_slots(environment: Environment, cpus: Sequence[int]) -> tuple[Slot, ...]:
     devices = list_devices()
-    parts = divide_cpus(cpus, [_read_node_cpus(each.numa) for each in devices])  # also for GPUs that are hidden from us
+    parts = divide_cpus(
+        cpus, [_read_node_cpus(each.numa) for each in devices]
+    )  # also for GPUs that are hidden from us
     gpus = {gpu.index: gpu for gpu in environment.gpus}
-    shown = select_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), [each.uuid for each in devices])
+    shown = select_visible_gpus(
+        os.environ.get("CUDA_VISIBLE_DEVICES"), [each.uuid for each in devices]
+    )
     found = []
     for index in shown:
         one = replace(environment, gpus=(gpus[index],))
@@ -78,7 +82,9 @@ def list_cpu_slots(environment: Environment, cpus: Sequence[int], count: int) ->
     """The processors in `count` equal parts. A part has another fingerprint than the whole."""
     environment = replace(environment, gpus=())
     size = max(1, len(cpus) // max(1, count))
-    parts = [tuple(cpus[at * size : (at + 1) * size]) for at in range(max(1, min(count, len(cpus))))]
+    parts = [
+        tuple(cpus[at * size : (at + 1) * size]) for at in range(max(1, min(count, len(cpus))))
+    ]
     whole = len(parts) == 1
     one = replace(environment, cpu_count=len(parts[0]) if not whole else environment.cpu_count)
     fingerprint = compute_fingerprint(one, None, None)
@@ -119,7 +125,9 @@ def list_devices() -> tuple[Device, ...]:
     with open_nvml() as nvml:
         if nvml is None:
             return ()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        handles = [
+            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
+        ]
         return tuple(_describe(nvml, handle) for handle in handles)
 
 
@@ -175,7 +183,11 @@ def find_foreign(processes: Mapping[int, str], own: Collection[int]) -> dict[int
 
     In a container NVML gives ids of the host: an id that is unknown here may be the job's worker, and `busy-gpu` counts it.
     """
-    return {pid: name for pid, name in processes.items() if pid not in own and Path(f"/proc/{pid}").exists()}
+    return {
+        pid: name
+        for pid, name in processes.items()
+        if pid not in own and Path(f"/proc/{pid}").exists()
+    }
 
 
 def list_descendants(pid: int) -> set[int]:
@@ -215,7 +227,10 @@ def list_locks(slot: Slot, *, timing: bool) -> list[tuple[str, bool]]:
 
 @contextmanager
 def hold_locks(
-    names: Sequence[tuple[str, bool]], wait_s: float, folder: Path | None = None, stop: threading.Event | None = None
+    names: Sequence[tuple[str, bool]],
+    wait_s: float,
+    folder: Path | None = None,
+    stop: threading.Event | None = None,
 ) -> Iterator[None]:
     """Holds all of `names` while the block runs. Raises TakenError after `wait_s`, StageError once `stop` is set."""
     stop = stop or threading.Event()
@@ -227,7 +242,9 @@ def hold_locks(
             while not try_lock(descriptor, shared=shared):
                 if monotonic() > deadline:
                     what, path = "the CPU" if name == QUIET else name, (folder or FOLDER) / name
-                    problem = f"{what} has been in use for more than {wait_s:.0f} s (--set lock-timeout)"
+                    problem = (
+                        f"{what} has been in use for more than {wait_s:.0f} s (--set lock-timeout)"
+                    )
                     raise TakenError(f"{problem}; `fuser {path}` names the process")
                 if stop.wait(POLL_S):
                     raise StageError("interrupted")
@@ -247,4 +264,6 @@ def _open_lock(folder: Path, name: str) -> int:
             return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
         why = "is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-        raise StageError(f"cannot lock {path}: {why}; without it measurements could disturb each other") from error
+        raise StageError(
+            f"cannot lock {path}: {why}; without it measurements could disturb each other"
+        ) from error

@@ -12,8 +12,24 @@ from typing import Any, Protocol
 from optpipe.core.errors import OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.process import acknowledge_interrupt
-from optpipe.sweep.job import Cell, JobRecord, JobState, Result, SweepOptions, Task, compute_job_key, fail_task
-from optpipe.sweep.ledger import claim_job, keep_backed, list_conflicts, read_job, read_jobs, write_job
+from optpipe.sweep.job import (
+    Cell,
+    JobRecord,
+    JobState,
+    Result,
+    SweepOptions,
+    Task,
+    compute_job_key,
+    fail_task,
+)
+from optpipe.sweep.ledger import (
+    claim_job,
+    keep_backed,
+    list_conflicts,
+    read_job,
+    read_jobs,
+    write_job,
+)
 from optpipe.sweep.local import find_built, note_built
 from optpipe.sweep.matrix import choose_device_of_kind
 from optpipe.sweep.plan import (
@@ -70,7 +86,9 @@ def run_sweep(
     kinds = [row.cell.kind for row in plan if row.state == Standing.RUN]
     count = min(len(kinds), sum(slot.kind in kinds for slot in slots))
     if not executor.remote and count > 1:
-        listener.warn(f"{count} slots measure side by side; to measure one cell at a time, use --set slots=1")
+        listener.warn(
+            f"{count} slots measure side by side; to measure one cell at a time, use --set slots=1"
+        )
     records: dict[str, JobRecord] = {}
     ended = True
     if not options.dry_run and (tasks := list_tasks(plan, options.loads_per_process)):
@@ -89,7 +107,11 @@ def run_sweep(
         listener.warn(text)
     return SweepRecord(
         rows=rows,
-        slots=tuple(f"{slot.kind} ({slot.name})" for slot in slots if slot.kind in {cell.kind for cell in cells}),
+        slots=tuple(
+            f"{slot.kind} ({slot.name})"
+            for slot in slots
+            if slot.kind in {cell.kind for cell in cells}
+        ),
         seconds=round(monotonic() - started, 3),
         estimate_s=estimate_total(plan, slots),
         dry_run=options.dry_run,
@@ -130,7 +152,11 @@ class Scheduler:
         """
         kinds = dict.fromkeys(task.kind for task in tasks)
         # the CPU of this host is not timed while its GPUs are
-        groups = [tasks] if self.executor.remote else [[each for each in tasks if each.kind == kind] for kind in kinds]
+        groups = (
+            [tasks]
+            if self.executor.remote
+            else [[each for each in tasks if each.kind == kind] for kind in kinds]
+        )
         try:
             with ThreadPoolExecutor(1) as pool:
                 loop = pool.submit(list, map(self._run_group, groups))
@@ -148,7 +174,9 @@ class Scheduler:
     def _run_group(self, tasks: Sequence[Task]) -> None:
         self.free = list(self.slots)
         self.loads = sort_tasks(tasks)
-        self.builds = list({(task.recipe_key, task.kind): replace(task, cells=()) for task in self.loads}.values())
+        self.builds = list(
+            {(task.recipe_key, task.kind): replace(task, cells=()) for task in self.loads}.values()
+        )
         self.waiting: dict[str, list[Task]] = {}
         """By recipe, builds for GPUs that wait until a node without a GPU has done its part of them."""
         if self.executor.remote:
@@ -160,7 +188,9 @@ class Scheduler:
         """An artifact of each model, whose export serves the model's next builds."""
         while (self.builds or self.loads or self.running) and not self.stop.is_set():
             self._start_what_fits()
-            if not self.running and (self.builds or self.loads):  # another sweep of this workspace runs them
+            if not self.running and (
+                self.builds or self.loads
+            ):  # another sweep of this workspace runs them
                 sleep(POLL_S)
             self._collect(self.running)
         left = self.executor.cancel(tuple(self.running)) if self.stop.is_set() else ()
@@ -169,12 +199,18 @@ class Scheduler:
 
     def _build_without_gpu(self) -> None:
         """Sends the part of builds that needs no GPU (export, calibration, some engines) to nodes without one, if there are any."""
-        kinds = list(dict.fromkeys(slot.kind for slot in self.slots if choose_device_of_kind(slot.kind) == "cpu"))
+        kinds = list(
+            dict.fromkeys(
+                slot.kind for slot in self.slots if choose_device_of_kind(slot.kind) == "cpu"
+            )
+        )
         for build in [each for each in self.builds if kinds and each.recipe.device == "cuda"]:
             self.builds.remove(build)
             self.waiting.setdefault(build.recipe_key, []).append(build)
         parts = [builds[0] for builds in self.waiting.values()]
-        self.builds += [replace(build, kind=kinds[at % len(kinds)]) for at, build in enumerate(parts)]
+        self.builds += [
+            replace(build, kind=kinds[at % len(kinds)]) for at, build in enumerate(parts)
+        ]
 
     def _start_what_fits(self) -> None:
         """Fills the free slots; stops if there is none, since thousands of tasks may wait."""
@@ -202,7 +238,11 @@ class Scheduler:
     def _start_build(self, task: Task, slot: Slot) -> None:
         known = find_built(self.workspace, task.recipe, slot.fingerprint)
         if known is None or task.recipe_key in self.waiting:
-            self._start(replace(task, artifact=task.artifact or self.models.get(task.recipe.model)), slot, ExitStack())
+            self._start(
+                replace(task, artifact=task.artifact or self.models.get(task.recipe.model)),
+                slot,
+                ExitStack(),
+            )
         else:
             self.built[task.recipe_key, task.kind] = known
 
@@ -211,7 +251,9 @@ class Scheduler:
         mine = [one for one in self.running.values() if one.slot.kind == slot.kind]
         ends = [one.started + one.task.expected_s for one in mine if one.task.timing]
         count = sum(each.kind == slot.kind for each in self.slots)
-        task = take_task(self.loads, at, ends, count - sum(not one.task.timing for one in mine), monotonic())
+        task = take_task(
+            self.loads, at, ends, count - sum(not one.task.timing for one in mine), monotonic()
+        )
         claims, cells = ExitStack(), []
         for cell in task.cells:
             if not claims.enter_context(claim_job(self.workspace, cell.key)):
@@ -224,7 +266,9 @@ class Scheduler:
             claims.close()
             return
         artifact = self.built[task.recipe_key, task.kind]
-        self._start(replace(task, cells=tuple(cells), artifact=artifact, side_by_side=count), slot, claims)
+        self._start(
+            replace(task, cells=tuple(cells), artifact=artifact, side_by_side=count), slot, claims
+        )
 
     def _find_finished(self, cell: Cell) -> JobRecord | None:
         if self.options.again:
@@ -267,14 +311,18 @@ class Scheduler:
             return True
         if len(task.attempts) >= self.options.retries:
             return False
-        (self.loads if task.timing else self.builds).insert(0, replace(task, attempts=(*task.attempts, why)))
+        (self.loads if task.timing else self.builds).insert(
+            0, replace(task, attempts=(*task.attempts, why))
+        )
         return True
 
     def _note_build(self, task: Task, result: Result) -> None:
         (found,) = result.outcomes
         if found.artifact is not None:
             self.models.setdefault(task.recipe.model, found.artifact)
-        if (waiting := self.waiting.pop(task.recipe_key, None)) is not None:  # a node with a GPU may be able to
+        if (
+            waiting := self.waiting.pop(task.recipe_key, None)
+        ) is not None:  # a node with a GPU may be able to
             self.builds += [replace(each, artifact=found.artifact) for each in waiting]
         elif found.state is JobState.DONE and found.artifact is not None:
             self.built[task.recipe_key, task.kind] = found.artifact
@@ -285,7 +333,9 @@ class Scheduler:
             self.loads[:] = [each for each in self.loads if (each.recipe_key, each.kind) != needed]
             for each in lost:
                 outcomes = (found,) * len(each.cells)
-                self._record(replace(each, attempts=task.attempts), replace(result, outcomes=outcomes))
+                self._record(
+                    replace(each, attempts=task.attempts), replace(result, outcomes=outcomes)
+                )
 
     def _record(self, task: Task, result: Result) -> None:
         for cell, found in zip(task.cells, result.outcomes, strict=True):
@@ -306,6 +356,8 @@ class Scheduler:
                 started_utc=result.started_utc,
                 attempts=task.attempts,
             )
-            with suppress(OptpipeError):  # a full disk: the row is reported, and the next sweep runs the job again
+            with suppress(
+                OptpipeError
+            ):  # a full disk: the row is reported, and the next sweep runs the job again
                 write_job(self.workspace, record)
             self.report(record)

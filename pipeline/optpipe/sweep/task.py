@@ -13,7 +13,13 @@ from optpipe.backends.registry import backends_from_text, parse_options
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.core.card import batch_range_from_text
 from optpipe.core.entries import weights_from_text
-from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError, first_line, is_out_of_memory
+from optpipe.core.errors import (
+    BadInputError,
+    ExitStatus,
+    OptpipeError,
+    first_line,
+    is_out_of_memory,
+)
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_text, hash_value
 from optpipe.core.measurement import MeasurementGroup, Reason, read_measurements
@@ -60,14 +66,25 @@ def build_recipe(task: Task) -> CellOutcome:
         return CellOutcome(JobState.IMPOSSIBLE, found.why_not, found.entry.id)
     if not found.passed:
         proven = found.entry.info.precision_proof.proven
-        what = "its outputs differ from the source model's" if proven else f"it does not compute in {recipe.precision}"
-        return CellOutcome(JobState.FAILED, f"the build failed verification: {what}", found.entry.id)
+        what = (
+            "its outputs differ from the source model's"
+            if proven
+            else f"it does not compute in {recipe.precision}"
+        )
+        return CellOutcome(
+            JobState.FAILED, f"the build failed verification: {what}", found.entry.id
+        )
     return CellOutcome(JobState.DONE, artifact=found.entry.id)
 
 
 def _model_from_recipe(recipe: Recipe) -> Model:
     batch = None if recipe.profile is None else batch_range_from_text(recipe.profile)
-    return Model(source_from_text(recipe.model, {}), weights_from_text(recipe.weights, recipe.seed), batch, {})
+    return Model(
+        source_from_text(recipe.model, {}),
+        weights_from_text(recipe.weights, recipe.seed),
+        batch,
+        {},
+    )
 
 
 def collect_contents(recipe: Recipe) -> dict[str, str]:
@@ -77,7 +94,10 @@ def collect_contents(recipe: Recipe) -> dict[str, str]:
     """
     try:
         model = _model_from_recipe(recipe)
-        found, data = {"model": hash_value(model.recipe())}, recipe.calibration and Path(recipe.calibration)
+        found, data = (
+            {"model": hash_value(model.recipe())},
+            recipe.calibration and Path(recipe.calibration),
+        )
         if not data and recipe.precision in CALIBRATED and isinstance(model.source, CardSource):
             own = model.source.card.data.get("calibration")
             data = own and Path(own)
@@ -89,7 +109,9 @@ def collect_contents(recipe: Recipe) -> dict[str, str]:
 def collect_contents_in_child(recipes: Sequence[Recipe]) -> Sequence[dict[str, str]]:
     """`collect_contents` of each in another process: a user's code may open a CUDA context, and measurements start from here."""
     command = [sys.executable, "-m", "optpipe.sweep.task"]
-    done = subprocess.run(command, input=json_from_record(tuple(recipes)), capture_output=True, check=False)
+    done = subprocess.run(
+        command, input=json_from_record(tuple(recipes)), capture_output=True, check=False
+    )
     if done.returncode:
         return [{"error": hash_text(f"status {done.returncode}")} for _ in recipes]
     return record_from_json(done.stdout, tuple[dict[str, str], ...], "the child process")
@@ -103,7 +125,8 @@ def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
     outcomes: dict[str, CellOutcome] = {}
     able: dict[tuple[object, ...], list[Cell]] = {}
     by_memory = sorted(
-        task.cells, key=lambda cell: (cell.load.length or 0, cell.load.batch_size, cell.load.rate_per_s or 0.0)
+        task.cells,
+        key=lambda cell: (cell.load.length or 0, cell.load.batch_size, cell.load.rate_per_s or 0.0),
     )  # memory runs out last
     for cell in by_memory:
         try:
@@ -111,9 +134,13 @@ def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
             require_lengths(artifact, None if cell.load.length is None else (cell.load.length,))
             artifact.resolve_effective_options(parse_options(cell.options))
         except BadInputError as error:
-            outcomes[cell.key] = CellOutcome(JobState.IMPOSSIBLE, tell_on_one_line(error), task.artifact)
+            outcomes[cell.key] = CellOutcome(
+                JobState.IMPOSSIBLE, tell_on_one_line(error), task.artifact
+            )
             continue
-        able.setdefault((cell.options, cell.processes, cell.max_cv, *cell.load.key[1:]), []).append(cell)
+        able.setdefault((cell.options, cell.processes, cell.max_cv, *cell.load.key[1:]), []).append(
+            cell
+        )
     for cells in able.values():
         try:
             outcomes |= _measure_alike(artifact, cells, store)
@@ -125,12 +152,21 @@ def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
 def _suggest_wider(cell: Cell, artifact: StoredArtifact) -> str:
     """The sweep of `cell` with a profile that includes its batch size: no sweep takes a build of `optpipe build`."""
     size, (low, usual, high) = cell.load.batch_size, artifact.card.batch_range
-    words = ("--precision", cell.recipe.precision, "--backend", cell.recipe.backend, "--gpu", cell.kind)
+    words = (
+        "--precision",
+        cell.recipe.precision,
+        "--backend",
+        cell.recipe.backend,
+        "--gpu",
+        cell.kind,
+    )
     profile = f"{min(low, size)}:{usual}:{max(high, size)}"
     return to_command("sweep", cell.recipe.model, *words, batch=size, profile=profile)
 
 
-def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store) -> dict[str, CellOutcome]:
+def _measure_alike(
+    artifact: StoredArtifact, cells: Sequence[Cell], store: Store
+) -> dict[str, CellOutcome]:
     first = cells[0]
     plan = BenchPlan(
         load=first.load,
@@ -145,31 +181,50 @@ def _measure_alike(artifact: StoredArtifact, cells: Sequence[Cell], store: Store
     groups = _group_run(run)
     asked = first.processes if result.interrupted else None
     measured = {cell.key: groups.get(replace(cell.load, length=None).key) for cell in cells}
-    return {key: outcome_from_group(group, artifact.entry.id, run.name, asked) for key, group in measured.items()}
+    return {
+        key: outcome_from_group(group, artifact.entry.id, run.name, asked)
+        for key, group in measured.items()
+    }
 
 
 def _group_run(run: Run) -> dict[object, tuple[MeasurementGroup, tuple[Reason, ...]]]:
     """Groups by load without the length, which is the same in all of a run."""
     found, environment = read_measurements(run.files), run.manifest.environment
-    groups = group_processes(recorded_from_files(one, run.name, run.files, environment) for one in found)
+    groups = group_processes(
+        recorded_from_files(one, run.name, run.files, environment) for one in found
+    )
     by_load = {replace(group.load, length=None).key: group for group in groups}
-    return {key: (summarize_group(group), group.newest.measurement.reasons) for key, group in by_load.items()}
+    return {
+        key: (summarize_group(group), group.newest.measurement.reasons)
+        for key, group in by_load.items()
+    }
 
 
 def outcome_from_group(
-    found: tuple[MeasurementGroup, tuple[Reason, ...]] | None, artifact: str, run: str, interrupted: int | None
+    found: tuple[MeasurementGroup, tuple[Reason, ...]] | None,
+    artifact: str,
+    run: str,
+    interrupted: int | None,
 ) -> CellOutcome:
     """`interrupted` is the number of processes that an interrupted run was to have."""
     if found is None:
-        why = "memory ran out at a smaller batch size" if interrupted is None else "interrupted before it was measured"
+        why = (
+            "memory ran out at a smaller batch size"
+            if interrupted is None
+            else "interrupted before it was measured"
+        )
         return CellOutcome(JobState.FAILED, why, artifact, run)
     group, reasons = found
     codes = dict.fromkeys(code for one in group.left_out for code in one.codes)
-    if interrupted is not None and ("interrupted" in codes or group.processes + len(group.left_out) < interrupted):
+    if interrupted is not None and (
+        "interrupted" in codes or group.processes + len(group.left_out) < interrupted
+    ):
         why = f"interrupted after {group.processes} VALID of {interrupted} processes"  # no result: the next sweep measures it
         return CellOutcome(JobState.FAILED, why, artifact, run, group)
     if group.processes:
-        said = f"{len(group.left_out)} INVALID left out ({', '.join(codes)})" if group.left_out else ""
+        said = (
+            f"{len(group.left_out)} INVALID left out ({', '.join(codes)})" if group.left_out else ""
+        )
         return CellOutcome(JobState.DONE, said, artifact, run, group)
     why = "; ".join(one.message for one in reasons if one.invalidates)
     lost = {"out-of-memory", "died", "refused"} & set(codes)
@@ -203,7 +258,9 @@ def main() -> None:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            outcomes = repeat_outcome(task, CellOutcome(JobState.FAILED, f"out of memory: {first_line(error)}"))
+            outcomes = repeat_outcome(
+                task, CellOutcome(JobState.FAILED, f"out of memory: {first_line(error)}")
+            )
     write_bytes(path, json_from_record(outcomes))
 
 
@@ -218,13 +275,21 @@ def tell_on_one_line(error: OptpipeError) -> str:
 
 
 def explain_crash(returncode: int, log: Path) -> str:
-    words = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
+    words = (
+        log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        if log.is_file()
+        else []
+    )
     said = f": {words[-1][:240]}" if words else ""
     full = shutil.disk_usage(log.parent).free < _FULL_BYTES
     if full and "No space left" not in said:  # then its last words did not fit either
         said += f"{';' if said else ':'} No space left on device of the workspace"
     if returncode < 0:
-        name = signal.Signals(-returncode).name if -returncode in set(signal.Signals) else f"signal {-returncode}"
+        name = (
+            signal.Signals(-returncode).name
+            if -returncode in set(signal.Signals)
+            else f"signal {-returncode}"
+        )
         return f"its process was killed by {name}{said}"
     return f"its process ended with status {returncode}{said}"
 

@@ -97,7 +97,9 @@ def subtract_intervals(one: TimeIntervals, other: TimeIntervals) -> TimeInterval
     return _cut_segments(one, other, wanted_in_other=False)
 
 
-def _cut_segments(one: TimeIntervals, other: TimeIntervals, *, wanted_in_other: bool) -> TimeIntervals:
+def _cut_segments(
+    one: TimeIntervals, other: TimeIntervals, *, wanted_in_other: bool
+) -> TimeIntervals:
     if one.starts.size == 0 or other.starts.size == 0:
         return other if one.starts.size and wanted_in_other else one
     # a stable sort merges sorted parts; numpy's `unique` takes ten times as long
@@ -159,11 +161,19 @@ def timeline_from_trace(trace: Trace) -> Timeline:
     """The timeline from the first GPU operation, API call, or range to the last."""
     operations = _list_operations(trace)
     spanning = [frame for frame in trace.tables.values() if frame.height]
-    start_ns = min((int(array_from_column(frame, "start_ns").min()) for frame in spanning), default=0)
+    start_ns = min(
+        (int(array_from_column(frame, "start_ns").min()) for frame in spanning), default=0
+    )
     end_ns = max((int(array_from_column(frame, "end_ns").max()) for frame in spanning), default=0)
-    busy = unite_intervals(operations.starts[operations.is_kernel], operations.ends[operations.is_kernel])
-    copies = unite_intervals(operations.starts[~operations.is_kernel], operations.ends[~operations.is_kernel])
-    active = busy if copies.starts.size == 0 else unite_intervals(operations.starts, operations.ends)
+    busy = unite_intervals(
+        operations.starts[operations.is_kernel], operations.ends[operations.is_kernel]
+    )
+    copies = unite_intervals(
+        operations.starts[~operations.is_kernel], operations.ends[~operations.is_kernel]
+    )
+    active = (
+        busy if copies.starts.size == 0 else unite_intervals(operations.starts, operations.ends)
+    )
     idle = _split_idle(trace, operations, complement_intervals(active, start_ns, end_ns))
     idle[IdleCause.COPY] = subtract_intervals(copies, busy)
     return Timeline(start_ns, end_ns, operations, busy, copies, idle)
@@ -191,12 +201,18 @@ def _list_operations(trace: Trace) -> Operations:
         frame.select(*columns, is_kernel=pl.lit(frame is trace.kernels)).with_row_index("row")
         for frame in (trace.kernels, trace.copies)
     )
-    rows = _find_api_rows(trace, array_from_column(found, "correlation_id"), array_from_column(found, "pid"))
+    rows = _find_api_rows(
+        trace, array_from_column(found, "correlation_id"), array_from_column(found, "pid")
+    )
     at = pl.Series(rows, dtype=pl.Int64).replace(-1, None)
-    launches = trace.api.select(pl.col("end_ns").gather(at).alias("launched_ns"), pl.col("thread").gather(at))
+    launches = trace.api.select(
+        pl.col("end_ns").gather(at).alias("launched_ns"), pl.col("thread").gather(at)
+    )
     found = found.hstack(launches).with_columns(api_row=rows)
     found = found.sort("start_ns", "launched_ns", "thread", "end_ns", "is_kernel")
-    starts, ends, api_row, row = (array_from_column(found, name) for name in ("start_ns", "end_ns", "api_row", "row"))
+    starts, ends, api_row, row = (
+        array_from_column(found, name) for name in ("start_ns", "end_ns", "api_row", "row")
+    )
     return Operations(starts, ends, found["is_kernel"].to_numpy(), api_row, row)
 
 
@@ -204,8 +220,14 @@ def _find_api_rows(trace: Trace, correlation: TimeArray, pid: TimeArray) -> Time
     """The API call that launched each operation: same process, same correlation id. All nodes of a graph share one."""
     if trace.api.height == 0 or correlation.size == 0:
         return np.full(correlation.size, -1, dtype=np.int64)
-    known, thread = array_from_column(trace.api, "correlation_id"), array_from_column(trace.api, "thread")
-    processes = {int(each) & _PROCESS for each in (thread.min(), thread.max())} | {int(pid.min()), int(pid.max())}
+    known, thread = (
+        array_from_column(trace.api, "correlation_id"),
+        array_from_column(trace.api, "thread"),
+    )
+    processes = {int(each) & _PROCESS for each in (thread.min(), thread.max())} | {
+        int(pid.min()),
+        int(pid.max()),
+    }
     if len(processes) > 1 and pid.any():
         numbers = np.unique(np.concatenate([pid, thread & _PROCESS]))
         known = np.searchsorted(numbers, thread & _PROCESS) * (1 << 40) + known
@@ -215,13 +237,17 @@ def _find_api_rows(trace: Trace, correlation: TimeArray, pid: TimeArray) -> Time
     return np.where(known[rows] == correlation, rows, -1)
 
 
-def _split_idle(trace: Trace, operations: Operations, gaps: TimeIntervals) -> dict[IdleCause, TimeIntervals]:
+def _split_idle(
+    trace: Trace, operations: Operations, gaps: TimeIntervals
+) -> dict[IdleCause, TimeIntervals]:
     """Splits the time in which nothing runs by the state of the next operation."""
     following = np.searchsorted(operations.starts, gaps.ends)
     is_last = following >= operations.starts.size
     launch = np.full(following.size, -1)
     if operations.starts.size:
-        launch = np.where(is_last, -1, operations.api_row[np.minimum(following, operations.starts.size - 1)])
+        launch = np.where(
+            is_last, -1, operations.api_row[np.minimum(following, operations.starts.size - 1)]
+        )
     known = launch >= 0
     launched = gaps.ends.copy()
     if trace.api.height:
@@ -242,24 +268,37 @@ def _find_waiting(trace: Trace, gaps: TimeIntervals, launch: TimeArray) -> TimeI
     calls = trace.api.filter(pl.Series(match_names(trace.api, WAITING_CALLS)))
     if calls.height == 0:
         return intervals_from_disjoint(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-    everyone = unite_intervals(array_from_column(calls, "start_ns"), array_from_column(calls, "end_ns"))
+    everyone = unite_intervals(
+        array_from_column(calls, "start_ns"), array_from_column(calls, "end_ns")
+    )
     threads = np.unique(array_from_column(calls, "thread"))
     launching = array_from_column(trace.api, "thread")[np.maximum(launch, 0)]
     parts = [_clip_calls(gaps, launch < 0, everyone)]
     for thread in threads:
         mine = calls.filter(pl.col("thread") == thread)
-        own = unite_intervals(array_from_column(mine, "start_ns"), array_from_column(mine, "end_ns"))
+        own = unite_intervals(
+            array_from_column(mine, "start_ns"), array_from_column(mine, "end_ns")
+        )
         parts.append(_clip_calls(gaps, (launch >= 0) & (launching == thread), own))
-    starts, ends = (np.concatenate(edges) for edges in zip(*((part.starts, part.ends) for part in parts), strict=True))
+    starts, ends = (
+        np.concatenate(edges)
+        for edges in zip(*((part.starts, part.ends) for part in parts), strict=True)
+    )
     return unite_intervals(starts, ends)
 
 
-def _clip_calls(gaps: TimeIntervals, chosen: npt.NDArray[np.bool_], calls: TimeIntervals) -> TimeIntervals:
-    return intersect_intervals(intervals_from_disjoint(gaps.starts[chosen], gaps.ends[chosen]), calls)
+def _clip_calls(
+    gaps: TimeIntervals, chosen: npt.NDArray[np.bool_], calls: TimeIntervals
+) -> TimeIntervals:
+    return intersect_intervals(
+        intervals_from_disjoint(gaps.starts[chosen], gaps.ends[chosen]), calls
+    )
 
 
 _WARMED_UP = 2.0
-_NUMBERED = r"(?i)^((?:.*[^a-z])?(?:iter|iteration|step|batch|frame|request|profilerstep)[\s_#:=.-]*)\d+$"
+_NUMBERED = (
+    r"(?i)^((?:.*[^a-z])?(?:iter|iteration|step|batch|frame|request|profilerstep)[\s_#:=.-]*)\d+$"
+)
 """Names of numbered repetitions: `iteration 7`, `step_7`, `ProfilerStep#7`. Layers are numbered too, but do not repeat."""
 
 
@@ -298,16 +337,21 @@ class Analysis:
         if self.iterations.is_empty():
             return None
         starts = array_from_column(self.iterations, "start_ns")
-        last = max(int(self.iterations["gpu_end_ns"].max() or 0), int(self.iterations["end_ns"].max() or 0))  # type: ignore[arg-type]
+        ends = [array_from_column(self.iterations, name) for name in ("gpu_end_ns", "end_ns")]
+        last = max(int(column.max()) for column in ends)
         return float(np.median(np.diff(np.append(starts, last))))
 
 
 def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
     timeline = timeline_from_trace(trace)
     kernels = summarize(trace.kernels, "name", mean_ns=pl.col("duration_ns").mean())
-    kernels = kernels.join(classify_kernels(trace.kernels["name"]), on="name", how="left", maintain_order="left")
+    kernels = kernels.join(
+        classify_kernels(trace.kernels["name"]), on="name", how="left", maintain_order="left"
+    )
     calls = trace.api.with_columns(rename_distinct(trace.api["name"], VERSION_SUFFIX, ""))
-    copies = summarize(trace.copies, "kind", "source_memory", "target_memory", bytes=pl.col("bytes").sum())
+    copies = summarize(
+        trace.copies, "kind", "source_memory", "target_memory", bytes=pl.col("bytes").sum()
+    )
     rate = pl.when(pl.col("total_ns") > 0).then(pl.col("bytes") / (pl.col("total_ns") / 1e9))
     projection = project_ranges(trace, timeline)
     ranges = projection.group_by(pl.col("family").alias("name")).agg(
@@ -340,11 +384,17 @@ def summarize(frame: pl.DataFrame, *keys: str, **sums: pl.Expr) -> pl.DataFrame:
     return (
         frame.with_columns((pl.col("end_ns") - pl.col("start_ns")).alias("duration_ns"))
         .group_by(keys)
-        .agg(pl.len().cast(pl.Int64).alias("count"), pl.col("duration_ns").sum().alias("total_ns"), **sums)
+        .agg(
+            pl.len().cast(pl.Int64).alias("count"),
+            pl.col("duration_ns").sum().alias("total_ns"),
+            **sums,
+        )
         .with_columns(pl.col(keys).cast(pl.String))
         .sort("total_ns", *keys, descending=[True, *(False for _ in keys)])
         .with_columns(share=pl.when(total > 0).then(pl.col("total_ns") / total).otherwise(0.0))
-        .with_columns(in_classic_list=pl.col("share").cum_sum() - pl.col("share") < CLASSIC_SHARE - 1e-12)
+        .with_columns(
+            in_classic_list=pl.col("share").cum_sum() - pl.col("share") < CLASSIC_SHARE - 1e-12
+        )
     )
 
 
@@ -371,7 +421,9 @@ def select_measured_part(analysis: Analysis, range_name: str | None = None) -> A
         if iterations.is_empty():
             return analysis
         # leading iterations that take over twice the median are warm-up
-        usual = iterations["wall_ns"].to_numpy() <= _WARMED_UP * np.median(iterations["wall_ns"].to_numpy())
+        usual = iterations["wall_ns"].to_numpy() <= _WARMED_UP * np.median(
+            iterations["wall_ns"].to_numpy()
+        )
         first = int(np.argmax(usual)) if np.count_nonzero(usual) > 1 else 0
         found = iterations[first:].select(pl.col("start_ns").min(), pl.col("end_ns").max())
         wanted = f"iterations {first + 1} to {iterations.height} ({iterations['family'][0]})"
@@ -380,11 +432,15 @@ def select_measured_part(analysis: Analysis, range_name: str | None = None) -> A
         raise BadInputError(f"no NVTX range named {range_name!r};  the trace has: {names}")
     # a range that holds everything cuts nothing: kernels whose launches were not recorded stay
     frames = [frame for frame in (analysis.trace.api, analysis.trace.ranges) if frame.height]
-    within = (pl.min("start_ns") >= found["start_ns"][0]) & (pl.max("start_ns") < found["end_ns"][0])
+    within = (pl.min("start_ns") >= found["start_ns"][0]) & (
+        pl.max("start_ns") < found["end_ns"][0]
+    )
     if found.height == 1 and all(frame.select(within).item() for frame in frames):
         return replace(analysis, scope=wanted)
     part = _cut_trace(analysis, found)
-    if all(frame.height == analysis.trace.tables[table].height for table, frame in part.tables.items()):
+    if all(
+        frame.height == analysis.trace.tables[table].height for table, frame in part.tables.items()
+    ):
         return replace(analysis, scope=wanted)
     return analysis_from_trace(part, scope=wanted)
 
@@ -396,10 +452,14 @@ def _cut_trace(analysis: Analysis, ranges: pl.DataFrame) -> Trace:
 
     def inside(frame: pl.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         index = np.searchsorted(starts, array_from_column(frame, "start_ns"), side="right") - 1
-        return np.asarray((index >= 0) & (array_from_column(frame, "start_ns") < ends[np.maximum(index, 0)]))
+        return np.asarray(
+            (index >= 0) & (array_from_column(frame, "start_ns") < ends[np.maximum(index, 0)])
+        )
 
     called = inside(trace.api)
-    launched = np.where(operations.api_row >= 0, called[operations.api_row] if called.size else False, False)
+    launched = np.where(
+        operations.api_row >= 0, called[operations.api_row] if called.size else False, False
+    )
     return replace(
         trace,
         api=trace.api.filter(called),
@@ -422,7 +482,9 @@ def _find_iterations(projection: pl.DataFrame) -> pl.DataFrame:
     )
     if repeated.is_empty():
         return projection.clear()
-    return projection.filter((family == repeated["family"][0]) & (pl.col("depth") == repeated["depth"][0]))
+    return projection.filter(
+        (family == repeated["family"][0]) & (pl.col("depth") == repeated["depth"][0])
+    )
 
 
 def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
@@ -436,15 +498,28 @@ def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
     operations, order = timeline.operations, ("start_ns", "end_ns", "depth")
     launched_by, launches = np.full_like(operations.row, -1), np.zeros_like(operations.row)
     if trace.api.height:
-        thread, started = (array_from_column(trace.api, name)[operations.api_row] for name in ("thread", "start_ns"))
+        thread, started = (
+            array_from_column(trace.api, name)[operations.api_row]
+            for name in ("thread", "start_ns")
+        )
         launched_by, launches = np.where(operations.api_row >= 0, thread, -1), started
-    ranges = trace.ranges.sort("start_ns", "end_ns", pl.col("name").cast(pl.String), descending=[False, True, False])
+    ranges = trace.ranges.sort(
+        "start_ns", "end_ns", pl.col("name").cast(pl.String), descending=[False, True, False]
+    )
     projected = ("gpu_start_ns", "gpu_end_ns", "gpu_ns", "kernel_ns", "kernels", "depth")
-    parts = [ranges.clear().with_columns(pl.lit(None, dtype=pl.Int64).alias(column) for column in projected)]
+    parts = [
+        ranges.clear().with_columns(
+            pl.lit(None, dtype=pl.Int64).alias(column) for column in projected
+        )
+    ]
     for part in ranges.partition_by("thread", maintain_order=True):
         mine = np.flatnonzero(launched_by == int(part["thread"][0] or 0))
         mine = mine[np.argsort(launches[mine], kind="stable")]
-        starts, ends, is_kernel = operations.starts[mine], operations.ends[mine], operations.is_kernel[mine]
+        starts, ends, is_kernel = (
+            operations.starts[mine],
+            operations.ends[mine],
+            operations.is_kernel[mine],
+        )
         begin, end = array_from_column(part, "start_ns"), array_from_column(part, "end_ns")
         low, high = np.searchsorted(launches[mine], begin), np.searchsorted(launches[mine], end)
         some = high > low
@@ -452,10 +527,18 @@ def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
         if some.any():
             # reduceat takes a flat list of slice bounds; the results between two ranges are dropped
             bounds = np.stack([low[some], high[some]], axis=1).ravel()
-            gpu_start[some] = np.minimum.reduceat(np.append(starts, np.iinfo(np.int64).max), bounds)[::2]
+            gpu_start[some] = np.minimum.reduceat(
+                np.append(starts, np.iinfo(np.int64).max), bounds
+            )[::2]
             gpu_end[some] = np.maximum.reduceat(np.append(ends, 0), bounds)[::2]
-        sums = {"gpu_ns": ends - starts, "kernel_ns": np.where(is_kernel, ends - starts, 0), "kernels": is_kernel}
-        running = {name: np.append(0, np.cumsum(values, dtype=np.int64)) for name, values in sums.items()}
+        sums = {
+            "gpu_ns": ends - starts,
+            "kernel_ns": np.where(is_kernel, ends - starts, 0),
+            "kernels": is_kernel,
+        }
+        running = {
+            name: np.append(0, np.cumsum(values, dtype=np.int64)) for name, values in sums.items()
+        }
         closed = np.searchsorted(np.sort(np.maximum(end, begin + 1)), begin, side="right")
         null_where_none = pl.when(pl.Series(some))
         parts.append(
@@ -467,7 +550,9 @@ def project_ranges(trace: Trace, timeline: Timeline) -> pl.DataFrame:
             )
         )
     table = pl.concat(parts).sort(*order, descending=[False, True, False])
-    start, end = (table[column].fill_null(0).to_numpy() for column in ("gpu_start_ns", "gpu_end_ns"))
+    start, end = (
+        table[column].fill_null(0).to_numpy() for column in ("gpu_start_ns", "gpu_end_ns")
+    )
     return table.with_columns(
         rename_distinct(table["name"], _NUMBERED, "${1}N").alias("family"),
         pl.Series("busy_ns", sum_within(timeline.busy, start, end)),

@@ -65,7 +65,9 @@ def find_long_gaps(timeline: Timeline) -> TimeIntervals:
     return intervals_from_disjoint(waits.starts[kept], waits.ends[kept])
 
 
-def find_bottleneck(measured: Analysis, roofs: Roofline | None = None, idle_scale: float = 1.0) -> Bottleneck:
+def find_bottleneck(
+    measured: Analysis, roofs: Roofline | None = None, idle_scale: float = 1.0
+) -> Bottleneck:
     """Chooses between math, memory, and neither by the roofline; without it, only `GPU` is known."""
     timeline = measured.timeline
     if measured.trace.kernels.is_empty():
@@ -110,7 +112,10 @@ def _limit_at_peaks(measured: Analysis, roofs: Roofline) -> tuple[LimitingFactor
 
     Over 70%, arithmetic or memory limits, otherwise neither.
     """
-    least_ns, busy_ns = roofs.layers_ns, measured.timeline.busy.total_ns / measured.iterations.height
+    least_ns, busy_ns = (
+        roofs.layers_ns,
+        measured.timeline.busy.total_ns / measured.iterations.height,
+    )
     why = f"at the device's peak rates, the layers take {format_duration(least_ns)} ({roofs.math_share:.0%} of it arithmetic), "
     why += f"{least_ns / busy_ns:.0%} of {format_duration(busy_ns)} per iteration"
     if least_ns / busy_ns >= LIMITED_SHARE:
@@ -139,12 +144,17 @@ class Gap:
 
 def find_gaps(measured: Analysis) -> tuple[Gap, ...]:
     """The longest times without a kernel that are not shorter than `choose_gap_threshold_ns`."""
-    free = complement_intervals(measured.timeline.busy, measured.timeline.start_ns, measured.timeline.end_ns)
+    free = complement_intervals(
+        measured.timeline.busy, measured.timeline.start_ns, measured.timeline.end_ns
+    )
     kept = free.ends - free.starts >= choose_gap_threshold_ns(measured)
     starts, ends = free.starts[kept], free.ends[kept]
     longest = np.argsort(starts - ends, kind="stable")[:_SHOWN]
     starts, ends = starts[longest], ends[longest]
-    causes = {cause: sum_within(measured.timeline.idle[cause], starts, ends).tolist() for cause in IdleCause}
+    causes = {
+        cause: sum_within(measured.timeline.idle[cause], starts, ends).tolist()
+        for cause in IdleCause
+    }
     operations, trace = measured.timeline.operations, measured.trace
     gaps = []
     for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
@@ -152,10 +162,21 @@ def find_gaps(measured: Analysis) -> tuple[Gap, ...]:
         if following < operations.starts.size:
             row = int(operations.row[following])
             is_kernel = operations.is_kernel[following]
-            before = shorten_name(str(trace.kernels["name"][row])) if is_kernel else str(trace.copies["kind"][row])
+            before = (
+                shorten_name(str(trace.kernels["name"][row]))
+                if is_kernel
+                else str(trace.copies["kind"][row])
+            )
         during = trace.api.filter((pl.col("end_ns") > start) & (pl.col("start_ns") < end))
-        names = during.sort(pl.col("end_ns") - pl.col("start_ns"), descending=True, maintain_order=True)["name"]
-        named = names.cast(pl.String).str.replace(VERSION_SUFFIX, "").unique(maintain_order=True).head(2)
+        names = during.sort(
+            pl.col("end_ns") - pl.col("start_ns"), descending=True, maintain_order=True
+        )["name"]
+        named = (
+            names.cast(pl.String)
+            .str.replace(VERSION_SUFFIX, "")
+            .unique(maintain_order=True)
+            .head(2)
+        )
         by_cause = {cause: parts[place] for cause, parts in causes.items() if parts[place]}
         gaps.append(Gap(start, end - start, by_cause, before, ", ".join(named) or "no CUDA call"))
     return tuple(gaps)
@@ -172,7 +193,9 @@ def has_notable_gaps(measured: Analysis, gaps: TimeIntervals) -> bool:
         return False
     least_ns = choose_gap_threshold_ns(measured)
     iterations = max(measured.iterations.height, 1)
-    return bool((gaps.ends - gaps.starts).max() >= least_ns or gaps.total_ns >= least_ns * iterations)
+    return bool(
+        (gaps.ends - gaps.starts).max() >= least_ns or gaps.total_ns >= least_ns * iterations
+    )
 
 
 LAUNCH_CALLS = r"^(cudaLaunchKernel|cudaLaunchCooperativeKernel|cuLaunchKernel|cuLaunchCooperativeKernel|cudaGraphLaunch|cuGraphLaunch)"
@@ -212,7 +235,11 @@ def check_quality(
     measured: Analysis, unprofiled_iteration_ns: float | None = None, *, expects_gpu: bool = True
 ) -> Quality:
     """Checks `measured`; `unprofiled_iteration_ns` gives the profiler's overhead."""
-    trace, kernels, needs_kernels = measured.trace, measured.trace.kernels, ("kernels", "idle_by_cause", "tensor_cores")
+    trace, kernels, needs_kernels = (
+        measured.trace,
+        measured.trace.kernels,
+        ("kernels", "idle_by_cause", "tensor_cores"),
+    )
     checks = []
     if kernels.height:
         checks.append(Check("gpu_rows", Verdict.PASS, f"{kernels.height} kernels"))
@@ -229,7 +256,11 @@ def check_quality(
         checks.append(Check("graph_mode", Verdict.FAIL, detail, needs_kernels))
     else:
         graphs = kernels["graph_node"].is_not_null().sum()
-        detail = f"node: {graphs} kernels of CUDA graphs have their own rows" if graphs else "no CUDA graph"
+        detail = (
+            f"node: {graphs} kernels of CUDA graphs have their own rows"
+            if graphs
+            else "no CUDA graph"
+        )
         checks.append(Check("graph_mode", Verdict.PASS, detail))
     checks += [
         _check_lost_events(measured),
@@ -254,7 +285,11 @@ def _check_lost_events(measured: Analysis) -> Check:
     answered[api_row[api_row >= 0]] = True
     # launches into a graph under capture run nothing and do not count
     begins, ends = (
-        np.sort(array_from_column(trace.api.filter(match_names(trace.api, rf"^(cuda|cu)Stream{edge}Capture")), column))
+        np.sort(
+            array_from_column(
+                trace.api.filter(match_names(trace.api, rf"^(cuda|cu)Stream{edge}Capture")), column
+            )
+        )
         for edge, column in (("Begin", "start_ns"), ("End", "end_ns"))
     )
     following = np.searchsorted(ends, begins)
@@ -263,13 +298,20 @@ def _check_lost_events(measured: Analysis) -> Check:
     starts = array_from_column(trace.api, "start_ns")
     launching &= answered | (sum_within(captures, starts, starts + 1) == 0)
     launches, lost = int(launching.sum()), int((launching & ~answered).sum())
-    if launches and lost / launches > _LOST_SHARE and trace.kernels.height and not trace.graph_launches_untraced:
+    if (
+        launches
+        and lost / launches > _LOST_SHARE
+        and trace.kernels.height
+        and not trace.graph_launches_untraced
+    ):
         detail = f"{lost} of {launches} launches have no kernel: events were lost; record a shorter range"
         return Check("lost_events", Verdict.FAIL, detail, _OF_ALL_EVENTS)
     if not launches and trace.kernels.height:
         detail = "the launching API calls were not recorded; trace with -t cuda"
         return Check("lost_events", Verdict.INCONCLUSIVE, detail, ("executions", "idle_by_cause"))
-    return Check("lost_events", Verdict.PASS, f"{launches - lost} of {launches} launches have their kernels")
+    return Check(
+        "lost_events", Verdict.PASS, f"{launches - lost} of {launches} launches have their kernels"
+    )
 
 
 def _check_constant_kernel_count(measured: Analysis) -> Check:
@@ -282,7 +324,11 @@ def _check_constant_kernel_count(measured: Analysis) -> Check:
         detail = "threads other than the iterations' own launch the kernels, so they cannot be counted per iteration"
         return Check("constant_kernel_count", Verdict.INCONCLUSIVE, detail, ("iterations.kernels",))
     if len(set(counts)) == 1:
-        return Check("constant_kernel_count", Verdict.PASS, f"{counts[0]} kernels in each of {len(counts)} iterations")
+        return Check(
+            "constant_kernel_count",
+            Verdict.PASS,
+            f"{counts[0]} kernels in each of {len(counts)} iterations",
+        )
     if len(set(counts[1:])) == 1 and len(counts) > 2:
         detail = f"{counts[0]} kernels in the first of {len(counts)} iterations, {counts[1]} in each of the others; warm up longer"
         return Check("constant_kernel_count", Verdict.PASS, detail)
@@ -300,7 +346,12 @@ def _check_projection_against_wall(measured: Analysis) -> Check:
     detail = f"iterations end on the GPU after {after:.2f}× their wall time on the host"
     if after > _PROJECTION_RATIO:
         detail += ": they only enqueue work"
-        return Check("projection_against_wall", Verdict.INCONCLUSIVE, detail, ("iterations.wall_ns as latency",))
+        return Check(
+            "projection_against_wall",
+            Verdict.INCONCLUSIVE,
+            detail,
+            ("iterations.wall_ns as latency",),
+        )
     return Check("projection_against_wall", Verdict.PASS, detail)
 
 

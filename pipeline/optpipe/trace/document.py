@@ -68,15 +68,22 @@ def _answer(profile: TraceProfile) -> Iterator[Sentence]:
     if found.verdict is LimitingFactor.WITHHELD:
         yield Sentence(f"no verdict: {found.why}", Tone.DOUBTFUL)
     else:
-        yield Sentence(f"({found.share:.0%}{of_span}): {found.why}", Tone.STRONG, f"limited by {found.verdict}")
+        yield Sentence(
+            f"({found.share:.0%}{of_span}): {found.why}", Tone.STRONG, f"limited by {found.verdict}"
+        )
     scope = f"range {profile.scope}"
     if profile.scope == "trace":
         scope = "the whole trace"
     elif profile.scope.startswith("iterations "):
         scope = f"{profile.scope}, selectable with --range,"
-    yield Sentence(f"{scope} of {profile.source}, {profile.tracer}; trace quality {quality.verdict}")
+    yield Sentence(
+        f"{scope} of {profile.source}, {profile.tracer}; trace quality {quality.verdict}"
+    )
     if totals.busy_ns is not None:
-        idle = ", ".join(f"{name} {totals.idle_by_cause[cause] / totals.span_ns:.0%}" for cause, name in CAUSES.items())
+        idle = ", ".join(
+            f"{name} {totals.idle_by_cause[cause] / totals.span_ns:.0%}"
+            for cause, name in CAUSES.items()
+        )
         busy = f"{totals.busy_ns / totals.span_ns:.0%}{of_span}"
         if found.idle_scale != 1 and found.busy_share is not None:
             busy = f"{found.busy_share:.0%} without the profiler, which verdict and gains are corrected for; with it {busy}"
@@ -87,11 +94,22 @@ def _answer(profile: TraceProfile) -> Iterator[Sentence]:
     gpu = ""
     if rounds.kernels:
         gpu = f", of which GPU {format_duration(rounds.median_gpu_ns)} in {rounds.kernels:.0f} kernels"
-    if rounds.period_ns is None or rounds.first_wall_ns is None or rounds.median_other_wall_ns is None:
-        each = f": {format_duration(rounds.unprofiled_ns)} each without the profiler" if rounds.unprofiled_ns else ""
+    if (
+        rounds.period_ns is None
+        or rounds.first_wall_ns is None
+        or rounds.median_other_wall_ns is None
+    ):
+        each = (
+            f": {format_duration(rounds.unprofiled_ns)} each without the profiler"
+            if rounds.unprofiled_ns
+            else ""
+        )
         yield Sentence(f"{counted}{each}{gpu}")
         return
-    first, others = format_duration(rounds.first_wall_ns), format_duration(rounds.median_other_wall_ns)
+    first, others = (
+        format_duration(rounds.first_wall_ns),
+        format_duration(rounds.median_other_wall_ns),
+    )
     each = f"{counted}: {format_duration(rounds.period_ns)} each{gpu}"
     yield Sentence(f"{each}; the first takes {first} on the host, the others {others}")
 
@@ -99,7 +117,9 @@ def _answer(profile: TraceProfile) -> Iterator[Sentence]:
 def _list_advice(findings: Sequence[ProfileFinding], *, distorted: bool) -> Iterator[Sentence]:
     for number, finding in enumerate(findings, 1):
         evidence, gain = finding.evidence, f"{finding.gain_share:.0%}"
-        if distorted and finding.host_times:  # all times except the last were taken under the profiler
+        if (
+            distorted and finding.host_times
+        ):  # all times except the last were taken under the profiler
             evidence = f"{finding.rule}{''.join(evidence.partition(WITHOUT_PROFILER)[1:])}"
         gain = gain if distorted else f"{format_duration(finding.gain_ns)} ({gain})"
         yield Sentence(evidence, Tone.STRONG, f"{number}. {gain}", remedy=finding.advice)
@@ -120,11 +140,16 @@ def _tabulate_kernels(rows: Sequence[KernelRow]) -> Iterator[Part]:
         for row in head[:_ROWS]
     ]
     figures = figure_columns("share", "total", "count", "mean")
-    yield from _list_table(["top kernels (90% of time)", *figures, "Tensor Cores"], cells, len(head))
+    yield from _list_table(
+        ["top kernels (90% of time)", *figures, "Tensor Cores"], cells, len(head)
+    )
 
 
 def _list_table(
-    columns: Sequence[Column | str], cells: Sequence[Sequence[Cell | str | None]], count: int, caption: str = ""
+    columns: Sequence[Column | str],
+    cells: Sequence[Sequence[Cell | str | None]],
+    count: int,
+    caption: str = "",
 ) -> Iterator[Table]:
     """One table with the number of rows that are left out; nothing if `cells` is empty."""
     if cells:
@@ -136,7 +161,12 @@ def _tabulate_calls(rows: Sequence[CallRow], *, distorted: bool) -> Iterator[Par
     """The calls that together take 90% of the time in such calls; shares only if host times are distorted."""
     head = [row for row in rows if row.in_classic_list]
     cells: list[Row] = [
-        (_shorten(row.name), f"{row.share:.1%}", "" if distorted else format_duration(row.total_ns), str(row.count))
+        (
+            _shorten(row.name),
+            f"{row.share:.1%}",
+            "" if distorted else format_duration(row.total_ns),
+            str(row.count),
+        )
         for row in head[:_ROWS]
     ]
     columns = figure_columns("share", "total", "count")
@@ -171,7 +201,13 @@ def _tabulate_gaps(found: Sequence[Gap]) -> Iterator[Part]:
         times = format_duration(gap.start_ns), format_duration(gap.duration_ns)
         waits_for = CAUSES[cause] if cause else ""
         rows.append((*times, waits_for, _shorten(gap.before or "end of trace"), _shorten(gap.host)))
-    columns: list[Column | str] = ["at", figure_column("longest gaps"), "waits for", "then runs", "host meanwhile"]
+    columns: list[Column | str] = [
+        "at",
+        figure_column("longest gaps"),
+        "waits for",
+        "then runs",
+        "host meanwhile",
+    ]
     yield from _list_table(columns, rows, len(rows))
 
 
@@ -184,7 +220,10 @@ def _tabulate_ranges(rows: Sequence[RangeRow]) -> Iterator[Part]:
         gpu = (format_duration(row.gpu_ns or 0), format_duration(projected_ns), busy)
         host = (_shorten(row.name), str(row.count), format_duration(row.wall_ns))
         cells.append((*host, *(gpu if on_gpu else ("", "", ""))))
-    columns: list[Column | str] = ["range", *figure_columns("count", "host", "GPU", "projected", "busy")]
+    columns: list[Column | str] = [
+        "range",
+        *figure_columns("count", "host", "GPU", "projected", "busy"),
+    ]
     caption = (
         "GPU: total time of what the range launched; projected: from its first start to its last end on the GPU; "
         "busy: share of the projected time in which kernels run"
@@ -193,35 +232,57 @@ def _tabulate_ranges(rows: Sequence[RangeRow]) -> Iterator[Part]:
 
 
 def _describe_tensor_cores(found: TensorCores) -> Iterator[Part]:
-    unknown = f", {found.unknown} cannot be determined from the kernel's name" if found.unknown else ""
+    unknown = (
+        f", {found.unknown} cannot be determined from the kernel's name" if found.unknown else ""
+    )
     used = f"{found.used} of {found.eligible} eligible {found.basis} use them{unknown}"
     each = "; times per iteration" if found.iterations > 1 else ""
-    yield Sentence(f"{used}; {found.time_share:.0%} of kernel time{each}", Tone.STRONG, "Tensor Cores")
+    yield Sentence(
+        f"{used}; {found.time_share:.0%} of kernel time{each}", Tone.STRONG, "Tensor Cores"
+    )
     for what, layers in (("missed", found.missed), ("ineligible", found.ineligible)):
         cells: list[Row] = []
         for row in layers[:10]:
             name = _shorten(f"{row.op} {row.name}" if row.op else row.name)
-            times = (format_duration(ns / found.iterations) for ns in (row.time_ns, row.could_save_ns))
+            times = (
+                format_duration(ns / found.iterations) for ns in (row.time_ns, row.could_save_ns)
+            )
             cells.append((name, f"{row.share:.1%}", *times, row.reason))
-        yield from _list_table([what, *figure_columns("share", "time", "could save"), "why"], cells, len(cells))
+        yield from _list_table(
+            [what, *figure_columns("share", "time", "could save"), "why"], cells, len(cells)
+        )
 
 
 def _describe_roofline(found: Roofline) -> Iterator[Part]:
     peaks = found.peaks
-    rates = ", ".join(f"{kind} {format_count(rate)}FLOP/s" for kind, rate in peaks.flops_per_s.items())
+    rates = ", ".join(
+        f"{kind} {format_count(rate)}FLOP/s" for kind, rate in peaks.flops_per_s.items()
+    )
     text = f"at batch {found.batch_size}: at least {format_duration(found.bound_ns)}"
     if found.times_bound is not None and found.measured_ns is not None:
-        text += f"; measured {format_duration(found.measured_ns)}, {found.times_bound:.1f}× the bound"
-        text += " (weights in a cache, Winograd, or a probe on a busy machine)" if found.times_bound < 1 else ""
+        text += (
+            f"; measured {format_duration(found.measured_ns)}, {found.times_bound:.1f}× the bound"
+        )
+        text += (
+            " (weights in a cache, Winograd, or a probe on a busy machine)"
+            if found.times_bound < 1
+            else ""
+        )
     if found.types_without_peak:
-        text += f" ({', '.join(found.types_without_peak)} arithmetic has no known peak and is left out)"
+        text += (
+            f" ({', '.join(found.types_without_peak)} arithmetic has no known peak and is left out)"
+        )
     text += f". Layer by layer {format_duration(found.layers_ns)} with elementwise operators fused"
     text += f" ({found.math_share:.0%} of it arithmetic)"
     yield Sentence(text, Tone.STRONG, "Roofline")
     device = f"peaks of {peaks.device} ({peaks.source})"
     yield Sentence(f"{device}: {rates}; memory {format_bytes(peaks.bytes_per_s)}/s", Tone.FAINT)
     cells: list[Row] = [
-        (_shorten(row.cost.name), *map(format_duration, (row.measured_ns, row.bound_ns)), f"{row.intensity:.1f}")
+        (
+            _shorten(row.cost.name),
+            *map(format_duration, (row.measured_ns, row.bound_ns)),
+            f"{row.intensity:.1f}",
+        )
         for row in found.layers
         if row.measured_ns
     ]
@@ -233,7 +294,9 @@ def _describe_quality(quality: Quality) -> Iterator[Sentence]:
     for check in quality.checks:
         if check.verdict is not Verdict.PASS:
             name = check.name.replace("_", " ")
-            yield Sentence(f"trace check '{name}': {check.verdict.lower()} ({check.detail})", Tone.DOUBTFUL)
+            yield Sentence(
+                f"trace check '{name}': {check.verdict.lower()} ({check.detail})", Tone.DOUBTFUL
+            )
     for why, views in group_pairs((why, view) for view, why in quality.withheld.items()).items():
         yield Sentence(f"not shown: {', '.join(views).replace('_', ' ')} ({why})", Tone.DOUBTFUL)
 
@@ -252,10 +315,23 @@ def document_from_stages(record: ModelProfileDocument) -> Document:
         bottleneck, findings = stage.profile.bottleneck, stage.profile.findings
         time = _format_time(stage.profile)
         busy = "" if bottleneck.busy_share is None else f"{bottleneck.busy_share:.0%}"
-        gain, advice = (f"{findings[0].gain_share:.0%}", findings[0].advice) if findings else ("", "")
+        gain, advice = (
+            (f"{findings[0].gain_share:.0%}", findings[0].advice) if findings else ("", "")
+        )
         limit = Cell(bottleneck.verdict, Tone.STRONG)
-        rows.append((stage.subject.name, time, busy, NOT_SHOWN if time == NOT_SHOWN else gain, limit, advice))
-    rows += [(name, "", "", "", Cell("failed", Tone.BAD), error) for name, error in record.failed.items()]
+        rows.append(
+            (
+                stage.subject.name,
+                time,
+                busy,
+                NOT_SHOWN if time == NOT_SHOWN else gain,
+                limit,
+                advice,
+            )
+        )
+    rows += [
+        (name, "", "", "", Cell("failed", Tone.BAD), error) for name, error in record.failed.items()
+    ]
     distorted = any(stage.profile.trace_quality.distorts_host for stage in record.stages)
     caption = "*: measured without the profiler, which slowed the host too much; not shown: profiled and unprofiled times disagree"
     main = next((stage for stage in record.stages if stage.subject.name == record.main), None)
@@ -284,14 +360,19 @@ def _format_time(profile: TraceProfile) -> str:
 _UNITS = {True: "Tensor Cores", False: "other units"}
 
 
-def draw_profile(profile: TraceProfile, files: RawFiles, trace: Analysis | None) -> Iterator[Figure]:
+def draw_profile(
+    profile: TraceProfile, files: RawFiles, trace: Analysis | None
+) -> Iterator[Figure]:
     """Draws one iteration of `trace`, and the longest kernels and the roofline of `profile`."""
     if trace is not None:
         yield from _draw_inference(trace, files)
     measured, unit = profile.measured, "ms of kernel time"
     if measured.kernels:
         longest = measured.kernels[:12]
-        bars = [Bar(shorten_name(row.name, 44), _UNITS[bool(row.tensor_core)], row.total_ns / 1e6) for row in longest]
+        bars = [
+            Bar(shorten_name(row.name, 44), _UNITS[bool(row.tensor_core)], row.total_ns / 1e6)
+            for row in longest
+        ]
         caption = "The kernels that take the most time, each over all its launches."
         yield draw_bars("Kernels", caption, bars, unit, files)
     if profile.roofline is not None:
@@ -304,7 +385,9 @@ _MOST_BARS = 400
 def _draw_inference(measured: Analysis, files: RawFiles) -> Iterator[Figure]:
     """The iteration of median length: CUDA calls, copies, kernels, and why the GPU was idle. Nothing without kernels."""
     rows = measured.iterations.drop_nulls("gpu_start_ns")
-    rows = rows.with_columns(until=pl.max_horizontal("end_ns", "gpu_end_ns")).sort(pl.col("until") - pl.col("start_ns"))
+    rows = rows.with_columns(until=pl.max_horizontal("end_ns", "gpu_end_ns")).sort(
+        pl.col("until") - pl.col("start_ns")
+    )
     if rows.is_empty() or measured.kernels.is_empty():
         return
     begin, end = (int(rows[name][rows.height // 2]) for name in ("start_ns", "until"))
@@ -313,10 +396,18 @@ def _draw_inference(measured: Analysis, files: RawFiles) -> Iterator[Figure]:
     def add(label: str, part: str, name: str, start_ns: int, end_ns: int) -> None:
         low, high = max(start_ns, begin), min(end_ns, end)
         if low < high:
-            bars.append(Bar(label, part, (high - low) / 1e6, (low - begin) / 1e6, (high - begin) / 1e6, name))
+            bars.append(
+                Bar(
+                    label, part, (high - low) / 1e6, (low - begin) / 1e6, (high - begin) / 1e6, name
+                )
+            )
 
     on_cores = dict(zip(measured.kernels["name"], measured.kernels["tensor_core"], strict=True))
-    for table, frame in (("CUDA calls", trace.api), ("copies", trace.copies), ("kernels", trace.kernels)):
+    for table, frame in (
+        ("CUDA calls", trace.api),
+        ("copies", trace.copies),
+        ("kernels", trace.kernels),
+    ):
         inside = frame.filter((pl.col("end_ns") > begin) & (pl.col("start_ns") < end))
         names = inside["kind" if table == "copies" else "name"].cast(pl.String)
         for name, start_ns, end_ns in zip(names, inside["start_ns"], inside["end_ns"], strict=True):
@@ -327,9 +418,15 @@ def _draw_inference(measured: Analysis, files: RawFiles) -> Iterator[Figure]:
             if cause != IdleCause.COPY:
                 add("GPU idle", f"idle: {CAUSES[cause]}", CAUSES[cause], start_ns, end_ns)
     shown = sorted(bars, key=lambda bar: -bar.value)[:_MOST_BARS]
-    busy = sum_within(measured.timeline.busy, np.array([begin]), np.array([end])).item() / (end - begin)
+    busy = sum_within(measured.timeline.busy, np.array([begin]), np.array([end])).item() / (
+        end - begin
+    )
     finding = f"A kernel runs for {busy:.1%} of an inference of {(end - begin) / 1e6:.3g} ms"
-    left_out = f"; the {len(bars) - len(shown)} shortest bars are left out" if len(bars) > len(shown) else ""
+    left_out = (
+        f"; the {len(bars) - len(shown)} shortest bars are left out"
+        if len(bars) > len(shown)
+        else ""
+    )
     caption = f"The iteration of median length, as the profiler recorded it{left_out}."
     order = {bar.label: at for at, bar in enumerate(bars)}
     shown.sort(key=lambda bar: (order[bar.label], bar.low))
@@ -347,11 +444,20 @@ def _draw_roofline(found: Roofline, files: RawFiles) -> Iterator[Figure]:
     timed = [each for each in layers if each.measured_ns]
     if 2 * sum(each.cost.macs for each in timed) < sum(each.cost.macs for each in layers):
         timed = []
-    shown = [(each, (each.measured_ns if timed else None) or each.bound_ns) for each in timed or layers]
-    points = [Point("", each.cost.name, each.intensity, 2e-3 * each.cost.macs / ns) for each, ns in shown]
+    shown = [
+        (each, (each.measured_ns if timed else None) or each.bound_ns) for each in timed or layers
+    ]
+    points = [
+        Point("", each.cost.name, each.intensity, 2e-3 * each.cost.macs / ns) for each, ns in shown
+    ]
     intensities, ridge = [each.x for each in points], peak / bandwidth
-    roof = [(x, min(peak, x * bandwidth) / 1e12) for x in (min(*intensities, 1.0), ridge, max(*intensities, ridge * 4))]
+    roof = [
+        (x, min(peak, x * bandwidth) / 1e12)
+        for x in (min(*intensities, 1.0), ridge, max(*intensities, ridge * 4))
+    ]
     what = "Each point is a layer"
     what += "" if timed else " at its bound: layers were not timed individually"
     caption = f"{what}; the line is the device's limit (peaks: {found.peaks.source})."
-    yield draw_points("Roofline", caption, points, "operations per byte", "TFLOP/s", files, limit=roof)
+    yield draw_points(
+        "Roofline", caption, points, "operations per byte", "TFLOP/s", files, limit=roof
+    )

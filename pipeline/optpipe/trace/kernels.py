@@ -92,7 +92,10 @@ def classify_kernels(names: pl.Series) -> pl.DataFrame:
     """One row per distinct name: `name`, `kind`, `tensor_core`, and `matrix`, false for the helpers of products and attention."""
     rows = []
     for name in names.cast(pl.String).unique().drop_nulls().sort():
-        kind, helps = classify_kernel(name), re.search(r"splitk?reduce|gemv|dot_kernel", name, re.IGNORECASE)
+        kind, helps = (
+            classify_kernel(name),
+            re.search(r"splitk?reduce|gemv|dot_kernel", name, re.IGNORECASE),
+        )
         rows.append((name, kind.value, uses_tensor_cores(name), kind in _MATRIX_WORK and not helps))
     schema = {"name": pl.String, "kind": pl.String, "tensor_core": pl.Boolean, "matrix": pl.Boolean}
     return pl.DataFrame(rows, schema, orient="row")
@@ -114,7 +117,9 @@ def shorten_name(name: str, width: int = 60) -> str:
 
 def _strip_templates(name: str) -> str:
     depth, kept = 0, []
-    for character in name.replace("(anonymous namespace)", "anonymous").replace("<unnamed>", "unnamed"):
+    for character in name.replace("(anonymous namespace)", "anonymous").replace(
+        "<unnamed>", "unnamed"
+    ):
         if character in "<(":
             depth += 1
         elif character in ">)":

@@ -73,17 +73,26 @@ _IMPORT_TIMEOUT_S = 600
 @dataclass(frozen=True, slots=True)
 class ProfilePlan:
     stage: Annotated[tuple[Stage, ...], Param("Stage to profile; repeatable. Default: all.")] = ()
-    images: Annotated[Path | None, Param("Images to preprocess, also used as in `build --images`.", metavar="DIR")] = (
-        None
-    )
+    images: Annotated[
+        Path | None, Param("Images to preprocess, also used as in `build --images`.", metavar="DIR")
+    ] = None
     batch_size: Annotated[
-        tuple[int, ...], Param("Batch sizes to run, comma-separated.", metavar="SIZES", parse=params.sizes_from_text)
+        tuple[int, ...],
+        Param(
+            "Batch sizes to run, comma-separated.", metavar="SIZES", parse=params.sizes_from_text
+        ),
     ] = (1,)
     length: Annotated[tuple[int, ...] | None, params.LENGTHS] = None
     iterations: Annotated[int, Param("Recorded iterations of repeated stages.", minimum=2)] = 20
-    warm_up: Annotated[int, Param("Warm-up iterations before recording.", minimum=0, setting=True)] = 5
+    warm_up: Annotated[
+        int, Param("Warm-up iterations before recording.", minimum=0, setting=True)
+    ] = 5
     keep_raw: Annotated[
-        bool, Param("Keep the raw recording, which contains the process environment in plain text.", setting=True)
+        bool,
+        Param(
+            "Keep the raw recording, which contains the process environment in plain text.",
+            setting=True,
+        ),
     ] = False
 
 
@@ -104,13 +113,22 @@ def make_nsys_command(output: Path, *, on_gpu: bool, whole: bool) -> list[str]:
     if on_gpu:
         command += ["--cuda-graph-trace", "node"]
     if not whole:
-        command += ["--capture-range", "nvtx", "--nvtx-capture", CAPTURE_RANGE, "--capture-range-end", "stop"]
+        command += [
+            "--capture-range",
+            "nvtx",
+            "--nvtx-capture",
+            CAPTURE_RANGE,
+            "--capture-range-end",
+            "stop",
+        ]
         # without it, ranges pushed with plain strings, as torch does, do not bound a capture
         command += ["--env-var", "NSYS_NVTX_PROFILER_REGISTER_ONLY=0"]
     return command
 
 
-def record_program(program: Sequence[str], directory: Path, *, on_gpu: bool, whole: bool = False) -> Recording:
+def record_program(
+    program: Sequence[str], directory: Path, *, on_gpu: bool, whole: bool = False
+) -> Recording:
     """Runs `program`, and ends all its processes with this one; the recording contains the whole environment.
 
     `directory` is among the program's arguments. Raises StageError after half an hour, and MissingError if nsys cannot run.
@@ -118,7 +136,9 @@ def record_program(program: Sequence[str], directory: Path, *, on_gpu: bool, who
     output, log = directory / "recording", directory / "nsys.log"
     command = [str(find_nsys()), *make_nsys_command(output, on_gpu=on_gpu, whole=whole), *program]
     try:
-        with open_process_group(command, log, os.environ, ask_s=_TERMINATION_TIMEOUT_S, foreign=True) as process:
+        with open_process_group(
+            command, log, os.environ, ask_s=_TERMINATION_TIMEOUT_S, foreign=True
+        ) as process:
             status = process.wait(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise StageError(f"the profiled stage did not finish within {_TIMEOUT_S} s") from error
@@ -137,9 +157,13 @@ def export_recording(recorded: Recording, directory: Path) -> Path:
         problem = f"the disk is full: no space for the recording in {directory}"
         raise StageError(f"{problem}; choose another location with --workspace")
     if recorded.recording is None:
-        lines = [line.strip() for line in recorded.log.splitlines() if line.strip()] or ["no output"]
+        lines = [line.strip() for line in recorded.log.splitlines() if line.strip()] or [
+            "no output"
+        ]
         why = next(filter(_REFUSALS.search, lines), lines[0])[:300]
-        raise MissingError(f"nsys recorded nothing: {why}\nsee what this machine allows: nsys status --environment")
+        raise MissingError(
+            f"nsys recorded nothing: {why}\nsee what this machine allows: nsys status --environment"
+        )
     return sqlite_from_recording(recorded.recording, directory)
 
 
@@ -151,7 +175,10 @@ def _kill_others(directory: Path) -> None:
     mark = os.fsencode(directory.resolve())
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if mark in (entry / "cmdline").read_bytes() and (group := os.getpgid(int(entry.name))) != os.getpgrp():
+            if (
+                mark in (entry / "cmdline").read_bytes()
+                and (group := os.getpgid(int(entry.name))) != os.getpgrp()
+            ):
                 os.killpg(group, signal.SIGKILL)
 
 
@@ -183,13 +210,17 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
         raise BadInputError(f"{recording}: the file is empty")
     elsewhere = f"nsys export --type sqlite {recording.name}"
     find_nsys(otherwise=f"or export it where nsys is installed and pass the result: {elsewhere}")
-    report = _report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
+    report = (
+        _report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
+    )
     target = directory / f"{recording.stem}.sqlite"
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(target)]
     finished = _run([str(find_nsys()), "export", *options, str(report)])
     if finished.returncode != 0 or not target.is_file():
         problem = f"{recording}: nsys cannot export it: {_last_line(finished)}"
-        raise BadInputError(f"{problem}\nit may come from a newer nsys than this one ({read_nsys_version()})")
+        raise BadInputError(
+            f"{problem}\nit may come from a newer nsys than this one ({read_nsys_version()})"
+        )
     return target
 
 
@@ -222,10 +253,15 @@ def _find_importers(nsys: Path) -> Iterator[Path]:
     """Looks in the folders of this nsys, and in those of Debian's package, split between lib/TRIPLET and lib."""
     real = nsys.resolve()
     debian = [real.parents[3] / "nsight-systems"] if len(real.parents) > 3 else []
-    roots = dict.fromkeys([nsys.parent, real.parent, real.parent.parent, *nsys.parents[1:3], *debian])
+    roots = dict.fromkeys(
+        [nsys.parent, real.parent, real.parent.parent, *nsys.parents[1:3], *debian]
+    )
     seen = set()
     for root in roots:
-        for candidate in (root / "QdstrmImporter", *sorted(root.glob("host-linux-*/QdstrmImporter"))):
+        for candidate in (
+            root / "QdstrmImporter",
+            *sorted(root.glob("host-linux-*/QdstrmImporter")),
+        ):
             if candidate.is_file() and candidate.resolve() not in seen:
                 seen.add(candidate.resolve())
                 yield candidate
@@ -234,15 +270,26 @@ def _find_importers(nsys: Path) -> Iterator[Path]:
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_IMPORT_TIMEOUT_S, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_IMPORT_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise StageError(f"{Path(command[0]).name} did not finish within {_IMPORT_TIMEOUT_S} s") from error
+        raise StageError(
+            f"{Path(command[0]).name} did not finish within {_IMPORT_TIMEOUT_S} s"
+        ) from error
     except OSError as error:
         raise MissingError(f"cannot run {command[0]}: {error.strerror}") from error
 
 
 def _last_line(finished: "subprocess.CompletedProcess[str]") -> str:
-    lines = [line.strip() for line in f"{finished.stdout}\n{finished.stderr}".splitlines() if line.strip()]
+    lines = [
+        line.strip()
+        for line in f"{finished.stdout}\n{finished.stderr}".splitlines()
+        if line.strip()
+    ]
     telling = [line for line in lines if "error" in line.lower() or "cannot" in line.lower()]
     return (telling or lines or [f"exit status {finished.returncode}"])[-1][:300]

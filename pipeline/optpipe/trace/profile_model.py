@@ -18,7 +18,12 @@ from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record, read_record
-from optpipe.models.artifacts.lookup import StoredArtifact, find_artifacts, hash_engine, require_lengths
+from optpipe.models.artifacts.lookup import (
+    StoredArtifact,
+    find_artifacts,
+    hash_engine,
+    require_lengths,
+)
 from optpipe.models.export.exported import Model
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import read_length
@@ -37,8 +42,19 @@ from optpipe.trace.record import (
     read_profiled_rows,
     record_job,
 )
-from optpipe.trace.report import ProfileRecord, StageProfile, StageSubject, TraceProfile, profile_from_trace
-from optpipe.trace.roofline import GraphCosts, graph_costs_from_onnx, graph_costs_from_roofline, sum_layer_times
+from optpipe.trace.report import (
+    ProfileRecord,
+    StageProfile,
+    StageSubject,
+    TraceProfile,
+    profile_from_trace,
+)
+from optpipe.trace.roofline import (
+    GraphCosts,
+    graph_costs_from_onnx,
+    graph_costs_from_roofline,
+    sum_layer_times,
+)
 from optpipe.trace.rules import StageFacts
 from optpipe.workspace.entry import Entry, Status
 from optpipe.workspace.file_names import CARD, ONNX, PROFILE
@@ -59,7 +75,9 @@ class ModelProfileDocument(ProfileRecord):
     warnings: tuple[str, ...] = ()
 
 
-def choose_preprocess_images(card: ModelCard, folder: Path | None, batch_size: int) -> tuple[Path, ...]:
+def choose_preprocess_images(
+    card: ModelCard, folder: Path | None, batch_size: int
+) -> tuple[Path, ...]:
     """Images of `folder`, or the model's samples, at least a batch of them; none for a model without images."""
     if card.transform is None:
         return ()
@@ -68,14 +86,21 @@ def choose_preprocess_images(card: ModelCard, folder: Path | None, batch_size: i
     return files * -(-batch_size // len(files)) if files else ()
 
 
-def build_or_find(text: str, model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
+def build_or_find(
+    text: str, model: Model, plan: BuildPlan, store: Store, listener: Listener
+) -> ModelBuild:
     """INT8 artifacts without calibration data come from the store if it has any. Raises the errors of building."""
     stored: tuple[StoredArtifact, ...] = ()
     if plan.calibration is None and Precision.INT8 in plan.precisions:
         with suppress(BadInputError):  # the store has none
-            stored = find_artifacts(text, store, (Precision.INT8,), [each.name for each in plan.backends], plan.device)
+            stored = find_artifacts(
+                text, store, (Precision.INT8,), [each.name for each in plan.backends], plan.device
+            )
     entries = [each.entry for each in stored]
-    found = [BuiltArtifact(each, None, BACKENDS[each.info.backend].find_run_blocker(each.info)) for each in entries]
+    found = [
+        BuiltArtifact(each, None, BACKENDS[each.info.backend].find_run_blocker(each.info))
+        for each in entries
+    ]
     precisions = tuple(each for each in plan.precisions if each is not Precision.INT8 or not stored)
     if not precisions:
         return ModelBuild(stored[0].model, None, found)
@@ -109,7 +134,9 @@ def profile_model(
         able = [each.entry for each in artifacts if each.why_not is None]
         jobs += _list_inference_jobs(plan, able, options, card, store)
     if not jobs:
-        blocked = "; ".join(f"{each.entry.info.backend}: {each.why_not}" for each in artifacts if each.why_not)
+        blocked = "; ".join(
+            f"{each.entry.info.backend}: {each.why_not}" for each in artifacts if each.why_not
+        )
         raise BadInputError(f"nothing to profile: {blocked or 'the model has no such stage'}")
     stages: list[StageProfile] = []
     failed: dict[str, str] = {}
@@ -137,26 +164,39 @@ def profile_model(
             raise errors[0]
         record = ProfileRecord(tuple(stages), failed)
         finish(record, "complete")
-    main = next((each for each in stages if each.subject.kind == "inference"), stages[-1]).subject.name
+    main = next(
+        (each for each in stages if each.subject.kind == "inference"), stages[-1]
+    ).subject.name
     not_run = {each.entry.id: each.why_not for each in artifacts if each.why_not is not None}
     return ModelProfileDocument(record.stages, record.failed, main, not_run, run.path)
 
 
 def _list_build_jobs(
-    plan: ProfilePlan, build: BuildJob, images: tuple[Path, ...], card: ModelCard, model: Entry, store: Store
+    plan: ProfilePlan,
+    build: BuildJob,
+    images: tuple[Path, ...],
+    card: ModelCard,
+    model: Entry,
+    store: Store,
 ) -> Iterator[ProfileJob]:
     """The job of all stages of the build, and that of preprocessing."""
     wanted, on_gpu = plan.stage or tuple(Stage), build.device == "cuda"
     if built := tuple(stage for stage in BUILD_STAGES if stage in wanted):
-        stages = tuple((StageSubject(stage, "build"), StageFacts(stage, expects_gpu=False)) for stage in built)
+        stages = tuple(
+            (StageSubject(stage, "build"), StageFacts(stage, expects_gpu=False)) for stage in built
+        )
         yield ProfileJob("+".join(built), on_gpu, build, stages)
     if Stage.PREPROCESS in wanted and card.transform is not None and images:
         batch_size = max(plan.batch_size)
-        dali = choose_dali_plan("mixed" if on_gpu else "cpu", _DALI_THREADS[build.device], batch_size)
+        dali = choose_dali_plan(
+            "mixed" if on_gpu else "cpu", _DALI_THREADS[build.device], batch_size
+        )
         work = PreprocessJob(store.workspace.resolve(), model.id, images, dali)
         name = f"preprocess dali batch {batch_size}"
         subject = StageSubject(name, "preprocess", batch_size=batch_size)
-        yield ProfileJob(name, on_gpu, work, ((subject, StageFacts(Stage.PREPROCESS, expects_gpu=on_gpu)),))
+        yield ProfileJob(
+            name, on_gpu, work, ((subject, StageFacts(Stage.PREPROCESS, expects_gpu=on_gpu)),)
+        )
 
 
 def _list_inference_jobs(
@@ -167,23 +207,39 @@ def _list_inference_jobs(
     store: Store,
 ) -> Iterator[ProfileJob]:
     for entry in artifacts:
-        info, sha256, read_rows = entry.info, hash_engine(entry), cache(partial(read_profiled_rows, entry, store))
+        info, sha256, read_rows = (
+            entry.info,
+            hash_engine(entry),
+            cache(partial(read_profiled_rows, entry, store)),
+        )
         backend, precision, device = info.backend, info.precision, info.device
         known = BACKENDS[backend].runtime_options(device)
         given = options_by_backend.get(backend, {})  # the other options were for the build
-        options = resolve_effective_options(info, {name: value for name, value in given.items() if name in known})
+        options = resolve_effective_options(
+            info, {name: value for name, value in given.items() if name in known}
+        )
         facts = StageFacts(Stage.INFERENCE, backend, options, expects_gpu=device == "cuda")
         graphs = [store.find(parent) for parent in entry.manifest.parents if parent]
-        path = next((each.file(ONNX) for each in reversed(graphs) if each.file(ONNX).is_file()), None)
+        path = next(
+            (each.file(ONNX) for each in reversed(graphs) if each.file(ONNX).is_file()), None
+        )
         for wanted, batch_size in product(plan.length or (None,), plan.batch_size):
-            inference = InferenceJob(store.workspace.resolve(), entry.id, backend, device, options, batch_size, wanted)
+            inference = InferenceJob(
+                store.workspace.resolve(), entry.id, backend, device, options, batch_size, wanted
+            )
             length = wanted
             if length is None and card.length_range is not None:
                 length = read_length(*read_rows())
-            name = f"{backend} {precision} batch {batch_size}" + (f" length {length}" if length else "")
-            subject = StageSubject(name, "inference", entry.id, precision, device, batch_size, length, sha256)
+            name = f"{backend} {precision} batch {batch_size}" + (
+                f" length {length}" if length else ""
+            )
+            subject = StageSubject(
+                name, "inference", entry.id, precision, device, batch_size, length, sha256
+            )
             inputs = card.inputs if length is None else card.with_usual_length(length).inputs
-            yield ProfileJob(name, device == "cuda", inference, ((subject, facts),), path, inputs, read_rows)
+            yield ProfileJob(
+                name, device == "cuda", inference, ((subject, facts),), path, inputs, read_rows
+            )
 
 
 def _make_graph(job: ProfileJob, found: WorkerResult) -> GraphCosts | None:
@@ -192,8 +248,14 @@ def _make_graph(job: ProfileJob, found: WorkerResult) -> GraphCosts | None:
     if peaks is None or subject.batch_size is None or job.source_graph is None:
         return None
     tf32 = subject.precision == "tf32"
-    graph = graph_costs_from_onnx(job.source_graph, job.inputs, subject.batch_size, peaks, tf32=tf32)
-    return replace(graph, layer_ns=sum_layer_times(job.source_graph, found.layer_ns)) if found.layer_ns else graph
+    graph = graph_costs_from_onnx(
+        job.source_graph, job.inputs, subject.batch_size, peaks, tf32=tf32
+    )
+    return (
+        replace(graph, layer_ns=sum_layer_times(job.source_graph, found.layer_ns))
+        if found.layer_ns
+        else graph
+    )
 
 
 def _profile_job(
@@ -216,7 +278,9 @@ def _profile_job(
         for subject, given in job.stages:
             facts = replace(given, unprofiled_iteration_ns=found.unprofiled_iteration_ns)
             judged = f"optpipe.{facts.stage}" if facts.stage in BUILD_STAGES else None
-            yield StageProfile(subject, folder.name, judged, facts, profile_from_trace(whole, judged, facts, graph))
+            yield StageProfile(
+                subject, folder.name, judged, facts, profile_from_trace(whole, judged, facts, graph)
+            )
 
 
 def profile_recording(path: Path, range_name: str | None, listener: Listener) -> TraceProfile:
@@ -233,7 +297,9 @@ def _find_stage_facts(path: Path, range_name: str | None) -> tuple[StageFacts, G
         stages = read_record(path.parent / PROFILE, ProfileRecord).stages
     except BadInputError:
         return StageFacts(), None  # not a run of optpipe, or of another version
-    stage = next((each for each in stages if (each.folder, each.range) == (path.name, range_name)), None)
+    stage = next(
+        (each for each in stages if (each.folder, each.range) == (path.name, range_name)), None
+    )
     if stage is None:
         return StageFacts(), None
     roofline = stage.profile.roofline

@@ -27,7 +27,10 @@ NAME_DTYPE = pl.Categorical
 """Names repeat a thousandfold; codes let a million rows be grouped by comparing integers."""
 FrameSchema = Mapping[str, PolarsDataType]
 _SPAN: FrameSchema = {"start_ns": pl.Int64, "end_ns": pl.Int64}
-_OPERATION: FrameSchema = {**_SPAN, **dict.fromkeys(("device", "stream", "correlation_id", "pid"), pl.Int64)}
+_OPERATION: FrameSchema = {
+    **_SPAN,
+    **dict.fromkeys(("device", "stream", "correlation_id", "pid"), pl.Int64),
+}
 SCHEMAS: Mapping[str, FrameSchema] = {
     "kernels": {**_OPERATION, "name": NAME_DTYPE, "blocks": pl.Int64, "graph_node": pl.Int64},
     "api": {**_SPAN, "thread": pl.Int64, "correlation_id": pl.Int64, "name": NAME_DTYPE},
@@ -84,12 +87,16 @@ def add_frames(empty: Trace, frames: Mapping[str, pl.DataFrame]) -> Trace:
     kept, lost = {}, list(empty.diagnostics)
     for table, frame in frames.items():
         times = ("start_ns", "end_ns")
-        timed = frame.drop_nulls(times).filter(*(pl.col(each).abs() < _FARTHEST_NS for each in times))
+        timed = frame.drop_nulls(times).filter(
+            *(pl.col(each).abs() < _FARTHEST_NS for each in times)
+        )
         kept[table] = timed.filter(pl.col("end_ns") >= pl.col("start_ns"))
         if timed.height < frame.height:
             lost.append(f"{frame.height - timed.height} rows of {table} have no possible timestamp")
         if kept[table].height < timed.height:
-            lost.append(f"{timed.height - kept[table].height} rows of {table} end before they start")
+            lost.append(
+                f"{timed.height - kept[table].height} rows of {table} end before they start"
+            )
     return replace(empty, diagnostics=tuple(lost), **kept)  # type: ignore[arg-type]
 
 
@@ -108,9 +115,15 @@ def read_columns(path: Path) -> Columns:
     require_file(path, "; pass an .nsys-rep file or its .sqlite export")
     _check_size(path)
     with closing(_connect(path)) as connection:
-        tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        tables = [
+            row[0]
+            for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        ]
         info = "SELECT name FROM pragma_table_info(?)"
-        columns = {table: frozenset(row[0] for row in connection.execute(info, (table,))) for table in tables}
+        columns = {
+            table: frozenset(row[0] for row in connection.execute(info, (table,)))
+            for table in tables
+        }
     if "StringIds" not in columns:
         message = f"{path}: empty, or not an export of Nsight Systems (no StringIds table)"
         raise BadInputError(f"{message}\ncreate one with: nsys export --type sqlite FILE.nsys-rep")
@@ -123,7 +136,9 @@ def _check_size(path: Path) -> None:
         header = file.read(100)
     # https://www.sqlite.org/fileformat.html, 1.3: page size at offset 16 (1 means 65536), page count at offset 28.
     page_bytes = int.from_bytes(header[16:18], "big")
-    expected_bytes = (65536 if page_bytes == 1 else page_bytes) * int.from_bytes(header[28:32], "big")
+    expected_bytes = (65536 if page_bytes == 1 else page_bytes) * int.from_bytes(
+        header[28:32], "big"
+    )
     if header.startswith(b"SQLite format 3\x00") and path.stat().st_size < expected_bytes:
         why = f"truncated: {path.stat().st_size} of {expected_bytes} bytes"
         raise BadInputError(f"{path}: the export is damaged ({why})\n{_WAY_OUT}")
@@ -142,7 +157,9 @@ def _fetch_frame(path: Path, sql: str) -> pl.DataFrame:
         cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
         cursor.execute(sql)
         # SQLite stores any bytes as text, and the driver does not check them: the casts do
-        return pl.DataFrame(cursor.fetch_arrow()).with_columns(pl.col(pl.String).cast(pl.Binary).cast(pl.String))
+        return pl.DataFrame(cursor.fetch_arrow()).with_columns(
+            pl.col(pl.String).cast(pl.Binary).cast(pl.String)
+        )
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -166,11 +183,21 @@ MEMORY_KINDS = {
 MEMSET = "Memset"
 _MEMSET_KIND = -1  # not a number of CUPTI: memsets come from a separate table
 
-_RANGE_EVENTS = "(59, 60, 70, 71)"  # NvtxPushPopRange, NvtxStartEndRange, and both from text files (NVTXT)
+_RANGE_EVENTS = (
+    "(59, 60, 70, 71)"  # NvtxPushPopRange, NvtxStartEndRange, and both from text files (NVTXT)
+)
 _DOMAIN_EVENT = 75
 _SEVERITY_WARNING = 2
 _UNKNOWN_VERSION = "of unknown version"
-_LOSS_WORDS = ("lost", "dropped", "overflow", "not collected", "insufficient", "incomplete", "exceeded")
+_LOSS_WORDS = (
+    "lost",
+    "dropped",
+    "overflow",
+    "not collected",
+    "insufficient",
+    "incomplete",
+    "exceeded",
+)
 
 _ENDS = {"start_ns": "start", "end_ns": '"end"'}
 _LAUNCHED = {
@@ -186,15 +213,30 @@ _SOURCES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "api": ("CUPTI_ACTIVITY_KIND_RUNTIME", {**_CALLED, "correlation_id": "correlationId"}),
     "copies": (
         "CUPTI_ACTIVITY_KIND_MEMCPY",
-        {**_LAUNCHED, "bytes": "bytes", "kind": "copyKind", "source_memory": "srcKind", "target_memory": "dstKind"},
+        {
+            **_LAUNCHED,
+            "bytes": "bytes",
+            "kind": "copyKind",
+            "source_memory": "srcKind",
+            "target_memory": "dstKind",
+        },
     ),
     "memsets": (
         "CUPTI_ACTIVITY_KIND_MEMSET",
-        {**_LAUNCHED, "bytes": "bytes", "kind": str(_MEMSET_KIND), "source_memory": "NULL", "target_memory": "memKind"},
+        {
+            **_LAUNCHED,
+            "bytes": "bytes",
+            "kind": str(_MEMSET_KIND),
+            "source_memory": "NULL",
+            "target_memory": "memKind",
+        },
     ),
 }
 """The table of nsys and the expression of each column."""
-_OPTIONAL = {"globalPid": "0", **dict.fromkeys(("graphNodeId", "srcKind", "dstKind", "memKind"), "NULL")}
+_OPTIONAL = {
+    "globalPid": "0",
+    **dict.fromkeys(("graphNodeId", "srcKind", "dstKind", "memKind"), "NULL"),
+}
 """The values of columns that a version of nsys may lack."""
 _ESSENTIAL = {"start", "end", "demangledName", "nameId", "bytes", "copyKind"}
 """A table that lacks one of these columns counts as absent."""
@@ -206,9 +248,15 @@ def trace_from_sqlite(path: Path) -> Trace:
         columns = read_columns(path)
         queries = {"strings": "SELECT id, value FROM StringIds", **_make_queries(columns)}
         with ThreadPoolExecutor(max_workers=4) as pool:
-            raw = dict(zip(queries, pool.map(partial(_fetch_frame, path), queries.values()), strict=True))
+            raw = dict(
+                zip(queries, pool.map(partial(_fetch_frame, path), queries.values()), strict=True)
+            )
         names = _Names(raw.pop("strings"))
-        read = {table: _cast_frame(table, frame, names) for table, frame in raw.items() if table != "memsets"}
+        read = {
+            table: _cast_frame(table, frame, names)
+            for table, frame in raw.items()
+            if table != "memsets"
+        }
         if "memsets" in raw:
             copies = read.get("copies", make_empty_frame("copies"))
             read["copies"] = pl.concat([copies, _cast_frame("copies", raw["memsets"], names)])
@@ -217,12 +265,18 @@ def trace_from_sqlite(path: Path) -> Trace:
             tracer=f"nsys {_read_version(path, columns)}",
             gpus=_read_gpus(path, columns.get("TARGET_INFO_GPU", frozenset())),
             diagnostics=_read_losses(path, columns.get("DIAGNOSTIC_EVENT", frozenset())),
-            graph_launches_untraced=_read_number(path, columns, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", set(), "COUNT(*)"),
-            overhead_ns=_read_number(path, columns, "PROFILER_OVERHEAD", {"start", "end"}, 'SUM("end" - start)'),
+            graph_launches_untraced=_read_number(
+                path, columns, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", set(), "COUNT(*)"
+            ),
+            overhead_ns=_read_number(
+                path, columns, "PROFILER_OVERHEAD", {"start", "end"}, 'SUM("end" - start)'
+            ),
         )
     trace = add_frames(empty, read)
     if not any(frame.height for frame in trace.tables.values()):
-        raise BadInputError(f"{path}: the recording is empty: no kernels, API calls, or NVTX ranges")
+        raise BadInputError(
+            f"{path}: the recording is empty: no kernels, API calls, or NVTX ranges"
+        )
     return trace
 
 
@@ -236,7 +290,9 @@ class _Names:
         """Returns the names as categories; the name of an unknown id is its number."""
         used = ids.unique().drop_nulls().sort().rename("id").to_frame().cast(pl.Int64)
         known = used.join(self.strings, on="id", how="left", maintain_order="left")
-        names = known.select(pl.coalesce("value", pl.format("[string {}]", "id")).cast(NAME_DTYPE)).to_series()
+        names = known.select(
+            pl.coalesce("value", pl.format("[string {}]", "id")).cast(NAME_DTYPE)
+        ).to_series()
         return names.gather(known["id"].search_sorted(ids.cast(pl.Int64)))
 
 
@@ -247,7 +303,10 @@ def _make_queries(columns: Columns) -> dict[str, str]:
         if not known or {each.strip('"') for each in expressions.values()} & _ESSENTIAL - known:
             continue
         absent = _OPTIONAL.keys() - known
-        found = (f"{_OPTIONAL[each] if each in absent else each} AS {alias}" for alias, each in expressions.items())
+        found = (
+            f"{_OPTIONAL[each] if each in absent else each} AS {alias}"
+            for alias, each in expressions.items()
+        )
         queries[name] = f"SELECT {', '.join(found)} FROM {table}"
     if columns.get("NVTX_EVENTS", frozenset()) >= {"start", "end", "text", "globalTid"}:
         queries["ranges"] = _make_ranges_query(columns["NVTX_EVENTS"])
@@ -275,11 +334,18 @@ def _cast_frame(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
     if table == "copies":
         named.append(_label("kind", {**COPY_KINDS, _MEMSET_KIND: MEMSET}))
         named += [_label(column, MEMORY_KINDS) for column in ("source_memory", "target_memory")]
-    return frame.with_columns(named).select(pl.col(column).cast(dtype) for column, dtype in SCHEMAS[table].items())
+    return frame.with_columns(named).select(
+        pl.col(column).cast(dtype) for column, dtype in SCHEMAS[table].items()
+    )
 
 
 def _label(column: str, labels: Mapping[int, str]) -> pl.Expr:
-    return pl.col(column).cast(pl.Int64).replace_strict(labels, default=None, return_dtype=pl.String).alias(column)
+    return (
+        pl.col(column)
+        .cast(pl.Int64)
+        .replace_strict(labels, default=None, return_dtype=pl.String)
+        .alias(column)
+    )
 
 
 def _read_number(path: Path, columns: Columns, table: str, needed: set[str], aggregate: str) -> int:
@@ -297,7 +363,9 @@ def _read_version(path: Path, columns: Columns) -> str:
     """The version of nsys that made the export; up to 2022, the table of metadata has another name."""
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         if columns.get(table, frozenset()) >= {"name", "value"}:
-            found = _fetch_rows(path, f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_VERSION'")
+            found = _fetch_rows(
+                path, f"SELECT value FROM {table} WHERE name = 'EXPORT_PRODUCT_VERSION'"
+            )
             return str(found[-1][0]) if found else _UNKNOWN_VERSION
     return _UNKNOWN_VERSION
 
@@ -307,7 +375,9 @@ def _read_gpus(path: Path, known: frozenset[str]) -> tuple[Gpu, ...]:
         return ()
     wanted = (each if each in known else "NULL" for each in ("name", "smCount"))
     found = _fetch_rows(path, f"SELECT {', '.join(wanted)} FROM TARGET_INFO_GPU ORDER BY id")
-    return tuple(Gpu(str(name), _integer(multiprocessors) or None) for name, multiprocessors in found)
+    return tuple(
+        Gpu(str(name), _integer(multiprocessors) or None) for name, multiprocessors in found
+    )
 
 
 def _read_losses(path: Path, known: frozenset[str]) -> tuple[str, ...]:
@@ -317,7 +387,9 @@ def _read_losses(path: Path, known: frozenset[str]) -> tuple[str, ...]:
     severities = f"({_SEVERITY_WARNING}, {_SEVERITY_WARNING + 1})"
     found = _fetch_rows(path, f"SELECT text FROM DIAGNOSTIC_EVENT WHERE severity IN {severities}")
     texts = (str(row[0]).strip() for row in found)
-    lost = dict.fromkeys(text for text in texts if any(word in text.lower() for word in _LOSS_WORDS))
+    lost = dict.fromkeys(
+        text for text in texts if any(word in text.lower() for word in _LOSS_WORDS)
+    )
     return tuple(f"nsys reports: {text}" for text in lost)
 
 
@@ -339,7 +411,9 @@ def trace_from_path(path: Path) -> Trace:
 
 def write_trace(trace: Trace, directory: Path) -> None:
     """Writes each frame with rows as Parquet, and `trace.json`; neither contains the process environment."""
-    header = {each.name: getattr(trace, each.name) for each in fields(trace) if each.name not in SCHEMAS}
+    header = {
+        each.name: getattr(trace, each.name) for each in fields(trace) if each.name not in SCHEMAS
+    }
     try:
         (directory / TABLES).mkdir(parents=True, exist_ok=True)
         for table, frame in trace.tables.items():
@@ -362,7 +436,11 @@ def trace_from_folder(directory: Path) -> Trace:
 
 
 def trace_from_files(files: Files) -> Trace:
-    header = {name: value for name, value in record_from_files(files, TRACE_JSON, dict).items() if name not in SCHEMAS}
+    header = {
+        name: value
+        for name, value in record_from_files(files, TRACE_JSON, dict).items()
+        if name not in SCHEMAS
+    }
     empty = record_from_plain(header, Trace, files.folder / TRACE_JSON)
     with read_as_user_file(files.folder, "a recorded trace"):
         frames = {

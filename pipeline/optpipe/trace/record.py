@@ -140,7 +140,9 @@ class ProfileJob:
     """`read_profiled_rows` of an inference's artifact, read once for all sizes."""
 
 
-def record_job(job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: Listener) -> tuple[Trace, WorkerResult]:
+def record_job(
+    job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: Listener
+) -> tuple[Trace, WorkerResult]:
     """Runs `job`; returns its trace and its results. Raises the stage's error, MissingError if nsys refused."""
     worker_job = make_worker_job(job, plan, scratch)
     (scratch / JOB).write_bytes(json_from_record(worker_job))
@@ -176,7 +178,9 @@ def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> Worker
         raise BadInputError(f"{problem}; widen it with --batch")
     if work.length is not None:
         rows = fill_sequences(card, rows, work.length, work.batch_size)
-    chosen = {name: values[np.arange(work.batch_size) % len(values)] for name, values in rows.items()}
+    chosen = {
+        name: values[np.arange(work.batch_size) % len(values)] for name, values in rows.items()
+    }
     np.savez(scratch / INPUTS, **batch_from_rows(card, chosen))  # type: ignore[arg-type]
     return worker_job
 
@@ -186,7 +190,9 @@ def read_profiled_rows(artifact: Entry[ArtifactInfo], store: Store) -> tuple[Mod
     model = store.find(artifact.manifest.parents[0], ModelInfo)
     card = card_from_file(model.file(CARD))
     if (kept := find_reference(artifact, model, store)) is not None:
-        return card, dict(reference_from_file(store.verify_entry(kept, REFERENCE).file(REFERENCE)).inputs)
+        return card, dict(
+            reference_from_file(store.verify_entry(kept, REFERENCE).file(REFERENCE)).inputs
+        )
     return card, load_sample_inputs(card, choose_samples(card, None))
 
 
@@ -204,13 +210,23 @@ def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:
     if not log.is_file():
         export_recording(recorded, job.scratch)  # raises the reason of nsys, or of the interpreter
         raise StageError(f"the profiled process never started: {recorded.log.strip()[-300:]}")
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [
+        line.strip()
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     # a traceback tells the error in its last line, faulthandler in its first
     if not lines:  # the program's last line, without the lines of nsys
         own = (line.strip() for line in recorded.log.splitlines() if line.strip())
         lines = [line for line in own if not line.lower().startswith(_NSYS_LINES)][-1:]
-    why = lines[-1 if lines[0].startswith("Traceback") else 0] if lines else "it was killed or ran out of memory"
-    raise StageError(f"the profiled process crashed (exit status {recorded.exit_status}): {why[:300]}")
+    why = (
+        lines[-1 if lines[0].startswith("Traceback") else 0]
+        if lines
+        else "it was killed or ran out of memory"
+    )
+    raise StageError(
+        f"the profiled process crashed (exit status {recorded.exit_status}): {why[:300]}"
+    )
 
 
 @contextmanager
@@ -301,7 +317,10 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
     entry = store.verify_entry(store.find(work.artifact, ArtifactInfo))
     inputs = dict(np.load(job.scratch / INPUTS))
     on_gpu = work.device == "cuda"
-    with open_stream(work.device), BACKENDS[work.backend].load(entry.path, entry.info, work.options) as session:
+    with (
+        open_stream(work.device),
+        BACKENDS[work.backend].load(entry.path, entry.info, work.options) as session,
+    ):
         binding = session.bind(inputs)
         synchronize = _make_synchronizer(on_gpu=on_gpu)
 
@@ -312,7 +331,9 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
         unprofiled_ns = _measure(iteration, job)
         threads = int(work.options.get("threads", 0)) or None
         peaks = measure_gpu_peaks() if on_gpu else measure_cpu_peaks(threads)
-        layer_ns = BACKENDS[work.backend].time_layers(entry.path, entry.info, work.options, inputs, job.scratch)
+        layer_ns = BACKENDS[work.backend].time_layers(
+            entry.path, entry.info, work.options, inputs, job.scratch
+        )
         return WorkerResult(unprofiled_ns, peaks, layer_ns)
 
 

@@ -218,7 +218,11 @@ def profile_from_trace(
     waiting_ns = timeline.span_ns - timeline.busy.total_ns - timeline.copy_only_ns
     if undisturbed_ns is not None and waiting_ns:
         # Kernels and copies take as long without the profiler: iterations are shorter without it because the GPU waits less.
-        left_ns = undisturbed_ns * measured.iterations.height - timeline.busy.total_ns - timeline.copy_only_ns
+        left_ns = (
+            undisturbed_ns * measured.iterations.height
+            - timeline.busy.total_ns
+            - timeline.copy_only_ns
+        )
         scale = min(1.0, max(0.0, left_ns / waiting_ns))
     bottleneck = find_bottleneck(measured, roofline, scale)
     with_gaps = "idle_by_cause" not in quality.withheld
@@ -273,7 +277,9 @@ def _sum_totals(analysis: Analysis, quality: Quality) -> Totals:
     )
 
 
-def _describe_iterations(measured: Analysis, quality: Quality, facts: StageFacts) -> Iterations | None:
+def _describe_iterations(
+    measured: Analysis, quality: Quality, facts: StageFacts
+) -> Iterations | None:
     rows, withheld = measured.iterations, quality.withheld
     if rows.is_empty() or "iterations" in withheld:
         return None
@@ -304,10 +310,14 @@ def read_profile(run: Run) -> ProfileRecord:
         return record_from_files(run.files, PROFILE, ProfileRecord)
     except BadInputError as error:
         way = "another version of optpipe may have written it: profile again, and remove the run from its workspace:"
-        raise BadInputError(f"{error}\n{way} {for_workspace(f'optpipe store rm {run.name}')}") from error
+        raise BadInputError(
+            f"{error}\n{way} {for_workspace(f'optpipe store rm {run.name}')}"
+        ) from error
 
 
-def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: float) -> Observation | None:
+def observe_tensor_cores(
+    runs: Sequence[Run], build: JudgedBuild, confidence: float
+) -> Observation | None:
     """Share of the eligible kernel time on Tensor Cores, recomputed from the newest profile of the build's file.
 
     One process is profiled: the engine fixes the kernels, and the interval over iterations covers their durations.
@@ -318,7 +328,11 @@ def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: fl
             continue
         for stage in read_profile(run).stages:
             cores, blockers = stage.profile.tensor_cores, list[Blocker]()
-            if stage.subject.artifact != build.artifact or cores is None or not any(cores.eligible_ns_by_iteration):
+            if (
+                stage.subject.artifact != build.artifact
+                or cores is None
+                or not any(cores.eligible_ns_by_iteration)
+            ):
                 continue
             again = recompute_stage(run, stage)
             if again is None:
@@ -330,16 +344,30 @@ def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: fl
                 blockers.append(Blocker(why, f"profile again: {command}"))
             cores = profile.tensor_cores
             named = profile.iterations is None or profile.iterations.range == ITERATION_RANGE
-            if cores is None or not any(cores.eligible_ns_by_iteration) or not named or profile.scope != MEASURED_RANGE:
-                blockers.append(Blocker("no eligible kernel was recorded", f"profile again: {command}"))
+            if (
+                cores is None
+                or not any(cores.eligible_ns_by_iteration)
+                or not named
+                or profile.scope != MEASURED_RANGE
+            ):
+                blockers.append(
+                    Blocker("no eligible kernel was recorded", f"profile again: {command}")
+                )
                 return Observation(nan, blockers=tuple(blockers), source=run.name)
-            used, eligible = (np.array(each) for each in (cores.used_ns_by_iteration, cores.eligible_ns_by_iteration))
+            used, eligible = (
+                np.array(each)
+                for each in (cores.used_ns_by_iteration, cores.eligible_ns_by_iteration)
+            )
             about = f"{stage.subject.name}, {len(used)} iterations of one process"
             share = float(used.sum() / eligible.sum())
             interval = compute_ratio_of_sums_interval(used, eligible, confidence)
             if interval is None:
                 why = f"fewer than {MIN_VALUES} iterations: how far the share scatters is not known"
-                blockers.append(Blocker(why, f"profile more iterations: {command} --iterations {MORE_ITERATIONS}"))
+                blockers.append(
+                    Blocker(
+                        why, f"profile more iterations: {command} --iterations {MORE_ITERATIONS}"
+                    )
+                )
                 return Observation(share, blockers=tuple(blockers), about=about, source=run.name)
             low, high = max(0.0, interval[0]), min(1.0, interval[1])
             return Observation(share, low, high, tuple(blockers), about, run.name)
@@ -348,7 +376,10 @@ def observe_tensor_cores(runs: Sequence[Run], build: JudgedBuild, confidence: fl
 
 def has_profiled_other_file(run: Run, build: JudgedBuild) -> bool:
     """True if a profile run used another file under the build's id. Raises BadInputError as `read_profile`."""
-    return any(build.has_other_file(stage.subject.artifact, stage.subject.sha256) for stage in read_profile(run).stages)
+    return any(
+        build.has_other_file(stage.subject.artifact, stage.subject.sha256)
+        for stage in read_profile(run).stages
+    )
 
 
 def recompute_profile(run: Run) -> Iterator[Recomputed]:
@@ -356,7 +387,9 @@ def recompute_profile(run: Run) -> Iterator[Recomputed]:
     for stage in read_profile(run).stages:
         if (again := recompute_stage(run, stage)) is not None:
             said, found = (
-                replace(each, findings=tuple(replace(finding, evidence="") for finding in each.findings))
+                replace(
+                    each, findings=tuple(replace(finding, evidence="") for finding in each.findings)
+                )
                 for each in (stage.profile, again)
             )
             yield f"{PROFILE}: {stage.subject.name}", said, found

@@ -18,6 +18,7 @@ Peaks come from a short measurement.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -52,15 +53,24 @@ def measure_gpu_peaks() -> Peaks:
     size = 8192
     rates: dict[str, float] = {}
     allowed = torch.backends.cuda.matmul.allow_tf32
-    kinds = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    kinds = {
+        "fp32": torch.float32,
+        "tf32": torch.float32,
+        "fp16": torch.float16,
+        "bf16": torch.bfloat16,
+    }
     for kind, dtype in kinds.items():
         torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
         one, other = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
         rates[kind] = 2 * size**3 / _time_best_gpu_run(lambda a=one, b=other: a @ b)  # type: ignore[misc]
     torch.backends.cuda.matmul.allow_tf32 = allowed
-    whole, other_whole = (torch.randint(-8, 8, (size, size), device="cuda", dtype=torch.int8) for _ in range(2))
+    whole, other_whole = (
+        torch.randint(-8, 8, (size, size), device="cuda", dtype=torch.int8) for _ in range(2)
+    )
     with suppress(RuntimeError):
-        rates["int8"] = 2 * size**3 / _time_best_gpu_run(lambda: torch._int_mm(whole, other_whole.t()))
+        rates["int8"] = (
+            2 * size**3 / _time_best_gpu_run(lambda: torch._int_mm(whole, other_whole.t()))
+        )
     buffer = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(buffer)
     bandwidth = 2 * buffer.numel() / _time_best_gpu_run(lambda: target.copy_(buffer))
@@ -76,7 +86,10 @@ def measure_cpu_peaks(threads: int | None = None) -> Peaks:
     torch.set_num_threads(threads or count_cores())
     try:
         squares = [torch.randn(size, size) for size in (512, 1024)]
-        rate = max(2 * len(each) ** 3 / _time_best_cpu_run(lambda each=each: each @ each) for each in squares)  # type: ignore[misc]
+        rate = max(
+            2 * len(square) ** 3 / _time_best_cpu_run(partial(torch.matmul, square, square))
+            for square in squares
+        )
         buffer = torch.zeros(1 << 28, dtype=torch.uint8)
         target = torch.zeros_like(buffer)
         bandwidth = 2 * buffer.numel() / _time_best_cpu_run(lambda: target.copy_(buffer))
@@ -88,7 +101,9 @@ def measure_cpu_peaks(threads: int | None = None) -> Peaks:
 def _time_best_cpu_run(work: Callable[[], Any]) -> float:
     """Seconds of the fastest call after the first."""
     work()
-    return min(ended - started for started, _, ended in islice(time_calls(work), _CPU_REPEATS)) / 1e9
+    return (
+        min(ended - started for started, _, ended in islice(time_calls(work), _CPU_REPEATS)) / 1e9
+    )
 
 
 def _time_best_gpu_run(work: Callable[[], Any]) -> float:
@@ -199,10 +214,18 @@ def compute_roofline(
         intensity = 2 * cost.macs / cost.bytes if cost.bytes else 0.0
         bound_ns = max(compute_math_ns(cost, peaks), compute_memory_ns(cost, peaks))
         layers.append(LayerRoof(cost, intensity, bound_ns, known_ns.get(cost.name)))
-    known_math_ns = sum(compute_math_ns(each, peaks) for each in costs if each.type in peaks.flops_per_s)
-    fused = [each if each.fused_bytes is None else replace(each, bytes=each.fused_bytes) for each in costs]
+    known_math_ns = sum(
+        compute_math_ns(each, peaks) for each in costs if each.type in peaks.flops_per_s
+    )
+    fused = [
+        each if each.fused_bytes is None else replace(each, bytes=each.fused_bytes)
+        for each in costs
+    ]
     times = [(compute_math_ns(each, peaks), compute_memory_ns(each, peaks)) for each in fused]
-    layers_ns, by_math_ns = sum(map(max, times)), sum(math for math, memory in times if math >= memory)
+    layers_ns, by_math_ns = (
+        sum(map(max, times)),
+        sum(math for math, memory in times if math >= memory),
+    )
     bound_ns = max(known_math_ns, graph.edge_bytes / peaks.bytes_per_s * 1e9)
     return Roofline(
         peaks=peaks,
@@ -210,7 +233,9 @@ def compute_roofline(
         macs=sum(each.macs for each in costs),
         edge_bytes=graph.edge_bytes,
         bound_ns=bound_ns,
-        types_without_peak=tuple(sorted({each.type for each in costs if each.macs} - set(peaks.flops_per_s))),
+        types_without_peak=tuple(
+            sorted({each.type for each in costs if each.macs} - set(peaks.flops_per_s))
+        ),
         layers_ns=layers_ns,
         math_share=by_math_ns / layers_ns if layers_ns else 0.0,
         measured_ns=measured_ns,
@@ -246,7 +271,9 @@ def graph_costs_from_onnx(
     """With `tf32`, products of fp32 tensors count as TF32; products of dequantized tensors count as INT8."""
     model = load_onnx(path, weights=False)
     sized = [
-        each if found is None else each.with_batch(min(found[0], batch_size), batch_size, max(found[2], batch_size))
+        each
+        if found is None
+        else each.with_batch(min(found[0], batch_size), batch_size, max(found[2], batch_size))
         for each, found in ((each, each.batch_range) for each in inputs)
     ]
     known = infer_graph_types(model, sized)
@@ -259,12 +286,30 @@ def graph_costs_from_onnx(
             macs = count_node_macs(node, known)
             kind = known.types.get(node.input[0], "fp32") if node.input else "fp32"
             if macs:
-                kind = "int8" if node.input[0] in quantized else "tf32" if tf32 and kind == "fp32" else kind
-            moved = {name: _read_bytes(node, name, known, _tensor_bytes(known, name)) for name in node.input if name}
-            moved |= {name: _tensor_bytes(known, name) for name in node.output if name and name not in moved}
+                kind = (
+                    "int8"
+                    if node.input[0] in quantized
+                    else "tf32"
+                    if tf32 and kind == "fp32"
+                    else kind
+                )
+            moved = {
+                name: _read_bytes(node, name, known, _tensor_bytes(known, name))
+                for name in node.input
+                if name
+            }
+            moved |= {
+                name: _tensor_bytes(known, name)
+                for name in node.output
+                if name and name not in moved
+            }
             channels = _get_channels(node, known) if macs else None
             label = node.name or node.output[0]
-            costs.append(NodeCost(label, node.op_type, kind, macs, sum(moved.values()), channels, fused[index]))
+            costs.append(
+                NodeCost(
+                    label, node.op_type, kind, macs, sum(moved.values()), channels, fused[index]
+                )
+            )
     return GraphCosts(tuple(costs), peaks, batch_size, edge_bytes)
 
 
@@ -288,7 +333,9 @@ def _sum_fused_traffic(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[li
             writer = written_by.get(tensor)
             if writer == leader or tensor in scores:
                 continue
-            size = _read_bytes(node, name, known, constants.get(tensor, _tensor_bytes(known, tensor)))
+            size = _read_bytes(
+                node, name, known, constants.get(tensor, _tensor_bytes(known, tensor))
+            )
             read[leader][tensor] = max(size, read[leader].get(tensor, 0))
             if writer is None:
                 edges[tensor] = max(size, edges.get(tensor, 0))
@@ -298,7 +345,9 @@ def _sum_fused_traffic(graph: Any, nodes: Sequence[Any], known: Any) -> tuple[li
             written_by[name] = leader
             if name in results:
                 written[leader][name] = edges[name] = _tensor_bytes(known, name)
-    moved = [sum(each.values()) + sum(other.values()) for each, other in zip(read, written, strict=True)]
+    moved = [
+        sum(each.values()) + sum(other.values()) for each, other in zip(read, written, strict=True)
+    ]
     return moved, sum(edges.values())
 
 
@@ -306,7 +355,9 @@ def _find_same_tensors(nodes: Sequence[Any], results: frozenset[str]) -> dict[st
     """Maps a view to its base, and a dequantized tensor to its quantized form."""
     same: dict[str, str] = {}
     for node in nodes:
-        if node.op_type in _VIEWS or (node.op_type == "DequantizeLinear" and node.output[0] not in results):
+        if node.op_type in _VIEWS or (
+            node.op_type == "DequantizeLinear" and node.output[0] not in results
+        ):
             same[node.output[0]] = same.get(node.input[0], node.input[0])
     return same
 
@@ -325,15 +376,24 @@ def _sum_constants(graph: Any, nodes: Sequence[Any], known: Any) -> dict[str, in
 
 
 def _find_leaders(
-    nodes: Sequence[Any], same: Mapping[str, str], constants: Mapping[str, int], scores: frozenset[str]
+    nodes: Sequence[Any],
+    same: Mapping[str, str],
+    constants: Mapping[str, int],
+    scores: frozenset[str],
 ) -> dict[int, int]:
     """The first node of each node's group: an elementwise node joins its last producer. Views and constants have none."""
     leaders: dict[int, int] = {}
     group: dict[str, int] = {}
     for index, node in enumerate(nodes):
-        if node.op_type in _NO_COST or node.output[0] in same or all(name in constants for name in node.output):
+        if (
+            node.op_type in _NO_COST
+            or node.output[0] in same
+            or all(name in constants for name in node.output)
+        ):
             continue
-        producers = [group[tensor] for name in node.input if (tensor := same.get(name, name)) in group]
+        producers = [
+            group[tensor] for name in node.input if (tensor := same.get(name, name)) in group
+        ]
         joins = node.op_type in _ELEMENTWISE or node.output[0] in scores
         leaders[index] = max(producers) if joins and producers else index
         group |= dict.fromkeys(node.output, leaders[index])
@@ -344,7 +404,9 @@ def _find_scores(nodes: Sequence[Any], same: Mapping[str, str]) -> frozenset[str
     """Outputs of a Softmax that only matrix products read."""
     softmax = {node.output[0] for node in nodes if node.op_type == "Softmax"}
     reading = (node for node in nodes if node.output[0] not in same)
-    readers = group_pairs((same.get(name, name), node.op_type) for node in reading for name in node.input)
+    readers = group_pairs(
+        (same.get(name, name), node.op_type) for node in reading for name in node.input
+    )
     return frozenset(name for name in softmax if set(readers.get(name, ())) == {"MatMul"})
 
 
@@ -356,7 +418,9 @@ def _read_bytes(node: Any, name: str, known: Any, size: int) -> int:
 
 def _tensor_bytes(known: Any, name: str) -> int:
     shape = known.shapes.get(name)
-    return prod(shape) * _TYPE_BYTES.get(known.types.get(name, "fp32"), 4) if shape is not None else 0
+    return (
+        prod(shape) * _TYPE_BYTES.get(known.types.get(name, "fp32"), 4) if shape is not None else 0
+    )
 
 
 def _get_channels(node: Any, known: Any) -> tuple[int, int] | None:
@@ -370,7 +434,9 @@ def _get_channels(node: Any, known: Any) -> tuple[int, int] | None:
 
 _FUSED_DEPTH = 4
 """Nodes that may follow the product in a fused convolution: bias, sum, activation."""
-_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger", "ConvInteger", "QLinearConv"})
+_PRODUCTS = frozenset(
+    {"Conv", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger", "ConvInteger", "QLinearConv"}
+)
 
 
 def sum_layer_times(graph: Path, node_ns: Mapping[str, float]) -> dict[str, float]:
@@ -385,7 +451,11 @@ def sum_layer_times(graph: Path, node_ns: Mapping[str, float]) -> dict[str, floa
     times: dict[str, float] = {}
     for runtime_name, ns in node_ns.items():
         plain = runtime_name.removeprefix("fused ")
-        name = plain if plain in known else _find_product_behind(plain.removesuffix("_nchwc"), writers, set(times))
+        name = (
+            plain
+            if plain in known
+            else _find_product_behind(plain.removesuffix("_nchwc"), writers, set(times))
+        )
         if name is not None:
             times[name] = times.get(name, 0.0) + ns
     return times

@@ -121,7 +121,9 @@ def apply_rules(context: RuleContext, *, with_gaps: bool = True) -> tuple[Profil
         evidence, gain_ns, advice = found
         base_ns: float = context.measured.timeline.span_ns
         if context.undisturbed_ns is not None:
-            if rule.gaps:  # the profiler delays launches more than kernels: scale to the iteration without it
+            if (
+                rule.gaps
+            ):  # the profiler delays launches more than kernels: scale to the iteration without it
                 gain_ns = int(gain_ns * context.idle_scale)
                 evidence += f"{WITHOUT_PROFILER}, {format_duration(gain_ns / context.iterations)} of an iteration"
             if not rule.under_profiler:
@@ -130,7 +132,11 @@ def apply_rules(context: RuleContext, *, with_gaps: bool = True) -> tuple[Profil
             continue
         if context.facts.stage is Stage.PREPROCESS and rule.advice_in_preprocessing:
             advice = rule.advice_in_preprocessing
-        kept.append(ProfileFinding(rule.name, evidence, gain_ns, advice, gain_ns / max(base_ns, 1), rule.host_times))
+        kept.append(
+            ProfileFinding(
+                rule.name, evidence, gain_ns, advice, gain_ns / max(base_ns, 1), rule.host_times
+            )
+        )
     return tuple(sorted(kept, key=lambda each: (-each.gain_share, each.rule)))
 
 
@@ -153,7 +159,12 @@ def find_launch_gaps(context: RuleContext) -> _Found | None:
     return _Found(evidence, gain, advice)
 
 
-@_rule("host-gaps", gaps=True, host_times=True, advice_in_preprocessing=f"the host cannot feed the GPU: {_TUNING}")
+@_rule(
+    "host-gaps",
+    gaps=True,
+    host_times=True,
+    advice_in_preprocessing=f"the host cannot feed the GPU: {_TUNING}",
+)
 def find_host_gaps(context: RuleContext) -> _Found | None:
     """Long waits in which the host does other work than launching."""
     away = find_long_gaps(context.measured.timeline)
@@ -185,7 +196,9 @@ def find_synchronizations(context: RuleContext) -> _Found | None:
     if not has_notable_gaps(context.measured, idle):
         return None
     calls = context.measured.api.filter(pl.col("name").str.contains(WAITING_CALLS))
-    named = ", ".join(f"{row['count']} {row['name']}" for row in calls.head(3).iter_rows(named=True))
+    named = ", ".join(
+        f"{row['count']} {row['name']}" for row in calls.head(3).iter_rows(named=True)
+    )
     each = _sum(calls, "count") / context.iterations
     evidence = f"{format_duration(idle.total_ns)} idle inside waiting calls ({named}; {each:.1f} per iteration)"
     advice = "synchronize once per iteration, not once per step; "
@@ -208,13 +221,21 @@ def find_exposed_copies(context: RuleContext) -> _Found | None:
 def find_pageable_copies(context: RuleContext) -> _Found | None:
     copies = context.measured.copies
     source, target = pl.col("source_memory"), pl.col("target_memory")
-    pageable, pinned = (copies.filter((source == kind) | (target == kind)) for kind in ("Pageable", "Pinned"))
+    pageable, pinned = (
+        copies.filter((source == kind) | (target == kind)) for kind in ("Pageable", "Pinned")
+    )
     total_ns, size = _sum(pageable, "total_ns"), _sum(pageable, "bytes")
     if not total_ns:
         return None
     rate = size / total_ns  # bytes per nanosecond
-    better = _sum(pinned, "bytes") / _sum(pinned, "total_ns") if _sum(pinned, "total_ns") else 2 * rate
-    basis = "the pinned copies in this trace" if pinned.height else "twice the rate, typical of pinned memory"
+    better = (
+        _sum(pinned, "bytes") / _sum(pinned, "total_ns") if _sum(pinned, "total_ns") else 2 * rate
+    )
+    basis = (
+        "the pinned copies in this trace"
+        if pinned.height
+        else "twice the rate, typical of pinned memory"
+    )
     copied = f"{_sum(pageable, 'count')} copies of {format_bytes(size)} through pageable memory"
     evidence = f"{copied} at {format_bytes(rate * 1e9)}/s; gain estimated from {basis}"
     advice = "allocate host buffers as pinned memory (torch: pin_memory=True)"
@@ -252,7 +273,9 @@ def find_ineligible_layers(context: RuleContext) -> _Found | None:
 @_rule("unfused-kernels")
 def find_unfused_kernels(context: RuleContext) -> _Found | None:
     """A compiler fuses normalization, casts, and elementwise work into other kernels."""
-    kernels = context.measured.kernels.filter(pl.col("kind").is_in(["normalization", "elementwise", "cast"]))
+    kernels = context.measured.kernels.filter(
+        pl.col("kind").is_in(["normalization", "elementwise", "cast"])
+    )
     count, total_ns = _sum(kernels, "count"), _sum(kernels, "total_ns")
     work = f"only normalization, casts, or elementwise work: {format_duration(total_ns)}"
     evidence = f"{count} kernels ({count / context.iterations:.0f} per iteration) do {work}"
@@ -304,13 +327,20 @@ def find_busiest_operator(context: RuleContext) -> _Found | None:
         return None
     table = (
         operators.group_by(name.str.extract(_OPERATOR).alias("name"))
-        .agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("total_ns"), pl.col("thread").n_unique())
+        .agg(
+            (pl.col("end_ns") - pl.col("start_ns")).sum().alias("total_ns"),
+            pl.col("thread").n_unique(),
+        )
         .sort("total_ns", "name", descending=[True, False])
     )
     first, total_ns, threads = table.row(0)
     share = total_ns / max(_sum(table, "total_ns"), 1)
     evidence = f"{first} takes {share:.0%} of the operators' time, on {threads} threads"
-    return _Found(evidence, int(total_ns / threads), "optpipe preprocess tunes threads, prefetching, and the decoder")
+    return _Found(
+        evidence,
+        int(total_ns / threads),
+        "optpipe preprocess tunes threads, prefetching, and the decoder",
+    )
 
 
 @_rule("slow-layers", on_gpu=False, on_cpu=True)
@@ -318,7 +348,11 @@ def find_slow_layers(context: RuleContext) -> _Found | None:
     found = context.roofline
     if found is None or context.measured.trace.kernels.height:
         return None
-    timed = [each for each in found.layers if each.measured_ns is not None and each.measured_ns > each.bound_ns]
+    timed = [
+        each
+        for each in found.layers
+        if each.measured_ns is not None and each.measured_ns > each.bound_ns
+    ]
     above_ns = sum(each.above_bound_ns for each in timed)
     if found.measured_ns is not None:
         # at most the excess of the whole inference; a negative excess means that the peaks are too low

@@ -41,11 +41,21 @@ def _locate_launches(measured: Analysis) -> pl.DataFrame:
     ranges = make_empty_frame("ranges")
     if measured.iterations.height:
         # the ranges inside an iteration, without those of libraries, which have a domain (`cuBLAS:…`)
-        depth, family, name = measured.iterations["depth"][0], measured.iterations["family"][0], pl.col("family")
+        depth, family, name = (
+            measured.iterations["depth"][0],
+            measured.iterations["family"][0],
+            pl.col("family"),
+        )
         deeper = (pl.col("depth") > depth) & (name != family) & ~name.str.contains(LIBRARY_RANGES)
-        ranges = measured.projection.filter(deeper).sort("start_ns", "end_ns", descending=[False, True])
-    launches = measured.launches.select("called_ns", "kernel_ns", kernel=pl.col("name").cast(pl.String))
-    called, thread = (array_from_column(measured.launches, name) for name in ("called_ns", "thread"))
+        ranges = measured.projection.filter(deeper).sort(
+            "start_ns", "end_ns", descending=[False, True]
+        )
+    launches = measured.launches.select(
+        "called_ns", "kernel_ns", kernel=pl.col("name").cast(pl.String)
+    )
+    called, thread = (
+        array_from_column(measured.launches, name) for name in ("called_ns", "thread")
+    )
     index = _find_innermost(ranges, called, thread)
     layers = ranges["name"].cast(pl.String).gather(pl.Series(index).replace(-1, None))
     located = launches.with_columns(layers.alias("layer"), pl.Series("range", index))
@@ -81,7 +91,9 @@ def _find_innermost(ranges: pl.DataFrame, at: TimeArray, thread: TimeArray) -> T
     Ranges are sorted by start, the longer one first: a range that lies inside another follows it.
     """
     result = np.full(at.size, -1, dtype=np.int64)
-    owner, starts, ends = (array_from_column(ranges, name) for name in ("thread", "start_ns", "end_ns"))
+    owner, starts, ends = (
+        array_from_column(ranges, name) for name in ("thread", "start_ns", "end_ns")
+    )
     for each in np.unique(owner):
         mine, rows = np.flatnonzero(thread == each), np.flatnonzero(owner == each)
         mine = mine[np.argsort(at[mine], kind="stable")]
@@ -157,17 +169,24 @@ def analyze_tensor_cores(measured: Analysis, graph: GraphCosts | None = None) ->
             layer="name",
             kernel_ns=ns,
             matrix_ns=pl.when(pl.col("matrix").fill_null(value=False)).then(ns).otherwise(0),
-            tensor_core_ns=pl.when(pl.col("tensor_core").fill_null(value=False)).then(ns).otherwise(0),
+            tensor_core_ns=pl.when(pl.col("tensor_core").fill_null(value=False))
+            .then(ns)
+            .otherwise(0),
             unknown=pl.col("tensor_core").is_null(),
             main_kernel="name",
         )
     iterations = max(measured.iterations.height, 1)
     rows = table.iter_rows(named=True)
-    layers = tuple(_judge_layer(row, measured.kernel_ns, peaks, costs.get(row["layer"]), iterations) for row in rows)
+    layers = tuple(
+        _judge_layer(row, measured.kernel_ns, peaks, costs.get(row["layer"]), iterations)
+        for row in rows
+    )
     eligible = [each for each in layers if each.eligible]
     used_ns = int(table["tensor_core_ns"].sum())
     by, names = "layer" if basis == "layers" else "kernel", [each.name for each in eligible]
-    eligible_ns_by_iteration, used_ns_by_iteration = _split_by_iteration(located, measured.iterations, by, names)
+    eligible_ns_by_iteration, used_ns_by_iteration = _split_by_iteration(
+        located, measured.iterations, by, names
+    )
     return TensorCores(
         basis=basis,
         eligible=len(eligible),
@@ -189,7 +208,12 @@ def _split_by_iteration(
     launches: pl.DataFrame, iterations: pl.DataFrame, by: str, eligible: list[str]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """By iteration that launched any: time of the eligible layers or kernels, and of kernels on Tensor Cores."""
-    iteration = np.searchsorted(iterations["start_ns"].to_numpy(), launches["called_ns"].to_numpy(), side="right") - 1
+    iteration = (
+        np.searchsorted(
+            iterations["start_ns"].to_numpy(), launches["called_ns"].to_numpy(), side="right"
+        )
+        - 1
+    )
     found = (
         launches.with_columns(pl.Series("iteration", iteration))
         .filter(pl.col("iteration") >= 0, pl.col("range") >= 0 if by == "layer" else True)
@@ -207,7 +231,11 @@ def _sort_by_saving(layers: Iterable[LayerUse]) -> tuple[LayerUse, ...]:
 
 
 def _judge_layer(
-    row: Mapping[str, Any], kernel_ns: int, peaks: Peaks | None, cost: NodeCost | None, iterations: int
+    row: Mapping[str, Any],
+    kernel_ns: int,
+    peaks: Peaks | None,
+    cost: NodeCost | None,
+    iterations: int,
 ) -> LayerUse:
     is_matrix = bool(cost.macs) if cost else row["matrix_ns"] > 0
     used = bool(row["tensor_core_ns"]) or (None if row["unknown"] else False)
@@ -225,19 +253,32 @@ def _judge_layer(
         eligible=eligible,
         used=used if is_matrix else False,
         could_save_ns=_estimate_saving_ns(row, peaks, cost, iterations) if without else 0,
-        reason=reason or (_explain_missed(kernel, cost.type if cost else None) if without else None),
+        reason=reason
+        or (_explain_missed(kernel, cost.type if cost else None) if without else None),
         kernel=shorten_name(kernel),
     )
 
 
-def _estimate_saving_ns(row: Mapping[str, Any], peaks: Peaks | None, cost: NodeCost | None, iterations: int) -> int:
+def _estimate_saving_ns(
+    row: Mapping[str, Any], peaks: Peaks | None, cost: NodeCost | None, iterations: int
+) -> int:
     if cost is not None and peaks is not None:
-        kind = cost.type if cost.type in ALIGNMENT else "tf32" if "tf32" in peaks.flops_per_s else "fp16"
-        reachable_ns = max(compute_math_ns(replace(cost, type=kind), peaks), compute_memory_ns(cost, peaks))
+        kind = (
+            cost.type
+            if cost.type in ALIGNMENT
+            else "tf32"
+            if "tf32" in peaks.flops_per_s
+            else "fp16"
+        )
+        reachable_ns = max(
+            compute_math_ns(replace(cost, type=kind), peaks), compute_memory_ns(cost, peaks)
+        )
         return max(0, int(row["kernel_ns"] - iterations * reachable_ns))
     rates = peaks.flops_per_s if peaks is not None else {}
     fast = rates.get("tf32") or rates.get("fp16")
-    return int(row["matrix_ns"] * (1 - 1 / max(fast / rates["fp32"] if fast else _UNKNOWN_GAIN, 1.0)))
+    return int(
+        row["matrix_ns"] * (1 - 1 / max(fast / rates["fp32"] if fast else _UNKNOWN_GAIN, 1.0))
+    )
 
 
 def _explain_missed(kernel: str, element_type: str | None) -> str:
@@ -248,7 +289,10 @@ def _explain_missed(kernel: str, element_type: str | None) -> str:
         return "a depthwise or grouped kernel without Tensor Cores"
     if "gemv" in lower:
         return "a matrix-vector product, which reads its matrix once: memory-bound"
-    if any(word in lower for word in ("sgemm", "scudnn", "f32f32", "ffma", "simt", "convolve_common_engine")):
+    if any(
+        word in lower
+        for word in ("sgemm", "scudnn", "f32f32", "ffma", "simt", "convolve_common_engine")
+    ):
         if element_type in ALIGNMENT and element_type != "tf32":
             return f"a kernel on the FMA units was selected, although the layer is {element_type}"
         return "computes in fp32 on the FMA units: build it in fp16, or allow TF32"

@@ -20,9 +20,20 @@ from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files, hash_value
 from optpipe.core.plan import for_workspace
-from optpipe.core.records import json_from_record, plain_from_record, read_versioned, record_from_plain
+from optpipe.core.records import (
+    json_from_record,
+    plain_from_record,
+    read_versioned,
+    record_from_plain,
+)
 from optpipe.workspace.environment import describe_environment
-from optpipe.workspace.files import FileHash, find_changed_files, find_problems, hash_files, write_bytes
+from optpipe.workspace.files import (
+    FileHash,
+    find_changed_files,
+    find_problems,
+    hash_files,
+    write_bytes,
+)
 
 MANIFEST = "manifest.json"
 USED = ".used"
@@ -34,7 +45,15 @@ NOT_LISTED = (MANIFEST, USED, FOREIGN)
 ID_LENGTH = 12
 Status = Literal["complete", "interrupted"]
 RunKind = Literal[
-    "bench", "profile", "preprocess", "end-to-end", "evaluate", "calibrate", "choose", "compare", "signoff"
+    "bench",
+    "profile",
+    "preprocess",
+    "end-to-end",
+    "evaluate",
+    "calibrate",
+    "choose",
+    "compare",
+    "signoff",
 ]
 
 
@@ -145,7 +164,9 @@ class Entry(Generic[Info]):
 
     def find_damage(self, only: str | None = None) -> str | None:
         """The first problem with its files, or with `only` one; None if every byte is as stored."""
-        hashes = {name: file.sha256 for name, file in self.manifest.files.items() if only in (None, name)}
+        hashes = {
+            name: file.sha256 for name, file in self.manifest.files.items() if only in (None, name)
+        }
         return next(iter(find_changed_files(self.files, hashes)), None)
 
     def find_problems(self) -> list[str]:
@@ -173,9 +194,13 @@ def entry_from_files(files: Files, kind: type[Info] | None = None) -> Entry[Info
         return Entry(files, manifest, plain)
     is_run = kind is RunInfo and manifest.recipe is None
     if not is_run and manifest.kind != kind.KIND:
-        raise UnreadableManifestError(f"{files.folder} has a manifest of kind {manifest.kind}, expected {kind.KIND}")
+        raise UnreadableManifestError(
+            f"{files.folder} has a manifest of kind {manifest.kind}, expected {kind.KIND}"
+        )
     try:
-        return Entry(files, manifest, record_from_plain(manifest.info, kind, files.folder / MANIFEST))
+        return Entry(
+            files, manifest, record_from_plain(manifest.info, kind, files.folder / MANIFEST)
+        )
     except BadInputError as error:
         raise UnreadableManifestError(str(error)) from error
 
@@ -193,20 +218,25 @@ def run_from_files(files: Files) -> Run:
     path = files.folder
     if not files.has(MANIFEST):
         problem = "is incomplete (no manifest.json)" if path.is_dir() else "does not exist"
-        raise BadInputError(f"run {path} {problem}; `{for_workspace('optpipe store ls')}` lists stored runs")
+        raise BadInputError(
+            f"run {path} {problem}; `{for_workspace('optpipe store ls')}` lists stored runs"
+        )
     return entry_from_files(files, RunInfo)
 
 
 def runs_from_files(files: Files, name: str) -> tuple[Run, ...]:
     """The runs in the folder `name`, by name. Raises BadInputError if one is unfinished."""
     return tuple(
-        run_from_files(files.below(f"{name}/{path.name}")) for path in sorted((files.folder / name).glob("*/"))
+        run_from_files(files.below(f"{name}/{path.name}"))
+        for path in sorted((files.folder / name).glob("*/"))
     )
 
 
 def require_unchanged(run: Entry[Any], *, whole: bool = True) -> None:
     """Raises BadInputError that names the first file of `run` that differs from its manifest."""
-    problems = [problem for problem in run.find_problems() if whole or not problem.endswith(": missing")]
+    problems = [
+        problem for problem in run.find_problems() if whole or not problem.endswith(": missing")
+    ]
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise BadInputError(
@@ -268,7 +298,9 @@ def strip_folders(manifest: Manifest) -> Manifest:
     """The manifest without the absolute paths of the command and of the model's source and card."""
     paths = {name: manifest.info.get(name) for name in ("source", "card")}
     named = {name: drop_folder(str(value)) for name, value in paths.items() if value is not None}
-    return replace(manifest, info={**manifest.info, **named}, command=drop_folders(manifest.command))
+    return replace(
+        manifest, info={**manifest.info, **named}, command=drop_folders(manifest.command)
+    )
 
 
 def drop_folders(command: str) -> str:

@@ -25,7 +25,9 @@ def get_package_version(name: str) -> str | None:
 def list_packages() -> dict[str, str]:
     """Versions of the installed packages that optpipe's metadata requires, including extras."""
     try:
-        names = sorted({re.split(r"[^\w.-]", each)[0] for each in metadata.requires("optpipe") or ()})
+        names = sorted(
+            {re.split(r"[^\w.-]", each)[0] for each in metadata.requires("optpipe") or ()}
+        )
     except metadata.PackageNotFoundError:  # run from a source tree: every package may matter
         names = sorted({each.name for each in metadata.distributions() if each.name})
     return {name: version for name in names if (version := get_package_version(name))}
@@ -37,7 +39,9 @@ def list_gpus() -> tuple[Gpu, ...]:
     with open_nvml() as nvml:
         if nvml is None:
             return ()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        handles = [
+            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
+        ]
         uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
         shown = select_visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
         return tuple(_describe_gpu(nvml, index, handles[index]) for index in shown)
@@ -71,7 +75,9 @@ def select_visible_gpus(text: str | None, uuids: Sequence[str]) -> tuple[int, ..
     found: list[int] = []
     for word in (each.strip() for each in text.split(",")):
         meant = (
-            [int(word)] if word.isdecimal() else [at for at, uuid in enumerate(uuids) if uuid.startswith(word or "-")]
+            [int(word)]
+            if word.isdecimal()
+            else [at for at, uuid in enumerate(uuids) if uuid.startswith(word or "-")]
         )
         if len(meant) != 1 or meant[0] >= len(uuids):
             break

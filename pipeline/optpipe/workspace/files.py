@@ -26,7 +26,9 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Writes all of `content` or nothing. Raises StageError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{secrets.token_hex(8)}")  # `tempfile` makes files that only their owner can read
+        partial = path.with_name(
+            f".{secrets.token_hex(8)}"
+        )  # `tempfile` makes files that only their owner can read
         try:
             with partial.open("xb") as file:
                 file.write(content)
@@ -37,7 +39,9 @@ def write_bytes(path: Path, content: bytes) -> None:
             partial.unlink(missing_ok=True)
     except OSError as error:
         free = "free disk space or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise StageError(f"cannot write {path}: {error.strerror}; {free}choose another location") from error
+        raise StageError(
+            f"cannot write {path}: {error.strerror}; {free}choose another location"
+        ) from error
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
@@ -60,13 +64,20 @@ class FileHash:
 
 def list_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, Path]:
     """Regular files below `folder`, by POSIX path relative to it, sorted, without those named in `leave_out`."""
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return {name: found[name] for name in sorted(found) if name not in leave_out and not found[name].is_symlink()}
+    found = {
+        path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()
+    }
+    return {
+        name: found[name]
+        for name in sorted(found)
+        if name not in leave_out and not found[name].is_symlink()
+    }
 
 
 def hash_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, FileHash]:
     return {
-        name: FileHash(hash_file(path), path.stat().st_size) for name, path in list_files(folder, leave_out).items()
+        name: FileHash(hash_file(path), path.stat().st_size)
+        for name, path in list_files(folder, leave_out).items()
     }
 
 
@@ -84,9 +95,15 @@ def find_changed_files(files: Files, hashes: Mapping[str, str]) -> list[str]:
     return found
 
 
-def find_problems(files: Files, hashes: Mapping[str, str], list_name: str, leave_out: Collection[str]) -> list[str]:
+def find_problems(
+    files: Files, hashes: Mapping[str, str], list_name: str, leave_out: Collection[str]
+) -> list[str]:
     """Sorted result of `find_changed_files`, with `NAME: not in LIST` for unlisted files."""
-    unlisted = [f"{name}: not in {list_name}" for name in list_files(files.folder, leave_out) if name not in hashes]
+    unlisted = [
+        f"{name}: not in {list_name}"
+        for name in list_files(files.folder, leave_out)
+        if name not in hashes
+    ]
     return sorted(find_changed_files(files, hashes) + unlisted)
 
 

@@ -46,7 +46,9 @@ def _require_room(path: Path, what: str) -> None:
     except NotADirectoryError:
         raise BadInputError(f"{what}: {nearest} is not a folder") from None
     except OSError as error:
-        why = "" if error.errno == ENOENT else f" ({error.strerror})"  # the error of /proc, which misleads
+        why = (
+            "" if error.errno == ENOENT else f" ({error.strerror})"
+        )  # the error of /proc, which misleads
         raise BadInputError(f"{what}: {nearest} is not writable{why}") from error
 
 

@@ -41,7 +41,9 @@ class OpenRun:
 def begin_run(workspace: Path, kind: RunKind) -> OpenRun:
     """Creates an empty run folder. Raises BadInputError if the workspace cannot be written, StageError if the disk is full."""
     now = datetime.now(UTC)
-    path = workspace / RUNS / f"{kind}-{now:%Y%m%dT%H%M%S}-{now.microsecond:05x}{secrets.token_hex(1)}"
+    path = (
+        workspace / RUNS / f"{kind}-{now:%Y%m%dT%H%M%S}-{now.microsecond:05x}{secrets.token_hex(1)}"
+    )
     with explain_os_errors(workspace):
         path.mkdir(parents=True)
     return OpenRun(path, kind, now.isoformat(timespec="microseconds"))
@@ -73,9 +75,18 @@ def finish_run(
     """
     ident = run.name.removeprefix(f"{run.kind}-")
     files = Files(run.path)
-    info = RunInfo(model, trained, len(read_measurements(files)) if files.has(MEASUREMENTS_FILE) else None)
+    info = RunInfo(
+        model, trained, len(read_measurements(files)) if files.has(MEASUREMENTS_FILE) else None
+    )
     return finish_entry(
-        run.path, run.kind, ident, info, run.started_utc, parents=parents, command=command, status=status
+        run.path,
+        run.kind,
+        ident,
+        info,
+        run.started_utc,
+        parents=parents,
+        command=command,
+        status=status,
     )
 
 
@@ -99,4 +110,8 @@ def list_run_folders(workspace: Path, kind: RunKind | None = None) -> list[Path]
 
 
 def newest_runs(runs: Sequence[Run], kind: RunKind) -> list[Run]:
-    return sorted((run for run in runs if run.kind == kind), key=lambda run: run.manifest.started_utc, reverse=True)
+    return sorted(
+        (run for run in runs if run.kind == kind),
+        key=lambda run: run.manifest.started_utc,
+        reverse=True,
+    )

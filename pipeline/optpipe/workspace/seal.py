@@ -91,7 +91,9 @@ def approve_folder(folder: Path, key: Path, by: str, role: str, because: str | N
         raise BadInputError(f"--by {by!r} {role!r}: a name and a role must be printable text")
     require_key(key)
     digest = hashlib.sha256((folder / SUMS).read_bytes()).hexdigest()
-    write_bytes(folder / APPROVAL, json_from_record(Approval(digest, by, role, get_utc_time(), because)))
+    write_bytes(
+        folder / APPROVAL, json_from_record(Approval(digest, by, role, get_utc_time(), because))
+    )
     try:
         sign_folder(folder, key, APPROVAL, APPROVALS)
     except StageError:
@@ -117,7 +119,9 @@ def sign_folder(folder: Path, key: Path, name: str = SUMS, namespace: str = NAME
     """Signs the file `name` of a sealed folder with the SSH private key `key`. Raises MissingError, BadInputError or StageError."""
     require_key(key)
     (folder / f"{name}.sig").unlink(missing_ok=True)
-    result = _run_ssh_keygen(["-Y", "sign", "-q", "-f", str(key), "-n", namespace, str(folder / name)], b"")
+    result = _run_ssh_keygen(
+        ["-Y", "sign", "-q", "-f", str(key), "-n", namespace, str(folder / name)], b""
+    )
     if result.returncode != 0 or not (folder / f"{name}.sig").is_file():
         raise StageError(f"ssh-keygen could not sign with {key}: {_first_line(result.stderr)}")
 
@@ -132,7 +136,10 @@ def check_signature(
     """
     signature = f"{name}.sig"
     if not files.has(signature):
-        return f"{signature}: missing, but a signature is required" if allowed_signers else None, "not signed"
+        return (
+            f"{signature}: missing, but a signature is required" if allowed_signers else None,
+            "not signed",
+        )
     armored = files.read(signature)
     if _canonicalize_signature(armored) != armored:
         return f"{signature}: not in the format that ssh-keygen writes", ""
@@ -159,14 +166,20 @@ def check_signature(
     return None, f"signed by an unknown key, {key}"
 
 
-def _run_ssh_keygen(arguments: list[str], standard_input: bytes) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([_find_ssh_keygen(), *arguments], input=standard_input, capture_output=True, check=False)
+def _run_ssh_keygen(
+    arguments: list[str], standard_input: bytes
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [_find_ssh_keygen(), *arguments], input=standard_input, capture_output=True, check=False
+    )
 
 
 def _find_ssh_keygen() -> str:
     program = shutil.which("ssh-keygen")
     if program is None:
-        raise MissingError("signing requires ssh-keygen; install the OpenSSH client (openssh-client)")
+        raise MissingError(
+            "signing requires ssh-keygen; install the OpenSSH client (openssh-client)"
+        )
     return program
 
 
@@ -189,7 +202,9 @@ def _find_unsealable(folder: Path) -> list[str]:
     return [
         f"{path.relative_to(folder).as_posix()}: neither a regular file nor a non-empty folder"
         for path in sorted(folder.rglob("*"))
-        if path.is_symlink() or (path.is_dir() and not any(path.iterdir())) or not (path.is_dir() or path.is_file())
+        if path.is_symlink()
+        or (path.is_dir() and not any(path.iterdir()))
+        or not (path.is_dir() or path.is_file())
     ]
 
 
@@ -227,7 +242,9 @@ def find_approved_baseline(workspace: Path, model: str) -> Files | None:
     problems = find_seal_problems(files) if files.has(SUMS) else [f"{SUMS}: missing"]
     if problems:
         command = for_workspace("optpipe signoff approve DOSSIER")
-        raise BadInputError(f"the approved baseline {folder} is damaged: {problems[0]}\nrestore it with `{command}`")
+        raise BadInputError(
+            f"the approved baseline {folder} is damaged: {problems[0]}\nrestore it with `{command}`"
+        )
     return files
 
 

@@ -84,7 +84,10 @@ class Store:
         found: list[tuple[str, int, int, int, int]] = []
         with suppress(OSError):
             states = [(name, entry.file(name).stat()) for name in entry.manifest.files]
-            found = [(name, one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino) for name, one in states]
+            found = [
+                (name, one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino)
+                for name, one in states
+            ]
         with suppress(BadInputError):
             if found and read_record(note, list[tuple[str, int, int, int, int]]) == found:
                 return True
@@ -112,7 +115,9 @@ class Store:
         def start(folder: Path) -> Steps[Info]:
             return as_steps(make, folder)
 
-        return finish_steps(self.produce_in_steps(kind, recipe, start, parents=parents, listener=listener))
+        return finish_steps(
+            self.produce_in_steps(kind, recipe, start, parents=parents, listener=listener)
+        )
 
     def produce_in_steps(
         self,
@@ -137,14 +142,18 @@ class Store:
             if (self.root / name).exists():
                 listener.warn(f"store entry {name} was damaged and is being rebuilt")
                 shutil.rmtree(self.root / name)
-            scratch = self.workspace / "tmp" / name  # under the lock, so existing files are a dead run's
+            scratch = (
+                self.workspace / "tmp" / name
+            )  # under the lock, so existing files are a dead run's
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
             try:
                 started = get_utc_time("microseconds")
                 info = yield from make(scratch)
                 ident = compute_entry_id(kind, recipe)
-                made = finish_entry(scratch, kind.KIND, ident, info, started, recipe=recipe, parents=parents)
+                made = finish_entry(
+                    scratch, kind.KIND, ident, info, started, recipe=recipe, parents=parents
+                )
                 for path in list_files(scratch).values():
                     with path.open("rb") as file:
                         os.fsync(file.fileno())
@@ -190,7 +199,10 @@ class Store:
         """
         found, damaged = self.scan_entries(kind)
         if damaged:
-            remove, clean = for_workspace(f"optpipe store rm {damaged[0].name}"), for_workspace("optpipe store gc")
+            remove, clean = (
+                for_workspace(f"optpipe store rm {damaged[0].name}"),
+                for_workspace("optpipe store gc"),
+            )
             raise BadInputError(
                 f"store entry {damaged[0].name} in {self.workspace} has no readable manifest; "
                 f"remove it with `{remove}`, or all damaged entries with `{clean}`"
@@ -213,16 +225,22 @@ class Store:
         entries = self.list_entries(kind)
         found = [entry for entry in entries if entry.matches_id(prefix)]
         if not found:
-            of_model = [each.path.name for each in entries if each.manifest.info.get("model") == prefix]
+            of_model = [
+                each.path.name for each in entries if each.manifest.info.get("model") == prefix
+            ]
             known = f"'{prefix}' is a model, not an ID; specify one of its entries: {', '.join(of_model[:-6:-1])}"
             problem = known if of_model else f"no entry matches '{prefix}' in {self.workspace}"
             raise BadInputError(f"{problem}; `{for_workspace('optpipe store ls')}` lists entries")
         if len(found) > 1:
             names = ", ".join(entry.path.name for entry in found[:5])
-            raise BadInputError(f"'{prefix}' matches {len(found)} entries ({names}); use a longer prefix")
+            raise BadInputError(
+                f"'{prefix}' matches {len(found)} entries ({names}); use a longer prefix"
+            )
         return found[0]
 
-    def verify_entry(self, entry: Entry[Info], only: str | None = None, *, loads: bool = True) -> Entry[Info]:
+    def verify_entry(
+        self, entry: Entry[Info], only: str | None = None, *, loads: bool = True
+    ) -> Entry[Info]:
         """Compares every byte, or those of the file `only`, with the manifest's hashes; returns `entry`.
 
         Call it before anything is deserialized or believed. Raises StageError if a file is missing or changed, or if

@@ -12,8 +12,14 @@ class Driver:
     def __init__(self, count, name, capability, gib, watts):
         self.processes, self.nvmlDeviceGetCount = (), lambda: count
         self.nvmlInit = self.nvmlShutdown = lambda: None
-        self.nvmlSystemGetDriverVersion, self.nvmlSystemGetProcessName = lambda: "580.1", lambda _: b"/usr/bin/python3"
-        self.nvmlDeviceGetHandleByIndex, self.nvmlDeviceGetHandleByUUID = int, lambda uuid: int(uuid[-1])
+        self.nvmlSystemGetDriverVersion, self.nvmlSystemGetProcessName = (
+            lambda: "580.1",
+            lambda _: b"/usr/bin/python3",
+        )
+        self.nvmlDeviceGetHandleByIndex, self.nvmlDeviceGetHandleByUUID = (
+            int,
+            lambda uuid: int(uuid[-1]),
+        )
         self.nvmlDeviceGetUUID, self.nvmlDeviceGetName = "GPU-{}".format, lambda _: name
         self.nvmlDeviceGetCudaComputeCapability = lambda _: capability
         self.nvmlDeviceGetMemoryInfo = lambda _: SimpleNamespace(total=gib << 30)

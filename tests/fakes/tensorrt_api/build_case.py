@@ -39,7 +39,9 @@ def build(backend, folder, name, options):
     directory = folder / name
     directory.mkdir()
     card = ModelCard("net", "net.onnx", Task.OTHER, (SPEC,))
-    request = BuildRequest(card, Precision.FP32, folder / "model.onnx", None, "cuda", options, directory)
+    request = BuildRequest(
+        card, Precision.FP32, folder / "model.onnx", None, "cuda", options, directory
+    )
     try:
         key = backend.recipe("cuda", options)["options"]
         built = backend.build(request)
@@ -58,7 +60,14 @@ def main():
     folder, backend = Path(sys.argv[1]), BACKENDS[sys.argv[2]]
     object.__setattr__(backend, "ahead_of_time", True)
     save_graph(folder)
-    print(json.dumps({name: build(backend, folder, name, case) for name, case in json.load(sys.stdin).items()}))
+    print(
+        json.dumps(
+            {
+                name: build(backend, folder, name, case)
+                for name, case in json.load(sys.stdin).items()
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -31,9 +31,13 @@ def install(folder: Path) -> None:
         subprocess.run(["cc", *flags, str(HERE / "shim.c"), "-ldl"], check=True)
     bindings = metadata.distribution("tensorrt-cu13-bindings")
     shutil.copytree(str(bindings.locate_file("tensorrt_bindings")), folder / "site/tensorrt")
-    info = folder / f"site/tensorrt_cu13-{bindings.version}.dist-info"  # the package that users install
+    info = (
+        folder / f"site/tensorrt_cu13-{bindings.version}.dist-info"
+    )  # the package that users install
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tensorrt-cu13\nVersion: {bindings.version}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: tensorrt-cu13\nVersion: {bindings.version}\n"
+    )
 
 
 def make_environment(folder: Path) -> Mapping[str, str]:
@@ -45,5 +49,7 @@ def make_environment(folder: Path) -> Mapping[str, str]:
     paths = [str(folder / "site"), str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")]
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "LD_LIBRARY_PATH": os.pathsep.join([*libraries, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]),
+        "LD_LIBRARY_PATH": os.pathsep.join(
+            [*libraries, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+        ),
     }

@@ -44,7 +44,16 @@ def states(ran):
 def swept(tmp_path_factory, exported):
     """A workspace in which two cells were measured."""
     folder = exported(tmp_path_factory.mktemp("sweep") / "work")
-    ran = sweep(folder, "digits", "--precision", "fp32,fp16", "--batch", "1,8", "--set", "loads-per-process=2")
+    ran = sweep(
+        folder,
+        "digits",
+        "--precision",
+        "fp32,fp16",
+        "--batch",
+        "1,8",
+        "--set",
+        "loads-per-process=2",
+    )
     assert Counter(states(ran)).keys() <= {"done", "invalid", "impossible"}, ran.stderr
     return folder, ran
 
@@ -87,7 +96,12 @@ def test_shards_merge_into_what_one_host_would_have(tmp_path, exported):
 
 
 def empty_cells(count):
-    matrix = Matrix(models=("m",), precisions=("fp32",), backends=("onnxruntime",), batches=tuple(range(1, count + 1)))
+    matrix = Matrix(
+        models=("m",),
+        precisions=("fp32",),
+        backends=("onnxruntime",),
+        batches=tuple(range(1, count + 1)),
+    )
     return cells_from_matrix(matrix, ("cpu",))
 
 
@@ -104,12 +118,16 @@ def run_empty(workspace, count, watch=None, limits=None):
     """A sweep of empty jobs in this process."""
     options = limits or SweepOptions(retries=3)
     executor = LocalExecutor(workspace, options, EMPTY)
-    return run_sweep(empty_cells(count), list_slots(2), options, Store(workspace), Watcher(watch), executor)
+    return run_sweep(
+        empty_cells(count), list_slots(2), options, Store(workspace), Watcher(watch), executor
+    )
 
 
 def measuring(workspace):
     """The processes of tasks that are inside their measurement; a build leaves no run."""
-    found = subprocess.run(["pgrep", "-f", f"empty_job.py {workspace}"], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["pgrep", "-f", f"empty_job.py {workspace}"], capture_output=True, text=True, check=False
+    )
     return [int(pid) for pid in found.stdout.split()] if any((workspace / "runs").glob("*")) else []
 
 
@@ -123,7 +141,9 @@ def wait_for(condition):
 def test_a_driver_that_is_killed_goes_on_where_it_was(tmp_path):
     for seconds in ("600", "0.3", "0.3"):  # the first tasks would outlive their driver by far
         environment = {**os.environ, "OPTPIPE_EMPTY_SECONDS": seconds}
-        driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), "6"], env=environment)
+        driver = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(tmp_path), "6"], env=environment
+        )
         wait_for(lambda driver=driver: measuring(tmp_path) or driver.poll() is not None)
         time.sleep(0.5)
         driver.send_signal(signal.SIGKILL)
@@ -176,7 +196,9 @@ def test_a_gpu_that_somebody_holds_ends_in_a_row(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("before", [0, 2])
-def test_a_disk_that_is_really_full_ends_in_rows_and_the_next_sweep_runs_what_is_left(tmp_path, before):
+def test_a_disk_that_is_really_full_ends_in_rows_and_the_next_sweep_runs_what_is_left(
+    tmp_path, before
+):
     with mount_small_disk(tmp_path / "disk") as disk:
         workspace, told = disk / "work", []
 
@@ -192,6 +214,10 @@ def test_a_disk_that_is_really_full_ends_in_rows_and_the_next_sweep_runs_what_is
         counts = Counter(row.state for row in record.rows)
         assert counts.keys() <= {"done", "failed"}
         assert counts["failed"] >= 3 - before
-        assert [row.reason for row in record.rows if row.state == "failed" and "No space left" not in row.reason] == []
+        assert [
+            row.reason
+            for row in record.rows
+            if row.state == "failed" and "No space left" not in row.reason
+        ] == []
         free_disk(disk)
         assert_each_once(workspace, run_empty(workspace, 5), 5)

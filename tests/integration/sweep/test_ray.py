@@ -36,11 +36,35 @@ def test_jobs_run_on_nodes_of_their_kind_and_come_back_whole(cluster, tmp_path):
 
 
 def test_a_real_model_as_a_user_runs_it(cluster, tmp_path):
-    quick = ("--processes", "1", "--min-time", "0.2", "--max-time", "3", "--set", "percentile=90", "--max-cv", "500%")
+    quick = (
+        "--processes",
+        "1",
+        "--min-time",
+        "0.2",
+        "--max-time",
+        "3",
+        "--set",
+        "percentile=90",
+        "--max-cv",
+        "500%",
+    )
     ran = optpipe(
-        "sweep", "digits", "--precision", "fp32", "--backend", "onnxruntime", "--gpu", "cpu-a", "--batch", "1,8",
-        "--on", "ray", *quick, "--json", workspace=tmp_path,
-    )  # fmt: skip
+        "sweep",
+        "digits",
+        "--precision",
+        "fp32",
+        "--backend",
+        "onnxruntime",
+        "--gpu",
+        "cpu-a",
+        "--batch",
+        "1,8",
+        "--on",
+        "ray",
+        *quick,
+        "--json",
+        workspace=tmp_path,
+    )
     assert ran.status in (0, 5), ran.stderr
     assert {row["state"] for row in ran.document["rows"]} <= {"done", "invalid"}
     for records in read_jobs(tmp_path).values():
@@ -58,10 +82,15 @@ def test_a_byte_that_changes_on_the_way_is_found(cluster, tmp_path, monkeypatch,
     def unpack_spoiled(chunks, store):
         unpack([chunk[:-1] + bytes([chunk[-1] ^ 1]) for chunk in chunks], store)
 
-    monkeypatch.setattr(driver, *(("pack", spoil) if way == "there" else ("unpack", unpack_spoiled)))
+    monkeypatch.setattr(
+        driver, *(("pack", spoil) if way == "there" else ("unpack", unpack_spoiled))
+    )
     limits = SweepOptions(retries=0, pending_s=60)
     (row,) = sweep(tmp_path, (1,), kinds=("cpu-a",), limits=limits).rows
-    assert (row.state, row.reason) == ("failed", "damaged in transfer: chunk 1 does not match its SHA-256")
+    assert (row.state, row.reason) == (
+        "failed",
+        "damaged in transfer: chunk 1 does not match its SHA-256",
+    )
     assert not [each for each in (tmp_path / "runs").iterdir() if not each.name.startswith("job-")]
 
 
@@ -88,11 +117,17 @@ def test_only_nodes_with_the_labels_that_are_asked_for_run_jobs(cluster, tmp_pat
 
     capped = add_node(cluster, "cpu-b", **{"optpipe/power-limit-w": "350", "optpipe/mig": "off"})
     try:
-        record = sweep(tmp_path, (1, 2), kinds=("cpu-b",), selectors=dict([selector_from_text("power-limit-w=350")]))
+        record = sweep(
+            tmp_path,
+            (1, 2),
+            kinds=("cpu-b",),
+            selectors=dict([selector_from_text("power-limit-w=350")]),
+        )
         assert_each_once(tmp_path, record, 2)
         assert len(record.slots) == 1
         with pytest.raises(
-            MissingError, match="--node mig=on: no node of the Ray cluster has it; nodes have none, off"
+            MissingError,
+            match="--node mig=on: no node of the Ray cluster has it; nodes have none, off",
         ):
             sweep(tmp_path, (1,), selectors=dict([selector_from_text("mig=on")]))
     finally:
@@ -106,7 +141,9 @@ def test_a_node_whose_disk_is_really_full_loses_nothing(cluster, tmp_path, monke
         monkeypatch.setenv("OPTPIPE_EMPTY_SECONDS", "0.2")
         node = add_node(cluster, "cpu-full")
         monkeypatch.delenv("TMPDIR")
-        fill_disk(disk, leave_bytes=8192)  # where nothing can be written Python takes another folder
+        fill_disk(
+            disk, leave_bytes=8192
+        )  # where nothing can be written Python takes another folder
         limits = SweepOptions(task_s=120, lock_s=300, retries=1, pending_s=300)
         record = sweep(tmp_path / "w", (1, 2), kinds=("cpu-full", "cpu-a"), limits=limits)
         states = {(row.cell.kind, row.state) for row in record.rows}
@@ -119,7 +156,9 @@ def test_a_node_whose_disk_is_really_full_loses_nothing(cluster, tmp_path, monke
         cluster.remove_node(node)
 
 
-def test_an_engine_that_a_node_without_a_gpu_built_is_verified_by_the_gpus_own_node(cluster, tmp_path, monkeypatch):
+def test_an_engine_that_a_node_without_a_gpu_built_is_verified_by_the_gpus_own_node(
+    cluster, tmp_path, monkeypatch
+):
     from optpipe.sweep.cluster import RayExecutor, list_cluster_slots
 
     fake = ROOT / "tests" / "fakes" / "gpu_node"
@@ -128,7 +167,12 @@ def test_an_engine_that_a_node_without_a_gpu_built_is_verified_by_the_gpus_own_n
         told = optpipe("sweep", "--node-labels", "--json").document["labels"]
         node = add_node(cluster, told.pop("optpipe/kind"), gpus=1, **told)
     try:
-        matrix = Matrix(models=("digits",), precisions=("fp16",), backends=("tensorrt-rtx",), gpus=("NVIDIA L4",))
+        matrix = Matrix(
+            models=("digits",),
+            precisions=("fp16",),
+            backends=("tensorrt-rtx",),
+            gpus=("NVIDIA L4",),
+        )
         slots, store = list_cluster_slots(), Store(tmp_path)
         program = (sys.executable, str(fake / "task.py"))
         executor = RayExecutor(slots, store, SweepOptions(pending_s=60), program=program)
@@ -139,7 +183,11 @@ def test_an_engine_that_a_node_without_a_gpu_built_is_verified_by_the_gpus_own_n
     (built,), (verified,) = store.list_entries(ArtifactInfo), store.list_entries(VerificationInfo)
     assert [gpu.name for gpu in built.manifest.environment.gpus] == []
     assert [gpu.name for gpu in verified.manifest.environment.gpus] == ["NVIDIA L4"]
-    assert (record.artifact, verified.manifest.parents[0], verified.info.passed) == (built.id, built.id, True)
+    assert (record.artifact, verified.manifest.parents[0], verified.info.passed) == (
+        built.id,
+        built.id,
+        True,
+    )
     assert (built.find_damage(), verified.find_damage()) == (None, None)
 
 
@@ -178,7 +226,9 @@ def test_a_node_that_dies_loses_nothing(cluster, tmp_path):
 
 def test_two_drivers_on_one_workspace_run_each_job_once(cluster, tmp_path):
     records = []
-    both = [threading.Thread(target=lambda: records.append(sweep(tmp_path, (1, 2)))) for _ in range(2)]
+    both = [
+        threading.Thread(target=lambda: records.append(sweep(tmp_path, (1, 2)))) for _ in range(2)
+    ]
     for one in both:
         one.start()
     for one in both:
@@ -202,6 +252,11 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(cluster, tmp_path):
 
 def assert_each_once_stored(workspace, count):
     finished = [one for records in read_jobs(workspace).values() for one in records if one.finished]
-    assert len(finished) == len({one.cell.key for one in finished}) == len({one.run for one in finished}) == count
+    assert (
+        len(finished)
+        == len({one.cell.key for one in finished})
+        == len({one.run for one in finished})
+        == count
+    )
     for one in finished:
         assert load_run(workspace / "runs" / one.run).find_problems() == []

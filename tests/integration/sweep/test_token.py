@@ -11,7 +11,10 @@ import pytest
 
 from tests.integration.conftest import optpipe
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="needs optpipe[ray]")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs optpipe[ray]"),
+]
 TOKEN = "0123456789abcdef" * 4
 CLUSTER = f"""
 import sys
@@ -22,7 +25,9 @@ print(cluster.address, flush=True)
 sys.stdin.read()
 cluster.shutdown()
 """
-WAY_OUT = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of the cluster"
+WAY_OUT = (
+    "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token of the cluster"
+)
 REJECTED = "the Ray cluster rejected the connection: its token is missing or incorrect"
 
 
@@ -48,7 +53,16 @@ def sweep(address, tmp_path_factory):
         folder = tmp_path_factory.mktemp("sweep")
         where = ("--backend", "onnxruntime", "--gpu", "cpu", "--on", "ray")
         found = {"RAY_ADDRESS": address, "HOME": str(folder), **variables}
-        return optpipe("sweep", "digits", "--precision", "fp32", *where, *arguments, workspace=folder / "w", **found)
+        return optpipe(
+            "sweep",
+            "digits",
+            "--precision",
+            "fp32",
+            *where,
+            *arguments,
+            workspace=folder / "w",
+            **found,
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
@@ -57,7 +71,18 @@ def sweep(address, tmp_path_factory):
 
 
 def test_the_right_token_runs_jobs_on_a_node_without_labels(sweep):
-    quick = ("--processes", "1", "--min-time", "0.2", "--max-time", "3", "--set", "percentile=90", "--max-cv", "500%")
+    quick = (
+        "--processes",
+        "1",
+        "--min-time",
+        "0.2",
+        "--max-time",
+        "3",
+        "--set",
+        "percentile=90",
+        "--max-cv",
+        "500%",
+    )
     ran = sweep(*quick, "--json", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN)
     assert ran.status in (0, 5), ran.stderr
     assert ran.document["rows"][0]["run"]
@@ -81,7 +106,9 @@ OTHERS = {
 def refused(sweep):
     """What each ends with: side by side, because Ray tries the first two for 20 s."""
     with ThreadPoolExecutor(3) as threads:
-        running = {name: threads.submit(sweep, **variables) for name, (variables, _) in OTHERS.items()}
+        running = {
+            name: threads.submit(sweep, **variables) for name, (variables, _) in OTHERS.items()
+        }
     return {name: each.result() for name, each in running.items()}
 
 

@@ -66,7 +66,9 @@ class ToySession:
     def run(self, inputs):
         names = [each.name for each in self.outputs]
         found = self._evaluator.run(names, dict(inputs))
-        return {name: value * np.float32(self._scale) for name, value in zip(names, found, strict=True)}
+        return {
+            name: value * np.float32(self._scale) for name, value in zip(names, found, strict=True)
+        }
 
 
 class Toy(Backend):
@@ -76,16 +78,16 @@ class Toy(Backend):
     purpose = "a proof that backends are open"
     package = "onnx"
 
-    def describe_options(self, device):  # noqa: ARG002
+    def describe_options(self, device):
         return (Option("scale", 1, "what the outputs are multiplied by"),)
 
-    def precisions(self, device):  # noqa: ARG002
+    def precisions(self, device):
         return frozenset((Precision.FP32,))
 
     def devices(self):
         return ("cpu",)
 
-    def probe_capability(self, device):  # noqa: ARG002
+    def probe_capability(self, device):
         return Capability(True, True, onnx.__version__)
 
     def recipe(self, device, options):
@@ -97,7 +99,7 @@ class Toy(Backend):
         options = self.recipe(request.device, request.options)["options"]
         return BuildResult(layers, FILE, options)
 
-    def time_layers(self, directory, info, options, inputs, scratch):  # noqa: ARG002
+    def time_layers(self, directory, info, options, inputs, scratch):
         return {"m": 1000.0}
 
     def load(self, directory, info, options):
@@ -114,7 +116,10 @@ def build(folder, backend, **options):
     weight = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
     shapes = {"x": ["n", 4]}, {"y": ["n", 4]}
     onnx_model([("MatMul", "x w", "y", {"name": "m"})], *shapes, path=folder / "net.onnx", w=weight)
-    store, model = Store(folder / "work"), Model(OnnxFileSource(folder / "net.onnx"), WeightsRequest())
+    store, model = (
+        Store(folder / "work"),
+        Model(OnnxFileSource(folder / "net.onnx"), WeightsRequest()),
+    )
     plan = BuildPlan((Precision.FP32,), (backend,), named=True, options={"toy": options})
     return build_model(model, plan, store, SilentListener()), store
 
@@ -150,11 +155,17 @@ def test_it_is_deployed_behind_a_session_of_optpipe(tmp_path, toy) -> None:
     result, store = build(tmp_path, toy, scale=2)
     (built,), (samples,) = result.artifacts, store.list_entries(ReferenceInfo)
     signed: Any = SimpleNamespace(
-        artifact=built.entry, verification=built.verification, card=card_from_file(result.model.file(CARD)),
-        samples=samples, policy=policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n'),
-        reference=DossierReference("dossier", "0" * 64, Verdict.PASS, (), None), preprocessing=None, measured=(),
-        place=built.entry.manifest.environment, runs=(),
-    )  # fmt: skip
+        artifact=built.entry,
+        verification=built.verification,
+        card=card_from_file(result.model.file(CARD)),
+        samples=samples,
+        policy=policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n'),
+        reference=DossierReference("dossier", "0" * 64, Verdict.PASS, (), None),
+        preprocessing=None,
+        measured=(),
+        place=built.entry.manifest.environment,
+        runs=(),
+    )
     write_deployment(signed, tmp_path / "served", store, "triton")
     checked = check_deployment(tmp_path / "served")
     assert "needs optpipe on the server" in checked.record.triton
@@ -195,7 +206,9 @@ def test_no_other_room_asks_for_a_backend_s_name_or_reads_its_details() -> None:
             said: list[ast.AST | None] = []
             if isinstance(node, ast.Compare):
                 sides = [node.left, *node.comparators]
-                known = any(name in ("target", "tracer", "kernel") for name in map(get_last_name, sides))
+                known = any(
+                    name in ("target", "tracer", "kernel") for name in map(get_last_name, sides)
+                )
                 said += [] if known else [each for side in sides for each in ast.walk(side)]
             elif isinstance(node, ast.Dict):
                 said += node.keys if all(is_name_of_backend(each) for each in node.keys) else []
@@ -207,7 +220,13 @@ def test_no_other_room_asks_for_a_backend_s_name_or_reads_its_details() -> None:
 
 
 def get_last_name(node: ast.AST) -> str | None:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else None
+    )
 
 
 def is_name_of_backend(node: ast.AST | None) -> bool:
@@ -219,7 +238,12 @@ INFO = artifact_info(device="cuda", options={"nhwc": False})
 
 def test_text_from_the_command_line_is_read_as_the_type_of_its_option():
     found = resolve_effective_options(INFO, {"cuda_graph": "false", "cudnn_search": "HEURISTIC"})
-    assert found == {"nhwc": False, "cuda_graph": False, "cudnn_search": "HEURISTIC", "fuse_conv_bias": False}
+    assert found == {
+        "nhwc": False,
+        "cuda_graph": False,
+        "cudnn_search": "HEURISTIC",
+        "fuse_conv_bias": False,
+    }
 
 
 @pytest.mark.parametrize(
@@ -228,17 +252,26 @@ def test_text_from_the_command_line_is_read_as_the_type_of_its_option():
 )  # fmt: skip
 def test_what_cannot_be_meant_is_refused_by_name(name, value):
     at_run_time = partial(resolve_effective_options, INFO)
-    read = at_run_time if name in ("nhwc", "layout") else partial(BACKENDS["tensorrt-rtx"].recipe, "cuda")
+    read = (
+        at_run_time
+        if name in ("nhwc", "layout")
+        else partial(BACKENDS["tensorrt-rtx"].recipe, "cuda")
+    )
     with pytest.raises(BadInputError, match=name):
         read({name: value})
 
 
 @pytest.mark.parametrize("name", ["tensorrt", "tensorrt-rtx", "torch-tensorrt", "inductor"])
 def test_what_only_a_build_takes_is_not_in_force_at_run_time(name):
-    built = artifact_info(backend=name, device="cuda", options=BACKENDS[name].recipe("cuda", {})["options"])
+    built = artifact_info(
+        backend=name, device="cuda", options=BACKENDS[name].recipe("cuda", {})["options"]
+    )
     assert resolve_effective_options(built, {}).keys() <= {"cuda_graph"}
     given = next(key for key in built.options if key != "cuda_graph")
-    with pytest.raises(BadInputError, match=rf"is a build option of {name}: optpipe build --option {name}\.{given}=7"):
+    with pytest.raises(
+        BadInputError,
+        match=rf"is a build option of {name}: optpipe build --option {name}\.{given}=7",
+    ):
         resolve_effective_options(built, {given: "7"})
 
 
@@ -249,7 +282,10 @@ def serve(backend="tensorrt", options=(), version="1.31.1"):
 
 def test_options_that_a_server_does_not_take_over_are_named() -> None:
     found = serve("onnxruntime", {"threads": 2, "nhwc": True})
-    assert (dict(found.parameters), found.not_carried) == ({"intra_op_thread_count": "2"}, ("nhwc",))
+    assert (dict(found.parameters), found.not_carried) == (
+        {"intra_op_thread_count": "2"},
+        ("nhwc",),
+    )
     assert serve("tensorrt", {"cuda_graph": True}).cuda_graph
     assert serve("inductor", {"cuda_graph": True}).not_carried == ("cuda_graph",)
     assert serve("torch", {"cuda_graph": True}).not_carried == ()

@@ -15,7 +15,12 @@ import optpipe.backends
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.registry import BACKENDS
 from optpipe.backends.tensorrt import TENSORRT_RTX, layers_from_network
-from optpipe.backends.tensorrt_engine import choose_profile, describe_in_key, list_profile_shapes, options_from_given
+from optpipe.backends.tensorrt_engine import (
+    choose_profile,
+    describe_in_key,
+    list_profile_shapes,
+    options_from_given,
+)
 from optpipe.core.card import InputSpec, ModelCard, Task, batch_ranges_from_text
 from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision, prove_precision
@@ -41,7 +46,9 @@ def test_every_option_is_described_and_has_its_own_default(backend) -> None:
     for device in backend.devices():
         options = backend.describe_options(device)
         assert len({each.name for each in options}) == len(options)
-        assert {each.name: each.default for each in options if not each.builds} == backend.runtime_options(device)
+        assert {
+            each.name: each.default for each in options if not each.builds
+        } == backend.runtime_options(device)
         assert all(each.help and not each.help.endswith(".") for each in options)
         assert all(each.default in each.choices for each in options if each.choices)
 
@@ -54,16 +61,26 @@ def test_options_at_their_defaults_rename_no_artifact() -> None:
 
 @given(st.lists(RANGES, min_size=1, max_size=4), st.integers(1, 300))
 def test_a_shape_runs_in_a_profile_that_holds_it(ranges, size) -> None:
-    low, usual, high = min(each[0] for each in ranges), ranges[0][1], max(each[2] for each in ranges)
+    low, usual, high = (
+        min(each[0] for each in ranges),
+        ranges[0][1],
+        max(each[2] for each in ranges),
+    )
     text = ",".join(":".join(map(str, each)) for each in ranges)
     assert batch_ranges_from_text(text) == tuple(ranges)
-    shapes = list_profile_shapes({"profiles": text}, (InputSpec("x", "float32", (low, 3), (usual, 3), (high, 3)),))
+    shapes = list_profile_shapes(
+        {"profiles": text}, (InputSpec("x", "float32", (low, 3), (usual, 3), (high, 3)),)
+    )
     assert [(each.min[0], each.opt[0], each.max[0]) for (each,) in shapes] == list(ranges)
-    chosen = choose_profile([{"x": tuple((edge, 3) for edge in each)} for each in ranges], {"x": (size, 3)})
+    chosen = choose_profile(
+        [{"x": tuple((edge, 3) for edge in each)} for each in ranges], {"x": (size, 3)}
+    )
     holding = [index for index, (low, _, high) in enumerate(ranges) if low <= size <= high]
     assert (chosen in holding) if holding else chosen is None
     exact = [index for index in holding if ranges[index][1] == size]
-    assert not exact or ranges[chosen][1] == size, "where one is tuned for just this size, it is taken"
+    assert not exact or ranges[chosen][1] == size, (
+        "where one is tuned for just this size, it is taken"
+    )
 
 
 # the layers of a network that TensorRT-RTX parsed
@@ -71,17 +88,23 @@ def test_a_shape_runs_in_a_profile_that_holds_it(ranges, size) -> None:
 
 @pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
 @pytest.mark.parametrize("directions", [1, 2])
-def test_the_products_of_a_recurrent_node_are_its_own(tmp_path, library, op, gates, directions) -> None:
+def test_the_products_of_a_recurrent_node_are_its_own(
+    tmp_path, library, op, gates, directions
+) -> None:
     """x (5 steps, batch, 6) through one recurrent node of 4 hidden values, and a product behind it."""
     shapes = {"w": (directions, gates * 4, 6), "r": (directions, gates * 4, 4), "m": (4, 3)}
     how = {"hidden_size": 4, "direction": "bidirectional" if directions == 2 else "forward"}
     onnx_model(
         [(op, "x w r", "all last", how), ("MatMul", "last m", "y")],
-        {"x": [5, "batch", 6]}, {"y": [directions, "batch", 3]}, path=tmp_path / "model.onnx",
+        {"x": [5, "batch", 6]},
+        {"y": [directions, "batch", 3]},
+        path=tmp_path / "model.onnx",
         **{name: np.ones(shape, np.float32) / 9 for name, shape in shapes.items()},
-    )  # fmt: skip
+    )
     logger = library.Logger(library.Logger.ERROR)
-    network = library.Builder(logger).create_network(1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    network = library.Builder(logger).create_network(
+        1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    )
     assert library.OnnxParser(network, logger).parse_from_file(str(tmp_path / "model.onnx"))
     spec = InputSpec("x", "float32", (5, 1, 6), (5, 2, 6), (5, 4, 6), batch=1)
     layers = layers_from_network(library, network, request_for(tmp_path, spec))
@@ -93,9 +116,15 @@ def test_the_products_of_a_recurrent_node_are_its_own(tmp_path, library, op, gat
 def test_an_asymmetric_graph_is_refused_with_a_way_out_in_two_lines(tmp_path, library) -> None:
     onnx_model(
         [("QuantizeLinear", "x scale zero", "q"), ("DequantizeLinear", "q scale zero", "y")],
-        {"x": [4, 8]}, {"y": [4, 8]}, path=tmp_path / "model.onnx", scale=np.float32(0.1), zero=np.int8(3),
-    )  # fmt: skip
-    request = request_for(tmp_path, InputSpec("x", "float32", (4, 8), (4, 8), (4, 8)), Precision.INT8)
+        {"x": [4, 8]},
+        {"y": [4, 8]},
+        path=tmp_path / "model.onnx",
+        scale=np.float32(0.1),
+        zero=np.int8(3),
+    )
+    request = request_for(
+        tmp_path, InputSpec("x", "float32", (4, 8), (4, 8), (4, 8)), Precision.INT8
+    )
     with pytest.raises(StageError) as refused:
         TENSORRT_RTX.build(request)
     problem, way_out = str(refused.value).splitlines()
@@ -124,10 +153,17 @@ def names_used():
         tree = ast.parse((Path(optpipe.backends.__path__[0]) / source).read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute):
-                names = {getattr(part, "attr", None) or getattr(part, "id", None) for part in ast.walk(node.value)}
+                names = {
+                    getattr(part, "attr", None) or getattr(part, "id", None)
+                    for part in ast.walk(node.value)
+                }
                 if names & LIBRARY_OBJECTS:
                     found.add(node.attr)
-    return {name for name in found - OURS - LIBRARY_OBJECTS if not name.startswith("__") and not hasattr(str, name)}
+    return {
+        name
+        for name in found - OURS - LIBRARY_OBJECTS
+        if not name.startswith("__") and not hasattr(str, name)
+    }
 
 
 @pytest.fixture
@@ -137,7 +173,11 @@ def bindings():
         files = metadata.files("tensorrt-cu13-bindings") or []
     except metadata.PackageNotFoundError:
         files = []
-    found = [Path(str(file.locate())) for file in files if file.suffix == ".so" and "tensorrt" in file.name]
+    found = [
+        Path(str(file.locate()))
+        for file in files
+        if file.suffix == ".so" and "tensorrt" in file.name
+    ]
     if not found:
         pytest.skip("the wheel tensorrt-cu13-bindings is not installed for this Python")
     return found[0].read_bytes()
@@ -146,7 +186,13 @@ def bindings():
 def test_every_name_that_we_use_exists_in_tensorrt_11_and_none_that_it_removed(bindings) -> None:
     used = names_used()
     assert {"create_engine_inspector", "get_engine_information", "deserialize_cuda_engine"} <= used
-    assert {"build_serialized_network", "parse_from_file", "execute_async_v3", "set_shape", "set_input_shape"} <= used
+    assert {
+        "build_serialized_network",
+        "parse_from_file",
+        "execute_async_v3",
+        "set_shape",
+        "set_input_shape",
+    } <= used
     # the linker lets "Builder" share the end of "IBuilder", so only the end of a name is certain
     assert sorted(name for name in used - RTX_ONLY if name.encode() + b"\0" not in bindings) == []
     removed = (b"int8_calibrator", b"build_engine", b"execute_async_v2")

@@ -7,7 +7,15 @@ import onnx
 import pytest
 import torch
 from tests.fakes.emulation import register_emulation
-from tests.fakes.fp8_models import BERT, VIT, draw, export_quickly, make_request, measure_ranges, run_onnx
+from tests.fakes.fp8_models import (
+    BERT,
+    VIT,
+    draw,
+    export_quickly,
+    make_request,
+    measure_ranges,
+    run_onnx,
+)
 from tests.fakes.graphs import onnx_model
 
 from optpipe.backends import inductor, torch_fp8
@@ -23,14 +31,23 @@ from optpipe.core.entries import Gpu, SampleSetSummary
 from optpipe.core.errors import MissingError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision, prove_precision
-from optpipe.quantize.qdq import choose_scale, place_qdq, qdq_from_onnx, quantize_graph, round_to_e4m3
+from optpipe.quantize.qdq import (
+    choose_scale,
+    place_qdq,
+    qdq_from_onnx,
+    quantize_graph,
+    round_to_e4m3,
+)
 from optpipe.quantize.ranges import CalibrationTable, open_model_session
 from optpipe.workspace.store import Store
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(each, id=name, marks=pytest.mark.slow) for name, each in (("vit", VIT), ("bert", BERT))],
+    params=[
+        pytest.param(each, id=name, marks=pytest.mark.slow)
+        for name, each in (("vit", VIT), ("bert", BERT))
+    ],
 )
 def exported(request, tmp_path_factory):
     wanted = make_request(request.param, tmp_path_factory.mktemp("fp8"))
@@ -38,22 +55,31 @@ def exported(request, tmp_path_factory):
     return wanted, export_rewritten(program, wanted), missed
 
 
-def test_linear_layers_are_in_fp8_and_outputs_are_those_of_the_qdq_graph_at_every_batch_size(exported):
+def test_linear_layers_are_in_fp8_and_outputs_are_those_of_the_qdq_graph_at_every_batch_size(
+    exported,
+):
     wanted, program, missed = exported
     assert missed == ()
     graph, batch = onnx.load(wanted.graph), draw(wanted.card.inputs[0])
     layers = layers_from_program(program, Precision.FP8)
     eight = [each for each in layers if each.type == "fp8"]
     assert {each.op for each in eight} == {"_scaled_mm"}
-    held = (each for each in graph.graph.initializer if each.data_type == onnx.TensorProto.FLOAT8E4M3FN)
+    held = (
+        each for each in graph.graph.initializer if each.data_type == onnx.TensorProto.FLOAT8E4M3FN
+    )
     count = sum(len(each.dims) == 2 for each in held)  # the weights, without zero points
-    joined = 4 if wanted.card.inputs[0].dtype == "int64" else 0  # queries, keys, and values are one layer
+    joined = (
+        4 if wanted.card.inputs[0].dtype == "int64" else 0
+    )  # queries, keys, and values are one layer
     assert len(eight) == count - joined > 7
     proof = prove_precision(Precision.FP8, layers)
     assert proof.proven
     assert 0.8 < proof.share.macs["fp8"] < 1  # attention is not in FP8
     assert all("scaled_mm" not in each.op for each in proof.others)
-    expected, reference = run_onnx(graph, batch)[0], run_onnx(onnx.load(wanted.directory / "model.onnx"), batch)[0]
+    expected, reference = (
+        run_onnx(graph, batch)[0],
+        run_onnx(onnx.load(wanted.directory / "model.onnx"), batch)[0],
+    )
     exact, _ = lower_fp8(wanted, Precision.FP32)
     with torch.inference_mode():
         found, alone = (program.module()(each)[0].numpy() for each in (batch, batch[:1]))
@@ -66,7 +92,9 @@ def test_linear_layers_are_in_fp8_and_outputs_are_those_of_the_qdq_graph_at_ever
     assert np.square(found - reference).sum() < 2 * noise
     assert np.square(alone - reference[:1]).sum() < 2 * noise
     register_emulation()
-    stepped, _ = lower_fp8(wanted, kernels=True)  # as on a GPU: attention is a step, in ViT's case of E4M3 numbers
+    stepped, _ = lower_fp8(
+        wanted, kernels=True
+    )  # as on a GPU: attention is a step, in ViT's case of E4M3 numbers
     kinds = [getattr(each, "kind", None) for each in stepped.children()]
     assert kinds.count(torch.float8_e4m3fn) == (0 if joined else 2)
     with torch.inference_mode():
@@ -94,7 +122,12 @@ class Parts(torch.nn.Module):
 def test_layers_are_found_as_modules_write_them_and_unknown_ones_are_named():
     module, given = Parts().half(), torch.randn(4, 16).half()
     wide = {name: each.detach().float() for name, each in module.named_parameters()}
-    known = {"a": wide["twice.weight"], "b": wide["twice.weight"], "c": wide["turned"].t(), "d": wide["weight"]}
+    known = {
+        "a": wide["twice.weight"],
+        "b": wide["twice.weight"],
+        "c": wide["turned"].t(),
+        "d": wide["weight"],
+    }
     known |= {"e": wide["plain"].t(), "other": wide["twice.weight"].flip(0)}
     layers = []
     for name, each in known.items():
@@ -104,7 +137,9 @@ def test_layers_are_found_as_modules_write_them_and_unknown_ones_are_named():
         layers.append(QuantizedLayer(name, weight, np.full(len(weight), scale), read_scale))
     program = torch.export.export(module, (given,)).module()
     assert torch_fp8.replace_linear_layers(program, layers, wide) == ("other",)
-    scales = [float(each.scale) for _, each in program.named_children() if hasattr(each, "weight_scale")]
+    scales = [
+        float(each.scale) for _, each in program.named_children() if hasattr(each, "weight_scale")
+    ]
     assert scales[:2] == [2.0**-5, 2.0**-6], "a shared weight serves its layers in order"
     assert "twice.weight" not in dict(program.named_parameters())
     expected = module(given).float()
@@ -114,12 +149,21 @@ def test_layers_are_found_as_modules_write_them_and_unknown_ones_are_named():
 
 def test_a_relu_ahead_of_an_fp8_layer_is_computed():
     rng = np.random.default_rng(0)
-    weights = {name: rng.standard_normal(shape, np.float32) for name, shape in (("w1", (32, 48)), ("w2", (48, 16)))}
+    weights = {
+        name: rng.standard_normal(shape, np.float32)
+        for name, shape in (("w1", (32, 48)), ("w2", (48, 16)))
+    }
     nodes = [("MatMul", "x w1", "a"), ("Relu", "a", "r"), ("MatMul", "r w2", "y")]
     model = onnx_model(nodes, {"x": ["n", 32]}, {"y": ["n", 16]}, opset=20, **weights)
-    placed, batch = place_qdq(model, "fp8"), torch.from_numpy(rng.standard_normal((8, 32), np.float32))
+    placed, batch = (
+        place_qdq(model, "fp8"),
+        torch.from_numpy(rng.standard_normal((8, 32), np.float32)),
+    )
     graph = qdq_from_onnx(model, placed, measure_ranges(model, placed.tensors, batch))
-    found, exact = open_model_session(graph).run(None, {"x": batch.numpy()})[0], run_onnx(model, batch)[0]
+    found, exact = (
+        open_model_session(graph).run(None, {"x": batch.numpy()})[0],
+        run_onnx(model, batch)[0],
+    )
     assert np.square(found - exact).sum() < 0.01 * np.square(exact).sum()
 
 
@@ -135,7 +179,12 @@ class Odd(torch.nn.Module):
 
     def forward(self, given):
         found = self.twice(self.twice(given).relu())
-        return found + self.zeros(found) + self.unseen((given - 100).relu()) + self.narrow(given[:, :24])
+        return (
+            found
+            + self.zeros(found)
+            + self.unseen((given - 100).relu())
+            + self.narrow(given[:, :24])
+        )
 
 
 def test_odd_layers_stay_in_fp16_with_their_reason_or_compute_what_they_did(tmp_path):
@@ -145,9 +194,14 @@ def test_odd_layers_stay_in_fp16_with_their_reason_or_compute_what_they_did(tmp_
     first, second, *others = place_qdq(model, "fp8").layers
     ranges = measure_ranges(model, place_qdq(model, "fp8").tensors, batch)
     table = CalibrationTable(
-        method="max", model="odd", graph_sha256="", transform_sha256=None, set=SampleSetSummary("x", "", 4, 0), keep=(first,),
+        method="max",
+        model="odd",
+        graph_sha256="",
+        transform_sha256=None,
+        set=SampleSetSummary("x", "", 4, 0),
+        keep=(first,),
         ranges=ranges,
-    )  # fmt: skip
+    )
     graph, placed = quantize_graph(model, table, "fp8")
     assert {each.reason for each in placed.skipped} == {
         "kept in floating point by request",
@@ -157,7 +211,9 @@ def test_odd_layers_stay_in_fp16_with_their_reason_or_compute_what_they_did(tmp_
     assert second in placed.layers
     assert len(placed.layers) == len(others)  # of `zeros` and the second use of `twice`
     onnx.save(graph, tmp_path / "fp8.onnx")
-    request = BuildRequest(card, Precision.FP8, tmp_path / "fp8.onnx", lambda: Odd().eval(), "cpu", {}, tmp_path)
+    request = BuildRequest(
+        card, Precision.FP8, tmp_path / "fp8.onnx", lambda: Odd().eval(), "cpu", {}, tmp_path
+    )
     program, missed = lower_fp8(request, Precision.FP32)
     assert missed == ()
     far = batch + 120  # what calibration has not seen
@@ -174,12 +230,18 @@ def test_an_older_gpu_is_refused_at_once(monkeypatch, tmp_path):
 
     gpu = Gpu(0, "NVIDIA A100", "8.0", 0, "580")
     monkeypatch.setattr(inductor, "list_gpus", lambda: (gpu,))
-    monkeypatch.setattr(Inductor, "probe_capability", lambda *_: type("Found", (), {"builds": True, "runs": True}))
+    monkeypatch.setattr(
+        Inductor, "probe_capability", lambda *_: type("Found", (), {"builds": True, "runs": True})
+    )
     assert "9.0 or later for int8" in str(inductor.find_old_gpu("cuda", Precision.INT8))
     for named in (True, False):
-        plan = BuildPlan((Precision.FP8,), (Inductor(),), named=named, automatic=not named, device="cuda")
+        plan = BuildPlan(
+            (Precision.FP8,), (Inductor(),), named=named, automatic=not named, device="cuda"
+        )
         with pytest.raises(MissingError) as refused:
-            build_model(cast("Any", Unloadable()), plan, Store(tmp_path / "workspace"), SilentListener())
+            build_model(
+                cast("Any", Unloadable()), plan, Store(tmp_path / "workspace"), SilentListener()
+            )
         assert str(refused.value) == (
             "nothing can be built: inductor needs a GPU of compute capability 8.9 or later for fp8; NVIDIA A100 has 8.0"
         )
@@ -189,4 +251,6 @@ def test_an_older_gpu_is_refused_at_once(monkeypatch, tmp_path):
 
 def test_backend_auto_adds_the_one_that_has_fp8():
     assert "inductor" in [each.name for each in backends_from_text("auto", "cpu", (Precision.FP8,))]
-    assert "inductor" not in [each.name for each in backends_from_text("auto", "cpu", (Precision.FP16,))]
+    assert "inductor" not in [
+        each.name for each in backends_from_text("auto", "cpu", (Precision.FP16,))
+    ]

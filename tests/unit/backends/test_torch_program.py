@@ -46,7 +46,9 @@ class MixesTypes(nn.Module):
 
 def make_request(module: nn.Module, spec: InputSpec = SPEC) -> BuildRequest:
     card = ModelCard("net", "net.py:make", Task.OTHER, (spec,))
-    return BuildRequest(card, Precision.FP32, Path("unused"), lambda: module, "cpu", {}, Path("unused"))
+    return BuildRequest(
+        card, Precision.FP32, Path("unused"), lambda: module, "cpu", {}, Path("unused")
+    )
 
 
 def test_a_batch_that_the_program_limits_is_told_with_the_limit() -> None:
@@ -64,7 +66,9 @@ def test_the_fixed_size_that_the_message_names_is_exported() -> None:
 
 
 def test_control_flow_that_depends_on_data_is_told_with_torch_s_reason() -> None:
-    with pytest.raises(StageError, match=r"could not export net: .*data-dependent .*\ntry another backend") as refused:
+    with pytest.raises(
+        StageError, match=r"could not export net: .*data-dependent .*\ntry another backend"
+    ) as refused:
         export_program(make_request(Counts(), replace(SPEC, max=SPEC.min)))
     assert len(str(refused.value).splitlines()) == 2
 
@@ -75,7 +79,9 @@ def test_a_program_that_does_not_run_is_no_build(precision: Precision) -> None:
     assert export_program(request).module()(torch.ones(2, 3))[0].shape == (2, 2)
     with pytest.raises(StageError) as refused:
         export_program(replace(request, precision=precision))
-    assert str(refused.value).startswith(f"torch cannot run net in {precision}: mat1 and mat2 must have the same dtype")
+    assert str(refused.value).startswith(
+        f"torch cannot run net in {precision}: mat1 and mat2 must have the same dtype"
+    )
     assert str(refused.value).endswith("\ntry --precision fp32, or on a GPU --backend onnxruntime")
 
 
@@ -101,12 +107,20 @@ def test_writing_into_a_bound_input_leaves_the_given_array_alone() -> None:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (RuntimeError("Runtime assertion failed for expression u5 >= 2 on node 'ge_5'\nmore"), StageError),
+        (
+            RuntimeError("Runtime assertion failed for expression u5 >= 2 on node 'ge_5'\nmore"),
+            StageError,
+        ),
         (AssertionError("Guard failed: x.size()[0] <= 3"), StageError),
-        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),  # whoever measures tells it apart
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            torch.OutOfMemoryError,
+        ),  # whoever measures tells it apart
     ],
 )
-def test_what_torch_refuses_to_run_is_a_stage_that_failed(error: Exception, expected: type[Exception]) -> None:
+def test_what_torch_refuses_to_run_is_a_stage_that_failed(
+    error: Exception, expected: type[Exception]
+) -> None:
     def refuse(_: torch.Tensor) -> torch.Tensor:
         raise error
 
@@ -115,21 +129,34 @@ def test_what_torch_refuses_to_run_is_a_stage_that_failed(error: Exception, expe
     assert "more" not in str(found.value)
 
 
-CARD = ModelCard("small", "small", Task.OTHER, (InputSpec("x", "float32", (1, 3), (1, 3), (8, 3), batch=0),))
+CARD = ModelCard(
+    "small", "small", Task.OTHER, (InputSpec("x", "float32", (1, 3), (1, 3), (8, 3), batch=0),)
+)
 times = st.integers(1, 5)
 
 
-@given(st.dictionaries(st.integers(1, 8), st.tuples(times | st.none(), times | st.none()), min_size=1), times)
-def test_a_size_keeps_the_fastest_of_its_codes_where_it_compiles_and_beats_the_code_for_all_sizes(by_size, general):
+@given(
+    st.dictionaries(st.integers(1, 8), st.tuples(times | st.none(), times | st.none()), min_size=1),
+    times,
+)
+def test_a_size_keeps_the_fastest_of_its_codes_where_it_compiles_and_beats_the_code_for_all_sizes(
+    by_size, general
+):
     with TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
         folder = Path(scratch)
         made = {GENERAL: general}
-        made |= {name_static_package(size, at): each for size, pair in by_size.items() for at, each in enumerate(pair)}
+        made |= {
+            name_static_package(size, at): each
+            for size, pair in by_size.items()
+            for at, each in enumerate(pair)
+        }
         failures = {name: "no" for name, each in made.items() if each is None}
         for name, each in made.items():
             if each is not None:
                 (folder / name).write_text(str(each), encoding="utf-8")
-        patch.setattr(inductor, "load_package", lambda package, _: int(package.read_text(encoding="utf-8")))
+        patch.setattr(
+            inductor, "load_package", lambda package, _: int(package.read_text(encoding="utf-8"))
+        )
         patch.setattr(tuning, "compare_calls", lambda low, half, _: {1: half / low})
         patch.setattr(tuning, "is_faster", lambda speed: speed > 1)
         patch.setattr(tuning, "draw_inputs", lambda _: ())
@@ -142,4 +169,6 @@ def test_a_size_keeps_the_fastest_of_its_codes_where_it_compiles_and_beats_the_c
             **{name_static_package(size): fastest[size] for size in kept},
         }
         assert len(said) == len(by_size) - len(kept)
-        assert sum("could not be compiled: no" in each for each in said) == [*map(set, by_size.values())].count({None})
+        assert sum("could not be compiled: no" in each for each in said) == [
+            *map(set, by_size.values())
+        ].count({None})

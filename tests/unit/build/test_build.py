@@ -42,7 +42,9 @@ class Unloadable:
 def test_precisions_that_no_backend_has_are_refused_at_once(tmp_path):
     plan = BuildPlan((Precision.FP16, Precision.BF16), (OnnxRuntime(),), named=True, device="cpu")
     with pytest.raises(MissingError) as refused:
-        build_model(cast("Any", Unloadable()), plan, Store(tmp_path / "workspace"), SilentListener())
+        build_model(
+            cast("Any", Unloadable()), plan, Store(tmp_path / "workspace"), SilentListener()
+        )
     assert str(refused.value) == (
         "nothing can be built: onnxruntime has no fp16 kernels on cpu, only fp32, int8;"
         " onnxruntime has no bf16 kernels on cpu, only fp32, int8"
@@ -50,7 +52,15 @@ def test_precisions_that_no_backend_has_are_refused_at_once(tmp_path):
     assert not (tmp_path / "workspace").exists()
 
 
-def refuse(tmp_path, error, said, precision=Precision.FP32, source="digits", backend=FP32_AND_INT8, **changes):
+def refuse(
+    tmp_path,
+    error,
+    said,
+    precision=Precision.FP32,
+    source="digits",
+    backend=FP32_AND_INT8,
+    **changes,
+):
     model = Model(source_from_text(source, {}), weights_from_text("default", 0))
     plan = BuildPlan((precision,), (backend,), named=True, device="cpu", **changes)
     store = Store(tmp_path / "workspace")
@@ -62,7 +72,14 @@ def refuse(tmp_path, error, said, precision=Precision.FP32, source="digits", bac
 
 def test_a_budget_is_refused_where_the_whole_module_is_cast(tmp_path):
     said = "casts the whole PyTorch module to fp16, where --budget cannot keep layers"
-    refuse(tmp_path, MissingError, said, Precision.FP16, backend=BACKENDS["torch"], budget=Budget(90, "dB"))
+    refuse(
+        tmp_path,
+        MissingError,
+        said,
+        Precision.FP16,
+        backend=BACKENDS["torch"],
+        budget=Budget(90, "dB"),
+    )
 
 
 CARD = """name = "flat"
@@ -78,7 +95,11 @@ max = [8, 3, 4, 4]
 """
 
 
-NEEDED = {"segmentation": "(n, classes, height, width)", "detection": "logits", "text-classification": "takes images"}
+NEEDED = {
+    "segmentation": "(n, classes, height, width)",
+    "detection": "logits",
+    "text-classification": "takes images",
+}
 
 
 @pytest.mark.parametrize(("task", "needed"), NEEDED.items())
@@ -99,7 +120,10 @@ def test_outputs_that_do_not_fit_the_task_are_refused(tmp_path, task, needed):
 def test_images_that_do_not_fit_are_refused_before_the_export(tmp_path, given, said):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "a.png").touch()
-    data = {"images": tmp_path / "empty", "calibration": find_shipped_folder("calibration") / "digits/validation.json"}
+    data = {
+        "images": tmp_path / "empty",
+        "calibration": find_shipped_folder("calibration") / "digits/validation.json",
+    }
     refuse(tmp_path, BadInputError, said, Precision.INT8, **{given: data[given]})
 
 
@@ -107,7 +131,9 @@ def test_auto_refuses_points_of_random_weights_before_the_export(tmp_path):
     model = Model(source_from_text("digits", {}), weights_from_text("random", 0))
     plan = BuildPlan((), (OnnxRuntime(),), named=True, device="cpu", budget=Budget(0.5, "points"))
     store = Store(tmp_path / "workspace")
-    with pytest.raises(BadInputError, match=r"--budget 0\.5 ?points cannot be judged: the weights are random"):
+    with pytest.raises(
+        BadInputError, match=r"--budget 0\.5 ?points cannot be judged: the weights are random"
+    ):
         choose_build(model, plan, "random", store, SilentListener())
     assert not list(store.list_entries(ModelInfo))
 
@@ -116,7 +142,10 @@ def test_auto_builds_on_a_gpu_only_what_may_win():
     """Wide types and eager code if FP16 is not enough, and ONNX Runtime's other types if TF32 is not hopeless."""
     compiled, bounded, eager = (Inductor(),), (OnnxRuntime(),), (TorchEager(),)
     on_gpu = BuildPlan(tuple(Precision), compiled + bounded + eager, named=True, device="cuda")
-    wide, kinds = (Precision.FP32, Precision.TF32, Precision.BF16), (Precision.FP16, Precision.INT8, Precision.FP8)
+    wide, kinds = (
+        (Precision.FP32, Precision.TF32, Precision.BF16),
+        (Precision.FP16, Precision.INT8, Precision.FP8),
+    )
     first, later, last = split_plan(on_gpu, named=False, has_module=True)
     assert (first.precisions, first.backends) == (kinds, compiled)
     assert [(each.precisions, each.backends) for each in last] == [(kinds, bounded)]
@@ -127,8 +156,15 @@ def test_auto_builds_on_a_gpu_only_what_may_win():
     first, later, last = split_plan(on_gpu, named=True, has_module=True)
     assert (first.backends, last) == (on_gpu.backends, [])
     assert later.keys() == {""}
-    assert split_plan(on_gpu, named=False, has_module=False)[2] == []  # without a module there is no rival
-    assert split_plan(replace(on_gpu, precisions=wide, backends=eager), named=False, has_module=True)[1] == {}
+    assert (
+        split_plan(on_gpu, named=False, has_module=False)[2] == []
+    )  # without a module there is no rival
+    assert (
+        split_plan(replace(on_gpu, precisions=wide, backends=eager), named=False, has_module=True)[
+            1
+        ]
+        == {}
+    )
 
 
 DOUBLE = card_from_dict(
@@ -161,7 +197,9 @@ def answer(inputs, wrong=()):
 def test_a_wrong_row_at_one_batch_size_fails_the_whole_artifact(samples, sizes):
     def verify(wrong):
         session = SimpleNamespace(run=lambda inputs: answer(inputs, wrong))
-        return verify_session(session, DOUBLE, 1e-3, make_reference(samples), ABOUT, sorted(sizes))[0]
+        return verify_session(session, DOUBLE, 1e-3, make_reference(samples), ABOUT, sorted(sizes))[
+            0
+        ]
 
     right = verify(())
     assert right.passed
@@ -170,15 +208,26 @@ def test_a_wrong_row_at_one_batch_size_fails_the_whole_artifact(samples, sizes):
         assert verify({size}).passed is False
 
 
-@pytest.mark.parametrize(("change", "agreement"), [("order", 1.0), ("one of four boxes", 0.75), ("every box", 0.0)])
+@pytest.mark.parametrize(
+    ("change", "agreement"), [("order", 1.0), ("one of four boxes", 0.75), ("every box", 0.0)]
+)
 def test_rows_that_the_graph_selects_are_compared_as_boxes(tmp_path, change, agreement):
-    onnx_model([("TopK", "x k", "found places", {"axis": 1})], {"x": ["batch", 4, 6]}, {"found": ["batch", 4, 6]},
-               k=np.array([4]), path=tmp_path / "graph.onnx")  # fmt: skip
+    onnx_model(
+        [("TopK", "x k", "found places", {"axis": 1})],
+        {"x": ["batch", 4, 6]},
+        {"found": ["batch", 4, 6]},
+        k=np.array([4]),
+        path=tmp_path / "graph.onnx",
+    )
     place = {"name": "x", "dtype": "float32", "min": [1, 4, 6], "opt": [4, 4, 6], "max": [16, 4, 6]}
     output = {"name": "found", "dtype": "float32", "shape": ["batch", 4, 6]}
-    card = card_from_dict({"name": "d", "source": "d", "task": "detection", "inputs": [place], "outputs": [output]})
+    card = card_from_dict(
+        {"name": "d", "source": "d", "task": "detection", "inputs": [place], "outputs": [output]}
+    )
     best = np.arange(4, 0, -1)[:, None]
-    boxes = np.hstack([best * 20, best * 20, best * 20 + 9, best * 20 + 9, best / 5 + 0.1, best]).astype(np.float32)
+    boxes = np.hstack(
+        [best * 20, best * 20, best * 20 + 9, best * 20 + 9, best / 5 + 0.1, best]
+    ).astype(np.float32)
     moved = {"order": 0, "one of four boxes": 1, "every box": 4}[change]
 
     def answer_in_another_order(inputs):
@@ -202,7 +251,9 @@ def test_samples_are_repeated_as_whole_until_they_fill_batches(samples, size):
     np.testing.assert_array_equal(2 * filled.inputs["x"], filled.outputs["y"])
 
 
-@given(st.integers(1, 9), st.integers(1, 40), st.floats(-2, 2), st.sampled_from(("float32", "int64")))
+@given(
+    st.integers(1, 9), st.integers(1, 40), st.floats(-2, 2), st.sampled_from(("float32", "int64"))
+)
 def test_a_trajectory_ends_where_its_steps_lead(samples, steps, rate, kind):
     time = {"name": "t", "dtype": kind, "min": [1], "opt": [4], "max": [16]}
     card = card_from_dict({**DOUBLE.to_dict(), "inputs": [*DOUBLE.to_dict()["inputs"], time]})
@@ -216,10 +267,14 @@ def test_a_trajectory_ends_where_its_steps_lead(samples, steps, rate, kind):
     trajectory = Trajectory(steps, "x", "y", "t", 1000.0, card, rows, Path())
     found = trajectory.run(SimpleNamespace(run=move))
     np.testing.assert_allclose(found, start * (1 - rate / steps) ** steps, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(seen, 1000 * (1 - np.arange(steps) / steps), atol=0.5 if kind == "int64" else 1e-3)
+    np.testing.assert_allclose(
+        seen, 1000 * (1 - np.arange(steps) / steps), atol=0.5 if kind == "int64" else 1e-3
+    )
 
 
-@pytest.mark.parametrize(("text", "sizes"), [("", ()), ("none", ()), ("64,1", (1, 64)), (" 8, 8", (8,))])
+@pytest.mark.parametrize(
+    ("text", "sizes"), [("", ()), ("none", ()), ("64,1", (1, 64)), (" 8, 8", (8,))]
+)
 def test_static_batches_are_read_in_any_order(text, sizes):
     assert parse_static_batches(text) == sizes
 

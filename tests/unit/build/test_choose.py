@@ -17,8 +17,19 @@ from optpipe.build.choose import (
     measure_slowdowns,
     rule_out_backend,
 )
-from optpipe.build.doctor import ToolStatus, document_from_diagnosis, document_from_options, list_options
-from optpipe.build.records import ArtifactResult, BuildResult, BuiltArtifact, document_from_build, document_from_choice
+from optpipe.build.doctor import (
+    ToolStatus,
+    document_from_diagnosis,
+    document_from_options,
+    list_options,
+)
+from optpipe.build.records import (
+    ArtifactResult,
+    BuildResult,
+    BuiltArtifact,
+    document_from_build,
+    document_from_choice,
+)
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.entries import SkippedLayer, VerificationInfo, WeightsRecord
 from optpipe.core.errors import ExitStatus
@@ -53,9 +64,18 @@ def decided(builds, races, failures=None, left_out=(), failed=()):
     candidates = list_candidates(builds, races, failures or {}, POINTS)
     sizes = tuple(races) or (1,)
     return Decision(
-        "digits", "m" * 12, str(POINTS), "800 images of validation", sizes, winners, candidates, left_out, 7, "top1",
+        "digits",
+        "m" * 12,
+        str(POINTS),
+        "800 images of validation",
+        sizes,
+        winners,
+        candidates,
+        left_out,
+        7,
+        "top1",
         failed,
-    )  # fmt: skip
+    )
 
 
 def test_a_build_that_is_far_slower_in_one_process_is_not_raced(monkeypatch):
@@ -67,13 +87,20 @@ def test_a_build_that_is_far_slower_in_one_process_is_not_raced(monkeypatch):
     builds = [judged(name) for name in (*delays, "dddd")]
     for each in builds:
         each.entry.path = each.entry.id
-    card = ModelCard("small", "small", Task.OTHER, (InputSpec("x", "float32", (1, 64), (1, 64), (8, 64), batch=0),))
+    card = ModelCard(
+        "small",
+        "small",
+        Task.OTHER,
+        (InputSpec("x", "float32", (1, 64), (1, 64), (8, 64), batch=0),),
+    )
     hopeless = explain_hopeless(slowdowns := measure_slowdowns(builds, (1, 8), card, {}))
     assert hopeless.keys() == {"cccc"}
     assert "takes 4.0 times" in (rule_out_backend(OnnxRuntime(), builds, slowdowns) or "")
     assert rule_out_backend(OnnxRuntime(), builds, slowdowns | {"cccc": 3.0}) is None
     races = raced({"aaaa": {1: 1e6}, "bbbb": {1: 1e6}, "dddd": {1: 2e6}})
-    found = {each.artifact: each for each in list_candidates(builds, races, hopeless, POINTS, hopeless)}
+    found = {
+        each.artifact: each for each in list_candidates(builds, races, hopeless, POINTS, hopeless)
+    }
     assert found["cccc"].standing is Standing.DROPPED
     assert "in one process" in found["cccc"].reason
 
@@ -85,31 +112,52 @@ def test_the_winner_comes_first_and_every_loser_has_its_reason():
         judged("bbbb", "fp16", backend="inductor"),
         judged("cccc", "bf16", backend="torch"),
         judged("dddd", "int8", CandidateAccuracy(False, 0.02, (0.01, 0.03), 20.0)),
-        judged("eeee", "int8", CandidateAccuracy(None, 0.003, (-0.001, 0.004), 25.0, 0.03), backend="torch"),
+        judged(
+            "eeee",
+            "int8",
+            CandidateAccuracy(None, 0.003, (-0.001, 0.004), 25.0, 0.03),
+            backend="torch",
+        ),
         judged("ffff", "fp16", None, backend="torch", precision_proof=half),
     ]
-    races = raced({"aaaa": {1: 2e6, 8: 9e6}, "bbbb": {1: 1e6, 8: 9e6}, "cccc": {1: 9e6, 8: 4e7}}, (1, 8), 0.01)
-    left_out = Omission("tensorrt", "", "not installed"), Omission("onnxruntime", "fp16", "has no fp16 kernels on cpu")
+    races = raced(
+        {"aaaa": {1: 2e6, 8: 9e6}, "bbbb": {1: 1e6, 8: 9e6}, "cccc": {1: 9e6, 8: 4e7}}, (1, 8), 0.01
+    )
+    left_out = (
+        Omission("tensorrt", "", "not installed"),
+        Omission("onnxruntime", "fp16", "has no fp16 kernels on cpu"),
+    )
     failed = (Omission("torch", "tf32", "out of memory", ExitStatus.STAGE_FAILED),)
     decision = decided(builds, races, left_out=left_out, failed=failed)
     assert decision.winners == {1: "bbbb", 8: "aaaa"}
     assert [each.standing for each in decision.candidates] == [
-        Standing.CHOSEN, Standing.CHOSEN, Standing.DROPPED, Standing.NOT_SHOWN, Standing.OVER_BUDGET, Standing.NOT_PROVEN,
-    ]  # fmt: skip
+        Standing.CHOSEN,
+        Standing.CHOSEN,
+        Standing.DROPPED,
+        Standing.NOT_SHOWN,
+        Standing.OVER_BUDGET,
+        Standing.NOT_PROVEN,
+    ]
     assert record_from_json(json_from_record(decision), Decision, "decision") == decision
     weights = WeightsRecord("file", "0" * 64)
-    build = BuildResult("digits", "card:digits", "m" * 12, weights, "default", None, (), (), (), (), ExitStatus.DONE)
+    build = BuildResult(
+        "digits", "card:digits", "m" * 12, weights, "default", None, (), (), (), (), ExitStatus.DONE
+    )
     result = ChoiceResult(decision, build, "runs/choose-1", ExitStatus.DONE)
     assert_golden(text_of(document_from_choice(result), width=200), "choose.txt")
 
 
 def test_a_build_that_is_dropped_early_is_not_called_slower():
     idents = ["aaaa", "bbbb", "cccc", "dddd", "eeee"]
-    noisy = decided([judged(each) for each in idents], raced({each: {1: 1e6} for each in idents}, noise=0.05))
+    noisy = decided(
+        [judged(each) for each in idents], raced({each: {1: 1e6} for each in idents}, noise=0.05)
+    )
     (dropped,) = (each for each in noisy.candidates if each.standing is Standing.DROPPED)
     (times,) = dropped.times
     assert (times.ratio, times.final_ns) == (None, ())
-    assert f"dropped after {len(times.race_ns)} rounds at {times.slowdown:.2f} times" in dropped.reason
+    assert (
+        f"dropped after {len(times.race_ns)} rounds at {times.slowdown:.2f} times" in dropped.reason
+    )
     assert record_from_json(json_from_record(noisy), Decision, "decision") == noisy
 
 
@@ -127,7 +175,9 @@ def test_without_a_build_within_the_budget_the_nearest_is_named_and_the_status_s
 
 def test_a_build_that_cannot_be_measured_says_why():
     builds = [judged("aaaa"), judged("bbbb", "fp16")]
-    decision = decided(builds, raced({"aaaa": {1: 1.0}, "bbbb": {}}), {"bbbb": "batch 1: out of memory"})
+    decision = decided(
+        builds, raced({"aaaa": {1: 1.0}, "bbbb": {}}), {"bbbb": "batch 1: out of memory"}
+    )
     assert decision.winners == {1: "aaaa"}
     failed = decision.candidates[-1]
     assert (failed.standing, failed.reason) == (Standing.FAILED, "batch 1: out of memory")
@@ -138,17 +188,30 @@ def test_a_build_that_cannot_be_measured_says_why():
 
 def verified(**changes):
     known = {
-        "reference": "source model", "samples": 800, "tolerance_relative": 0.02, "snr_db": 61.2, "top1_agreement": 0.99,
-        "top1_accuracy": 0.9875, "source_top1_accuracy": 0.99, "outputs": (), "values": 8000, "passed": True,
-    }  # fmt: skip
+        "reference": "source model",
+        "samples": 800,
+        "tolerance_relative": 0.02,
+        "snr_db": 61.2,
+        "top1_agreement": 0.99,
+        "top1_accuracy": 0.9875,
+        "source_top1_accuracy": 0.99,
+        "outputs": (),
+        "values": 8000,
+        "passed": True,
+    }
     return VerificationInfo(**{**known, **changes})
 
 
 def built(ident, backend, precision, **changes):
     known = {
-        "path": "p", "sha256": HASH, "size_bytes": 705_000, "build_seconds": 1.25, "why_not": None,
-        "precision_proof": proof(precision), "parity": verified(),
-    }  # fmt: skip
+        "path": "p",
+        "sha256": HASH,
+        "size_bytes": 705_000,
+        "build_seconds": 1.25,
+        "why_not": None,
+        "precision_proof": proof(precision),
+        "parity": verified(),
+    }
     return ArtifactResult(ident, backend, Precision(precision), "cuda", **{**known, **changes})
 
 
@@ -156,25 +219,70 @@ def test_a_build():
     artifacts = (
         built("0123456789ab", "tensorrt", "fp16"),
         built("1123456789ab", "onnxruntime", "int8", parity=verified(passed=False, snr_db=3.2)),
-        built("2123456789ab", "torch", "fp16", precision_proof=WRONG, parity=verified(snr_db=None, top1_accuracy=None),
-              kept=(SkippedLayer("fc", "its weights are not constant"),)),
-        built("4123456789ab", "onnxruntime", "int8", kept=(SkippedLayer("loop/dot", "inside Loop: not quantized"),), parity=verified(
-            snr_db=None, top1_accuracy=None, top1_agreement=None, selected=("boxes",), box_agreement=0.88)),
-        built("3123456789ab", "tensorrt-rtx", "fp16", why_not="no NVIDIA GPU on this machine", parity=None, mixed=MIXED),
-    )  # fmt: skip
+        built(
+            "2123456789ab",
+            "torch",
+            "fp16",
+            precision_proof=WRONG,
+            parity=verified(snr_db=None, top1_accuracy=None),
+            kept=(SkippedLayer("fc", "its weights are not constant"),),
+        ),
+        built(
+            "4123456789ab",
+            "onnxruntime",
+            "int8",
+            kept=(SkippedLayer("loop/dot", "inside Loop: not quantized"),),
+            parity=verified(
+                snr_db=None,
+                top1_accuracy=None,
+                top1_agreement=None,
+                selected=("boxes",),
+                box_agreement=0.88,
+            ),
+        ),
+        built(
+            "3123456789ab",
+            "tensorrt-rtx",
+            "fp16",
+            why_not="no NVIDIA GPU on this machine",
+            parity=None,
+            mixed=MIXED,
+        ),
+    )
     found = BuildResult(
-        "digits", "card:digits", "m", WeightsRecord("random", HASH, 0, "3 of 8 tensors, first conv1"), "default",
-        "no network", artifacts, (Omission("inductor", "int8", "has no int8 kernels on cuda", ExitStatus.MISSING),),
-        (Omission("torch", "bf16", "out of memory", ExitStatus.STAGE_FAILED),), (), ExitStatus.FAIL,
-    )  # fmt: skip
+        "digits",
+        "card:digits",
+        "m",
+        WeightsRecord("random", HASH, 0, "3 of 8 tensors, first conv1"),
+        "default",
+        "no network",
+        artifacts,
+        (Omission("inductor", "int8", "has no int8 kernels on cuda", ExitStatus.MISSING),),
+        (Omission("torch", "bf16", "out of memory", ExitStatus.STAGE_FAILED),),
+        (),
+        ExitStatus.FAIL,
+    )
     assert_golden(text_of(document_from_build(found)), "build.txt")
 
 
 def test_a_diagnosis():
     found = (
         ToolStatus("GPU", False, None, "tuned engines", None, "requires an NVIDIA GPU"),
-        ToolStatus("backend onnxruntime", True, "1.31.1", "ONNX inference", "cuda: no NVIDIA GPU on this machine"),
-        ToolStatus("nsys", False, None, "profiling", "/usr/bin/nsys failed to run", "`apt-get install nsight-systems`"),
+        ToolStatus(
+            "backend onnxruntime",
+            True,
+            "1.31.1",
+            "ONNX inference",
+            "cuda: no NVIDIA GPU on this machine",
+        ),
+        ToolStatus(
+            "nsys",
+            False,
+            None,
+            "profiling",
+            "/usr/bin/nsys failed to run",
+            "`apt-get install nsight-systems`",
+        ),
     )
     assert_golden(text_of(document_from_diagnosis(found)), "doctor.txt")
 

@@ -18,7 +18,17 @@ from optpipe.cli.app import app, print_outcome
 from optpipe.cli.groups import Outcome
 
 SCHEMAS = Path(optpipe.cli.__file__).with_name("documents.schema.json")
-HEAVY = ("torch", "onnx", "onnxruntime", "tensorrt_rtx", "nvidia.dali", "modelopt", "polars", "numpy", "PIL")
+HEAVY = (
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "tensorrt_rtx",
+    "nvidia.dali",
+    "modelopt",
+    "polars",
+    "numpy",
+    "PIL",
+)
 
 
 @pytest.mark.parametrize("command", [[], ["build"], ["doctor"], ["store", "ls"]])
@@ -28,7 +38,9 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
         f"try:\n    app({[*command, '--help']!r})\nexcept SystemExit:\n    pass\n"
         f"print('IMPORTED', [name for name in {HEAVY!r} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert "Usage:" in done.stdout
     assert done.stdout.rstrip().endswith("IMPORTED []")
 
@@ -36,12 +48,22 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
 @pytest.mark.slow
 def test_doctor_names_every_backend_and_how_to_get_what_is_missing() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "optpipe", "doctor", "--json"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "optpipe", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     document, schemas = json.loads(done.stdout), json.loads(SCHEMAS.read_text())
     jsonschema.validate(document, {**schemas, "$ref": "#/documents/doctor"})
     findings = {each["name"]: each for each in document["findings"]}
-    for backend in ("tensorrt", "tensorrt-rtx", "torch-tensorrt", "onnxruntime", "inductor", "torch"):
+    for backend in (
+        "tensorrt",
+        "tensorrt-rtx",
+        "torch-tensorrt",
+        "onnxruntime",
+        "inductor",
+        "torch",
+    ):
         assert f"backend {backend}" in findings
     assert all(each["install"] for each in findings.values() if not each["found"])
 
@@ -68,7 +90,9 @@ def test_wrong_use_too_is_one_json_document(arguments: list[str], tmp_path: Path
         (shutil.Error([("/a", "/b", "full")]), "cannot copy to /b: full"),
     ],
 )
-def test_what_a_file_system_refuses_is_one_line(error: OSError, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_file_system_refuses_is_one_line(
+    error: OSError, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails() -> Outcome:
         raise error
 
@@ -84,7 +108,9 @@ def test_what_a_file_system_refuses_is_one_line(error: OSError, said: str, capsy
 def test_an_answer_that_cannot_be_written_is_one_line(form: list[str], tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "optpipe", "store", "ls", *form]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path
+        )
     assert done.returncode == 4
     assert "no space left" in done.stderr
     assert "Traceback" not in done.stderr
@@ -122,10 +148,14 @@ CLOSED = "standard output is closed"
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("closing", "reads"), [("", True), (">&-", False)])
-def test_a_closed_output_is_one_line_and_the_commands_own_status(words, status, closing, reads, tmp_path):
+def test_a_closed_output_is_one_line_and_the_commands_own_status(
+    words, status, closing, reads, tmp_path
+):
     """Where a reader has gone (`| head`) the status is the result's; where there never was one, a success is none."""
     shell = f'({sys.executable} -m optpipe {words} {closing}; echo "status $?" >&2) | true'
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
     wanted = 0 if reads and status == 4 else status
     assert f"status {wanted}" in done.stderr
     assert done.stderr.count(CLOSED) == 1
@@ -137,7 +167,9 @@ def test_a_closed_output_is_one_line_and_the_commands_own_status(words, status, 
 @pytest.mark.parametrize("closing", ["2>&-", "<&-", "<&- 2>&-"])
 def test_a_result_is_written_where_other_streams_are_closed(closing: str, tmp_path: Path) -> None:
     shell = f"{sys.executable} -m optpipe store ls --json {closing}"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        ["bash", "-c", shell], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
     assert done.returncode == 0
     assert json.loads(done.stdout)["entries"] == []
 
@@ -151,7 +183,9 @@ def test_progress_that_nobody_reads_ends_nothing() -> None:
         "print('done')"
     )
     shell = f"{sys.executable} -c {shlex.quote(program)} 2> >(true)"
-    done = subprocess.run(["bash", "-c", f"{shell}; true"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", f"{shell}; true"], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "done\n"
 
 
@@ -166,9 +200,13 @@ def test_a_broken_pipe_inside_a_command_is_a_bug_and_no_closed_output() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("delay_s", [0.05, 0.15, 0.3])
-def test_a_signal_while_it_starts_is_one_line_and_the_status_of_interrupted(number: int, delay_s: float) -> None:
+def test_a_signal_while_it_starts_is_one_line_and_the_status_of_interrupted(
+    number: int, delay_s: float
+) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "optpipe", "doctor"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "optpipe", "doctor"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
     )
     time.sleep(delay_s)
     process.send_signal(number)
@@ -187,7 +225,9 @@ def test_a_signal_after_all_is_done_does_not_change_the_status(number: int) -> N
         "import atexit, os, sys; atexit.register(os.kill, os.getpid(), int(sys.argv.pop()))\n"  # registered first, called last
         "from optpipe.__main__ import main; main()"
     )
-    ran = subprocess.run([sys.executable, "-c", code, "--help", str(int(number))], capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "--help", str(int(number))], capture_output=True, text=True
+    )
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
@@ -200,10 +240,18 @@ def test_a_signal_after_all_is_done_does_not_change_the_status(number: int) -> N
         (("preprocess",), "--images"), (("profile",), "--images"), (("sweep",), "--calibration"), (("evaluate",), "--task"),
     ],
 )  # fmt: skip
-def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(command, option, capfd, tmp_path):
+def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(
+    command, option, capfd, tmp_path
+):
     name, *more = command
     with pytest.raises(SystemExit) as ended:
         app([name, "digits", *more, option, "nowhere", "--workspace", str(tmp_path / "workspace")])
     assert ended.value.code == 2
-    named = "--images/--data" if name in ("build", "calibrate") and option != "--calibration" else option
-    assert capfd.readouterr().err.splitlines() == [f"optpipe: {named} nowhere: no such file or folder"]
+    named = (
+        "--images/--data"
+        if name in ("build", "calibrate") and option != "--calibration"
+        else option
+    )
+    assert capfd.readouterr().err.splitlines() == [
+        f"optpipe: {named} nowhere: no such file or folder"
+    ]

@@ -21,7 +21,9 @@ COMMANDS = {
     "compare": lambda: call(compare, output=NOWHERE),
     "deploy": lambda: call(deploy, dossier=Path("none"), to="folder", output=NOWHERE),
     "run": lambda: call(run, "digits", POLICY, how=DossierOptions(output=NOWHERE)),
-    "signoff": lambda: call(signoff, model="digits", policy=POLICY, how=DossierOptions(output=NOWHERE)),
+    "signoff": lambda: call(
+        signoff, model="digits", policy=POLICY, how=DossierOptions(output=NOWHERE)
+    ),
     "signoff --init": lambda: call(signoff, policy=NOWHERE, init=True),
     "verify --badge": lambda: call(verify, Path("none"), badge=NOWHERE),
 }
@@ -29,7 +31,9 @@ COMMANDS = {
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    (tmp_path / "policy.toml").write_text('schema = 1\nname = "x"\n[[latency]]\np50 = "5 ms"\nbatch_size = 1\n')
+    (tmp_path / "policy.toml").write_text(
+        'schema = 1\nname = "x"\n[[latency]]\np50 = "5 ms"\nbatch_size = 1\n'
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -43,11 +47,15 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(folder, command):
 
 
 def test_a_badge_does_not_lie_in_the_dossier_whose_seal_it_would_break():
-    with pytest.raises(BadInputError, match=r"--badge out/badge\.svg: a file in the dossier would break its seal"):
+    with pytest.raises(
+        BadInputError, match=r"--badge out/badge\.svg: a file in the dossier would break its seal"
+    ):
         call(verify, Path("out"), badge=Path("out/badge.svg"))
 
 
-@pytest.mark.parametrize("said", ["uv pip install optpipe[hf]", "cannot read [/data/1.jpg]", "no [red] here"])
+@pytest.mark.parametrize(
+    "said", ["uv pip install optpipe[hf]", "cannot read [/data/1.jpg]", "no [red] here"]
+)
 def test_brackets_in_a_warning_or_a_step_are_text(capfd, said):
     with Terminal() as terminal:
         terminal.warn(said)

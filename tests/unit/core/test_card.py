@@ -26,7 +26,10 @@ WIDER, OTHER = ((1, 8), (8, 64), (64, 64)), ((1, 8), (8, 16), (64, 16))
 
 def test_images_are_told_by_their_shape_where_no_preprocessing_says_so():
     shapes = [(4, 3, 32, 32), (4, 32, 32, 3), (4, 1, 8, 8), (4, 40), (4, 8, 8), (4, 8, 16, 16)]
-    cards = [ModelCard("m", "m.onnx", Task.OTHER, (InputSpec("x", "float32", *[each] * 3),)) for each in shapes]
+    cards = [
+        ModelCard("m", "m.onnx", Task.OTHER, (InputSpec("x", "float32", *[each] * 3),))
+        for each in shapes
+    ]
     assert [each.takes_images for each in cards] == [True, True, True, False, False, False]
     assert not TEXTS.takes_images
 
@@ -40,7 +43,8 @@ def test_the_shape_of_one_input_is_that_of_all_inputs_of_a_text_model(given):
 
 def test_two_shapes_of_a_text_model_are_refused():
     with pytest.raises(
-        BadInputError, match="attention_mask has 1x8:8x16:64x16\nall inputs of a text model have one shape"
+        BadInputError,
+        match="attention_mask has 1x8:8x16:64x16\nall inputs of a text model have one shape",
     ):
         TEXTS.with_profile(None, dict(zip(NAMES, (WIDER, OTHER), strict=True)))
 
@@ -81,10 +85,13 @@ def test_open_dimensions_have_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "axis", "of"), [({}, 0, (1, 4, 9)), ({"batch": 1}, 1, (2, 3, 5)), ({"batch": "none"}, None, None)]
+    ("said", "axis", "of"),
+    [({}, 0, (1, 4, 9)), ({"batch": 1}, 1, (2, 3, 5)), ({"batch": "none"}, None, None)],
 )
 def test_the_batch_is_the_axis_that_it_is_said_to_be(said, axis, of) -> None:
-    spec = input_from_dict({"name": "h", "min": [1, 1, 8], "opt": [4, 4, 8], "max": [9, 9, 8], **said})
+    spec = input_from_dict(
+        {"name": "h", "min": [1, 1, 8], "opt": [4, 4, 8], "max": [9, 9, 8], **said}
+    )
     resized = spec.with_batch(*of) if of else spec.with_batch(2, 3, 4)
     assert spec.batch == axis
     assert resized.batch_range == of

@@ -38,11 +38,22 @@ def test_only_what_differs_from_the_defaults_is_on_a_command_line():
     words = ["--sizes", "1,8", "--name", "a", "--name", "b c", "--no-fast", "--set", "seed=2"]
     assert list(list_words(Record((1, 8), ("a", "b c"), fast=False, seed=2))) == words
     assert shlex.split(to_command("store show", Record(seed=2), json=True)) == [
-        "optpipe", "store", "show", "--set", "seed=2", "--json"
-    ]  # fmt: skip
+        "optpipe",
+        "store",
+        "show",
+        "--set",
+        "seed=2",
+        "--json",
+    ]
 
 
-SAYS = {"seed": "seed", "seed=x": "a whole number", "seed=-1": "at least 0", "fast=true": "seed", "deep=x": "true or"}
+SAYS = {
+    "seed": "seed",
+    "seed=x": "a whole number",
+    "seed=-1": "at least 0",
+    "fast=true": "seed",
+    "deep=x": "true or",
+}
 
 
 @pytest.mark.parametrize(("text", "says"), SAYS.items())
@@ -82,7 +93,9 @@ CHOICES = ("fp32", "fp16", "int8")
 
 @given(st.lists(st.sampled_from(CHOICES), min_size=1))
 def test_a_list_reads_back_in_order_without_repetitions(words):
-    assert choices_from_text(" , ".join(words).upper(), CHOICES, "--precision") == tuple(dict.fromkeys(words))
+    assert choices_from_text(" , ".join(words).upper(), CHOICES, "--precision") == tuple(
+        dict.fromkeys(words)
+    )
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,15 @@ def test_at_most_one_precision_can_be_proven(found: list[LayerType], wanted: Pre
     assert sum(proof.share.layers.values()) == pytest.approx(1)
     assert sum(proof.share.macs.values()) == pytest.approx(1) or not proof.share.total_macs
     if proof.proven:
-        assert not any(prove_precision(other, found).proven for other in Precision if other is not wanted)
+        assert not any(
+            prove_precision(other, found).proven for other in Precision if other is not wanted
+        )
 
 
 @given(layers, st.sampled_from(list(Precision)))
-def test_one_more_layer_in_the_wanted_type_never_unproves(found: list[LayerType], wanted: Precision) -> None:
+def test_one_more_layer_in_the_wanted_type_never_unproves(
+    found: list[LayerType], wanted: Precision
+) -> None:
     more = [*found, LayerType("more", "Conv", str(wanted), 10**9)]
     assert prove_precision(wanted, more).proven >= (
         prove_precision(wanted, found).proven and bool(summarize_precision(found).macs)
@@ -56,9 +60,13 @@ def test_one_more_layer_in_the_wanted_type_never_unproves(found: list[LayerType]
         (Precision.FP32, 1_000_000, "100.0% of MACs in fp32, 100% required"),
     ],
 )
-def test_rounding_never_hides_why_a_precision_is_not_proven(wanted: Precision, macs: int, reason: str) -> None:
+def test_rounding_never_hides_why_a_precision_is_not_proven(
+    wanted: Precision, macs: int, reason: str
+) -> None:
     other = LayerType("b", "Conv", "int8", 1_000_000 - macs)
-    assert prove_precision(wanted, [LayerType("a", "Conv", str(wanted), macs), other]).reason == reason
+    assert (
+        prove_precision(wanted, [LayerType("a", "Conv", str(wanted), macs), other]).reason == reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +84,20 @@ def test_a_budget_is_points_or_decibels(text, budget) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0.5", "-1points", "101%", "0dB", "201dB", "nan%", "infdB", "\u0663\u0660dB", "dB", "9" * 400 + "dB"]
+    "text",
+    [
+        "",
+        "0.5",
+        "-1points",
+        "101%",
+        "0dB",
+        "201dB",
+        "nan%",
+        "infdB",
+        "\u0663\u0660dB",
+        "dB",
+        "9" * 400 + "dB",
+    ],
 )
 def test_anything_else_is_refused_in_one_line(text) -> None:
     with pytest.raises(BadInputError) as refused:
@@ -97,9 +118,17 @@ def test_nan_is_within_no_budget() -> None:
 
 
 def test_outputs_of_other_sizes_have_no_snr_and_are_ordered_by_their_drop() -> None:
-    costly, cheap, noisy = PrecisionCost(None, 0.02), PrecisionCost(None, 0.001), PrecisionCost(12.0, 0.01)
+    costly, cheap, noisy = (
+        PrecisionCost(None, 0.02),
+        PrecisionCost(None, 0.001),
+        PrecisionCost(12.0, 0.01),
+    )
     assert not Budget(1e-9, "dB").allows(costly)
     assert Budget(3.0, "points").allows(costly)
-    assert sorted([cheap, noisy, costly], key=make_cost_order([cheap, noisy, costly])) == [costly, noisy, cheap]
+    assert sorted([cheap, noisy, costly], key=make_cost_order([cheap, noisy, costly])) == [
+        costly,
+        noisy,
+        cheap,
+    ]
     clear = PrecisionCost(30.0, 0.03)
     assert min(clear, noisy, key=make_cost_order([clear, noisy])) == noisy

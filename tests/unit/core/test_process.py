@@ -13,7 +13,9 @@ import pytest
 from optpipe.core.errors import BadInputError, first_line, read_as_user_file
 from optpipe.core.process import handle_interrupts, open_process_group
 
-SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+SIGNALS = pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +39,9 @@ class Panic(BaseException):
 
 
 @SIGNALS
-@pytest.mark.parametrize("error", [ImportError, Panic], ids=["an extension module", "a Rust library"])
+@pytest.mark.parametrize(
+    "error", [ImportError, Panic], ids=["an extension module", "a Rust library"]
+)
 def test_what_a_library_makes_of_it_is_an_interruption(number, error):
     def call():
         try:
@@ -89,7 +93,9 @@ def read_lines(process, log, count):
 @pytest.mark.parametrize("ask_s", [None, 5.0])
 def test_nothing_of_the_group_is_left(tmp_path, ask_s):
     log = tmp_path / "log"
-    with open_process_group([sys.executable, "-c", PROGRAM], log, dict(os.environ), ask_s=ask_s) as process:
+    with open_process_group(
+        [sys.executable, "-c", PROGRAM], log, dict(os.environ), ask_s=ask_s
+    ) as process:
         started = int(read_lines(process, log, 2)[0])
         os.kill(started, 0)
     assert process.returncode == (-9 if ask_s is None else -15)
@@ -120,8 +126,12 @@ OWN = "from optpipe.core.process import end_with_parent; end_with_parent(); prin
 @pytest.mark.parametrize("kind", ["foreign", "own"])
 def test_a_killed_parent_leaves_nothing(tmp_path, kind):
     log = tmp_path / "log"
-    command = ["sh", "-c", "echo 1; exec sleep 60"] if kind == "foreign" else [sys.executable, "-c", OWN]
-    with subprocess.Popen([sys.executable, "-c", PARENT, log, kind, *command], stdout=subprocess.PIPE) as parent:
+    command = (
+        ["sh", "-c", "echo 1; exec sleep 60"] if kind == "foreign" else [sys.executable, "-c", OWN]
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, log, kind, *command], stdout=subprocess.PIPE
+    ) as parent:
         child = int(parent.stdout.readline())
         until = monotonic() + 30
         while not (log.exists() and log.read_text()):
@@ -135,26 +145,41 @@ def test_a_process_whose_parent_had_ended_before_ends_at_once(tmp_path):
     program = "from optpipe.core.process import end_with_parent; end_with_parent()"
     for parent, status in ((os.getpid(), 0), (os.getpid() + 1, 1)):
         environment = {**os.environ, "OPTPIPE_PARENT": str(parent)}
-        assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == status
+        assert (
+            subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode
+            == status
+        )
 
 
 @pytest.mark.slow
 def test_only_errors_are_kept(tmp_path):
     log = tmp_path / "log"
-    with open_process_group([sys.executable, "-c", PROGRAM], log, dict(os.environ), errors_only=True) as process:
+    with open_process_group(
+        [sys.executable, "-c", PROGRAM], log, dict(os.environ), errors_only=True
+    ) as process:
         assert read_lines(process, log, 1) == ["an error"]
 
 
 @pytest.mark.parametrize(
     ("error", "text"),
-    [(ValueError("\n one \ntwo"), "one"), (MemoryError(), "MemoryError"), (OSError("x" * 999), "x" * 240)],
+    [
+        (ValueError("\n one \ntwo"), "one"),
+        (MemoryError(), "MemoryError"),
+        (OSError("x" * 999), "x" * 240),
+    ],
 )
 def test_any_error_has_a_first_line(error, text):
     assert first_line(error).strip() == text
 
 
 def test_a_file_to_read_that_is_not_there_or_is_a_folder_is_said_in_words(tmp_path):
-    for path, said in ((tmp_path / "x.toml", "no such file"), (tmp_path, "is a folder; give a file")):
-        with pytest.raises(BadInputError) as refused, read_as_user_file(path, "a price list (TOML)"):
+    for path, said in (
+        (tmp_path / "x.toml", "no such file"),
+        (tmp_path, "is a folder; give a file"),
+    ):
+        with (
+            pytest.raises(BadInputError) as refused,
+            read_as_user_file(path, "a price list (TOML)"),
+        ):
             path.read_text()
         assert str(refused.value) == f"{path}: {said}"

@@ -31,7 +31,9 @@ def test_a_quantity_is_read_in_its_base_unit(text, dimension, value):
     assert quantity_from_text(text, dimension) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", [15, 15.0, "15", "15 GB", "-1 ms", "nan ms", "1e999 ms", "ms", "", None, True, [1]])
+@pytest.mark.parametrize(
+    "text", [15, 15.0, "15", "15 GB", "-1 ms", "nan ms", "1e999 ms", "ms", "", None, True, [1]]
+)
 def test_what_is_no_time_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match=r'for example "15 ms"|must be finite'):
         quantity_from_text(text, Dimension.TIME)
@@ -41,9 +43,9 @@ def test_what_is_no_time_is_refused_with_an_example(text):
 def test_text_and_value_round_trip_to_three_digits(dimension, number):
     unit = next(iter(dimension.units))
     value = quantity_from_text(f"{number} {unit}", dimension)
-    assert quantity_from_text(format_quantity(value, dimension).replace(",", ""), dimension) == pytest.approx(
-        value, rel=0.06, abs=1
-    )
+    assert quantity_from_text(
+        format_quantity(value, dimension).replace(",", ""), dimension
+    ) == pytest.approx(value, rel=0.06, abs=1)
 
 
 @pytest.mark.parametrize("dimension", list(Dimension))
@@ -88,15 +90,20 @@ def test_what_differs_tells_settings_apart_and_nothing_else_is_said(settings):
     names = m.find_differing_settings(settings)
     texts = [m.format_settings(each, names) for each in settings]
     pairs = [(one, other) for one in range(len(settings)) for other in range(len(settings))]
-    assert all((texts[one] == texts[other]) == (settings[one] == settings[other]) for one, other in pairs)
+    assert all(
+        (texts[one] == texts[other]) == (settings[one] == settings[other]) for one, other in pairs
+    )
     assert bool(names) == any(settings[0] != each for each in settings)
 
 
 def test_rates_count_samples_of_all_but_images():
     tensors, images, older = (m.LoadSpec(8, images=known) for known in (False, True, None))
     assert [each.sample for each in (tensors, images, older, m.LoadSpec(8, length=32))] == [
-        "sample", "image", "image", "sample"
-    ]  # fmt: skip
+        "sample",
+        "image",
+        "image",
+        "sample",
+    ]
     assert tensors.key == images.key == older.key
     assert m.name_sample(each.sample for each in (images, tensors)) == "sample"
 

@@ -10,7 +10,13 @@ import pytest
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
-from optpipe.core.records import json_from_record, plain_from_record, read_record, record_from_json, record_from_plain
+from optpipe.core.records import (
+    json_from_record,
+    plain_from_record,
+    read_record,
+    record_from_json,
+    record_from_plain,
+)
 
 
 class Kind(StrEnum):
@@ -85,7 +91,17 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["../secret", "runs/../../secret", "runs/link", "out/secret", "runs/pipe", "runs", "", "/etc/passwd", "runs/none"],
+    [
+        "../secret",
+        "runs/../../secret",
+        "runs/link",
+        "out/secret",
+        "runs/pipe",
+        "runs",
+        "",
+        "/etc/passwd",
+        "runs/none",
+    ],
 )
 def test_nothing_outside_the_folder_is_read(folder, name):
     for files in (Files(folder), Files(folder, kept={})):

@@ -36,7 +36,10 @@ resizes = st.one_of(
 @given(
     st.builds(
         lambda geometry, rescale, pack: Transform((Decode(), *geometry, *rescale, pack)),
-        st.lists(st.one_of(resizes, st.builds(CenterCrop, st.integers(1, 600), st.integers(1, 600))), max_size=4),
+        st.lists(
+            st.one_of(resizes, st.builds(CenterCrop, st.integers(1, 600), st.integers(1, 600))),
+            max_size=4,
+        ),
         st.lists(st.builds(Rescale, st.floats(0.1, 300)), max_size=1),
         st.builds(Pack, st.sampled_from(["CHW", "HWC"]), st.sampled_from(["float32", "float16"])),
     )
@@ -70,16 +73,48 @@ def test_fields_left_out_are_torchvisions_defaults():
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        ([{"step": "decode"}, {"step": "warp"}], r"steps: invalid value 'warp' - at `\$\[1\].step`"),
-        ([{"step": "decode"}, {"step": "resize"}, {"step": "pack"}], "missing required field `size`"),
-        ([{"step": "decode"}, {"step": "resize", "size": [0]}, {"step": "pack"}], "1 positive size"),
-        ([{"step": "decode"}, {"step": "resize", "size": [2, 3]}, {"step": "pack"}], "requires 1 positive size"),
-        ([{"step": "decode"}, {"step": "rescale", "divisor": 0}, {"step": "pack"}], "must be positive"),
-        ([{"step": "decode"}, {"step": "normalize", "mean": [0.5], "std": [0]}, {"step": "pack"}], "positive stds"),
-        ([{"step": "decode"}, {"step": "normalize", "mean": [0.5, 0.5], "std": [1, 1]}, {"step": "pack"}], "1 or 3"),
+        (
+            [{"step": "decode"}, {"step": "warp"}],
+            r"steps: invalid value 'warp' - at `\$\[1\].step`",
+        ),
+        (
+            [{"step": "decode"}, {"step": "resize"}, {"step": "pack"}],
+            "missing required field `size`",
+        ),
+        (
+            [{"step": "decode"}, {"step": "resize", "size": [0]}, {"step": "pack"}],
+            "1 positive size",
+        ),
+        (
+            [{"step": "decode"}, {"step": "resize", "size": [2, 3]}, {"step": "pack"}],
+            "requires 1 positive size",
+        ),
+        (
+            [{"step": "decode"}, {"step": "rescale", "divisor": 0}, {"step": "pack"}],
+            "must be positive",
+        ),
+        (
+            [
+                {"step": "decode"},
+                {"step": "normalize", "mean": [0.5], "std": [0]},
+                {"step": "pack"},
+            ],
+            "positive stds",
+        ),
+        (
+            [
+                {"step": "decode"},
+                {"step": "normalize", "mean": [0.5, 0.5], "std": [1, 1]},
+                {"step": "pack"},
+            ],
+            "1 or 3",
+        ),
         ([{"step": "decode"}], "in this order; got decode"),
         ([{"step": "pack"}, {"step": "decode"}], "in this order"),
-        ([{"step": "decode"}, {"step": "rescale"}, {"step": "pack", "dtype": "uint8"}], "uint8 cannot hold"),
+        (
+            [{"step": "decode"}, {"step": "rescale"}, {"step": "pack", "dtype": "uint8"}],
+            "uint8 cannot hold",
+        ),
         ([], "got no step"),
         (None, "single key 'steps'"),
     ],
@@ -93,7 +128,9 @@ def test_what_is_wrong_is_named_with_its_step(steps, said):
 def test_resizing_keeps_the_wanted_side_and_the_orientation(resize, height, width):
     short, long = sorted((height, width))
     if resize.fit == "long" and resize.size[0] * short < long:
-        assert min(compute_resized_sides(resize, height, width)) == 1  # a long strip stays one pixel high
+        assert (
+            min(compute_resized_sides(resize, height, width)) == 1
+        )  # a long strip stays one pixel high
     new_height, new_width = compute_resized_sides(resize, height, width)
     if resize.fit == "exact":
         assert (new_height, new_width) == resize.size
@@ -144,7 +181,9 @@ def test_a_bright_square_is_where_the_geometry_says(height: int, width: int, ste
     found = apply_transform(transform, image)[..., 0].astype(float)
     down, across = compute_geometry(transform, height, width)
     axes = ((down, top), (across, left))
-    ends = [(start + reach) * axis.scale + axis.offset for axis, start in axes for reach in (0, side)]
+    ends = [
+        (start + reach) * axis.scale + axis.offset for axis, start in axes for reach in (0, side)
+    ]
     assume(min(ends) >= 2 and max(ends) <= 62)  # else the crop cuts it
     for axis, start, sums in ((down, top, found.sum(1)), (across, left, found.sum(0))):
         low, high = start * axis.scale + axis.offset, (start + side) * axis.scale + axis.offset

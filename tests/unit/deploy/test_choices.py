@@ -21,13 +21,19 @@ SUBJECT = Subject("abc", "onnxruntime", "fp32", "cpu", options={"threads": 2})
 
 def card(low=1, high=64):
     spec = InputSpec("image", "float32", (low, 3, 8, 8), (low, 3, 8, 8), (high, 3, 8, 8))
-    return ModelCard("net", "net.onnx", Task.OTHER, (spec,), (TensorSpec("logits", "float32", ("batch", 10)),))
+    return ModelCard(
+        "net", "net.onnx", Task.OTHER, (spec,), (TensorSpec("logits", "float32", ("batch", 10)),)
+    )
 
 
 def settings(latencies_ms, limit_ms=None, known=None, more=(), limits=""):
-    limit = limits or (f'[[latency]]\np99 = "{limit_ms} ms"\n' if limit_ms else '[size]\nmaximum = "1 MiB"\n')
+    limit = limits or (
+        f'[[latency]]\np99 = "{limit_ms} ms"\n' if limit_ms else '[size]\nmaximum = "1 MiB"\n'
+    )
     measured = [planted(SUBJECT, size, ms, low=1.0, high=1.0) for size, ms in latencies_ms.items()]
-    recorded = tuple(RecordedMeasurement(one, f"bench-{at}") for at, one in enumerate((*measured, *more)))
+    recorded = tuple(
+        RecordedMeasurement(one, f"bench-{at}") for at, one in enumerate((*measured, *more))
+    )
     build: Any = SimpleNamespace(
         card=known or card(),
         policy=policy_from_toml(f"schema = 1\n{limit}".encode()),
@@ -52,7 +58,10 @@ def test_the_largest_batch_keeps_the_limit_and_the_delay_leaves_room_for_two():
 def without_p99(measurement):
     latency = measurement.latency_ns
     kept = {name: each for name, each in latency.percentiles.items() if name != "p99"}
-    return replace(measurement, latency_ns=replace(latency, percentiles=kept, withheld={"p99": "too few samples"}))
+    return replace(
+        measurement,
+        latency_ns=replace(latency, percentiles=kept, withheld={"p99": "too few samples"}),
+    )
 
 
 def test_a_batch_whose_limited_percentile_is_not_known_keeps_no_limit():

@@ -44,8 +44,18 @@ SAME = OutputChange("logits", 100, 0, None, 0.0, 0)
     [
         (SAME, latency(1.0, 0.99, 1.01), Verdict.PASS, "p50 is 1.000 times the old"),
         (SAME, latency(1.05, 1.02, 1.08, Change.SLOWER), Verdict.FAIL, "slower: p50 is 1.050"),
-        (SAME, latency(1.0, 0.9, 1.1), Verdict.INCONCLUSIVE, "about 37 rounds would decide it (--rounds)"),
-        (changed(1, (0, 3), 1e-7, 0), EQUAL, Verdict.PASS, "1 of 100 values changed, the first at [0, 3]"),
+        (
+            SAME,
+            latency(1.0, 0.9, 1.1),
+            Verdict.INCONCLUSIVE,
+            "about 37 rounds would decide it (--rounds)",
+        ),
+        (
+            changed(1, (0, 3), 1e-7, 0),
+            EQUAL,
+            Verdict.PASS,
+            "1 of 100 values changed, the first at [0, 3]",
+        ),
         (changed(90, (0, 0), 1e-7, 2), EQUAL, Verdict.FAIL, "2 predictions changed"),
         (changed(100, (0, 0), 0.2, 0), EQUAL, Verdict.FAIL, "relative error 0.2 exceeds 0.001"),
     ],
@@ -69,7 +79,9 @@ def test_an_output_changed_in_one_bit_is_named(at, bit):
 
 @given(st.floats(0.9, 1.15), st.floats(0.005, 0.2), st.integers(8, 40))
 def test_the_rounds_that_would_settle_it_put_the_interval_on_one_side(value, half, rounds):
-    ratio = Ratio(value, (value * exp(-half), value * exp(half)), Change.NO_DIFFERENCE, rounds, 0.99, 0.5, 0.1)
+    ratio = Ratio(
+        value, (value * exp(-half), value * exp(half)), Change.NO_DIFFERENCE, rounds, 0.99, 0.5, 0.1
+    )
     needed = count_rounds_to_settle(ratio, 0.05)
     narrowed = half * sqrt(rounds / max(needed, 1))
     assert log(value) + narrowed <= log(1.05) + 1e-9 or log(value) - narrowed >= -1e-9
@@ -83,14 +95,20 @@ RECORD = DeploymentRecord(
     backend="onnxruntime",
     precision="int8",
     device="cpu",
-    dossier=DossierReference("digits-onnxruntime-int8-20261122T125811", "1" * 64, Verdict.PASS, (), None),
+    dossier=DossierReference(
+        "digits-onnxruntime-int8-20261122T125811", "1" * 64, Verdict.PASS, (), None
+    ),
     engine="digits_engine",
     preprocessing="digits_preprocess",
     ensemble="digits",
     options={"threads": 1, "spinning": True},
     labels=("0", "1"),
     choices=(
-        Choice("max_batch_size", "16", "the largest measured within the limit of 15.0 ms (6.00 ms; run bench-1)"),
+        Choice(
+            "max_batch_size",
+            "16",
+            "the largest measured within the limit of 15.0 ms (6.00 ms; run bench-1)",
+        ),
         Choice("instance_group.count", "1", "several streams were not measured"),
     ),
     not_carried=("spinning",),
@@ -109,18 +127,27 @@ PROOF = ProofRecord(
     },
     comparisons=(
         Comparison("digits_engine", "http", 8, 8, 0.0, None),
-        Comparison("digits", "grpc", 32, 30, 1.2e-7, "32 of 32 equal to the signed-off predictions"),
+        Comparison(
+            "digits", "grpc", 32, 30, 1.2e-7, "32 of 32 equal to the signed-off predictions"
+        ),
     ),
-    notes=("digits_engine: the server has no such backend (python); prove it again where it is deployed",),
+    notes=(
+        "digits_engine: the server has no such backend (python); prove it again where it is deployed",
+    ),
 )
 
 
 def test_a_deployment_that_was_proven_in_part():
-    assert_golden(text_of(document_from_deployment(DeployResult("served", RECORD, (), PROOF))), "deploy-proven.txt")
+    assert_golden(
+        text_of(document_from_deployment(DeployResult("served", RECORD, (), PROOF))),
+        "deploy-proven.txt",
+    )
 
 
 def test_a_deployment_with_a_reason_on_another_machine():
-    reason = replace(RECORD.dossier, verdict=Verdict.INCONCLUSIVE, because="a trial on the staging host")
+    reason = replace(
+        RECORD.dossier, verdict=Verdict.INCONCLUSIVE, because="a trial on the staging host"
+    )
     record = replace(RECORD, dossier=reason)
     found = DeployResult("served", record, ("CPU: the evidence is from a CPU; this machine has b",))
     assert_golden(text_of(document_from_deployment(found)), "deploy-because.txt")

@@ -22,12 +22,20 @@ from optpipe.core.entries import VerificationInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
 from optpipe.deploy.repository import write_requests
-from optpipe.deploy.triton_config import TYPES, fill_tensors, find_tensor_differences, read_config, write_config
+from optpipe.deploy.triton_config import (
+    TYPES,
+    fill_tensors,
+    find_tensor_differences,
+    read_config,
+    write_config,
+)
 from optpipe.workspace.files import write_json
 
 pb = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason="needs the extra `triton`")
 
-names = st.text(st.characters(categories=["L", "N"], include_characters="_:/ \"'\n"), min_size=1, max_size=8)
+names = st.text(
+    st.characters(categories=["L", "N"], include_characters="_:/ \"'\n"), min_size=1, max_size=8
+)
 dimensions = st.lists(st.integers(-1, 512).filter(bool), max_size=4).map(tuple)
 served = st.builds(TensorSpec, names, st.sampled_from(sorted(TYPES)), dimensions)
 tensors = st.lists(served, min_size=1, max_size=3, unique_by=lambda each: each.name)
@@ -54,12 +62,16 @@ def test_one_other_dtype_or_shape_is_one_line(inputs, outputs, data):
     other = data.draw(st.sampled_from(["dtype", "shape"]))
     changed = list(inputs)
     if other == "dtype":
-        changed[at] = replace(inputs[at], dtype=data.draw(st.sampled_from(sorted(set(TYPES) - {inputs[at].dtype}))))
+        changed[at] = replace(
+            inputs[at], dtype=data.draw(st.sampled_from(sorted(set(TYPES) - {inputs[at].dtype})))
+        )
     else:
         changed[at] = replace(inputs[at], shape=(*inputs[at].shape, 3))
     found = find_tensor_differences(config_of(changed, outputs), "net", inputs, outputs)
     assert len(found) == 1
-    assert re.search(r"is TYPE_\w+ \[.*\] in config.pbtxt, TYPE_\w+ \[.*\] in the signed-off model", found[0])
+    assert re.search(
+        r"is TYPE_\w+ \[.*\] in config.pbtxt, TYPE_\w+ \[.*\] in the signed-off model", found[0]
+    )
 
 
 def test_a_missing_and_a_foreign_tensor_are_named():
@@ -78,10 +90,25 @@ def test_a_file_that_is_no_configuration_is_bad_input(tmp_path, text):
 
 
 def test_rows_that_were_verified_by_boxes_are_no_answers_to_requests(tmp_path):
-    rows = {"input:x": np.zeros((4, 3)), "output:boxes": np.ones((4, 9, 4)), "output:y": np.ones((4, 2))}
+    rows = {
+        "input:x": np.zeros((4, 3)),
+        "output:boxes": np.ones((4, 9, 4)),
+        "output:y": np.ones((4, 2)),
+    }
     np.savez(tmp_path / "reference.npz", allow_pickle=False, **rows)
     info = VerificationInfo(
-        "graph", 4, 0.3, 50.0, None, None, None, (), 80, True, selected=("boxes",), box_agreement=0.9
+        "graph",
+        4,
+        0.3,
+        50.0,
+        None,
+        None,
+        None,
+        (),
+        80,
+        True,
+        selected=("boxes",),
+        box_agreement=0.9,
     )
     x, boxes = TensorSpec("x", "float32", (4, 3)), TensorSpec("boxes", "float32", (4, 9, 4))
     build: Any = SimpleNamespace(
@@ -95,11 +122,21 @@ def test_rows_that_were_verified_by_boxes_are_no_answers_to_requests(tmp_path):
 def load_predictor(folder, inputs):
     """`predict.py` of a folder with a graph that adds its two inputs, imported as a service does."""
     shape = ["n", 4]
-    onnx_model([("Add", "a b", "y")], {"a": shape, "b": shape}, {"y": shape}, path=folder / "model.onnx")
-    runtime = {"provider": "CPUExecutionProvider", "provider_options": {}, "threads": 1, "session_config": {}}
+    onnx_model(
+        [("Add", "a b", "y")], {"a": shape, "b": shape}, {"y": shape}, path=folder / "model.onnx"
+    )
+    runtime = {
+        "provider": "CPUExecutionProvider",
+        "provider_options": {},
+        "threads": 1,
+        "session_config": {},
+    }
     settings = {"engine": "model.onnx", "inputs": inputs, "labels": [], "runtime": runtime}
     settings |= {"classifies": False, "pipeline": None}
-    write_json(folder / "loader.json", settings | {"sha256": {"model.onnx": hash_file(folder / "model.onnx")}})
+    write_json(
+        folder / "loader.json",
+        settings | {"sha256": {"model.onnx": hash_file(folder / "model.onnx")}},
+    )
     loader = BACKENDS["onnxruntime"].serving(artifact_info(), {}, "").loader
     shutil.copy(loader, folder / "predict.py")
     return import_predictor(folder)
@@ -112,7 +149,9 @@ def import_predictor(folder):
     return module
 
 
-def test_the_loader_of_a_folder_takes_what_the_engine_was_built_for_and_names_anything_else(tmp_path):
+def test_the_loader_of_a_folder_takes_what_the_engine_was_built_for_and_names_anything_else(
+    tmp_path,
+):
     spec = {"dtype": "float32", "min": [1, 4], "max": [8, 4], "batch": 0}
     predict = load_predictor(tmp_path, {"a": spec, "b": spec})
     good = np.ones((2, 4), np.float32)

@@ -58,8 +58,12 @@ class Client:
 
 
 def send(client, arrivals, connections):
-    pytest.importorskip("tritonclient.http", reason="tritonclient is not installed: the extra `triton`")
-    return send_requests(lambda: (SimpleNamespace(__name__="http"), client), "net", {}, arrivals, connections)
+    pytest.importorskip(
+        "tritonclient.http", reason="tritonclient is not installed: the extra `triton`"
+    )
+    return send_requests(
+        lambda: (SimpleNamespace(__name__="http"), client), "net", {}, arrivals, connections
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -92,7 +96,8 @@ def test_a_load_ends_after_a_few_failed_requests(connections):
 
 TENSORS = st.lists(
     arrays.arrays(
-        st.sampled_from(["float32", "float16", "int64", "uint8", "bool"]), arrays.array_shapes(min_dims=0, min_side=0)
+        st.sampled_from(["float32", "float16", "int64", "uint8", "bool"]),
+        arrays.array_shapes(min_dims=0, min_side=0),
     ),
     max_size=3,
 )
@@ -109,7 +114,12 @@ def test_frames_round_trip(batches, shared):
             if sent is not None:
                 sent.rewind()
             for number, found in enumerate(batches):
-                write_frame(pipe, {"number": number}, {f"name{at}": each for at, each in enumerate(found)}, sent)
+                write_frame(
+                    pipe,
+                    {"number": number},
+                    {f"name{at}": each for at, each in enumerate(found)},
+                    sent,
+                )
             pipe.seek(0)
             back = [read_frame(pipe, received) for _ in batches]
             assert read_frame(pipe, received) is None
@@ -143,8 +153,12 @@ def test_every_batch_has_a_graph_of_less_than_twice_its_size(largest):
         (40, 2000, 70, ["INCONCLUSIVE", "INCONCLUSIVE"]),
     ],
 )
-def test_a_lower_rate_than_the_policys_cannot_pass_and_a_higher_one_cannot_fail(ms, count, rate, verdicts):
-    limits = [Criterion("latency", name, Sense.AT_MOST, 20e6, Dimension.TIME) for name in ("p50", "p99")]
+def test_a_lower_rate_than_the_policys_cannot_pass_and_a_higher_one_cannot_fail(
+    ms, count, rate, verdicts
+):
+    limits = [
+        Criterion("latency", name, Sense.AT_MOST, 20e6, Dimension.TIME) for name in ("p50", "p99")
+    ]
     latencies = (np.random.default_rng(0).uniform(0.9, 1.1, count) * ms * 1e6).astype(int).tolist()
     load = LoadSpec(1, Scenario.SERVER, rate_per_s=50.0)
     assert [each.verdict for each in judge_latencies(latencies, limits, load, rate)] == verdicts
@@ -152,7 +166,10 @@ def test_a_lower_rate_than_the_policys_cannot_pass_and_a_higher_one_cannot_fail(
 
 @given(st.integers(1, 8), st.integers(0, 10_000), st.sampled_from([(), (8,), (4, 8)]))
 def test_neighbors_of_a_setting_differ_in_one_value(instances, delay, preferred):
-    config, setting = SimpleNamespace(max_batch_size=8, HasField=lambda _: True), (instances, delay, preferred)
+    config, setting = (
+        SimpleNamespace(max_batch_size=8, HasField=lambda _: True),
+        (instances, delay, preferred),
+    )
     for each in tune._list_neighbors(setting, config):
         assert sum(one != other for one, other in zip(each, setting, strict=True)) <= 1
         assert each[0] >= 1

@@ -23,7 +23,13 @@ from optpipe.deploy.check import find_differences
 from optpipe.deploy.signed_build import _find_preprocessing, _find_samples, open_signed_build
 from optpipe.models.artifacts.lookup import judged_build_from_entry
 from optpipe.preprocess.dali_pipeline import PIPELINE, DaliPlan, PreprocessingInfo
-from optpipe.signoff.verify import FILE, find_attestation_problems, make_statement, sign_statement, verify_dossier
+from optpipe.signoff.verify import (
+    FILE,
+    find_attestation_problems,
+    make_statement,
+    sign_statement,
+    verify_dossier,
+)
 from optpipe.workspace.file_names import REFERENCE
 from optpipe.workspace.seal import SUMS, store_baseline
 from optpipe.workspace.store import Store
@@ -50,7 +56,9 @@ def test_the_samples_are_those_of_the_dossiers_verification(store, model):
     assert _find_samples(None, store, model) == later  # a dossier may have none
     assert _find_samples(checked, store, model) == signed
     shutil.rmtree(signed.path)
-    with pytest.raises(BadInputError, match=r"reference outputs of m are not in .*; build it again: \S+"):
+    with pytest.raises(
+        BadInputError, match=r"reference outputs of m are not in .*; build it again: \S+"
+    ):
         _find_samples(checked, store, model)
 
 
@@ -59,7 +67,9 @@ def pipeline_of(store):
     info = PreprocessingInfo("digits", PROVEN.hash, DaliPlan(), PIPELINE)
     entry = put(store, info, {"transform": PROVEN.hash}, files={PIPELINE: b"dali"})
     steps = tuple(PROVEN.to_dict()["steps"])
-    return entry, replace(preprocess_record().pipeline, id=entry.id, sha256=entry.sha256(PIPELINE), steps=steps)
+    return entry, replace(
+        preprocess_record().pipeline, id=entry.id, sha256=entry.sha256(PIPELINE), steps=steps
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,9 +81,17 @@ def pipeline_of(store):
         (OTHER, {"model_sha256": None}, False),
         (OTHER, {}, False),
     ],
-    ids=["own", "another model's", "without a model", "without a model, of another card", "of another card"],
+    ids=[
+        "own",
+        "another model's",
+        "without a model",
+        "without a model, of another card",
+        "of another card",
+    ],
 )
-def test_the_pipeline_that_was_proven_on_the_signed_model_with_its_card_s_steps(workspace, transform, changes, found):
+def test_the_pipeline_that_was_proven_on_the_signed_model_with_its_card_s_steps(
+    workspace, transform, changes, found
+):
     artifact = workspace.artifact("fp16")
     entry, pipeline = pipeline_of(workspace.store)
     run = workspace.preprocess(pipeline=pipeline, **changes)
@@ -85,7 +103,9 @@ def test_the_pipeline_that_was_proven_on_the_signed_model_with_its_card_s_steps(
 def test_only_a_dossier_that_is_intact_and_passes_is_opened(workspace, tmp_path):
     workspace.artifact("fp16")
     folder = workspace.release(b"schema = 1\n[size]\nmaximum = '1 MiB'\n", tmp_path / "dossier")
-    with pytest.raises(GateError, match=r"not an unqualified PASS \(INCONCLUSIVE\); pass --because TEXT"):
+    with pytest.raises(
+        GateError, match=r"not an unqualified PASS \(INCONCLUSIVE\); pass --because TEXT"
+    ):
         open_signed_build(folder, workspace.store, None)
     (folder / SUMS).write_text("changed")
     with pytest.raises(BadInputError, match="failed verification"):
@@ -150,7 +170,9 @@ def test_what_is_approved_is_what_was_verified(tmp_path, folder):
 
 
 H200 = Gpu(0, "NVIDIA H200", "9.0", 1 << 37, "580.1")
-PLACE = Environment(cpu="a CPU", gpus=(H200,), packages={"onnxruntime-gpu": "1.31.1", "numpy": "2.4"})
+PLACE = Environment(
+    cpu="a CPU", gpus=(H200,), packages={"onnxruntime-gpu": "1.31.1", "numpy": "2.4"}
+)
 
 
 def evidence(**changes):
@@ -159,7 +181,9 @@ def evidence(**changes):
 
 
 def test_the_same_machine_has_no_differences_and_other_packages_do_not_matter():
-    other = replace(PLACE, packages={"onnxruntime-gpu": "1.31.1", "numpy": "2.5"}, cpu="another CPU")
+    other = replace(
+        PLACE, packages={"onnxruntime-gpu": "1.31.1", "numpy": "2.5"}, cpu="another CPU"
+    )
     assert list(find_differences(evidence(), PLACE)) == []
     assert list(find_differences(evidence(), other)) == [], "on a GPU the CPU does not decide"
 
@@ -167,20 +191,30 @@ def test_the_same_machine_has_no_differences_and_other_packages_do_not_matter():
 def test_each_difference_is_one_line():
     a100 = replace(H200, name="NVIDIA A100", compute_capability="8.0", driver="570.2")
     for here, named, known in (
-        (replace(PLACE, gpus=(a100,), packages={}), ["gpu", "driver", "onnxruntime-gpu"], evidence()),
+        (
+            replace(PLACE, gpus=(a100,), packages={}),
+            ["gpu", "driver", "onnxruntime-gpu"],
+            evidence(),
+        ),
         (replace(PLACE, gpus=()), ["gpu", "driver"], evidence()),
         (PLACE, ["cpu"], evidence(gpus=(), cpu="another CPU")),
     ):
         assert [each.partition(":")[0] for each in find_differences(known, here)] == named
 
 
-pytest.importorskip("securesystemslib", reason="securesystemslib is not installed: the extra `attest`")
+pytest.importorskip(
+    "securesystemslib", reason="securesystemslib is not installed: the extra `attest`"
+)
 POLICY_ATTEST: Any = SimpleNamespace(sha256="0")
 
 
 def a_verdict(verdict=Verdict.PASS, waived=(), artifact="1"):
     found: Any = SimpleNamespace(
-        verdict=verdict, waived=waived, criteria=(), dossier_name="d", artifact=SimpleNamespace(id="a", sha256=artifact)
+        verdict=verdict,
+        waived=waived,
+        criteria=(),
+        dossier_name="d",
+        artifact=SimpleNamespace(id="a", sha256=artifact),
     )
     return found
 
@@ -206,12 +240,19 @@ def test_an_attestation_is_of_its_dossier_artifact_kind_and_verdict(tmp_path):
 
     private = Ed25519PrivateKey.generate()
     key = tmp_path / "key.pub.pem"
-    key.write_bytes(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    key.write_bytes(
+        private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
     statement = make_statement("2", POLICY_ATTEST, a_verdict())
 
     def find_problems(digest, verdict, **changes):
-        (tmp_path / FILE).write_bytes(sign_statement({**statement, **changes}, CryptoSigner(private)))
-        files, content = SimpleNamespace(hash=lambda _: digest), SimpleNamespace(policy=POLICY_ATTEST)
+        (tmp_path / FILE).write_bytes(
+            sign_statement({**statement, **changes}, CryptoSigner(private))
+        )
+        files, content = (
+            SimpleNamespace(hash=lambda _: digest),
+            SimpleNamespace(policy=POLICY_ATTEST),
+        )
         checked: Any = SimpleNamespace(files=files, content=content, verdict=verdict)
         return list(find_attestation_problems(tmp_path, checked, key))
 

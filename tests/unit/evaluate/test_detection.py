@@ -27,7 +27,9 @@ def draw(seed: int, images: int = 12, classes: int = 3, noise: float = 4.0):
         rows, found = [], []
         for _ in range(rng.integers(0, 6)):
             box = [*rng.uniform(0, 60, 2), *rng.uniform(5, 40, 2)]
-            rows.append([*box, float(rng.integers(classes)), box[2] * box[3], float(rng.random() < 0.1)])
+            rows.append(
+                [*box, float(rng.integers(classes)), box[2] * box[3], float(rng.random() < 0.1)]
+            )
             for _ in range(rng.integers(0, 3)):
                 moved = np.array(box) + rng.normal(0, noise, 4)
                 moved[2:] = np.maximum(moved[2:], 1)
@@ -45,17 +47,29 @@ def evaluate(reference_type, evaluator_type, truths, predictions, classes: int =
         "images": [{"id": image} for image in range(len(truths))],
         "categories": [{"id": label, "name": str(label)} for label in range(classes)],
         "annotations": [
-            {"id": number, "image_id": image, "category_id": int(row[4]), "bbox": row[:4], "area": row[5], "iscrowd": int(row[6])}
+            {
+                "id": number,
+                "image_id": image,
+                "category_id": int(row[4]),
+                "bbox": row[:4],
+                "area": row[5],
+                "iscrowd": int(row[6]),
+            }
             for number, (image, row) in enumerate(rows, 1)
         ],
         "info": {},
-    }  # fmt: skip
+    }
     with contextlib.redirect_stdout(io.StringIO()):
         reference = reference_type()
         reference.dataset = document
         reference.createIndex()
         listed = [
-            {"image_id": image, "category_id": int(row[5]), "bbox": list(map(float, row[:4])), "score": row[4]}
+            {
+                "image_id": image,
+                "category_id": int(row[5]),
+                "bbox": list(map(float, row[:4])),
+                "score": row[4],
+            }
             for image, each in enumerate(predictions)
             for row in each
         ]
@@ -73,7 +87,9 @@ def test_the_figures_are_those_of_two_libraries(seed: int) -> None:
         return
     mine = TASK.compute_scores(TASK.gather(truths, predictions), np.ones((1, len(truths))))[0, :3]
     assert mine == pytest.approx(evaluate(COCO, COCOeval, truths, predictions), abs=1e-6)
-    assert mine == pytest.approx(evaluate(FasterCOCO, COCOeval_faster, truths, predictions), abs=1e-6)
+    assert mine == pytest.approx(
+        evaluate(FasterCOCO, COCOeval_faster, truths, predictions), abs=1e-6
+    )
 
 
 def test_a_weight_is_an_image_that_often() -> None:
@@ -81,15 +97,22 @@ def test_a_weight_is_an_image_that_often() -> None:
     weights = np.random.default_rng(0).integers(0, 3, len(truths))
     repeated = [place for place, weight in enumerate(weights) for _ in range(weight)]
     weighted = TASK.compute_scores(TASK.gather(truths, predictions), weights[None].astype(float))[0]
-    expected = TASK.gather([truths[place] for place in repeated], [predictions[place] for place in repeated])
-    assert weighted == pytest.approx(TASK.compute_scores(expected, np.ones((1, len(repeated))))[0], abs=0.01)
+    expected = TASK.gather(
+        [truths[place] for place in repeated], [predictions[place] for place in repeated]
+    )
+    assert weighted == pytest.approx(
+        TASK.compute_scores(expected, np.ones((1, len(repeated))))[0], abs=0.01
+    )
 
 
 def test_the_shown_boxes_have_f1_recall_and_score_shifts() -> None:
     truths, _ = draw(3, images=40)
     plain = [[row for row in rows if not row[6]] for rows in truths]
     source = [[[*row[:4], 0.5, row[4]] for row in rows] for rows in plain]
-    lower = [[[*row[:5][:4], 0.3 - 0.08 * (place % 2), row[4]] for place, row in enumerate(rows)] for rows in plain]
+    lower = [
+        [[*row[:5][:4], 0.3 - 0.08 * (place % 2), row[4]] for place, row in enumerate(rows)]
+        for rows in plain
+    ]
     kept = sum(len(rows[::2]) for rows in plain)
     total = sum(map(len, plain))
     scored = {each.name: each for each in TASK.score_predictions(plain, source, lower).scores}
@@ -111,13 +134,19 @@ def test_planted_faults_cost_points_with_intervals_that_say_so() -> None:
     truths, _ = draw(11, images=60)
     rng = np.random.default_rng(0)
     source = [
-        [[*(np.array(row[:4]) + rng.normal(0, 0.8, 4)).clip(0.5), 0.5 + rng.random() / 2, row[4]] for row in rows]
+        [
+            [*(np.array(row[:4]) + rng.normal(0, 0.8, 4)).clip(0.5), 0.5 + rng.random() / 2, row[4]]
+            for row in rows
+        ]
         for rows in truths
     ]
-    shifted = [[[row[0] + 1.28, row[1] + 1.28, *row[2:]] for row in rows] for rows in source]  # 2 % of 64 pixels
+    shifted = [
+        [[row[0] + 1.28, row[1] + 1.28, *row[2:]] for row in rows] for rows in source
+    ]  # 2 % of 64 pixels
     swapped = [[[*row[:5], {0: 1, 1: 0, 2: 2}[int(row[5])]] for row in rows] for rows in source]
     doubled = [
-        [each for row in rows for each in (row, [row[0] + 0.3, *row[1:4], row[4] * 0.99, row[5]])] for rows in source
+        [each for row in rows for each in (row, [row[0] + 0.3, *row[1:4], row[4] * 0.99, row[5]])]
+        for rows in source
     ]
     for fault in (shifted, swapped, doubled):
         scored = TASK.score_predictions(truths, source, fault, ("a", "b", "c"))
@@ -135,7 +164,9 @@ LABELS = ("cat", "dog", "bird")
 CORNERS = np.array([[4.0, 6.0, 20.0, 30.0], [40.0, 8.0, 60.0, 24.0], [10.0, 40.0, 26.0, 62.0]])
 CLASSES = np.array([0, 2, 1])
 SCORES = np.array([0.9, 0.8, 0.7])
-CENTERS = np.concatenate([(CORNERS[:, :2] + CORNERS[:, 2:]) / 2, CORNERS[:, 2:] - CORNERS[:, :2]], 1)
+CENTERS = np.concatenate(
+    [(CORNERS[:, :2] + CORNERS[:, 2:]) / 2, CORNERS[:, 2:] - CORNERS[:, :2]], 1
+)
 
 
 def make_card(*outputs: tuple[str, tuple, str], head=None, labels=LABELS) -> ModelCard:
@@ -170,13 +201,22 @@ def make_scene(layout: str):
             return {"o": rows}, make_card(("o", (1, 3, 6), "float32"))
         case "rt-detr":
             outputs = {"logits": logit(make_one_hot())[None], "pred_boxes": CENTERS[None] / 64}
-            return outputs, make_card(("logits", (1, 3, 3), "float32"), ("pred_boxes", (1, 3, 4), "float32"))
+            return outputs, make_card(
+                ("logits", (1, 3, 3), "float32"), ("pred_boxes", (1, 3, 4), "float32")
+            )
         case "detr":
             none = (1 - make_one_hot().sum(1))[:, None]
-            outputs = {"logits": np.log(np.concatenate([make_one_hot(), none], 1))[None], "boxes": CENTERS[None] / 64}
-            return outputs, make_card(("logits", (1, 3, 4), "float32"), ("boxes", (1, 3, 4), "float32"))
+            outputs = {
+                "logits": np.log(np.concatenate([make_one_hot(), none], 1))[None],
+                "boxes": CENTERS[None] / 64,
+            }
+            return outputs, make_card(
+                ("logits", (1, 3, 4), "float32"), ("boxes", (1, 3, 4), "float32")
+            )
     outputs = {"b": CORNERS, "l": CLASSES, "s": SCORES}
-    return outputs, make_card(("b", ("k", 4), "float32"), ("l", ("k",), "int64"), ("s", ("k",), "float32"))
+    return outputs, make_card(
+        ("b", ("k", 4), "float32"), ("l", ("k",), "int64"), ("s", ("k",), "float32")
+    )
 
 
 @pytest.mark.parametrize("layout", ["yolov8", "yolov5", "boxes6", "rt-detr", "detr", "torchvision"])

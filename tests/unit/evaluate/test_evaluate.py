@@ -16,7 +16,12 @@ from optpipe.core.entries import WeightsRecord
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.verdict import Verdict
 from optpipe.evaluate.document import document_from_evaluation
-from optpipe.evaluate.evaluate import EvaluatedArtifact, Predictions, predict_samples, score_artifacts
+from optpipe.evaluate.evaluate import (
+    EvaluatedArtifact,
+    Predictions,
+    predict_samples,
+    score_artifacts,
+)
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.evaluate.result import (
     Accuracy,
@@ -56,13 +61,17 @@ def scores(right_share: float, seed: int = 1):
     return values
 
 
-ENTRY: Any = SimpleNamespace(id="abc", info=artifact_info(precision="int8"), sha256=lambda name: f"hash of {name}")
+ENTRY: Any = SimpleNamespace(
+    id="abc", info=artifact_info(precision="int8"), sha256=lambda name: f"hash of {name}"
+)
 
 
 def rows(found, budget=None, calibrated_on=0):
     source = EvaluatedArtifact(None, predictions_from_scores(scores(0.95)))
     judged = EvaluatedArtifact(ENTRY, found, calibrated_on=calibrated_on)
-    return list(score_artifacts([source, judged], LABELS.tolist(), TASK, (), 10, budget, trained=True))
+    return list(
+        score_artifacts([source, judged], LABELS.tolist(), TASK, (), 10, budget, trained=True)
+    )
 
 
 def named(labels) -> ImageSet:
@@ -75,14 +84,20 @@ def named(labels) -> ImageSet:
     )
 
 
-@pytest.mark.parametrize(("shape", "fits"), [(("n", 4, 64, 64), False), (("n", 7, 84), False), (("n", 10), True)])
+@pytest.mark.parametrize(
+    ("shape", "fits"), [(("n", 4, 64, 64), False), (("n", 7, 84), False), (("n", 10), True)]
+)
 def test_outputs_that_are_no_scores_of_classes_are_refused(shape, fits) -> None:
     image = InputSpec("x", "float32", *[(1, 3, 8, 8)] * 3)
-    model = ModelCard("m", "s", Task.CLASSIFICATION, (image,), (TensorSpec("logits", "float32", shape),))
+    model = ModelCard(
+        "m", "s", Task.CLASSIFICATION, (image,), (TensorSpec("logits", "float32", shape),)
+    )
     if fits:
         TASK.require_model(model)
         return
-    with pytest.raises(BadInputError, match=f"logits has shape {'×'.join(map(str, shape))}\n.*another task"):
+    with pytest.raises(
+        BadInputError, match=f"logits has shape {'×'.join(map(str, shape))}\n.*another task"
+    ):
         TASK.require_model(model)
 
 
@@ -114,7 +129,9 @@ def test_verdicts_follow_the_interval() -> None:
     assert rows(same, budget=0.02)[1].verdict == "PASS"
     assert rows(same, budget=0.001)[1].verdict == "INCONCLUSIVE"
     assert rows(None, budget=0.5)[1].verdict == "INCONCLUSIVE"
-    assert rows(same, budget=0.02, calibrated_on=8)[1].verdict == "INCONCLUSIVE", "calibration samples count as lost"
+    assert rows(same, budget=0.02, calibrated_on=8)[1].verdict == "INCONCLUSIVE", (
+        "calibration samples count as lost"
+    )
     assert rows(same, budget=0.05, calibrated_on=8)[1].verdict == "PASS"
 
 
@@ -126,8 +143,13 @@ def test_what_calibration_hides_is_of_the_scores_range(pairs, share, slack) -> N
     values = np.stack([np.cos(turned), np.sin(turned)], axis=1)
     truths = [[float(number), -float(number)] for number in range(pairs) for _ in "ab"]
     found, used = Predictions(values.tolist(), values, 2), max(1, round(share * 2 * pairs))
-    evaluated = [EvaluatedArtifact(None, found), EvaluatedArtifact(ENTRY, found, calibrated_on=used)]
-    high = Embedding().score_predictions(truths, values.tolist(), values.tolist()).scores[0].drop_ci[1]
+    evaluated = [
+        EvaluatedArtifact(None, found),
+        EvaluatedArtifact(ENTRY, found, calibrated_on=used),
+    ]
+    high = (
+        Embedding().score_predictions(truths, values.tolist(), values.tolist()).scores[0].drop_ci[1]
+    )
     budget = used / pairs + high + slack
     row = list(score_artifacts(evaluated, truths, Embedding(), (), 0, budget, trained=True))[1]
     assert row.scores is not None
@@ -138,7 +160,9 @@ def test_what_calibration_hides_is_of_the_scores_range(pairs, share, slack) -> N
 def test_random_weights_prove_nothing() -> None:
     constant = np.zeros((400, 10), np.float32)
     constant[:, 4] = 1
-    evaluated = [EvaluatedArtifact(entry, predictions_from_scores(constant)) for entry in (None, ENTRY)]
+    evaluated = [
+        EvaluatedArtifact(entry, predictions_from_scores(constant)) for entry in (None, ENTRY)
+    ]
     _, row = score_artifacts(evaluated, LABELS.tolist(), TASK, (), 10, 0.5, trained=False)
     assert row.accuracy is None
     assert row.agreement is None
@@ -165,7 +189,10 @@ def test_a_score_that_is_not_defined_is_refused() -> None:
 def find_boxes(batch):
     """As many boxes as the largest value says, without an axis for the image."""
     count = int(batch["x"].max())
-    return {"boxes": np.full((count, 4), count, np.float32), "scores": np.arange(count, dtype=np.float32)}
+    return {
+        "boxes": np.full((count, 4), count, np.float32),
+        "scores": np.arange(count, dtype=np.float32),
+    }
 
 
 def predict_boxes(run, *counts, batch=(1, 1, 1)):
@@ -173,7 +200,9 @@ def predict_boxes(run, *counts, batch=(1, 1, 1)):
     outputs = (TensorSpec("boxes", "float32", ("n", 4)), TensorSpec("scores", "float32", ("n",)))
     image = InputSpec("x", "float32", *((size, 2) for size in batch))
     detector = ModelCard("m", "m.onnx", Task.DETECTION, (image,), outputs)
-    samples = tensor_set_from_parts("s", [{"x": np.array([[count, 0] for count in counts], np.float32)}])
+    samples = tensor_set_from_parts(
+        "s", [{"x": np.array([[count, 0] for count in counts], np.float32)}]
+    )
     task: Any = SimpleNamespace(decode=lambda rows, files, *_: [len(rows["boxes"]) for _ in files])
     return predict_samples(cast("Any", None), detector, samples, task, run)
 
@@ -186,7 +215,11 @@ def test_all_boxes_of_an_image_are_judged() -> None:
 
 def test_outputs_of_another_size_are_not_called_equal() -> None:
     source, fewer = (predict_boxes(find_boxes, *counts) for counts in ((3, 1), (2, 1)))
-    evaluated = [EvaluatedArtifact(None, source), EvaluatedArtifact(ENTRY, fewer), EvaluatedArtifact(ENTRY, source)]
+    evaluated = [
+        EvaluatedArtifact(None, source),
+        EvaluatedArtifact(ENTRY, fewer),
+        EvaluatedArtifact(ENTRY, source),
+    ]
     task: Any = SimpleNamespace(compute_parity=lambda *_: None)
     _, other, same = score_artifacts(evaluated, None, task, (), 0, None, trained=True)
     assert (other.snr_db, other.same_sizes) == (None, False)
@@ -194,7 +227,9 @@ def test_outputs_of_another_size_are_not_called_equal() -> None:
 
 
 def test_what_fills_a_fixed_batch_is_not_judged() -> None:
-    filled = predict_boxes(lambda _: {"boxes": np.ones((4, 4)), "scores": np.ones(4)}, 1, 1, batch=(4, 4, 4))
+    filled = predict_boxes(
+        lambda _: {"boxes": np.ones((4, 4)), "scores": np.ones(4)}, 1, 1, batch=(4, 4, 4)
+    )
     assert filled.values == [2, 2]
 
 
@@ -208,7 +243,9 @@ def judge(workspace):
     entry = workspace.artifact("fp32")
 
     def observe(*sets):
-        runs = [workspace.evaluate(entry, lost, dataset=dataset) for lost, dataset in enumerate(sets)]
+        runs = [
+            workspace.evaluate(entry, lost, dataset=dataset) for lost, dataset in enumerate(sets)
+        ]
         found = observe_accuracy(runs, judged_build_from_entry(entry), 0.95)["drop"]
         return round(1000 * float(found.value)), found.about
 
@@ -228,7 +265,10 @@ def test_the_newest_evaluation_on_the_validation_set_counts_whatever_gave_it(jud
 
 
 def test_without_it_the_newest_counts_and_is_named(judge) -> None:
-    assert judge({**VALIDATION, "validation": False}, TRAINING) == (1, "1,000 images of digits/train (bbbbbbbbbbbb)")
+    assert judge({**VALIDATION, "validation": False}, TRAINING) == (
+        1,
+        "1,000 images of digits/train (bbbbbbbbbbbb)",
+    )
 
 
 BRIGHTNESS = """
@@ -281,10 +321,16 @@ def test_the_mean_of_the_users_scores_is_the_score_and_needs_no_code_again(tmp_p
         (("TASK = Brightness()", ""), "defines no TASK"),
         (("def score", "def rate"), r"its TASK has no score\(\)"),
         (('name = "brightness"', "name = 3"), "its TASK has no name"),
-        (("1 - abs(prediction - truth)", "3.0"), "score gives 3.0 for 0.png; it must be a number from 0 to 1"),
+        (
+            ("1 - abs(prediction - truth)", "3.0"),
+            "score gives 3.0 for 0.png; it must be a number from 0 to 1",
+        ),
         (("round(float(", "undefined(float("), "decode raised NameError"),
         (("return [float", "return [1] + [float"), "read_truths gives 9 truths for 8 samples"),
-        (('outputs["mean"].mean()), 3)', 'outputs["mean"].mean()), 3) * 1j'), "JSON cannot hold a complex"),
+        (
+            ('outputs["mean"].mean()), 3)', 'outputs["mean"].mean()), 3) * 1j'),
+            "JSON cannot hold a complex",
+        ),
     ],
 )
 def test_what_is_wrong_in_the_file_is_one_line(tmp_path, change, message) -> None:
@@ -295,49 +341,100 @@ def test_what_is_wrong_in_the_file_is_one_line(tmp_path, change, message) -> Non
 
 def make_scores(drop: float) -> TaskScores:
     scores = [
-        Score(name, value - drop, (value - drop - 0.02, value - drop + 0.02), drop, (drop - 0.004, drop + 0.004))
+        Score(
+            name,
+            value - drop,
+            (value - drop - 0.02, value - drop + 0.02),
+            drop,
+            (drop - 0.004, drop + 0.004),
+        )
         for name, value in (("AP", 0.584), ("AP50", 0.819), ("AP75", 0.687))
     ]
-    return TaskScores(tuple(scores), (ClassScore("circle", 0.6, drop * 2), ClassScore("square", 0.58, drop / 2)))
+    return TaskScores(
+        tuple(scores), (ClassScore("circle", 0.6, drop * 2), ClassScore("square", 0.58, drop / 2))
+    )
 
 
 def test_scores_drops_by_class_and_how_boxes_were_chosen() -> None:
     agreement = Agreement(0.984, (0.98, 0.99))
     rows = (
-        EvaluatedModel("source", "source", "cpu", 250, agreement=Agreement(1.0, (1.0, 1.0)), scores=make_scores(0.0)),
         EvaluatedModel(
-            "onnxruntime", "int8", "cpu", 250, "7d95a3c42e4a", snr_db=49.0, agreement=agreement,
-            scores=make_scores(0.03), verdict=Verdict.FAIL,
+            "source",
+            "source",
+            "cpu",
+            250,
+            agreement=Agreement(1.0, (1.0, 1.0)),
+            scores=make_scores(0.0),
+        ),
+        EvaluatedModel(
+            "onnxruntime",
+            "int8",
+            "cpu",
+            250,
+            "7d95a3c42e4a",
+            snr_db=49.0,
+            agreement=agreement,
+            scores=make_scores(0.03),
+            verdict=Verdict.FAIL,
         ),
         EvaluatedModel("tensorrt", "fp16", "cuda", 250, "0732e95c196b", "no GPU"),
-    )  # fmt: skip
+    )
     classes = ("circle", "square", "triangle")
     dataset = Dataset("shapes/validation", "images", "92c930fec99e0000", 250, (), True, 3, classes)
     found = Evaluation(
-        "shapes-detector", "s", "m", WeightsRecord("default:x", "0"), dataset, 0.01, rows, "/w/runs/evaluate-1",
-        task="detection", scoring="yolov8 head, NMS outside the engine per class (IoU 0.5)",
-    )  # fmt: skip
+        "shapes-detector",
+        "s",
+        "m",
+        WeightsRecord("default:x", "0"),
+        dataset,
+        0.01,
+        rows,
+        "/w/runs/evaluate-1",
+        task="detection",
+        scoring="yolov8 head, NMS outside the engine per class (IoU 0.5)",
+    )
     assert_golden(text_of(document_from_evaluation(found, {})), "evaluate-scores.txt")
 
 
 def evaluation(kind="images", *, labeled=True):
-    accuracy = Accuracy(0.985, (0.97, 0.99), 0.999, 0.98, 0.004, (-0.001, 0.009), 0.005, (-0.002, 0.012), 9, 5)
+    accuracy = Accuracy(
+        0.985, (0.97, 0.99), 0.999, 0.98, 0.004, (-0.001, 0.009), 0.005, (-0.002, 0.012), 9, 5
+    )
     source = EvaluatedModel("source", "source", "cpu", 800, accuracy=accuracy if labeled else None)
     rows = (
         source,
-        EvaluatedModel("onnxruntime", "int8", "cpu", 800, "0123456789ab", snr_db=31.4,
-                       agreement=Agreement(0.99, (0.98, 0.995)), accuracy=accuracy if labeled else None,
-                       verdict=Verdict.INCONCLUSIVE),
+        EvaluatedModel(
+            "onnxruntime",
+            "int8",
+            "cpu",
+            800,
+            "0123456789ab",
+            snr_db=31.4,
+            agreement=Agreement(0.99, (0.98, 0.995)),
+            accuracy=accuracy if labeled else None,
+            verdict=Verdict.INCONCLUSIVE,
+        ),
         EvaluatedModel("onnxruntime", "fp32", "cpu", 800, "1123456789ab", verdict=Verdict.PASS),
-        EvaluatedModel("tensorrt", "fp16", "cuda", 800, "2123456789ab", why_not="no NVIDIA GPU on this machine"),
-        EvaluatedModel("torch", "fp32", "cpu", 800, "3123456789ab", why_not="model.pt2: changed", failed=True),
-    )  # fmt: skip
+        EvaluatedModel(
+            "tensorrt", "fp16", "cuda", 800, "2123456789ab", why_not="no NVIDIA GPU on this machine"
+        ),
+        EvaluatedModel(
+            "torch", "fp32", "cpu", 800, "3123456789ab", why_not="model.pt2: changed", failed=True
+        ),
+    )
     dataset = Dataset("digits/validation", kind, HASH, 800, (), labeled, 10)
     weights = WeightsRecord("file" if labeled else "random", HASH)
-    return Evaluation("digits", "card:digits", "m", weights, dataset, 0.01, rows, "/w/runs/evaluate-1")
+    return Evaluation(
+        "digits", "card:digits", "m", weights, dataset, 0.01, rows, "/w/runs/evaluate-1"
+    )
 
 
 def test_an_evaluation():
     assert evaluation().status is ExitStatus.STAGE_FAILED
-    text = text_of(*(document_from_evaluation(each, {}) for each in (evaluation(), evaluation("texts", labeled=False))))
+    text = text_of(
+        *(
+            document_from_evaluation(each, {})
+            for each in (evaluation(), evaluation("texts", labeled=False))
+        )
+    )
     assert_golden(text, "evaluate.txt")

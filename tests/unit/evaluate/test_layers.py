@@ -50,9 +50,13 @@ class Network(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.fault = fault
-        self.stem, self.one, self.two = (torch.nn.Conv2d(size, 16, 3, padding=1) for size in (3, 16, 16))
+        self.stem, self.one, self.two = (
+            torch.nn.Conv2d(size, 16, 3, padding=1) for size in (3, 16, 16)
+        )
         self.head = torch.nn.Linear(16, 16)
-        self.shift = torch.nn.Parameter(torch.full((16, 1, 1), -2.0 if fault == "constant" else 1.0))
+        self.shift = torch.nn.Parameter(
+            torch.full((16, 1, 1), -2.0 if fault == "constant" else 1.0)
+        )
         if fault == "weight":
             self.one.weight, self.two.weight = self.two.weight, self.one.weight
 
@@ -70,14 +74,20 @@ def good(tmp_path_factory):
     """The network without a fault: its graph, its card, and the module marked."""
     path = tmp_path_factory.mktemp("good") / "good.onnx"
     card = export_quickly(Network(), SPEC, path)
-    return path, card, mark_module(BuildRequest(card, Precision.FP32, path, Network, "cpu", {}, path.parent))
+    return (
+        path,
+        card,
+        mark_module(BuildRequest(card, Precision.FP32, path, Network, "cpu", {}, path.parent)),
+    )
 
 
 def write_int8(path: Path, bad: Path, backend: str, fault: str = "") -> None:
     graph = onnx.load(path)
     placed = place_qdq(graph, "cpu" if backend == "onnxruntime" else "tensorrt")
     ranges = measure_ranges(graph, placed.tensors, draw(SPEC))
-    ranges[SATURATED] = replace(ranges[SATURATED], amax=ranges[SATURATED].amax / (32 if fault else 1))
+    ranges[SATURATED] = replace(
+        ranges[SATURATED], amax=ranges[SATURATED].amax / (32 if fault else 1)
+    )
     onnx.save(qdq_from_onnx(graph, placed, ranges), bad)
 
 
@@ -87,7 +97,9 @@ def compare(backend: str, precision: str, fault: str, folder, good) -> BuildDive
         write_int8(path, bad, backend, fault)
     elif backend in ("onnxruntime", "tensorrt-rtx"):
         export_quickly(Network(fault), SPEC, bad)
-    request = BuildRequest(card, Precision(precision), bad, partial(Network, fault), "cpu", {}, folder)
+    request = BuildRequest(
+        card, Precision(precision), bad, partial(Network, fault), "cpu", {}, folder
+    )
     build: Any
     if backend == "emulation":
         register_emulation()
@@ -95,13 +107,17 @@ def compare(backend: str, precision: str, fault: str, folder, good) -> BuildDive
         plain = build.cut(build.outputs)[1]
     else:
         made = BACKENDS[backend].build(request)
-        info = artifact_info(precision=precision, options=made.options, details=made.details, device="cpu")
+        info = artifact_info(
+            precision=precision, options=made.options, details=made.details, device="cpu"
+        )
         opened, build = BACKENDS[backend].open_marked(info, request, path)
         source = source if backend in ("torch", "inductor") else opened
         plain = BACKENDS[backend].load(folder, info, {}).run
     samples = [{"x": draw(SPEC, seed)[:1].numpy()} for seed in range(2)]
     tensors, marked = compare_tensors(source, build, samples, choose_tensors(source, build), plain)
-    return BuildDivergence("", "", {"fp32": 60, "fp16": 34, "int8": 10}[precision], tensors, 0, "", marked)
+    return BuildDivergence(
+        "", "", {"fp32": 60, "fp16": 34, "int8": 10}[precision], tensors, 0, "", marked
+    )
 
 
 def run_without_gpu(folder: Path, _info: Any, _options: Any) -> OnnxRuntimeSession:
@@ -132,19 +148,30 @@ TORCH = {"constant": "mul", "weight": "one conv2d", "transposed": "one conv2d", 
         pytest.param("inductor", "fp16", "cast", TORCH["cast"], marks=pytest.mark.slow),
     ],
 )
-def test_a_planted_fault_is_named(backend, precision, fault, expected, tmp_path, good, monkeypatch) -> None:
+def test_a_planted_fault_is_named(
+    backend, precision, fault, expected, tmp_path, good, monkeypatch
+) -> None:
     monkeypatch.setattr(TensorRTRTX, "load", staticmethod(run_without_gpu))
     found = compare(backend, precision, fault, tmp_path, good)
     assert expected in f"{found.first.tensor} {found.first.layer}"
     assert found.first in found.worst[:2], "its layer alone has the error too"
     assert (found.marked.snr_db or 100) > 55
     assert fault != "range" or found.first.clipped > 0.1
-    html = render_html(page_from_layers(LayerComparison("small", "noise", 2, (found,), {"torch fp16": "no GPU"}), {}))
+    html = render_html(
+        page_from_layers(
+            LayerComparison("small", "noise", 2, (found,), {"torch fp16": "no GPU"}), {}
+        )
+    )
     assert html.count("its layer alone") > 0 < html.count("<svg")
-    assert all(each in html for each in ("torch fp16: no GPU", f"{found.first.tensor} ({found.first.layer}): "))
+    assert all(
+        each in html
+        for each in ("torch fp16: no GPU", f"{found.first.tensor} ({found.first.layer}): ")
+    )
 
 
-@pytest.mark.parametrize(("backend", "precision"), [("onnxruntime", "int8"), ("emulation", "int8"), ("torch", "fp16")])
+@pytest.mark.parametrize(
+    ("backend", "precision"), [("onnxruntime", "int8"), ("emulation", "int8"), ("torch", "fp16")]
+)
 def test_without_a_fault_no_tensor_is_named(backend, precision, tmp_path, good) -> None:
     assert compare(backend, precision, "", tmp_path, good).first is None
 
@@ -158,13 +185,17 @@ def test_a_fault_of_the_compiler_is_cut_out_of_the_network(tmp_path, monkeypatch
 
     card = export_quickly(Network(), SPEC, tmp_path / "m.onnx")
     request = BuildRequest(card, Precision.FP16, tmp_path / "m.onnx", Network, "cpu", {}, tmp_path)
-    source, build = BACKENDS["inductor"].open_marked(artifact_info(precision="fp16", device="cpu"), request, Path())
+    source, build = BACKENDS["inductor"].open_marked(
+        artifact_info(precision="fp16", device="cpu"), request, Path()
+    )
     tensor = next(name for name, layer in source.layers.items() if "sigmoid" in layer)
     inputs = {"x": draw(SPEC)[:1].numpy()}
     assert find_compiler_fault(source, *build.open_apart(), inputs, tensor, 34, tmp_path) is None
 
     monkeypatch.setattr(torch._inductor.config, "post_grad_custom_post_pass", break_sigmoids)
-    compiled, uncompiled = find_compiler_fault(source, *build.open_apart(), inputs, tensor, 34, tmp_path)
+    compiled, uncompiled = find_compiler_fault(
+        source, *build.open_apart(), inputs, tensor, 34, tmp_path
+    )
     assert compiled.snr_db < 10 < 50 < uncompiled.snr_db
     cut = torch.export.load(tmp_path / "subgraph.pt2").graph
     assert len([node for node in cut.nodes if node.op == "call_function"]) == 1, "the sigmoid alone"
@@ -173,14 +204,22 @@ def test_a_fault_of_the_compiler_is_cut_out_of_the_network(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt-rtx"])
-def test_a_fault_of_a_graph_compiler_is_cut_out_as_onnx(backend, tmp_path, good, monkeypatch, capsys) -> None:
+def test_a_fault_of_a_graph_compiler_is_cut_out_as_onnx(
+    backend, tmp_path, good, monkeypatch, capsys
+) -> None:
     """The layer `two` loses its INT8 weights wherever a graph is optimized."""
     (path, card, _), bad, create = good, tmp_path / "bad.onnx", onnxruntime.InferenceSession
 
     def lose_weights(graph, options, *more, **named):
         model = onnx.load_from_string(graph) if isinstance(graph, bytes) else onnx.load(graph)
-        optimizes = options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        for each in (each for each in model.graph.initializer if optimizes and each.name.startswith("two.weight_q")):
+        optimizes = (
+            options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        )
+        for each in (
+            each
+            for each in model.graph.initializer
+            if optimizes and each.name.startswith("two.weight_q")
+        ):
             each.CopyFrom(numpy_helper.from_array(np.zeros(each.dims, np.int8), each.name))
         return create(model.SerializeToString(), options, *more, **named)
 
@@ -191,15 +230,22 @@ def test_a_fault_of_a_graph_compiler_is_cut_out_as_onnx(backend, tmp_path, good,
     info = artifact_info(precision="int8", options=made.options, details=made.details, device="cpu")
     source, build = BACKENDS[backend].open_marked(info, request, path)
     inputs, folder = {"x": draw(SPEC)[:1].numpy()}, tmp_path / "reproducer"
-    assert find_compiler_fault(source, *build.open_apart(), inputs, "/two/Conv_output_0", 10, folder) is None
+    assert (
+        find_compiler_fault(source, *build.open_apart(), inputs, "/two/Conv_output_0", 10, folder)
+        is None
+    )
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", lose_weights)
-    compiled, uncompiled = find_compiler_fault(source, *build.open_apart(), inputs, "/two/Conv_output_0", 10, folder)
+    compiled, uncompiled = find_compiler_fault(
+        source, *build.open_apart(), inputs, "/two/Conv_output_0", 10, folder
+    )
     assert compiled.snr_db < 10 < 20 < uncompiled.snr_db
     cut = onnx.load(folder / "subgraph.onnx")
     onnx.checker.check_model(cut, full_check=True)
     assert [node.op_type for node in cut.graph.node].count("Conv") == 1, "the layer alone"
-    if backend == "onnxruntime":  # TensorRT-RTX compiles only on a GPU without the pipeline's own settings
+    if (
+        backend == "onnxruntime"
+    ):  # TensorRT-RTX compiles only on a GPU without the pipeline's own settings
         runpy.run_path(str(folder / "reproduce.py"))
         assert float(capsys.readouterr().out.split("SNR ")[1].split(" dB")[0]) < 10
 

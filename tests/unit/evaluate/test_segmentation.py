@@ -24,9 +24,15 @@ def make_card(outputs=(1, 3, 32, 32), labels=("sky", "sea", "land"), geometry=EX
 
 def make_masks(count: int, wrong: float, truths=None, seed: int = 1):
     rng = np.random.default_rng(seed)
-    truths = [rng.integers(0, 3, (20, 24)).astype(np.uint8) for _ in range(count)] if truths is None else truths
+    truths = (
+        [rng.integers(0, 3, (20, 24)).astype(np.uint8) for _ in range(count)]
+        if truths is None
+        else truths
+    )
     return [
-        np.where(rng.random(each.shape) < wrong, rng.integers(0, 3, each.shape), each).astype(np.uint8)
+        np.where(rng.random(each.shape) < wrong, rng.integers(0, 3, each.shape), each).astype(
+            np.uint8
+        )
         for each in truths
     ]
 
@@ -51,9 +57,14 @@ def test_scores_are_those_of_the_confusion_matrix() -> None:
     truths = make_masks(30, 0.0)
     truths[3][:5] = IGNORED
     source, found = make_masks(30, 0.1, truths, 2), make_masks(30, 0.3, truths, 3)
-    scored = TASK.score_predictions(encode(truths), encode(source), encode(found), ("sky", "sea", "land"))
+    scored = TASK.score_predictions(
+        encode(truths), encode(source), encode(found), ("sky", "sea", "land")
+    )
     judged = np.concatenate([each.ravel() for each in truths]) != IGNORED
-    flat = [np.concatenate([each.ravel() for each in masks])[judged] for masks in (truths, found, source)]
+    flat = [
+        np.concatenate([each.ravel() for each in masks])[judged]
+        for masks in (truths, found, source)
+    ]
     expected = []
     for masks in flat[1:]:
         table = confusion_matrix(flat[0], masks, labels=[0, 1, 2])
@@ -72,7 +83,9 @@ def test_two_swapped_classes_are_found_by_class() -> None:
     truths = make_masks(30, 0.0)
     source = make_masks(30, 0.05, truths, 2)
     swapped = [np.array([0, 2, 1], np.uint8)[each] for each in source]
-    scored = TASK.score_predictions(encode(truths), encode(source), encode(swapped), ("sky", "sea", "land"))
+    scored = TASK.score_predictions(
+        encode(truths), encode(source), encode(swapped), ("sky", "sea", "land")
+    )
     drops = {each.label: each.drop for each in scored.classes}
     assert drops["sky"] == pytest.approx(0, abs=1e-9)
     assert min(drops["sea"], drops["land"]) > 0.7
@@ -96,7 +109,9 @@ def test_a_crop_and_a_letterbox_are_undone(tmp_path) -> None:
     logits = np.zeros((1, 3, 32, 32), np.float32)
     logits[0, 0] = 0.5
     logits[0, 1, 8:16] = 1  # the upper half of the image, which lies in rows 8 to 24 of the input
-    mask = _decode_mask(TASK.decode({"logits": logits}, samples.files, samples, make_card(geometry=box))[0])
+    mask = _decode_mask(
+        TASK.decode({"logits": logits}, samples.files, samples, make_card(geometry=box))[0]
+    )
     assert (mask[:10] == 1).all()
     assert (mask[10:] == 0).all()
 
@@ -126,7 +141,10 @@ def test_a_missing_mask_is_named(tmp_path) -> None:
 def test_outputs_that_do_not_fit_are_refused() -> None:
     with pytest.raises(BadInputError, match="logits has shape 1×3"):
         TASK.require_model(make_card(outputs=(1, 3)))
-    with pytest.raises(BadInputError, match="the model card has 2 labels, but its segmentation output has 3 classes"):
+    with pytest.raises(
+        BadInputError,
+        match="the model card has 2 labels, but its segmentation output has 3 classes",
+    ):
         TASK.require_model(make_card(labels=("a", "b")))
 
 
@@ -150,17 +168,30 @@ def test_too_few_images_decide_nothing(images: int, drops: tuple[float, float] |
 TRANSFORM = Transform((Decode(), Resize((8, 8), fit="exact"), Rescale(), Pack()))
 
 
-@pytest.mark.parametrize(("task", "shape"), [(Task.DETECTION, ("n", 6, 20)), (Task.SEGMENTATION, ("n", 2, 8, 8))])
-def test_a_set_with_nothing_to_judge_is_told_from_truths_that_do_not_fit(tmp_path, task, shape) -> None:
+@pytest.mark.parametrize(
+    ("task", "shape"), [(Task.DETECTION, ("n", 6, 20)), (Task.SEGMENTATION, ("n", 2, 8, 8))]
+)
+def test_a_set_with_nothing_to_judge_is_told_from_truths_that_do_not_fit(
+    tmp_path, task, shape
+) -> None:
     for name in ("images", "masks", "labels"):
         (tmp_path / name).mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "images" / "1.png")
     Image.fromarray(np.full((8, 8), 255, np.uint8)).save(tmp_path / "masks" / "1.png")
     (tmp_path / "labels" / "1.txt").write_text("")
     samples = image_set_from_path(tmp_path)[0]
-    card = ModelCard("m", "s", task, (), (TensorSpec("y", "float32", shape),), labels=("a", "b"), transform=TRANSFORM)
+    card = ModelCard(
+        "m",
+        "s",
+        task,
+        (),
+        (TensorSpec("y", "float32", shape),),
+        labels=("a", "b"),
+        transform=TRANSFORM,
+    )
     with pytest.raises(
-        NothingJudgedError, match=r"none of the 1 (images has an annotated box|masks has a judged pixel)"
+        NothingJudgedError,
+        match=r"none of the 1 (images has an annotated box|masks has a judged pixel)",
     ):
         TASKS[task].read_truths(samples, card, 2)
     Image.fromarray(np.full((8, 8), 5, np.uint8)).save(tmp_path / "masks" / "1.png")

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.evaluate.tasks.texts import ALONE, ROUNDING, Embedding, TokenClassification, find_entities
+from optpipe.evaluate.tasks.texts import (
+    ALONE,
+    ROUNDING,
+    Embedding,
+    TokenClassification,
+    find_entities,
+)
 from optpipe.models.inputs.sample_set import draw_subset
 from optpipe.models.inputs.text_set import find_first_tokens, text_set_from_path, tokenize
 
@@ -30,9 +36,13 @@ def test_scores_are_those_of_seqeval():
     found = [[tag if draw.random() < 0.7 else draw.choice(TAGS) for tag in each] for each in true]
     gathered = TASK.gather(true, found)
     scores = TASK.compute_scores(gathered, np.ones((1, 200)))[0]
-    assert scores == pytest.approx((0.6968152866242039, 0.6959287531806616, 0.6977040816326531), abs=1e-12)
+    assert scores == pytest.approx(
+        (0.6968152866242039, 0.6959287531806616, 0.6977040816326531), abs=1e-12
+    )
     assert TASK.name_classes(true, ()) == ["ORG", "PER"]
-    assert TASK.compute_class_scores(true, gathered) == pytest.approx((0.70876289, 0.68513854), abs=1e-8)
+    assert TASK.compute_class_scores(true, gathered) == pytest.approx(
+        (0.70876289, 0.68513854), abs=1e-8
+    )
     assert sum(len(find_entities(each)) for each in true) == 784
     assert sum(len(find_entities(each)) for each in found) == 786
 
@@ -84,7 +94,9 @@ def test_tags_are_read_and_those_that_do_not_fit_are_refused(tmp_path):
     assert TASK.read_truths(found, CARD, 5) == [["B-PER", "O"]]
     assert [reason for _, reason in bad] == ['its "tokens" are not a list of words without spaces']
     file.write_text(json.dumps(good | {"tags": ["B-PER", "B-LOC"]}))
-    with pytest.raises(BadInputError, match="line 1: tag 'B-LOC' is not a label of tagger: O, B-PER"):
+    with pytest.raises(
+        BadInputError, match="line 1: tag 'B-LOC' is not a label of tagger: O, B-PER"
+    ):
         TASK.read_truths(text_set_from_path(file)[0], CARD, 5)
     file.write_text(json.dumps(good | {"tags": ["O"]}))
     with pytest.raises(BadInputError, match='needs "tokens" and as many "tags"'):
@@ -97,7 +109,9 @@ def make_tokenizer(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     pieces = ["[UNK]", "[CLS]", "[SEP]", "Ada", "Love", "##lace", "wrote", "."]
-    tokenizer = Tokenizer(models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
@@ -110,7 +124,10 @@ def test_the_first_token_of_each_word(tmp_path):
     pytest.importorskip("tokenizers")
     tokenizer = make_tokenizer(tmp_path)
     texts = ["Ada Lovelace wrote.", "Ada wrote Lovelace"]
-    whole, cut = (list(map(find_first_tokens, texts, tokenize(texts, tokenizer, longest))) for longest in (16, 4))
+    whole, cut = (
+        list(map(find_first_tokens, texts, tokenize(texts, tokenizer, longest)))
+        for longest in (16, 4)
+    )
     assert whole == [[1, 2, 4], [1, 2, 3]]
     assert cut == [[1, 2, -1], [1, 2, -1]], "[CLS] and [SEP] take two of four"
 
@@ -158,7 +175,9 @@ def test_the_correlation_is_scipys_and_so_is_that_of_every_replicate() -> None:
 
 
 @given(
-    kinds=st.lists(st.integers(0, 12), min_size=4, max_size=30).filter(lambda kinds: len(set(kinds)) > 1),
+    kinds=st.lists(st.integers(0, 12), min_size=4, max_size=30).filter(
+        lambda kinds: len(set(kinds)) > 1
+    ),
     seed=st.integers(0, 99),
 )
 def test_cosines_that_rounding_tells_apart_are_tied(kinds, seed) -> None:
@@ -166,9 +185,16 @@ def test_cosines_that_rounding_tells_apart_are_tied(kinds, seed) -> None:
     rng = np.random.default_rng(seed)
     angles = np.repeat(np.array(kinds) / 10, 2) * np.tile([0, 1], len(kinds))
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    truths = [[float(number), float(value)] for number, value in enumerate(rng.normal(size=len(kinds))) for _ in "ab"]
+    truths = [
+        [float(number), float(value)]
+        for number, value in enumerate(rng.normal(size=len(kinds)))
+        for _ in "ab"
+    ]
     rounded = rows * (1 + rng.uniform(-1, 1, rows.shape) * np.finfo(np.float32).eps)
-    exact, noisy = (PAIRS.score_predictions(truths, rows.tolist(), each.tolist()).scores[0] for each in (rows, rounded))
+    exact, noisy = (
+        PAIRS.score_predictions(truths, rows.tolist(), each.tolist()).scores[0]
+        for each in (rows, rounded)
+    )
     assert (noisy.drop, noisy.drop_ci, noisy.ci) == (0, exact.drop_ci, exact.ci)
 
 
@@ -193,11 +219,18 @@ def write_lines(path, values):
 
 
 def test_pairs_are_read_from_lines(tmp_path) -> None:
-    values = [{"text": f"text {n}", "pair": n // 2, "score": n // 2} for n in range(8)] + [{"text": "alone"}]
+    values = [{"text": f"text {n}", "pair": n // 2, "score": n // 2} for n in range(8)] + [
+        {"text": "alone"}
+    ]
     truths = PAIRS.read_truths(write_lines(tmp_path / "a.jsonl", values), make_card(), None)
     assert truths == [[float(n // 2), float(n // 2)] for n in range(8)] + [ALONE]
-    assert PAIRS.read_truths(write_lines(tmp_path / "b.jsonl", [{"text": "x"}]), make_card(), None) is None
-    assert PAIRS.read_truths(write_lines(tmp_path / "c.jsonl", values[:4]), make_card(), None) is None
+    assert (
+        PAIRS.read_truths(write_lines(tmp_path / "b.jsonl", [{"text": "x"}]), make_card(), None)
+        is None
+    )
+    assert (
+        PAIRS.read_truths(write_lines(tmp_path / "c.jsonl", values[:4]), make_card(), None) is None
+    )
 
 
 def test_the_texts_of_a_pair_are_drawn_together(tmp_path) -> None:
@@ -206,8 +239,14 @@ def test_the_texts_of_a_pair_are_drawn_together(tmp_path) -> None:
     for drawn in (text_set_from_path(tmp_path / "a.jsonl", 21)[0], draw_subset(whole, 21)):
         truths = PAIRS.read_truths(drawn, make_card(), None)
         assert truths is not None
-        assert (len(truths), PAIRS.count_units(truths), PAIRS.describe_left_out(truths)) == (22, 11, "")
-        assert [int(each.path) for each in drawn.files] == sorted(int(each.path) for each in drawn.files)
+        assert (len(truths), PAIRS.count_units(truths), PAIRS.describe_left_out(truths)) == (
+            22,
+            11,
+            "",
+        )
+        assert [int(each.path) for each in drawn.files] == sorted(
+            int(each.path) for each in drawn.files
+        )
     said = PAIRS.describe_left_out([*truths, ALONE])
     assert said == "1 of 23 texts belong to no pair; only their agreement is judged"
 
@@ -217,10 +256,15 @@ def test_the_texts_of_a_pair_are_drawn_together(tmp_path) -> None:
     [
         ([{"pair": 1, "score": 1}] * 3, "pair '1' has 3 texts; a pair has two"),
         ([{"pair": n // 2, "score": n} for n in range(6)], "pair '0' has two scores, 0 and 1"),
-        ([{"pair": n // 2, "score": "high"} for n in range(6)], r"pair '0' has no number as its score \('high'\)"),
+        (
+            [{"pair": n // 2, "score": "high"} for n in range(6)],
+            r"pair '0' has no number as its score \('high'\)",
+        ),
     ],
 )
 def test_pairs_that_do_not_fit_are_refused(tmp_path, values, message) -> None:
-    samples = write_lines(tmp_path / "a.jsonl", [{"text": f"text {n}", **each} for n, each in enumerate(values)])
+    samples = write_lines(
+        tmp_path / "a.jsonl", [{"text": f"text {n}", **each} for n, each in enumerate(values)]
+    )
     with pytest.raises(BadInputError, match=message):
         PAIRS.read_truths(samples, make_card(), None)

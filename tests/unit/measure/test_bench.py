@@ -40,7 +40,9 @@ from optpipe.workspace.entry import MANIFEST, load_run
 from optpipe.workspace.runs import begin_run
 
 
-def test_an_affinity_that_changes_nothing_and_more_threads_than_processors_are_named(monkeypatch) -> None:
+def test_an_affinity_that_changes_nothing_and_more_threads_than_processors_are_named(
+    monkeypatch,
+) -> None:
     def warn(device, threads, affinity):
         listener, info = SilentListener(), SimpleNamespace(device=device, backend="fake")
         build = SimpleNamespace(label="build", entry=SimpleNamespace(info=info))
@@ -61,10 +63,18 @@ def test_a_model_that_came_quantized_has_the_tolerance_of_int8() -> None:
     assert _find_coarsest_precision(quantized) is Precision.INT8
 
 
-def test_a_cause_on_the_host_stops_a_bench_only_where_the_last_two_processes_show_it_at_every_point() -> None:
+def test_a_cause_on_the_host_stops_a_bench_only_where_the_last_two_processes_show_it_at_every_point() -> (
+    None
+):
     def cause(*processes: tuple[str, ...]) -> str | None:
         measured = [
-            planted(Subject("a", "fake", "fp32", "cpu"), 1, 1.0, process=at, reasons=[Reason(code, "", "", True)])
+            planted(
+                Subject("a", "fake", "fp32", "cpu"),
+                1,
+                1.0,
+                process=at,
+                reasons=[Reason(code, "", "", True)],
+            )
             for at, codes in enumerate(processes)
             for code in codes
         ]
@@ -109,13 +119,26 @@ MEMORY = Reason("out-of-memory", "no memory", "a smaller batch", invalidates=Tru
 
 
 def row(batch, latency_ms, *reasons, subject=SUBJECT, **more):
-    figures = {"samples": 700, "throughput_batches_per_s": 1e3 / latency_ms, "device_peak_bytes": 1 << 30, **more}
-    return planted(subject, batch, latency_ms, reasons=reasons, percents=(50.0,), low=0.98, **figures)
+    figures = {
+        "samples": 700,
+        "throughput_batches_per_s": 1e3 / latency_ms,
+        "device_peak_bytes": 1 << 30,
+        **more,
+    }
+    return planted(
+        subject, batch, latency_ms, reasons=reasons, percents=(50.0,), low=0.98, **figures
+    )
 
 
 def table_of(*rows, width=160, **more):
-    groups = tuple(summarize_group(group) for group in group_processes(RecordedMeasurement(one, "r") for one in rows))
-    return text_of(document_from_bench(BenchRecord("r", "r", rows, Environment(), 0, groups, **more)), width=width)
+    groups = tuple(
+        summarize_group(group)
+        for group in group_processes(RecordedMeasurement(one, "r") for one in rows)
+    )
+    return text_of(
+        document_from_bench(BenchRecord("r", "r", rows, Environment(), 0, groups, **more)),
+        width=width,
+    )
 
 
 def test_causes_on_the_host_come_before_what_follows_from_them():
@@ -126,23 +149,33 @@ def test_causes_on_the_host_come_before_what_follows_from_them():
 
 def test_both_parts_of_the_scatter_are_shown():
     figures = (4.0, 4.1, 3.9, 4.05)
-    rows = [replace(row(8, latency, samples=700 + at), process=at) for at, latency in enumerate(figures)]
+    rows = [
+        replace(row(8, latency, samples=700 + at), process=at) for at, latency in enumerate(figures)
+    ]
     rows.append(replace(row(8, 9.0, DRIFT), process=4))
     assert_golden(table_of(*rows), "bench-scatter.txt")
 
 
 def test_the_memory_of_a_load_is_its_largest_peak():
-    rows = [replace(row(8, 4.0, device_peak_bytes=gib << 30), process=at) for at, gib in enumerate((1, 3, 2))]
+    rows = [
+        replace(row(8, 4.0, device_peak_bytes=gib << 30), process=at)
+        for at, gib in enumerate((1, 3, 2))
+    ]
     assert "3.00 GiB" in table_of(*rows)
 
 
 def test_what_is_shared_stands_above_and_reasons_with_remedies_below():
-    nothing = replace(row(512, 4.0, MEMORY), latency_ns=None, throughput_images_per_s=None, samples=0)
+    nothing = replace(
+        row(512, 4.0, MEMORY), latency_ns=None, throughput_images_per_s=None, samples=0
+    )
     assert_golden(table_of(row(1, 0.5), row(64, 4.0, DRIFT), nothing), "bench.txt")
 
 
 def test_rows_of_several_models_or_builds_are_told_apart():
-    models = [row(1, 0.5, DRIFT, subject=replace(SUBJECT, model=name, artifact=name)) for name in ("digits", "small")]
+    models = [
+        row(1, 0.5, DRIFT, subject=replace(SUBJECT, model=name, artifact=name))
+        for name in ("digits", "small")
+    ]
     builds = [row(1, 0.5, subject=replace(SUBJECT, artifact=name)) for name in ("a1", "a2")]
     assert_golden(table_of(*models) + table_of(*builds), "bench-several.txt")
 
@@ -152,12 +185,19 @@ def test_a_narrow_terminal_loses_columns_and_no_part_of_a_figure_or_verdict():
 
 
 def limit(met, verdict=Validity.VALID, not_judged=MappingProxyType({})):
-    return (ArtifactLimit("a", "ort", "p99 ≤ 5 ms", met, bool(met), "m", 8, None, 4e6, 4.1e6, verdict, not_judged),)
+    return (
+        ArtifactLimit(
+            "a", "ort", "p99 ≤ 5 ms", met, bool(met), "m", 8, None, 4e6, 4.1e6, verdict, not_judged
+        ),
+    )
 
 
 def test_a_limit_that_could_not_be_judged_is_not_called_broken():
     for answers, status in (((False, None, True), 0), ((False, False), 1), ((False, None), 5)):
-        assert choose_exit_status((row(8, 4.0),), [*chain.from_iterable(map(limit, answers))]) == status
+        assert (
+            choose_exit_status((row(8, 4.0),), [*chain.from_iterable(map(limit, answers))])
+            == status
+        )
 
 
 def test_a_limit_is_answered_and_a_doubtful_answer_says_so():
@@ -169,13 +209,21 @@ def test_a_limit_is_answered_and_a_doubtful_answer_says_so():
         limit(False),
         limit(True, not_judged=unknown),
     )
-    assert_golden("".join(table_of(row(8, 4.0), limits=each) for each in limits), "bench-limits.txt")
+    assert_golden(
+        "".join(table_of(row(8, 4.0), limits=each) for each in limits), "bench-limits.txt"
+    )
 
 
 def test_a_missing_percentile_is_explained_where_it_had_samples_enough():
     found = row(8, 4.0)
-    why = {"p99": "samples follow each other too closely: 700 are worth 90", "p99.9": "needs 6,636 samples, has 700"}
-    assert_golden(table_of(replace(found, latency_ns=replace(found.latency_ns, withheld=why))), "bench-withheld.txt")
+    why = {
+        "p99": "samples follow each other too closely: 700 are worth 90",
+        "p99.9": "needs 6,636 samples, has 700",
+    }
+    assert_golden(
+        table_of(replace(found, latency_ns=replace(found.latency_ns, withheld=why))),
+        "bench-withheld.txt",
+    )
 
 
 def test_rates_and_streams_are_named():
@@ -185,7 +233,9 @@ def test_rates_and_streams_are_named():
 def test_sequences_are_samples_beside_their_tokens():
     tokens = {"throughput_tokens_per_s": Estimate(900.0, None, None, "")}
     known = InputPool("texts", 64, 64, 0, "", lengths=(8, 32))
-    rows = [row(4, 1.0, load=LoadSpec(4, length=length), inputs=known, **tokens) for length in (8, 32)]
+    rows = [
+        row(4, 1.0, load=LoadSpec(4, length=length), inputs=known, **tokens) for length in (8, 32)
+    ]
     shown = table_of(*rows)
     assert_golden(shown, "bench-lengths.txt")
     assert "images" not in shown
@@ -193,8 +243,14 @@ def test_sequences_are_samples_beside_their_tokens():
 
 def test_a_pair_is_answered_in_words():
     ratio = Ratio(0.9, (0.89, 0.91), Change.FASTER, 8, 0.99, 0.001, 0.01)
-    found = PairedComparison(PairMetric.P50, ratio, "a", "b", (1.0,), (0.9,), 8, 1, {"drift": 2}, 2, ("a000", "b000"))
-    record = BenchRecord("r", "r", (row(8, 4.0),), Environment(), 0, baseline="a", contender="b", comparison=found)
-    equal = replace(found, ratio=replace(ratio, change=Change.NO_DIFFERENCE), invalid={}, invalid_processes=0)
+    found = PairedComparison(
+        PairMetric.P50, ratio, "a", "b", (1.0,), (0.9,), 8, 1, {"drift": 2}, 2, ("a000", "b000")
+    )
+    record = BenchRecord(
+        "r", "r", (row(8, 4.0),), Environment(), 0, baseline="a", contender="b", comparison=found
+    )
+    equal = replace(
+        found, ratio=replace(ratio, change=Change.NO_DIFFERENCE), invalid={}, invalid_processes=0
+    )
     records = (record, replace(record, comparison=equal), replace(record, comparison=None))
     assert_golden(text_of(*(document_from_pair(each) for each in records)), "bench-against.txt")

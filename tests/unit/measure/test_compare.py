@@ -12,8 +12,17 @@ from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import Goal, LatencySummary, LoadSpec, Measurement, Subject, Validity
 from optpipe.core.quantity import Estimate
-from optpipe.measure.compare import compare_measurements, compare_workspace, find_bench_runs, sort_by_goal
-from optpipe.measure.document import document_from_comparison, draw_measurements, frame_from_comparison
+from optpipe.measure.compare import (
+    compare_measurements,
+    compare_workspace,
+    find_bench_runs,
+    sort_by_goal,
+)
+from optpipe.measure.document import (
+    document_from_comparison,
+    draw_measurements,
+    frame_from_comparison,
+)
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.search import Slo
 from optpipe.report.charts import draw_comparison
@@ -24,24 +33,48 @@ from optpipe.signoff.reports import page_from_comparison
 BASELINE = "b"
 
 
-def measured(name, p50, half, *, run="run-a", precision="fp16", batch=1, rate=100.0, valid=True, environment=None):
+def measured(
+    name,
+    p50,
+    half,
+    *,
+    run="run-a",
+    precision="fp16",
+    batch=1,
+    rate=100.0,
+    valid=True,
+    environment=None,
+):
     scales = {"p50": 1e6, "p99": 1.2e6}
-    percentiles = {name: Estimate(p50 * k, (p50 - half) * k, (p50 + half) * k) for name, k in scales.items()}
+    percentiles = {
+        name: Estimate(p50 * k, (p50 - half) * k, (p50 + half) * k) for name, k in scales.items()
+    }
     latency = LatencySummary(1000, percentiles, p50 * 0.9e6, p50 * 2e6, p50 * 1e6, half * 1e6, {})
     subject = Subject(artifact=name, backend="torch", precision=precision, device="cpu", model="m")
     found = Measurement(
-        id=name, subject=subject, load=LoadSpec(batch),
-        verdict=Validity.VALID if valid else Validity.INVALID, reasons=(), samples=1000, latency_ns=latency,
+        id=name,
+        subject=subject,
+        load=LoadSpec(batch),
+        verdict=Validity.VALID if valid else Validity.INVALID,
+        reasons=(),
+        samples=1000,
+        latency_ns=latency,
         throughput_images_per_s=Estimate(rate, rate * 0.9, rate * 1.1),
-    )  # fmt: skip
+    )
     return RecordedMeasurement(found, run, environment or Environment(cpu="one"))
 
 
 def processes(name, p50, half, *, count=5, **more):
     """Processes whose medians lie evenly within `half` of `p50`."""
-    found = [measured(name, p50 + half * (2 * at / (count - 1) - 1), half / 10, **more) for at in range(count)]
+    found = [
+        measured(name, p50 + half * (2 * at / (count - 1) - 1), half / 10, **more)
+        for at in range(count)
+    ]
     return tuple(
-        replace(one, measurement=replace(one.measurement, id=f"{name}{at}", process=at, started_utc=str(at)))
+        replace(
+            one,
+            measurement=replace(one.measurement, id=f"{name}{at}", process=at, started_utc=str(at)),
+        )
         for at, one in enumerate(found)
     )
 
@@ -50,7 +83,9 @@ def against(contender, baseline):
     return compare_measurements(contender, baseline=BASELINE, against=tuple(baseline)).rows[0]
 
 
-INTERVALS = st.tuples(st.floats(0.1, 1e3), st.floats(0.001, 0.5)).map(lambda pair: (pair[0], pair[0] * pair[1]))
+INTERVALS = st.tuples(st.floats(0.1, 1e3), st.floats(0.001, 0.5)).map(
+    lambda pair: (pair[0], pair[0] * pair[1])
+)
 
 
 @given(INTERVALS, INTERVALS)
@@ -59,7 +94,11 @@ def test_exchanging_the_sides_inverts_value_interval_and_answer(one, other):
     there, back = against(a, b), against(b, a)
     assert there.speedup.value == pytest.approx(1 / back.speedup.value)
     assert there.speedup.low == pytest.approx(1 / back.speedup.high)
-    mirrored = {"faster": "slower", "slower": "faster", "no difference shown": "no difference shown"}
+    mirrored = {
+        "faster": "slower",
+        "slower": "faster",
+        "no difference shown": "no difference shown",
+    }
     assert there.change == mirrored[back.change]
 
 
@@ -77,12 +116,17 @@ def test_nothing_is_claimed_of_fewer_than_three_processes(count):
     assert found.rows[0].change == "not judged: too few processes"
     assert found.rows[0].speedup.low is None
     assert any("the scatter between processes is not known" in text for text in found.warnings)
-    assert compare_measurements(one, baseline=BASELINE, against=other[:3]).rows[0].change == "faster"
+    assert (
+        compare_measurements(one, baseline=BASELINE, against=other[:3]).rows[0].change == "faster"
+    )
 
 
 @given(st.lists(st.tuples(st.floats(1, 100), st.floats(1, 1000)), min_size=1, max_size=12))
 def test_the_frontier_is_never_empty_and_nothing_on_it_is_dominated(points):
-    tries = [processes(f"m{at}", ms, 0.01, batch=at + 1, rate=rate) for at, (ms, rate) in enumerate(points)]
+    tries = [
+        processes(f"m{at}", ms, 0.01, batch=at + 1, rate=rate)
+        for at, (ms, rate) in enumerate(points)
+    ]
     rows = compare_measurements([one for each in tries for one in each]).rows
     frontier = [row for row in rows if row.on_frontier]
     assert frontier
@@ -98,7 +142,11 @@ def test_the_frontier_is_never_empty_and_nothing_on_it_is_dominated(points):
             )
         ]
         assert beaten or row.on_frontier
-        clear = [each for each in beaten if each.latency_ns["p99"].value < row.latency_ns["p99"].value / 1.5]
+        clear = [
+            each
+            for each in beaten
+            if each.latency_ns["p99"].value < row.latency_ns["p99"].value / 1.5
+        ]
         assert not clear or not row.on_frontier
 
 
@@ -110,14 +158,20 @@ def test_equal_builds_and_builds_of_different_runs_are_not_told_apart():
     assert all(row.on_frontier for row in found.rows)
     one, other = processes("a", 1.0, 0.01, run="run-a"), processes("b", 2.0, 0.01, run="run-b")
     row = against(one, other)
-    assert (row.change, row.speedup.value, row.speedup.low) == ("not judged: different runs", pytest.approx(2), None)
+    assert (row.change, row.speedup.value, row.speedup.low) == (
+        "not judged: different runs",
+        pytest.approx(2),
+        None,
+    )
     again = [*other, *processes("b", 2.001, 0.01, run="run-c")]
     assert against(one, again).change == "faster", "how much runs differ is known now"
     assert against(one, [measured("b", 2.0, 0.01, valid=False)]).speedup is None
 
 
 def test_invalid_measurements_are_shown_and_never_best():
-    found = compare_measurements([measured("bad", 1.0, 0.01, valid=False), measured("good", 9.0, 0.01, batch=2)])
+    found = compare_measurements(
+        [measured("bad", 1.0, 0.01, valid=False), measured("good", 9.0, 0.01, batch=2)]
+    )
     assert found.row("run-a/bad").on_frontier is False
     assert found.best[Goal.LATENCY] == "run-a/good"
     assert [row.id for row in sort_by_goal(found, Goal.LATENCY).rows] == ["run-a/good", "run-a/bad"]
@@ -129,7 +183,10 @@ def test_no_build_is_the_best_of_several_models_and_each_row_says_its_own():
     large = replace(small, measurement=replace(small.measurement, id="b", subject=subject))
     found = compare_measurements([small, large])
     assert set(found.best.values()) == {None}
-    assert "2 models are compared (large, m); choose one with --model" in found.best_reason[Goal.LATENCY]
+    assert (
+        "2 models are compared (large, m); choose one with --model"
+        in found.best_reason[Goal.LATENCY]
+    )
     assert [row.build for row in found.rows] == ["large torch fp16", "m torch fp16"]
     assert compare_measurements([large]).rows[0].build == "torch fp16"
     text = text_of(document_from_comparison(found))
@@ -140,18 +197,25 @@ def test_no_build_is_the_best_of_several_models_and_each_row_says_its_own():
 def with_options(one, affinity=None, **options):
     subject = replace(one.measurement.subject, options=options, affinity=affinity)
     name = "-".join(f"{key}{value}" for key, value in options.items()) or "plain"
-    return replace(one, measurement=replace(one.measurement, id=f"{one.measurement.id}-{name}", subject=subject))
+    return replace(
+        one,
+        measurement=replace(one.measurement, id=f"{one.measurement.id}-{name}", subject=subject),
+    )
 
 
 def test_every_set_of_options_is_a_row_that_its_label_tells_apart():
     tried = [
-        with_options(measured("a", 10.0 / threads, 0.01, batch=batch), threads=threads, spinning=True)
+        with_options(
+            measured("a", 10.0 / threads, 0.01, batch=batch), threads=threads, spinning=True
+        )
         for threads in (1, 2, 4)
         for batch in (1, 8)
     ]
     found = compare_measurements(tried)
     assert len(found.rows) == 6
-    assert {row.configuration for row in found.rows} == {f"torch fp16 threads={threads}" for threads in (1, 2, 4)}
+    assert {row.configuration for row in found.rows} == {
+        f"torch fp16 threads={threads}" for threads in (1, 2, 4)
+    }
     assert len({row.label for row in found.rows}) == 6
     assert found.rows[0].settings == {"threads": "1", "spinning": "true"}
     assert "threads=4" in found.best_reason[Goal.LATENCY]
@@ -160,7 +224,10 @@ def test_every_set_of_options_is_a_row_that_its_label_tells_apart():
 
 
 def test_all_processes_of_equal_settings_are_one_row_and_a_processor_more_is_another_setting():
-    old, new = (with_options(measured("a", ms, 0.01, run=f"run-{ms}"), threads=2, affinity=(0, 1)) for ms in (2.0, 3.0))
+    old, new = (
+        with_options(measured("a", ms, 0.01, run=f"run-{ms}"), threads=2, affinity=(0, 1))
+        for ms in (2.0, 3.0)
+    )
     pinned = with_options(measured("a", 4.0, 0.01), threads=2, affinity=(0, 2, 3))
     rows = compare_measurements([new, old, pinned]).rows
     assert [(row.setting, row.latency_ns["p50"].value) for row in rows] == [
@@ -178,7 +245,9 @@ def test_a_speedup_is_over_the_same_options_else_over_the_fastest_which_is_said(
     rows = {row.configuration: row for row in found.rows}
     assert rows["torch fp16 threads=1"].speedup.value == pytest.approx(4.0)
     assert rows["torch fp16 threads=1"].held_against == "run-a/w-threads1: torch fp32 threads=1"
-    assert rows["torch fp16 threads=4"].speedup.value == pytest.approx(2.0), "an INVALID one is no baseline"
+    assert rows["torch fp16 threads=4"].speedup.value == pytest.approx(2.0), (
+        "an INVALID one is no baseline"
+    )
     said = "torch fp16 threads=4 is compared with torch fp32 threads=2, the fastest of 3 settings (batch 1)"
     assert said in found.warnings
     assert sum("compared with" in one for one in found.warnings) == 1
@@ -187,11 +256,17 @@ def test_a_speedup_is_over_the_same_options_else_over_the_fastest_which_is_said(
 def test_a_limit_that_nothing_meets_names_the_nearest():
     found = compare_measurements([measured("m", 10.0, 1.0)], slo=Slo(99.0, 1e6))
     assert found.best[Goal.LATENCY] is None
-    assert found.best_reason[Goal.LATENCY] == "no build meets p99 ≤ 1.00 ms; the closest has an upper bound of 13.2 ms"
+    assert (
+        found.best_reason[Goal.LATENCY]
+        == "no build meets p99 ≤ 1.00 ms; the closest has an upper bound of 13.2 ms"
+    )
 
 
 def test_different_machines_are_refused_unless_asked_for():
-    here, there = measured("a", 1.0, 0.1), measured("b", 1.0, 0.1, run="run-b", environment=Environment(cpu="two"))
+    here, there = (
+        measured("a", 1.0, 0.1),
+        measured("b", 1.0, 0.1, run="run-b", environment=Environment(cpu="two")),
+    )
     with pytest.raises(BadInputError, match="cpu: one and two"):
         compare_measurements([here, there])
     assert "different machines" in compare_measurements([here, there], across=True).warnings[0]
@@ -203,13 +278,21 @@ def test_across_processors_each_has_its_rows_and_its_own_baseline():
         for cpu, ms in (("one", 1.0), ("two", 3.0))
         for precision, times in (("fp32", 2.0), ("fp16", 1.0))
         for one in processes(
-            precision, ms * times, 0.01, precision=precision, run=f"run-{cpu}", environment=Environment(cpu=cpu)
+            precision,
+            ms * times,
+            0.01,
+            precision=precision,
+            run=f"run-{cpu}",
+            environment=Environment(cpu=cpu),
         )
     ]
     found = compare_measurements(tries, across=True)
     assert {row.build: row.speedup and round(row.speedup.value, 1) for row in found.rows} == {
-        "torch fp32 (one)": None, "torch fp32 (two)": None, "torch fp16 (one)": 2.0, "torch fp16 (two)": 2.0,
-    }  # fmt: skip
+        "torch fp32 (one)": None,
+        "torch fp32 (two)": None,
+        "torch fp16 (one)": 2.0,
+        "torch fp16 (two)": 2.0,
+    }
 
 
 def test_another_workspace_is_the_baseline_of_its_own_builds(workspace, measured_workspace):
@@ -277,7 +360,9 @@ def test_a_model_that_was_not_measured_is_named_with_those_that_were(workspace):
     workspace.bench(workspace.artifact("fp16"))
     with pytest.raises(BadInputError, match=r"no measurements of nope .*; measured models: digits"):
         compare_workspace(workspace.store, model="nope")
-    assert len(compare_workspace(workspace.store, names=["digits"])[0].rows) == 1, "a model's name does for --model"
+    assert len(compare_workspace(workspace.store, names=["digits"])[0].rows) == 1, (
+        "a model's name does for --model"
+    )
     with pytest.raises(BadInputError, match="'nope' matches 0 bench runs"):
         compare_workspace(workspace.store, names=["nope"])
 
@@ -299,12 +384,18 @@ def test_a_baseline_run_is_held_against_and_not_listed(workspace):
 
 def test_different_clocks_are_not_compared():
     fast, slow = (
-        replace(measured(name, 1.0, 0.1, run=f"run-{name}"), clock_mhz=mhz) for name, mhz in (("a", 1980), ("b", 1200))
+        replace(measured(name, 1.0, 0.1, run=f"run-{name}"), clock_mhz=mhz)
+        for name, mhz in (("a", 1980), ("b", 1200))
     )
     found = compare_measurements([fast], baseline=BASELINE, against=(slow,))
     assert found.rows[0].speedup is None
     assert "GPU clocks differ: 1980 MHz and 1200 MHz" in next(iter(found.unmatched.values()))
-    assert compare_measurements([fast], baseline=BASELINE, against=(slow,), across=True).rows[0].speedup is not None
+    assert (
+        compare_measurements([fast], baseline=BASELINE, against=(slow,), across=True)
+        .rows[0]
+        .speedup
+        is not None
+    )
 
 
 @pytest.mark.slow

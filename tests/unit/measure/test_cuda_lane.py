@@ -82,7 +82,9 @@ def cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self.clone())
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.clone())
-    monkeypatch.setattr(torch, "empty_like", lambda tensor, **_: torch.zeros(tensor.shape, dtype=tensor.dtype))
+    monkeypatch.setattr(
+        torch, "empty_like", lambda tensor, **_: torch.zeros(tensor.shape, dtype=tensor.dtype)
+    )
     monkeypatch.setattr(CudaLane, "_current", None)
     LOG.clear()
 
@@ -95,9 +97,17 @@ def run(tmp_path, scenario, mode, streams=1):
     session: Any = Session()
     lanes = [CudaLane(session, turns, mode, Stream()) for _ in range(streams)]
     point = LoadSpec(
-        4, scenario, mode, streams, 2000.0, min_seconds=0.02, max_seconds=1.0, percentile=90.0,
-        warm_up_seconds=0.01, max_warm_up_seconds=0.2,
-    )  # fmt: skip
+        4,
+        scenario,
+        mode,
+        streams,
+        2000.0,
+        min_seconds=0.02,
+        max_seconds=1.0,
+        percentile=90.0,
+        warm_up_seconds=0.01,
+        max_warm_up_seconds=0.2,
+    )
     kept = Reservoir(8, 0)
     with Spool(tmp_path / "s") as spool:
         run_load(PointRun(point, spool, lanes, len(turns.batches), kept, lambda: None))
@@ -112,7 +122,9 @@ def run(tmp_path, scenario, mode, streams=1):
 @pytest.mark.parametrize("scenario", list(Scenario))
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("streams", [1, 3])
-def test_every_scenario_and_mode_answers_rightly_on_its_own_streams(tmp_path, scenario, mode, streams):
+def test_every_scenario_and_mode_answers_rightly_on_its_own_streams(
+    tmp_path, scenario, mode, streams
+):
     used = streams if scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
     frame = run(tmp_path, scenario, mode, used)
     assert len(frame) >= 64

@@ -12,7 +12,13 @@ from tests.fakes.measurements import planted
 
 from optpipe.core.measurement import LoadSpec, Measurement, Scenario, Subject, Validity
 from optpipe.core.quantity import Dimension, Estimate
-from optpipe.measure.figures import GROUPS, PARTS, estimate_energy_per_image, estimate_throughput, judge_measurement
+from optpipe.measure.figures import (
+    GROUPS,
+    PARTS,
+    estimate_energy_per_image,
+    estimate_throughput,
+    judge_measurement,
+)
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, summarize_group
 from optpipe.measure.process import MachineSampler, read_busy_ticks
 from optpipe.measure.validity import ValidityEvidence
@@ -20,7 +26,11 @@ from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence, observe_group
 from optpipe.signoff.policy import Criterion, Sense
 
-CALLS = st.lists(st.tuples(st.integers(0, 10**15) | st.just(1_000_000), st.integers(1, 512)), min_size=1, max_size=45)
+CALLS = st.lists(
+    st.tuples(st.integers(0, 10**15) | st.just(1_000_000), st.integers(1, 512)),
+    min_size=1,
+    max_size=45,
+)
 
 
 def frame(durations_ns, images=1, idle_ns=0):
@@ -32,11 +42,19 @@ def frame(durations_ns, images=1, idle_ns=0):
 
 
 @given(CALLS, st.sampled_from(Scenario), st.integers(0, 10**6), st.floats(0.5, 0.999))
-@example([(1_000_000, 4)] * 100, Scenario.SINGLE_STREAM, 0, 0.95)  # constant: the interval is the figure
+@example(
+    [(1_000_000, 4)] * 100, Scenario.SINGLE_STREAM, 0, 0.95
+)  # constant: the interval is the figure
 @example([(333_333, 3)] * 7, Scenario.SERVER, 777, 0.95)
-@example([(1_000, 1)] * 30 + [(10**15, 1)], Scenario.SINGLE_STREAM, 0, 0.99)  # one call longer than all others
-@example([(0, 8)] * 4 + [(5_000, 8)] * 3, Scenario.OFFLINE, 0, 0.95)  # several answers at one moment
-def test_the_interval_holds_the_figure_and_no_rate_is_negative(calls, scenario, idle_ns, confidence):
+@example(
+    [(1_000, 1)] * 30 + [(10**15, 1)], Scenario.SINGLE_STREAM, 0, 0.99
+)  # one call longer than all others
+@example(
+    [(0, 8)] * 4 + [(5_000, 8)] * 3, Scenario.OFFLINE, 0, 0.95
+)  # several answers at one moment
+def test_the_interval_holds_the_figure_and_no_rate_is_negative(
+    calls, scenario, idle_ns, confidence
+):
     durations, images = zip(*calls, strict=True)
     measured = frame(durations, images, idle_ns)
     found = estimate_throughput(measured, scenario, confidence)
@@ -52,30 +70,44 @@ def test_the_figure_is_all_images_over_all_time(calls, idle_ns):
     whole_ns = measured["end_ns"][-1]
     answering = estimate_throughput(measured, Scenario.SINGLE_STREAM).value
     assert answering * max(sum(durations), 1) == pytest.approx(sum(images) * 1e9)
-    assert estimate_throughput(measured, Scenario.OFFLINE).value * max(whole_ns, 1) == pytest.approx(sum(images) * 1e9)
+    assert estimate_throughput(measured, Scenario.OFFLINE).value * max(
+        whole_ns, 1
+    ) == pytest.approx(sum(images) * 1e9)
 
 
 def test_a_query_of_several_streams_is_as_many_batches():
     blank = Measurement(
-        "m", Subject("a", "fake", "fp32", "cpu"), LoadSpec(4, Scenario.MULTI_STREAM, streams=2), Validity.VALID, ()
+        "m",
+        Subject("a", "fake", "fp32", "cpu"),
+        LoadSpec(4, Scenario.MULTI_STREAM, streams=2),
+        Validity.VALID,
+        (),
     )
     whole = frame([2_000_000] * 100, images=8).with_columns(
-        pl.col("start_ns").alias("scheduled_ns"), *(pl.lit(None, pl.Int64).alias(f"{part}_ns") for part in PARTS)
+        pl.col("start_ns").alias("scheduled_ns"),
+        *(pl.lit(None, pl.Int64).alias(f"{part}_ns") for part in PARTS),
     )
     found = judge_measurement(blank, (), ValidityEvidence(blank, whole, pl.DataFrame()))
     assert found.throughput_images_per_s.value == pytest.approx(4000)
     assert found.throughput_batches_per_s == pytest.approx(1000)
 
 
-@pytest.mark.parametrize(("calls", "has_one"), [(1, False), (2, False), (3, True), (GROUPS + 1, True)])
+@pytest.mark.parametrize(
+    ("calls", "has_one"), [(1, False), (2, False), (3, True), (GROUPS + 1, True)]
+)
 def test_fewer_than_three_calls_have_no_interval(calls, has_one):
-    assert (estimate_throughput(frame([10**6] * calls), Scenario.SINGLE_STREAM).low is not None) is has_one
+    assert (
+        estimate_throughput(frame([10**6] * calls), Scenario.SINGLE_STREAM).low is not None
+    ) is has_one
 
 
 def counter(watts, seconds, step_s=0.2):
     times = np.arange(0, seconds, step_s)
     return pl.DataFrame(
-        {"time_ns": (times * 1e9).astype(np.int64), "gpu_energy_mj": (times * watts * 1e3).astype(np.int64)}
+        {
+            "time_ns": (times * 1e9).astype(np.int64),
+            "gpu_energy_mj": (times * watts * 1e3).astype(np.int64),
+        }
     )
 
 
@@ -87,7 +119,9 @@ def test_joules_per_image_are_mean_power_times_the_time_per_image():
     assert "approximate" in found.note
 
 
-@pytest.mark.parametrize("frame", [counter(400.0, 3.0), pl.DataFrame({"time_ns": [1, 2]}), counter(400, 12).clear()])
+@pytest.mark.parametrize(
+    "frame", [counter(400.0, 3.0), pl.DataFrame({"time_ns": [1, 2]}), counter(400, 12).clear()]
+)
 def test_a_short_window_or_no_counter_says_why(frame):
     assert isinstance(estimate_energy_per_image(frame, images=10, seconds=3.0), str)
 
@@ -102,18 +136,26 @@ def group_of(*figures: tuple[float, tuple[str, ...]], percentile: float = 99.0) 
         one = planted(Subject("a", "onnxruntime", "fp32", "cpu"), 8, milliseconds)
         latency = replace(
             one.latency_ns,
-            percentiles={name: each for name, each in one.latency_ns.percentiles.items() if name not in withheld},
+            percentiles={
+                name: each
+                for name, each in one.latency_ns.percentiles.items()
+                if name not in withheld
+            },
             withheld=dict.fromkeys(withheld, WHY),
             median=milliseconds * 1e6,
         )
-        one = replace(one, latency_ns=latency, process=number, load=replace(one.load, percentile=percentile))
+        one = replace(
+            one, latency_ns=latency, process=number, load=replace(one.load, percentile=percentile)
+        )
         found.append(RecordedMeasurement(one, f"run for p{percentile:g}"))
     return ProcessGroup(tuple(found))
 
 
 def observe(group: ProcessGroup, name: str):
     limit = Criterion("latency", name, Sense.AT_MOST, 3e6, Dimension.TIME)
-    return observe_group(limit, group, name, BuildEvidence(JudgedBuild("m", "a", "onnxruntime", "fp32")))
+    return observe_group(
+        limit, group, name, BuildEvidence(JudgedBuild("m", "a", "onnxruntime", "fp32"))
+    )
 
 
 def test_the_medians_of_disturbed_processes_count() -> None:
@@ -142,14 +184,23 @@ def test_processes_that_were_measured_for_a_lower_percentile_count_all_or_not_at
     assert seen.blockers == ()
     assert seen.processes == 3
     assert "3 processes; 2 not measured for p99; single processes: 2.50 ms to 2.70 ms" in seen.about
-    assert observe(ProcessGroup((*group_of(quick, quick, percentile=90.0).tries, *asked)), "p99").processes == 5
-    assert observe(group_of(quick, slow, percentile=90.0), "p99").blockers, "nothing was measured for it"
+    assert (
+        observe(
+            ProcessGroup((*group_of(quick, quick, percentile=90.0).tries, *asked)), "p99"
+        ).processes
+        == 5
+    )
+    assert observe(group_of(quick, slow, percentile=90.0), "p99").blockers, (
+        "nothing was measured for it"
+    )
 
 
 def test_the_processors_add_up_to_the_machine():
     every = os.cpu_count() or 1
     before, parts, after = read_busy_ticks(), read_busy_ticks(range(every)), read_busy_ticks()
-    assert before - 8 * every <= parts <= after + 8 * every, "each of seven counters is rounded for itself"
+    assert before - 8 * every <= parts <= after + 8 * every, (
+        "each of seven counters is rounded for itself"
+    )
     assert read_busy_ticks([]) == 0
     assert read_busy_ticks([0]) <= after
 
@@ -163,8 +214,15 @@ def test_work_on_other_processors_is_not_seen():
 def test_a_percentile_is_that_of_all_requests_and_the_mean_over_processes_has_its_own_name():
     samples = [np.arange(1, 1001) * 1e4 * speed for speed in (1, 1, 3)]
     subject = Subject("a", "net", "fp32", "cpu")
-    measured = [planted(subject, 1, one[989] / 1e6, process=number) for number, one in enumerate(samples)]
-    tries = (RecordedMeasurement(each, "run", latencies=one) for each, one in zip(measured, samples, strict=True))
+    measured = [
+        planted(subject, 1, one[989] / 1e6, process=number) for number, one in enumerate(samples)
+    ]
+    tries = (
+        RecordedMeasurement(each, "run", latencies=one)
+        for each, one in zip(measured, samples, strict=True)
+    )
     group = ProcessGroup(tuple(tries))
-    assert group.estimate("p99").value == pytest.approx(np.quantile(np.concatenate(samples), 0.99), rel=0.01)
+    assert group.estimate("p99").value == pytest.approx(
+        np.quantile(np.concatenate(samples), 0.99), rel=0.01
+    )
     assert group.estimate("mean_p99").value == pytest.approx(np.mean([one[989] for one in samples]))

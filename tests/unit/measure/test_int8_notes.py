@@ -59,8 +59,12 @@ def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:
     workspace, slow, _ = built
     run = workspace.evaluate(slow, 5)
     plain = observe_accuracy([run], judged_build_from_entry(slow), 0.95)
-    row = EvaluatedModel("onnxruntime", "int8", "cpu", samples=1000, artifact=slow.id, calibrated_on=30)
-    write_bytes(run.path / "evaluate.json", json_from_record(replace(read_evaluation(run), results=(row,))))
+    row = EvaluatedModel(
+        "onnxruntime", "int8", "cpu", samples=1000, artifact=slow.id, calibrated_on=30
+    )
+    write_bytes(
+        run.path / "evaluate.json", json_from_record(replace(read_evaluation(run), results=(row,)))
+    )
     found = observe_accuracy([run], judged_build_from_entry(slow), 0.95)
     assert found["drop"].value == plain["drop"].value
     assert found["drop"].high == pytest.approx(plain["drop"].high + 0.03)
@@ -70,7 +74,14 @@ def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:
 
 def at(precision, rate, ci=(), batch=8):
     subject = Subject("a", "onnxruntime", precision, "cuda:0", model="m")
-    return Measurement("m", subject, LoadSpec(batch), Validity.VALID, (), throughput_images_per_s=Estimate(rate, *ci))
+    return Measurement(
+        "m",
+        subject,
+        LoadSpec(batch),
+        Validity.VALID,
+        (),
+        throughput_images_per_s=Estimate(rate, *ci),
+    )
 
 
 def notes(*measurements):
@@ -95,7 +106,9 @@ def notes(*measurements):
         ),
     ],
 )
-def test_int8_that_is_not_clearly_faster_than_a_wider_type_at_the_same_load_is_marked(others, int8, said):
+def test_int8_that_is_not_clearly_faster_than_a_wider_type_at_the_same_load_is_marked(
+    others, int8, said
+):
     *wider, note = notes(*others, int8)
     assert not any(wider)
     assert (note == "") if said is None else (said in note)
@@ -105,7 +118,10 @@ def test_int8_is_held_against_the_same_options_else_against_the_fastest():
     def with_threads(one, threads):
         return replace(one, subject=replace(one.subject, options={"threads": threads}))
 
-    wider = [with_threads(at("fp32", rate), threads) for threads, rate in ((4, 120.0), (1, 50.0), (2, 90.0))]
+    wider = [
+        with_threads(at("fp32", rate), threads)
+        for threads, rate in ((4, 120.0), (1, 50.0), (2, 90.0))
+    ]
     assert notes(*wider, with_threads(at("int8", 60.0), 1))[3] == ""
     slower = notes(*wider, with_threads(at("int8", 100.0), 8))[3]
     assert "100 images/s in int8 (threads=8), 120 in fp32 (threads=4) on the same runtime" in slower

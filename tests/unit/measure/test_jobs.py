@@ -40,7 +40,9 @@ class Answer:
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     (tmp_path / "answers.py").write_text(MODULE)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(sys.modules['optpipe'].__file__).parent.parent}")
+    monkeypatch.setenv(
+        "PYTHONPATH", f"{tmp_path}:{Path(sys.modules['optpipe'].__file__).parent.parent}"
+    )
     return "answers"
 
 

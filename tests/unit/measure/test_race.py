@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optpipe.measure import trials
-from optpipe.measure.race import EARLY_ROUNDS, FINAL_ROUNDS, MAX_FINALISTS, RACE_ROUNDS, count_processes, race_builds
+from optpipe.measure.race import (
+    EARLY_ROUNDS,
+    FINAL_ROUNDS,
+    MAX_FINALISTS,
+    RACE_ROUNDS,
+    count_processes,
+    race_builds,
+)
 from optpipe.measure.trials import iterate_arrivals, time_calls, warm_up
 from optpipe.stats.ratio import Change, Order, alternate
 
@@ -26,7 +33,9 @@ class SimulatedMachine:
     def measure(self, name, sizes):
         self.started[name] += 1
         level = np.exp(self.noise * self.generator.standard_normal())
-        return {size: level * self.planted[name][size] for size in sizes if size in self.planted[name]}
+        return {
+            size: level * self.planted[name][size] for size in sizes if size in self.planted[name]
+        }
 
 
 def test_each_batch_size_has_its_own_winner():
@@ -56,7 +65,10 @@ def test_a_build_that_fails_anywhere_cannot_win_there():
 
 
 def test_nothing_wins_where_all_fail_and_one_build_is_measured_once():
-    assert race_builds(["a", "b"], [1], SimulatedMachine({"a": {}, "b": {}}).measure, 0)[1].winner is None
+    assert (
+        race_builds(["a", "b"], [1], SimulatedMachine({"a": {}, "b": {}}).measure, 0)[1].winner
+        is None
+    )
     machine = SimulatedMachine({"a": {1: 3.0}})
     assert race_builds(["a"], [1], machine.measure, 0)[1].winner == "a"
     assert machine.started == {"a": 1}
@@ -86,7 +98,9 @@ def test_every_subject_is_called_once_a_round_and_the_seed_gives_the_order(seed,
 
     calls, found = run()
     assert run() == (calls, found)
-    assert all(sorted(calls[at : at + count]) == list(range(count)) for at in range(0, len(calls), count))
+    assert all(
+        sorted(calls[at : at + count]) == list(range(count)) for at in range(0, len(calls), count)
+    )
     assert found == {str(at): [at] * rounds for at in range(count)}
     order = Order(seed)
     assert calls == [each for _ in range(rounds) for each in order.draw(range(count))]

@@ -37,7 +37,13 @@ def runtime(fixed_ms, per_image_ms, memory=10**9):
         if batch <= memory:
             return found
         out = Reason("out-of-memory", "no", "less", invalidates=True)
-        return replace(found, latency_ns=None, throughput_images_per_s=None, verdict=Validity.INVALID, reasons=(out,))
+        return replace(
+            found,
+            latency_ns=None,
+            throughput_images_per_s=None,
+            verdict=Validity.INVALID,
+            reasons=(out,),
+        )
 
     return measured, asked
 
@@ -59,7 +65,9 @@ def test_the_largest_batch_inside_a_limit(fixed, per_image, limit, memory):
     found = sweep_batch_sizes(measured, POWERS, slo)
     best = find_largest_inside(found, slo)
     sizes = range(1, min(memory, 1024) + 1)
-    truth = max((batch for batch in sizes if 1.01 * (fixed + batch * per_image) <= limit), default=0)
+    truth = max(
+        (batch for batch in sizes if 1.01 * (fixed + batch * per_image) <= limit), default=0
+    )
     if truth == 0:
         assert best is None
         assert judge_limit("a", "ort", slo, found, None).batch_size == 1
@@ -76,7 +84,9 @@ def withholding(measured, sizes):
             return found
         latency = found.latency_ns
         kept = {name: each for name, each in latency.percentiles.items() if name != "p99"}
-        return replace(found, latency_ns=replace(latency, percentiles=kept, withheld={"p99": "too alike"}))
+        return replace(
+            found, latency_ns=replace(latency, percentiles=kept, withheld={"p99": "too alike"})
+        )
 
     return called
 
@@ -143,7 +153,9 @@ def test_the_highest_rate(service_ms, limit_factor):
 
 
 def test_no_rate_is_inside_an_impossible_limit():
-    found, best = find_highest_rate(lambda rate: measurement(1, 10.0, rate=rate), 0.01, Slo(99.0, 5e6))
+    found, best = find_highest_rate(
+        lambda rate: measurement(1, 10.0, rate=rate), 0.01, Slo(99.0, 5e6)
+    )
     assert best is None
     assert len(found) < 10
 
@@ -182,13 +194,20 @@ def test_a_comparison_is_not_made_of_wrong_answers():
 
 def test_an_interrupted_comparison_is_none():
     stopped = replace(measurement(1, 1.0), interrupted=True)
-    assert run_interleaved(lambda _: measurement(1, 1.0), lambda _: stopped, 8, PairMetric.P50, 0) is None
+    assert (
+        run_interleaved(lambda _: measurement(1, 1.0), lambda _: stopped, 8, PairMetric.P50, 0)
+        is None
+    )
 
 
 def test_invalid_processes_count_and_are_said():
     loaded = measurement(1, 1.0, reasons=("loaded-host",))
     found = run_interleaved(
-        lambda name: replace(loaded, id=name), lambda name: measurement(1, 1.0, name=name), 8, PairMetric.P50, 0
+        lambda name: replace(loaded, id=name),
+        lambda name: measurement(1, 1.0, name=name),
+        8,
+        PairMetric.P50,
+        0,
     )
     assert (found.invalid_processes, found.invalid) == (8, {"loaded-host": 8})
     assert len(found.baseline_ns) == 8
@@ -196,14 +215,20 @@ def test_invalid_processes_count_and_are_said():
 
 def without_p50(name, median):
     found = measurement(1, 1.0, name=name)
-    latency = replace(found.latency_ns, percentiles={}, withheld={"p50": "too alike"}, median=median)
+    latency = replace(
+        found.latency_ns, percentiles={}, withheld={"p50": "too alike"}, median=median
+    )
     return replace(found, latency_ns=latency)
 
 
 def test_a_process_whose_samples_follow_each_other_closely_costs_no_comparison():
     def compare(median):
         return run_interleaved(
-            lambda name: without_p50(name, median), lambda name: measurement(1, 1.0, name=name), 8, PairMetric.P50, 0
+            lambda name: without_p50(name, median),
+            lambda name: measurement(1, 1.0, name=name),
+            8,
+            PairMetric.P50,
+            0,
         )
 
     assert set(compare(2e6).baseline_ns) == {2e6}

@@ -31,7 +31,11 @@ def samples(durations_ms, enqueue_ms=None, compute_ms=None, copies_ms=None, wait
     count = len(durations)
 
     def column(value):
-        return [None] * count if value is None else (np.broadcast_to(np.asarray(value), count) * 1e6).astype(np.int64)
+        return (
+            [None] * count
+            if value is None
+            else (np.broadcast_to(np.asarray(value), count) * 1e6).astype(np.int64)
+        )
 
     waited = (np.broadcast_to(np.asarray(waited_ms), count) * 1e6).astype(np.int64)
     values = {
@@ -47,24 +51,48 @@ def samples(durations_ms, enqueue_ms=None, compute_ms=None, copies_ms=None, wait
         "compute_ns": column(compute_ms),
         "d2h_ns": column(copies_ms),
     }
-    return pl.DataFrame(values, schema={name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})
+    return pl.DataFrame(
+        values, schema={name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()}
+    )
 
 
 def machine(**columns):
     count = max((len(values) for values in columns.values()), default=0)
     empty = {name: columns.get(name, [None] * count) for name in MACHINE_COLUMNS}
-    return pl.DataFrame(empty, schema={name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()})
+    return pl.DataFrame(
+        empty, schema={name: getattr(pl, kind) for name, kind in MACHINE_COLUMNS.items()}
+    )
 
 
-def codes(frame=None, *, on_gpu=False, output_check=RIGHT, interrupted=False, limits=None, **changes):
+def codes(
+    frame=None, *, on_gpu=False, output_check=RIGHT, interrupted=False, limits=None, **changes
+):
     calm = machine(time_ns=[0, 1, 2], other_cpu_cores=[0.0] * 3, worker_waited_cores=[0.0] * 3)
-    load = LoadSpec(4, **{name: changes.pop(name) for name in ("scenario", "mode", "rate_per_s") if name in changes})
+    load = LoadSpec(
+        4,
+        **{
+            name: changes.pop(name)
+            for name in ("scenario", "mode", "rate_per_s")
+            if name in changes
+        },
+    )
     subject = Subject("a", "fake", "fp32", "cuda:0" if on_gpu else "cpu", affinity=(0, 1))
     found = Measurement(
-        "m", subject, load, Validity.VALID, (), output_check=output_check, interrupted=interrupted, limits=limits or {},
+        "m",
+        subject,
+        load,
+        Validity.VALID,
+        (),
+        output_check=output_check,
+        interrupted=interrupted,
+        limits=limits or {},
         machine_file="m.parquet",
-    )  # fmt: skip
-    given = {"samples": samples(level()) if frame is None else frame, "machine": calm, "wanted_samples": 100}
+    )
+    given = {
+        "samples": samples(level()) if frame is None else frame,
+        "machine": calm,
+        "wanted_samples": 100,
+    }
     evidence = ValidityEvidence(found, **{**given, "cache_probe": probe(1.0), **changes})
     return {reason.code: reason.invalidates for reason in find_reasons(evidence)}
 
@@ -91,7 +119,10 @@ def test_a_steady_level_has_no_reason():
         (samples(np.where(GENERATOR.random(1000) < 0.3, level(base=1.4), level())), "bimodal"),
         (samples(level(spread=0.04)), "dispersion"),
         (samples(level(count=99)), "too-few-samples"),
-        (samples(np.append(level(count=999), 2.0)), "dispersion"),  # one outlier in a thousand: never trimmed
+        (
+            samples(np.append(level(count=999), 2.0)),
+            "dispersion",
+        ),  # one outlier in a thousand: never trimmed
     ],
 )
 def test_faults_in_the_samples(frame, code):
@@ -110,7 +141,9 @@ def test_faults_in_the_samples(frame, code):
     ],
 )
 def test_faults_of_the_machine(columns, code):
-    assert codes(machine=machine(time_ns=list(range(len(next(iter(columns.values()))))), **columns)) == {code: True}
+    assert codes(
+        machine=machine(time_ns=list(range(len(next(iter(columns.values()))))), **columns)
+    ) == {code: True}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +191,9 @@ def test_properties_of_the_artifact_are_notes():
 def test_answers():
     wrong = OutputCheck(16, passed=False, reference="r", relative_error=0.5, why_not="differs")
     assert codes(output_check=wrong) == {"wrong-output": True}
-    alike = OutputCheck(16, passed=True, reference="r", relative_error=0.0, tells_inputs_apart=False)
+    alike = OutputCheck(
+        16, passed=True, reference="r", relative_error=0.0, tells_inputs_apart=False
+    )
     assert codes(output_check=alike) == {"inputs-alike": False}
     assert codes(cache_probe=probe(0.2)) == {"cached-answer": True}
     assert codes(cache_probe=probe(0.6, spread=0.5)) == {}  # noise is no cache
@@ -179,5 +214,9 @@ def test_warm_up_and_interruption():
 @given(st.floats(1.0, 10.0))
 def test_a_looser_limit_never_adds_a_reason(factor):
     frame = samples(level(spread=0.04) * np.linspace(1, 1.1, 1000))
-    loose = {**LIMITS, "max_cv": LIMITS["max_cv"] * factor, "max_drift": LIMITS["max_drift"] * factor}
+    loose = {
+        **LIMITS,
+        "max_cv": LIMITS["max_cv"] * factor,
+        "max_drift": LIMITS["max_drift"] * factor,
+    }
     assert set(codes(frame, limits=loose)) <= set(codes(frame))

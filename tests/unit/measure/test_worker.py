@@ -108,7 +108,9 @@ def test_rotated_batches_differ_and_are_rows_of_the_pool(batch, size):
 def test_never_seen_inputs_keep_values_and_differ():
     batch = {"x": np.random.default_rng(0).standard_normal((2, 3, 5)).astype(np.float32)}
     made = [make_unseen_batch(batch, seed)["x"] for seed in range(8)]
-    assert all(np.array_equal(np.sort(each, axis=None), np.sort(batch["x"], axis=None)) for each in made)
+    assert all(
+        np.array_equal(np.sort(each, axis=None), np.sort(batch["x"], axis=None)) for each in made
+    )
     assert all(not np.array_equal(each, batch["x"]) for each in made)
 
 
@@ -139,7 +141,11 @@ def judged(kept, reference=None):
     [
         ([(0, BEFORE[0]), (1, BEFORE[1])], None, None),
         ([(0, BEFORE[1])], None, "belongs to another input"),  # even inside the tolerance
-        ([(0, BEFORE[0])], {"y": np.array([[5.0, 5.0], [5.0, 5.0]])}, "differs from the source model"),
+        (
+            [(0, BEFORE[0])],
+            {"y": np.array([[5.0, 5.0], [5.0, 5.0]])},
+            "differs from the source model",
+        ),
         ([(0, BEFORE[0])], {"z": np.array([[1.0, 0.0]])}, "differs from the source model by inf"),
         ([(0, {"y": np.array([[np.nan, 0.0]])})], None, "contains NaN or Inf"),
         ([(0, {"y": np.zeros((2, 2))})], None, ""),
@@ -158,7 +164,9 @@ def test_a_reference_for_some_of_the_pool_judges_those():
     wrong = {"y": np.array([[9.0, 9.0]])}
     assert not judged([(0, BEFORE[0]), (1, BEFORE[1])], wrong).passed
     unknown = judged([(1, BEFORE[1])], wrong)  # input 1 has no reference
-    assert (unknown.passed, unknown.reference) == (True, "the untimed run"), "what was not compared is not said to be"
+    assert (unknown.passed, unknown.reference) == (True, "the untimed run"), (
+        "what was not compared is not said to be"
+    )
     assert judged([(0, BEFORE[0])], BEFORE[0]).reference == "the source model and the untimed run"
 
 
@@ -220,14 +228,18 @@ TURNS = draw_rotation({"x": np.arange(64, dtype=np.float32).reshape(64, 1)}, 1, 
         (0.01, 100.0, 2, 2),
     ],
 )
-def test_a_slow_artifact_or_one_with_huge_answers_is_asked_less_often(clock, seconds, megabytes, answers, kept):
+def test_a_slow_artifact_or_one_with_huge_answers_is_asked_less_often(
+    clock, seconds, megabytes, answers, kept
+):
     session: Any = Answering(clock, seconds, megabytes)
     assert len(compute_untimed_outputs(session, TURNS)) == session.calls == answers
     assert limit_output_checks(16, session.answer) == kept
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.001, 12), (5.0, SMALLEST_ROUNDS)])
-def test_the_cache_probe_of_a_slow_artifact_ends_soon_and_still_says_something(clock, seconds, rounds):
+def test_the_cache_probe_of_a_slow_artifact_ends_soon_and_still_says_something(
+    clock, seconds, rounds
+):
     session: Any = Answering(clock, seconds)
     found = probe_cache(session, session, TURNS, 12, 0, 1e-3)
     assert session.calls == 2 * rounds + 1
@@ -269,14 +281,18 @@ def waves(length: int) -> Iterator[int]:
             yield int(MS * level) + next(noise) // 10
 
 
-def test_samples_are_as_many_as_the_percentile_needs_and_more_where_they_follow_each_other_closely(tmp_path) -> None:
+def test_samples_are_as_many_as_the_percentile_needs_and_more_where_they_follow_each_other_closely(
+    tmp_path,
+) -> None:
     needed = count_samples_needed(99.0)
     assert len(measured(tmp_path, independent())) == needed
     for length in (3, 5):
         taken = measured(tmp_path, waves(length))
         assert needed < len(taken) <= MAX_SAMPLE_FACTOR * needed
         assert "p99" in summary_from_ns(np.array(taken)).percentiles
-    assert len(measured(tmp_path, waves(400))) == MAX_SAMPLE_FACTOR * needed, "it does not wait for ever"
+    assert len(measured(tmp_path, waves(400))) == MAX_SAMPLE_FACTOR * needed, (
+        "it does not wait for ever"
+    )
 
 
 def test_the_least_and_the_most_time_hold(tmp_path: Path) -> None:
@@ -303,7 +319,13 @@ def server(tmp_path, monkeypatch, service_ns: float, seed: int = 0):
     path = tmp_path / "s"
     monkeypatch.setattr(loops, "_warm_up", lambda load: setattr(load, "service_ns", service_ns))
     point = LoadSpec(
-        1, Scenario.SERVER, rate_per_s=5000.0, min_seconds=0.0, max_seconds=1e9, percentile=50.0, warm_up_seconds=0.0
+        1,
+        Scenario.SERVER,
+        rate_per_s=5000.0,
+        min_seconds=0.0,
+        max_seconds=1e9,
+        percentile=50.0,
+        warm_up_seconds=0.0,
     )
     with Spool(path) as spool:
         lane: Any = AtOnce()
@@ -333,23 +355,36 @@ class Counted(sessions.PlantedSession):
 @pytest.fixture
 def measure(tmp_path, monkeypatch):
     """`measure(load)`: the report, and how many calls were made that nobody timed."""
-    monkeypatch.setattr("optpipe.measure.worker.__main__.session_from_loader", lambda *_: Counted(0.1, "none"))
+    monkeypatch.setattr(
+        "optpipe.measure.worker.__main__.session_from_loader", lambda *_: Counted(0.1, "none")
+    )
     np.save(tmp_path / "x.npy", np.random.default_rng(0).random((40, 64)).astype("float32"))
     with ExitStack() as stack:
         worker = Worker(SessionPlan("", {}, {"x": str(tmp_path / "x.npy")}), stack)
 
         def run(load):
             Counted.untimed = 0
-            return worker.measured(Point("short", str(tmp_path / "short.spool"), load), io.StringIO()), Counted.untimed
+            return worker.measured(
+                Point("short", str(tmp_path / "short.spool"), load), io.StringIO()
+            ), Counted.untimed
 
         yield run
     gc.unfreeze()
 
 
-SHORT = LoadSpec(4, min_seconds=0.002, max_seconds=0.002, warm_up_seconds=0.0, max_warm_up_seconds=0.0, cache_probes=0)
+SHORT = LoadSpec(
+    4,
+    min_seconds=0.002,
+    max_seconds=0.002,
+    warm_up_seconds=0.0,
+    max_warm_up_seconds=0.0,
+    cache_probes=0,
+)
 
 
-def test_a_short_point_goes_on_with_the_buffers_of_the_one_before_and_its_outputs_are_checked(measure):
+def test_a_short_point_goes_on_with_the_buffers_of_the_one_before_and_its_outputs_are_checked(
+    measure,
+):
     report, untimed = measure(replace(SHORT, max_warm_up_seconds=0.01))
     assert untimed == 16, "eight inputs, to know their outputs and to bind them"
     for _ in range(3):
@@ -360,7 +395,8 @@ def test_a_short_point_goes_on_with_the_buffers_of_the_one_before_and_its_output
 
 
 @pytest.mark.parametrize(
-    "change", [{"batch_size": 2}, pytest.param({"max_warm_up_seconds": 0.01}, marks=pytest.mark.slow)]
+    "change",
+    [{"batch_size": 2}, pytest.param({"max_warm_up_seconds": 0.01}, marks=pytest.mark.slow)],
 )
 def test_another_load_or_one_that_warms_up_begins_anew(measure, change):
     measure(SHORT)

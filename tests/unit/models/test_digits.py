@@ -32,9 +32,14 @@ def script():
 @pytest.mark.parametrize("split", SPLITS)
 def test_manifest_and_files_agree(split) -> None:
     listed = manifest(split)
-    hashes = {f["path"]: hashlib.sha256((DATA / split / f["path"]).read_bytes()).hexdigest() for f in listed["files"]}
+    hashes = {
+        f["path"]: hashlib.sha256((DATA / split / f["path"]).read_bytes()).hexdigest()
+        for f in listed["files"]
+    }
     assert hashes == {f["path"]: f["sha256"] for f in listed["files"]}
-    assert {p.relative_to(DATA / split).as_posix() for p in (DATA / split).rglob("*.png")} == set(hashes)
+    assert {p.relative_to(DATA / split).as_posix() for p in (DATA / split).rglob("*.png")} == set(
+        hashes
+    )
     listing = "".join(f"{f['sha256']}  {f['path']}\n" for f in listed["files"])
     assert listed["sha256"] == hashlib.sha256(listing.encode()).hexdigest()
     assert listed["count"] == len(hashes)
@@ -55,7 +60,9 @@ def test_card_names_what_is_there() -> None:
     assert hashlib.sha256(weights.read_bytes()).hexdigest() == CARD["weights_sha256"]
     assert weights.stat().st_size < 1_000_000
     for split in SPLITS:
-        assert (find_shipped_folder("models") / CARD["data"][split]).resolve() == (DATA / f"{split}.json").resolve()
+        assert (find_shipped_folder("models") / CARD["data"][split]).resolve() == (
+            DATA / f"{split}.json"
+        ).resolve()
 
 
 @pytest.mark.slow
@@ -69,6 +76,8 @@ def test_validation_accuracy_is_what_the_training_reported(script) -> None:
     images, labels = script.load("validation")
     with torch.inference_mode():
         correct = int((model(images).argmax(1) == labels).sum())
-    reported = json.loads((find_shipped_folder("models") / "digits" / "training.json").read_text(encoding="utf-8"))
+    reported = json.loads(
+        (find_shipped_folder("models") / "digits" / "training.json").read_text(encoding="utf-8")
+    )
     assert correct / 800 >= 0.98
     assert abs(correct / 800 - reported["validation_accuracy"]) <= 1.5 / 800

@@ -59,7 +59,9 @@ def test_runs_and_what_is_damaged_are_listed(store):
     text = text_of(document_from_listing(listing))
     assert f"optpipe store rm {damaged.path.name}" in text
     assert "optpipe bench digits" in text
-    assert text_of(document_from_listing(StoreListing("w", (), (), ()))).startswith("nothing stored yet")
+    assert text_of(document_from_listing(StoreListing("w", (), (), ()))).startswith(
+        "nothing stored yet"
+    )
 
 
 def test_a_run_is_shown_and_removed_by_its_name(store):
@@ -99,7 +101,9 @@ def test_a_damaged_entry_is_removed_by_name_id_or_gc(store):
 
 
 def test_what_gc_would_free_is_what_it_frees(store):
-    unneeded, damaged = (put(store, thing_of("graph")(), {each: 1}, files={"x": b"y"}) for each in "bc")
+    unneeded, damaged = (
+        put(store, thing_of("graph")(), {each: 1}, files={"x": b"y"}) for each in "bc"
+    )
     (damaged.path / MANIFEST).write_text("{")
     would = collect_garbage(store, dry_run=True)
     assert unneeded.path.exists()
@@ -119,7 +123,10 @@ def test_gc_keeps_what_commands_were_asked_for_and_what_that_is_compared_with(tm
     needed += [make("calibration", calibrated), make("preprocessing", model)]
     other = make("exported", name="gone")
     unneeded = make("reference", other, name="gone")
-    assert set(collect_garbage(store, dry_run=False).removed) == {other.path.name, unneeded.path.name}
+    assert set(collect_garbage(store, dry_run=False).removed) == {
+        other.path.name,
+        unneeded.path.name,
+    }
     assert {each.id for each in store.list_entries()} == {each.id for each in needed}
 
 
@@ -127,7 +134,10 @@ FILES = {"model.pt2": ("aa", 5), "batch-8.pt2": ("bb", 7), "build.log": ("cc", 1
 
 
 def make_entry(more_files, files=FILES):
-    records = {name: SimpleNamespace(sha256=sha256, size_bytes=size) for name, (sha256, size) in files.items()}
+    records = {
+        name: SimpleNamespace(sha256=sha256, size_bytes=size)
+        for name, (sha256, size) in files.items()
+    }
     return SimpleNamespace(
         info=SimpleNamespace(file="model.pt2", more_files=more_files),
         manifest=SimpleNamespace(files=records),
@@ -140,24 +150,68 @@ def test_every_file_that_is_loaded_counts(name):
     entry = make_entry(("batch-8.pt2",))
     other = make_entry(("batch-8.pt2",), {**FILES, name: ("dd", 1)})
     assert hash_engine(entry) != hash_engine(other)
-    assert hash_engine(entry) == hash_engine(make_entry(("batch-8.pt2",), {**FILES, "build.log": ("dd", 1)}))
+    assert hash_engine(entry) == hash_engine(
+        make_entry(("batch-8.pt2",), {**FILES, "build.log": ("dd", 1)})
+    )
     assert measure_engine(entry) == 12
 
 
 def test_what_is_stored():
-    entry = EntrySummary("0123456789ab", "artifact", "digits", "onnxruntime", "fp32", "cpu", 705_000,
-                         "2026-11-22T10:50:20+00:00", "/w/store/artifact-0123456789ab")  # fmt: skip
-    run = EntrySummary("bench-1", "bench", None, None, None, None, 103_000, "2026-11-22T10:51:20", "/w/runs/bench-1",
-                       "interrupted", "optpipe bench digits")  # fmt: skip
+    entry = EntrySummary(
+        "0123456789ab",
+        "artifact",
+        "digits",
+        "onnxruntime",
+        "fp32",
+        "cpu",
+        705_000,
+        "2026-11-22T10:50:20+00:00",
+        "/w/store/artifact-0123456789ab",
+    )
+    run = EntrySummary(
+        "bench-1",
+        "bench",
+        None,
+        None,
+        None,
+        None,
+        103_000,
+        "2026-11-22T10:51:20",
+        "/w/runs/bench-1",
+        "interrupted",
+        "optpipe bench digits",
+    )
     listing = StoreListing("/w", (entry,), ("graph-0f",), (run,))
-    files, environment = {"model.onnx": FileHash(HASH, 705_000)}, Environment(packages={"onnx": "1.23.2"})
+    files, environment = (
+        {"model.onnx": FileHash(HASH, 705_000)},
+        Environment(packages={"onnx": "1.23.2"}),
+    )
     info = plain_from_record(artifact_info(precision_proof=WRONG, mixed=MIXED))
     manifest = Manifest(
-        "artifact", entry.id, {}, ("m", "m"), files, info, environment, "optpipe build digits",
-        "2026-11-22T10:50:17.5+00:00", entry.created,
-    )  # fmt: skip
-    made = Manifest("bench", "1", None, (entry.id,), files, {}, environment, "optpipe bench digits",
-                    "2026-11-22T10:50:20", "2026-11-22T10:51:20", "interrupted")  # fmt: skip
+        "artifact",
+        entry.id,
+        {},
+        ("m", "m"),
+        files,
+        info,
+        environment,
+        "optpipe build digits",
+        "2026-11-22T10:50:17.5+00:00",
+        entry.created,
+    )
+    made = Manifest(
+        "bench",
+        "1",
+        None,
+        (entry.id,),
+        files,
+        {},
+        environment,
+        "optpipe bench digits",
+        "2026-11-22T10:50:20",
+        "2026-11-22T10:51:20",
+        "interrupted",
+    )
     parts = (
         document_from_listing(listing),
         document_from_entry(EntryDetails(entry, manifest)),
@@ -168,15 +222,40 @@ def test_what_is_stored():
 
 
 def test_an_engine():
-    entry = EntrySummary("0123456789ab", "artifact", "digits", "tensorrt", "int8", "cuda", 705_000,
-                         "2026-11-22T10:50:20+00:00", "/w/store/artifact-0123456789ab")  # fmt: skip
+    entry = EntrySummary(
+        "0123456789ab",
+        "artifact",
+        "digits",
+        "tensorrt",
+        "int8",
+        "cuda",
+        705_000,
+        "2026-11-22T10:50:20+00:00",
+        "/w/store/artifact-0123456789ab",
+    )
     placement = Placement(
-        "CUDAExecutionProvider", 61, 2, 0.004,
-        (PlacedNode("odd\x1b", "ConvInteger", "CPUExecutionProvider", 0.004), PlacedNode("top", "TopK", "CPUExecutionProvider", 0.0)),
-    )  # fmt: skip
-    info = plain_from_record(artifact_info(precision_proof=replace(proof("int8"), placement=placement)))
+        "CUDAExecutionProvider",
+        61,
+        2,
+        0.004,
+        (
+            PlacedNode("odd\x1b", "ConvInteger", "CPUExecutionProvider", 0.004),
+            PlacedNode("top", "TopK", "CPUExecutionProvider", 0.0),
+        ),
+    )
+    info = plain_from_record(
+        artifact_info(precision_proof=replace(proof("int8"), placement=placement))
+    )
     manifest = Manifest(
-        "artifact", entry.id, {}, (), {}, info, Environment(), "optpipe build digits", "2026-11-22T10:50:17.5+00:00",
+        "artifact",
+        entry.id,
+        {},
+        (),
+        {},
+        info,
+        Environment(),
+        "optpipe build digits",
+        "2026-11-22T10:50:17.5+00:00",
         entry.created,
-    )  # fmt: skip
+    )
     assert_golden(text_of(document_from_entry(EntryDetails(entry, manifest))), "entry.txt")

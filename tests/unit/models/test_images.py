@@ -48,7 +48,11 @@ def test_pictures_come_in_natural_order_from_linked_folders_too(folder, tmp_path
 
 def test_no_folder_a_file_or_an_empty_folder_is_bad_input(folder, tmp_path):
     (tmp_path / "empty").mkdir()
-    for path, why in ((folder / "none", "no such"), (folder / "2.jpg", "is a file"), (tmp_path / "empty", "no images")):
+    for path, why in (
+        (folder / "none", "no such"),
+        (folder / "2.jpg", "is a file"),
+        (tmp_path / "empty", "no images"),
+    ):
         with pytest.raises(BadInputError, match=why):
             find_images(path)
 
@@ -56,7 +60,11 @@ def test_no_folder_a_file_or_an_empty_folder_is_bad_input(folder, tmp_path):
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "I;16"])
 def test_every_kind_of_picture_becomes_rgb_as_pillow_converts_it(mode):
     picture = Image.fromarray(make_synthetic_image(20, 30))
-    odd = Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30)) if mode == "I;16" else picture.convert(mode)
+    odd = (
+        Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30))
+        if mode == "I;16"
+        else picture.convert(mode)
+    )
     encoded = io.BytesIO()
     odd.save(encoded, "TIFF")
     expected = np.asarray(Image.open(io.BytesIO(encoded.getvalue())).convert("RGB"))
@@ -76,7 +84,9 @@ def test_batches_hold_every_picture_in_order(folder):
     made = list(preprocess_batches(paths, SMALL, batch_size=2, threads=2))
     assert [batch.shape for batch in made] == [(2, 3, 32, 32), (1, 3, 32, 32)]
     assert made[0].dtype == np.float32
-    assert np.array_equal(np.concatenate(made), np.stack([preprocess_file(path, SMALL) for path in paths]))
+    assert np.array_equal(
+        np.concatenate(made), np.stack([preprocess_file(path, SMALL) for path in paths])
+    )
 
 
 DIGITS = find_shipped_folder("calibration") / "digits"
@@ -123,9 +133,13 @@ def test_validation_images_are_refused_whatever_their_names(pets, tmp_path) -> N
     for name, source in (("x/new_name.png", "cat/3.png"), ("y/0.png", "dog/1.png")):
         (tmp_path / "other" / name).parent.mkdir(parents=True)
         (tmp_path / "other" / name).write_bytes((pets / source).read_bytes())
-    with pytest.raises(BadInputError, match="2 of 40 calibration images are also in the validation set other"):
+    with pytest.raises(
+        BadInputError, match="2 of 40 calibration images are also in the validation set other"
+    ):
         refuse_overlap(image_set_from_path(pets)[0], image_set_from_path(tmp_path / "other")[0])
-    sets = (image_set_from_path(DIGITS / name)[0] for name in ("calibration.json", "validation.json"))
+    sets = (
+        image_set_from_path(DIGITS / name)[0] for name in ("calibration.json", "validation.json")
+    )
     refuse_overlap(*sets)
 
 
@@ -144,7 +158,8 @@ def test_unreadable_files_are_replaced_and_named_until_they_are_too_many(pets) -
 def test_what_is_no_manifest(tmp_path, text) -> None:
     (tmp_path / "set.json").write_text(text)
     with pytest.raises(
-        BadInputError, match=r"not a readable image-set manifest .*\ngive a folder of images, a COCO file, or"
+        BadInputError,
+        match=r"not a readable image-set manifest .*\ngive a folder of images, a COCO file, or",
     ):
         image_set_from_path(tmp_path / "set.json")
 
@@ -156,11 +171,19 @@ LABELS = ("cat", "dog")
 def write_coco(folder, boxes, names=("cat", "dog")):
     (folder / "images").mkdir()
     for index in range(2):
-        Image.fromarray(np.full((20, 40, 3), index, np.uint8)).save(folder / "images" / f"{index}.png")
+        Image.fromarray(np.full((20, 40, 3), index, np.uint8)).save(
+            folder / "images" / f"{index}.png"
+        )
     document = {
-        "images": [{"id": index, "file_name": f"{index}.png", "width": 40, "height": 20} for index in range(2)],
+        "images": [
+            {"id": index, "file_name": f"{index}.png", "width": 40, "height": 20}
+            for index in range(2)
+        ],
         "categories": [{"id": index + 5, "name": name} for index, name in enumerate(names)],
-        "annotations": [{"id": 1 + n, "image_id": 0, "category_id": 6, "bbox": box} for n, box in enumerate(boxes)],
+        "annotations": [
+            {"id": 1 + n, "image_id": 0, "category_id": 6, "bbox": box}
+            for n, box in enumerate(boxes)
+        ],
     }
     (folder / "annotations.json").write_text(json.dumps(document))
     return image_set_from_path(folder)[0]
@@ -184,7 +207,11 @@ def test_a_coco_file_is_a_set(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("boxes", "names", "message"),
     [
-        ([[30, 2, 20, 10]], LABELS, r"box \(30, 2, 20, 10\) is empty or outside the image of 40×20 pixels"),
+        (
+            [[30, 2, 20, 10]],
+            LABELS,
+            r"box \(30, 2, 20, 10\) is empty or outside the image of 40×20 pixels",
+        ),
         ([[1, 2, 0, 10]], LABELS, "is empty or outside"),
         ([[float("nan"), 2, 3, 10]], LABELS, "is empty or outside"),
         ([[1, 2, 10, 10]], ("cat", "horse"), "category 'horse' is not one of the model's classes"),
@@ -202,12 +229,16 @@ def test_crowds_alone_are_nothing_to_judge(tmp_path) -> None:
     samples = write_coco(tmp_path, [[1, 2, 10, 10]])
     path = tmp_path / "annotations.json"
     path.write_text(path.read_text().replace('"bbox"', '"iscrowd": 1, "bbox"'))
-    with pytest.raises(BadInputError, match="none of the 2 images has an annotated box other than crowds"):
+    with pytest.raises(
+        BadInputError, match="none of the 2 images has an annotated box other than crowds"
+    ):
         read_boxes(samples, TRANSFORM, LABELS, 2)
 
 
 @pytest.mark.parametrize(("size", "fits"), [((40, 20), True), ((20, 40), True), ((80, 40), False)])
-def test_annotations_of_another_size_are_refused_but_not_of_a_turned_image(tmp_path, size, fits) -> None:
+def test_annotations_of_another_size_are_refused_but_not_of_a_turned_image(
+    tmp_path, size, fits
+) -> None:
     samples, path = write_coco(tmp_path, [[1, 2, 10, 10]]), tmp_path / "annotations.json"
     document = json.loads(path.read_text())
     document["images"][1] |= {"width": size[0], "height": size[1]}
@@ -215,7 +246,9 @@ def test_annotations_of_another_size_are_refused_but_not_of_a_turned_image(tmp_p
     if fits:
         assert read_boxes(samples, TRANSFORM, LABELS, 2)
         return
-    with pytest.raises(BadInputError, match=r"1\.png is 80×40 pixels there, but the image has 40×20"):
+    with pytest.raises(
+        BadInputError, match=r"1\.png is 80×40 pixels there, but the image has 40×20"
+    ):
         read_boxes(samples, TRANSFORM, LABELS, 2)
 
 
@@ -226,7 +259,10 @@ def test_sizes_are_those_of_the_decoded_image(tmp_path, name, exif) -> None:
     said[0x0112] = 6
     Image.new("RGB", (40, 20)).save(tmp_path / name, exif=said)
     transform = replace(TRANSFORM, steps=(Decode(exif=exif), *TRANSFORM.steps[1:]))
-    assert read_image_size(tmp_path / name, transform) == decode_image(tmp_path / name, transform.decode).shape[:2]
+    assert (
+        read_image_size(tmp_path / name, transform)
+        == decode_image(tmp_path / name, transform.decode).shape[:2]
+    )
 
 
 def test_yolo_labels(tmp_path) -> None:
@@ -237,7 +273,10 @@ def test_yolo_labels(tmp_path) -> None:
     first, second = read_boxes(samples, TRANSFORM, LABELS, 2)
     assert first == [(15, 5, 10, 10, 1, 100, False)]
     assert second == []
-    for text, said in (("3 0.5 0.5 0.25 0.5", "class 3, but the model has 2 classes"), ("cat 1 2", "line 1: expected")):
+    for text, said in (
+        ("3 0.5 0.5 0.25 0.5", "class 3, but the model has 2 classes"),
+        ("cat 1 2", "line 1: expected"),
+    ):
         (tmp_path / "labels" / "0.txt").write_text(text)
         with pytest.raises(BadInputError, match=said):
             read_boxes(samples, TRANSFORM, LABELS, 2)

@@ -35,7 +35,10 @@ TWO = 'INPUTS += [dict(name="ids", dtype="int64", min=[1, 5], opt=[4, 5], max=[1
 def checked(folder, forward, more=""):
     """The card and the reference of a model with this forward."""
     (folder / "net.py").write_text(f"{HEAD}    def forward{forward}\n{more}")
-    model, store = Model(PythonFileSource(folder / "net.py", "Net"), WeightsRequest()), Store(folder / ".optpipe")
+    model, store = (
+        Model(PythonFileSource(folder / "net.py", "Net"), WeightsRequest()),
+        Store(folder / ".optpipe"),
+    )
     entry, _ = export_model(model, store, SilentListener())
     found, _ = compute_reference(model, entry, None, store, SilentListener())
     return card_from_file(entry.file(CARD)), found
@@ -43,7 +46,11 @@ def checked(folder, forward, more=""):
 
 WRITTEN = [
     ("(self, x, scale=2.0): return Out(self.linear(x) * scale)", "", ["scores"]),
-    ("(self, *, x): return {'logits': self.linear(x), 'more': (x, [x * 2])}", "", ["logits", "more.0", "more.1.0"]),
+    (
+        "(self, *, x): return {'logits': self.linear(x), 'more': (x, [x * 2])}",
+        "",
+        ["logits", "more.0", "more.1.0"],
+    ),
     # `mul` is also what the exporter calls the product inside
     ("(self, x): return {'mul': x * 2 + 1, 'same': x * 2 + 1}", "", ["mul", "same"]),
     ("(self, x): return (y := {'once': self.linear(x)}) | {'twice': y['once']}", "", 2),
@@ -68,12 +75,32 @@ REFUSED = [
     ("(self, x): raise ValueError('own')", BadInputError, r"ValueError: own \(net.py, line 15\)"),
     ("(self, x): return 3.0", BadInputError, "forward returns float, not tensors"),
     ("(self, x): return None", BadInputError, "forward returns no tensor"),
-    ("(self, x): return self.table(x)", BadInputError, r"fails on the inputs .* \(x float32 4x8\): RuntimeError"),
-    ("(self, x): return x.mean()", BadInputError, r"output '.*' is a single value for a whole batch"),
-    ("(self, x): return x.reshape(4, 8) * 2", BadInputError, "accepts only size 4 in dimension 0.*--batch 4"),
+    (
+        "(self, x): return self.table(x)",
+        BadInputError,
+        r"fails on the inputs .* \(x float32 4x8\): RuntimeError",
+    ),
+    (
+        "(self, x): return x.mean()",
+        BadInputError,
+        r"output '.*' is a single value for a whole batch",
+    ),
+    (
+        "(self, x): return x.reshape(4, 8) * 2",
+        BadInputError,
+        "accepts only size 4 in dimension 0.*--batch 4",
+    ),
     ("(self, x, ids): return x * 2", BadInputError, "not use input 'ids'"),
-    ("(self, x): self.calls += 1; return x * self.calls", BadInputError, "modifies its buffer 'calls'"),
-    ("(self, x): return x if x.sum() > 0 else -x", StageError, r"\(net.py, line 15\)\n.*torch.where"),
+    (
+        "(self, x): self.calls += 1; return x * self.calls",
+        BadInputError,
+        "modifies its buffer 'calls'",
+    ),
+    (
+        "(self, x): return x if x.sum() > 0 else -x",
+        StageError,
+        r"\(net.py, line 15\)\n.*torch.where",
+    ),
     ("(self, x): return nn.functional.dropout(x)", GateError, "is not deterministic"),
     ("(self, x): return self.linear(x) / 0 * 0", GateError, "NaN or Inf in output"),
 ]
@@ -81,7 +108,9 @@ REFUSED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("forward", "error", "said"), REFUSED)
-def test_what_cannot_be_exported_is_said_with_the_way_out(tmp_path, capsys, forward, error, said) -> None:
+def test_what_cannot_be_exported_is_said_with_the_way_out(
+    tmp_path, capsys, forward, error, said
+) -> None:
     with pytest.raises(error, match=said):
         checked(tmp_path, forward, TWO if "ids" in forward else "")
     assert not capsys.readouterr().err
@@ -91,7 +120,13 @@ def test_data_that_the_module_fails_on_are_refused() -> None:
     import torch
 
     ids = InputSpec("ids", "int64", (1, 2), (4, 2), (8, 2))
-    card = ModelCard("net.make", "net.py:make", Task.OTHER, (ids,), (TensorSpec("y", "float32", ("batch", 2, 4)),))
+    card = ModelCard(
+        "net.make",
+        "net.py:make",
+        Task.OTHER,
+        (ids,),
+        (TensorSpec("y", "float32", ("batch", 2, 4)),),
+    )
     with pytest.raises(BadInputError, match="fails on its inputs: IndexError: index out of range"):
         run_torch_model(torch.nn.Embedding(10, 4), card, {"ids": np.array([[1, -1]])})
 
@@ -99,10 +134,15 @@ def test_data_that_the_module_fails_on_are_refused() -> None:
 @pytest.mark.slow
 def test_outputs_that_ignore_the_input_are_said(tmp_path) -> None:
     (tmp_path / "net.py").write_text(f"{HEAD}    def forward(self, x): return self.linear(x * 0)\n")
-    model, store = Model(PythonFileSource(tmp_path / "net.py", "Net"), WeightsRequest()), Store(tmp_path / ".optpipe")
+    model, store = (
+        Model(PythonFileSource(tmp_path / "net.py", "Net"), WeightsRequest()),
+        Store(tmp_path / ".optpipe"),
+    )
     for known in (False, True):
         listener = SilentListener()
-        _, stored = compute_reference(model, export_model(model, store, listener)[0], None, store, listener)
+        _, stored = compute_reference(
+            model, export_model(model, store, listener)[0], None, store, listener
+        )
         assert stored is known
         assert "the same outputs for every input" in " ".join(listener.warnings)
 
@@ -111,15 +151,22 @@ def test_a_module_whose_weights_no_file_holds_is_refused_before_the_export(tmp_p
     import torch
 
     module = torch.nn.Linear(1 << 15, 1 << 14, bias=False, device="meta")
-    card = ModelCard("net", "net.py:make", Task.OTHER, (InputSpec("x", "float32", (1, 8), (1, 8), (1, 8)),))
-    with pytest.raises(BadInputError, match=r"net: its weights take 2\.00 GiB; an ONNX file holds 2 GiB at most"):
+    card = ModelCard(
+        "net", "net.py:make", Task.OTHER, (InputSpec("x", "float32", (1, 8), (1, 8), (1, 8)),)
+    )
+    with pytest.raises(
+        BadInputError, match=r"net: its weights take 2\.00 GiB; an ONNX file holds 2 GiB at most"
+    ):
         onnx_from_torch(module, card, tmp_path / "net.onnx")
 
 
 @pytest.mark.slow
 def test_inputs_that_are_not_numbers_are_not_blamed_on_the_weights(tmp_path) -> None:
     (tmp_path / "net.py").write_text(f"{HEAD}    def forward(self, x): return self.linear(x)\n")
-    model, store = Model(PythonFileSource(tmp_path / "net.py", "Net"), WeightsRequest()), Store(tmp_path / ".optpipe")
+    model, store = (
+        Model(PythonFileSource(tmp_path / "net.py", "Net"), WeightsRequest()),
+        Store(tmp_path / ".optpipe"),
+    )
     entry, _ = export_model(model, store, SilentListener())
     np.savez(tmp_path / "data.npz", x=np.full((4, 8), np.nan, np.float32))
     with pytest.raises(BadInputError, match=r"data\.npz: input 'x' contains NaN"):

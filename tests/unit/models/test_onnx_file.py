@@ -11,17 +11,26 @@ from tests.fakes.graphs import node_of, onnx_model
 
 from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError
-from optpipe.models.sources.onnx_file import OnnxFileSource, find_batch_axes, name_dimensions, read_input_specs
+from optpipe.models.sources.onnx_file import (
+    OnnxFileSource,
+    find_batch_axes,
+    name_dimensions,
+    read_input_specs,
+)
 
 
 def linear():
     """x (batch, 8) times a matrix."""
     product = [("MatMul", "x w", "y", {"name": "product"})]
-    return onnx_model(product, {"x": ["batch", 8]}, {"y": ["batch", 4]}, w=np.ones((8, 4), np.float32))
+    return onnx_model(
+        product, {"x": ["batch", 8]}, {"y": ["batch", 4]}, w=np.ones((8, 4), np.float32)
+    )
 
 
 def source(folder, model):
-    (folder / "net.onnx").write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+    (folder / "net.onnx").write_bytes(
+        model if isinstance(model, bytes) else model.SerializeToString()
+    )
     return OnnxFileSource(folder / "net.onnx")
 
 
@@ -67,7 +76,11 @@ def convolution_of(kind):
     def changed(model):
         shapes = {"x": [1, 4, 8, 8], "w": [8, 4, 3, 3]}
         inputs = {key: (kind, shape) for key, shape in shapes.items()}
-        model.CopyFrom(onnx_model([("Conv", "x w", "y", {"name": "product"})], inputs, {"y": (kind, [1, 8, 6, 6])}))
+        model.CopyFrom(
+            onnx_model(
+                [("Conv", "x w", "y", {"name": "product"})], inputs, {"y": (kind, [1, 8, 6, 6])}
+            )
+        )
 
     return changed
 
@@ -178,7 +191,9 @@ def image(dims, outputs, metadata=()):
         ([None, None], [None] * 2, {}, "--shape pixels=1x128:8x128:64x128"),
     ],
 )  # fmt: skip
-def test_open_dimensions_are_refused_with_a_line_to_paste(tmp_path, dims, outputs, metadata, proposed) -> None:
+def test_open_dimensions_are_refused_with_a_line_to_paste(
+    tmp_path, dims, outputs, metadata, proposed
+) -> None:
     with pytest.raises(BadInputError) as raised:
         source(tmp_path, image(dims, outputs, metadata)).load(WeightsRequest())
     assert str(raised.value).splitlines()[1] == proposed
@@ -190,7 +205,12 @@ def test_names_that_are_none_become_names() -> None:
     shapes = {"pixels": ((1, 3, 32, 64), (4, 3, 32, 64), (8, 3, 32, 64))}
     name_dimensions(model, read_input_specs(model, shapes, Path("net.onnx")))
     dims = model.graph.input[0].type.tensor_type.shape.dim
-    assert [each.dim_param or each.dim_value for each in dims] == ["batch", 3, "pixels_dim2", "pixels_dim3"]
+    assert [each.dim_param or each.dim_value for each in dims] == [
+        "batch",
+        3,
+        "pixels_dim2",
+        "pixels_dim3",
+    ]
     assert not any(each.dim_param for each in model.graph.output[0].type.tensor_type.shape.dim)
     onnx.checker.check_model(model, full_check=True)
 
@@ -202,17 +222,25 @@ def test_weights_beyond_what_one_file_holds_are_refused_before_they_are_read(tmp
     weight.data_location = TensorProto.EXTERNAL
     weight.external_data.add(key="location", value="w.data")
     (tmp_path / "w.data").touch()
-    with pytest.raises(BadInputError, match=r"weights take 2\.00 GiB; an ONNX file holds 2 GiB at most"):
+    with pytest.raises(
+        BadInputError, match=r"weights take 2\.00 GiB; an ONNX file holds 2 GiB at most"
+    ):
         source(tmp_path, model).load(WeightsRequest())
 
 
 def test_a_sequence_as_output_is_refused_with_the_line_that_cuts_it(tmp_path) -> None:
     model = onnx_model(
-        [("Relu", "x", "y"), ("SplitToSequence", "y", "parts", {"axis": 1})], {"x": ["batch", 8]}, {"y": ["batch", 8]}
+        [("Relu", "x", "y"), ("SplitToSequence", "y", "parts", {"axis": 1})],
+        {"x": ["batch", 8]},
+        {"y": ["batch", 8]},
     )
     kind = helper.make_tensor_type_proto(TensorProto.FLOAT, ["batch", 1])
-    model.graph.output.append(helper.make_value_info("parts", helper.make_sequence_type_proto(kind)))
-    with pytest.raises(BadInputError, match="output 'parts' is a sequence, not a tensor") as refused:
+    model.graph.output.append(
+        helper.make_value_info("parts", helper.make_sequence_type_proto(kind))
+    )
+    with pytest.raises(
+        BadInputError, match="output 'parts' is a sequence, not a tensor"
+    ) as refused:
         source(tmp_path, model).load(WeightsRequest())
     exec(shlex.split(str(refused.value).partition("python -c ")[2])[0])
     cut = OnnxFileSource(tmp_path / "net-tensors.onnx").load(WeightsRequest())
@@ -222,11 +250,19 @@ def test_a_sequence_as_output_is_refused_with_the_line_that_cuts_it(tmp_path) ->
 def test_functions_nested_beyond_any_time_are_refused(tmp_path, monkeypatch) -> None:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     calls = [[helper.make_node("Relu", ["x"], ["y"])]]
-    calls += [[helper.make_node(f"f{n}", [a], [b], domain="own") for a, b in ("xt", "ty")] for n in range(40)]
-    made = [helper.make_function("own", f"f{n}", ["x"], ["y"], body, opsets) for n, body in enumerate(calls)]
+    calls += [
+        [helper.make_node(f"f{n}", [a], [b], domain="own") for a, b in ("xt", "ty")]
+        for n in range(40)
+    ]
+    made = [
+        helper.make_function("own", f"f{n}", ["x"], ["y"], body, opsets)
+        for n, body in enumerate(calls)
+    ]
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 8]) for name in "xy")
     graph = helper.make_graph([helper.make_node("f40", ["x"], ["y"], domain="own")], "g", [x], [y])
     monkeypatch.setattr("optpipe.models.sources.onnx_file.INFERENCE_S", 1)
     model = helper.make_model(graph, opset_imports=opsets, functions=made, ir_version=9)
-    with pytest.raises(BadInputError, match="nested functions or subgraphs cannot be inferred within 1 s"):
+    with pytest.raises(
+        BadInputError, match="nested functions or subgraphs cannot be inferred within 1 s"
+    ):
         source(tmp_path, model).load(WeightsRequest())

@@ -16,7 +16,12 @@ from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError, GateError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
-from optpipe.models.export.exported import Model, compute_reference, export_model, reference_from_file
+from optpipe.models.export.exported import (
+    Model,
+    compute_reference,
+    export_model,
+    reference_from_file,
+)
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.quantize.calibrated_graph import calibrate_model, load_calibration_data
 from optpipe.workspace.file_names import CARD, ONNX, REFERENCE
@@ -68,20 +73,38 @@ def test_a_state_whose_batch_is_not_the_first_axis(tmp_path, batch, out) -> None
     assert [each.batch for each in card.outputs] == [0, 1]
     tensors = reference_from_file(found.file(REFERENCE))
     count = len(tensors.inputs["x"])
-    assert {name: value.shape for name, value in tensors.outputs.items()} == {"y": (count, 4), "next": (count, 2, 4)}
+    assert {name: value.shape for name, value in tensors.outputs.items()} == {
+        "y": (count, 4),
+        "next": (count, 2, 4),
+    }
 
 
 def plan(*precisions, calibration=None, images=None):
-    return BuildPlan(precisions, (OnnxRuntime(),), named=True, device="cpu", calibration=calibration, images=images)
+    return BuildPlan(
+        precisions,
+        (OnnxRuntime(),),
+        named=True,
+        device="cpu",
+        calibration=calibration,
+        images=images,
+    )
 
 
 def built(path, folder, *precisions, **more):
     model = Model(OnnxFileSource(path), WeightsRequest())
-    return build_model(model, plan(*map(Precision, precisions), **more), Store(folder / ".optpipe"), SilentListener())
+    return build_model(
+        model,
+        plan(*map(Precision, precisions), **more),
+        Store(folder / ".optpipe"),
+        SilentListener(),
+    )
 
 
 def outcome(found):
-    return [(each.entry.info.precision_proof.proven, each.verification.info.passed) for each in found.artifacts]
+    return [
+        (each.entry.info.precision_proof.proven, each.verification.info.passed)
+        for each in found.artifacts
+    ]
 
 
 def test_it_is_built_verified_and_calibrated_on_tensors(tmp_path) -> None:
@@ -107,7 +130,12 @@ def beside_constant(folder, axis):
     if axis == "time":
         nodes.append(("ReduceSum", "y zero", "sum", {"keepdims": 0}))
         outputs = {"sum": [64], **outputs}
-    constants = {"v": normal(32, 64), "grid": normal(20, 2), "two": np.array(2, np.float32), "zero": np.array([0])}
+    constants = {
+        "v": normal(32, 64),
+        "grid": normal(20, 2),
+        "two": np.array(2, np.float32),
+        "zero": np.array([0]),
+    }
     return saved(folder, nodes, {"x": [axis, 32]}, outputs, **constants)
 
 
@@ -118,7 +146,12 @@ def test_outputs_whose_size_no_batch_changes(tmp_path, axis) -> None:
     model = Model(OnnxFileSource(beside_constant(tmp_path, axis), shapes=shapes), WeightsRequest())
     found = build_model(
         model,
-        plan(Precision.FP32, Precision.INT8, calibration=tmp_path / "data.npz", images=tmp_path / "data.npz"),
+        plan(
+            Precision.FP32,
+            Precision.INT8,
+            calibration=tmp_path / "data.npz",
+            images=tmp_path / "data.npz",
+        ),
         Store(tmp_path / ".optpipe"),
         SilentListener(),
     )
@@ -128,7 +161,9 @@ def test_outputs_whose_size_no_batch_changes(tmp_path, axis) -> None:
 def test_int8_around_branches_that_read_weights(tmp_path) -> None:
     def branch(operator):
         output = helper.make_tensor_value_info(operator, TensorProto.FLOAT, ["batch", 64])
-        return helper.make_graph([helper.make_node(operator, ["h", "s"], [operator])], operator, [], [output])
+        return helper.make_graph(
+            [helper.make_node(operator, ["h", "s"], [operator])], operator, [], [output]
+        )
 
     nodes: list[Any] = [
         ("MatMul", "x v", "h"),
@@ -137,10 +172,17 @@ def test_int8_around_branches_that_read_weights(tmp_path) -> None:
         ("If", "large", "a", {"then_branch": branch("Mul"), "else_branch": branch("Add")}),
         ("MatMul", "a w", "y"),
     ]
-    constants = {"v": normal(32, 64), "w": normal(64, 16), "s": normal(64), "limit": np.array(-100, np.float32)}
+    constants = {
+        "v": normal(32, 64),
+        "w": normal(64, 16),
+        "s": normal(64),
+        "limit": np.array(-100, np.float32),
+    }
     path = saved(tmp_path, nodes, {"x": ["batch", 32]}, {"y": ["batch", 16]}, **constants)
     np.savez(tmp_path / "data.npz", x=normal(60, 32))
-    assert outcome(built(path, tmp_path, "int8", calibration=tmp_path / "data.npz")) == [(True, True)]
+    assert outcome(built(path, tmp_path, "int8", calibration=tmp_path / "data.npz")) == [
+        (True, True)
+    ]
 
 
 def test_a_graph_that_depends_on_the_batch_size_is_built_for_one(tmp_path) -> None:
@@ -162,7 +204,9 @@ def test_without_calibration_data_fp32_is_built_alone(tmp_path) -> None:
 
 
 def test_without_calibration_data_nothing_is_exported(tmp_path) -> None:
-    with pytest.raises(BadInputError, match=r"calibrate net on: give a .npz with an array per input"):
+    with pytest.raises(
+        BadInputError, match=r"calibrate net on: give a .npz with an array per input"
+    ):
         built(product(tmp_path), tmp_path, "int8")
     assert not list((tmp_path / ".optpipe").glob("store/model-*"))
 
@@ -176,7 +220,12 @@ def test_calibration_data_of_another_model_is_refused_before_the_export(tmp_path
 
 def quantized(folder, dynamic=False):
     """`product`, quantized by ONNX Runtime's own tool."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_dynamic, quantize_static
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        quantize_dynamic,
+        quantize_static,
+    )
 
     class Reader(CalibrationDataReader):
         left = iter([{"x": normal(16, 32)} for _ in range(4)])
@@ -202,7 +251,9 @@ def test_a_model_that_is_quantized_already_is_built_as_it_is(tmp_path, dynamic) 
     tensors = reference_from_file(exported(path, tmp_path)[1].file(REFERENCE))
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    expected = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]).run(None, tensors.inputs)[0]
+    expected = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]).run(
+        None, tensors.inputs
+    )[0]
     assert np.square(tensors.outputs["y"] - expected).sum() < 1e-4 * np.square(expected).sum()
 
 
@@ -217,9 +268,13 @@ def test_half_precision_is_kept_and_becomes_nothing_else(tmp_path) -> None:
     from optpipe.quantize.precision_graph import convert_to_precision
 
     entry, found, store = exported(half(tmp_path), tmp_path)
-    kept, _ = convert_to_precision(Precision.FP16, "cuda", entry, found, None, store, SilentListener())
+    kept, _ = convert_to_precision(
+        Precision.FP16, "cuda", entry, found, None, store, SilentListener()
+    )
     for precision in (Precision.FP32, Precision.INT8):
-        with pytest.raises(BadInputError, match=f"built in fp16 alone; give the model in fp32 for {precision}"):
+        with pytest.raises(
+            BadInputError, match=f"built in fp16 alone; give the model in fp32 for {precision}"
+        ):
             convert_to_precision(precision, "cpu", entry, found, None, store, SilentListener())
     assert kept is entry
 
@@ -228,21 +283,41 @@ def test_a_quantized_model_cannot_become_fp16(tmp_path) -> None:
     from optpipe.quantize.precision_graph import convert_to_precision
 
     entry, found, store = exported(quantized(tmp_path), tmp_path)
-    with pytest.raises(BadInputError, match=r"net is quantized already .*\n--precision int8 builds it as it is"):
+    with pytest.raises(
+        BadInputError, match=r"net is quantized already .*\n--precision int8 builds it as it is"
+    ):
         convert_to_precision(Precision.FP16, "cuda", entry, found, None, store, SilentListener())
     assert found.info.origin == "ONNX Runtime CPU on the INT8 graph"
     np.savez(tmp_path / "tensors.npz", x=normal(16, 32))
     data, _ = load_calibration_data(entry, tmp_path / "tensors.npz", None, 0, SilentListener())
-    with pytest.raises(BadInputError, match="net is quantized already; `optpipe build` with --precision int8"):
+    with pytest.raises(
+        BadInputError, match="net is quantized already; `optpipe build` with --precision int8"
+    ):
         calibrate_model(entry, data, ("max",), ("cpu",), store, SilentListener())
-    folded, _ = convert_to_precision(Precision.INT8, "cuda", entry, found, None, store, SilentListener())
-    assert TensorProto.INT32 not in {each.data_type for each in onnx.load(folded.file(ONNX)).graph.initializer}
+    folded, _ = convert_to_precision(
+        Precision.INT8, "cuda", entry, found, None, store, SilentListener()
+    )
+    assert TensorProto.INT32 not in {
+        each.data_type for each in onnx.load(folded.file(ONNX)).graph.initializer
+    }
 
 
 def test_a_product_behind_an_operator_of_the_runtime_counts(tmp_path) -> None:
     """ONNX Runtime fuses x·sigmoid(x) into an operator of its own, behind which ONNX infers no shapes."""
-    nodes = [("MatMul", "x v", "h"), ("Sigmoid", "h", "s"), ("Mul", "h s", "a"), ("MatMul", "a w", "y")]
-    path = saved(tmp_path, nodes, {"x": ["batch", 32]}, {"y": ["batch", 16]}, v=normal(32, 64), w=normal(64, 16))
+    nodes = [
+        ("MatMul", "x v", "h"),
+        ("Sigmoid", "h", "s"),
+        ("Mul", "h s", "a"),
+        ("MatMul", "a w", "y"),
+    ]
+    path = saved(
+        tmp_path,
+        nodes,
+        {"x": ["batch", 32]},
+        {"y": ["batch", 16]},
+        v=normal(32, 64),
+        w=normal(64, 16),
+    )
     found = built(path, tmp_path, "fp32")
     assert found.artifacts[0].entry.info.precision_proof.share.total_macs == 8 * 64 * (32 + 16)
 
@@ -260,9 +335,19 @@ def branching(folder, **constants):
 
     branches = {"then_branch": branch("wide", "two"), "else_branch": branch("narrow", "one")}
     nodes: list[Any] = [("Equal", "sr wide", "is_wide"), ("If", "is_wide", "y next", branches)]
-    inputs = {"x": ("FLOAT", ["batch", 64]), "state": ("FLOAT", [2, "batch", 4]), "sr": ("INT64", [])}
+    inputs = {
+        "x": ("FLOAT", ["batch", 64]),
+        "state": ("FLOAT", [2, "batch", 4]),
+        "sr": ("INT64", []),
+    }
     outputs = {"y": ("FLOAT", ["batch", 64]), "next": ("FLOAT", [None, None, None])}
-    numbers = {"wide": np.array(16000), "one": normal(1), "two": normal(1), "w": normal(64, 64), **constants}
+    numbers = {
+        "wide": np.array(16000),
+        "one": normal(1),
+        "two": normal(1),
+        "w": normal(64, 64),
+        **constants,
+    }
     return saved(folder, nodes, inputs, outputs, **numbers)
 
 
@@ -282,11 +367,18 @@ def test_an_input_that_is_compared_with_a_constant_is_drawn_as_that(tmp_path) ->
 
 def test_a_loop_that_never_ends_is_refused_before_it_runs(tmp_path) -> None:
     body = helper.make_graph(
-        [helper.make_node("Identity", [a], [b]) for a, b in (("more", "again"), ("h", "next"))], "body",
-        [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("more", TensorProto.BOOL, []),
-         helper.make_tensor_value_info("h", TensorProto.FLOAT, None)],
-        [helper.make_tensor_value_info("again", TensorProto.BOOL, []), helper.make_tensor_value_info("next", TensorProto.FLOAT, None)],
-    )  # fmt: skip
+        [helper.make_node("Identity", [a], [b]) for a, b in (("more", "again"), ("h", "next"))],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("more", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("h", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("again", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, None),
+        ],
+    )
     nodes: list[Any] = [("Loop", ["count", "", "x"], ["y"], {"body": body})]
     dims = ("FLOAT", ["n", 8])
     path = saved(tmp_path, nodes, {"x": dims}, {"y": dims}, count=np.array(2**40))
@@ -295,15 +387,24 @@ def test_a_loop_that_never_ends_is_refused_before_it_runs(tmp_path) -> None:
 
 
 def test_shapes_are_proposed_as_the_given_tensors_have_them(tmp_path) -> None:
-    path = saved(tmp_path, [("Relu", ["x"], ["y"], {})], {"x": ("FLOAT", ["n", 3, "h", "w"])},
-                 {"y": ("FLOAT", ["n", 3, "h", "w"])})  # fmt: skip
+    path = saved(
+        tmp_path,
+        [("Relu", ["x"], ["y"], {})],
+        {"x": ("FLOAT", ["n", 3, "h", "w"])},
+        {"y": ("FLOAT", ["n", 3, "h", "w"])},
+    )
     np.savez(tmp_path / "rows.npz", x=normal(5, 3, 48, 320))
     with pytest.raises(BadInputError, match="--shape x=1x3x48x320:8x3x48x320:64x3x48x320"):
         built(path, tmp_path, "fp32", images=tmp_path / "rows.npz")
 
 
 def test_an_output_whose_shape_depends_on_the_data_is_refused_by_that_shape(tmp_path) -> None:
-    path = saved(tmp_path, [("NonZero", "x", "places")], {"x": ["batch", 8]}, {"places": ("INT64", [2, "found"])})
+    path = saved(
+        tmp_path,
+        [("NonZero", "x", "places")],
+        {"x": ["batch", 8]},
+        {"places": ("INT64", [2, "found"])},
+    )
     np.savez(tmp_path / "rows.npz", x=np.tri(8, dtype=np.float32)[RANDOM.permutation(8)])
     said = r"the shape of output 'places' depends on the data: \(2, \d\) for one input, \(2, \d\) for another"
     with pytest.raises(BadInputError, match=said):

@@ -24,13 +24,16 @@ make = lambda: torch.nn.Flatten()
 
 
 def test_its_compose_is_the_preprocessing(tmp_path):
-    transform = require_image_transform(load(tmp_path, FILE.replace("STEP", "v2.CenterCrop(16)")).card)
+    transform = require_image_transform(
+        load(tmp_path, FILE.replace("STEP", "v2.CenterCrop(16)")).card
+    )
     assert transform.geometry == (Resize((20,)), CenterCrop(16, 16))
 
 
 def test_pictures_of_another_size_than_the_input_are_refused(tmp_path):
     with pytest.raises(
-        BadInputError, match=r"produces float32 of shape 3×12×12 .CHW., but input x expects float32, 1x3x16x16"
+        BadInputError,
+        match=r"produces float32 of shape 3×12×12 .CHW., but input x expects float32, 1x3x16x16",
     ):
         require_image_transform(load(tmp_path, FILE.replace("STEP", "v2.CenterCrop(12)")).card)
 
@@ -58,9 +61,18 @@ def test_a_factory_that_gives_no_model_is_one_line(tmp_path, factory, said):
         ("dict(other=[])", "INPUTS describes other, not the factory make"),
         ("[('x', 'float32')]", "invalid input description"),
         ("[{'name': 'x', 'shape': [1, 8]}]", "lists of sizes for min, opt and max"),
-        ("[dict(name='x', dtyp='int64', min=[1], opt=[1], max=[1])]", "input 'x': unknown field 'dtyp'"),
-        ("[dict(name='x', min=[1], opt=[1], max=[1], batch=1)]", "batch 1 is not one of its 1 axes"),
-        ("[dict(name='x', dtype='float', min=[1], opt=[2], max=[4])]", "unknown dtype float; choose from float32"),
+        (
+            "[dict(name='x', dtyp='int64', min=[1], opt=[1], max=[1])]",
+            "input 'x': unknown field 'dtyp'",
+        ),
+        (
+            "[dict(name='x', min=[1], opt=[1], max=[1], batch=1)]",
+            "batch 1 is not one of its 1 axes",
+        ),
+        (
+            "[dict(name='x', dtype='float', min=[1], opt=[2], max=[4])]",
+            "unknown dtype float; choose from float32",
+        ),
         ("[dict(name='x', min=[1], opt=[2], max=[4])] * 2", "two inputs have the same name 'x'"),
     ],
 )
@@ -116,7 +128,10 @@ def test_a_card_takes_from_the_file_what_it_leaves_out(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (SAID.replace('"classification"', '"sorting"'), "TASK is 'sorting'; give one of classification"),
+        (
+            SAID.replace('"classification"', '"sorting"'),
+            "TASK is 'sorting'; give one of classification",
+        ),
         (SAID.replace('["a", "b", "c"]', "3"), "LABELS is not a list"),
         (SAID.replace("INPUTS", "INPUT"), "define INPUTS in it or write a model card"),
     ],
@@ -173,7 +188,13 @@ def test_what_lies_beside_the_file_is_found_and_the_path_is_left_as_it_was(folde
     loaded = made(folder).load()
     assert (sys.path, sys.argv) == (path, argv)
     assert loaded.weights.source == "default:net.py:make"
-    files = {"net.py", "ckpt.pt", "helper_beside.py", "late_beside/__init__.py", "late_beside/inner.py"}
+    files = {
+        "net.py",
+        "ckpt.pt",
+        "helper_beside.py",
+        "late_beside/__init__.py",
+        "late_beside/inner.py",
+    }
     assert set(loaded.code_identity["files"]) == files
 
 
@@ -238,7 +259,9 @@ def test_a_module_named_like_an_installed_one_is_its_own_only_there(folder, monk
 
 
 def test_weights_that_are_given_count_by_their_content(folder: Path) -> None:
-    (folder / "net.py").write_text(NET.replace("    import late_beside", "    return torch.nn.Linear(3, 2)"))
+    (folder / "net.py").write_text(
+        NET.replace("    import late_beside", "    return torch.nn.Linear(3, 2)")
+    )
     recipes = []
     for name in ("a.pt", "b.pt"):
         (folder / name).write_bytes((folder / "ckpt.pt").read_bytes())
@@ -266,7 +289,9 @@ def test_what_it_prints_never_reaches_the_document(folder: Path) -> None:
     import subprocess
 
     loud = "import atexit\nprint('imported')\natexit.register(print, 'at exit')\n" + NET
-    (folder / "net.py").write_text(loud.replace("layer = ", "import os; os.system('echo called'); layer = "))
+    (folder / "net.py").write_text(
+        loud.replace("layer = ", "import os; os.system('echo called'); layer = ")
+    )
     code = (
         "import sys; from optpipe.core.process import redirect_stdout_to_stderr\n"
         "from optpipe.models.sources.python_file import PythonFileSource\nfrom optpipe.core.entries import WeightsRequest\n"
@@ -274,7 +299,9 @@ def test_what_it_prints_never_reaches_the_document(folder: Path) -> None:
         "with redirect_stdout_to_stderr():\n    PythonFileSource(Path('net.py'), 'make').load(WeightsRequest())\n"
         "print('{}')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "{}\n"
     assert [word in done.stderr for word in ("imported", "called", "at exit")] == [True] * 3
 
@@ -282,16 +309,30 @@ def test_what_it_prints_never_reaches_the_document(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("import sys\nsys.exit('usage')", r"cannot be imported: SystemExit: usage \(net.py, line 2\)\n.*__main__"),
-        ("import nothing_has_this.inner", r"ModuleNotFoundError: .*\(net.py, line 1\)\n.*provides nothing_has_this"),
+        (
+            "import sys\nsys.exit('usage')",
+            r"cannot be imported: SystemExit: usage \(net.py, line 2\)\n.*__main__",
+        ),
+        (
+            "import nothing_has_this.inner",
+            r"ModuleNotFoundError: .*\(net.py, line 1\)\n.*provides nothing_has_this",
+        ),
         ("def make(:", r"SyntaxError: .*\(net.py, line 1\)"),
         ("from . import x", r"ImportError: .*\n.*outside the package"),
-        ("def make():\n    open('ckpt.pt')", r"raised FileNotFoundError: .* \(net.py, line 2\)\n.*working directory"),
-        ("import urllib.error as e\ndef make(): raise e.URLError('no')", r"raised URLError: .*\n.*out of reach"),
+        (
+            "def make():\n    open('ckpt.pt')",
+            r"raised FileNotFoundError: .* \(net.py, line 2\)\n.*working directory",
+        ),
+        (
+            "import urllib.error as e\ndef make(): raise e.URLError('no')",
+            r"raised URLError: .*\n.*out of reach",
+        ),
         ("def make(): exit(3)", r"raised SystemExit: 3"),
     ],
 )
 def test_what_goes_wrong_in_it_is_said_with_its_line(tmp_path: Path, code: str, said: str) -> None:
-    (tmp_path / "net.py").write_text(f"{code}\nINPUTS = [dict(name='x', min=[1], opt=[1], max=[1])]\n")
+    (tmp_path / "net.py").write_text(
+        f"{code}\nINPUTS = [dict(name='x', min=[1], opt=[1], max=[1])]\n"
+    )
     with pytest.raises(BadInputError, match=said):
         made(tmp_path).load()

@@ -46,24 +46,40 @@ def test_there_and_back(rows, data) -> None:
 
 
 def test_a_batch_has_every_input_in_its_own_layout() -> None:
-    rows = {"x": np.ones((5, 3)), "state": np.arange(50).reshape(5, 2, 5), "rate": np.full(5, 16000)}
+    rows = {
+        "x": np.ones((5, 3)),
+        "state": np.arange(50).reshape(5, 2, 5),
+        "rate": np.full(5, 16000),
+    }
     found = list(split_batches(CARD, rows))
     assert [count for _, count in found] == [4, 1]
-    assert {name: value.shape for name, value in found[0][0].items()} == {"x": (4, 3), "state": (2, 4, 5), "rate": ()}
+    assert {name: value.shape for name, value in found[0][0].items()} == {
+        "x": (4, 3),
+        "state": (2, 4, 5),
+        "rate": (),
+    }
     assert np.array_equal(found[1][0]["state"][:, 0], rows["state"][4])
     assert batch_from_rows(CARD, rows)["rate"] == 16000
 
 
 def test_without_a_batch_axis_every_call_is_one_sample() -> None:
-    card = ModelCard("tone", "tone.onnx", Task.OTHER, (InputSpec("x", "float32", (7,), (7,), (7,), batch=None),))
+    card = ModelCard(
+        "tone", "tone.onnx", Task.OTHER, (InputSpec("x", "float32", (7,), (7,), (7,), batch=None),)
+    )
     assert card.batch_range == (1, 1, 1)
-    assert [batch["x"].shape for batch, _ in split_batches(card, {"x": np.ones((3, 7))})] == [(7,)] * 3
+    assert [batch["x"].shape for batch, _ in split_batches(card, {"x": np.ones((3, 7))})] == [
+        (7,)
+    ] * 3
 
 
 IDS = InputSpec("input_ids", "int64", (1, 8), (8, 128), (64, 512))
 MASK = replace(IDS, name="attention_mask")
 CARD_SEQUENCES = ModelCard(
-    "bert", "hf:bert", Task.TEXT_CLASSIFICATION, (IDS, MASK), tokenization=Tokenization("0" * 64, 512)
+    "bert",
+    "hf:bert",
+    Task.TEXT_CLASSIFICATION,
+    (IDS, MASK),
+    tokenization=Tokenization("0" * 64, 512),
 )
 
 
@@ -75,11 +91,17 @@ def make_rows(lengths: list[int]) -> dict[str, np.ndarray]:
     return {"input_ids": ids * mask, "attention_mask": mask}
 
 
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=9), st.integers(1, 100), st.integers(1, 80))
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=9), st.integers(1, 100), st.integers(1, 80)
+)
 def test_filled_sequences_are_real_tokens_in_their_order_without_padding(lengths, length, most):
     rows = make_rows(lengths)
     filled = fill_sequences(CARD_SEQUENCES, rows, length, most)
-    assert filled["input_ids"].shape == filled["attention_mask"].shape == (min(most, max(8, 4096 // length)), length)
+    assert (
+        filled["input_ids"].shape
+        == filled["attention_mask"].shape
+        == (min(most, max(8, 4096 // length)), length)
+    )
     assert read_length(CARD_SEQUENCES, filled) == length
     assert compute_padding(filled) == 0
     order = rows["input_ids"][rows["attention_mask"] == 1]
@@ -110,8 +132,13 @@ def test_the_tokens_axis_is_found_where_the_batch_is_not_first():
 
 
 def make_card(task=Task.TEXT_CLASSIFICATION, longest=16):
-    inputs = tuple(InputSpec(name, "int64", (1, 2), (8, 4), (64, 8)) for name in ("input_ids", "attention_mask"))
-    return ModelCard("reviews", "hf:reviews", task, inputs, tokenization=Tokenization("0" * 64, longest))
+    inputs = tuple(
+        InputSpec(name, "int64", (1, 2), (8, 4), (64, 8))
+        for name in ("input_ids", "attention_mask")
+    )
+    return ModelCard(
+        "reviews", "hf:reviews", task, inputs, tokenization=Tokenization("0" * 64, longest)
+    )
 
 
 @pytest.fixture
@@ -141,7 +168,9 @@ def test_long_texts_are_refused_with_the_longest_line_and_both_ways_out(source):
     )
     with pytest.raises(BadInputError, match=re.escape(message)):
         fit_texts(found, make_tokenizer(), make_card(), truncate=False)
-    with pytest.raises(BadInputError, match=r"use --truncate to cut them$"):  # the model itself takes no more
+    with pytest.raises(
+        BadInputError, match=r"use --truncate to cut them$"
+    ):  # the model itself takes no more
         fit_texts(found, make_tokenizer(), make_card(longest=8), truncate=False)
 
 
@@ -168,7 +197,11 @@ def test_a_set_whose_lines_have_changed_is_refused(source, tmp_path):
         (b"", "is empty"),
         (b"\xff\xfe{}", "1 of 1 lines cannot be used"),
         (b"text,label\nfine,positive\n", "2 of 2 lines cannot be used"),
-        (b'{"text": "a", "label": [1]}\n{"text": " "}\n[]\n{"text": 3}\n' + b'{"text": "a"}\n' * 36, "4 of 40 lines"),
+        (
+            b'{"text": "a", "label": [1]}\n{"text": " "}\n[]\n{"text": 3}\n'
+            + b'{"text": "a"}\n' * 36,
+            "4 of 40 lines",
+        ),
     ],
 )
 def test_files_that_are_no_json_lines(source, content, said):
@@ -181,7 +214,9 @@ def test_a_few_bad_lines_are_named(source):
     source.write_text(source.read_text() * 10 + '{"text": 3}\nno JSON\n')
     found, bad = text_set_from_path(source)
     assert (len(found.files), [str(path) for path, _ in bad]) == (40, ["line 41", "line 42"])
-    assert 'line 41 (not an object with a "text"), line 42 (invalid JSON' in format_unreadable(bad, 3)
+    assert 'line 41 (not an object with a "text"), line 42 (invalid JSON' in format_unreadable(
+        bad, 3
+    )
 
 
 def test_a_seed_gives_the_same_tensor_and_another_seed_another():
@@ -198,4 +233,7 @@ def test_drawn_tensors_are_like_real_ones():
     assert power[1:5, 1:5].mean() > 20 * power[20:30, 20:30].mean()
     assert make_synthetic_tensor((2, 16), np.int64).max() < SMALLEST_VOCABULARY
     assert make_synthetic_tensor((2, 16), np.int8).min() >= 0
-    assert (make_synthetic_tensor((0, 3, 8, 8)).shape, make_synthetic_image(1, 1).shape) == ((0, 3, 8, 8), (1, 1, 3))
+    assert (make_synthetic_tensor((0, 3, 8, 8)).shape, make_synthetic_image(1, 1).shape) == (
+        (0, 3, 8, 8),
+        (1, 1, 3),
+    )

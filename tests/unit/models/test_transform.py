@@ -17,7 +17,11 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Resize
 from optpipe.models.inputs.images import apply_transform
 from optpipe.models.sources.libraries import _letterbox
-from optpipe.models.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
+from optpipe.models.sources.transform import (
+    transform_from_processor,
+    transform_from_timm,
+    transform_from_torchvision,
+)
 
 PICTURE = make_synthetic_image(211, 300)
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -40,10 +44,14 @@ def test_every_classification_preset_of_torchvision_is_translated():
 
 
 def test_version_one_compose_with_to_tensor_before_the_resize_is_exact_within_float_rounding():
-    compose = v1.Compose([v1.ToTensor(), v1.Resize(64, antialias=True), v1.CenterCrop(48), v1.Normalize(*IMAGENET)])
+    compose = v1.Compose(
+        [v1.ToTensor(), v1.Resize(64, antialias=True), v1.CenterCrop(48), v1.Normalize(*IMAGENET)]
+    )
     transform = transform_from_torchvision(compose)
     assert transform.geometry[0] == Resize((64,), kernel="float")
-    assert np.allclose(apply_transform(transform, PICTURE), compose(Image.fromarray(PICTURE)).numpy(), atol=2e-6)
+    assert np.allclose(
+        apply_transform(transform, PICTURE), compose(Image.fromarray(PICTURE)).numpy(), atol=2e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,8 +59,14 @@ def test_version_one_compose_with_to_tensor_before_the_resize_is_exact_within_fl
     [
         ([v2.RandomHorizontalFlip(), v2.ToImage()], "step 1, RandomHorizontalFlip"),
         ([v2.Resize(64), v2.CenterCrop(64)], "a result that is a Pillow image"),
-        ([v1.ToTensor(), v1.Normalize(*IMAGENET), v1.CenterCrop(8)], "step 3, CenterCrop after Normalize"),
-        ([v2.Resize(64, interpolation=v2.InterpolationMode.NEAREST_EXACT), v2.ToImage()], "nearest-exact"),
+        (
+            [v1.ToTensor(), v1.Normalize(*IMAGENET), v1.CenterCrop(8)],
+            "step 3, CenterCrop after Normalize",
+        ),
+        (
+            [v2.Resize(64, interpolation=v2.InterpolationMode.NEAREST_EXACT), v2.ToImage()],
+            "nearest-exact",
+        ),
         ([v1.PILToTensor(), v1.Normalize(*IMAGENET)], "step 2, Normalize"),
         ([v1.ToTensor(), v2.ToDtype(torch.float16)], "to float16"),
         ([], "a result that is a Pillow image"),
@@ -72,13 +86,19 @@ def test_what_is_no_transform_is_refused():
         transform_from_processor(object())
 
 
-@pytest.mark.parametrize(("interpolation", "crop_mode"), [("bicubic", "center"), ("lanczos", "squash")])
+@pytest.mark.parametrize(
+    ("interpolation", "crop_mode"), [("bicubic", "center"), ("lanczos", "squash")]
+)
 def test_timms_configuration_gives_timms_picture(interpolation, crop_mode):
     data = pytest.importorskip("timm.data")
     config = {
-        "input_size": (3, 96, 96), "interpolation": interpolation, "crop_pct": 0.9, "crop_mode": crop_mode,
-        "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4),
-    }  # fmt: skip
+        "input_size": (3, 96, 96),
+        "interpolation": interpolation,
+        "crop_pct": 0.9,
+        "crop_mode": crop_mode,
+        "mean": (0.5, 0.4, 0.3),
+        "std": (0.2, 0.3, 0.4),
+    }
     expected = data.create_transform(**config)(Image.fromarray(PICTURE)).numpy()
     assert np.array_equal(apply_transform(transform_from_timm(config), PICTURE), expected)
 
@@ -114,7 +134,9 @@ def test_processor_settings_without_equivalent_are_named():
     with pytest.raises(BadInputError, match="do_pad"):
         transform_from_processor(transformers.DetrImageProcessor())
     with pytest.raises(BadInputError, match="size"):
-        transform_from_processor(transformers.ViTImageProcessor(size={"shortest_edge": 64, "longest_edge": 99}))
+        transform_from_processor(
+            transformers.ViTImageProcessor(size={"shortest_edge": 64, "longest_edge": 99})
+        )
 
 
 @pytest.mark.parametrize("name", ["retinanet_resnet50_fpn", "fcn_resnet50", "ssd300_vgg16"])
@@ -132,7 +154,9 @@ def test_a_preset_without_a_size_is_letterboxed_whole(name: str) -> None:
 
 
 sides = st.integers(1, 90)
-interpolations = st.sampled_from([InterpolationMode.BILINEAR, InterpolationMode.BICUBIC, InterpolationMode.NEAREST])
+interpolations = st.sampled_from(
+    [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC, InterpolationMode.NEAREST]
+)
 
 
 @st.composite
@@ -152,15 +176,30 @@ def test_equal_to_any_compose_of_the_supported_steps(picture, data):
     draw = data.draw
     resize = st.one_of(
         st.builds(lambda size, how: v2.Resize(size, how), st.integers(4, 60), interpolations),
-        st.builds(lambda h, w, how: v2.Resize((h, w), how), st.integers(4, 60), st.integers(4, 60), interpolations),
-        st.builds(lambda size, how: v2.Resize(size, how, max_size=size + 9), st.integers(4, 60), interpolations),
+        st.builds(
+            lambda h, w, how: v2.Resize((h, w), how),
+            st.integers(4, 60),
+            st.integers(4, 60),
+            interpolations,
+        ),
+        st.builds(
+            lambda size, how: v2.Resize(size, how, max_size=size + 9),
+            st.integers(4, 60),
+            interpolations,
+        ),
     )
     crop = st.builds(lambda h, w: v2.CenterCrop((h, w)), st.integers(1, 70), st.integers(1, 70))
     geometry = draw(st.lists(st.one_of(resize, crop), max_size=3))
     tensor_first = draw(st.booleans())
     to_float = [v2.ToDtype(torch.float32, scale=True)]
-    levels = draw(st.sampled_from([[], to_float, [*to_float, v2.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])]]))
-    stages = [v2.PILToTensor(), *geometry, *levels] if tensor_first else [*geometry, v2.PILToTensor(), *levels]
+    levels = draw(
+        st.sampled_from([[], to_float, [*to_float, v2.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4])]])
+    )
+    stages = (
+        [v2.PILToTensor(), *geometry, *levels]
+        if tensor_first
+        else [*geometry, v2.PILToTensor(), *levels]
+    )
     compose = v2.Compose(stages)
     try:
         expected = compose(Image.fromarray(picture)).numpy()

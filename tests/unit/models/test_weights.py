@@ -72,12 +72,19 @@ def test_what_is_wrong_in_a_card_is_said(tmp_path, line, said):
 
 
 def test_a_card_anywhere_is_found_again_by_its_name(tmp_path, monkeypatch):
-    onnx_model([("Relu", "x", "y")], {"x": ["n", 3]}, {"y": ["n", 3]}, path=tmp_path / "cards" / "relu.onnx")
+    onnx_model(
+        [("Relu", "x", "y")],
+        {"x": ["n", 3]},
+        {"y": ["n", 3]},
+        path=tmp_path / "cards" / "relu.onnx",
+    )
     path = tmp_path / "cards" / "two.toml"
     path.write_text('name = "two axes"\ntask = "other"\nsource = "relu.onnx"\n')
     monkeypatch.chdir(tmp_path)
     store = Store(tmp_path / ".optpipe")
-    export_model(Model(CardSource(Path("cards/two.toml")), WeightsRequest()), store, SilentListener())
+    export_model(
+        Model(CardSource(Path("cards/two.toml")), WeightsRequest()), store, SilentListener()
+    )
     monkeypatch.chdir(tmp_path / "cards")
     assert find_stored_source("two axes", store) == str(path)
     path.unlink()
@@ -87,13 +94,18 @@ def test_a_card_anywhere_is_found_again_by_its_name(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_outputs_have_the_names_that_the_card_gives(tmp_path):
     found = source(tmp_path, "outputs = [{name = 'scores'}]")
-    entry, _ = export_model(Model(found, WeightsRequest()), Store(tmp_path / ".optpipe"), SilentListener())
+    entry, _ = export_model(
+        Model(found, WeightsRequest()), Store(tmp_path / ".optpipe"), SilentListener()
+    )
     assert [each.name for each in card_from_file(entry.file(CARD_FILE)).outputs] == ["scores"]
 
 
 def test_preprocessing_that_does_not_make_the_input_is_refused(tmp_path):
     steps = "preprocessing = {steps = [{step = 'decode'}, {step = 'rescale', divisor = 255.0}, {step = 'pack'}]}"
-    text = CARD.replace("WEIGHTS", steps) + "\n[[inputs]]\nname = 'y'\nmin = [1]\nopt = [1]\nmax = [1]\n"
+    text = (
+        CARD.replace("WEIGHTS", steps)
+        + "\n[[inputs]]\nname = 'y'\nmin = [1]\nopt = [1]\nmax = [1]\n"
+    )
     (tmp_path / "card.toml").write_text(text)
     with pytest.raises(BadInputError, match="produces one input, but the model takes x, y"):
         assert CardSource(tmp_path / "card.toml").card
@@ -103,7 +115,9 @@ DEFAULT, RANDOM = WeightsRequest(), WeightsRequest("random", 3)
 
 
 def network() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 2))
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 2)
+    )
 
 
 def trained() -> torch.nn.Module:
@@ -127,7 +141,9 @@ def test_random_ones_are_found_out_and_the_same_each_time() -> None:
     module, record = make_with_factory_weights(network, DEFAULT, "net.py:make")
     assert (record.source, record.seed) == ("random", 0)
     assert record.drawn == "4 of 9 tensors, first 0.bias"
-    assert hash_module_weights(remake_module(network, DEFAULT, record, "net.py:make")) == record.sha256
+    assert (
+        hash_module_weights(remake_module(network, DEFAULT, record, "net.py:make")) == record.sha256
+    )
     assert float(module[1].running_mean.abs().max()) > 0
     assert make_with_weights(network, WeightsRequest("random", 0))[1].sha256 == record.sha256
 
@@ -136,7 +152,9 @@ def test_trained_normalization_below_a_fresh_head_is_kept() -> None:
     backbone = trained()
     statistics = hash_tensors(backbone[1])
     module, record = make_with_factory_weights(
-        lambda: torch.nn.Sequential(backbone[1], torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)), DEFAULT, "net.py:make"
+        lambda: torch.nn.Sequential(backbone[1], torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)),
+        DEFAULT,
+        "net.py:make",
     )
     assert not record.trained
     assert hash_tensors(module[0]) == statistics
@@ -144,7 +162,15 @@ def test_trained_normalization_below_a_fresh_head_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"weight": 0.5}, {"bias": 0.1}, {"running_mean": 1.0}, {"running_var": 2.0}, {"weight": 0.0}, {}]
+    "changed",
+    [
+        {"weight": 0.5},
+        {"bias": 0.1},
+        {"running_mean": 1.0},
+        {"running_var": 2.0},
+        {"weight": 0.0},
+        {},
+    ],
 )
 def test_only_fresh_normalization_is_drawn(changed: dict[str, float]) -> None:
     norm = torch.nn.BatchNorm2d(4)
@@ -152,7 +178,9 @@ def test_only_fresh_normalization_is_drawn(changed: dict[str, float]) -> None:
         getattr(norm, name).data[-1 if value else slice(None)] = value
     before = hash_tensors(norm)
     drawn = hash_tensors(draw_neutral_layers(norm)) != before
-    assert drawn == (changed in ({}, {"weight": 0.0}))  # a residual branch that begins closed is fresh too
+    assert drawn == (
+        changed in ({}, {"weight": 0.0})
+    )  # a residual branch that begins closed is fresh too
 
 
 def test_a_layer_of_zeros_is_drawn_and_any_other_is_left() -> None:
@@ -165,7 +193,9 @@ def test_a_layer_of_zeros_is_drawn_and_any_other_is_left() -> None:
 
 
 def test_random_weights_of_a_factory_that_has_none_are_refused() -> None:
-    with pytest.raises(BadInputError, match=r"no weight of net.py:make depends on the seed.*\n.*--weights default"):
+    with pytest.raises(
+        BadInputError, match=r"no weight of net.py:make depends on the seed.*\n.*--weights default"
+    ):
         make_with_factory_weights(trained, RANDOM, "net.py:make")
 
 
@@ -183,7 +213,11 @@ def test_numpys_and_pythons_generators_are_seeded_and_left_as_they_were() -> Non
 
     random.seed(5)
     np.random.seed(5)
-    expected = (random.random(), np.random.rand(), float(torch.rand(1, generator=torch.manual_seed(5))))
+    expected = (
+        random.random(),
+        np.random.rand(),
+        float(torch.rand(1, generator=torch.manual_seed(5))),
+    )
     random.seed(5)
     np.random.seed(5)
     torch.manual_seed(5)
@@ -192,9 +226,13 @@ def test_numpys_and_pythons_generators_are_seeded_and_left_as_they_were() -> Non
 
 
 @pytest.mark.parametrize("suffix", ["pt", "pth", "safetensors"])
-@pytest.mark.parametrize("content", [b"", b"elephants", b"\x80\x02garbage", b"PK\x03\x04" + b"x" * 99, b"\xff" * 64])
+@pytest.mark.parametrize(
+    "content", [b"", b"elephants", b"\x80\x02garbage", b"PK\x03\x04" + b"x" * 99, b"\xff" * 64]
+)
 def test_what_is_no_weights_file_is_one_line(tmp_path, suffix, content) -> None:
     path = tmp_path / f"net.{suffix}"
     path.write_bytes(content)
-    with pytest.raises(BadInputError, match=rf"net.{suffix} (cannot be read as weights|is not a state dict)"):
+    with pytest.raises(
+        BadInputError, match=rf"net.{suffix} (cannot be read as weights|is not a state dict)"
+    ):
         state_dict_from_file(path)

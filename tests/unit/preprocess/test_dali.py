@@ -61,10 +61,16 @@ def levels_apart(transform, got, expected):
 def ties_fall(geometry, height, width):
     """Whether torch's `nearest` puts an exact tie one pixel lower: it computes floor(x * scale) in float32."""
     for step in geometry:
-        after = compute_resized_sides(step, height, width) if isinstance(step, Resize) else (step.height, step.width)
+        after = (
+            compute_resized_sides(step, height, width)
+            if isinstance(step, Resize)
+            else (step.height, step.width)
+        )
         if isinstance(step, Resize) and step.interpolation == "nearest":
             for old, new in zip((height, width), after, strict=True):
-                places = np.floor(np.arange(new, dtype=np.float32) * (np.float32(old) / np.float32(new)))
+                places = np.floor(
+                    np.arange(new, dtype=np.float32) * (np.float32(old) / np.float32(new))
+                )
                 if (places != np.arange(new) * old // new).any():
                     return True
         height, width = after
@@ -86,7 +92,9 @@ resizes = st.builds(
     kernel=st.just("torch"),
 )
 side = st.integers(1, 70)
-crops = st.builds(CenterCrop, side, side, st.sampled_from(["half-even", "floor"]), st.integers(0, 255))
+crops = st.builds(
+    CenterCrop, side, side, st.sampled_from(["half-even", "floor"]), st.integers(0, 255)
+)
 endings = st.sampled_from(
     [
         (Pack("HWC", "uint8"),),
@@ -99,8 +107,12 @@ endings = st.sampled_from(
 )
 
 
-@given(st.lists(resizes | crops, max_size=2), endings, sides, sides, st.booleans(), st.integers(0, 5))
-@example([Resize((3,), kernel="pillow")], (Pack("HWC", "uint8"),), 9, 4, False, 0)  # loses more rows than columns
+@given(
+    st.lists(resizes | crops, max_size=2), endings, sides, sides, st.booleans(), st.integers(0, 5)
+)
+@example(
+    [Resize((3,), kernel="pillow")], (Pack("HWC", "uint8"),), 9, 4, False, 0
+)  # loses more rows than columns
 @pytest.mark.slow
 def test_any_transform_gives_the_same_picture(geometry, ending, height, width, bgr, seed):
     transform = Transform((Decode("BGR" if bgr else "RGB"), *geometry, *ending))
@@ -114,14 +126,19 @@ def test_any_transform_gives_the_same_picture(geometry, ending, height, width, b
     assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
     apart = levels_apart(transform, got, expected)
     # One level where rounding falls the other way; a second resize can double it and steep filters overshoot.
-    assert apart.max(initial=0) <= 1.01 + 3 * len([step for step in geometry if isinstance(step, Resize)])
+    assert apart.max(initial=0) <= 1.01 + 3 * len(
+        [step for step in geometry if isinstance(step, Resize)]
+    )
     assert apart.mean() <= 0.1 + 4 / apart.size  # a picture of nine levels has one off
 
 
 def test_a_batch_may_mix_both_orders():
     transform = Transform((Decode(), Resize((30,)), CenterCrop(28, 28), Rescale(), Pack()))
     shapes = [(160, 51), (51, 160), (91, 80), (23, 71), (71, 23)]
-    files = [encoded(np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in shapes]
+    files = [
+        encoded(np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8))
+        for shape in shapes
+    ]
     for data, got in zip(files, through_dali(files, transform), strict=True):
         assert levels_apart(transform, got, preprocess_file(data, transform)).mean() <= 0.1
 
@@ -141,7 +158,9 @@ def exact(interpolation, kernel, *, antialias=True):
         ((Resize((32, 32), "exact"), Rescale(), Normalize((0.5,), (STD,)), Pack()), "float32", 1),
     ],
 )
-def test_presets_types_and_grayscale_differ_by_a_level_at_most_on_a_photograph(steps, dtype, channels):
+def test_presets_types_and_grayscale_differ_by_a_level_at_most_on_a_photograph(
+    steps, dtype, channels
+):
     transform = Transform((Decode("L" if channels == 1 else "RGB"), *steps))
     pixels = make_synthetic_image(300, 401)
     data = encoded(pixels[:, :, 0] if channels == 1 else pixels)
@@ -169,7 +188,10 @@ def test_a_batch_may_mix_sizes_formats_and_depths():
     [
         (Resize((64,), interpolation="box"), "step 2, resize: DALI has no box filter"),
         (Resize((64,), interpolation="hamming"), "no hamming filter"),
-        (Resize((64,), interpolation="bicubic", antialias=False, kernel="torch"), "bicubic without antialias"),
+        (
+            Resize((64,), interpolation="bicubic", antialias=False, kernel="torch"),
+            "bicubic without antialias",
+        ),
     ],
 )
 def test_steps_that_dali_cannot_reproduce_are_named(step, said):
@@ -197,7 +219,9 @@ def for_gpu(files):
         encoded = fn.external_source(name="X", dtype=types.UINT8, ndim=1, device="cpu")
         return _is_whole_jpeg(encoded), encoded
 
-    pipeline = pipeline_def(graph, batch_size=len(files), num_threads=1, device_id=None, prefetch_queue_depth=1)()
+    pipeline = pipeline_def(
+        graph, batch_size=len(files), num_threads=1, device_id=None, prefetch_queue_depth=1
+    )()
     pipeline.feed_input("X", [np.frombuffer(data, np.uint8) for data in files])
     where, _ = pipeline.run()
     return [bool(np.asarray(where[row])) for row in range(len(files))]
@@ -210,7 +234,9 @@ def test_odd_files_come_through_as_pillow_reads_them():
     for name, data in FILES.items():
         if data != truncated:
             (got,) = through_dali([data], transform)
-            assert levels_apart(transform, got, preprocess_file(data, transform)).max() <= 1.01, name
+            assert levels_apart(transform, got, preprocess_file(data, transform)).max() <= 1.01, (
+                name
+            )
     with pytest.raises(BadInputError, match="truncated"):
         preprocess_file(truncated, transform)
     with pytest.raises(RuntimeError):
@@ -218,8 +244,13 @@ def test_odd_files_come_through_as_pillow_reads_them():
 
 
 def test_whole_jpeg_files_go_to_the_gpu_and_everything_odd_to_the_cpu():
-    tails = {f"{index}": FILES["progressive.jpg"] + tail for index, tail in enumerate([b"\0", b"\xff", b"thumbnail"])}
-    starts = {f"few {data!r}": data for data in (b"\xff", b"\xff\xd8", b"\xff\xd8\xff", b"\xff\xd9")}
+    tails = {
+        f"{index}": FILES["progressive.jpg"] + tail
+        for index, tail in enumerate([b"\0", b"\xff", b"thumbnail"])
+    }
+    starts = {
+        f"few {data!r}": data for data in (b"\xff", b"\xff\xd8", b"\xff\xd8\xff", b"\xff\xd9")
+    }
     every = {**FILES, **tails, **starts}
     found = dict(zip(every, for_gpu(list(every.values())), strict=True))
     assert found == {name: name.endswith(".jpg") and name != "truncated.jpg" for name in every}
@@ -233,7 +264,9 @@ def test_files_that_are_known_are_looked_at_before(tmp_path):
         for decode, found in odd.items():
             if is_edge_case(path, decode):
                 found.add(name)
-    assert odd["mixed"] == {name for name in FILES if not name.endswith(".jpg") or name == "truncated.jpg"}
+    assert odd["mixed"] == {
+        name for name in FILES if not name.endswith(".jpg") or name == "truncated.jpg"
+    }
     assert odd["cpu"] == {"grayscale 16 bit.png"}
     (tmp_path / "empty").write_bytes(b"")
     assert is_edge_case(tmp_path / "empty", "mixed")
@@ -258,7 +291,11 @@ Current pipeline object is no longer valid.
         ("Traceback\n  x\nValueError: no such thing\n", 1, "ValueError: no such thing"),
         ("", -9, "killed by signal 9 (out of host memory?)"),
         ("Traceback", None, "timed out after 20 s"),
-        (REFUSED, 1, "DALI: the decoder does not support this format (nvImageCodec status 4); `optpipe preprocess"),
+        (
+            REFUSED,
+            1,
+            "DALI: the decoder does not support this format (nvImageCodec status 4); `optpipe preprocess",
+        ),
     ],
 )
 def test_a_failed_process_gives_its_reason_in_one_line(stderr, status, said):

@@ -33,14 +33,22 @@ def batches(count):
 
 
 def parts(**changed):
-    return PartRates(**{"read": 90_000, "decode": 12_000, "preprocess": 11_000, "inference": 20_000, **changed})
+    return PartRates(
+        **{"read": 90_000, "decode": 12_000, "preprocess": 11_000, "inference": 20_000, **changed}
+    )
 
 
 def figures(plan, count=700, check=None, **changed):
     return compute_figures(
-        batches(count), parts(**changed), plan, launch_share=0.1, cpu_share=0.3, handover="none: DLPack",
-        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"}, check=check or (32, 32, 9),
-    )  # fmt: skip
+        batches(count),
+        parts(**changed),
+        plan,
+        launch_share=0.1,
+        cpu_share=0.3,
+        handover="none: DLPack",
+        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
+        check=check or (32, 32, 9),
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,17 +79,23 @@ def test_the_figures_are_rates_and_latencies():
     assert found.environment
     assert not figures(CPU).environment
     few = figures(GPU, 70)
-    assert (few.latency_p50_ns, few.latency_p99_ns) == (25e6, None)  # which 70 batches cannot support
+    assert (few.latency_p50_ns, few.latency_p99_ns) == (
+        25e6,
+        None,
+    )  # which 70 batches cannot support
 
 
 @pytest.mark.parametrize(
-    ("equal", "classes", "verdict"), [(32, 9, "PASS"), (29, 9, "PASS"), (28, 9, "FAIL"), (32, 1, "INCONCLUSIVE")]
+    ("equal", "classes", "verdict"),
+    [(32, 9, "PASS"), (29, 9, "PASS"), (28, 9, "FAIL"), (32, 1, "INCONCLUSIVE")],
 )
 def test_wrong_predictions_fail_and_one_class_proves_nothing(equal, classes, verdict):
     assert figures(GPU, check=(32, equal, classes)).verdict is Verdict(verdict)
 
 
-@pytest.mark.parametrize(("verdict", "taken"), [("PASS", True), ("INCONCLUSIVE", True), ("FAIL", False)])
+@pytest.mark.parametrize(
+    ("verdict", "taken"), [("PASS", True), ("INCONCLUSIVE", True), ("FAIL", False)]
+)
 def test_a_plan_that_was_shown_to_change_the_predictions_is_not_taken(tmp_path, verdict, taken):
     plan = DaliPlan(threads=7)
     run = begin_run(tmp_path, "preprocess")
@@ -102,10 +116,18 @@ def test_a_proof_with_its_speed():
 def test_a_proof_that_fails_without_its_speed():
     record = preprocess_record(tuned=False)
     proof = record.parity.proof
-    failed = replace(proof, verdict=Verdict.FAIL, reason="DALI cannot decode 1 image", remedy="convert it")
-    failed = replace(failed, output=replace(failed.output, snr_db=None), top1_agreement=None, accuracy=None)
-    parity = replace(record.parity, proof=failed, refused=(RefusedImage("/images/a.gif", "unsupported format"),))
-    assert_golden(text_of(document_from_preprocess(replace(record, parity=parity))), "preprocess-failed.txt")
+    failed = replace(
+        proof, verdict=Verdict.FAIL, reason="DALI cannot decode 1 image", remedy="convert it"
+    )
+    failed = replace(
+        failed, output=replace(failed.output, snr_db=None), top1_agreement=None, accuracy=None
+    )
+    parity = replace(
+        record.parity, proof=failed, refused=(RefusedImage("/images/a.gif", "unsupported format"),)
+    )
+    assert_golden(
+        text_of(document_from_preprocess(replace(record, parity=parity))), "preprocess-failed.txt"
+    )
 
 
 def test_a_proof_of_a_detector():
@@ -126,7 +148,9 @@ def test_files_to_predictions():
     wrong = figures(TUNED_GPU, 70, (32, 20, 1), preprocess=7_000)
     results = (
         EndToEndResult("ab", "tensorrt fp16 (cuda)", TUNED_GPU, {}, Verdict.FAIL, wrong),
-        EndToEndResult("cd", "onnxruntime fp16 (cuda)", TUNED_GPU, {}, Verdict.FAIL, error="out of memory"),
+        EndToEndResult(
+            "cd", "onnxruntime fp16 (cuda)", TUNED_GPU, {}, Verdict.FAIL, error="out of memory"
+        ),
     )
     record = EndToEndRecord("/images", 2048, results, Verdict.FAIL, "/runs/end-to-end-1")
     assert_golden(text_of(document_from_end_to_end(record)), "end-to-end.txt")

@@ -43,7 +43,8 @@ GOOD: dict[str, Any] = {"finite": True, "trained": True, "classifies": True, "re
 
 
 @pytest.mark.parametrize(
-    ("equal", "images", "verdict"), [(800, 800, "PASS"), (10, 10, "INCONCLUSIVE"), (780, 800, "FAIL")]
+    ("equal", "images", "verdict"),
+    [(800, 800, "PASS"), (10, 10, "INCONCLUSIVE"), (780, 800, "FAIL")],
 )
 def test_answers_are_judged_by_their_share_and_number(equal, images, verdict):
     assert judge_parity(agreement_from_counts(equal, images), 90.0, **GOOD).verdict == verdict
@@ -56,7 +57,10 @@ def test_answers_are_judged_by_their_share_and_number(equal, images, verdict):
         *(
             (found, snr, change, verdict)
             for snr, verdict in ((None, "PASS"), (90.0, "PASS"), (SNR_FLOOR_DB - 0.1, "FAIL"))
-            for found, change in ((agreement_from_counts(8, 8), {"trained": False}), (None, {"classifies": False}))
+            for found, change in (
+                (agreement_from_counts(8, 8), {"trained": False}),
+                (None, {"classifies": False}),
+            )
         ),
         # outputs that do not depend on the image, and one class for every image, prove nothing
         (None, None, {"trained": False, "blind": True}, "INCONCLUSIVE"),
@@ -97,10 +101,16 @@ def test_one_more_disagreement_never_improves_the_verdict(images, wrong):
     ],
 )
 def test_a_detector_is_judged_by_its_predictions(drop_ci, agreement_ci, images, verdict):
-    score = None if drop_ci is None else TaskScore("AP", 0.6, 0.6 - sum(drop_ci) / 2, sum(drop_ci) / 2, drop_ci)
+    score = (
+        None
+        if drop_ci is None
+        else TaskScore("AP", 0.6, 0.6 - sum(drop_ci) / 2, sum(drop_ci) / 2, drop_ci)
+    )
     predicted = Agreement(images, sum(agreement_ci) / 2, agreement_ci)
     assert judge_parity(None, 30.0, **GOOD, score=score, predicted=predicted).verdict == verdict
-    untrained = judge_parity(None, 30.0, **{**GOOD, "trained": False}, score=score, predicted=predicted)
+    untrained = judge_parity(
+        None, 30.0, **{**GOOD, "trained": False}, score=score, predicted=predicted
+    )
     assert untrained.verdict is Verdict.FAIL
 
 
@@ -117,13 +127,19 @@ def infer(batch):
 @pytest.fixture
 def paths(tmp_path):
     for index in range(6):
-        Image.fromarray(make_synthetic_image(150 + index, 211, index)).save(tmp_path / f"{index}.jpg", quality=90)
+        Image.fromarray(make_synthetic_image(150 + index, 211, index)).save(
+            tmp_path / f"{index}.jpg", quality=90
+        )
     return sorted(tmp_path.glob("*.jpg"))
 
 
 def prove(paths):
-    samples = ImageSet("photographs", paths[0].parent, 0, tuple(SetFile(path.name, "") for path in paths))
-    return prove_parity(samples, TRANSFORM, PLAN, infer, SilentListener(), trained=False, classifies=True)
+    samples = ImageSet(
+        "photographs", paths[0].parent, 0, tuple(SetFile(path.name, "") for path in paths)
+    )
+    return prove_parity(
+        samples, TRANSFORM, PLAN, infer, SilentListener(), trained=False, classifies=True
+    )
 
 
 @pytest.mark.slow
@@ -138,7 +154,9 @@ def test_the_derived_pipeline_passes(paths):
 def test_a_filter_without_antialiasing_is_found(paths, monkeypatch):
     filtering = dali_graph._get_filtering
     monkeypatch.setattr(
-        dali_graph, "_get_filtering", lambda step, floats: {**filtering(step, floats=floats), "antialias": False}
+        dali_graph,
+        "_get_filtering",
+        lambda step, floats: {**filtering(step, floats=floats), "antialias": False},
     )
     record, _, _ = prove(paths)
     assert record.proof.verdict is Verdict.FAIL
@@ -186,13 +204,18 @@ def make_rows(images, seed=0, share=0.02):
     masks = draw.integers(0, 3, (images, 8, 8), np.uint8)
     changed = np.where(draw.random(masks.shape) < share, (masks + 1) % 3, masks).astype(np.uint8)
     columns = {"reference_prediction": masks, "dali_prediction": changed}
-    return pl.DataFrame({name: [encode_mask(each) for each in values] for name, values in columns.items()})
+    return pl.DataFrame(
+        {name: [encode_mask(each) for each in values] for name, values in columns.items()}
+    )
 
 
 def test_the_agreement_is_that_of_the_proof_with_an_interval_at_the_confidence_of_the_policy():
     rows, task = make_rows(200), Segmentation()
     _, proven = compare_predictions(rows, task)
-    seen = {level: observe_prediction_agreement(rows, task, level, "200 images") for level in (0.95, 0.99)}
+    seen = {
+        level: observe_prediction_agreement(rows, task, level, "200 images")
+        for level in (0.95, 0.99)
+    }
     assert proven is not None
     assert seen[0.95].value == proven.share
     assert (seen[0.95].low, seen[0.95].high) == proven.ci
@@ -201,7 +224,9 @@ def test_the_agreement_is_that_of_the_proof_with_an_interval_at_the_confidence_o
 
 
 def test_few_images_that_all_agree_prove_nothing():
-    (few,) = observe_prediction_agreement(make_rows(20, share=0.0), Segmentation(), 0.95, "20 images").blockers
+    (few,) = observe_prediction_agreement(
+        make_rows(20, share=0.0), Segmentation(), 0.95, "20 images"
+    ).blockers
     assert few.reason == "20 images are too few to prove agreement"
     assert few.remedy == "verify parity on 100 or more"
 
@@ -273,7 +298,10 @@ def training(tmp_path):
 def test_a_transform_that_equals_the_cards_is_called_as_it_wants(paths, training, name):
     one = training(name)
     for path in paths[:2]:
-        assert np.abs(one.apply(path).transpose(2, 0, 1) - preprocess_file(path, TRANSFORM)).max() * 64 <= 1.01
+        assert (
+            np.abs(one.apply(path).transpose(2, 0, 1) - preprocess_file(path, TRANSFORM)).max() * 64
+            <= 1.01
+        )
     assert ("Pillow" in one.given) == (name in ("right", "factory", "on_tensors"))
 
 
@@ -322,12 +350,20 @@ def test_a_transform_that_cannot_be_compared_is_refused_in_two_lines(paths, trai
     assert len(str(refused.value).splitlines()) <= 2
 
 
-@pytest.mark.parametrize(("name", "verdict"), [("right", "PASS"), ("letterbox", "FAIL"), ("variable", "FAIL")])
-def test_the_dali_pipeline_is_compared_too_and_the_difference_is_shown(paths, tmp_path, name, verdict):
+@pytest.mark.parametrize(
+    ("name", "verdict"), [("right", "PASS"), ("letterbox", "FAIL"), ("variable", "FAIL")]
+)
+def test_the_dali_pipeline_is_compared_too_and_the_difference_is_shown(
+    paths, tmp_path, name, verdict
+):
     (tmp_path / "training.py").write_text(TRAINING + "variable = compose(v2.Resize(72))\n")
-    samples = ImageSet("photographs", paths[0].parent, 0, tuple(SetFile(path.name, "") for path in paths))
+    samples = ImageSet(
+        "photographs", paths[0].parent, 0, tuple(SetFile(path.name, "") for path in paths)
+    )
     training = TrainingTransform(f"{tmp_path}/training.py:{name}")
-    record = compare_training_transform(training, "net", samples, TRANSFORM, PLAN, tmp_path / "shown", SilentListener())
+    record = compare_training_transform(
+        training, "net", samples, TRANSFORM, PLAN, tmp_path / "shown", SilentListener()
+    )
     assert record.verdict == verdict
     card, dali = record.differences[:2]
     assert abs(card.mean_levels - dali.mean_levels) < 0.5

@@ -49,7 +49,9 @@ def test_the_cards_validation_set_gives_the_labels(tmp_path, listed, labels, war
     for name in listed:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.fromarray(make_synthetic_image(20, 20, 1)).save(tmp_path / name)
-    files = tuple(SetFile(name, hash_file(tmp_path / name), label) for name, label in listed.items())
+    files = tuple(
+        SetFile(name, hash_file(tmp_path / name), label) for name, label in listed.items()
+    )
     manifest = tmp_path / "manifest.json"
     manifest.write_text(json.dumps(ImageSet("pictures", tmp_path, 0, files).to_dict(tmp_path)))
     outputs = (TensorSpec("scores", "float32", ("batch", 2)),)
@@ -62,8 +64,14 @@ def test_the_cards_validation_set_gives_the_labels(tmp_path, listed, labels, war
 
 
 def test_boxes_of_one_image_at_a_time_get_as_many_rows(tmp_path):
-    nodes = [("Flatten", "x", "values"), ("NonZero", "values", "places"), ("Transpose", "places", "boxes")]
-    onnx_model(nodes, {"x": [1, 3, 2, 2]}, {"boxes": ("INT64", ["k", 2])}, path=tmp_path / "net.onnx")
+    nodes = [
+        ("Flatten", "x", "values"),
+        ("NonZero", "values", "places"),
+        ("Transpose", "places", "boxes"),
+    ]
+    onnx_model(
+        nodes, {"x": [1, 3, 2, 2]}, {"boxes": ("INT64", ["k", 2])}, path=tmp_path / "net.onnx"
+    )
     card = ModelCard("m", "s", Task.DETECTION, (InputSpec("x", "float32", *((1, 3, 2, 2),) * 3),))
     images = np.zeros((3, 3, 2, 2), np.float32)
     images[0, 0], images[2, 0, 0] = 1, 1
@@ -93,7 +101,13 @@ CARD = card_from_dict(
         "source": "file:net.py",
         "task": "classification",
         "inputs": [
-            {"name": "x", "dtype": "float32", "min": [1, 3, 32, 32], "opt": [1, 3, 32, 32], "max": [8, 3, 32, 32]}
+            {
+                "name": "x",
+                "dtype": "float32",
+                "min": [1, 3, 32, 32],
+                "opt": [1, 3, 32, 32],
+                "max": [8, 3, 32, 32],
+            }
         ],
     }
 )
@@ -118,7 +132,9 @@ print(json.dumps({"optpipe": "optpipe" in sys.modules, "torch": "torch" in sys.m
 def test_a_process_with_nothing_but_dali_runs_the_stored_pipeline(tmp_path, kind):
     transform = TRANSFORMS[kind]
     plan, store = DaliPlan(batch_size=8), Store(tmp_path)
-    entry, _ = build_preprocessing_artifact(CARD, transform, plan, "parent", store, SilentListener())
+    entry, _ = build_preprocessing_artifact(
+        CARD, transform, plan, "parent", store, SilentListener()
+    )
     assert PIPELINE == "1/model.dali"  # as Triton's DALI backend expects
     every = dict(make_edge_case_files())
     chosen = ["baseline 4:2:0.jpg", "grayscale 16 bit.png", "lossy.webp"]
@@ -147,7 +163,11 @@ def test_the_same_pipeline_comes_from_the_store_and_another_plan_s_or_model_s_do
     def build(plan, model="parent", card=CARD):
         return build_preprocessing_artifact(card, transform, plan, model, store, SilentListener())
 
-    (first, made), (again, cached), (other, _) = build(DaliPlan()), build(DaliPlan()), build(DaliPlan(threads=1))
+    (first, made), (again, cached), (other, _) = (
+        build(DaliPlan()),
+        build(DaliPlan()),
+        build(DaliPlan(threads=1)),
+    )
     assert (made, cached) == (False, True)
     assert first.id == again.id != other.id
     assert first.manifest.parents == ("parent",)

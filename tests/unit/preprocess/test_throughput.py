@@ -91,7 +91,11 @@ def test_the_fastest_of_each_kind_is_found_on_a_gpu(monkeypatch):
 
     simulated(monkeypatch, dali, lambda workers: 100 + 50 * workers if workers <= 8 else 450)
     found = tuned(DaliPlan(decode="mixed", device="gpu", batch_size=256))
-    assert (found.dali.plan.hw_decoder_load, found.dali.plan.threads, found.dali.plan.prefetch) == (1.0, 4, 2)
+    assert (found.dali.plan.hw_decoder_load, found.dali.plan.threads, found.dali.plan.prefetch) == (
+        1.0,
+        4,
+        2,
+    )
     assert found.dataloader.loader.workers == 8
     assert found.dataloader.loader.batch_size == 64
     assert found.speedup == pytest.approx(10_500 / 500)
@@ -99,13 +103,21 @@ def test_the_fastest_of_each_kind_is_found_on_a_gpu(monkeypatch):
 
 def test_what_was_asked_for_is_not_tuned(monkeypatch):
     asked = DaliPlan(decode="mixed", device="gpu", batch_size=256, threads=3)
-    simulated(monkeypatch, lambda plan: 9000 if plan.decode == "cpu" else 10 * plan.threads, lambda _: 100)
-    tried = [row.plan for row in tuned(asked, fixed=frozenset({"decode", "threads"})).tried if row.plan]
+    simulated(
+        monkeypatch, lambda plan: 9000 if plan.decode == "cpu" else 10 * plan.threads, lambda _: 100
+    )
+    tried = [
+        row.plan for row in tuned(asked, fixed=frozenset({"decode", "threads"})).tried if row.plan
+    ]
     assert {(each.decode, each.threads) for each in tried} == {("mixed", 3)}
 
 
 def test_a_configuration_that_fails_is_a_row_and_not_the_end(monkeypatch):
-    simulated(monkeypatch, lambda plan: None if plan.threads == 2 else 900, lambda workers: 100 if workers else None)
+    simulated(
+        monkeypatch,
+        lambda plan: None if plan.threads == 2 else 900,
+        lambda workers: 100 if workers else None,
+    )
     found = tuned(DaliPlan(batch_size=8), cores=2)
     assert found.dali.plan.threads == 1
     assert {row.error for row in found.tried} == {None, "out of memory"}
@@ -147,7 +159,9 @@ class Loader:
 
     def finished_taken(self, worker, position):
         index = position * self.workers + worker
-        return self.takes[index] if position >= 0 and index < len(getattr(self, "takes", [])) else 0.0
+        return (
+            self.takes[index] if position >= 0 and index < len(getattr(self, "takes", [])) else 0.0
+        )
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5, 16])
@@ -200,7 +214,9 @@ def test_a_burst_of_sixteen_workers_is_one_observation():
     low, high = compute_rate_interval(burst * 6, 16, 64)
     assert high - low < 1e-6 * high
     waits = [each for wait in (1, 1, 9, 1, 12, 1) for each in (wait * 10**8, *[10**5] * 15)]
-    assert compute_rate_interval(waits, 16, 64) is None, "so uneven that the upper end would be several times the rate"
+    assert compute_rate_interval(waits, 16, 64) is None, (
+        "so uneven that the upper end would be several times the rate"
+    )
 
 
 positive = st.floats(1.0, 1e6)
@@ -208,7 +224,10 @@ positive = st.floats(1.0, 1e6)
 
 @given(positive, positive, st.floats(0.001, 0.5), st.floats(0.001, 0.5))
 def test_the_interval_of_a_ratio_mirrors_that_of_its_inverse(one, other, spread, width):
-    mine, theirs = (one * (1 - spread), one * (1 + spread)), (other * (1 - width), other * (1 + width))
+    mine, theirs = (
+        (one * (1 - spread), one * (1 + spread)),
+        (other * (1 - width), other * (1 + width)),
+    )
     low, high = compute_ratio_interval(one, mine, other, theirs)
     assert low < one / other < high
     assert mine[0] / theirs[1] <= low * (1 + 1e-9)

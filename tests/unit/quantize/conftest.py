@@ -12,7 +12,9 @@ def model(nodes, weights, inputs=(("x", ["n", 16, 8, 8]),), outputs=("y",), opse
 
 
 def weight(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) / np.sqrt(np.prod(shape[1:]))
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) / np.sqrt(
+        np.prod(shape[1:])
+    )
 
 
 def residual():

@@ -46,8 +46,17 @@ def export(residual_model, tmp_path):
             transform=transform,
         )
 
-        info = ModelInfo("net", "net.onnx", WeightsRecord("embedded", "0" * 64), simplified=True, own_precision=None)
-        files = {ONNX: residual_model.SerializeToString(), CARD: json.dumps(card.to_dict()).encode()}
+        info = ModelInfo(
+            "net",
+            "net.onnx",
+            WeightsRecord("embedded", "0" * 64),
+            simplified=True,
+            own_precision=None,
+        )
+        files = {
+            ONNX: residual_model.SerializeToString(),
+            CARD: json.dumps(card.to_dict()).encode(),
+        }
         return put(store, info, {"model": card.to_dict()}, files=files)
 
     store = Store(tmp_path / "workspace")
@@ -62,7 +71,11 @@ def table_of(model, transform_sha256, **changes):
         graph_sha256=model.sha256(ONNX),
         transform_sha256=transform_sha256,
         set=SampleSetSummary("images", "0" * 64, 8, 0),
-        ranges={name: TensorRange(2.0, -1.0, 2.0) for node in nodes for name in (*node.input, *node.output)},
+        ranges={
+            name: TensorRange(2.0, -1.0, 2.0)
+            for node in nodes
+            for name in (*node.input, *node.output)
+        },
         **changes,
     )
 
@@ -82,7 +95,8 @@ def test_a_table_that_was_made_with_other_preprocessing_is_refused(export, own, 
     table = table_of(model, of_table)
     if refused:
         with pytest.raises(
-            BadInputError, match="made for different preprocessing than net's; pass the calibration data"
+            BadInputError,
+            match="made for different preprocessing than net's; pass the calibration data",
         ):
             graph_from_table(model, table, "cpu", (), store, SilentListener())
     else:
@@ -90,7 +104,9 @@ def test_a_table_that_was_made_with_other_preprocessing_is_refused(export, own, 
         assert graph.info.int8_layers
 
 
-TENSORS = ModelCard("net", "net.onnx", Task.OTHER, (InputSpec("x", "float32", (1, 3), (2, 3), (8, 3)),))
+TENSORS = ModelCard(
+    "net", "net.onnx", Task.OTHER, (InputSpec("x", "float32", (1, 3), (2, 3), (8, 3)),)
+)
 
 
 @pytest.mark.parametrize(
@@ -113,20 +129,31 @@ def test_what_does_not_fit_is_said(tmp_path, name, content, said) -> None:
 def test_a_calibration():
     cost, constant = PrecisionCost(24.31, 0.0125, (0.004, 0.021)), PrecisionCost(200.0)
     found = CalibrationResult(
-        model="digits", model_id="m", weights=WeightsRecord("file", HASH),
-        set=SampleSetSummary("digits/calibration", HASH, 500, 0), kind="images", set_path="/w/set.json", unreadable=(),
-        target="tensorrt", tables={"max": "/w/max.json", "mse": "/w/mse.json"},
+        model="digits",
+        model_id="m",
+        weights=WeightsRecord("file", HASH),
+        set=SampleSetSummary("digits/calibration", HASH, 500, 0),
+        kind="images",
+        set_path="/w/set.json",
+        unreadable=(),
+        target="tensorrt",
+        tables={"max": "/w/max.json", "mse": "/w/mse.json"},
         compared=MethodsInfo(128, {"max": constant, "mse": cost}, "mse"),
-        skipped=tuple(SkippedLayer(f"conv{index}", "fewer than 16 channels") for index in range(14)),
+        skipped=tuple(
+            SkippedLayer(f"conv{index}", "fewer than 16 channels") for index in range(14)
+        ),
         sensitivity=SensitivityInfo(128, (LayerCost("conv1", cost, 1_200_000),), 10_000_000),
-    )  # fmt: skip
+    )
     assert_golden(text_of(document_from_calibration(found)), "calibrate.txt")
 
 
 @pytest.mark.parametrize(
-    ("count", "methods", "apart"), [(256, ("max", "mse"), True), (255, ("max", "mse"), False), (256, ("max",), False)]
+    ("count", "methods", "apart"),
+    [(256, ("max", "mse"), True), (255, ("max", "mse"), False), (256, ("max",), False)],
 )
-def test_ranges_come_from_other_samples_than_the_choice_if_there_are_enough(export, count, methods, apart) -> None:
+def test_ranges_come_from_other_samples_than_the_choice_if_there_are_enough(
+    export, count, methods, apart
+) -> None:
     stored, store = export
     rows = np.random.default_rng(0).standard_normal((count, 16, 8, 8)).astype(np.float32)
     drawn = hold_out(tensor_set_from_parts("rows", [{"x": rows}]), methods)[1]

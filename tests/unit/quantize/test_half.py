@@ -15,7 +15,12 @@ from optpipe.backends.onnx_graph import drop_unknown_sizes, infer_graph_types
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision
-from optpipe.quantize.precision_graph import _convert_in, _find_wide_tensors, find_half_nodes, round_nodes
+from optpipe.quantize.precision_graph import (
+    _convert_in,
+    _find_wide_tensors,
+    find_half_nodes,
+    round_nodes,
+)
 from optpipe.workspace.file_names import MODELOPT_LOG
 
 
@@ -52,7 +57,9 @@ def test_sizes_that_cannot_be_inferred_do_not_share_memory() -> None:
     graph = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(CLASS_TOKEN), data_prop=True)
     half = drop_unknown_sizes(convert_to_f16(graph, keep_io_types=True))
     x = np.arange(16, dtype=np.float32).reshape(2, 4, 2)
-    np.testing.assert_array_equal(run(half, x), np.concatenate([np.full((2, 1, 2), [5, 6]), x], axis=1))
+    np.testing.assert_array_equal(
+        run(half, x), np.concatenate([np.full((2, 1, 2), [5, 6]), x], axis=1)
+    )
 
 
 INPUTS = (InputSpec("x", "float32", (1, 4), (3, 4), (8, 4)),)
@@ -123,10 +130,26 @@ def test_a_converted_graph_tells_its_fp16_nodes(residual_model, kept) -> None:
     assert find_half_nodes(converted, (SPEC,)) == {*names[kept:]}
 
 
-@given(arrays.arrays(np.float32, (3, 4), elements=st.floats(width=32)), st.sampled_from([11, 13, 17, 18, 22]))
+@given(
+    arrays.arrays(np.float32, (3, 4), elements=st.floats(width=32)),
+    st.sampled_from([11, 13, 17, 18, 22]),
+)
 def test_wide_tensors_hold_nan_or_a_value_near_the_largest_of_fp16(rows, opset) -> None:
-    nodes = [("Neg", "x", "y"), ("Reshape", "y all", "f"), ("Gather", "f i", "s"), ("Gather", "f no", "e")]
-    model = onnx_model(nodes, {"x": ["n", 4]}, dict.fromkeys("yse"), opset=opset, all=[-1], i=0, no=np.zeros(0, int))
+    nodes = [
+        ("Neg", "x", "y"),
+        ("Reshape", "y all", "f"),
+        ("Gather", "f i", "s"),
+        ("Gather", "f no", "e"),
+    ]
+    model = onnx_model(
+        nodes,
+        {"x": ["n", 4]},
+        dict.fromkeys("yse"),
+        opset=opset,
+        all=[-1],
+        i=0,
+        no=np.zeros(0, int),
+    )
     wide = ~(np.abs(rows) <= 65504 / 8)  # NaN too
     found = _find_wide_tensors(model, ModelCard("net", "net.onnx", Task.OTHER, INPUTS), {"x": rows})
     assert found == {*("xyf" if wide.any() else ""), *("s" if wide[0, 0] else "")}

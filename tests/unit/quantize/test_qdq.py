@@ -36,9 +36,9 @@ def run(model, x=X, path=None):
     if path:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.optimized_model_filepath = str(path)
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(
-        None, {"x": x}
-    )[0]
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    ).run(None, {"x": x})[0]
 
 
 def measured_ranges(model, tensors):
@@ -61,7 +61,9 @@ def snr_db(reference, other) -> float:
 @pytest.mark.parametrize("target", ["tensorrt", "cpu"])
 def test_outputs_stay_near(residual_model, target) -> None:
     placed = place_qdq(residual_model, target)
-    quantized = qdq_from_onnx(residual_model, placed, measured_ranges(residual_model, placed.tensors))
+    quantized = qdq_from_onnx(
+        residual_model, placed, measured_ranges(residual_model, placed.tensors)
+    )
     onnx.checker.check_model(quantized, full_check=True)
     assert snr_db(run(residual_model), run(quantized)) > 30
     assert len(residual_model.graph.node) == 7  # the original is untouched
@@ -71,26 +73,37 @@ def test_outputs_stay_near(residual_model, target) -> None:
 def test_weights_that_were_quantized_before_give_the_same_graph(residual_model, target):
     placed, known = place_qdq(residual_model, target), {}
     ranges = measured_ranges(residual_model, placed.tensors)
-    graphs = [qdq_from_onnx(residual_model, placed, ranges, each).SerializeToString() for each in (None, known, known)]
+    graphs = [
+        qdq_from_onnx(residual_model, placed, ranges, each).SerializeToString()
+        for each in (None, known, known)
+    ]
     assert known
     assert len(set(graphs)) == 1
 
 
 def test_the_cpu_provider_fuses_every_layer(residual_model, tmp_path) -> None:
     placed = place_qdq(residual_model, "cpu")
-    quantized = qdq_from_onnx(residual_model, placed, measured_ranges(residual_model, placed.tensors))
+    quantized = qdq_from_onnx(
+        residual_model, placed, measured_ranges(residual_model, placed.tensors)
+    )
     run(quantized, path=tmp_path / "fused.onnx")
     operators = Counter(node.op_type for node in onnx.load(tmp_path / "fused.onnx").graph.node)
-    assert operators["QLinearConv"] == 3  # the last one writes the graph's output, which stays in floating point
+    assert (
+        operators["QLinearConv"] == 3
+    )  # the last one writes the graph's output, which stays in floating point
     assert operators["QLinearAdd"] == 1
     assert not operators["Relu"]
 
 
 def test_tensorrt_has_no_pair_between_convolution_addition_and_relu(residual_model) -> None:
     placed = place_qdq(residual_model, "tensorrt")
-    quantized = qdq_from_onnx(residual_model, placed, measured_ranges(residual_model, placed.tensors))
+    quantized = qdq_from_onnx(
+        residual_model, placed, measured_ranges(residual_model, placed.tensors)
+    )
     producers = {name: node.op_type for node in quantized.graph.node for name in node.output}
-    readers = {node.name: [producers.get(name) for name in node.input] for node in quantized.graph.node}
+    readers = {
+        node.name: [producers.get(name) for name in node.input] for node in quantized.graph.node
+    }
     assert readers["add"] == ["Conv", "DequantizeLinear"]
     assert readers["relu2"] == ["Add"]
     zeros = [each for each in quantized.graph.initializer if "zero_point" in each.name]
@@ -108,18 +121,26 @@ def test_layers_on_a_cpu_read_their_own_copies_of_a_shared_weight() -> None:
         b=np.ones(4, np.float32),
     )
     placed = place_qdq(model, "cpu")
-    quantized = qdq_from_onnx(model, placed, {name: TensorRange(1.0, -1.0, 1.0) for name in placed.tensors})
-    stored = {each.name for each in quantized.graph.initializer if each.data_type == onnx.TensorProto.INT8}
-    assert Counter(name for node in quantized.graph.node for name in node.input if name in stored) == dict.fromkeys(
-        stored, 1
+    quantized = qdq_from_onnx(
+        model, placed, {name: TensorRange(1.0, -1.0, 1.0) for name in placed.tensors}
     )
+    stored = {
+        each.name for each in quantized.graph.initializer if each.data_type == onnx.TensorProto.INT8
+    }
+    assert Counter(
+        name for node in quantized.graph.node for name in node.input if name in stored
+    ) == dict.fromkeys(stored, 1)
     assert len(stored) == 4  # two weights and their zero points
 
 
 def test_a_table_of_another_graph_is_refused(residual_model) -> None:
     placed = place_qdq(residual_model, "tensorrt")
     with pytest.raises(BadInputError, match="no range for 'r1' and 1 more"):
-        qdq_from_onnx(residual_model, placed, {"x": TensorRange(1.0, -1.0, 1.0), "r2": TensorRange(1.0, -1.0, 1.0)})
+        qdq_from_onnx(
+            residual_model,
+            placed,
+            {"x": TensorRange(1.0, -1.0, 1.0), "r2": TensorRange(1.0, -1.0, 1.0)},
+        )
 
 
 def test_older_graphs_are_lifted(residual_model) -> None:
@@ -139,7 +160,9 @@ def test_weight_scales_are_never_zero_nan_or_inf_and_steps_fit(values) -> None:
     assert np.array_equal(scale.astype(np.float16).astype(np.float32), scale)  # FP16 keeps it
     inside = np.abs(values) <= 127 * scale.reshape(4, 1, 1)
     error = np.abs(steps * scale.reshape(4, 1, 1).astype(np.float64) - values)
-    assert np.all(error[inside] <= 0.5001 * np.broadcast_to(scale.reshape(4, 1, 1), values.shape)[inside])
+    assert np.all(
+        error[inside] <= 0.5001 * np.broadcast_to(scale.reshape(4, 1, 1), values.shape)[inside]
+    )
 
 
 @given(st.floats(2.0**-24, 65000.0, width=32))
@@ -179,14 +202,18 @@ def test_a_scale_is_never_zero_or_infinite(amax):
 def test_values_round_as_torch_rounds_them(values, exponent):
     scale = np.float32(2.0**exponent)
     array = np.array(values, np.float32)
-    expected = (torch.from_numpy(array) / float(scale)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    expected = (
+        (torch.from_numpy(array) / float(scale)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    )
     assert round_to_e4m3(array, scale).tobytes() == expected.view(torch.uint8).numpy().tobytes()
 
 
 def test_layers_are_kept_as_asked(residual_model) -> None:
     found = place_qdq(residual_model, "tensorrt", keep=lambda name: name == "conv2")
     assert "conv2" not in found.layers
-    assert [(each.layer, each.reason) for each in found.skipped] == [("conv2", "kept in floating point by request")]
+    assert [(each.layer, each.reason) for each in found.skipped] == [
+        ("conv2", "kept in floating point by request")
+    ]
     assert ("add", 0) in found.edges  # now `down` takes the addition in
 
 

@@ -69,7 +69,9 @@ def test_percentile_is_numpys_on_many_values() -> None:
 
 def test_mse_is_as_good_as_trying_every_bound() -> None:
     rng = np.random.default_rng(1)
-    values = np.concatenate([rng.standard_normal(50_000), rng.standard_normal(20) * 40]).astype(np.float32)
+    values = np.concatenate([rng.standard_normal(50_000), rng.standard_normal(20) * 40]).astype(
+        np.float32
+    )
     tried = min(int8_error(values, bound) for bound in np.linspace(0.5, np.abs(values).max(), 600))
     assert int8_error(values, find_least_error(seen(values))) <= tried * 1.01
 
@@ -82,7 +84,9 @@ def test_mse_weighs_outliers_by_their_squares(size, clips) -> None:
     Trying every bound says the same, so this is what the criterion is, and not how it is searched.
     """
     rng = np.random.default_rng(4)
-    values = np.concatenate([np.maximum(rng.standard_normal(1_000_000), 0), np.full(6, size)]).astype(np.float32)
+    values = np.concatenate(
+        [np.maximum(rng.standard_normal(1_000_000), 0), np.full(6, size)]
+    ).astype(np.float32)
     tried = np.geomspace(size / 500, size, 200)
     best = float(tried[np.argmin([int8_error(values, bound) for bound in tried])])
     assert (best < 0.7 * size) == clips
@@ -169,7 +173,10 @@ def test_no_range_without_a_usable_bound(amax) -> None:
         ("", "truncated"),
         ("[]", "expected `object`"),
         ("{}", "missing required field `method`"),
-        ('{"ranges": {"x": {"amax": 0, "low": 0, "high": 1}}}', r"finite positive amax.*\$\.ranges"),
+        (
+            '{"ranges": {"x": {"amax": 0, "low": 0, "high": 1}}}',
+            r"finite positive amax.*\$\.ranges",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(tmp_path, text, said) -> None:
@@ -196,7 +203,9 @@ def graph(residual_model, tmp_path):
 
 
 def test_batches_do_not_matter(graph) -> None:
-    parts = collect(Collector(graph, TENSORS, histograms=True), [{"x": X[:3]}, {"x": X[3:4]}, {"x": X[4:]}])
+    parts = collect(
+        Collector(graph, TENSORS, histograms=True), [{"x": X[:3]}, {"x": X[3:4]}, {"x": X[4:]}]
+    )
     whole = collect(Collector(graph, TENSORS, histograms=True), [{"x": X}])
     for name in TENSORS:
         assert parts[name].amax == pytest.approx(whole[name].amax, rel=1e-6)

@@ -47,7 +47,12 @@ def criterion(sense, threshold):
     return Criterion("latency", "p99", sense, threshold, Dimension.TIME)
 
 
-@given(st.sampled_from([Sense.AT_MOST, Sense.AT_LEAST]), st.lists(observations(), max_size=4), FINITE, FINITE)
+@given(
+    st.sampled_from([Sense.AT_MOST, Sense.AT_LEAST]),
+    st.lists(observations(), max_size=4),
+    FINITE,
+    FINITE,
+)
 def test_loosening_never_turns_pass_or_inconclusive_into_fail(sense, found, one, other):
     limits = sorted((one, other), reverse=sense is Sense.AT_LEAST)
     before, after = (judge_criterion(criterion(sense, limit), found).verdict for limit in limits)
@@ -58,7 +63,9 @@ def test_loosening_never_turns_pass_or_inconclusive_into_fail(sense, found, one,
 @given(observations(), FINITE, st.floats(0, 1e9))
 def test_a_wider_interval_never_turns_inconclusive_into_a_verdict(seen, limit, extra):
     wider = Observation(seen.value, seen.low - extra, seen.high + extra, seen.blockers)
-    before, after = (judge_criterion(criterion(Sense.AT_MOST, limit), [one]).verdict for one in (seen, wider))
+    before, after = (
+        judge_criterion(criterion(Sense.AT_MOST, limit), [one]).verdict for one in (seen, wider)
+    )
     assert after in (before, Verdict.INCONCLUSIVE)
 
 
@@ -66,14 +73,20 @@ def test_a_wider_interval_never_turns_inconclusive_into_a_verdict(seen, limit, e
 def test_a_cap_or_missing_evidence_never_passes(found, limit):
     capped = [*found, Observation(0.0, 0.0, 0.0, blockers=(CAP,))]
     assert judge_criterion(criterion(Sense.AT_MOST, limit), capped).verdict is not Verdict.PASS
-    assert judge_criterion(criterion(Sense.AT_MOST, limit), Blocker("none", "measure")).verdict is Verdict.INCONCLUSIVE
+    assert (
+        judge_criterion(criterion(Sense.AT_MOST, limit), Blocker("none", "measure")).verdict
+        is Verdict.INCONCLUSIVE
+    )
     assert judge_criterion(criterion(Sense.AT_MOST, limit), []).verdict is Verdict.INCONCLUSIVE
 
 
 @given(st.sampled_from([Sense.AT_MOST, Sense.AT_LEAST]), FINITE)
 def test_a_figure_that_is_no_number_never_passes_or_fails(sense, limit):
     for low, high in ((math.nan, 1.0), (1.0, math.nan), (math.nan, math.nan)):
-        assert judge_criterion(criterion(sense, limit), [Observation(1.0, low, high)]).verdict is Verdict.INCONCLUSIVE
+        assert (
+            judge_criterion(criterion(sense, limit), [Observation(1.0, low, high)]).verdict
+            is Verdict.INCONCLUSIVE
+        )
 
 
 @given(st.lists(observations(), min_size=1, max_size=5), FINITE, st.randoms())
@@ -96,17 +109,27 @@ def test_a_foreign_environment_is_inconclusive_not_fail():
 
 
 def test_the_reason_tells_the_figures_in_full_where_rounding_would_hide_the_difference():
-    judged = judge_criterion(criterion(Sense.AT_MOST, 15e6), [Observation(16e6, 15.5e6, 17e6, about="batch 8")])
+    judged = judge_criterion(
+        criterion(Sense.AT_MOST, 15e6), [Observation(16e6, 15.5e6, 17e6, about="batch 8")]
+    )
     assert judged.reason == "16.0 ms [15.5, 17.0] exceeds the limit of 15.0 ms"
     assert judged.remedy
     limit = Criterion("size", "maximum", Sense.AT_MOST, 2099.0, Dimension.SIZE)
-    assert judge_criterion(limit, [Observation(2100.0)]).reason == "2100 bytes exceeds the limit of 2099 bytes"
-    assert judge_criterion(limit, [Observation(2099.0)]).reason == "2.05 KiB is within the limit of 2.05 KiB"
+    assert (
+        judge_criterion(limit, [Observation(2100.0)]).reason
+        == "2100 bytes exceeds the limit of 2099 bytes"
+    )
+    assert (
+        judge_criterion(limit, [Observation(2099.0)]).reason
+        == "2.05 KiB is within the limit of 2.05 KiB"
+    )
 
 
 def test_a_waived_criterion_does_not_count():
     failed = judge_criterion(criterion(Sense.AT_MOST, 1.0), [Observation(2.0)])
-    passed = judge_criterion(Criterion("size", "maximum", Sense.AT_MOST, 3.0, Dimension.SIZE), [Observation(2.0)])
+    passed = judge_criterion(
+        Criterion("size", "maximum", Sense.AT_MOST, 3.0, Dimension.SIZE), [Observation(2.0)]
+    )
     assert decide_overall_verdict([failed, passed]) is Verdict.FAIL
     waived = replace(failed, waived="known, ticket 12")
     assert decide_overall_verdict([waived, passed]) is Verdict.PASS
@@ -115,16 +138,25 @@ def test_a_waived_criterion_does_not_count():
 
 def test_fail_over_many_criteria_needs_more_evidence_and_says_so():
     limits = [criterion(Sense.AT_MOST, 10.0) for _ in range(10)]
-    seen = [Observation(10.1 + 0.1 * (at == 0), 10.01, 10.4, tail=Mean(10.1, 0.04, 4)) for at in range(10)]
+    seen = [
+        Observation(10.1 + 0.1 * (at == 0), 10.01, 10.4, tail=Mean(10.1, 0.04, 4))
+        for at in range(10)
+    ]
     alone = judge_criterion(limits[0], [seen[1]])
-    assert alone.verdict is Verdict.INCONCLUSIVE, "p = 0.03 of Student's t with 4 degrees of freedom"
+    assert alone.verdict is Verdict.INCONCLUSIVE, (
+        "p = 0.03 of Student's t with 4 degrees of freedom"
+    )
     sharp = Observation(10.2, 10.1, 10.3, tail=Mean(10.2, 0.036, 4))
     assert judge_criterion(limits[0], [sharp]).verdict is Verdict.FAIL
-    together = judge_criteria([(one, [sharp if at == 0 else seen[1]]) for at, one in enumerate(limits)], 0.95)
+    together = judge_criteria(
+        [(one, [sharp if at == 0 else seen[1]]) for at, one in enumerate(limits)], 0.95
+    )
     assert {one.verdict for one in together} == {Verdict.INCONCLUSIVE}
     assert "not clearly enough among the 10 figures judged together" in together[0].reason
     clear = Observation(20.0, 19.0, 21.0, tail=Mean(20.0, 0.4, 4))
-    judged = judge_criteria([(one, [clear if at == 0 else seen[1]]) for at, one in enumerate(limits)], 0.95)
+    judged = judge_criteria(
+        [(one, [clear if at == 0 else seen[1]]) for at, one in enumerate(limits)], 0.95
+    )
     assert [one.verdict for one in judged].count(Verdict.FAIL) == 1
 
 
@@ -144,7 +176,9 @@ def test_processes_that_agree_decide_nothing_so_close_to_a_limit_that_a_second_s
 ):
     limit = Criterion("latency", "p50", Sense.AT_MOST, 10e6, Dimension.TIME)
     subject = Subject("a", "fake", "fp32", "cpu")
-    figures = [planted(subject, 1, ms * (1 + 1e-4 * (at % 3)), process=at) for at in range(processes)]
+    figures = [
+        planted(subject, 1, ms * (1 + 1e-4 * (at % 3)), process=at) for at in range(processes)
+    ]
     judged = judge_measured(limit, figures)
     assert judged.verdict == verdict
     assert f"{processes} processes cannot rule out a second speed" in judged.about
@@ -153,13 +187,23 @@ def test_processes_that_agree_decide_nothing_so_close_to_a_limit_that_a_second_s
 
 
 @pytest.mark.parametrize(
-    ("code", "verdict"), [("drift", "INCONCLUSIVE"), ("bimodal", "INCONCLUSIVE"), ("loaded-host", "PASS")]
+    ("code", "verdict"),
+    [("drift", "INCONCLUSIVE"), ("bimodal", "INCONCLUSIVE"), ("loaded-host", "PASS")],
 )
 def test_a_process_left_out_for_its_own_samples_tells_how_far_apart_speeds_may_be(code, verdict):
     """Four agree at 9.6 ms, the fifth ran at 10.8 ms: what its own samples show may be its speed, a loaded host is no speed."""
     limit = Criterion("latency", "p50", Sense.AT_MOST, 10e6, Dimension.TIME)
-    figures = [planted(Subject("a", "fake", "fp32", "cpu"), 1, 9.6 * (1 + 1e-4 * at), process=at) for at in range(4)]
-    slow = planted(Subject("a", "fake", "fp32", "cpu"), 1, 10.8, process=4, reasons=(Reason(code, "seen", "", True),))
+    figures = [
+        planted(Subject("a", "fake", "fp32", "cpu"), 1, 9.6 * (1 + 1e-4 * at), process=at)
+        for at in range(4)
+    ]
+    slow = planted(
+        Subject("a", "fake", "fp32", "cpu"),
+        1,
+        10.8,
+        process=4,
+        reasons=(Reason(code, "seen", "", True),),
+    )
     judged = judge_measured(limit, (*figures, slow))
     assert judged.verdict == verdict
 
@@ -196,7 +240,12 @@ EXACT = {"precision.fp16", "size.maximum"}
 """Facts of the built network and of its file: nothing is estimated."""
 
 
-@pytest.fixture(params=[pytest.param(False, id="alone"), pytest.param(True, id="interleaved", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=[
+        pytest.param(False, id="alone"),
+        pytest.param(True, id="interleaved", marks=pytest.mark.slow),
+    ]
+)
 def judged(workspace, tmp_path, request):
     entry = workspace.artifact("fp16")
     workspace.bench(entry, count=1500, power=200.0, peaks=2**20)
@@ -237,7 +286,9 @@ def test_a_higher_confidence_widens_every_interval_and_nothing_else_does(judged)
 
 
 def audited(ms, share):
-    return CriterionResult("latency.p99", Verdict.PASS, "", observed=ms, ci=(ms / (1 + share), ms * (1 + share)))
+    return CriterionResult(
+        "latency.p99", Verdict.PASS, "", observed=ms, ci=(ms / (1 + share), ms * (1 + share))
+    )
 
 
 @given(st.floats(1, 1e9), st.floats(0.2, 5), st.floats(0, 0.3), st.floats(0, 0.3))
@@ -245,14 +296,22 @@ def test_an_audit_is_symmetric_and_a_wider_interval_only_makes_it_undecided(ms, 
     limit, before, now = criterion(Sense.AT_MOST, 1.0), audited(ms, one), audited(ms * ratio, other)
     verdict = judge_audit(limit, before, now, ()).verdict
     assert judge_audit(limit, now, before, ()).verdict is verdict
-    assert judge_audit(limit, before, audited(ms * ratio, 2 * other), ()).verdict in (verdict, Verdict.INCONCLUSIVE)
+    assert judge_audit(limit, before, audited(ms * ratio, 2 * other), ()).verdict in (
+        verdict,
+        Verdict.INCONCLUSIVE,
+    )
     if one == other == 0.0 and abs(ratio / 1.1 - 1) > 1e-9 and abs(ratio * 1.1 - 1) > 1e-9:
         assert verdict is (Verdict.PASS if 1 / 1.1 < ratio < 1.1 else Verdict.FAIL)
-    assert judge_audit(limit, before, now, ("gpu: one and another",)).verdict is Verdict.INCONCLUSIVE
+    assert (
+        judge_audit(limit, before, now, ("gpu: one and another",)).verdict is Verdict.INCONCLUSIVE
+    )
 
 
 @pytest.mark.parametrize(("points", "verdict"), [(0.3, Verdict.PASS), (0.7, Verdict.FAIL)])
 def test_an_audit_compares_scores_on_the_same_data_as_they_are(points, verdict):
     limit = Criterion("accuracy", "maximum_drop", Sense.AT_MOST, 1.0, Dimension.POINTS)
-    before, now = (CriterionResult("a", Verdict.PASS, "", observed=each, ci=(-9.0, 9.0)) for each in (0.0, points))
+    before, now = (
+        CriterionResult("a", Verdict.PASS, "", observed=each, ci=(-9.0, 9.0))
+        for each in (0.0, points)
+    )
     assert judge_audit(limit, before, now, ()).verdict is verdict

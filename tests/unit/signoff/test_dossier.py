@@ -43,7 +43,9 @@ def signed(make_workspace, tmp_path_factory):
     place = tmp_path_factory.mktemp("signed")
     workspace = make_workspace(place / "workspace")
     workspace.bench(workspace.artifact("fp16"))
-    return workspace, {limit: workspace.sign_off(LATENCY % limit, place / limit) for limit in ("50", "5")}
+    return workspace, {
+        limit: workspace.sign_off(LATENCY % limit, place / limit) for limit in ("50", "5")
+    }
 
 
 @pytest.fixture
@@ -56,7 +58,9 @@ def failed(signed, tmp_path):
     return shutil.copytree(signed[1]["5"][1], tmp_path / "failed")
 
 
-@pytest.mark.parametrize(("limit", "verdict"), [("50", "PASS"), ("5", "FAIL"), ("15", "INCONCLUSIVE")])
+@pytest.mark.parametrize(
+    ("limit", "verdict"), [("50", "PASS"), ("5", "FAIL"), ("15", "INCONCLUSIVE")]
+)
 def test_three_policies_give_three_verdicts(workspace, sign_off, limit, verdict):
     workspace.bench(workspace.artifact("fp16"), count=900)
     record, _ = sign_off(LATENCY % limit)
@@ -89,10 +93,14 @@ def test_a_runtime_that_no_triton_release_carries_is_named(workspace, tmp_path, 
     monkeypatch.setattr(SilentListener, "inform", lambda _, message: told.append(message))
     workspace.bench(workspace.artifact("fp16"))
     workspace.release((LATENCY % "50").encode(), tmp_path / "one")
-    assert [each for each in told if each.startswith("to serve this build: no Triton release up to")]
+    assert [
+        each for each in told if each.startswith("to serve this build: no Triton release up to")
+    ]
 
 
-@pytest.mark.parametrize("file", ["policy.toml", "request.json", "builds/artifact-*/manifest.json", "verdict.json"])
+@pytest.mark.parametrize(
+    "file", ["policy.toml", "request.json", "builds/artifact-*/manifest.json", "verdict.json"]
+)
 def test_a_partial_dossier_is_refused_even_when_resealed(passed, file):
     next(passed.glob(file)).unlink()
     assert check_dossier(passed).problems
@@ -100,7 +108,9 @@ def test_a_partial_dossier_is_refused_even_when_resealed(passed, file):
     assert check_dossier(passed).problems
 
 
-def test_a_raw_file_that_vanishes_while_it_is_copied_is_refused(workspace, sign_off, tmp_path, monkeypatch):
+def test_a_raw_file_that_vanishes_while_it_is_copied_is_refused(
+    workspace, sign_off, tmp_path, monkeypatch
+):
     workspace.bench(workspace.artifact("fp16"))
     read = Files.read
 
@@ -183,10 +193,12 @@ def test_the_build_to_judge_must_be_clear(workspace, sign_off):
         sign_off(LATENCY % "5")
     workspace.artifact("fp16")
     workspace.artifact("int8")
-    for number, (build, said) in enumerate((
-        ("", "2 builds of digits match"),
-        ("[build]\nprecision = 'bf16'", "no build of digits matches precision bf16"),
-    )):  # fmt: skip
+    for number, (build, said) in enumerate(
+        (
+            ("", "2 builds of digits match"),
+            ("[build]\nprecision = 'bf16'", "no build of digits matches precision bf16"),
+        )
+    ):
         with pytest.raises(BadInputError, match=said):
             sign_off(LATENCY % "5" + build, str(number))
 
@@ -199,13 +211,17 @@ def test_the_build_to_judge_must_be_clear(workspace, sign_off):
         (LATENCY + "[build]\nbackend = 'onnxruntime'\noptions = {thread = 2}", {}, "onnxruntime has no option 'thread'"),
     ],
 )  # fmt: skip
-def test_what_could_never_be_signed_off_is_refused_before_anything_is_built(workspace, policy, waivers, said):
+def test_what_could_never_be_signed_off_is_refused_before_anything_is_built(
+    workspace, policy, waivers, said
+):
     wanted = SignoffRequest("digits", policy_from_toml((policy % "5").encode()), None, waivers)
     with pytest.raises(BadInputError, match=said):
         require_possible(wanted, workspace.store, None, None)
 
 
-def test_approving_replaces_the_baseline_whole_and_a_damaged_one_is_not_taken_for_none(passed, failed, tmp_path):
+def test_approving_replaces_the_baseline_whole_and_a_damaged_one_is_not_taken_for_none(
+    passed, failed, tmp_path
+):
     for folder in (passed, failed):
         target = store_baseline(Files(folder), tmp_path / "w", "reason")
         assert check_dossier(target).intact
@@ -213,7 +229,9 @@ def test_approving_replaces_the_baseline_whole_and_a_damaged_one_is_not_taken_fo
     assert sorted(path.name for path in target.parent.iterdir()) == ["digits", "digits.json"]
     assert find_approved_baseline(tmp_path / "w", "digits").folder == target
     (target / "policy.toml").write_text("changed")
-    with pytest.raises(BadInputError, match=r"policy.toml: changed\n.*optpipe signoff approve DOSSIER`"):
+    with pytest.raises(
+        BadInputError, match=r"policy.toml: changed\n.*optpipe signoff approve DOSSIER`"
+    ):
         find_approved_baseline(tmp_path / "w", "digits")
     for path in target.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -223,7 +241,9 @@ def test_approving_replaces_the_baseline_whole_and_a_damaged_one_is_not_taken_fo
 
 def test_all_tries_count_and_a_run_that_was_removed_is_named(workspace, sign_off):
     entry = workspace.artifact("fp16")
-    fast, slow = (workspace.bench(entry, mean_ms=ms, seed=seed) for seed, ms in ((1, 10.0), (2, 10.2)))
+    fast, slow = (
+        workspace.bench(entry, mean_ms=ms, seed=seed) for seed, ms in ((1, 10.0), (2, 10.2))
+    )
     (group,) = sign_off(LATENCY % "50", "both")[0].groups
     assert (group.processes, set(group.runs)) == (10, {fast.name, slow.name})
     remove_stored(workspace.store, slow.name, with_dependents=False)
@@ -235,7 +255,9 @@ def test_all_tries_count_and_a_run_that_was_removed_is_named(workspace, sign_off
 
 def test_since_narrows_what_is_judged_and_what_it_leaves_out_is_named(workspace, sign_off):
     entry = workspace.artifact("fp16")
-    removed, slow, fast = (workspace.bench(entry, mean_ms=ms, seed=int(ms)) for ms in (11.0, 90.0, 10.0))
+    removed, slow, fast = (
+        workspace.bench(entry, mean_ms=ms, seed=int(ms)) for ms in (11.0, 90.0, 10.0)
+    )
     remove_stored(workspace.store, removed.name, with_dependents=False)
     every, _ = sign_off(LATENCY % "50", "every")
     assert every.verdict is not Verdict.PASS
@@ -258,10 +280,17 @@ def test_since_narrows_what_is_judged_and_what_it_leaves_out_is_named(workspace,
 
 
 def test_a_preregistered_policy_is_decided_by_later_evidence_alone(workspace, sign_off):
-    entry, policy = workspace.artifact("fp16"), LATENCY % "50" + "[evidence]\npreregistered = true\n"
+    entry, policy = (
+        workspace.artifact("fp16"),
+        LATENCY % "50" + "[evidence]\npreregistered = true\n",
+    )
     old = workspace.bench(entry)
     record, folder = sign_off(policy)
-    assert (record.verdict, record.runs, record.runs_left_out) == (Verdict.INCONCLUSIVE, (), (old.name,))
+    assert (record.verdict, record.runs, record.runs_left_out) == (
+        Verdict.INCONCLUSIVE,
+        (),
+        (old.name,),
+    )
     assert f"older and left out: {old.name}" in record.notes[0].message
     assert check_dossier(folder).problems == ()
     assert f"judged too: {old.name}" in sign_off(LATENCY % "50", "without")[0].notes[0].message
@@ -282,7 +311,10 @@ def test_a_preregistered_policy_is_decided_by_later_evidence_alone(workspace, si
 def test_since_is_read_in_utc():
     assert since_from_text("2026-01-02") == "2026-01-02T00:00:00.000+00:00"
     assert since_from_text("2026-01-02T03:00+02:00") == "2026-01-02T01:00:00.000+00:00"
-    for text, said in (("yesterday", "expected a date or time in UTC"), ("2999-01-01", "is in the future")):
+    for text, said in (
+        ("yesterday", "expected a date or time in UTC"),
+        ("2999-01-01", "is in the future"),
+    ):
         with pytest.raises(BadInputError, match=f"--since {text}: {said}"):
             since_from_text(text)
 
@@ -294,5 +326,8 @@ def test_the_report_shows_the_judged_build_and_none_that_is_called_the_same(work
     workspace.bench(workspace.artifact("int8", trained=False), processes=3)
     _, folder = sign_off(LATENCY % "50", artifact=old.id)
     found, _ = compare_dossier(read_dossier(Files(folder)))
-    assert {row.precision: row.artifact == old.id for row in found.rows} == {"fp16": True, "fp32": False}
+    assert {row.precision: row.artifact == old.id for row in found.rows} == {
+        "fp16": True,
+        "fp32": False,
+    }
     assert found.warnings[-1].startswith("6 measurements are excluded")

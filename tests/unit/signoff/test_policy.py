@@ -33,18 +33,27 @@ def test_the_template_parses_and_fits_the_schema():
         "stability.maximum_cv.b1",
     ]
     for labeled, judged in ((True, "accuracy.maximum_drop"), (False, "outputs.minimum_snr")):
-        assert [one.name for one in parsed(read_policy_template(labeled=labeled)).criteria] == [*loads, judged]
+        assert [one.name for one in parsed(read_policy_template(labeled=labeled)).criteria] == [
+            *loads,
+            judged,
+        ]
 
 
 def test_every_commented_example_in_the_template_is_right_too():
     lines = [re.sub(r"^# (?=\[|\S+ = )", "", line) for line in read_policy_template().splitlines()]
     assert len([line for line in lines if line.startswith("# ")]) < 12, "prose only"
     names = {one.name for one in parsed("\n".join(lines)).criteria}
-    assert {"regression.p99.b1", "tensor_cores.minimum_share", "environment.packages.onnxruntime-gpu"} <= names
+    assert {
+        "regression.p99.b1",
+        "tensor_cores.minimum_share",
+        "environment.packages.onnxruntime-gpu",
+    } <= names
 
 
 def test_options_are_read_as_they_are_typed():
-    text = "schema = 1\n[size]\nmaximum = '1 MiB'\n[build]\nbackend = 'onnxruntime'\n[build.options]\n"
+    text = (
+        "schema = 1\n[size]\nmaximum = '1 MiB'\n[build]\nbackend = 'onnxruntime'\n[build.options]\n"
+    )
     found = parsed(text + "threads = 2\nspinning = false\ncudnn_search = 'HEURISTIC'")
     assert found.options == {"threads": "2", "spinning": "false", "cudnn_search": "HEURISTIC"}
     assert found.build == {"backend": "onnxruntime"}
@@ -110,8 +119,17 @@ def test_a_byte_order_mark_is_no_fault_and_control_characters_are():
         policy_from_toml(text.format("x").replace("schema = 1", "schema = 1.0").encode())
 
 
-ACROSS_KEYS = ("has no effect", "has two limits", "add up to", "contradicts", "requires a GPU", "can never be met",
-               "is always met", "at least 50%", "invalid rate")  # fmt: skip
+ACROSS_KEYS = (
+    "has no effect",
+    "has two limits",
+    "add up to",
+    "contradicts",
+    "requires a GPU",
+    "can never be met",
+    "is always met",
+    "at least 50%",
+    "invalid rate",
+)
 
 
 @pytest.mark.parametrize("text", [text for text, message in BAD.items() if message != "not TOML"])
@@ -121,7 +139,9 @@ def test_the_json_schema_refuses_what_the_parser_refuses_except_what_relates_two
 
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "reports" / "examples").glob("*.toml"))
-POLICIES = [path for path in EXAMPLES if "policy.schema.json" in path.read_text().partition("\n")[0]]
+POLICIES = [
+    path for path in EXAMPLES if "policy.schema.json" in path.read_text().partition("\n")[0]
+]
 
 
 @pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.name)
@@ -132,7 +152,9 @@ def test_the_example_policies_parse_and_fit_the_schema_beside_them(path):
 
 def test_the_share_of_every_precision_that_is_built_can_be_limited():
     text = "schema = 1\n[precision]\n" + "".join(f"{each} = '1 %'\n" for each in Precision)
-    assert [one.name for one in parsed(text).criteria] == [f"precision.{each}" for each in Precision]
+    assert [one.name for one in parsed(text).criteria] == [
+        f"precision.{each}" for each in Precision
+    ]
 
 
 FIGURES = {
@@ -156,7 +178,12 @@ def observe_limit(limit: str):
 
 
 @pytest.mark.parametrize(
-    "limit", ['at_threshold = "33%"', 'maximum_f1_drop = "1 AP"', 'at_threshold = "5%"\nminimum_score = "9 AP"']
+    "limit",
+    [
+        'at_threshold = "33%"',
+        'maximum_f1_drop = "1 AP"',
+        'at_threshold = "5%"\nminimum_score = "9 AP"',
+    ],
 )
 def test_a_threshold_is_one_of_the_grid_and_goes_with_f1(limit: str) -> None:
     with pytest.raises(BadInputError):
@@ -169,13 +196,25 @@ def test_a_threshold_is_one_of_the_grid_and_goes_with_f1(limit: str) -> None:
         ('maximum_drop = "0.5 AP"', "accuracy.maximum_drop.AP", "at most 0.5 AP", 0.2),
         ('maximum_drop = "0.5 points"', "accuracy.maximum_drop", "at most 0.5 points", 0.2),
         ('maximum_drop = "2 AP50"', "accuracy.maximum_drop.AP50", "at most 2 AP50", 1.0),
-        ('maximum_f1_drop = "5 points"', "accuracy.maximum_f1_drop.F1@25%", "at most 5 F1@25%", 3.0),
-        ('maximum_f1_drop = "1 F1"\nat_threshold = "30%"', "accuracy.maximum_f1_drop.F1@30%", "at most 1 point", 0.7),
+        (
+            'maximum_f1_drop = "5 points"',
+            "accuracy.maximum_f1_drop.F1@25%",
+            "at most 5 F1@25%",
+            3.0,
+        ),
+        (
+            'maximum_f1_drop = "1 F1"\nat_threshold = "30%"',
+            "accuracy.maximum_f1_drop.F1@30%",
+            "at most 1 point",
+            0.7,
+        ),
         ('minimum_score = "50 AP"', "accuracy.minimum_score.AP", "at least 50 AP", 58.0),
         ('minimum_score = "50 points"', "accuracy.minimum_score", "at least 50 points", 58.0),
     ],
 )
-def test_a_limit_names_its_score_and_finds_it(limit: str, name: str, said: str, value: float) -> None:
+def test_a_limit_names_its_score_and_finds_it(
+    limit: str, name: str, said: str, value: float
+) -> None:
     criterion = read_criterion(limit)
     assert (criterion.name, criterion.limit) == (name, said)
     found = observe_limit(limit)

@@ -49,7 +49,9 @@ def sealed(make_workspace, tmp_path_factory, small_trace):
     workspace.profile(entry, small_trace)
     folder = tmp_path / ".one"
     folder.mkdir()
-    collect_evidence(SignoffRequest("digits", policy_from_toml(POLICY.encode())), workspace.store, folder)
+    collect_evidence(
+        SignoffRequest("digits", policy_from_toml(POLICY.encode())), workspace.store, folder
+    )
     signoff = judge_dossier(read_dossier(Files(folder)))[0]
     assert signoff.verdict is Verdict.PASS, [(one.name, one.reason) for one in signoff.criteria]
     (folder / "verdict.json").write_bytes(json_from_record(signoff))
@@ -75,7 +77,9 @@ def in_json(*steps, value):
 FORGED = {
     "measurements.json": {
         'verdict says "INVALID"': in_json("measurements", 0, "verdict", value="INVALID"),
-        "p90: value says 1.0": in_json("measurements", 0, "latency_ns", "percentiles", "p90", "value", value=1.0),
+        "p90: value says 1.0": in_json(
+            "measurements", 0, "latency_ns", "percentiles", "p90", "value", value=1.0
+        ),
         "duration_s says 99.0": in_json("measurements", 0, "duration_s", value=99.0),
     },
     "profile.json": {
@@ -84,7 +88,9 @@ FORGED = {
         ),
         "used_ns says 1": in_json("stages", 0, "profile", "tensor_cores", "used_ns", value=1),
         "busy_ns says 1": in_json("stages", 0, "profile", "measured", "totals", "busy_ns", value=1),
-        "bottleneck: verdict says": in_json("stages", 0, "profile", "bottleneck", "verdict", value="launch"),
+        "bottleneck: verdict says": in_json(
+            "stages", 0, "profile", "bottleneck", "verdict", value="launch"
+        ),
     },
     "preprocess.json": {
         "snr_db says 99.0": in_json("parity", "proof", "output", "snr_db", value=99.0),
@@ -100,7 +106,11 @@ def test_every_forged_figure_of_a_record_is_found(dossier, name):
         for forge in FORGED[name].values():
             forge(path)
 
-    found = [problem for problem in forged(dossier, name, change).problems if "the raw files give" in problem]
+    found = [
+        problem
+        for problem in forged(dossier, name, change).problems
+        if "the raw files give" in problem
+    ]
     for says in FORGED[name]:
         assert any(says in problem for problem in found), found
 
@@ -113,7 +123,10 @@ def test_an_invalid_measurement_cannot_be_made_valid(dossier):
         pl.read_parquet(path).with_columns(pl.col("end_ns") + slow).write_parquet(path)
 
     checked = forged(dossier, "samples/m1.parquet", change)
-    assert any('verdict says "VALID", but the raw files give "INVALID"' in problem for problem in checked.problems)
+    assert any(
+        'verdict says "VALID", but the raw files give "INVALID"' in problem
+        for problem in checked.problems
+    )
     assert checked.verdict is not None
     found = {one.name: one for one in checked.verdict.criteria}["latency.p50.b1"]
     assert "4 processes; left out: 1 INVALID" in found.about
@@ -121,7 +134,9 @@ def test_an_invalid_measurement_cannot_be_made_valid(dossier):
 
 def test_a_trace_whose_kernels_are_renamed_gives_other_figures(dossier):
     def change(path):
-        renamed = pl.col("name").str.replace_all("(?i)tensorop|xmma|16816|wgmma|nvjet|cutlass|mma", "plain")
+        renamed = pl.col("name").str.replace_all(
+            "(?i)tensorop|xmma|16816|wgmma|nvjet|cutlass|mma", "plain"
+        )
         pl.read_parquet(path).with_columns(renamed).write_parquet(path)
 
     problems = forged(dossier, "tables/kernels.parquet", change).problems
@@ -141,7 +156,9 @@ def test_tables_that_were_left_out_leave_nothing_to_judge(dossier):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_values_of_the_wrong_kind_are_problems_and_never_a_traceback(dossier, tmp_path_factory, data):
+def test_values_of_the_wrong_kind_are_problems_and_never_a_traceback(
+    dossier, tmp_path_factory, data
+):
     folder = tmp_path_factory.mktemp("wrong") / "one"
     shutil.copytree(dossier, folder)
     path = data.draw(st.sampled_from(sorted(folder.rglob("*.json"))))
@@ -170,7 +187,9 @@ def test_exit_statuses_tell_a_changed_byte_from_a_figure_that_does_not_follow(wo
     from optpipe.cli.signoff import verify
 
     workspace.bench(workspace.artifact("fp16"))
-    folder = workspace.release(b'schema = 1\n[[latency]]\np50 = "50 ms"\nbatch_size = 1\n', tmp_path / "one")
+    folder = workspace.release(
+        b'schema = 1\n[[latency]]\np50 = "50 ms"\nbatch_size = 1\n', tmp_path / "one"
+    )
     assert call(verify, folder).status == 0
     policy_file = folder / "policy.toml"
     text = policy_file.read_bytes()
@@ -184,4 +203,6 @@ def test_exit_statuses_tell_a_changed_byte_from_a_figure_that_does_not_follow(wo
     seal_folder(folder)
     outcome = call(verify, folder)
     assert (outcome.status, outcome.document.intact, outcome.document.verdict) == (1, False, None)
-    assert 'verdict says "FAIL", but the raw files give "PASS"' in text_of(outcome.show(outcome.document), width=200)
+    assert 'verdict says "FAIL", but the raw files give "PASS"' in text_of(
+        outcome.show(outcome.document), width=200
+    )

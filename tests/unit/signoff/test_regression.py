@@ -31,7 +31,9 @@ def measured(make_workspace, tmp_path_factory):
 
 @pytest.fixture
 def workspace(measured, make_workspace, tmp_path):
-    return make_workspace(shutil.copytree(measured[0].path, tmp_path / "workspace"), measured[0].counter)
+    return make_workspace(
+        shutil.copytree(measured[0].path, tmp_path / "workspace"), measured[0].counter
+    )
 
 
 @pytest.fixture
@@ -43,7 +45,9 @@ def builds(measured, workspace):
 @pytest.fixture(scope="module")
 def compared(measured, make_workspace, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
-    workspace = make_workspace(shutil.copytree(measured[0].path, folder / "workspace"), measured[0].counter)
+    workspace = make_workspace(
+        shutil.copytree(measured[0].path, folder / "workspace"), measured[0].counter
+    )
     workspace.pair(*(workspace.store.find(each, ArtifactInfo) for each in measured[1:]))
     sign_off(workspace, folder, "one")
     return folder / "one"
@@ -72,16 +76,23 @@ def test_a_baseline_of_another_network_of_that_name_is_said(make_workspace, tmp_
         in notes["other"]["other-network"]
     )
     assert check_dossier(tmp_path / "other").problems == ()
-    (warning,) = [each for each in compare_workspace(workspace.store)[0].warnings if "networks" in each]
+    (warning,) = [
+        each for each in compare_workspace(workspace.store)[0].warnings if "networks" in each
+    ]
     assert warning.startswith("2 networks are called digits, and each row shows the newest: ")
 
 
 def read_notes(dossier):
-    return {note["code"]: note["message"] for note in json.loads((dossier / "verdict.json").read_text())["notes"]}
+    return {
+        note["code"]: note["message"]
+        for note in json.loads((dossier / "verdict.json").read_text())["notes"]
+    }
 
 
 @pytest.mark.slow
-def test_what_different_days_cannot_decide_suggests_the_comparison_that_can(workspace, tmp_path, builds):
+def test_what_different_days_cannot_decide_suggests_the_comparison_that_can(
+    workspace, tmp_path, builds
+):
     old, new = builds
     seen = sign_off(workspace, tmp_path, "one")
     assert seen.verdict is Verdict.INCONCLUSIVE, seen.reason
@@ -92,16 +103,24 @@ def test_what_different_days_cannot_decide_suggests_the_comparison_that_can(work
     workspace.pair(old, new, ratio=1.0)
     seen = sign_off(workspace, tmp_path, "two")
     assert seen.verdict is Verdict.PASS, seen.reason
-    assert seen.about.startswith("batch 1, single-stream, compute; 10 interleaved rounds with digits-onnxruntime-fp16-")
+    assert seen.about.startswith(
+        "batch 1, single-stream, compute; 10 interleaved rounds with digits-onnxruntime-fp16-"
+    )
     assert check_dossier(tmp_path / "two").problems == ()
 
 
 @pytest.mark.parametrize(
-    "swapped", [pytest.param(False, id="baseline first"), pytest.param(True, id="build first", marks=pytest.mark.slow)]
+    "swapped",
+    [
+        pytest.param(False, id="baseline first"),
+        pytest.param(True, id="build first", marks=pytest.mark.slow),
+    ],
 )
 def test_a_loss_is_found_whichever_build_was_named_first(workspace, tmp_path, builds, swapped):
     old, new = builds
-    pair = workspace.pair(new, old, ratio=1 / 1.1) if swapped else workspace.pair(old, new, ratio=1.1)
+    pair = (
+        workspace.pair(new, old, ratio=1 / 1.1) if swapped else workspace.pair(old, new, ratio=1.1)
+    )
     seen = sign_off(workspace, tmp_path, "one")
     assert seen.verdict is Verdict.FAIL
     assert seen.observed == pytest.approx(0.1, abs=0.02)
@@ -124,7 +143,9 @@ def test_all_comparisons_count_and_rounds_that_are_not_valid_do_not(workspace, t
 
 
 @pytest.mark.slow
-def test_a_comparison_under_another_load_or_with_other_settings_is_none_of_this_one(workspace, tmp_path, builds):
+def test_a_comparison_under_another_load_or_with_other_settings_is_none_of_this_one(
+    workspace, tmp_path, builds
+):
     workspace.pair(*builds, ratio=1.1, mode="end-to-end")
     workspace.pair(*builds, ratio=1.1, seed=1, invalid=[f"a{turn:03}" for turn in range(8)])
     seen = sign_off(workspace, tmp_path, "one")
@@ -133,15 +154,24 @@ def test_a_comparison_under_another_load_or_with_other_settings_is_none_of_this_
 
 
 @pytest.mark.slow
-def test_a_load_that_the_baseline_was_never_measured_under_is_compared_too(workspace, tmp_path, builds, monkeypatch):
+def test_a_load_that_the_baseline_was_never_measured_under_is_compared_too(
+    workspace, tmp_path, builds, monkeypatch
+):
     old, new = builds
     workspace.bench(new, mode="end-to-end")
     monkeypatch.setitem(globals(), "POLICY", POLICY.replace("'compute'", "'end-to-end'"))
     seen = sign_off(workspace, tmp_path, "one", "regression.p50.b1.end-to-end")
-    assert seen.reason.startswith("the baseline has no measurement of batch 1, single-stream, end-to-end")
-    assert f"optpipe bench {new.id} --against {old.id} --metric p50 --batch 1 --mode end-to-end" in seen.remedy
+    assert seen.reason.startswith(
+        "the baseline has no measurement of batch 1, single-stream, end-to-end"
+    )
+    assert (
+        f"optpipe bench {new.id} --against {old.id} --metric p50 --batch 1 --mode end-to-end"
+        in seen.remedy
+    )
     workspace.pair(old, new, mode="end-to-end")
-    assert sign_off(workspace, tmp_path, "two", "regression.p50.b1.end-to-end").verdict is Verdict.PASS
+    assert (
+        sign_off(workspace, tmp_path, "two", "regression.p50.b1.end-to-end").verdict is Verdict.PASS
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,11 +179,20 @@ def test_a_load_that_the_baseline_was_never_measured_under_is_compared_too(works
     [
         ("first_rounds", 9, "comparison.json: ratio"),
         pytest.param("seed", 8, "comparison.json: measurements[0] says", marks=pytest.mark.slow),
-        pytest.param("contender_ns", [1e6] * 10, "comparison.json: contender_ns", marks=pytest.mark.slow),
-        pytest.param("invalid_processes", 3, "comparison.json: invalid_processes says 3", marks=pytest.mark.slow),
+        pytest.param(
+            "contender_ns", [1e6] * 10, "comparison.json: contender_ns", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "invalid_processes",
+            3,
+            "comparison.json: invalid_processes says 3",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_a_comparison_that_does_not_follow_from_its_samples_is_found(compared, tmp_path, key, value, said):
+def test_a_comparison_that_does_not_follow_from_its_samples_is_found(
+    compared, tmp_path, key, value, said
+):
     shutil.copytree(compared, tmp_path / "one")
     (path,) = (tmp_path / "one").glob("runs/*/comparison.json")
     edit(path, key, value=value)
@@ -164,7 +203,9 @@ def test_a_comparison_that_does_not_follow_from_its_samples_is_found(compared, t
 
 
 @pytest.mark.slow
-def test_processes_and_rounds_that_do_not_show_a_percentile_decide_nothing(workspace, tmp_path, builds, monkeypatch):
+def test_processes_and_rounds_that_do_not_show_a_percentile_decide_nothing(
+    workspace, tmp_path, builds, monkeypatch
+):
     """Those that show it may be the ones that nothing disturbed."""
     monkeypatch.setitem(globals(), "POLICY", POLICY.replace("p50", "p99"))
     old, new = builds
@@ -173,7 +214,9 @@ def test_processes_and_rounds_that_do_not_show_a_percentile_decide_nothing(works
     assert seen.verdict is Verdict.INCONCLUSIVE
     assert "p99 could not be estimated in 4 of 9 VALID processes: needs 662 samples" in seen.reason
     workspace.pair(old, new)
-    assert "the interval" in sign_off(workspace, tmp_path, "two", "regression.p99.b1.compute").reason
+    assert (
+        "the interval" in sign_off(workspace, tmp_path, "two", "regression.p99.b1.compute").reason
+    )
     workspace.pair(old, new, count=400, seed=1)
     seen = sign_off(workspace, tmp_path, "three", "regression.p99.b1.compute")
     assert seen.verdict is Verdict.INCONCLUSIVE

@@ -58,7 +58,9 @@ maximum = "1 KiB"
 def signed(workspace, folder=None, waivers=None, **options):
     policy = policy_from_toml((POLICY % "50").encode())
     wanted = SignoffRequest("digits", policy, None, waivers or {})
-    return sign_off(wanted, workspace.store, folder, options.pop("key", None), SilentListener(), **options)
+    return sign_off(
+        wanted, workspace.store, folder, options.pop("key", None), SilentListener(), **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +89,10 @@ def test_all_forms_say_the_same(failed):
     assert failed[0].verdict == "FAIL"
     html = (failed[1] / "report.html").read_text()
     assert "<title>FAIL: " in html
-    assert "Do not ship digits (onnxruntime fp16): 1 of 6 criteria is not met. Size, exact, of the file: " in html
+    assert (
+        "Do not ship digits (onnxruntime fp16): 1 of 6 criteria is not met. Size, exact, of the file: "
+        in html
+    )
     markdown = (failed[1] / "report.md").read_text()
     assert markdown.startswith("## ❌ FAIL: digits: &lt;script>")
     suite = Xml.fromstring((failed[1] / "junit.xml").read_text())[0]
@@ -122,7 +127,9 @@ def test_a_waiver_is_loud_everywhere(measured_once):
 
 
 def test_two_dossiers_of_one_second_are_both_kept(measured_once, monkeypatch):
-    monkeypatch.setattr("optpipe.signoff.collect.get_utc_time", lambda *_: "2101-02-03T04:05:06.000000Z")
+    monkeypatch.setattr(
+        "optpipe.signoff.collect.get_utc_time", lambda *_: "2101-02-03T04:05:06.000000Z"
+    )
     folders = [signed(measured_once, figures=False)[1] for _ in range(3)]
     name = "digits-onnxruntime-fp16-21010203T040506"
     assert [folder.name for folder in folders] == [name, f"{name}-2", f"{name}-3"]
@@ -131,7 +138,9 @@ def test_two_dossiers_of_one_second_are_both_kept(measured_once, monkeypatch):
 @pytest.mark.slow
 def test_every_figure_links_to_a_file_that_is_there_with_its_hash(drawn):
     page = page_of(drawn)
-    figures = [part for section in page.sections for part in section.parts if isinstance(part, Figure)]
+    figures = [
+        part for section in page.sections for part in section.parts if isinstance(part, Figure)
+    ]
     files = [file for figure in figures for file in figure.files]
     assert files
     for file in (*files, *page.files):
@@ -147,7 +156,9 @@ def test_a_dossier_is_never_written_over(measured_once, tmp_path):
 
 def test_a_signed_dossier_is_accepted_from_an_allowed_key_only(measured_once, tmp_path):
     for name in ("ours", "theirs"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True
+        )
         public = (tmp_path / f"{name}.pub").read_text()
         (tmp_path / f"{name}.allowed").write_text(f"release@example.org {public}")
     found = signed(measured_once, tmp_path / "dossier", key=tmp_path / "ours", figures=False)
@@ -191,16 +202,26 @@ STEPS = (
 
 def verification(**changes):
     found = VerificationRecord(
-        str(DOSSIER), intact=True, as_sealed=True, problems=(), unbacked=(f"trust.weights: stated by {BUILD}",),
-        not_compared=("report.html: its figures were drawn by altair 5 (here: 6)",), verdict=Verdict.PASS,
-        recomputed=PASSED, signature="not signed", files=34, size_bytes=440_000,
-    )  # fmt: skip
+        str(DOSSIER),
+        intact=True,
+        as_sealed=True,
+        problems=(),
+        unbacked=(f"trust.weights: stated by {BUILD}",),
+        not_compared=("report.html: its figures were drawn by altair 5 (here: 6)",),
+        verdict=Verdict.PASS,
+        recomputed=PASSED,
+        signature="not signed",
+        files=34,
+        size_bytes=440_000,
+    )
     return replace(found, **changes)
 
 
 def broken(*, as_sealed):
     problems = ("verdict.json: changed",)
-    return verification(intact=False, as_sealed=as_sealed, problems=problems, verdict=None, recomputed=None)
+    return verification(
+        intact=False, as_sealed=as_sealed, problems=problems, verdict=None, recomputed=None
+    )
 
 
 def report(record):
@@ -215,9 +236,20 @@ def report(record):
         ("signoff-narrow", lambda: text_of(document_from_verdict(RECORD, DOSSIER), width=80)),
         ("run", lambda: text_of(document_from_pipeline_run(STEPS, PASSED, DOSSIER), width=140)),
         ("verify", lambda: text_of(document_from_verification(verification()), width=140)),
-        ("verify-signed", lambda: text_of(document_from_verification(verification(signature="signed")), width=140)),
-        ("verify-forged", lambda: text_of(document_from_verification(broken(as_sealed=True)), width=140)),
-        ("verify-changed", lambda: text_of(document_from_verification(broken(as_sealed=False)), width=140)),
+        (
+            "verify-signed",
+            lambda: text_of(
+                document_from_verification(verification(signature="signed")), width=140
+            ),
+        ),
+        (
+            "verify-forged",
+            lambda: text_of(document_from_verification(broken(as_sealed=True)), width=140),
+        ),
+        (
+            "verify-changed",
+            lambda: text_of(document_from_verification(broken(as_sealed=False)), width=140),
+        ),
         ("report-fail", lambda: render_page(report(RECORD))),
         ("report-pass", lambda: render_page(report(PASSED))),
         ("report-junit", lambda: render_junit(RECORD)),

@@ -22,7 +22,12 @@ from optpipe.measure.pair import BenchRecord
 from optpipe.models.artifacts.lookup import hash_engine, hash_model, judged_build_from_entry
 from optpipe.preprocess.proof import observe_preprocessing
 from optpipe.signoff import release
-from optpipe.signoff.collect import SignoffRequest, collect_evidence, find_judged_artifact, is_run_about
+from optpipe.signoff.collect import (
+    SignoffRequest,
+    collect_evidence,
+    find_judged_artifact,
+    is_run_about,
+)
 from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
@@ -59,11 +64,17 @@ maximum = "1 MiB"
 
 
 def kinds(workspace):
-    wanted, store = SignoffRequest("digits", policy_from_toml(POLICY.encode())), Store(workspace.path)
+    wanted, store = (
+        SignoffRequest("digits", policy_from_toml(POLICY.encode())),
+        Store(workspace.path),
+    )
     judged = find_judged_artifact(wanted, store)
     runs = [run for run in list_runs(workspace.path) if is_run_about(run, judged)]
     needed = list(release._list_needed(wanted, judged, runs))
-    return {kind: [one.name for one in criteria] for kind, criteria in release._group_by_kind(needed, runs)}
+    return {
+        kind: [one.name for one in criteria]
+        for kind, criteria in release._group_by_kind(needed, runs)
+    }
 
 
 def test_everything_is_missing_of_a_build_that_was_never_measured(workspace):
@@ -81,13 +92,17 @@ def test_what_was_measured_by_enough_processes_is_not_measured_again(workspace):
     workspace.bench(workspace.artifact("fp16"), valid=False)
     workspace.preprocess()
     found = kinds(workspace)
-    assert found["bench"] == ["latency.p99.b1", "latency.p99.b1.server.5qps"], "no process of it is VALID"
+    assert found["bench"] == ["latency.p99.b1", "latency.p99.b1.server.5qps"], (
+        "no process of it is VALID"
+    )
     workspace.bench(workspace.artifact("fp16"))
     assert kinds(workspace)["bench"] == ["latency.p99.b1.server.5qps"]
     assert set(found) == {"bench", "evaluate", "profile"}
 
 
-def test_what_was_measured_for_lower_percentiles_than_the_policys_is_measured_again(workspace, monkeypatch):
+def test_what_was_measured_for_lower_percentiles_than_the_policys_is_measured_again(
+    workspace, monkeypatch
+):
     workspace.bench(workspace.artifact("fp16"))
     policy = POLICY.replace('p99 = "50 ms"\nbatch_size = 1\n[[', '"p99.9" = "50 ms"\n[[')
     monkeypatch.setitem(globals(), "POLICY", policy)
@@ -106,10 +121,14 @@ def test_a_parity_proof_of_another_model_of_the_name_is_no_evidence(workspace, t
 
 
 def test_a_parity_proof_counts_whatever_batch_sizes_the_model_was_built_for(workspace):
-    manifest = workspace.store.find(workspace.artifact("fp16").manifest.parents[0], ModelInfo).manifest
+    manifest = workspace.store.find(
+        workspace.artifact("fp16").manifest.parents[0], ModelInfo
+    ).manifest
 
     def found(weights, batch):
-        return hash_model(replace(manifest, recipe={"model": {"weights": weights, "batch": batch, "shapes": {}}}))
+        return hash_model(
+            replace(manifest, recipe={"model": {"weights": weights, "batch": batch, "shapes": {}}})
+        )
 
     assert found("a", None) == found("a", [1, 8, 64]) != found("b", None)
 
@@ -131,17 +150,25 @@ OTHER = "f" * 64
 def judge(workspace, tmp_path):
     def signed():
         collect_evidence(WANTED, workspace.store, tmp_path)
-        return {one.name: (one.verdict, one.reason) for one in judge_dossier(read_dossier(Files(tmp_path)))[0].criteria}
+        return {
+            one.name: (one.verdict, one.reason)
+            for one in judge_dossier(read_dossier(Files(tmp_path)))[0].criteria
+        }
 
     return signed
 
 
 def list_kinds_to_measure(workspace, entry):
     runs = release._list_present(entry, workspace.store)
-    return [kind for kind, _ in release._group_by_kind(list(release._list_needed(WANTED, entry, runs)), runs)]
+    return [
+        kind
+        for kind, _ in release._group_by_kind(list(release._list_needed(WANTED, entry, runs)), runs)
+    ]
 
 
-def test_what_is_known_of_another_file_is_missing_and_measured_again(workspace, judge, small_trace) -> None:
+def test_what_is_known_of_another_file_is_missing_and_measured_again(
+    workspace, judge, small_trace
+) -> None:
     entry = workspace.artifact("fp16")
     workspace.evaluate(entry, sha256=OTHER)
     workspace.profile(entry, small_trace, OTHER)
@@ -153,7 +180,9 @@ def test_what_is_known_of_another_file_is_missing_and_measured_again(workspace, 
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["this-file", "no-hash-stored"])
-def test_an_older_run_of_this_file_counts_before_a_newer_one_of_another(workspace, judge, known, small_trace) -> None:
+def test_an_older_run_of_this_file_counts_before_a_newer_one_of_another(
+    workspace, judge, known, small_trace
+) -> None:
     entry = workspace.artifact("fp16")
     sha256, trace = hash_engine(entry) if known else None, small_trace
     workspace.evaluate(entry, sha256=sha256)
@@ -175,7 +204,10 @@ def rebuild(workspace, entry):
     """The store's record of `entry` with another file under its id, as a compiler that gives other bytes each time leaves it."""
     manifest = json.loads((entry.path / MANIFEST).read_bytes())
     (entry.path / "model.onnx").write_bytes(b"other bytes")
-    manifest["files"]["model.onnx"] = {"sha256": hash_file(entry.path / "model.onnx"), "size_bytes": 11}
+    manifest["files"]["model.onnx"] = {
+        "sha256": hash_file(entry.path / "model.onnx"),
+        "size_bytes": 11,
+    }
     (entry.path / MANIFEST).write_text(json.dumps(manifest))
     return workspace.store.find(entry.id, type(entry.info))
 
@@ -199,7 +231,9 @@ def test_the_approved_file_may_lie_under_the_id_of_the_judged_one(workspace, tmp
     entry = workspace.artifact("fp16")
     workspace.bench(entry)
     folder = collect_evidence(WANTED, workspace.store, tmp_path / "approved")
-    (folder / "verdict.json").write_bytes(json_from_record(judge_dossier(read_dossier(Files(folder)))[0]))
+    (folder / "verdict.json").write_bytes(
+        json_from_record(judge_dossier(read_dossier(Files(folder)))[0])
+    )
     store_baseline(Files(finish_dossier(folder, tmp_path / "sealed")), workspace.path)
     workspace.bench(rebuild(workspace, entry))
     folder = collect_evidence(WANTED, workspace.store, tmp_path / "next")
@@ -252,7 +286,9 @@ def test_a_finished_step_is_not_done_again_until_the_pipeline_is_finished(tmp_pa
 def test_notes_are_those_of_data_with_the_same_content(tmp_path):
     policy = policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n')
     store, data = Store(tmp_path / "work"), tmp_path / "data.jsonl"
-    info = ModelInfo("reader", "reader.onnx", WeightsRecord("embedded", ""), simplified=True, own_precision=None)
+    info = ModelInfo(
+        "reader", "reader.onnx", WeightsRecord("embedded", ""), simplified=True, own_precision=None
+    )
     card = json.dumps(ModelCard("reader", "reader.onnx", Task.OTHER, ()).to_dict()).encode()
     model = put(store, info, {}, files={CARD: card})
     build = BuildPlan((), (), named=True)
@@ -279,8 +315,16 @@ SIZE = "[size]\nmaximum = '1 MiB'\n"
         (P99 + IMAGES + SIZE, True, [("batch 1, single-stream, compute", (1, 8), 99.0, 0.6)]),
         (OFFLINE, True, [("batch 8, offline, end-to-end", (8,), 99.0, 0.6)]),
         (SIZE, True, [("batch 1, single-stream, compute", (1,), 99.0, 0.6)]),
-        ("[[latency]]\n'p99.9' = '20 ms'\n", True, [("batch 1, single-stream, compute", (1,), 99.9, 0.6)]),
-        ("[[latency]]\n'p99.9' = '20 ms'\n" + IMAGES, True, [("batch 8, single-stream, compute", (8,), 99.9, 0.6)]),
+        (
+            "[[latency]]\n'p99.9' = '20 ms'\n",
+            True,
+            [("batch 1, single-stream, compute", (1,), 99.9, 0.6)],
+        ),
+        (
+            "[[latency]]\n'p99.9' = '20 ms'\n" + IMAGES,
+            True,
+            [("batch 8, single-stream, compute", (8,), 99.9, 0.6)],
+        ),
         (SERVER, True, [("batch 1, server at 500/s, compute", (1,), 99.0, 0.6)]),
         (STREAMS, True, [("batch 4, multi-stream in 3 streams, compute", (4,), 99.9, 0.6)]),
         (JOULES, True, [("batch 64, single-stream, compute", (64,), 99.0, ENERGY_SECONDS)]),
@@ -293,9 +337,13 @@ def test_the_loads_follow_from_the_policy(text, energy, loads):
     assert [(str(load), sizes, load.percentile, load.min_seconds) for load, sizes in found] == loads
 
 
-def test_an_audit_measures_by_the_limits_of_validity_that_the_dossier_records(workspace, monkeypatch, tmp_path):
+def test_an_audit_measures_by_the_limits_of_validity_that_the_dossier_records(
+    workspace, monkeypatch, tmp_path
+):
     workspace.bench(workspace.artifact("fp16"))
-    policy = b'schema = 1\n[build]\nprecision = "fp16"\n[[latency]]\np50 = "50 ms"\nbatch_size = 1\n'
+    policy = (
+        b'schema = 1\n[build]\nprecision = "fp16"\n[[latency]]\np50 = "50 ms"\nbatch_size = 1\n'
+    )
     checked, limits = verify_dossier(workspace.release(policy, tmp_path / "dossier")), []
 
     def bench(_artifacts, _criteria, wanted, *_):

@@ -61,7 +61,10 @@ STATES = [
     ("straddling", {"max_cv": 0.025}),
     ("straddling", {"count": 80}),
     ("straddling", {"valid": False}),
-    ("straddling", {"reasons": [Reason("stale-answer", "a stale output", "do not use it", invalidates=True)]}),
+    (
+        "straddling",
+        {"reasons": [Reason("stale-answer", "a stale output", "do not use it", invalidates=True)]},
+    ),
     ("straddling", {"caveats": ["synthetic-inputs", "random-weights", "fallback"]}),
 ]
 
@@ -69,7 +72,10 @@ STATES = [
 def list_commands(text):
     assert "…" not in text
     quoted = re.findall(r"`(optpipe [^`]*)`", text)
-    return [*quoted, *(each.strip() for each in re.findall(r"optpipe [^;]*", re.sub(r"`[^`]*`", "", text)))]
+    return [
+        *quoted,
+        *(each.strip() for each in re.findall(r"optpipe [^;]*", re.sub(r"`[^`]*`", "", text))),
+    ]
 
 
 def load_of(command):
@@ -97,7 +103,14 @@ def require_readable(found):
 def test_what_is_suggested_of_a_build_that_was_never_measured(workspace, tmp_path):
     workspace.artifact("fp16", trained=False, passed=False, proven=False)
     commands = require_readable(judge(workspace, tmp_path, "one", EVERYTHING % LIMITS["loose"]))
-    assert {each.split()[1] for each in commands} >= {"bench", "signoff", "evaluate", "preprocess", "profile", "build"}
+    assert {each.split()[1] for each in commands} >= {
+        "bench",
+        "signoff",
+        "evaluate",
+        "preprocess",
+        "profile",
+        "build",
+    }
 
 
 @pytest.mark.parametrize(("limits", "state"), STATES, ids=str)
@@ -145,11 +158,16 @@ def test_a_suggested_measurement_is_of_the_load_that_is_missing(workspace, tmp_p
     assert {"--against" in each for each in measuring} == {False, True}
     for command in measuring:
         plan = load_of(command)
-        assert (plan.batches, *plan.load.key[1:]) == ((group.load.batch_size,), *group.load.key[1:]), command
+        assert (plan.batches, *plan.load.key[1:]) == (
+            (group.load.batch_size,),
+            *group.load.key[1:],
+        ), command
         given = {**entry.info.options, **plan.options.get("onnxruntime", {})}
-        assert {name: str(value).lower() for name, value in given.items()} | group.subject.settings == {
+        assert {
             name: str(value).lower() for name, value in given.items()
-        }, command
+        } | group.subject.settings == {name: str(value).lower() for name, value in given.items()}, (
+            command
+        )
         assert plan.limits["max_cv"] == 0.5
     assert any(load_of(command).load.percentile == 99.9 for command in measuring)
     assert any("--energy" in command for command in measuring)
@@ -171,7 +189,12 @@ def test_a_load_that_was_never_measured_is_suggested_as_the_policy_has_it(where)
     build = JudgedBuild("a model.onnx", "90d93930c3c6", "onnxruntime", "fp16")
     plan = load_of(suggest_bench(build, where, {"graph": "a b"}))
     assert plan.batches == (None if where.batch_size is None else (where.batch_size,))
-    wanted = (where.scenario or "single-stream", where.mode or "compute", where.streams or 1, where.rate)
+    wanted = (
+        where.scenario or "single-stream",
+        where.mode or "compute",
+        where.streams or 1,
+        where.rate,
+    )
     assert plan.load.key[1:5] == wanted
     assert plan.lengths == (None if where.length is None else (where.length,))
     assert plan.options == {"onnxruntime": {"graph": "a b"}}

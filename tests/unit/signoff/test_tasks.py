@@ -25,17 +25,25 @@ def draw_rows(task):
     rng = np.random.default_rng(1)
     if task == "segmentation":
         truths = [np.sort(rng.integers(0, 4, (12, 17)), axis=1) for _ in range(COUNT)]
-        masks = [np.where(rng.random(each.shape) < share, 3, each) for share in (0.02, 0.05) for each in truths]
+        masks = [
+            np.where(rng.random(each.shape) < share, 3, each)
+            for share in (0.02, 0.05)
+            for each in truths
+        ]
         truths = [np.where(each == 2, 255, each) for each in truths]
         pictures = [encode_mask(each.astype(np.uint8)) for each in (*truths, *masks)]
         return [pictures[at : at + COUNT] for at in range(0, 3 * COUNT, COUNT)]
     if task == "detection":
         boxes = [rng.uniform(1, 50, (rng.integers(1, 5), 4)) for _ in range(COUNT)]
         objects = [
-            [[*box, float(at % 3), box[2] * box[3], float(at == 3)] for at, box in enumerate(row)] for row in boxes
+            [[*box, float(at % 3), box[2] * box[3], float(at == 3)] for at, box in enumerate(row)]
+            for row in boxes
         ]
         drawn = [
-            [[*(box * rng.uniform(1, shift, 4)), rng.random(), float(at % 3)] for at, box in enumerate(row)]
+            [
+                [*(box * rng.uniform(1, shift, 4)), rng.random(), float(at % 3)]
+                for at, box in enumerate(row)
+            ]
             for shift in (1.1, 1.2)
             for row in boxes
         ]
@@ -52,8 +60,12 @@ def draw_rows(task):
         ]
     if task == "embedding":
         rows = rng.normal(size=(COUNT, 8))
-        rows[1::2] = rows[::2] + rng.normal(size=(COUNT // 2, 8)) * np.linspace(0, 2, COUNT // 2)[:, None]
-        pairs = [[float(at // 2), float(5 - at // 8)] for at in range(COUNT - 2)] + 2 * [[-1.0, 0.0]]
+        rows[1::2] = (
+            rows[::2] + rng.normal(size=(COUNT // 2, 8)) * np.linspace(0, 2, COUNT // 2)[:, None]
+        )
+        pairs = [[float(at // 2), float(5 - at // 8)] for at in range(COUNT - 2)] + 2 * [
+            [-1.0, 0.0]
+        ]
         return [pairs, rows.tolist(), (rows + 0.1 * rng.normal(size=rows.shape)).tolist()]
     given = rng.uniform(0.5, 1, (2, COUNT)).tolist()
     scores = [[{"prediction": str(round(each, 1)), "score": each} for each in row] for row in given]
@@ -81,7 +93,9 @@ def reverse_predictions(folder):
 
 
 def in_record(*steps):
-    return lambda folder: edit(next(folder.glob("runs/*/evaluate.json")), "results", 1, *steps, value=0.999)
+    return lambda folder: edit(
+        next(folder.glob("runs/*/evaluate.json")), "results", 1, *steps, value=0.999
+    )
 
 
 FORGED = {
@@ -90,8 +104,12 @@ FORGED = {
     "drop": in_record("scores", "scores", 0, "drop"),
     "agreement": in_record("agreement", "share"),
     "samples": in_record("samples"),
-    "observed": lambda folder: edit(folder / "verdict.json", "criteria", -1, "observed", value=0.0123),
-    "interval": lambda folder: edit(folder / "verdict.json", "criteria", -1, "ci", 0, value=-0.0123),
+    "observed": lambda folder: edit(
+        folder / "verdict.json", "criteria", -1, "observed", value=0.0123
+    ),
+    "interval": lambda folder: edit(
+        folder / "verdict.json", "criteria", -1, "ci", 0, value=-0.0123
+    ),
 }
 
 

@@ -47,7 +47,11 @@ def test_a_level_that_is_no_probability_is_refused(level):
         compute_t_quantile(level, 9)
 
 
-@given(st.lists(st.floats(1, 10), min_size=3, max_size=9, unique=True), st.floats(1, 10), st.floats(0.6, 0.99))
+@given(
+    st.lists(st.floats(1, 10), min_size=3, max_size=9, unique=True),
+    st.floats(1, 10),
+    st.floats(0.6, 0.99),
+)
 def test_the_p_value_says_whether_the_interval_is_above_the_limit(values, limit, confidence):
     mean = mean_from_values(values)
     low, p_value = mean.interval(confidence)[0], mean.compute_p_value_above(limit)
@@ -129,7 +133,12 @@ p_values = st.lists(st.floats(0, 1), max_size=12)
 
 
 def test_by_hand():
-    assert reject_by_holm([0.01, 0.04, 0.03, 0.005], 0.05) == [True, False, False, True]  # 0.0125, 0.0167, 0.025
+    assert reject_by_holm([0.01, 0.04, 0.03, 0.005], 0.05) == [
+        True,
+        False,
+        False,
+        True,
+    ]  # 0.0125, 0.0167, 0.025
     assert reject_by_holm([], 0.05) == []
     assert reject_by_holm([float("nan"), 0.9], 0.05) == [False, False]
 

@@ -39,13 +39,19 @@ def test_the_interval_holds_the_estimate_and_mirrors(lost, won, same, confidence
 
 
 @given(st.integers(0, 3), st.integers(50, 400), st.floats(0.8, 0.999), st.booleans())
-def test_the_number_of_samples_that_is_needed_is_the_fewest_that_decide(missed, n, limit, exact) -> None:
+def test_the_number_of_samples_that_is_needed_is_the_fewest_that_decide(
+    missed, n, limit, exact
+) -> None:
     values = np.repeat([0.0, 1.0], [missed, n - missed]) if exact else np.linspace(0.97, 1.0, n)
     found = mean_from_samples(values)
     needed = count_samples_to_decide(found, limit)
     assert (needed is None) == (found.value <= limit) or limit > 0.99
     if needed is not None:
-        assert found.resize(needed).interval(0.95)[0] >= limit > found.resize(needed - 1).interval(0.95)[0]
+        assert (
+            found.resize(needed).interval(0.95)[0]
+            >= limit
+            > found.resize(needed - 1).interval(0.95)[0]
+        )
 
 
 @pytest.mark.parametrize("values", [[0.7], [0.7] * 19, [0.7] * 30 + [float("nan")]])
@@ -56,18 +62,25 @@ def test_of_few_samples_or_undefined_ones_the_interval_spans_everything(values) 
 
 
 @pytest.mark.parametrize("n", [30, 100, 300, 1000])
-@pytest.mark.parametrize(("p_lost", "p_won"), [(0.01, 0.01), (0.03, 0.01), (0.02, 0.0), (0.002, 0.001), (0.0, 0.004)])
+@pytest.mark.parametrize(
+    ("p_lost", "p_won"), [(0.01, 0.01), (0.03, 0.01), (0.02, 0.0), (0.002, 0.001), (0.0, 0.004)]
+)
 def test_a_build_on_its_limit_rarely_passes_or_fails(n, p_lost, p_won) -> None:
     """Every outcome of `n` pairs with its probability."""
     from scipy.stats import multinomial
 
     outcomes = np.array([(lost, won) for lost in range(70) for won in range(50) if lost + won <= n])
-    chances = multinomial.pmf(np.column_stack([outcomes, n - outcomes.sum(1)]), n, [p_lost, p_won, 1 - p_lost - p_won])
+    chances = multinomial.pmf(
+        np.column_stack([outcomes, n - outcomes.sum(1)]), n, [p_lost, p_won, 1 - p_lost - p_won]
+    )
     outcomes, chances = outcomes[chances > 1e-7], chances[chances > 1e-7]
     found = [compare(int(each[0]), int(each[1]), n) for each in outcomes]
     bounds = np.array([each.interval(0.95) for each in found])
     assert chances[bounds[:, 1] <= p_lost - p_won].sum() < 0.029
-    assert chances[[each.compute_p_value_above(p_lost - p_won) <= 0.025 for each in found]].sum() < 0.029
+    assert (
+        chances[[each.compute_p_value_above(p_lost - p_won) <= 0.025 for each in found]].sum()
+        < 0.029
+    )
 
 
 def test_share_interval_against_published_values() -> None:
@@ -92,7 +105,9 @@ def test_neither_end_of_a_share_errs_more_often_than_it_says(n, share, confidenc
 def test_a_share_is_below_a_limit_where_its_p_value_says_so(n, where, limit) -> None:
     hits = int(where * n)
     p_value = Share(hits, n).compute_p_value_below(limit)
-    assert (compute_share_interval(hits, n)[1] < limit) == (p_value < 0.025) or p_value == pytest.approx(0.025)
+    assert (compute_share_interval(hits, n)[1] < limit) == (
+        p_value < 0.025
+    ) or p_value == pytest.approx(0.025)
 
 
 @given(counts, counts, st.integers(20, 2000), st.floats(-0.5, 0.5))

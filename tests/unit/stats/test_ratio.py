@@ -3,10 +3,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.stats.ratio import Change, compute_exchange_p_value, count_rounds_needed, ratio_from_rounds
+from optpipe.stats.ratio import (
+    Change,
+    compute_exchange_p_value,
+    count_rounds_needed,
+    ratio_from_rounds,
+)
 
 rounds = st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0.01, 1e4)), min_size=4, max_size=30)
-MIRROR = {Change.FASTER: Change.SLOWER, Change.SLOWER: Change.FASTER, Change.NO_DIFFERENCE: Change.NO_DIFFERENCE}
+MIRROR = {
+    Change.FASTER: Change.SLOWER,
+    Change.SLOWER: Change.FASTER,
+    Change.NO_DIFFERENCE: Change.NO_DIFFERENCE,
+}
 
 
 @given(rounds)
@@ -31,7 +40,9 @@ def test_exchanging_the_two_mirrors_the_answer(pairs):
 def test_units_do_not_matter(pairs, factor):
     first, second = zip(*pairs, strict=True)
     plain = ratio_from_rounds(first, second)
-    scaled = ratio_from_rounds([value * factor for value in first], [value * factor for value in second])
+    scaled = ratio_from_rounds(
+        [value * factor for value in first], [value * factor for value in second]
+    )
     assert scaled.value == pytest.approx(plain.value)
 
 
@@ -67,7 +78,9 @@ def test_too_few_rounds_and_nonsense_are_refused():
 def test_the_first_rounds_give_the_scatter():
     first, second = [1.0, 1.1, 0.9, 1.0, 3.0, 0.3], [1.0] * 6
     assert ratio_from_rounds(second, first, first=4).ci[1] < ratio_from_rounds(second, first).ci[1]
-    assert ratio_from_rounds(second, first, first=6).ci == pytest.approx(ratio_from_rounds(second, first).ci)
+    assert ratio_from_rounds(second, first, first=6).ci == pytest.approx(
+        ratio_from_rounds(second, first).ci
+    )
 
 
 def test_rounds_needed_by_hand():

@@ -96,7 +96,9 @@ def test_it_is_never_worth_more_than_it_has():
 
 def test_a_shift_or_another_unit_changes_nothing():
     series = autoregressive(np.random.default_rng(1), 0.8, 5000)
-    assert compute_effective_count(5 + 1e6 * series) == pytest.approx(compute_effective_count(series))
+    assert compute_effective_count(5 + 1e6 * series) == pytest.approx(
+        compute_effective_count(series)
+    )
 
 
 def test_blocks_of_equal_values_are_worth_one_each():
@@ -107,7 +109,9 @@ def test_blocks_of_equal_values_are_worth_one_each():
 durations = st.lists(st.integers(1, 10**10), min_size=1, max_size=400).map(np.array)
 
 
-@pytest.mark.parametrize(("percent", "needed"), [(50.0, 11), (90.0, 64), (95.0, 130), (99.0, 662), (99.9, 6636)])
+@pytest.mark.parametrize(
+    ("percent", "needed"), [(50.0, 11), (90.0, 64), (95.0, 130), (99.0, 662), (99.9, 6636)]
+)
 def test_sample_counts_are_those_of_loadgen(percent, needed):
     assert count_samples_needed(percent) == needed
 
@@ -139,7 +143,13 @@ def test_scaling_time_scales_the_summary(values, factor):
 
 def test_order_statistics_by_hand():
     values = np.arange(1.0, 11.0)
-    assert [find_order_statistic(values, percent) for percent in (10, 50, 90, 91, 100)] == [1, 5, 9, 10, 10]
+    assert [find_order_statistic(values, percent) for percent in (10, 50, 90, 91, 100)] == [
+        1,
+        5,
+        9,
+        10,
+        10,
+    ]
 
 
 def test_ranks_by_hand():

@@ -13,17 +13,29 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import Scenario
 from optpipe.sweep.job import CPU, Matrix
-from optpipe.sweep.matrix import add_contents, cells_from_matrix, find_obstacle, matrix_from_file, resolve_models
+from optpipe.sweep.matrix import (
+    add_contents,
+    cells_from_matrix,
+    find_obstacle,
+    matrix_from_file,
+    resolve_models,
+)
 from optpipe.sweep.plan import select_shard, shard_from_text
 from optpipe.workspace.store import Store
 
 ORT: dict[str, Any] = {"models": ("digits",), "backends": ("onnxruntime",)}
 
 
-@given(st.permutations(["fp32", "fp16", "int8"]), st.permutations([1, 8, 32]), st.permutations(["a.onnx", "b.onnx"]))
+@given(
+    st.permutations(["fp32", "fp16", "int8"]),
+    st.permutations([1, 8, 32]),
+    st.permutations(["a.onnx", "b.onnx"]),
+)
 def test_cells_are_those_of_the_matrix_in_any_order(precisions, batches, models):
     def list_keys(models, precisions, batches):
-        matrix = Matrix(models=models, precisions=precisions, backends=("onnxruntime",), batches=batches)
+        matrix = Matrix(
+            models=models, precisions=precisions, backends=("onnxruntime",), batches=batches
+        )
         return [cell.key for cell in cells_from_matrix(matrix, (CPU,))]
 
     keys = list_keys(tuple(models), tuple(precisions), tuple(batches))
@@ -33,9 +45,12 @@ def test_cells_are_those_of_the_matrix_in_any_order(precisions, batches, models)
 
 def test_a_cell_named_twice_is_one_and_options_of_another_backend_make_none():
     matrix = Matrix(
-        models=("digits", "digits"), precisions=("fp32",), backends=("onnxruntime",), batches=(1, 1),
+        models=("digits", "digits"),
+        precisions=("fp32",),
+        backends=("onnxruntime",),
+        batches=(1, 1),
         options=((), ("inductor.max_autotune=true",), ("onnxruntime.threads=1",)),
-    )  # fmt: skip
+    )
     cells = cells_from_matrix(matrix, (CPU, CPU))
     assert [cell.options for cell in cells] == [(), ("onnxruntime.threads=1",)]
 
@@ -45,31 +60,47 @@ def test_every_rate_is_a_cell_of_the_server_scenario_alone():
     matrix = Matrix(**ORT, precisions=("fp32",), scenarios=scenarios, rates=(10, 20), streams=2)
     loads = [cell.load for cell in cells_from_matrix(matrix, (CPU,))]
     assert [(load.scenario, load.rate_per_s, load.streams) for load in loads] == [
-        ("server", 10, 1), ("server", 20, 1), ("offline", None, 2),
-    ]  # fmt: skip
+        ("server", 10, 1),
+        ("server", 20, 1),
+        ("offline", None, 2),
+    ]
 
 
 def test_a_cell_counts_by_the_content_of_its_model_and_data_not_by_their_names(tmp_path):
     card = b'name = "m"\ntask = "other"\nsource = "net.onnx"\n[data]\ncalibration = "own"\n'
     nets = [
-        onnx_model([("Add", "x w", "y")], {"x": [1]}, {"y": [1]}, w=[value]).SerializeToString() for value in (1.0, 2.0)
+        onnx_model([("Add", "x w", "y")], {"x": [1]}, {"y": [1]}, w=[value]).SerializeToString()
+        for value in (1.0, 2.0)
     ]
 
     def key(folder, changes=(), precision="int8", model="card.toml", **given):
-        made = {"net.onnx": nets[0], "card.toml": card, "own/a.npz": b"1", "given/a.npz": b"9"} | dict(changes)
+        made = {
+            "net.onnx": nets[0],
+            "card.toml": card,
+            "own/a.npz": b"1",
+            "given/a.npz": b"9",
+        } | dict(changes)
         for name, content in made.items():
             (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / folder / name).write_bytes(content)
         named: Any = {name: str(tmp_path / folder / value) for name, value in given.items()}
         source = str(tmp_path / folder / model)
-        matrix = Matrix(models=(source,), precisions=(precision,), backends=("onnxruntime",), **named)
+        matrix = Matrix(
+            models=(source,), precisions=(precision,), backends=("onnxruntime",), **named
+        )
         (cell,) = add_contents(cells_from_matrix(matrix, (CPU,)), SilentListener())
         return cell.key
 
     assert key("a") == key("a")
-    assert key("b", model="net.onnx", calibration="given") == key("c", model="net.onnx", calibration="given")
+    assert key("b", model="net.onnx", calibration="given") == key(
+        "c", model="net.onnx", calibration="given"
+    )
     assert key("a", calibration="given") != key("a")
-    changes = {"net.onnx": nets[1]}, {"card.toml": card.replace(b"other", b"embedding")}, {"own/a.npz": b"2"}
+    changes = (
+        {"net.onnx": nets[1]},
+        {"card.toml": card.replace(b"other", b"embedding")},
+        {"own/a.npz": b"2"},
+    )
     keys = [key("a", each) for each in ({}, *changes)]
     assert len(set(keys)) == 4
     assert key("a", changes[2], "fp32") == key("a", precision="fp32"), "nothing is calibrated"
@@ -81,11 +112,18 @@ def test_a_stored_model_is_swept_by_its_file(tmp_path, monkeypatch):
     store = Store(tmp_path / ".optpipe")
     path = tmp_path / "light_one.onnx"
     path.touch()
-    info = ModelInfo("light_one", str(path), WeightsRecord("embedded", ""), simplified=True, own_precision=None)
+    info = ModelInfo(
+        "light_one", str(path), WeightsRecord("embedded", ""), simplified=True, own_precision=None
+    )
     put(store, info, {})
     monkeypatch.chdir(store.workspace)
-    assert resolve_models(Matrix(models=("light_one", "digits")), store, local=True).models == (str(path), "digits")
-    assert resolve_models(Matrix(models=("theirs.onnx",)), store, local=False).models == ("theirs.onnx",)
+    assert resolve_models(Matrix(models=("light_one", "digits")), store, local=True).models == (
+        str(path),
+        "digits",
+    )
+    assert resolve_models(Matrix(models=("theirs.onnx",)), store, local=False).models == (
+        "theirs.onnx",
+    )
     with pytest.raises(BadInputError, match="no such file"):
         resolve_models(Matrix(models=("theirs.onnx",)), store, local=True)
 

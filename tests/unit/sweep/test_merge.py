@@ -44,7 +44,9 @@ def put(workspace, folder, name, content, created):
     path.mkdir(parents=True)
     (path / "model.bin").write_text(content)
     recipe = {} if folder == "store" else None
-    made = Manifest("a", "1", recipe, (), hash_files(path), {}, Environment(), "optpipe", created, created)
+    made = Manifest(
+        "a", "1", recipe, (), hash_files(path), {}, Environment(), "optpipe", created, created
+    )
     (path / "manifest.json").write_bytes(json_from_record(made))
 
 
@@ -63,10 +65,14 @@ def merge(target, *sources):
     return merge_workspaces(sources, Store(target), SilentListener())
 
 
-entries = st.tuples(st.sampled_from(["store", "runs"]), st.sampled_from(["a-1", "a-2"]), st.sampled_from("xyz"))
+entries = st.tuples(
+    st.sampled_from(["store", "runs"]), st.sampled_from(["a-1", "a-2"]), st.sampled_from("xyz")
+)
 states = st.sampled_from([JobState.DONE, JobState.INVALID, JobState.FAILED])
 jobs = st.tuples(st.integers(1, 2), states, st.sampled_from("12"))
-workspaces = st.lists(st.tuples(st.lists(entries, max_size=4), st.lists(jobs, max_size=3)), min_size=1, max_size=4)
+workspaces = st.lists(
+    st.tuples(st.lists(entries, max_size=4), st.lists(jobs, max_size=3)), min_size=1, max_size=4
+)
 
 
 def make_workspace(path, made):
@@ -74,7 +80,10 @@ def make_workspace(path, made):
     for folder, name, content in made[0]:
         put(path, folder, f"{name}-{content}", content, "1")  # a name has one content
     for batch, state, started in made[1]:
-        write_job(path, make_record(make_cell(batch=batch), state, started=started, run=f"bench-{started}"))
+        write_job(
+            path,
+            make_record(make_cell(batch=batch), state, started=started, run=f"bench-{started}"),
+        )
     return path
 
 
@@ -94,7 +103,11 @@ def test_any_order_and_any_grouping_give_the_same_workspace(made, random):
                 merge(root / name, *part)
         halves = [root / name for name in ("right", "left") if (root / name).is_dir()]
         merge(root / "tree", *halves)
-        assert content_of(root / "forward") == content_of(root / "one-by-one") == content_of(root / "tree")
+        assert (
+            content_of(root / "forward")
+            == content_of(root / "one-by-one")
+            == content_of(root / "tree")
+        )
         contents = set(content_of(root / "forward").values())
         files = {hash_file(path) for source in sources for path in source.glob("*/*/model.bin")}
         assert files <= contents, "nothing is lost"
@@ -143,7 +156,9 @@ def test_a_folder_that_is_no_workspace_is_refused_before_anything_is_copied(tmp_
 @pytest.fixture
 def built(tmp_path):
     store, files = Store(tmp_path / "here"), {"model.onnx": b"engine" * 1000}
-    info = ModelInfo("m", "m", WeightsRecord("random", "0" * 64), simplified=False, own_precision=None)
+    info = ModelInfo(
+        "m", "m", WeightsRecord("random", "0" * 64), simplified=False, own_precision=None
+    )
     model = put_entry(store, info, {"m": 1}, files=files)
     return store, put_entry(store, artifact_info(), {"a": 1}, (model,), files)
 
@@ -193,7 +208,9 @@ def test_a_byte_that_changed_before_it_left_is_refused(built):
         list_needed(store, artifact.id)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("../../escaped", tarfile.REGTYPE), ("escaped", tarfile.SYMTYPE)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("../../escaped", tarfile.REGTYPE), ("escaped", tarfile.SYMTYPE)]
+)
 def test_nothing_is_written_outside_of_the_store_and_no_links(tmp_path, name, kind):
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as tar:
@@ -256,7 +273,8 @@ def halve_a_figure(text):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [(lambda text: text[:-20], "delete the folder"), (halve_a_figure, "was changed")]
+    ("change", "said"),
+    [(lambda text: text[:-20], "delete the folder"), (halve_a_figure, "was changed")],
 )
 def test_a_damaged_or_changed_record_is_named_and_not_believed(tmp_path, change, said):
     path = write_job(tmp_path, RECORDS[0]) / MANIFEST
@@ -267,7 +285,11 @@ def test_a_damaged_or_changed_record_is_named_and_not_believed(tmp_path, change,
 
 
 def test_a_job_is_claimed_once(tmp_path):
-    with claim_job(tmp_path, "k") as first, claim_job(tmp_path, "k") as second, claim_job(tmp_path, "other") as third:
+    with (
+        claim_job(tmp_path, "k") as first,
+        claim_job(tmp_path, "k") as second,
+        claim_job(tmp_path, "other") as third,
+    ):
         assert (first, second, third) == (True, False, True)
     with claim_job(tmp_path, "k") as again:
         assert again

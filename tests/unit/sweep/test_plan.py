@@ -10,12 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.console import assert_golden, text_of
 from tests.fakes.entries import artifact_info, put
-from tests.fakes.sweeps import H200, L4, make_cell, make_group, make_recipe, make_record, make_slot, other_environment
+from tests.fakes.sweeps import (
+    H200,
+    L4,
+    make_cell,
+    make_group,
+    make_recipe,
+    make_record,
+    make_slot,
+    other_environment,
+)
 
 import optpipe.sweep.local as local
 from optpipe.core.measurement import LeftOut
 from optpipe.sweep.document import document_from_sweep
-from optpipe.sweep.job import START_S, CellOutcome, JobState, Result, SweepOptions, Task, fail_task, repeat_outcome
+from optpipe.sweep.job import (
+    START_S,
+    CellOutcome,
+    JobState,
+    Result,
+    SweepOptions,
+    Task,
+    fail_task,
+    repeat_outcome,
+)
 from optpipe.sweep.ledger import read_jobs
 from optpipe.sweep.local import LocalExecutor, find_built, note_built
 from optpipe.sweep.plan import (
@@ -74,13 +92,26 @@ def test_the_estimate_is_from_jobs_like_it_over_the_slots():
 
 @pytest.mark.parametrize("records", [(), (make_record(make_cell(batch=1)),)])
 def test_large_batches_run_first(records):
-    cells = [make_cell(batch=size, precision=precision) for precision in ("fp16", "fp32") for size in (2, 4, 32, 64)]
+    cells = [
+        make_cell(batch=size, precision=precision)
+        for precision in ("fp16", "fp32")
+        for size in (2, 4, 32, 64)
+    ]
     works = sort_tasks(list_tasks(plan_of(cells, records), 2))
-    assert [[cell.load.batch_size for cell in work.cells] for work in works] == [[32, 64], [32, 64], [2, 4], [2, 4]]
+    assert [[cell.load.batch_size for cell in work.cells] for work in works] == [
+        [32, 64],
+        [32, 64],
+        [2, 4],
+        [2, 4],
+    ]
 
 
 def test_one_process_takes_loads_of_one_recipe():
-    cells = [make_cell(batch=size, precision=precision) for precision in ("fp16", "fp32") for size in (1, 2, 4)]
+    cells = [
+        make_cell(batch=size, precision=precision)
+        for precision in ("fp16", "fp32")
+        for size in (1, 2, 4)
+    ]
     works = list_tasks(plan_of(cells), 2)
     taken = [(work.recipe.precision, len(work.cells)) for work in works]
     assert taken == [("fp16", 2), ("fp16", 1), ("fp32", 2), ("fp32", 1)]
@@ -90,7 +121,9 @@ def record_of(cells, records, **changes):
     plan = plan_of(cells, ())
     rows = fill_rows(plan, {one.cell.key: one for one in records})
     status = judge_status(rows, interrupted=False, dry_run=False)
-    made = SweepRecord(rows, ("NVIDIA H200 (GPU-0)", "NVIDIA H200 (GPU-1)"), 75.0, 90.0, dry_run=False)
+    made = SweepRecord(
+        rows, ("NVIDIA H200 (GPU-0)", "NVIDIA H200 (GPU-1)"), 75.0, 90.0, dry_run=False
+    )
     return replace(made, exit_status=int(status), **changes)
 
 
@@ -100,7 +133,9 @@ def test_every_cell_is_a_row_whatever_came_of_it():
     done = make_record(cells[0])
     crashed = make_record(cells[1], JobState.FAILED, "its process was killed by SIGKILL")
     crashed = replace(crashed, attempts=("killed before",))
-    spoiled = make_record(cells[2], JobState.INVALID, "other processes used the GPU: python (process 7)")
+    spoiled = make_record(
+        cells[2], JobState.INVALID, "other processes used the GPU: python (process 7)"
+    )
     record = record_of(cells, [done, crashed, spoiled])
     assert [row.state for row in record.rows][:4] == ["done", "failed", "invalid", "elsewhere"]
     assert record.exit_status == 4
@@ -128,7 +163,9 @@ def run(works, slots, *, divide=True):
     return max(ends), ran
 
 
-works_of = st.lists(st.builds(make_work, st.integers(1, 12), st.floats(0.1, 60)), min_size=1, max_size=7)
+works_of = st.lists(
+    st.builds(make_work, st.integers(1, 12), st.floats(0.1, 60)), min_size=1, max_size=7
+)
 
 
 @given(works_of, st.integers(1, 8))
@@ -157,7 +194,12 @@ def test_an_interrupted_sweep_waits_for_the_task_that_runs_and_records_it(tmp_pa
     monkeypatch.setattr(local, "run_task", run_task)
     slots, options, told = [make_slot(kind="cpu")], SweepOptions(), []
     tasks = list_tasks(plan_of([make_cell("cpu", precision="fp32")], slots=slots), 1)
-    assert Scheduler(slots, options, tmp_path, LocalExecutor(tmp_path, options), told.append).run(tasks) is False
+    assert (
+        Scheduler(slots, options, tmp_path, LocalExecutor(tmp_path, options), told.append).run(
+            tasks
+        )
+        is False
+    )
     assert [one.run for one in told] == ["bench-1"]
     assert [one.run for tries in read_jobs(tmp_path).values() for one in tries] == ["bench-1"]
 
@@ -204,7 +246,10 @@ def test_what_is_lost_runs_again_one_by_one_and_no_load_takes_others_with_it(tmp
         return succeed(task, slot)
 
     executor = FakeExecutor(answer, remote=remote)
-    cells, slots = [make_cell("cpu", batch=size, precision="fp32") for size in (1, 2, 3)], [make_slot(kind="cpu")]
+    cells, slots = (
+        [make_cell("cpu", batch=size, precision="fp32") for size in (1, 2, 3)],
+        [make_slot(kind="cpu")],
+    )
     found = schedule(cells, slots, tmp_path, executor, retries=2)
     assert {size: one.state for size, one in found.items()} == {1: "done", 2: "failed", 3: "done"}
     assert (found[2].reason, found[2].attempts) == ("killed 1", ("killed 1",) * 2)
@@ -212,15 +257,29 @@ def test_what_is_lost_runs_again_one_by_one_and_no_load_takes_others_with_it(tmp
 
 
 def test_a_build_that_failed_is_a_row_of_every_cell_and_is_tried_as_often_as_asked(tmp_path):
-    executor = FakeExecutor(lambda task, slot: fail_task(task, "killed", slot.fingerprint, lost=True))
-    found = schedule([make_cell(batch=size) for size in (1, 2)], [make_slot()], tmp_path, executor, retries=1)
-    assert {(one.state, one.reason, one.attempts) for one in found.values()} == {("failed", "killed", ("killed",))}
+    executor = FakeExecutor(
+        lambda task, slot: fail_task(task, "killed", slot.fingerprint, lost=True)
+    )
+    found = schedule(
+        [make_cell(batch=size) for size in (1, 2)], [make_slot()], tmp_path, executor, retries=1
+    )
+    assert {(one.state, one.reason, one.attempts) for one in found.values()} == {
+        ("failed", "killed", ("killed",))
+    }
     assert len(executor.started) == 2
 
 
-def test_kinds_of_one_host_follow_each_other_and_a_cluster_builds_for_gpus_where_there_are_none(tmp_path):
-    cells, slots = [make_cell(), make_cell("cpu", precision="fp32")], [make_slot(), make_slot(kind="cpu")]
-    for remote, kinds in ((False, [H200, H200, "cpu", "cpu"]), (True, ["cpu", "cpu", H200, "cpu", H200])):
+def test_kinds_of_one_host_follow_each_other_and_a_cluster_builds_for_gpus_where_there_are_none(
+    tmp_path,
+):
+    cells, slots = (
+        [make_cell(), make_cell("cpu", precision="fp32")],
+        [make_slot(), make_slot(kind="cpu")],
+    )
+    for remote, kinds in (
+        (False, [H200, H200, "cpu", "cpu"]),
+        (True, ["cpu", "cpu", H200, "cpu", H200]),
+    ):
         executor = FakeExecutor(succeed, remote=remote)
         schedule(cells, slots, tmp_path / str(remote), executor)
         assert [task.kind for task, _ in executor.started] == kinds

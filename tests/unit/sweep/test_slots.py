@@ -42,7 +42,11 @@ def test_gpus_of_one_node_share_its_processors_without_overlap(cores, nodes):
     for part, mine, node in zip(found, near, nodes, strict=True):
         assert part
         assert set(part) <= set(mine or cpus)
-        others = [other for other, its in zip(found, nodes, strict=True) if its == node and other is not part]
+        others = [
+            other
+            for other, its in zip(found, nodes, strict=True)
+            if its == node and other is not part
+        ]
         if mine and len(mine) >= nodes.count(node):
             assert not any(set(part) & set(other) for other in others)
 
@@ -76,7 +80,10 @@ def test_a_gpu_is_locked_by_its_uuid_and_the_processors_by_their_host():
 
 
 def test_one_holder_at_a_time_and_the_other_is_told_who(tmp_path):
-    with hold_locks([("GPU-0", False)], 1, tmp_path), pytest.raises(TakenError, match="GPU-0 has been in use"):
+    with (
+        hold_locks([("GPU-0", False)], 1, tmp_path),
+        pytest.raises(TakenError, match="GPU-0 has been in use"),
+    ):
         hold_locks([("GPU-0", False)], 0, tmp_path).__enter__()
     with hold_locks([("GPU-0", False)], 0, tmp_path):
         pass
@@ -85,12 +92,19 @@ def test_one_holder_at_a_time_and_the_other_is_told_who(tmp_path):
 def test_who_waits_for_a_lock_is_interrupted_with_the_sweep(tmp_path):
     stop = threading.Event()
     stop.set()
-    with hold_locks([("GPU-0", False)], 1, tmp_path), pytest.raises(StageError, match="interrupted"):
+    with (
+        hold_locks([("GPU-0", False)], 1, tmp_path),
+        pytest.raises(StageError, match="interrupted"),
+    ):
         hold_locks([("GPU-0", False)], 60, tmp_path, stop).__enter__()
 
 
 def test_parts_of_the_cpu_share_the_quiet_slot_and_whoever_needs_all_of_it_waits(tmp_path):
-    with hold_locks([(QUIET, True)], 1, tmp_path), hold_locks([(QUIET, True)], 0, tmp_path), pytest.raises(TakenError):
+    with (
+        hold_locks([(QUIET, True)], 1, tmp_path),
+        hold_locks([(QUIET, True)], 0, tmp_path),
+        pytest.raises(TakenError),
+    ):
         hold_locks([(QUIET, False)], 0, tmp_path).__enter__()
 
 
@@ -117,15 +131,20 @@ def test_a_slot_for_each_gpu_that_cuda_shows_and_one_for_the_processors(two_gpus
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     first, second, cpu = list_slots()
     assert [(slot.name, slot.kind, slot.gpu) for slot in (first, second)] == [
-        ("GPU-0", "NVIDIA H200", "GPU-0"), ("GPU-1", "NVIDIA H200", "GPU-1"),
-    ]  # fmt: skip
+        ("GPU-0", "NVIDIA H200", "GPU-0"),
+        ("GPU-1", "NVIDIA H200", "GPU-1"),
+    ]
     assert first.fingerprint == second.fingerprint != cpu.fingerprint
     assert list_kinds((first, second, cpu)) == ("NVIDIA H200",)
     for shown in ("1", "GPU-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
         list_gpus.cache_clear()
         only, _ = list_slots()
-        assert (only.name, only.fingerprint, only.cpus) == (second.name, second.fingerprint, second.cpus)
+        assert (only.name, only.fingerprint, only.cpus) == (
+            second.name,
+            second.fingerprint,
+            second.cpus,
+        )
 
 
 def test_a_gpu_in_use_is_not_measured_and_the_row_says_by_whom(two_gpus, tmp_path, monkeypatch):
@@ -142,7 +161,10 @@ def test_a_process_that_ends_without_a_word_is_a_failed_row_with_its_last_words(
     cell = make_cell("cpu")
     task = Task(cell.recipe, cell.kind, (cell,), workspace=str(tmp_path), artifact="a" * 12)
     for program, said in (
-        ("import os, sys; print('last words', file=sys.stderr); sys.exit(3)", "ended with status 3: last words"),
+        (
+            "import os, sys; print('last words', file=sys.stderr); sys.exit(3)",
+            "ended with status 3: last words",
+        ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
     ):
         command = (sys.executable, "-c", program)
@@ -156,13 +178,22 @@ def test_a_process_that_hangs_is_ended_and_leaves_nothing_behind(tmp_path):
     cell = make_cell("cpu")
     task = Task(cell.recipe, cell.kind, (cell,), workspace=str(tmp_path), artifact="a" * 12)
     seconds = f"987.{os.getpid()}"  # of this test alone
-    program = f"import subprocess, sys, time; subprocess.Popen(['sleep', '{seconds}']); time.sleep(987)"
+    program = (
+        f"import subprocess, sys, time; subprocess.Popen(['sleep', '{seconds}']); time.sleep(987)"
+    )
     command = (sys.executable, "-c", program)
-    result = run_task(task, make_slot(kind="cpu"), SweepOptions(task_s=0.5), threading.Event(), command)
+    result = run_task(
+        task, make_slot(kind="cpu"), SweepOptions(task_s=0.5), threading.Event(), command
+    )
     reason = result.outcomes[0].reason
     assert "longer than 0 s (--set job-timeout)" in reason or "KeyboardInterrupt" in reason
     deadline = time.monotonic() + 60
-    while subprocess.run(["pgrep", "-f", f"^sleep {seconds}$"], check=False, capture_output=True).returncode == 0:
+    while (
+        subprocess.run(
+            ["pgrep", "-f", f"^sleep {seconds}$"], check=False, capture_output=True
+        ).returncode
+        == 0
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
@@ -170,17 +201,29 @@ def test_a_process_that_hangs_is_ended_and_leaves_nothing_behind(tmp_path):
 def test_a_node_says_everything_that_a_selector_may_ask_for(two_gpus, monkeypatch):
     labels = describe_node()
     assert labels == {
-        "optpipe/kind": "NVIDIA_H200", "optpipe/fingerprint": labels["optpipe/fingerprint"], "optpipe/driver": "580.1",
-        "optpipe/memory-gib": "140", "optpipe/mig": "unsupported", "optpipe/power-limit-w": "700",
-    }  # fmt: skip
-    for text in ("power-limit-w=700", "kind=NVIDIA H200", "mig!=on", "memory-gib = 140", "optpipe/driver=580.1"):
+        "optpipe/kind": "NVIDIA_H200",
+        "optpipe/fingerprint": labels["optpipe/fingerprint"],
+        "optpipe/driver": "580.1",
+        "optpipe/memory-gib": "140",
+        "optpipe/mig": "unsupported",
+        "optpipe/power-limit-w": "700",
+    }
+    for text in (
+        "power-limit-w=700",
+        "kind=NVIDIA H200",
+        "mig!=on",
+        "memory-gib = 140",
+        "optpipe/driver=580.1",
+    ):
         assert is_selected(labels, *selector_from_text(text)), text
     for text in ("power-limit-w=350", "driver!=580.1", "rack=7"):
         assert not is_selected(labels, *selector_from_text(text)), text
 
 
 def test_gpus_of_one_kind_that_differ_have_no_one_label(two_gpus, monkeypatch):
-    monkeypatch.setattr(two_gpus, "nvmlDeviceGetEnforcedPowerLimit", lambda handle: 700_000 - 350_000 * handle)
+    monkeypatch.setattr(
+        two_gpus, "nvmlDeviceGetEnforcedPowerLimit", lambda handle: 700_000 - 350_000 * handle
+    )
     with pytest.raises(BadInputError, match="different power limits or MIG modes"):
         describe_node()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -219,6 +262,8 @@ def calls(monkeypatch):
 
 def test_no_cluster_is_named_with_the_way_out(calls):
     calls.errors = [ConnectionAbortedError("failed")]
-    with pytest.raises(MissingError, match="no Ray cluster: failed\nstart one with `ray start --head`"):
+    with pytest.raises(
+        MissingError, match="no Ray cluster: failed\nstart one with `ray start --head`"
+    ):
         connect()
     assert calls.addresses == ["auto"]

@@ -31,10 +31,17 @@ class Judged:
 
 
 def judge(
-    trace: Trace, range_name: str | None = None, facts: StageFacts = NO_FACTS, graph: GraphCosts | None = None
+    trace: Trace,
+    range_name: str | None = None,
+    facts: StageFacts = NO_FACTS,
+    graph: GraphCosts | None = None,
 ) -> Judged:
     whole = analysis_from_trace(trace)
-    return Judged(whole, select_measured_part(whole, range_name), profile_from_trace(whole, range_name, facts, graph))
+    return Judged(
+        whole,
+        select_measured_part(whole, range_name),
+        profile_from_trace(whole, range_name, facts, graph),
+    )
 
 
 @pytest.fixture

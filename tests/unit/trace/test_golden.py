@@ -30,14 +30,26 @@ def _rules(profile: Judged) -> list[str]:
         (phenomena.launch_bound, LimitingFactor.LAUNCH, "launch-gaps", 24, (254, 12, 0, 0)),
         (phenomena.gpu_bound, LimitingFactor.GPU, "launch-gaps", 270, (26, 3, 0, 0)),
         (phenomena.graph_replay, LimitingFactor.GPU, "launch-gaps", 120, (73, 6, 0, 0)),
-        (phenomena.synchronizing, LimitingFactor.SYNCHRONIZATION, "synchronization", 20, (16, 2, 0, 60)),
+        (
+            phenomena.synchronizing,
+            LimitingFactor.SYNCHRONIZATION,
+            "synchronization",
+            20,
+            (16, 2, 0, 60),
+        ),
         # up to the last kernel's end the launching thread never waits; what follows has no launching thread
         (phenomena.two_threads, LimitingFactor.LAUNCH, "launch-gaps", 20, (8 + 38, 2 + 2, 0, 30)),
         (phenomena.copying, LimitingFactor.COPY, "exposed-copies", 40, (33, 2, 120, 0)),
         (phenomena.overlapping, LimitingFactor.GPU, "unfused-kernels", 50, (1, 9, 0, 0)),
         (phenomena.host_busy, LimitingFactor.CPU, "host-gaps", 210, (665, 15, 0, 0)),
         # setup and warm-up of somebody's program decide nothing
-        (phenomena.setup_ahead_of_numbered_iterations, LimitingFactor.LAUNCH, "launch-gaps", 18, (263, 9, 0, 0)),
+        (
+            phenomena.setup_ahead_of_numbered_iterations,
+            LimitingFactor.LAUNCH,
+            "launch-gaps",
+            18,
+            (263, 9, 0, 0),
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -53,9 +65,15 @@ def test_where_the_time_of_each_phenomenon_goes(judged, build, limit, first, bus
 def test_pageable_copies(judged: Judge) -> None:
     profile = judged(phenomena.copying())
     pageable = next(finding for finding in profile.findings if finding.rule == "pageable-copies")
-    assert pageable.gain_ns == pytest.approx(60 * US, abs=2)  # twice the rate, without a pinned copy to go by
+    assert pageable.gain_ns == pytest.approx(
+        60 * US, abs=2
+    )  # twice the rate, without a pinned copy to go by
     copies = profile.measured.copies.row(0, named=True)
-    assert (copies["kind"], copies["source_memory"], copies["bytes"]) == ("Host-to-Device", "Pageable", 2_000_000)
+    assert (copies["kind"], copies["source_memory"], copies["bytes"]) == (
+        "Host-to-Device",
+        "Pageable",
+        2_000_000,
+    )
 
 
 def test_overlap_and_concurrency(judged: Judge) -> None:
@@ -149,7 +167,9 @@ def test_a_changing_kernel_count_withholds_the_iterations(judged: Judge) -> None
 
 def test_two_gpus_have_no_busy_time_in_common(judged: Judge) -> None:
     trace = phenomena.launch_bound()
-    trace.rows["kernels"] = [(*row[:2], number % 2, *row[3:]) for number, row in enumerate(trace.rows["kernels"])]
+    trace.rows["kernels"] = [
+        (*row[:2], number % 2, *row[3:]) for number, row in enumerate(trace.rows["kernels"])
+    ]
     profile = judged(trace)
     assert profile.bottleneck.verdict is LimitingFactor.WITHHELD
     assert "kernels of 2 GPUs" in profile.trace_quality.withheld["idle_by_cause"]
@@ -174,7 +194,9 @@ def test_capture_of_a_graph_is_no_lost_event(judged: Judge) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["DALI:[DALI][CPU op] Run decoders__Image", "GIL Trace:Holding GIL"], ids=["library", "lock"]
+    "name",
+    ["DALI:[DALI][CPU op] Run decoders__Image", "GIL Trace:Holding GIL"],
+    ids=["library", "lock"],
 )
 def test_ranges_of_libraries_on_other_threads_are_no_iterations(judged: Judge, name: str) -> None:
     recording = phenomena.gpu_bound()
@@ -188,14 +210,21 @@ def test_setup_and_warm_up_are_outside_of_what_is_measured(judged: Judge) -> Non
     assert profile.measured.scope == "iterations 2 to 4 (iteration N)"
     assert profile.measured.iterations["kernels"].to_list() == [3, 3, 3]
     assert profile.measured.timeline.span_ns == 290 * US  # from 1200 to 1490
-    assert profile.whole.timeline.span_ns == 650 * US  # the first launch is the first thing recorded, at 840
+    assert (
+        profile.whole.timeline.span_ns == 650 * US
+    )  # the first launch is the first thing recorded, at 840
 
 
 def test_numbered_layers_are_no_iterations(judged: Judge) -> None:
     trace = Recording()
     for number in range(3):
         trace.range(f"layer{number}", 100 * number, 100 * number + 90)
-        trace.kernel(phenomena.GEMM, 100 * number + 6, 100 * number + 8, launch=(100 * number + 1, 100 * number + 5))
+        trace.kernel(
+            phenomena.GEMM,
+            100 * number + 6,
+            100 * number + 8,
+            launch=(100 * number + 1, 100 * number + 5),
+        )
     profile = judged(trace)
     assert (profile.measured.scope, profile.measured.iterations.height) == ("trace", 0)
 
@@ -205,7 +234,9 @@ def test_kernels_launched_by_other_threads_are_not_counted_by_iteration(judged: 
     for iteration in range(3):
         begin = 100 * iteration
         recording.range("iter", begin, begin + 90)
-        recording.kernel(phenomena.GEMM, begin + 6, begin + 80, launch=(begin + 1, begin + 5), thread=THREAD + 1)
+        recording.kernel(
+            phenomena.GEMM, begin + 6, begin + 80, launch=(begin + 1, begin + 5), thread=THREAD + 1
+        )
     quality = judged(recording).trace_quality
     assert quality.verdict is Verdict.INCONCLUSIVE
     assert "threads other than" in quality.withheld["iterations.kernels"]
@@ -219,19 +250,27 @@ def test_layers_above_their_bound_on_a_cpu(read: Callable[[Recording], Trace]) -
         trace.range("optpipe.iteration", begin, begin + 48)
     recorded, peaks = read(trace), Peaks("CPU", "measured", {"fp32": 1e11}, 1e10)
     costs = (NodeCost("conv", "Conv", "fp32", 500_000, 10), NodeCost("relu", "Relu", "fp32", 0, 10))
-    graph = GraphCosts(costs, peaks, 1, layer_ns={"conv": 30_000.0, "relu": 0.5})  # bounds: 10 µs and 1 ns
+    graph = GraphCosts(
+        costs, peaks, 1, layer_ns={"conv": 30_000.0, "relu": 0.5}
+    )  # bounds: 10 µs and 1 ns
     for whole_ns, gain_us in ((None, 20), (12_000, 2), (9_000, None)):
         facts = StageFacts(Stage.INFERENCE, expects_gpu=False, unprofiled_iteration_ns=whole_ns)
         found = judge(recorded, None, facts, graph).findings
-        assert [(each.rule, each.gain_ns) for each in found] == ([("slow-layers", 2 * gain_us * US)] if gain_us else [])
+        assert [(each.rule, each.gain_ns) for each in found] == (
+            [("slow-layers", 2 * gain_us * US)] if gain_us else []
+        )
         assert all("--precision int8" in each.advice for each in found)
 
 
-def test_idle_time_that_the_profiler_made_limits_nothing_and_saves_nothing(read: Callable[[Recording], Trace]) -> None:
+def test_idle_time_that_the_profiler_made_limits_nothing_and_saves_nothing(
+    read: Callable[[Recording], Trace],
+) -> None:
     """24 of 290 µs are work and 266 gaps; where an iteration takes 40 µs without the profiler, 96 of 120 µs remain."""
     trace, taken = read(phenomena.launch_bound()), (None, 40_000, 10_000, 8_000)
     profiles = {ns: judge(trace, facts=StageFacts(unprofiled_iteration_ns=ns)) for ns in taken}
-    under, without, nothing = ({each.rule: each for each in profiles[ns].findings} for ns in (None, 40_000, 8_000))
+    under, without, nothing = (
+        {each.rule: each for each in profiles[ns].findings} for ns in (None, 40_000, 8_000)
+    )
     assert set(without) <= set(under)
     idle_ns = sum(profiles[None].measured.timeline.idle_by_cause.values())
     for rule, found in without.items():
@@ -239,11 +278,19 @@ def test_idle_time_that_the_profiler_made_limits_nothing_and_saves_nothing(read:
         assert found.gain_ns == pytest.approx(under[rule].gain_ns * (96 * US) / idle_ns, abs=2)
         assert "without the profiler" in found.evidence
     assert sum(each.gain_ns for each in without.values()) <= 96 * US
-    assert not set(nothing) & set(without)  # with 8 µs, all of it kernels, nothing remains to be gained
+    assert not set(nothing) & set(
+        without
+    )  # with 8 µs, all of it kernels, nothing remains to be gained
     # with 10 µs the GPU has 2 to wait
     bottleneck = profiles[10_000].bottleneck
-    assert (profiles[None].bottleneck.verdict, profiles[None].bottleneck.idle_scale) == (LimitingFactor.LAUNCH, 1)
+    assert (profiles[None].bottleneck.verdict, profiles[None].bottleneck.idle_scale) == (
+        LimitingFactor.LAUNCH,
+        1,
+    )
     assert bottleneck.verdict is LimitingFactor.GPU
     assert bottleneck.share == bottleneck.busy_share == pytest.approx(24 / 30)
     assert sum(bottleneck.shares.values()) == pytest.approx(1)
-    assert sum(each.gain_share for each in profiles[10_000].findings if each.host_times) <= 6 / 30 + 1e-3
+    assert (
+        sum(each.gain_share for each in profiles[10_000].findings if each.host_times)
+        <= 6 / 30 + 1e-3
+    )

@@ -36,13 +36,22 @@ def recordings(draw: st.DrawFn) -> Recording:
     for start, length in draw(SPANS):
         launched = start - draw(st.integers(0, 30))
         trace.kernel(
-            draw(st.sampled_from(NAMES)), start, start + length, (launched, launched + draw(st.integers(0, 40))),
-            stream=draw(st.integers(1, 3)), thread=THREAD + draw(st.integers(0, 1)),
-        )  # fmt: skip
+            draw(st.sampled_from(NAMES)),
+            start,
+            start + length,
+            (launched, launched + draw(st.integers(0, 40))),
+            stream=draw(st.integers(1, 3)),
+            thread=THREAD + draw(st.integers(0, 1)),
+        )
     for start, length in draw(SPANS):
         trace.copy(start, start + length, 100, launch=(start - 1, start))
     for start, length in draw(SPANS):
-        trace.call("cudaDeviceSynchronize_v3020", start, start + length, thread=THREAD + draw(st.integers(0, 1)))
+        trace.call(
+            "cudaDeviceSynchronize_v3020",
+            start,
+            start + length,
+            thread=THREAD + draw(st.integers(0, 1)),
+        )
     for number, (start, length) in enumerate(draw(SPANS)):
         trace.range(f"range{number % 3}", start, start + length)
     trace.range("always", 0, 1)
@@ -51,7 +60,9 @@ def recordings(draw: st.DrawFn) -> Recording:
 
 def _analysis(recording: Recording) -> Analysis:
     with TemporaryDirectory() as directory:
-        return analysis_from_trace(trace_from_sqlite(recording.write(Path(directory) / "trace.sqlite")))
+        return analysis_from_trace(
+            trace_from_sqlite(recording.write(Path(directory) / "trace.sqlite"))
+        )
 
 
 @given(recordings(), st.integers(-50, 250), st.integers(0, 100))
@@ -63,17 +74,24 @@ def test_busy_and_idle_are_the_span(recording: Recording, start: int, length: in
     end = min(max(begin, begin + length * 1000), timeline.end_ns)
     if begin <= end:
         edges = np.array([begin]), np.array([end])
-        assert sum(sum_within(each, *edges)[0] for each in (timeline.busy, *timeline.idle.values())) == end - begin
+        assert (
+            sum(sum_within(each, *edges)[0] for each in (timeline.busy, *timeline.idle.values()))
+            == end - begin
+        )
 
 
 @given(recordings(), st.randoms(use_true_random=False))
 @pytest.mark.slow
-def test_the_order_of_rows_and_stream_names_do_not_matter(recording: Recording, random: Random) -> None:
+def test_the_order_of_rows_and_stream_names_do_not_matter(
+    recording: Recording, random: Random
+) -> None:
     before = _analysis(recording)
     for rows in recording.rows.values():
         random.shuffle(rows)
     renamed: dict[object, int] = {1: 31, 2: 12, 3: 23}
-    recording.rows["kernels"] = [(*row[:3], renamed[row[3]], *row[4:]) for row in recording.rows.get("kernels", [])]
+    recording.rows["kernels"] = [
+        (*row[:3], renamed[row[3]], *row[4:]) for row in recording.rows.get("kernels", [])
+    ]
     if not recording.rows["kernels"]:
         del recording.rows["kernels"]
     after = _analysis(recording)
@@ -95,7 +113,10 @@ def test_of_kernels_that_start_at_once_the_first_launched_ends_the_gap() -> None
             trace.kernel(NAMES[0], start, end, launch, stream=stream, thread=thread)
         splits.append(_analysis(trace).timeline.idle_by_cause)
     assert splits[0] == splits[1]
-    assert {str(cause): ns for cause, ns in splits[0].items() if ns} == {"host_wait": 6000, "kernel_wait": 1000}
+    assert {str(cause): ns for cause, ns in splits[0].items() if ns} == {
+        "host_wait": 6000,
+        "kernel_wait": 1000,
+    }
 
 
 @given(recordings())
@@ -107,13 +128,19 @@ def test_ranges_of_one_thread_project_no_more_than_was_launched(recording: Recor
 
 
 @given(SPANS, SPANS)
-def test_interval_algebra_against_points(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+def test_interval_algebra_against_points(
+    one: list[tuple[int, int]], other: list[tuple[int, int]]
+) -> None:
     first, second = (unite_intervals(*_edges(spans)) for spans in (one, other))
     points = np.arange(-5, 250)
-    held = [np.array([any(s <= p < s + n for s, n in spans) for p in points]) for spans in (one, other)]
+    held = [
+        np.array([any(s <= p < s + n for s, n in spans) for p in points]) for spans in (one, other)
+    ]
 
-    def at(intervals: object) -> np.ndarray:
-        return np.array([bool(((intervals.starts <= p) & (p < intervals.ends)).any()) for p in points])  # type: ignore[attr-defined]
+    def at(intervals) -> np.ndarray:
+        return np.array(
+            [bool(((intervals.starts <= p) & (p < intervals.ends)).any()) for p in points]
+        )
 
     assert (at(first) == held[0]).all()
     assert (at(intersect_intervals(first, second)) == (held[0] & held[1])).all()

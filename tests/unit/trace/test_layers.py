@@ -17,7 +17,9 @@ from optpipe.trace.roofline import GraphCosts, NodeCost, Peaks
 Read = Callable[[Recording], Trace]
 DIRECT = "void convolve_common_engine_float_NHWC<__half, __half, (int)128, (int)5>(int)"
 PEAKS = Peaks("a device", "measured", {"fp32": 1e12, "fp16": 1e13}, 1e12)
-STEM = NodeCost("stem", "Conv", "fp16", macs=10_000_000, bytes=1_000, channels=(3, 64))  # 2 µs of arithmetic
+STEM = NodeCost(
+    "stem", "Conv", "fp16", macs=10_000_000, bytes=1_000, channels=(3, 64)
+)  # 2 µs of arithmetic
 
 
 def _record_layers() -> Recording:
@@ -26,7 +28,11 @@ def _record_layers() -> Recording:
     trace.range("optpipe.measure", 1000, 1400)
     for begin in (1001, 1201):
         trace.range("optpipe.iteration", begin, begin + 100)
-        for at, name, kernel, length in ((2, "stem", DIRECT, 60), (12, "conv", GEMM, 20), (22, "act", RELU, 10)):
+        for at, name, kernel, length in (
+            (2, "stem", DIRECT, 60),
+            (12, "conv", GEMM, 20),
+            (22, "act", RELU, 10),
+        ):
             trace.range(name, begin + at, begin + at + 9)
             start = begin + at + 10
             trace.kernel(kernel, start, start + length, launch=(begin + at + 0.4, begin + at + 5))
@@ -53,13 +59,17 @@ def test_each_kernel_belongs_to_the_layer_that_launched_it(read: Read) -> None:
     [stem] = cores.ineligible
     assert stem.reason == "channels 3 and 64 are not multiples of 8"
     [finding] = [each for each in judged.findings if each.rule == "ineligible-for-tensor-cores"]
-    assert stem.could_save_ns == finding.gain_ns == 2 * (60 - 2) * US  # two iterations, to the bound of 2 µs
+    assert (
+        stem.could_save_ns == finding.gain_ns == 2 * (60 - 2) * US
+    )  # two iterations, to the bound of 2 µs
     assert judged.roofline is not None
     assert {row.cost.name: row.measured_ns for row in judged.roofline.layers}["stem"] == 60 * US
 
 
 def test_a_missed_layer_saves_at_most_what_lies_above_its_bound(read: Read) -> None:
-    graph = GraphCosts((NodeCost("stem", "Conv", "fp16", STEM.macs, STEM.bytes, channels=(8, 64)),), PEAKS, 1)
+    graph = GraphCosts(
+        (NodeCost("stem", "Conv", "fp16", STEM.macs, STEM.bytes, channels=(8, 64)),), PEAKS, 1
+    )
     cores = profile_from_trace(read(_record_layers()), graph=graph).tensor_cores
     assert cores is not None
     assert [(each.name, each.could_save_ns) for each in cores.missed] == [("stem", 116 * US)]

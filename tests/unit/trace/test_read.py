@@ -44,7 +44,10 @@ def _write_foreign_database(path: Path) -> None:
         (lambda path: path.write_text("hello " * 100), "cannot be read as an export"),
         (_write_foreign_database, "or not an export of Nsight Systems"),
         (lambda path: Recording().write(path), "the recording is empty"),
-        (lambda path: path.write_bytes(SAMPLE.read_bytes()[:-1]), "truncated: 282623 of 282624 bytes"),
+        (
+            lambda path: path.write_bytes(SAMPLE.read_bytes()[:-1]),
+            "truncated: 282623 of 282624 bytes",
+        ),
     ],
 )
 def test_what_is_no_recording(tmp_path: Path, write: Callable[[Path], object], said: str) -> None:
@@ -63,10 +66,15 @@ def test_text_column_that_is_null_at_first(tmp_path: Path) -> None:
         connection.execute("INSERT INTO StringIds VALUES (77, 'registered')")
         connection.execute("UPDATE NVTX_EVENTS SET text = NULL, textId = 77 WHERE rowid < 4")
         connection.commit()
-    assert trace_from_path(path).ranges["name"].to_list() == ["registered"] * 3 + ["plain3", "plain4"]
+    assert trace_from_path(path).ranges["name"].to_list() == ["registered"] * 3 + [
+        "plain3",
+        "plain4",
+    ]
 
 
-def test_what_the_command_refuses_and_how_far_it_judges_a_trace_without_gpu_rows(tmp_path: Path) -> None:
+def test_what_the_command_refuses_and_how_far_it_judges_a_trace_without_gpu_rows(
+    tmp_path: Path,
+) -> None:
     options: Any
     for options in ({}, {"model": "resnet50", "trace": SAMPLE}):
         with pytest.raises(BadInputError, match="exactly one of"):
@@ -90,7 +98,10 @@ def test_an_export_with_anything_in_its_columns_is_judged_or_refused(data: st.Da
         path = Path(directory) / "changed.sqlite"
         shutil.copyfile(SAMPLE, path)
         with closing(sqlite3.connect(path)) as connection:
-            tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            tables = [
+                row[0]
+                for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            ]
             for _ in range(data.draw(st.integers(1, 3))):
                 table = data.draw(st.sampled_from(tables))
                 columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
@@ -99,7 +110,9 @@ def test_an_export_with_anything_in_its_columns_is_judged_or_refused(data: st.Da
                 every = data.draw(st.integers(1, 7))
                 statement = f'UPDATE {table} SET "{column}" = {change} WHERE rowid % {every} = 0'
                 if change == "rename":
-                    statement = f'ALTER TABLE {table} RENAME COLUMN "{column}" TO gone{len(columns)}'
+                    statement = (
+                        f'ALTER TABLE {table} RENAME COLUMN "{column}" TO gone{len(columns)}'
+                    )
                 with suppress(sqlite3.IntegrityError, sqlite3.OperationalError):
                     connection.execute(statement)
             connection.commit()
@@ -157,7 +170,12 @@ def test_what_is_written_reads_the_same_and_holds_no_secret(tmp_path: Path) -> N
     trace, out = trace_from_sqlite(raw), tmp_path / "out"
     write_trace(trace, out)
     written = [path for path in out.rglob("*") if path.is_file()]
-    assert {path.name for path in written} >= {"kernels.parquet", "api.parquet", "copies.parquet", "trace.json"}
+    assert {path.name for path in written} >= {
+        "kernels.parquet",
+        "api.parquet",
+        "copies.parquet",
+        "trace.json",
+    }
     assert not [path for path in written if SECRET.encode() in path.read_bytes()]
     again = trace_from_folder(out)
     for table, frame in trace.tables.items():

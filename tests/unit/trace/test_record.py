@@ -11,7 +11,13 @@ from tests.fakes.entries import put_verified
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.trace.nsys import ProfilePlan, Recording, export_recording
-from optpipe.trace.record import INPUTS, InferenceJob, ProfileJob, make_worker_job, read_profiled_rows
+from optpipe.trace.record import (
+    INPUTS,
+    InferenceJob,
+    ProfileJob,
+    make_worker_job,
+    read_profiled_rows,
+)
 from optpipe.workspace.file_names import CARD, REFERENCE
 
 
@@ -28,11 +34,19 @@ def test_an_artifact_is_profiled_on_what_it_was_verified_on(workspace):
 
 @pytest.mark.parametrize(("length", "batch_size"), [(None, 4), (4, 1), (32, 4)])
 def test_a_profile_runs_at_its_batch_size_and_length(tmp_path, length, batch_size):
-    card = ModelCard("t", "hf:t", Task.EMBEDDING, (InputSpec("input_ids", "int64", (1, 4), (8, 16), (64, 32)),))
+    card = ModelCard(
+        "t", "hf:t", Task.EMBEDDING, (InputSpec("input_ids", "int64", (1, 4), (8, 16), (64, 32)),)
+    )
 
     def read_written(size):
         work = InferenceJob(tmp_path, "a" * 12, "onnxruntime", "cpu", {}, size, length)
-        job = ProfileJob("a", False, work, (), read_rows=lambda: (card, {"input_ids": np.arange(24).reshape(3, 8)}))
+        job = ProfileJob(
+            "a",
+            False,
+            work,
+            (),
+            read_rows=lambda: (card, {"input_ids": np.arange(24).reshape(3, 8)}),
+        )
         make_worker_job(job, ProfilePlan(), tmp_path)
         return np.load(tmp_path / INPUTS)["input_ids"]
 
@@ -52,6 +66,8 @@ def test_a_profile_runs_at_its_batch_size_and_length(tmp_path, length, batch_siz
         ),
     ],
 )
-def test_a_refusal_is_given_in_nsys_own_words(tmp_path: Path, log: str, error: type[Exception], said: str) -> None:
+def test_a_refusal_is_given_in_nsys_own_words(
+    tmp_path: Path, log: str, error: type[Exception], said: str
+) -> None:
     with pytest.raises(error, match=said):
         export_recording(Recording(None, 1, log), tmp_path)

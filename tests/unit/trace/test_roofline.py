@@ -31,7 +31,9 @@ from optpipe.trace.roofline import (
 )
 
 PEAKS = Peaks("a device", "measured", {"fp32": 1e11, "fp16": 2e11}, 1e10)
-MATH = NodeCost("conv", "Conv", "fp32", macs=5_000, bytes=500, channels=(64, 64))  # 100 ns of math, 50 ns of memory
+MATH = NodeCost(
+    "conv", "Conv", "fp32", macs=5_000, bytes=500, channels=(64, 64)
+)  # 100 ns of math, 50 ns of memory
 MEMORY = NodeCost("relu", "Relu", "fp32", macs=0, bytes=1_000)  # 100 ns of memory
 
 
@@ -66,7 +68,9 @@ def test_costs_from_a_graph_by_hand(tmp_path: Path) -> None:
     graph = graph_costs_from_onnx(_graph(tmp_path), [spec], 2, PEAKS)
     conv, relu = graph.costs
     assert conv.macs == 2 * 8 * 4 * 4 * 27
-    assert conv.bytes == graph.edge_bytes == 4 * (2 * 3 * 16 + 216 + 2 * 8 * 16)  # all but the tensor between the two
+    assert (
+        conv.bytes == graph.edge_bytes == 4 * (2 * 3 * 16 + 216 + 2 * 8 * 16)
+    )  # all but the tensor between the two
     assert conv.channels == (3, 8)
     assert (relu.macs, relu.bytes) == (0, 4 * 2 * (2 * 8 * 16))
 
@@ -74,12 +78,18 @@ def test_costs_from_a_graph_by_hand(tmp_path: Path) -> None:
 def test_times_of_fused_nodes_go_to_their_product(tmp_path: Path) -> None:
     graph = _graph(tmp_path)
     assert sum_layer_times(graph, {"relu_nchwc": 10.0, "ReorderInput": 1.0}) == {"node_conv": 10.0}
-    assert sum_layer_times(graph, {"node_conv": 5.0, "node_relu": 2.0}) == {"node_conv": 5.0, "node_relu": 2.0}
+    assert sum_layer_times(graph, {"node_conv": 5.0, "node_relu": 2.0}) == {
+        "node_conv": 5.0,
+        "node_relu": 2.0,
+    }
 
 
 @pytest.mark.parametrize(("edge_bytes", "bound_ns"), [(300, 100), (3_000, 300)])
 def test_bound_if_everything_fused(edge_bytes: int, bound_ns: float) -> None:
-    assert compute_roofline(GraphCosts((MATH, MEMORY), PEAKS, 1, edge_bytes=edge_bytes)).bound_ns == bound_ns
+    assert (
+        compute_roofline(GraphCosts((MATH, MEMORY), PEAKS, 1, edge_bytes=edge_bytes)).bound_ns
+        == bound_ns
+    )
 
 
 def test_arithmetic_of_a_type_without_a_peak_bounds_nothing() -> None:
@@ -106,7 +116,9 @@ def _conv(math_us: int, bytes_alone: int, fused_bytes: int) -> NodeCost:
         (_conv(64, 60_000, 30_000), LimitingFactor.MATH),
     ],
 )
-def test_seventy_percent_of_a_peak_limits(read: Callable[[Recording], Trace], conv: NodeCost, limit: object) -> None:
+def test_seventy_percent_of_a_peak_limits(
+    read: Callable[[Recording], Trace], conv: NodeCost, limit: object
+) -> None:
     graph = GraphCosts((conv, RELU), WEAK_PEAKS, 1)
     assert profile_from_trace(read(phenomena.gpu_bound()), graph=graph).bottleneck.verdict is limit
 
@@ -117,7 +129,9 @@ SIZE = 4 * 2 * 8 * 4 * 4
 WEIGHT = 4 * 8 * 8
 
 
-def _costs_of(nodes: Sequence[Any], results: Sequence[str] = ("y",), **constants: Any) -> GraphCosts:
+def _costs_of(
+    nodes: Sequence[Any], results: Sequence[str] = ("y",), **constants: Any
+) -> GraphCosts:
     """The costs of `nodes` between the input x and `results`, all of one shape, at batch 2."""
     shape, weights = ["n", 8, 4, 4], {"w": np.zeros((8, 8, 1, 1), np.float32), **constants}
     with tempfile.TemporaryDirectory() as directory:
@@ -193,7 +207,11 @@ def test_rows_picked_from_a_table_are_all_that_is_read() -> None:
     ]
     graph = _costs_of(nodes, table=np.zeros((1000, 2), np.float32), axis=[-1])
     rows, index = 2 * SIZE, 2 * SIZE
-    assert _fused(graph) == {"index": SIZE + index, "rows": rows + index + rows, "y": rows + 8 + SIZE}
+    assert _fused(graph) == {
+        "index": SIZE + index,
+        "rows": rows + index + rows,
+        "y": rows + 8 + SIZE,
+    }
     assert graph.edge_bytes == SIZE + rows + 8 + SIZE  # of the table's 8000 bytes, the rows
 
 
@@ -201,10 +219,14 @@ def test_rows_picked_from_a_table_are_all_that_is_read() -> None:
 def _any_graph(draw: st.DrawFn) -> GraphCosts:
     tensors, nodes = ["x"], []
     for number in range(draw(st.integers(1, 12))):
-        op = draw(st.sampled_from(["Conv", "Relu", "Add", "Identity", "Softmax", "MatMul", "MaxPool"]))
+        op = draw(
+            st.sampled_from(["Conv", "Relu", "Add", "Identity", "Softmax", "MatMul", "MaxPool"])
+        )
         given = [draw(st.sampled_from(tensors)) for _ in range(2 if op in ("Add", "MatMul") else 1)]
         attributes = {"kernel_shape": [1, 1]} if op == "MaxPool" else {}
-        nodes.append((op, " ".join([*given, *(["w"] if op == "Conv" else [])]), f"t{number}", attributes))
+        nodes.append(
+            (op, " ".join([*given, *(["w"] if op == "Conv" else [])]), f"t{number}", attributes)
+        )
         tensors.append(f"t{number}")
     results = draw(st.lists(st.sampled_from(tensors[1:]), min_size=1, max_size=3, unique=True))
     return _costs_of(nodes, results=results)

@@ -25,7 +25,9 @@ def test_totals_are_the_exports_to_the_nanosecond(sample: Judged) -> None:
         'SELECT s.value, COUNT(*), SUM(k."end" - k.start) FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s '
         "ON s.id = k.demangledName GROUP BY s.value"
     )
-    assert sorted(sample.whole.kernels.select("name", "count", "total_ns").rows()) == sorted(expected)
+    assert sorted(sample.whole.kernels.select("name", "count", "total_ns").rows()) == sorted(
+        expected
+    )
     (total,) = _query('SELECT SUM("end" - start) FROM CUPTI_ACTIVITY_KIND_RUNTIME')[0]
     assert sample.whole.api["total_ns"].sum() == total
     assert {"cudaLaunchKernel", "cuLaunchKernelEx"} <= set(sample.whole.api["name"].to_list())
@@ -61,7 +63,10 @@ def test_the_record_adds_up_and_comes_back_from_its_json(sample: Judged) -> None
     for totals in (sample.profile.measured.totals,):
         assert totals.busy_ns + totals.idle_ns == totals.span_ns
         assert sum(totals.idle_by_cause.values()) == totals.idle_ns
-    assert record_from_json(json_from_record(sample.profile), TraceProfile, "profile") == sample.profile
+    assert (
+        record_from_json(json_from_record(sample.profile), TraceProfile, "profile")
+        == sample.profile
+    )
 
 
 ON_TENSOR_CORES = [
@@ -96,7 +101,8 @@ ON_ORDINARY_UNITS = [
 
 
 @pytest.mark.parametrize(
-    ("name", "used"), [*((name, True) for name in ON_TENSOR_CORES), *((name, False) for name in ON_ORDINARY_UNITS)]
+    ("name", "used"),
+    [*((name, True) for name in ON_TENSOR_CORES), *((name, False) for name in ON_ORDINARY_UNITS)],
 )
 def test_where_a_kernel_computes(name: str, used: bool) -> None:
     assert uses_tensor_cores(name) is used

@@ -103,10 +103,15 @@ def test_a_workspace_that_cannot_be_made_or_written_is_refused(there):
         for act in (
             lambda: Store(workspace).require_writable(),
             lambda: begin_run(workspace, "bench"),
-            lambda: Store(workspace).produce(Thing, {}, lambda _: Thing(), listener=SilentListener()),
+            lambda: Store(workspace).produce(
+                Thing, {}, lambda _: Thing(), listener=SilentListener()
+            ),
             lambda: Store(workspace).scratch("x").__enter__(),
         ):
-            with pytest.raises(BadInputError, match=f"workspace {workspace} is not writable .*; pass --workspace DIR"):
+            with pytest.raises(
+                BadInputError,
+                match=f"workspace {workspace} is not writable .*; pass --workspace DIR",
+            ):
                 act()
 
     for place in ("/proc/x", "/proc/a/b", "file", "file/below", "n" * 300):

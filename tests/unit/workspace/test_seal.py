@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
-from optpipe.workspace.seal import SEAL, SIGNATURE, SUMS, check_signature, find_seal_problems, seal_folder, sign_folder
+from optpipe.workspace.seal import (
+    SEAL,
+    SIGNATURE,
+    SUMS,
+    check_signature,
+    find_seal_problems,
+    seal_folder,
+    sign_folder,
+)
 
 FILES = {
     "verdict.json": b'{"verdict": "PASS"}\n',
@@ -38,13 +46,19 @@ def sealed_and_signed(tmp_path_factory, key):
 
 
 def problems(folder):
-    return find_seal_problems(Files(folder)) or [each for each in check_signature(Files(folder))[:1] if each]
+    return find_seal_problems(Files(folder)) or [
+        each for each in check_signature(Files(folder))[:1] if each
+    ]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_every_single_byte_change_is_found(sealed_and_signed, data):
-    files = [path for path in sorted(sealed_and_signed.rglob("*")) if path.is_file() and path.stat().st_size]
+    files = [
+        path
+        for path in sorted(sealed_and_signed.rglob("*"))
+        if path.is_file() and path.stat().st_size
+    ]
     path = data.draw(st.sampled_from(files))
     good = path.read_bytes()
     at = data.draw(st.integers(0, len(good) - 1))
@@ -106,7 +120,9 @@ def test_only_allowed_signers_are_accepted(sealed_and_signed, tmp_path, key):
     problem, who = check_signature(Files(sealed_and_signed))
     assert problem is None
     assert who.startswith("signed by an unknown key, SHA256:")
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True
+    )
     allowed.write_text(f"release@example.org {(tmp_path / 'other.pub').read_text()}")
     assert "is not in" in (check_signature(Files(sealed_and_signed), allowed)[0] or "")
     unsigned = tmp_path / "unsigned"
@@ -118,7 +134,9 @@ def test_only_allowed_signers_are_accepted(sealed_and_signed, tmp_path, key):
 
 def test_coreutils_can_check_it_too(sealed_and_signed):
     for listing in (SUMS, SEAL):
-        subprocess.run(["sha256sum", "--check", "--strict", listing], cwd=sealed_and_signed, check=True)
+        subprocess.run(
+            ["sha256sum", "--check", "--strict", listing], cwd=sealed_and_signed, check=True
+        )
 
 
 def test_what_is_no_dossier_says_what_to_do(tmp_path):

@@ -27,7 +27,9 @@ from optpipe.workspace.store import Store
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -75,9 +77,14 @@ def test_recipes_share_an_entry_exactly_when_they_are_equal(first: object, secon
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(StageError("it broke"), "it broke"), (OSError(errno.ENOSPC, "No space left on device", "half"), "no space left")],
+    [
+        (StageError("it broke"), "it broke"),
+        (OSError(errno.ENOSPC, "No space left on device", "half"), "no space left"),
+    ],
 )
-def test_a_maker_that_fails_is_named_and_leaves_nothing_behind(tmp_path: Path, error: Exception, said: str) -> None:
+def test_a_maker_that_fails_is_named_and_leaves_nothing_behind(
+    tmp_path: Path, error: Exception, said: str
+) -> None:
     def make(directory: Path) -> Thing:
         (directory / "half").write_text("half")
         raise error  # a fake: no test machine has a disk to fill
@@ -89,7 +96,9 @@ def test_a_maker_that_fails_is_named_and_leaves_nothing_behind(tmp_path: Path, e
 
 
 @given(position=st.integers(0, 999), value=st.integers(0, 255))
-def test_every_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, position: int, value: int) -> None:
+def test_every_changed_byte_is_found(
+    tmp_path_factory: pytest.TempPathFactory, position: int, value: int
+) -> None:
     store = Store(tmp_path_factory.mktemp("store"))
     entry, _ = store.produce(Thing, {}, write_payload, listener=SilentListener())
     content = bytearray(entry.file("payload").read_bytes())
@@ -102,7 +111,9 @@ def test_every_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, p
             store.verify_entry(entry)
 
 
-def test_a_changed_byte_is_found_although_size_and_time_are_put_right(tmp_path: Path, monkeypatch) -> None:
+def test_a_changed_byte_is_found_although_size_and_time_are_put_right(
+    tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr("optpipe.workspace.store.SETTLED_NS", 0)
     store = Store(tmp_path)
     file = put(store, Thing(), {}, files={"payload": b"x" * 1000}).file("payload")
@@ -172,9 +183,12 @@ def test_two_builds_of_the_same_thing_take_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"schema": 1, "files": []}', '{"schema": 1, "files": {}, "parents": []}', None]
+    "text",
+    ["{", "[]", '{"schema": 1, "files": []}', '{"schema": 1, "files": {}, "parents": []}', None],
 )
-def test_an_unreadable_manifest_is_named_with_its_remedy_and_made_again(tmp_path: Path, text: str | None) -> None:
+def test_an_unreadable_manifest_is_named_with_its_remedy_and_made_again(
+    tmp_path: Path, text: str | None
+) -> None:
     store = Store(tmp_path)
     entry, _ = store.produce(Thing, {"a": 1}, write_payload, listener=SilentListener())
     other = put(store, Thing(), {"a": 2})
@@ -255,7 +269,9 @@ def test_a_model_name_leads_to_its_entries(tmp_path: Path) -> None:
     said = f"^'net' is a model, not an ID; specify one of its entries: artifact-{entry.id}; `optpipe store ls`"
     with pytest.raises(BadInputError, match=said):
         store.find("net")
-    with pytest.raises(BadInputError, match=r"no entry matches 'other' in [^;]*; `optpipe store ls` lists entries"):
+    with pytest.raises(
+        BadInputError, match=r"no entry matches 'other' in [^;]*; `optpipe store ls` lists entries"
+    ):
         store.find("other")
 
 
@@ -263,7 +279,9 @@ def finished(workspace, kind="bench"):
     run = runs.begin_run(workspace, kind)
     (run.path / "samples").mkdir()
     (run.path / "samples" / "m0.bin").write_bytes(b"abc")
-    return runs.finish_run(run, command="optpipe bench 'a b'", parents=["onnxruntime-0123"], model="digits")
+    return runs.finish_run(
+        run, command="optpipe bench 'a b'", parents=["onnxruntime-0123"], model="digits"
+    )
 
 
 def test_a_run_exists_only_once_its_manifest_is_written(tmp_path):

@@ -54,7 +54,9 @@ def lower_attention(program: Any, quantizers: Mapping[Any, str], *, kernels: boo
             elif kernels and node.target is torch.ops.aten.matmul.default:
                 search.replace_windows(node, f"attention_{number}")
     # torch would keep attention, since it may draw numbers
-    program.graph.eliminate_dead_code(lambda node: node.is_impure() and node.target is not attention)
+    program.graph.eliminate_dead_code(
+        lambda node: node.is_impure() and node.target is not attention
+    )
     program.graph.lint()
     program.recompile()
 
@@ -85,7 +87,9 @@ def put_batches_first(program: Any) -> None:
             if chain[-1] is None or not _swaps(chain[-1]) or chain[1].args[1:] != ([2, 0, 1, 3],):
                 continue
             flat, layer, apart, last = chain[2:]
-            if layer.target is not aten.linear.default or not (_is_reshape(flat) and _is_reshape(apart)):
+            if layer.target is not aten.linear.default or not (
+                _is_reshape(flat) and _is_reshape(apart)
+            ):
                 continue
             with graph.inserting_before(layer):
                 heads = graph.call_function(aten.transpose.int, (node, 1, 2))
@@ -103,7 +107,9 @@ class _Search:
 
     def __init__(self, program: Any, quantizers: Mapping[Any, str]) -> None:
         self.program, self.quantizers = program, quantizers
-        self.device = next(each.meta["val"].device for each in program.graph.nodes if each.op == "placeholder")
+        self.device = next(
+            each.meta["val"].device for each in program.graph.nodes if each.op == "placeholder"
+        )
         self.layouts: dict[Any, Any] = {}
         """Layouts of views by the sizes of the viewed tensor and the calls that make the view."""
         self.values: dict[Any, Any] = {}
@@ -112,7 +118,9 @@ class _Search:
             made = node.target is torch.ops.aten.new_zeros.default and all(
                 isinstance(each, int) for each in node.args[1]
             )
-            if node.op == "placeholder" or not (made or self.varying.isdisjoint(node.all_input_nodes)):
+            if node.op == "placeholder" or not (
+                made or self.varying.isdisjoint(node.all_input_nodes)
+            ):
                 self.varying.add(node)
 
     def find_part(self, node: Any, *, transposed: bool = False) -> _Part | None:
@@ -125,12 +133,18 @@ class _Search:
         if not isinstance(found, torch.Tensor) or found.dim() != 3 or not chain:
             return None
         sizes = tuple(map(_get_hint, found.shape))
-        calls = tuple((each.target, repr(torch.fx.node.map_arg(each.args[1:], _read_hint))) for each in chain)
+        calls = tuple(
+            (each.target, repr(torch.fx.node.map_arg(each.args[1:], _read_hint))) for each in chain
+        )
         if (key := (sizes, calls, transposed)) not in self.layouts:
             shown = whole = torch.arange(prod(sizes), dtype=torch.int32).view(sizes)
             for each in chain:
-                shown = each.target(shown, *torch.fx.node.map_arg(each.args[1:], _read_hint), **each.kwargs)
-            self.layouts[key] = _read_layout(whole, shown.transpose(-2, -1) if transposed else shown)
+                shown = each.target(
+                    shown, *torch.fx.node.map_arg(each.args[1:], _read_hint), **each.kwargs
+                )
+            self.layouts[key] = _read_layout(
+                whole, shown.transpose(-2, -1) if transposed else shown
+            )
         if (layout := self.layouts[key]) is None:
             return None
         copied = any(each.target is torch.ops.aten.clone.default for each in chain)
@@ -141,7 +155,10 @@ class _Search:
         """Makes softmax(queries keys^T scale + bias) values one step, if `product` is its second product and fits the kernel."""
         aten = torch.ops.aten
         softmax, values = product.args
-        if getattr(softmax, "target", None) is not aten.softmax.int or read_arguments(softmax)["dim"] != -1:
+        if (
+            getattr(softmax, "target", None) is not aten.softmax.int
+            or read_arguments(softmax)["dim"] != -1
+        ):
             return
         scores, added = self._read_scores(softmax.args[0])
         if scores is None or any(len(each.users) != 1 for each in (softmax, scores)):
@@ -150,7 +167,11 @@ class _Search:
         scale = 1.0
         if queries.target is aten.mul.Tensor and isinstance(queries.args[1], float):
             queries, scale = queries.args
-        parts = [self.find_part(queries), self.find_part(keys, transposed=True), self.find_part(values)]
+        parts = [
+            self.find_part(queries),
+            self.find_part(keys, transposed=True),
+            self.find_part(values),
+        ]
         step = self._make_step(parts, scale, biased=True)
         table = None if step is None else _join_biases(added, step)
         if step is not None and table is not None:
@@ -164,12 +185,20 @@ class _Search:
         scale = node.args[0].meta["val"].shape[-1] ** -0.5 if scale is None else scale
         step = self._make_step(parts, float(scale), added=mask is not None)
         known = mask is None or mask.meta["val"].dtype in (torch.bool, torch.float16)
-        if step is None or not known or given["is_causal"] or given["dropout_p"] or given["enable_gqa"]:
+        if (
+            step is None
+            or not known
+            or given["is_causal"]
+            or given["dropout_p"]
+            or given["enable_gqa"]
+        ):
             return False
         self._write(node, parts[0], step, mask, [])
         return True
 
-    def _make_step(self, parts: Sequence[_Part | None], scale: float, **more: bool) -> steps.Attention | None:
+    def _make_step(
+        self, parts: Sequence[_Part | None], scale: float, **more: bool
+    ) -> steps.Attention | None:
         """The step for queries, keys, and values if they are all of one tensor."""
         first = parts[0]
         if first is None or any(each is None or each.root is not first.root for each in parts):
@@ -179,17 +208,26 @@ class _Search:
         most = MOST_BIASED if "biased" in more else MOST_TOKENS
         fits = isinstance(tokens, int) and tokens <= most and first.features in FEATURES
         same = [each.first for each in parts if each] == [at * wide for at in range(3)]
-        if not (fits and same) or whole.dtype != torch.float16 or _get_hint(whole.shape[2]) != 3 * wide:
+        if (
+            not (fits and same)
+            or whole.dtype != torch.float16
+            or _get_hint(whole.shape[2]) != 3 * wide
+        ):
             return None
         return steps.Attention(wide, first.heads, tokens, scale, **more)
 
-    def _write(self, product: Any, part: Any, step: steps.Attention, mask: Any, constants: list[Any]) -> None:
+    def _write(
+        self, product: Any, part: Any, step: steps.Attention, mask: Any, constants: list[Any]
+    ) -> None:
         """Replaces the second product by a step, which also quantizes its output if that is all that reads it."""
         joined = _find_joined(product)
         end = get_only(joined.users) if joined is not None else None
         inverse = 1.0
         if end is not None and end.target in self.quantizers and not any(end.args[3:]):
-            step, inverse = replace(step, half=False, e4m3=self.quantizers[end.target] == "e4m3"), end.args[1]
+            step, inverse = (
+                replace(step, half=False, e4m3=self.quantizers[end.target] == "e4m3"),
+                end.args[1],
+            )
             end.replace_all_uses_with(joined)
         arguments = (part.root, mask, constants, 0.0, inverse, steps.text_from_step(step), "")
         new = self.program.graph.call_function(register_operator(), arguments)
@@ -228,7 +266,9 @@ class _Search:
             if node.op == "get_attr":
                 self.values[node] = attrgetter(node.target)(self.program).detach()
             elif node.target is torch.ops.aten.new_zeros.default:
-                self.values[node] = torch.zeros(node.args[1], dtype=node.meta["val"].dtype, device=self.device)
+                self.values[node] = torch.zeros(
+                    node.args[1], dtype=node.meta["val"].dtype, device=self.device
+                )
             else:
                 self.values[node] = node.target(*arguments[0], **arguments[1])
         return self.values[node]
@@ -241,10 +281,25 @@ def _view_part(root: Any, first: int, heads: int, features: int) -> Any:
 def _is_view(node: Any) -> bool:
     aten = torch.ops.aten
     views = (
-        aten.view, aten.reshape, aten._unsafe_view, aten.transpose, aten.permute, aten.select, aten.squeeze, aten.unsqueeze,
-        aten.clone, aten.alias, aten.unbind, aten.split, aten.split_with_sizes, aten.chunk,
-    )  # fmt: skip
-    apart = node.target in (getitem, torch.narrow) or getattr(node.target, "overloadpacket", None) in views
+        aten.view,
+        aten.reshape,
+        aten._unsafe_view,
+        aten.transpose,
+        aten.permute,
+        aten.select,
+        aten.squeeze,
+        aten.unsqueeze,
+        aten.clone,
+        aten.alias,
+        aten.unbind,
+        aten.split,
+        aten.split_with_sizes,
+        aten.chunk,
+    )
+    apart = (
+        node.target in (getitem, torch.narrow)
+        or getattr(node.target, "overloadpacket", None) in views
+    )
     return node.op == "call_function" and apart
 
 
@@ -256,7 +311,9 @@ def _read_layout(whole: Any, shown: Any) -> tuple[int, int, int] | None:
     if first + heads * features > whole.shape[-1]:
         return None
     view = _view_part(whole, first, heads, features)
-    return (first, heads, features) if view.shape == shown.shape and torch.equal(view, shown) else None
+    return (
+        (first, heads, features) if view.shape == shown.shape and torch.equal(view, shown) else None
+    )
 
 
 def _get_hint(size: Any) -> int:
@@ -272,7 +329,11 @@ def _find_joined(product: Any) -> Any:
     aten = torch.ops.aten
     node = _find_reader(product)
     orders = ((1, 2), ([0, 2, 1, 3],))
-    if node is None or node.target not in (aten.transpose.int, aten.permute.default) or node.args[1:] not in orders:
+    if (
+        node is None
+        or node.target not in (aten.transpose.int, aten.permute.default)
+        or node.args[1:] not in orders
+    ):
         return None
     node = _find_reader(node)
     return node if node is not None and _is_reshape(node) else None
@@ -282,7 +343,9 @@ def _find_reader(node: Any) -> Any:
     """The only reader of a node, after copies and reshapes that change nothing; None if there are several."""
     sizes = [*map(_get_hint, getattr(node.meta.get("val"), "shape", ()))]
     reader = get_only(node.users)
-    while reader is not None and (reader.target is torch.ops.aten.clone.default or _is_reshape(reader)):
+    while reader is not None and (
+        reader.target is torch.ops.aten.clone.default or _is_reshape(reader)
+    ):
         if [*map(_get_hint, reader.meta["val"].shape)] != sizes:
             break
         reader = get_only(reader.users)
@@ -291,7 +354,12 @@ def _find_reader(node: Any) -> Any:
 
 def _is_reshape(node: Any) -> bool:
     aten = torch.ops.aten
-    return node.target in (aten.reshape.default, aten.view.default, aten._unsafe_view.default, aten.flatten.using_ints)
+    return node.target in (
+        aten.reshape.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.flatten.using_ints,
+    )
 
 
 def _swaps(node: Any) -> bool:

@@ -21,7 +21,8 @@ def find_blocks(program: Any) -> dict[tuple[Any, ...], steps.Block]:
     convolutions = {
         node: step
         for node in program.graph.nodes
-        if node.target is layer and isinstance(step := steps.step_from_text(node.args[5]), steps.Convolution)
+        if node.target is layer
+        and isinstance(step := steps.step_from_text(node.args[5]), steps.Convolution)
     }
     for node, step in convolutions.items():
         middle = step.outputs
@@ -41,16 +42,21 @@ def find_blocks(program: Any) -> dict[tuple[Any, ...], steps.Block]:
         third = [
             each
             for each in convolutions
-            if each.args[0] is after[0] and middle == _NARROWEST == convolutions[each].outputs
+            if each.args[0] is after[0]
+            and middle == _NARROWEST == convolutions[each].outputs
             and _is_product(convolutions[each], wide, added=False)
-        ][:1]  # fmt: skip
-        found[node, after[0], *third] = steps.Block(middle, wide, middle if third else 0, step.stride)
+        ][:1]
+        found[node, after[0], *third] = steps.Block(
+            middle, wide, middle if third else 0, step.stride
+        )
     return found
 
 
 def _is_product(step: steps.Convolution, depth: int, *, added: bool) -> bool:
     """Whether it is an INT8 convolution 1x1 with ReLU."""
-    return step == steps.Convolution(step.outputs, (1, 1), depth, depth * step.outputs, activation="relu", added=added)
+    return step == steps.Convolution(
+        step.outputs, (1, 1), depth, depth * step.outputs, activation="relu", added=added
+    )
 
 
 def gather_operands(layers: Sequence[Operands]) -> Operands:

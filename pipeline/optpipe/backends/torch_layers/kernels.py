@@ -39,13 +39,23 @@ def _bent(value, ACTIVATION: tl.constexpr):
         value = tl.minimum(tl.maximum(value, 0.0), 6.0)
     elif ACTIVATION == 5:
         square = tl.minimum(value * value, 36.0)  # as in `steps.approximate_gelu`
-        value = value / (1.0 + tl.exp(value * (-1.59501573 - square * (0.0740113232 - 0.000703038082 * square))))
+        value = value / (
+            1.0 + tl.exp(value * (-1.59501573 - square * (0.0740113232 - 0.000703038082 * square)))
+        )
     return value
 
 
 @triton.jit
 def _ended(
-    acc, scale, bias, added, added_scale, inverse_scale, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr
+    acc,
+    scale,
+    bias,
+    added,
+    added_scale,
+    inverse_scale,
+    ADD: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HALF: tl.constexpr,
 ):
     value = tl.fma(acc.to(tl.float32), scale[None, :], bias[None, :])
     if ADD:
@@ -60,9 +70,22 @@ def _ended(
 
 @triton.jit
 def _store(
-    acc, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
+    acc,
+    added,
+    y,
+    scale,
+    bias,
+    added_scale,
+    inverse_scale,
+    m,
+    n,
+    ADD: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HALF: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    PARTS: tl.constexpr,
+):
     """Ends a tile in PARTS pieces of its columns, which need fewer registers."""
     if PARTS == 1:
         columns = n + tl.arange(0, BN)
@@ -71,22 +94,75 @@ def _store(
             r = added.load([m, n])
         scales = tl.load(scale + columns)
         biases = tl.load(bias + columns)
-        y.store([m, n], _ended(acc, scales, biases, r, added_scale, inverse_scale, ADD, ACTIVATION, HALF))
+        y.store(
+            [m, n],
+            _ended(acc, scales, biases, r, added_scale, inverse_scale, ADD, ACTIVATION, HALF),
+        )
     else:
         half: tl.constexpr = BN // 2
         rest: tl.constexpr = PARTS // 2
         left, right = acc.reshape(BM, 2, half).permute(0, 2, 1).split()
-        _store(left, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, half, rest)
+        _store(
+            left,
+            added,
+            y,
+            scale,
+            bias,
+            added_scale,
+            inverse_scale,
+            m,
+            n,
+            ADD,
+            ACTIVATION,
+            HALF,
+            BM,
+            half,
+            rest,
+        )
         n += half
-        _store(right, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, half, rest)
+        _store(
+            right,
+            added,
+            y,
+            scale,
+            bias,
+            added_scale,
+            inverse_scale,
+            m,
+            n,
+            ADD,
+            ACTIVATION,
+            HALF,
+            BM,
+            half,
+            rest,
+        )
 
 
 @triton.jit(do_not_specialize=["tiles", "across", "depth"])
 def wgmma_product(
-    x, w, added, y, scale, bias, added_scale, inverse_scale, tiles, across, depth,
-    FLOAT: tl.constexpr, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PERSISTENT: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    added,
+    y,
+    scale,
+    bias,
+    added_scale,
+    inverse_scale,
+    tiles,
+    across,
+    depth,
+    FLOAT: tl.constexpr,
+    ADD: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HALF: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+):
     """A 1x1 convolution: (pixels, depth) times (channels, depth)."""
     _in_turn()
     if PERSISTENT:
@@ -98,7 +174,23 @@ def wgmma_product(
                 a = x.load([m, k])
                 b = w.load([n, k])
                 acc = tl.dot(a, b.T, acc, out_dtype=tl.float32 if FLOAT else tl.int32)
-            _store(acc, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
+            _store(
+                acc,
+                added,
+                y,
+                scale,
+                bias,
+                added_scale,
+                inverse_scale,
+                m,
+                n,
+                ADD,
+                ACTIVATION,
+                HALF,
+                BM,
+                BN,
+                PARTS,
+            )
     else:
         tile = tl.program_id(0)
         m = (tile // across) * BM
@@ -108,16 +200,72 @@ def wgmma_product(
             a = x.load([m, k])
             b = w.load([n, k])
             acc = tl.dot(a, b.T, acc, out_dtype=tl.float32 if FLOAT else tl.int32)
-        _store(acc, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
+        _store(
+            acc,
+            added,
+            y,
+            scale,
+            bias,
+            added_scale,
+            inverse_scale,
+            m,
+            n,
+            ADD,
+            ACTIVATION,
+            HALF,
+            BM,
+            BN,
+            PARTS,
+        )
 
 
-@triton.jit(do_not_specialize=["pixels", "height", "width", "out_height", "out_width", "across", "per_group"])
+@triton.jit(
+    do_not_specialize=[
+        "pixels",
+        "height",
+        "width",
+        "out_height",
+        "out_width",
+        "across",
+        "per_group",
+    ]
+)
 def wgmma_convolution_gathered(
-    x, w, added, y, scale, bias, added_scale, inverse_scale, pixels, height, width, out_height, out_width, across, channels,
-    per_group, depth, R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
-    GROUPED: tl.constexpr, FLOAT: tl.constexpr, ADD: tl.constexpr, ACTIVATION: tl.constexpr, HALF: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, PADDED: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    added,
+    y,
+    scale,
+    bias,
+    added_scale,
+    inverse_scale,
+    pixels,
+    height,
+    width,
+    out_height,
+    out_width,
+    across,
+    channels,
+    per_group,
+    depth,
+    R: tl.constexpr,
+    S: tl.constexpr,
+    STRIDE: tl.constexpr,
+    DILATION: tl.constexpr,
+    TOP: tl.constexpr,
+    LEFT: tl.constexpr,
+    GROUPED: tl.constexpr,
+    FLOAT: tl.constexpr,
+    ADD: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HALF: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PADDED: tl.constexpr,
+):
     """A convolution as a matrix product over (kernel row, kernel column, channel) of pixels that asynchronous copies gather.
 
     PADDED: the channels of a group do not fill the last block. GROUPED: a tile's columns belong to one group, which has `per_group`
@@ -132,7 +280,11 @@ def wgmma_convolution_gathered(
     rest = rows // out_width
     top = (rest % out_height) * STRIDE - TOP
     left = column * STRIDE - LEFT
-    base = x + (((rest // out_height) * height + top) * width + left)[:, None] * channels + tl.arange(0, BK)[None, :]
+    base = (
+        x
+        + (((rest // out_height) * height + top) * width + left)[:, None] * channels
+        + tl.arange(0, BK)[None, :]
+    )
     if GROUPED:
         base += (n // per_group) * depth
     acc = tl.zeros((BM, BN), tl.float32 if FLOAT else tl.int32)
@@ -141,7 +293,13 @@ def wgmma_convolution_gathered(
         tap = step // blocks
         dr = tap // S * DILATION
         ds = tap % S * DILATION
-        inside = (top + dr >= 0) & (top + dr < height) & (left + ds >= 0) & (left + ds < width) & (rows < pixels)
+        inside = (
+            (top + dr >= 0)
+            & (top + dr < height)
+            & (left + ds >= 0)
+            & (left + ds < width)
+            & (rows < pixels)
+        )
         offset = (dr * width + ds) * channels + (step % blocks) * BK
         if PADDED:
             known = (step % blocks) * BK + tl.arange(0, BK) < depth
@@ -150,7 +308,23 @@ def wgmma_convolution_gathered(
             a = tl.load(base + offset, mask=inside[:, None], other=0)
         b = w.load([n, step * BK])
         acc = tl.dot(a, b.T, acc, out_dtype=tl.float32 if FLOAT else tl.int32)
-    _store(acc, added, y, scale, bias, added_scale, inverse_scale, m, n, ADD, ACTIVATION, HALF, BM, BN, PARTS)
+    _store(
+        acc,
+        added,
+        y,
+        scale,
+        bias,
+        added_scale,
+        inverse_scale,
+        m,
+        n,
+        ADD,
+        ACTIVATION,
+        HALF,
+        BM,
+        BN,
+        PARTS,
+    )
 
 
 @triton.jit
@@ -161,22 +335,61 @@ def _find_box(tile, down, along, BI: tl.constexpr, BH: tl.constexpr, BW: tl.cons
 
 @triton.jit
 def _load_tap(
-    x, i0, h0, w0, tap, first, channels, R: tl.constexpr, PAD: tl.constexpr, STRIDE: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
+    x,
+    i0,
+    h0,
+    w0,
+    tap,
+    first,
+    channels,
+    R: tl.constexpr,
+    PAD: tl.constexpr,
+    STRIDE: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+):
     """The pixels of a box under one element of the kernel, BK channels from `first` on."""
     dr = tap // R - PAD + 2 * STRIDE
     ds = tap % R - PAD + 2 * STRIDE
-    place = [i0, h0 + dr // STRIDE - 2, dr % STRIDE, w0 + ds // STRIDE - 2, (ds % STRIDE) * channels + first]
+    place = [
+        i0,
+        h0 + dr // STRIDE - 2,
+        dr % STRIDE,
+        w0 + ds // STRIDE - 2,
+        (ds % STRIDE) * channels + first,
+    ]
     return x.load(place).reshape(BM, BK)
 
 
 @triton.jit(do_not_specialize=["down", "along", "across", "blocks"])
 def wgmma_convolution_boxes(
-    x, w, added, y, scale, bias, added_scale, inverse_scale, down, along, across, blocks, channels,
-    R: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, FLOAT: tl.constexpr, ADD: tl.constexpr,
-    ACTIVATION: tl.constexpr, HALF: tl.constexpr,
-    BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    added,
+    y,
+    scale,
+    bias,
+    added_scale,
+    inverse_scale,
+    down,
+    along,
+    across,
+    blocks,
+    channels,
+    R: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PAD: tl.constexpr,
+    FLOAT: tl.constexpr,
+    ADD: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HALF: tl.constexpr,
+    BI: tl.constexpr,
+    BH: tl.constexpr,
+    BW: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """The same over boxes of BI images, BH rows, and BW columns, each a TMA copy with zeros outside the image.
 
     `x` has the shape (images, height / STRIDE, STRIDE, width / STRIDE, STRIDE * channels).
@@ -188,7 +401,9 @@ def wgmma_convolution_boxes(
     i0, h0, w0 = _find_box(tile // across, down, along, BI, BH, BW)
     acc = tl.zeros((BM, BN), tl.float32 if FLOAT else tl.int32)
     for step in tl.range(0, R * R * blocks, num_stages=STAGES):
-        a = _load_tap(x, i0, h0, w0, step // blocks, (step % blocks) * BK, channels, R, PAD, STRIDE, BM, BK)
+        a = _load_tap(
+            x, i0, h0, w0, step // blocks, (step % blocks) * BK, channels, R, PAD, STRIDE, BM, BK
+        )
         b = w.load([n, step * BK])
         acc = tl.dot(a, b.T, acc, out_dtype=tl.float32 if FLOAT else tl.int32)
     columns = n + tl.arange(0, BN)
@@ -196,22 +411,54 @@ def wgmma_convolution_boxes(
     if ADD:
         r = added.load([i0, h0, w0, n]).reshape(BM, BN)
     value = _ended(
-        acc, tl.load(scale + columns), tl.load(bias + columns), r, added_scale, inverse_scale, ADD, ACTIVATION, HALF
+        acc,
+        tl.load(scale + columns),
+        tl.load(bias + columns),
+        r,
+        added_scale,
+        inverse_scale,
+        ADD,
+        ACTIVATION,
+        HALF,
     )
     y.store([i0, h0, w0, n], value.reshape(BI, BH, BW, BN))
 
 
 @triton.jit
 def _ended_by_relu(acc, scale, bias, columns):
-    return _ended(acc, tl.load(scale + columns), tl.load(bias + columns), acc, 0.0, 1.0, False, 1, False)
+    return _ended(
+        acc, tl.load(scale + columns), tl.load(bias + columns), acc, 0.0, 1.0, False, 1, False
+    )
 
 
 @triton.jit(do_not_specialize=["down", "along"])
 def int8_wgmma_block(
-    x, w, scale, bias, w3, scale3, bias3, added, added_scale, y, w1, scale1, bias1, z, down, along, outputs,
-    STRIDE: tl.constexpr, MID: tl.constexpr, NEXT: tl.constexpr,
-    BI: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    scale,
+    bias,
+    w3,
+    scale3,
+    bias3,
+    added,
+    added_scale,
+    y,
+    w1,
+    scale1,
+    bias1,
+    z,
+    down,
+    along,
+    outputs,
+    STRIDE: tl.constexpr,
+    MID: tl.constexpr,
+    NEXT: tl.constexpr,
+    BI: tl.constexpr,
+    BH: tl.constexpr,
+    BW: tl.constexpr,
+    BN: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """A `steps.Block` over boxes of pixels, as in `wgmma_convolution_boxes`.
 
     The 3x3 convolution's outputs stay in registers. BN columns at a time, the sum is written and multiplied for the NEXT outputs.
@@ -231,7 +478,17 @@ def int8_wgmma_block(
         r = added.load([i0, h0, w0, n]).reshape(BM, BN)
         part = tl.dot(middle, b.T, out_dtype=tl.int32)
         columns = n + tl.arange(0, BN)
-        value = _ended(part, tl.load(scale3 + columns), tl.load(bias3 + columns), r, added_scale, 1.0, True, 1, False)
+        value = _ended(
+            part,
+            tl.load(scale3 + columns),
+            tl.load(bias3 + columns),
+            r,
+            added_scale,
+            1.0,
+            True,
+            1,
+            False,
+        )
         y.store([i0, h0, w0, n], value.reshape(BI, BH, BW, BN))
         if NEXT > 0:
             following = tl.dot(value, w1.load([0, n]).T, following, out_dtype=tl.int32)
@@ -242,8 +499,17 @@ def int8_wgmma_block(
 
 @triton.jit(do_not_specialize=["cells", "height", "width", "rows", "columns", "shift"])
 def fp16_reorder_cells(
-    x, y, cells, height, width, rows, columns, shift, CHANNELS: tl.constexpr, BP: tl.constexpr,
-):  # fmt: skip
+    x,
+    y,
+    cells,
+    height,
+    width,
+    rows,
+    columns,
+    shift,
+    CHANNELS: tl.constexpr,
+    BP: tl.constexpr,
+):
     """Converts FP32 images, channels first, to FP16 cells of 2x2 pixels by 4 channels: (images, rows, columns, 16), zero outside.
 
     Cell q covers the pixels 2q - shift and 2q - shift + 1. A convolution with stride 2 has stride 1 over cells.
@@ -258,17 +524,35 @@ def fp16_reorder_cells(
     c = part % 4
     row = 2 * q[:, None] - shift + (part // 8)[None, :]
     column = 2 * p[:, None] - shift + ((part // 4) % 2)[None, :]
-    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width) & (c < CHANNELS)[None, :]
+    inside = (
+        (row >= 0) & (row < height) & (column >= 0) & (column < width) & (c < CHANNELS)[None, :]
+    )
     source = x + ((image[:, None] * CHANNELS + c[None, :]) * height + row) * width + column
     value = tl.load(source, mask=inside & (cell < cells)[:, None], other=0.0)
-    tl.store(y + cell[:, None] * 16 + part[None, :], value.to(tl.float16), mask=(cell < cells)[:, None])
+    tl.store(
+        y + cell[:, None] * 16 + part[None, :], value.to(tl.float16), mask=(cell < cells)[:, None]
+    )
 
 
 @triton.jit(do_not_specialize=["pixels", "out_height", "out_width", "rows", "columns"])
 def fp16_wgmma_stem(
-    x, w, y, bias, inverse_scale, pixels, out_height, out_width, rows, columns, R: tl.constexpr, N: tl.constexpr,
-    ACTIVATION: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    y,
+    bias,
+    inverse_scale,
+    pixels,
+    out_height,
+    out_width,
+    rows,
+    columns,
+    R: tl.constexpr,
+    N: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HALF: tl.constexpr,
+    BM: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """A convolution of RxR cells in FP16 with FP32 sums, bias, and activation; the output is FP16 or INT8."""
     _in_turn()
     DEPTH: tl.constexpr = R * 16
@@ -291,7 +575,18 @@ def fp16_wgmma_stem(
 
 @triton.jit
 def _sum_taps(
-    base, w, row, column, c, height, width, channels, known, R: tl.constexpr, S: tl.constexpr, AHEAD: tl.constexpr
+    base,
+    w,
+    row,
+    column,
+    c,
+    height,
+    width,
+    channels,
+    known,
+    R: tl.constexpr,
+    S: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """The sums of one output pixel per row of a tile, whose kernel is AHEAD columns to the right of `base`."""
     acc = tl.zeros(known.shape, tl.float32)
@@ -300,14 +595,18 @@ def _sum_taps(
             down = row + r
             along = column + (AHEAD + s)
             inside = (down >= 0) & (down < height) & (along >= 0) & (along < width)
-            value = tl.load(base + (r * width + (AHEAD + s)) * channels, mask=inside[:, None] & known, other=0.0)
+            value = tl.load(
+                base + (r * width + (AHEAD + s)) * channels, mask=inside[:, None] & known, other=0.0
+            )
             weight = tl.load(w + (r * S + s) * channels + c, mask=c < channels, other=0.0)
             acc += value.to(tl.float32) * weight.to(tl.float32)[None, :]
     return acc
 
 
 @triton.jit
-def _end_depthwise(acc, target, bias, inverse_scale, written, ACTIVATION: tl.constexpr, HALF: tl.constexpr):
+def _end_depthwise(
+    acc, target, bias, inverse_scale, written, ACTIVATION: tl.constexpr, HALF: tl.constexpr
+):
     value = _bent(acc + bias[None, :], ACTIVATION)
     if HALF:
         tl.store(target, value.to(tl.float16), mask=written)
@@ -315,12 +614,42 @@ def _end_depthwise(acc, target, bias, inverse_scale, written, ACTIVATION: tl.con
         tl.store(target, _quantized(value * inverse_scale, False), mask=written)
 
 
-@triton.jit(do_not_specialize=["strips", "height", "width", "out_height", "out_width", "channels", "out_channels"])
+@triton.jit(
+    do_not_specialize=[
+        "strips",
+        "height",
+        "width",
+        "out_height",
+        "out_width",
+        "channels",
+        "out_channels",
+    ]
+)
 def fp16_depthwise(
-    x, w, y, bias, inverse_scale, strips, height, width, out_height, out_width, channels, out_channels,
-    R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
-    ACTIVATION: tl.constexpr, HALF: tl.constexpr, ALIGN: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ALONG: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    y,
+    bias,
+    inverse_scale,
+    strips,
+    height,
+    width,
+    out_height,
+    out_width,
+    channels,
+    out_channels,
+    R: tl.constexpr,
+    S: tl.constexpr,
+    STRIDE: tl.constexpr,
+    TOP: tl.constexpr,
+    LEFT: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HALF: tl.constexpr,
+    ALIGN: tl.constexpr,
+    BP: tl.constexpr,
+    BC: tl.constexpr,
+    ALONG: tl.constexpr,
+):
     """A depthwise convolution with FP32 sums, bias, and activation; the output is FP16 or INT8, zero-padded after the last channel.
 
     Weights are (R * S, channels); channels are multiples of ALIGN. A strip is ALONG (1, 2, or 4) output pixels of a row, whose kernels
@@ -336,7 +665,11 @@ def fp16_depthwise(
     first = (strip % across) * ALONG
     row = (rest % out_height) * STRIDE - TOP
     column = first * STRIDE - LEFT
-    base = x + (((rest // out_height) * height + row) * width + column)[:, None] * channels + c[None, :]
+    base = (
+        x
+        + (((rest // out_height) * height + row) * width + column)[:, None] * channels
+        + c[None, :]
+    )
     known = (strip < strips)[:, None] & (c < channels)[None, :]
     one = _sum_taps(base, w, row, column, c, height, width, channels, known, R, S, 0)
     if ALONG > 1:
@@ -353,9 +686,13 @@ def fp16_depthwise(
         _end_depthwise(two, target + out_channels, biases, inverse_scale, more, ACTIVATION, HALF)
     if ALONG > 2:
         more = written & (first + 2 < out_width)[:, None]
-        _end_depthwise(three, target + 2 * out_channels, biases, inverse_scale, more, ACTIVATION, HALF)
+        _end_depthwise(
+            three, target + 2 * out_channels, biases, inverse_scale, more, ACTIVATION, HALF
+        )
         more = written & (first + 3 < out_width)[:, None]
-        _end_depthwise(four, target + 3 * out_channels, biases, inverse_scale, more, ACTIVATION, HALF)
+        _end_depthwise(
+            four, target + 3 * out_channels, biases, inverse_scale, more, ACTIVATION, HALF
+        )
 
 
 @triton.jit
@@ -368,9 +705,21 @@ def _larger(left, right):
 
 @triton.jit(do_not_specialize=["pixels", "height", "width", "out_height", "out_width"])
 def max_pool(
-    x, y, pixels, height, width, out_height, out_width, words, R: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
-    FLOAT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
+    x,
+    y,
+    pixels,
+    height,
+    width,
+    out_height,
+    out_width,
+    words,
+    R: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PAD: tl.constexpr,
+    FLOAT: tl.constexpr,
+    BP: tl.constexpr,
+    BC: tl.constexpr,
+):
     """Max pooling of FP16 values, or of INT8 values that are not negative, with four channels in a word.
 
     Of two INT8 values in a 16-bit integer, the upper byte decides the maximum; for the lower bytes, the upper ones are cleared.
@@ -391,7 +740,9 @@ def max_pool(
         for s in tl.static_range(R):
             row = top + r
             column = left + s
-            inside = (row >= 0) & (row < height) & (column >= 0) & (column < width) & (pixel < pixels)
+            inside = (
+                (row >= 0) & (row < height) & (column >= 0) & (column < width) & (pixel < pixels)
+            )
             source = x + ((image * height + row) * width + column)[:, None] * words + c[None, :]
             known = inside[:, None] & (c < words)[None, :]
             if FLOAT:
@@ -427,14 +778,37 @@ def fp16_quantize(x, y, inverse_scale, count, END: tl.constexpr, BLOCK: tl.const
     """FP16 values to INT8 (1) or E4M3 (2)."""
     _in_turn()
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    _write(y + at, tl.load(x + at, mask=at < count, other=0.0).to(tl.float32), inverse_scale, at < count, END)
+    _write(
+        y + at,
+        tl.load(x + at, mask=at < count, other=0.0).to(tl.float32),
+        inverse_scale,
+        at < count,
+        END,
+    )
 
 
 @triton.jit(do_not_specialize=["windows", "tokens"])
 def wgmma_attention(
-    x, bias, mask, y, scale, inverse_scale, windows, tokens, apart, across, down, along, H: tl.constexpr, D: tl.constexpr,
-    P: tl.constexpr, BM: tl.constexpr, BIASED: tl.constexpr, MASK: tl.constexpr, END: tl.constexpr,
-):  # fmt: skip
+    x,
+    bias,
+    mask,
+    y,
+    scale,
+    inverse_scale,
+    windows,
+    tokens,
+    apart,
+    across,
+    down,
+    along,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    P: tl.constexpr,
+    BM: tl.constexpr,
+    BIASED: tl.constexpr,
+    MASK: tl.constexpr,
+    END: tl.constexpr,
+):
     """BM queries of a head of one sequence with all P keys, in FP16 or E4M3. `scale` includes the exponential's base, 2.
 
     `x` is (sequences, tokens, 3 * H * D). BIASED: `bias` is (windows, H, P, P) with minus infinity after the last token. MASK: 1 for a
@@ -458,7 +832,9 @@ def wgmma_attention(
     v = tl.load(source + (keys[:, None] * (3 * H * D) + 2 * H * D), mask=known[:, None], other=0.0)
     score = tl.dot(q, k.T) * scale
     if BIASED:
-        added = tl.load(bias + ((sequence % windows) * H + head) * (P * P) + row[:, None] * P + key[None, :])
+        added = tl.load(
+            bias + ((sequence % windows) * H + head) * (P * P) + row[:, None] * P + key[None, :]
+        )
         score += added.to(tl.float32) * 1.4426950408889634
     else:
         score = tl.where(known[None, :], score, float("-inf"))
@@ -472,4 +848,10 @@ def wgmma_attention(
     weight = tl.exp2(score - tl.maximum(tl.max(score, 1), -1e30)[:, None])
     total = tl.maximum(tl.sum(weight, 1), 1e-30)  # a row whose keys are all masked is zero
     value = tl.dot(weight.to(tl.float16), v.to(tl.float16)) / total[:, None]
-    _write(y + queries[:, None] * (H * D) + head * D + column[None, :], value, inverse_scale, asked[:, None], END)
+    _write(
+        y + queries[:, None] * (H * D) + head * D + column[None, :],
+        value,
+        inverse_scale,
+        asked[:, None],
+        END,
+    )

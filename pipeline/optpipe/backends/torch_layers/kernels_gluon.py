@@ -26,33 +26,78 @@ from optpipe.backends.torch_layers.kernels import _bent, _find_box, _quantized
 
 @gluon.jit
 def _copy_pixels(
-    upper, lower, target, copied, first, image, row, column, within, ROWS: gl.constexpr, MORE: gl.constexpr, SHIFTS: gl.constexpr,
-):  # fmt: skip
+    upper,
+    lower,
+    target,
+    copied,
+    first,
+    image,
+    row,
+    column,
+    within,
+    ROWS: gl.constexpr,
+    MORE: gl.constexpr,
+    SHIFTS: gl.constexpr,
+):
     """ROWS + MORE rows of 8 pixels for each of SHIFTS kernel columns; `target` is (rows, 8, channels)."""
     channels: gl.constexpr = upper.block_shape[3]
-    mbarrier.expect(copied, SHIFTS * (ROWS + MORE) * 8 * channels * (target.dtype.primitive_bitwidth // 8), pred=within)
+    mbarrier.expect(
+        copied,
+        SHIFTS * (ROWS + MORE) * 8 * channels * (target.dtype.primitive_bitwidth // 8),
+        pred=within,
+    )
     for s in gl.static_range(SHIFTS):
         at = first + s * (ROWS + MORE)
         rows = target.index(at)._reinterpret(target.dtype, [1, ROWS, 8, channels], upper.layout)
-        tma.async_copy_global_to_shared(upper, [image, row, column + s, 0], copied, rows, pred=within)
-        rows = target.index(at + ROWS)._reinterpret(target.dtype, [1, MORE, 8, channels], lower.layout)
-        tma.async_copy_global_to_shared(lower, [image, row + ROWS, column + s, 0], copied, rows, pred=within)
+        tma.async_copy_global_to_shared(
+            upper, [image, row, column + s, 0], copied, rows, pred=within
+        )
+        rows = target.index(at + ROWS)._reinterpret(
+            target.dtype, [1, MORE, 8, channels], lower.layout
+        )
+        tma.async_copy_global_to_shared(
+            lower, [image, row + ROWS, column + s, 0], copied, rows, pred=within
+        )
 
 
 @gluon.jit
-def _copy_added(added, target, copied, image, row, column, within, CHUNKS: gl.constexpr, BN: gl.constexpr):
+def _copy_added(
+    added, target, copied, image, row, column, within, CHUNKS: gl.constexpr, BN: gl.constexpr
+):
     mbarrier.expect(copied, CHUNKS * 64 * BN, pred=within)
     for c in gl.static_range(CHUNKS):
         part = target.index(c)._reinterpret(gl.int8, [1, 8, 8, BN], added.layout)
-        tma.async_copy_global_to_shared(added, [image, row, column, c * BN], copied, part, pred=within)
+        tma.async_copy_global_to_shared(
+            added, [image, row, column, c * BN], copied, part, pred=within
+        )
 
 
 @gluon.jit(do_not_specialize=["tiles"])
 def int8_wgmma_block_at_once(
-    upper, lower, w, scale, bias, w3, scale3, bias3, added, added_scale, y, w1, scale1, bias1, z, tiles,
-    DOWN: gl.constexpr, ALONG: gl.constexpr, MID: gl.constexpr, WIDE: gl.constexpr, NEXT: gl.constexpr, BN: gl.constexpr,
+    upper,
+    lower,
+    w,
+    scale,
+    bias,
+    w3,
+    scale3,
+    bias3,
+    added,
+    added_scale,
+    y,
+    w1,
+    scale1,
+    bias1,
+    z,
+    tiles,
+    DOWN: gl.constexpr,
+    ALONG: gl.constexpr,
+    MID: gl.constexpr,
+    WIDE: gl.constexpr,
+    NEXT: gl.constexpr,
+    BN: gl.constexpr,
     num_warps: gl.constexpr,
-):  # fmt: skip
+):
     """A `steps.Block` with stride 1 over tiles of 8x8 pixels; BN columns of the sum at a time."""
     gdc_launch_dependents()
     CHUNKS: gl.constexpr = WIDE // BN
@@ -68,7 +113,9 @@ def int8_wgmma_block_at_once(
     if NEXT > 0:
         w1s = gl.allocate_shared_memory(gl.int8, [CHUNKS, NEXT, BN], w1.layout)
     sums = gl.allocate_shared_memory(
-        gl.int8, [CHUNKS, 64, BN], gl.NVMMASharedLayout(swizzle_byte_width=BN, element_bitwidth=8, rank=2)
+        gl.int8,
+        [CHUNKS, 64, BN],
+        gl.NVMMASharedLayout(swizzle_byte_width=BN, element_bitwidth=8, rank=2),
     )
     middle = gl.allocate_shared_memory(gl.int8, [64, MID], w.layout)
     copied = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())
@@ -96,13 +143,17 @@ def int8_wgmma_block_at_once(
         acc = gl.zeros([64, MID], gl.int32, narrow)
         for tap in gl.static_range(9):
             rows = xs.index(tap % 3 * 10 + tap // 3)._reinterpret(gl.int8, [64, MID], w.layout)
-            acc = warpgroup_mma(rows, ws.index(tap).permute((1, 0)), acc, use_acc=tap > 0, is_async=True)
+            acc = warpgroup_mma(
+                rows, ws.index(tap).permute((1, 0)), acc, use_acc=tap > 0, is_async=True
+            )
         a = gl.load(scale + columns)[None, :]
         b = gl.load(bias + columns)[None, :]
         acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
         debug_barrier()
         i, h, v = _find_box(tile + step, DOWN, ALONG, 1, 8, 8)
-        _copy_pixels(upper, lower, xs, copied.index(1), 0, i, h - 1, v - 1, tile + step < tiles, 8, 2, 3)
+        _copy_pixels(
+            upper, lower, xs, copied.index(1), 0, i, h - 1, v - 1, tile + step < tiles, 8, 2, 3
+        )
         middle.store(_quantized(gl.fma(acc.to(gl.float32), a, b), 1))
         fence_async_shared()
         debug_barrier()
@@ -111,7 +162,9 @@ def int8_wgmma_block_at_once(
         mbarrier.wait(copied.index(2), phase)
         for c in range(CHUNKS):
             none = gl.zeros([64, BN], gl.int32, broad)
-            part = warpgroup_mma(middle, w3s.index(c).permute((1, 0)), none, use_acc=False, is_async=True)
+            part = warpgroup_mma(
+                middle, w3s.index(c).permute((1, 0)), none, use_acc=False, is_async=True
+            )
             a3 = gl.load(scale3 + c * BN + many)[None, :]
             b3 = gl.load(bias3 + c * BN + many)[None, :]
             r = sums.index(c).load(broad)
@@ -146,9 +199,23 @@ def int8_wgmma_block_at_once(
 
 @gluon.jit(do_not_specialize=["tiles"])
 def fp16_wgmma_stem_at_once(
-    upper, lower, w, y, bias, inverse_scale, tiles, DOWN: gl.constexpr, ALONG: gl.constexpr, R: gl.constexpr, MORE: gl.constexpr,
-    N: gl.constexpr, ROWS: gl.constexpr, ACTIVATION: gl.constexpr, HALF: gl.constexpr, num_warps: gl.constexpr,
-):  # fmt: skip
+    upper,
+    lower,
+    w,
+    y,
+    bias,
+    inverse_scale,
+    tiles,
+    DOWN: gl.constexpr,
+    ALONG: gl.constexpr,
+    R: gl.constexpr,
+    MORE: gl.constexpr,
+    N: gl.constexpr,
+    ROWS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    HALF: gl.constexpr,
+    num_warps: gl.constexpr,
+):
     """A convolution of RxR cells as in `fp16_wgmma_stem`, over tiles of ROWS rows of 8 pixels."""
     gdc_launch_dependents()
     TALL: gl.constexpr = ROWS + MORE
@@ -180,12 +247,29 @@ def fp16_wgmma_stem_at_once(
         side = turn & 1
         i, h, v = _find_box(tile + step, DOWN, ALONG, 1, ROWS, 8)
         ahead = (1 - side) * R * TALL
-        _copy_pixels(upper, lower, xs, copied.index(1 - side), ahead, i, h, v, tile + step < tiles, ROWS, MORE, R)
+        _copy_pixels(
+            upper,
+            lower,
+            xs,
+            copied.index(1 - side),
+            ahead,
+            i,
+            h,
+            v,
+            tile + step < tiles,
+            ROWS,
+            MORE,
+            R,
+        )
         mbarrier.wait(copied.index(side), (turn >> 1) & 1)
         acc = gl.zeros([ROWS * 8, N], gl.float32, layout)
         for tap in gl.static_range(R * R):
-            rows = xs.index((side * R + tap % R) * TALL + tap // R)._reinterpret(gl.float16, [ROWS * 8, 16], flat)
-            acc = warpgroup_mma(rows, ws.index(tap).permute((1, 0)), acc, use_acc=tap > 0, is_async=True)
+            rows = xs.index((side * R + tap % R) * TALL + tap // R)._reinterpret(
+                gl.float16, [ROWS * 8, 16], flat
+            )
+            acc = warpgroup_mma(
+                rows, ws.index(tap).permute((1, 0)), acc, use_acc=tap > 0, is_async=True
+            )
         acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
         value = _bent(acc + b, ACTIVATION)
         tma.store_wait(pendings=0)
@@ -197,7 +281,9 @@ def fp16_wgmma_stem_at_once(
         fence_async_shared()
         debug_barrier()
         i, h, v = _find_box(tile, DOWN, ALONG, 1, ROWS, 8)
-        tma.async_copy_shared_to_global(y, [i, h, v, 0], ys._reinterpret(y.dtype, [1, ROWS, 8, N], y.layout))
+        tma.async_copy_shared_to_global(
+            y, [i, h, v, 0], ys._reinterpret(y.dtype, [1, ROWS, 8, N], y.layout)
+        )
         turn += 1  # noqa: SIM113 - Gluon has no enumerate
     tma.store_wait(pendings=0)
     for each in gl.static_range(3):
@@ -206,9 +292,23 @@ def fp16_wgmma_stem_at_once(
 
 @gluon.jit(do_not_specialize=["across"])
 def int8_wgmma_product_at_once(
-    x, w, added, y, scale, bias, added_scale, across, ADD: gl.constexpr, ACTIVATION: gl.constexpr, HALF: gl.constexpr,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, BLOCKS: gl.constexpr, num_warps: gl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    added,
+    y,
+    scale,
+    bias,
+    added_scale,
+    across,
+    ADD: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    HALF: gl.constexpr,
+    BM: gl.constexpr,
+    BN: gl.constexpr,
+    BK: gl.constexpr,
+    BLOCKS: gl.constexpr,
+    num_warps: gl.constexpr,
+):
     """(pixels, BLOCKS * BK) times (channels, BLOCKS * BK); rounding as in `kernels`."""
     gdc_launch_dependents()
     layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -240,7 +340,9 @@ def int8_wgmma_product_at_once(
         acc = warpgroup_mma(xs.index(k), ws.index(k).permute((1, 0)), acc, is_async=True)
     acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
     columns = n + gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
-    value = gl.fma(acc.to(gl.float32), gl.load(scale + columns)[None, :], gl.load(bias + columns)[None, :])
+    value = gl.fma(
+        acc.to(gl.float32), gl.load(scale + columns)[None, :], gl.load(bias + columns)[None, :]
+    )
     if ADD:
         value = gl.fma(added_tile.load(layout).to(gl.float32), added_scale, value)
     if HALF:

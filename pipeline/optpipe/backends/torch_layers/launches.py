@@ -13,12 +13,21 @@ _RESIDENT = 2
 
 
 def _launch_kernel(
-    kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], settings: Mapping[str, int], **fixed: Any
+    kernel: Any,
+    grid: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    settings: Mapping[str, int],
+    **fixed: Any,
 ) -> None:
     """Launches a kernel by programmatic dependent launch: it starts before the previous one ends, and waits for it itself."""
     meta = {key: value for key, value in settings.items() if key != "warps"}
     kernel[grid](
-        *arguments, **meta, **fixed, num_warps=settings["warps"], num_stages=settings.get("STAGES", 1), launch_pdl=True
+        *arguments,
+        **meta,
+        **fixed,
+        num_warps=settings["warps"],
+        num_stages=settings.get("STAGES", 1),
+        launch_pdl=True,
     )
 
 
@@ -33,18 +42,27 @@ def _describe_tiles(tensor: Any, shape: tuple[int, ...], block: tuple[int, ...])
 
 def as_channels_last(tensor: Any, *, flat: bool = False) -> Any:
     """A contiguous tensor (images, height, width, channels), or with `flat` in its own shape; copies only if needed."""
-    return tensor.contiguous() if flat or tensor.dim() == 2 else tensor.permute(0, 2, 3, 1).contiguous()
+    return (
+        tensor.contiguous()
+        if flat or tensor.dim() == 2
+        else tensor.permute(0, 2, 3, 1).contiguous()
+    )
 
 
 def _get_ending(step: steps.Convolution | steps.Depthwise | steps.Stem) -> dict[str, int]:
-    more = {"FLOAT": step.floating, "ADD": step.added} if isinstance(step, steps.Convolution) else {}
+    more = (
+        {"FLOAT": step.floating, "ADD": step.added} if isinstance(step, steps.Convolution) else {}
+    )
     return {**more, "ACTIVATION": steps.ACTIVATIONS.index(step.activation), "HALF": step.half}
 
 
 def _launch_product(step: steps.Convolution, given: Operands, settings: Mapping[str, int]) -> Any:
     from optpipe.backends.torch_layers.kernels import wgmma_product
 
-    output, memory = steps.make_output(step, given.data), as_channels_last(given.data, flat=step.flat)
+    output, memory = (
+        steps.make_output(step, given.data),
+        as_channels_last(given.data, flat=step.flat),
+    )
     weight, scale, bias, *_ = given.constants
     channels, outputs = memory.shape[-1], step.outputs
     pixels, depth = memory.numel() // channels, weight.shape[1]
@@ -56,12 +74,24 @@ def _launch_product(step: steps.Convolution, given: Operands, settings: Mapping[
         _describe_tiles(as_channels_last(each, flat=step.flat), (pixels, outputs), piece)
         for each in _pair_with_added(output, given)
     )
-    grid = min(tiles, _RESIDENT * _count_multiprocessors(memory.device)) if settings["PERSISTENT"] else tiles
+    grid = (
+        min(tiles, _RESIDENT * _count_multiprocessors(memory.device))
+        if settings["PERSISTENT"]
+        else tiles
+    )
     arguments = (
         _describe_tiles(memory, (pixels, channels), (rows, block)),
         _describe_tiles(weight, (outputs, depth), (columns, block)),
-        other, target, scale, bias, given.added_scale, given.inverse_scale, tiles, across, depth,
-    )  # fmt: skip
+        other,
+        target,
+        scale,
+        bias,
+        given.added_scale,
+        given.inverse_scale,
+        tiles,
+        across,
+        depth,
+    )
     _launch_kernel(wgmma_product, (grid,), arguments, settings, **_get_ending(step))
     return output
 
@@ -74,24 +104,36 @@ def _pair_with_added(output: Any, given: Operands) -> tuple[Any, Any]:
 def _launch_at_once(step: steps.Convolution, given: Operands, settings: Mapping[str, int]) -> Any:
     from optpipe.backends.torch_layers.kernels_gluon import int8_wgmma_product_at_once
 
-    output, memory = steps.make_output(step, given.data), as_channels_last(given.data, flat=step.flat)
+    output, memory = (
+        steps.make_output(step, given.data),
+        as_channels_last(given.data, flat=step.flat),
+    )
     weight, scale, bias, *_ = given.constants
     channels, outputs = memory.shape[-1], step.outputs
     pixels, depth = memory.numel() // channels, weight.shape[1]
     rows, columns, block = settings["BM"], settings["BN"], settings["BK"]
     across = ceil(outputs / columns)
     target, other = (
-        _describe_swizzled_tiles(as_channels_last(each, flat=step.flat), (pixels, outputs), (rows, columns))
+        _describe_swizzled_tiles(
+            as_channels_last(each, flat=step.flat), (pixels, outputs), (rows, columns)
+        )
         for each in _pair_with_added(output, given)
     )
     arguments = (
         _describe_swizzled_tiles(memory, (pixels, channels), (rows, block)),
         _describe_swizzled_tiles(weight, (outputs, depth), (columns, block)),
-        other, target, scale, bias, given.added_scale, across,
-    )  # fmt: skip
+        other,
+        target,
+        scale,
+        bias,
+        given.added_scale,
+        across,
+    )
     grid = (ceil(pixels / rows) * across,)
     ending = {key: value for key, value in _get_ending(step).items() if key != "FLOAT"}
-    _launch_kernel(int8_wgmma_product_at_once, grid, arguments, settings, BLOCKS=depth // block, **ending)
+    _launch_kernel(
+        int8_wgmma_product_at_once, grid, arguments, settings, BLOCKS=depth // block, **ending
+    )
     return output
 
 
@@ -102,7 +144,9 @@ def _describe_swizzled_tiles(tensor: Any, shape: tuple[int, ...], block: tuple[i
 
     width, plain = block[-1] * tensor.element_size(), _describe_tiles(tensor, shape, block)
     swizzle = next(each for each in (128, 64, 32, 0) if each == 0 or width % each == 0)
-    layout = NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=8 * tensor.element_size(), rank=len(block))
+    layout = NVMMASharedLayout(
+        swizzle_byte_width=swizzle, element_bitwidth=8 * tensor.element_size(), rank=len(block)
+    )
     return TensorDescriptor(tensor, plain.shape, plain.strides, plain.block_shape, layout)
 
 
@@ -122,18 +166,45 @@ def _launch_gathered(step: steps.Convolution, given: Operands, settings: Mapping
     across = ceil(outputs / columns)
     piece = (rows, columns // settings["PARTS"])
     target, other = (
-        _describe_tiles(as_channels_last(each), (pixels, outputs), piece) for each in _pair_with_added(output, given)
+        _describe_tiles(as_channels_last(each), (pixels, outputs), piece)
+        for each in _pair_with_added(output, given)
     )
     arguments = (
-        memory, _describe_tiles(weight, tuple(weight.shape), (columns, settings["BK"])), other, target,
-        scale, bias, given.added_scale, given.inverse_scale, pixels, height, width, out_height, out_width, across, channels,
-        outputs // step.groups, depth,
-    )  # fmt: skip
+        memory,
+        _describe_tiles(weight, tuple(weight.shape), (columns, settings["BK"])),
+        other,
+        target,
+        scale,
+        bias,
+        given.added_scale,
+        given.inverse_scale,
+        pixels,
+        height,
+        width,
+        out_height,
+        out_width,
+        across,
+        channels,
+        outputs // step.groups,
+        depth,
+    )
     top, left, *_ = step.padding
-    fixed = {"R": step.kernel[0], "S": step.kernel[1], "STRIDE": step.stride, "DILATION": step.dilation}
-    fixed |= {"TOP": top, "LEFT": left, "GROUPED": step.groups > 1, "PADDED": depth % settings["BK"] != 0}
+    fixed = {
+        "R": step.kernel[0],
+        "S": step.kernel[1],
+        "STRIDE": step.stride,
+        "DILATION": step.dilation,
+    }
+    fixed |= {
+        "TOP": top,
+        "LEFT": left,
+        "GROUPED": step.groups > 1,
+        "PADDED": depth % settings["BK"] != 0,
+    }
     fixed |= _get_ending(step)
-    _launch_kernel(wgmma_convolution_gathered, (ceil(pixels / rows) * across,), arguments, settings, **fixed)
+    _launch_kernel(
+        wgmma_convolution_gathered, (ceil(pixels / rows) * across,), arguments, settings, **fixed
+    )
     return output
 
 
@@ -146,21 +217,36 @@ def _launch_boxes(step: steps.Convolution, given: Operands, settings: Mapping[st
     outputs, out_height, out_width = output.shape[1:]
     box = tuple(settings[key] for key in ("BI", "BH", "BW"))
     columns, block, stride = settings["BN"], settings["BK"], step.stride
-    groups, down, along = (ceil(size / each) for size, each in zip((images, out_height, out_width), box, strict=True))
+    groups, down, along = (
+        ceil(size / each) for size, each in zip((images, out_height, out_width), box, strict=True)
+    )
     across = ceil(outputs / columns)
     shape = (images, out_height, out_width, outputs)
     target, other = (
-        _describe_tiles(as_channels_last(each), shape, (*box, columns)) for each in _pair_with_added(output, given)
+        _describe_tiles(as_channels_last(each), shape, (*box, columns))
+        for each in _pair_with_added(output, given)
     )
     seen = (images, height // stride, stride, width // stride, stride * channels)
     depth = weight.shape[1] // step.kernel[0] ** 2
     arguments = (
         _describe_tiles(memory, seen, (box[0], box[1], 1, box[2], block)),
-        _describe_tiles(weight, tuple(weight.shape), (columns, block)), other, target,
-        scale, bias, given.added_scale, given.inverse_scale, down, along, across, depth // block, channels,
-    )  # fmt: skip
+        _describe_tiles(weight, tuple(weight.shape), (columns, block)),
+        other,
+        target,
+        scale,
+        bias,
+        given.added_scale,
+        given.inverse_scale,
+        down,
+        along,
+        across,
+        depth // block,
+        channels,
+    )
     fixed = {"R": step.kernel[0], "STRIDE": stride, "PAD": step.padding[0], **_get_ending(step)}
-    _launch_kernel(wgmma_convolution_boxes, (groups * down * along * across,), arguments, settings, **fixed)
+    _launch_kernel(
+        wgmma_convolution_boxes, (groups * down * along * across,), arguments, settings, **fixed
+    )
     return output
 
 
@@ -174,10 +260,16 @@ def _launch_stem(step: steps.Stem, given: Operands, settings: Mapping[str, int])
     _, rows, columns, _ = cells.shape
     pixels, block = images * size[0] * size[1], settings["BM"]
     arguments = (
-        cells, _describe_tiles(weight, tuple(weight.shape), (outputs, spanned * 16)),
+        cells,
+        _describe_tiles(weight, tuple(weight.shape), (outputs, spanned * 16)),
         _describe_tiles(as_channels_last(output), (pixels, outputs), (block, outputs)),
-        bias, given.inverse_scale, pixels, *size, rows, columns,
-    )  # fmt: skip
+        bias,
+        given.inverse_scale,
+        pixels,
+        *size,
+        rows,
+        columns,
+    )
     fixed = {"R": spanned, "N": outputs, **_get_ending(step)}
     _launch_kernel(fp16_wgmma_stem, (ceil(pixels / block),), arguments, settings, **fixed)
     return output
@@ -194,7 +286,9 @@ def _reorder_cells(step: steps.Stem, given: Operands, size: Sequence[int]) -> An
     cells = torch.empty((images, rows, columns, 16), dtype=torch.float16, device=image.device)
     count = images * rows * columns
     ahead = (image, cells, count, height, width, rows, columns, step.padding[0] + lead)
-    _launch_kernel(fp16_reorder_cells, (ceil(count / 128),), ahead, {"BP": 128, "warps": 4}, CHANNELS=channels)
+    _launch_kernel(
+        fp16_reorder_cells, (ceil(count / 128),), ahead, {"BP": 128, "warps": 4}, CHANNELS=channels
+    )
     return cells
 
 
@@ -204,17 +298,32 @@ def _launch_stem_at_once(step: steps.Stem, given: Operands, settings: Mapping[st
     output = steps.make_output(step, given.data)
     weight, bias = given.constants
     images, outputs, *size = output.shape
-    cells, (spanned, _), rows = _reorder_cells(step, given, size), step.count_cells(), settings["ROWS"]
+    cells, (spanned, _), rows = (
+        _reorder_cells(step, given, size),
+        step.count_cells(),
+        settings["ROWS"],
+    )
     more = 1 << (spanned - 2).bit_length() if spanned > 1 else 1
     down, along = ceil(size[0] / rows), ceil(size[1] / 8)
     tiles = images * down * along
     arguments = (
         *(_describe_swizzled_tiles(cells, cells.shape, (1, each, 8, 16)) for each in (rows, more)),
         _describe_swizzled_tiles(weight, tuple(weight.shape), (outputs, 16)),
-        _describe_swizzled_tiles(as_channels_last(output), (images, *size, outputs), (1, rows, 8, outputs)),
-        bias, given.inverse_scale, tiles,
-    )  # fmt: skip
-    fixed = {"DOWN": down, "ALONG": along, "R": spanned, "MORE": more, "N": outputs, **_get_ending(step)}
+        _describe_swizzled_tiles(
+            as_channels_last(output), (images, *size, outputs), (1, rows, 8, outputs)
+        ),
+        bias,
+        given.inverse_scale,
+        tiles,
+    )
+    fixed = {
+        "DOWN": down,
+        "ALONG": along,
+        "R": spanned,
+        "MORE": more,
+        "N": outputs,
+        **_get_ending(step),
+    }
     grid = min(tiles, _RESIDENT * _count_multiprocessors(output.device))
     _launch_kernel(fp16_wgmma_stem_at_once, (grid,), arguments, settings, **fixed)
     return output
@@ -226,7 +335,9 @@ def split_block(step: steps.Block, output: Any, given: Any) -> tuple[Any, ...]:
     size = images, height // step.stride, width // step.stride
     first = images * size[1] * size[2] * step.wide
     parts = (output[:first], step.wide), (output[first:], step.following)
-    return tuple(each.view(*size, channels).permute(0, 3, 1, 2) for each, channels in parts if channels)
+    return tuple(
+        each.view(*size, channels).permute(0, 3, 1, 2) for each, channels in parts if channels
+    )
 
 
 def _launch_block(step: steps.Block, given: Operands, settings: Mapping[str, int]) -> Any:
@@ -246,18 +357,28 @@ def _launch_block(step: steps.Block, given: Operands, settings: Mapping[str, int
     down, along = ceil(height / box[1]), ceil(width / box[2])
     tiles = ceil(images / box[0]) * down * along
     behind = (
-        scale, bias, describe(w3, tuple(w3.shape), (columns, middle)), scale3, bias3,
-        describe(as_channels_last(given.added), tuple(wide.shape), (*box, columns)), given.added_scale,
-        describe(wide, tuple(wide.shape), (*box, columns)), describe(w1, tuple(w1.shape), (more, columns)), scale1, bias1,
+        scale,
+        bias,
+        describe(w3, tuple(w3.shape), (columns, middle)),
+        scale3,
+        bias3,
+        describe(as_channels_last(given.added), tuple(wide.shape), (*box, columns)),
+        given.added_scale,
+        describe(wide, tuple(wide.shape), (*box, columns)),
+        describe(w1, tuple(w1.shape), (more, columns)),
+        scale1,
+        bias1,
         describe(after, tuple(after.shape), (*box, more)),
-    )  # fmt: skip
+    )
     fixed = {"MID": middle, "NEXT": step.following}
     weights = describe(w, tuple(w.shape), (middle, middle))
     if at_once:
         fixed |= {"DOWN": down, "ALONG": along, "WIDE": step.wide}
         data = (describe(memory, tuple(memory.shape), (1, rows, 8, middle)) for rows in (8, 2))
         grid = min(tiles, _RESIDENT * _count_multiprocessors(output.device))
-        _launch_kernel(int8_wgmma_block_at_once, (grid,), (*data, weights, *behind, tiles), settings, **fixed)
+        _launch_kernel(
+            int8_wgmma_block_at_once, (grid,), (*data, weights, *behind, tiles), settings, **fixed
+        )
         return output
     seen = (images, height, stride, width, stride * middle)
     pixels = describe(memory, seen, (box[0], box[1], 1, box[2], middle))
@@ -275,10 +396,26 @@ def _launch_depthwise(step: steps.Depthwise, given: Operands, settings: Mapping[
     outputs, *size = output.shape[1:]
     strips = images * size[0] * ceil(size[1] / settings["ALONG"])
     arguments = (
-        memory, weight, as_channels_last(output), bias, given.inverse_scale, strips, height, width, *size, channels, outputs,
-    )  # fmt: skip
+        memory,
+        weight,
+        as_channels_last(output),
+        bias,
+        given.inverse_scale,
+        strips,
+        height,
+        width,
+        *size,
+        channels,
+        outputs,
+    )
     top, left, *_ = step.padding
-    fixed = {"R": step.kernel[0], "S": step.kernel[1], "STRIDE": step.stride, "TOP": top, "LEFT": left}
+    fixed = {
+        "R": step.kernel[0],
+        "S": step.kernel[1],
+        "STRIDE": step.stride,
+        "TOP": top,
+        "LEFT": left,
+    }
     fixed |= {"ALIGN": gcd(16, channels, outputs), **_get_ending(step)}
     grid = (ceil(strips / settings["BP"]), ceil(outputs / settings["BC"]))
     _launch_kernel(fp16_depthwise, grid, arguments, settings, **fixed)
@@ -297,7 +434,9 @@ def _launch_depthwise_by_torch(step: steps.Depthwise, given: Operands, _: Mappin
     return _activate(step, value)
 
 
-def _launch_convolution_by_cudnn(step: steps.Convolution, given: Operands, _: Mapping[str, int]) -> Any:
+def _launch_convolution_by_cudnn(
+    step: steps.Convolution, given: Operands, _: Mapping[str, int]
+) -> Any:
     """cuDNN's kernel for convolution, bias, addition, and ReLU, or its convolution and torch's other activations."""
     assert given.added is None or given.added_scale == 1, given.added_scale
     weight, _, _, bias = given.constants
@@ -309,13 +448,17 @@ def _launch_convolution_by_cudnn(step: steps.Convolution, given: Operands, _: Ma
             data, kernel, given.added, 1.0, bias, stride, padding, dilation, step.groups
         )
     if step.activation == "relu":
-        return torch.ops.aten.cudnn_convolution_relu(data, kernel, bias, stride, padding, dilation, step.groups)
+        return torch.ops.aten.cudnn_convolution_relu(
+            data, kernel, bias, stride, padding, dilation, step.groups
+        )
     value = torch.nn.functional.conv2d(data, kernel, bias, stride, padding, dilation, step.groups)
     value = value if given.added is None else value + given.added
     return _activate(step, value)
 
 
-def _launch_product_by_cublas(step: steps.Convolution, given: Operands, _: Mapping[str, int]) -> Any:
+def _launch_product_by_cublas(
+    step: steps.Convolution, given: Operands, _: Mapping[str, int]
+) -> Any:
     weight, _, _, bias = given.constants
     value = torch.nn.functional.linear(given.data, weight, bias)
     return _activate(step, value)
@@ -341,7 +484,10 @@ def _launch_attention(step: steps.Attention, given: Operands, settings: Mapping[
 
 
 def _launch_attention_by_torch(step: steps.Attention, given: Operands, _: Mapping[str, int]) -> Any:
-    output, apart = steps.make_output(step, given.data), given.data.half().unflatten(-1, (3, step.heads, -1))
+    output, apart = (
+        steps.make_output(step, given.data),
+        given.data.half().unflatten(-1, (3, step.heads, -1)),
+    )
     parts = apart.permute(2, 0, 3, 1, 4)
     found = torch.nn.functional.scaled_dot_product_attention(*parts, given.added, scale=step.scale)
     value = found.transpose(1, 2).flatten(2).contiguous()
@@ -351,7 +497,14 @@ def _launch_attention_by_torch(step: steps.Attention, given: Operands, _: Mappin
 
     count, block = value.numel(), 2048
     arguments = (value, output, given.inverse_scale, count)
-    _launch_kernel(fp16_quantize, (ceil(count / block),), arguments, {"warps": 4}, END=1 + step.e4m3, BLOCK=block)
+    _launch_kernel(
+        fp16_quantize,
+        (ceil(count / block),),
+        arguments,
+        {"warps": 4},
+        END=1 + step.e4m3,
+        BLOCK=block,
+    )
     return output
 
 
@@ -365,10 +518,21 @@ def _launch_max_pool(step: steps.MaxPool, given: Operands, settings: Mapping[str
     words = channels
     if not step.floating:
         memory, target, words = memory.view(torch.int32), target.view(torch.int32), channels // 4
-    pixels, block = images * size[0] * size[1], min(64 if step.floating else 16, 1 << (words - 1).bit_length())
+    pixels, block = (
+        images * size[0] * size[1],
+        min(64 if step.floating else 16, 1 << (words - 1).bit_length()),
+    )
     grid = (ceil(pixels / settings["BP"]), ceil(words / block))
-    fixed = {"BC": block, "R": step.kernel[0], "STRIDE": step.stride, "PAD": step.padding[0], "FLOAT": step.floating}
-    _launch_kernel(max_pool, grid, (memory, target, pixels, height, width, *size, words), settings, **fixed)
+    fixed = {
+        "BC": block,
+        "R": step.kernel[0],
+        "STRIDE": step.stride,
+        "PAD": step.padding[0],
+        "FLOAT": step.floating,
+    }
+    _launch_kernel(
+        max_pool, grid, (memory, target, pixels, height, width, *size, words), settings, **fixed
+    )
     return output
 
 

@@ -83,7 +83,9 @@ def _join_linear_layers(program: Any) -> None:
                 value = torch.cat([attrgetter(each.target)(program).detach() for each in parts])
                 joined.append(add_constant(program, f"joined_{number}_{at}", value))
                 joined[-1].meta = {"val": value}
-            new = program.graph.call_function(torch.ops.aten.linear.default, (group[0].args[0], *joined))
+            new = program.graph.call_function(
+                torch.ops.aten.linear.default, (group[0].args[0], *joined)
+            )
             first = group[0].meta["val"]
             new.meta = {"val": first.new_empty((*first.shape[:-1], sum(sizes)))}
             split_outputs(program.graph, new, group, sizes)
@@ -131,8 +133,16 @@ class _Layer:
     def fits_half(self) -> bool:
         kind = type_name_from_torch(self.given.meta["val"].dtype)
         reader = get_only(self.last.users)
-        bent = self.computed_bias is None and reader is not None and _name_activation(reader) is not None
-        if not (len(self.stride) == 2 or (self.flat and bent)) or kind != "fp16" or _find_obstacle(self):
+        bent = (
+            self.computed_bias is None
+            and reader is not None
+            and _name_activation(reader) is not None
+        )
+        if (
+            not (len(self.stride) == 2 or (self.flat and bent))
+            or kind != "fp16"
+            or _find_obstacle(self)
+        ):
             return False
         outputs, depth = self.weight.shape[:2]
         return bool(outputs % _ALIGNED_HALVES == depth * self.groups % _ALIGNED_HALVES == 0)
@@ -185,7 +195,11 @@ class _Lowering:
         copy_where_needed(self.program)
         self.program.graph.lint()
         self.program.recompile()
-        never = [f"{each.name}: the program has no layer with its weights" for each in self.waiting if not each.kept]
+        never = [
+            f"{each.name}: the program has no layer with its weights"
+            for each in self.waiting
+            if not each.kept
+        ]
         return (*self.missed, *never)
 
     def _read_layer(self, node: Any) -> _Layer | None:
@@ -208,14 +222,18 @@ class _Lowering:
             return _Layer(node, source, weight, shift, node, computed_bias=None if stored else bias)
         if bias is not None and not stored:
             return None
-        stride, padding, dilation = (tuple(given[each]) for each in ("stride", "padding", "dilation"))
+        stride, padding, dilation = (
+            tuple(given[each]) for each in ("stride", "padding", "dilation")
+        )
         return self._fold_normalization(
             _Layer(node, source, weight, shift, node, stride, padding, dilation, given["groups"])
         )
 
     def _read(self, node: Any) -> Any:
         held = self.wide.get(node.target)
-        return (attrgetter(node.target)(self.program) if held is None else held).detach().float().cpu()
+        return (
+            (attrgetter(node.target)(self.program) if held is None else held).detach().float().cpu()
+        )
 
     def _fold_normalization(self, layer: _Layer) -> _Layer:
         reader = get_only(layer.node.users)
@@ -224,14 +242,19 @@ class _Lowering:
             return layer
         given = read_arguments(reader)
         parts = [given[each] for each in ("weight", "bias", "running_mean", "running_var")]
-        if any(getattr(each, "op", "get_attr") != "get_attr" for each in parts) or len(reader.users) != 1:
+        if (
+            any(getattr(each, "op", "get_attr") != "get_attr" for each in parts)
+            or len(reader.users) != 1
+        ):
             return layer
         values = (None if each is None else self._read(each) for each in parts)
         weight, bias = fold_normalization(layer.weight, layer.bias, values, given["eps"])
         return replace(layer, weight=weight, bias=bias, last=next(iter(reader.users)))
 
     def _take(self, layer: _Layer) -> None:
-        match = next((each for each in self.waiting if _have_same_weights(layer.weight.numpy(), each)), None)
+        match = next(
+            (each for each in self.waiting if _have_same_weights(layer.weight.numpy(), each)), None
+        )
         if match is not None:
             self.waiting = [each for each in self.waiting if each is not match]
             if match.kept:
@@ -260,16 +283,28 @@ class _Lowering:
         reader = get_only(layer.last.users)
         if reader is None or not (layer.table or layer.floating) or len(layer.stride) != 2:
             return
-        if reader.target is not torch.ops.aten.add.Tensor or reader.kwargs or reader in self.additions:
+        if (
+            reader.target is not torch.ops.aten.add.Tensor
+            or reader.kwargs
+            or reader in self.additions
+        ):
             return
         sides = list(reader.args)
         other = sides[1 - sides.index(layer.last)]
         if other is layer.last:
             return
         found = getattr(other, "meta", {}).get("val")  # a number has none
-        if found is None or found.dtype != layer.last.meta["val"].dtype or _get_shape(other) != _get_shape(layer.last):
+        if (
+            found is None
+            or found.dtype != layer.last.meta["val"].dtype
+            or _get_shape(other) != _get_shape(layer.last)
+        ):
             return
-        rivals = [each for each in self.layers.values() if each.last is other and (each.table or each.floating)]
+        rivals = [
+            each
+            for each in self.layers.values()
+            if each.last is other and (each.table or each.floating)
+        ]
         taken_later = (layer.floating or layer.last in self.scales) and len(other.users) == 1
         if taken_later and any(layer.node < each.node for each in rivals):
             return
@@ -297,30 +332,51 @@ class _Lowering:
             layer.pool = layer.pool if self.half and layer.table is None else None
             if layer.pool is not None:
                 return
-        if not layer.line and layer.computed_bias is None and self._is_read_in_int8(layer, layer.last):
+        if (
+            not layer.line
+            and layer.computed_bias is None
+            and self._is_read_in_int8(layer, layer.last)
+        ):
             layer.output_scale = self.scales[layer.last]
 
     def _join_layers(self) -> Iterator[_Layer]:
         """All layers; INT8 linear layers of one tensor with plain FP16 outputs, such as queries, keys, and values, as one."""
         groups: dict[Any, list[_Layer]] = {}
         for layer in self.layers.values():
-            plain = layer.flat and layer.last is layer.node and layer.computed_bias is layer.output_scale is None
+            plain = (
+                layer.flat
+                and layer.last is layer.node
+                and layer.computed_bias is layer.output_scale is None
+            )
             alike = plain and layer.table is not None
-            groups.setdefault((layer.given, layer.table.scale) if alike and layer.table else layer, []).append(layer)
+            groups.setdefault(
+                (layer.given, layer.table.scale) if alike and layer.table else layer, []
+            ).append(layer)
         for first, *others in groups.values():
             if not others:
                 yield first
                 continue
-            layers, tables = (first, *others), [each.table for each in (first, *others) if each.table]
+            layers, tables = (
+                (first, *others),
+                [each.table for each in (first, *others) if each.table],
+            )
             weights, scales = (
-                np.concatenate([getattr(each, name) for each in tables]) for name in ("weight", "weight_scale")
+                np.concatenate([getattr(each, name) for each in tables])
+                for name in ("weight", "weight_scale")
             )
             bias = np.concatenate([np.asarray(each.bias) for each in layers])
-            yield replace(first, bias=bias, table=replace(tables[0], weight=weights, weight_scale=scales), parts=layers)
+            yield replace(
+                first,
+                bias=bias,
+                table=replace(tables[0], weight=weights, weight_scale=scales),
+                parts=layers,
+            )
 
     def _is_read_in_int8(self, layer: _Layer, value: Any) -> bool:
         scale = self.scales.get(value)
-        return scale is not None and all(self._takes_int8(reader, layer, value, scale) for reader in value.users)
+        return scale is not None and all(
+            self._takes_int8(reader, layer, value, scale) for reader in value.users
+        )
 
     def _takes_int8(self, reader: Any, layer: _Layer, value: Any, scale: float) -> bool:
         if (adding := self.additions.get(reader)) is not None:
@@ -344,18 +400,32 @@ class _Lowering:
         weight = whole.reshape(*whole.shape, *[1] * (4 - whole.ndim))
         if layer.line:
             weight = weight.transpose(0, 1, 3, 2)
-        weight, groups = merge_groups(np.ascontiguousarray(weight.transpose(0, 2, 3, 1)), layer.groups)
-        spare = -outputs % (_ALIGNED_HALVES if half and (layer.added is None or layer.floating) else ALIGNED)
+        weight, groups = merge_groups(
+            np.ascontiguousarray(weight.transpose(0, 2, 3, 1)), layer.groups
+        )
+        spare = -outputs % (
+            _ALIGNED_HALVES if half and (layer.added is None or layer.floating) else ALIGNED
+        )
         padded = groups == 1 and table is not None
-        weight = np.pad(weight, [(0, spare), (0, 0), (0, 0), (0, -weight.shape[-1] % ALIGNED if padded else 0)])
-        scale = np.ones(outputs, np.float32) if table is None else table.weight_scale * np.float32(table.scale)
+        weight = np.pad(
+            weight, [(0, spare), (0, 0), (0, 0), (0, -weight.shape[-1] % ALIGNED if padded else 0)]
+        )
+        scale = (
+            np.ones(outputs, np.float32)
+            if table is None
+            else table.weight_scale * np.float32(table.scale)
+        )
         bias = np.asarray(layer.bias, np.float32)
         output_scale = np.float32(layer.output_scale or 1.0)
         ahead = output_scale if layer.activation in steps.BEFORE_SCALING else np.float32(1.0)
         constants = tactics.arrange_convolution(
             weight, np.pad(scale / ahead, (0, spare)), np.pad(bias / ahead, (0, spare))
         )
-        stride, padding, dilation = layer.stride or (1,), layer.padding or (0,), layer.dilation or (1,)
+        stride, padding, dilation = (
+            layer.stride or (1,),
+            layer.padding or (0,),
+            layer.dilation or (1,),
+        )
         rows, columns = (0, padding[0]) if layer.line else (padding[0], padding[-1])
         step = steps.Convolution(
             outputs=outputs + spare,
@@ -380,7 +450,10 @@ class _Lowering:
         else:
             given = self._read_int8(layer.given, table.scale, -1 if layer.flat else 1)
             if layer.added is not None:
-                added, added_scale = self._read_int8(layer.added, self.scales[layer.added], 1), self.scales[layer.added]
+                added, added_scale = (
+                    self._read_int8(layer.added, self.scales[layer.added], 1),
+                    self.scales[layer.added],
+                )
         if layer.line:
             given = self.program.graph.call_method("unsqueeze", (given, 2))
         factors = (float(np.float32(added_scale) / ahead), float(np.float32(1.0) / output_scale))
@@ -388,9 +461,17 @@ class _Lowering:
         self._write(layer, step, new, outputs)
 
     def _replace_patches(self, layer: _Layer, name: str) -> None:
-        weight, bias = (each.half().to(next(self.program.parameters()).device) for each in (layer.weight, layer.bias))
-        kept = [add_constant(self.program, f"{name}_{at}", each) for at, each in enumerate((weight.flatten(1), bias))]
-        new = self.program.graph.call_function(_multiply_patches, (_find_input(layer.given), *kept, weight.shape[-1]))
+        weight, bias = (
+            each.half().to(next(self.program.parameters()).device)
+            for each in (layer.weight, layer.bias)
+        )
+        kept = [
+            add_constant(self.program, f"{name}_{at}", each)
+            for at, each in enumerate((weight.flatten(1), bias))
+        ]
+        new = self.program.graph.call_function(
+            _multiply_patches, (_find_input(layer.given), *kept, weight.shape[-1])
+        )
         new.meta = dict(layer.last.meta)
         layer.last.replace_all_uses_with(new)
         self.replaced[layer.last] = new
@@ -407,9 +488,16 @@ class _Lowering:
             given, constants = _find_input(layer.given), tactics.arrange_stem(step, weight, bias)
         else:
             padded = outputs if half else outputs + -outputs % ALIGNED
-            step = steps.Depthwise(outputs, padded, (height, width), layer.stride[0], padding, layer.activation, half)
-            given, constants = self.replaced.get(layer.given, layer.given), tactics.arrange_depthwise(weight, bias)
-        new = self._call(name, step, given, None, constants, (0.0, 1.0 / (layer.output_scale or 1.0)))
+            step = steps.Depthwise(
+                outputs, padded, (height, width), layer.stride[0], padding, layer.activation, half
+            )
+            given, constants = (
+                self.replaced.get(layer.given, layer.given),
+                tactics.arrange_depthwise(weight, bias),
+            )
+        new = self._call(
+            name, step, given, None, constants, (0.0, 1.0 / (layer.output_scale or 1.0))
+        )
         self._write(layer, step, new, outputs)
 
     def _call(
@@ -424,7 +512,11 @@ class _Lowering:
         device = next(iter(self.program.parameters())).device
         kept = []
         for index, values in enumerate(constants):
-            kept.append(add_constant(self.program, f"{name}_{index}", torch.from_numpy(np.array(values)).to(device)))
+            kept.append(
+                add_constant(
+                    self.program, f"{name}_{index}", torch.from_numpy(np.array(values)).to(device)
+                )
+            )
         arguments = (given, added, kept, *factors, steps.text_from_step(step), "")
         return self.program.graph.call_function(register_operator(), arguments)
 
@@ -434,14 +526,25 @@ class _Lowering:
             new = self._pool(layer.pool, step, new)
         if layer.output_scale is not None:
             axis, scale = -1 if layer.flat else 1, layer.output_scale
-            codes = partial(_quantize, inverse_scale=1 / scale, axis=axis, spare=step.outputs - outputs)
-            new.meta |= {"val": last.meta["val"], "value": last, "range": (-128 * scale, 127 * scale)}
+            codes = partial(
+                _quantize, inverse_scale=1 / scale, axis=axis, spare=step.outputs - outputs
+            )
+            new.meta |= {
+                "val": last.meta["val"],
+                "value": last,
+                "range": (-128 * scale, 127 * scale),
+            }
             new.meta["codes"] = codes, lambda each: each.narrow(axis, 0, outputs).float() * scale
             self.written[last] = new
             return
         if layer.parts:
-            lasts, sizes = [each.last for each in layer.parts], [len(each.weight) for each in layer.parts]
-            new.meta = {"val": last.meta["val"].new_empty((*last.meta["val"].shape[:-1], sum(sizes)))}
+            lasts, sizes = (
+                [each.last for each in layer.parts],
+                [len(each.weight) for each in layer.parts],
+            )
+            new.meta = {
+                "val": last.meta["val"].new_empty((*last.meta["val"].shape[:-1], sum(sizes)))
+            }
             self.replaced |= zip(lasts, split_outputs(graph, new, lasts, sizes), strict=True)
             return
         if layer.line:
@@ -458,7 +561,9 @@ class _Lowering:
 
     def _pool(self, pool: Any, step: steps.Step, new: Any) -> Any:
         given = read_arguments(pool)
-        kernel, stride, padding = (_list_sides(given[each]) for each in ("kernel_size", "stride", "padding"))
+        kernel, stride, padding = (
+            _list_sides(given[each]) for each in ("kernel_size", "stride", "padding")
+        )
         sides = (padding[0], padding[1]) * 2
         found = steps.MaxPool(step.outputs, (kernel[0], kernel[1]), stride[0], sides, step.half)
         arguments: Any = (new, None, [], 0.0, 1.0, steps.text_from_step(found), "")
@@ -471,7 +576,9 @@ class _Lowering:
             source = self.replaced.get(tensor, tensor)
             spare = -int(_get_shape(tensor)[axis]) % ALIGNED
             with self.program.graph.inserting_after(source):
-                made = self.program.graph.call_function(_quantize, (source, 1.0 / scale, axis, spare))
+                made = self.program.graph.call_function(
+                    _quantize, (source, 1.0 / scale, axis, spare)
+                )
             self.written[key] = made
         return self.written[key]
 
@@ -481,7 +588,11 @@ def _multiply_patches(value: Any, weight: Any, bias: Any, size: int) -> Any:
     import torch  # a tracer follows this function
 
     rows, columns = value.shape[2] // size, value.shape[3] // size
-    patches = value[:, :, : rows * size, : columns * size].unflatten(3, (columns, size)).unflatten(2, (rows, size))
+    patches = (
+        value[:, :, : rows * size, : columns * size]
+        .unflatten(3, (columns, size))
+        .unflatten(2, (rows, size))
+    )
     pixels = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)
     return torch.nn.functional.linear(pixels.half(), weight, bias).permute(0, 3, 1, 2)
 
@@ -492,7 +603,11 @@ def _quantize(value: Any, inverse_scale: float, axis: int, spare: int) -> Any:
 
     found = (value.float() * inverse_scale).round().clamp(-128, 127).to(torch.int8)
     # as kernels read it: the compiler arranges it while it quantizes
-    found = found.contiguous() if axis < 0 or value.dim() != 4 else found.contiguous(memory_format=torch.channels_last)
+    found = (
+        found.contiguous()
+        if axis < 0 or value.dim() != 4
+        else found.contiguous(memory_format=torch.channels_last)
+    )
     behind = -1 - axis if axis < 0 else value.dim() - 1 - axis
     return torch.nn.functional.pad(found, (*(0, 0) * behind, 0, spare)) if spare else found
 
@@ -500,7 +615,9 @@ def _quantize(value: Any, inverse_scale: float, axis: int, spare: int) -> Any:
 def _have_same_weights(values: NDArray[Any], layer: QuantizedLayer) -> bool:
     if values.shape != layer.weight.shape:
         return False
-    rows, whole, scale = (each.reshape(len(values), -1) for each in (values, layer.weight, layer.weight_scale))
+    rows, whole, scale = (
+        each.reshape(len(values), -1) for each in (values, layer.weight, layer.weight_scale)
+    )
     some = (1, len(values))  # the first row rejects most layers
     return all(bool(np.abs(rows[:n] / scale[:n] - whole[:n]).max() < _TOLERANCE) for n in some)
 
@@ -524,7 +641,12 @@ def _is_patches(layer: _Layer) -> bool:
         return False
     _, channels, *kernel = layer.weight.shape
     plain = tuple(kernel) == layer.stride and not any(layer.padding) and set(layer.dilation) == {1}
-    return bool(plain) and channels <= _STEM_CHANNELS and _find_input(layer.given) is not None and not _is_stem(layer)
+    return (
+        bool(plain)
+        and channels <= _STEM_CHANNELS
+        and _find_input(layer.given) is not None
+        and not _is_stem(layer)
+    )
 
 
 def _is_depthwise(layer: _Layer) -> bool:
@@ -539,16 +661,29 @@ def _is_stem(layer: _Layer) -> bool:
         return False
     outputs, channels, height, width = layer.weight.shape
     fits = channels <= _STEM_CHANNELS and height == width <= 7 and outputs in _STEM_OUTPUTS
-    return fits and layer.stride == (2, 2) and len(set(layer.padding)) == 1 and set(layer.dilation) == {1}
+    return (
+        fits
+        and layer.stride == (2, 2)
+        and len(set(layer.padding)) == 1
+        and set(layer.dilation) == {1}
+    )
 
 
 def _find_input(node: Any) -> Any:
     """The program's FP32 input if a node is one or casts one; None for any other."""
     aten = torch.ops.aten
-    while node.op == "call_function" and node.target in (aten._to_copy.default, aten.clone.default, aten.to.dtype):
+    while node.op == "call_function" and node.target in (
+        aten._to_copy.default,
+        aten.clone.default,
+        aten.to.dtype,
+    ):
         node = node.args[0]
     given = node.meta.get("val")
-    return node if node.op == "placeholder" and given is not None and given.dtype == torch.float32 else None
+    return (
+        node
+        if node.op == "placeholder" and given is not None and given.dtype == torch.float32
+        else None
+    )
 
 
 def _name_activation(node: Any) -> str | None:
@@ -557,7 +692,10 @@ def _name_activation(node: Any) -> str | None:
         return "gelu" if read_arguments(node)["approximate"] == "none" else None
     if node.target in (aten.hardtanh.default, aten.clamp.default):
         given = read_arguments(node)
-        bounds = [given.get(low, given.get(high)) for low, high in (("min_val", "min"), ("max_val", "max"))]
+        bounds = [
+            given.get(low, given.get(high))
+            for low, high in (("min_val", "min"), ("max_val", "max"))
+        ]
         return "relu6" if bounds == [0, 6] else None
     named = {aten.relu6: "relu6", aten.relu: "relu", aten.silu: "silu", aten.hardswish: "hardswish"}
     return named.get(getattr(node.target, "overloadpacket", None))
@@ -567,8 +705,16 @@ def _is_plain_pool(node: Any) -> bool:
     if node.target is not torch.ops.aten.max_pool2d.default:
         return False
     given = read_arguments(node)
-    even = all(len(set(_list_sides(given[each]))) == 1 for each in ("kernel_size", "stride", "padding", "dilation"))
-    return even and bool(given["stride"]) and _list_sides(given["dilation"])[0] == 1 and not given["ceil_mode"]
+    even = all(
+        len(set(_list_sides(given[each]))) == 1
+        for each in ("kernel_size", "stride", "padding", "dilation")
+    )
+    return (
+        even
+        and bool(given["stride"])
+        and _list_sides(given["dilation"])[0] == 1
+        and not given["ceil_mode"]
+    )
 
 
 def _list_sides(values: Any) -> list[int]:
@@ -596,6 +742,13 @@ def choose_merge(groups: int, outputs: int, depth: int) -> int | None:
 
     `depth` is the number of input channels of a group. None if no number fits.
     """
-    fitting = [each for each in (1, 2, 4, 8) if groups % each == 0 and outputs // groups * each % ALIGNED == 0]
+    fitting = [
+        each
+        for each in (1, 2, 4, 8)
+        if groups % each == 0 and outputs // groups * each % ALIGNED == 0
+    ]
     dense = groups if groups * depth <= _MOST_DENSE else None
-    return next((each for each in fitting if depth * each >= _LEAST_DEPTH), fitting[-1] if fitting else dense)
+    return next(
+        (each for each in fitting if depth * each >= _LEAST_DEPTH),
+        fitting[-1] if fitting else dense,
+    )

@@ -47,9 +47,19 @@ def _launch(*arguments: Any) -> Any:
 
 
 def _read(
-    given: Any, added: Any, constants: Sequence[Any], added_scale: float, inverse_scale: float, step: str, tactics: str
+    given: Any,
+    added: Any,
+    constants: Sequence[Any],
+    added_scale: float,
+    inverse_scale: float,
+    step: str,
+    tactics: str,
 ) -> tuple[steps.Step, Operands, str]:
-    return steps.step_from_text(step), Operands(given, added, constants, added_scale, inverse_scale), tactics
+    return (
+        steps.step_from_text(step),
+        Operands(given, added, constants, added_scale, inverse_scale),
+        tactics,
+    )
 
 
 def _make_empty(*arguments: Any) -> Any:

@@ -49,7 +49,11 @@ class Convolution:
     @property
     def is_plain(self) -> bool:
         """Whether its kernel is square, without dilation or groups, and its padding the same on all sides."""
-        return self.kernel[0] == self.kernel[1] and self.dilation == self.groups == 1 and len(set(self.padding)) == 1
+        return (
+            self.kernel[0] == self.kernel[1]
+            and self.dilation == self.groups == 1
+            and len(set(self.padding)) == 1
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,9 @@ def text_from_step(step: Step) -> str:
     words = [type(step).__name__]
     for each in fields(step):
         value = getattr(step, each.name)
-        words.append(f"{each.name}={','.join(map(str, value)) if isinstance(value, tuple) else value}")
+        words.append(
+            f"{each.name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
+        )
     return " ".join(words)
 
 
@@ -196,7 +202,9 @@ def step_from_text(text: str) -> Step:
 def approximate_gelu(value: Any) -> Any:
     """GELU of an FP32 tensor to 2.6e-5, by the logistic function of a polynomial: half of the instructions of the error function."""
     square = (value * value).clamp(max=36)
-    return value * (value * (1.59501573 + square * (0.0740113232 - 0.000703038082 * square))).sigmoid()
+    return (
+        value * (value * (1.59501573 + square * (0.0740113232 - 0.000703038082 * square))).sigmoid()
+    )
 
 
 def make_output(step: Step, given: Any) -> Any:

@@ -33,7 +33,9 @@ class Tactic:
     settings: Mapping[str, int]
 
     def __str__(self) -> str:
-        return f"{self.kernel} " + " ".join(f"{key}={value}" for key, value in self.settings.items())
+        return f"{self.kernel} " + " ".join(
+            f"{key}={value}" for key, value in self.settings.items()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +77,17 @@ def arrange_convolution(
     Input channels are zero-padded to a multiple of the smallest block, scales and biases to a multiple of the widest tile. With FP16
     weights the last is the bias in FP16, for cuDNN.
     """
-    deep = np.pad(weight, [(0, 0)] * 3 + [(0, -weight.shape[-1] % (_BLOCK_DEPTHS[-1] // weight.itemsize))])
+    deep = np.pad(
+        weight, [(0, 0)] * 3 + [(0, -weight.shape[-1] % (_BLOCK_DEPTHS[-1] // weight.itemsize))]
+    )
     spare = -len(scale) % _COLUMNS
     half = () if weight.dtype == np.int8 else (bias.astype(np.float16),)
     return deep.reshape(len(weight), -1), np.pad(scale, (0, spare)), np.pad(bias, (0, spare)), *half
 
 
-def arrange_stem(step: steps.Stem, weight: NDArray[np.float16], bias: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
+def arrange_stem(
+    step: steps.Stem, weight: NDArray[np.float16], bias: NDArray[np.float32]
+) -> tuple[NDArray[Any], ...]:
     """The constants of a `Stem` from weights (outputs, channels, kernel, kernel).
 
     The first is (outputs, cells * cells * 16), with (row, column, 4 channels) in a cell.
@@ -94,7 +100,9 @@ def arrange_stem(step: steps.Stem, weight: NDArray[np.float16], bias: NDArray[np
     return np.ascontiguousarray(split.transpose(0, 2, 4, 3, 5, 1)).reshape(step.outputs, -1), bias
 
 
-def arrange_depthwise(weight: NDArray[np.float16], bias: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
+def arrange_depthwise(
+    weight: NDArray[np.float16], bias: NDArray[np.float32]
+) -> tuple[NDArray[Any], ...]:
     """The constants of a `Depthwise` from weights (channels, 1, rows, columns), which become (rows * columns, channels).
 
     The last is the weights as given, for torch's convolution.
@@ -109,7 +117,9 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
                 yield from _list_product_tactics(step, given.numel() // step.depth)
             else:
                 yield from _list_convolution_tactics(step, given)
-            if step.floating and step.depth % (_BLOCK_DEPTHS[-1] // 2) == 0:  # its weights are not padded
+            if (
+                step.floating and step.depth % (_BLOCK_DEPTHS[-1] // 2) == 0
+            ):  # its weights are not padded
                 yield Tactic("product_by_cublas" if step.flat else "convolution_by_cudnn", {})
         case steps.Stem():
             for rows, warps, stages in ((128, 4, 2), (128, 4, 3)):
@@ -119,11 +129,17 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
         case steps.Depthwise():
             many = given.numel() // step.stride**2 > MANY_OUTPUTS
             for strips, channels, along, warps in _MANY_STRIPS if many else _FEW_STRIPS:
-                yield Tactic("fp16_depthwise", {"BP": strips, "BC": channels, "ALONG": along, "warps": warps})
+                yield Tactic(
+                    "fp16_depthwise", {"BP": strips, "BC": channels, "ALONG": along, "warps": warps}
+                )
             if step.half and step.padding[:2] == step.padding[2:]:
                 yield Tactic("depthwise_by_torch", {})
         case steps.Attention():
-            tiles = ((64, 4), (128, 8), (64, 8)) if step.padded > 64 else [(step.padded, warps) for warps in (4, 2, 8)]
+            tiles = (
+                ((64, 4), (128, 8), (64, 8))
+                if step.padded > 64
+                else [(step.padded, warps) for warps in (4, 2, 8)]
+            )
             for rows, warps in tiles:
                 yield Tactic("wgmma_attention", {"BM": rows, "warps": warps})
             if not step.biased:
@@ -132,9 +148,13 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
             if step.middle == 64 and step.stride == 1 and _can_overlap():
                 yield Tactic("int8_wgmma_block_at_once", {"BN": 128, "warps": 4})
             fits = given.shape[2] % step.stride == given.shape[3] % step.stride == 0
-            for box in _list_boxes(given.shape[3] // step.stride, few=step.middle > 64) if fits else ():
+            for box in (
+                _list_boxes(given.shape[3] // step.stride, few=step.middle > 64) if fits else ()
+            ):
                 shape = dict(zip(("BI", "BH", "BW"), box, strict=True))
-                yield Tactic("int8_wgmma_block", {**shape, "BN": step.middle, "STAGES": 3, "warps": 4})
+                yield Tactic(
+                    "int8_wgmma_block", {**shape, "BN": step.middle, "STAGES": 3, "warps": 4}
+                )
         case steps.MaxPool():
             for pixels, warps in ((16, 4), (32, 4)):
                 yield Tactic("max_pool", {"BP": pixels, "warps": warps})
@@ -152,7 +172,11 @@ def _choose_depth(step: steps.Convolution, most: int = 128) -> int:
     size = 2 if step.floating else 1
     least = _BLOCK_DEPTHS[-1] // size
     channels = step.depth + -step.depth % least
-    return next(each // size for each in (256, *_BLOCK_DEPTHS) if each <= most and channels % (each // size) == 0)
+    return next(
+        each // size
+        for each in (256, *_BLOCK_DEPTHS)
+        if each <= most and channels % (each // size) == 0
+    )
 
 
 def _list_product_tactics(step: steps.Convolution, pixels: int) -> Iterator[Tactic]:
@@ -161,11 +185,22 @@ def _list_product_tactics(step: steps.Convolution, pixels: int) -> Iterator[Tact
     if tiles < FEW_TILES:
         deep = _choose_depth(step, 256)
         for (columns,) in _fit_columns(((64,), (16,)), 0, width):
-            sizes = {"BM": 64, "BN": columns, "BK": deep, "PARTS": 1, "STAGES": 1 if channels <= deep else 4}
+            sizes = {
+                "BM": 64,
+                "BN": columns,
+                "BK": deep,
+                "PARTS": 1,
+                "STAGES": 1 if channels <= deep else 4,
+            }
             yield Tactic("wgmma_product", {**sizes, "PERSISTENT": 0, "warps": 4})
     if channels <= ONCE * depth and step.activation in steps.BEFORE_SCALING and not step.floating:
-        for rows, columns, warps in _fit_columns(((64, 128, 4), (64, 64, 4), (128, 64, 4)), 1, width):
-            yield Tactic("int8_wgmma_product_at_once", {"BM": rows, "BN": columns, "BK": depth, "warps": warps})
+        for rows, columns, warps in _fit_columns(
+            ((64, 128, 4), (64, 64, 4), (128, 64, 4)), 1, width
+        ):
+            yield Tactic(
+                "int8_wgmma_product_at_once",
+                {"BM": rows, "BN": columns, "BK": depth, "warps": warps},
+            )
     if tiles > MANY_TILES:
         for rows, columns, parts, stages, warps, persistent in _fit_columns(_WIDE_TILES, 1, width):
             copies = (2 if persistent else 1) if channels <= depth else stages
@@ -209,7 +244,14 @@ def _list_convolution_tactics(step: steps.Convolution, given: Any) -> Iterator[T
     few, many = tiles < FEW_TILES, tiles > MANY_TILES
     gathered = [*(_FEW_GATHERED if few else ()), *(_MANY_GATHERED if many else ())]
     for rows, columns, warps, stages in _fit_columns(gathered, 1, widest):
-        sizes = {"BM": rows, "BN": columns, "BK": depth, "PARTS": 1, "STAGES": stages, "warps": warps}
+        sizes = {
+            "BM": rows,
+            "BN": columns,
+            "BK": depth,
+            "PARTS": 1,
+            "STAGES": stages,
+            "warps": warps,
+        }
         yield Tactic("wgmma_convolution_gathered", sizes)
     if height % step.stride or width % step.stride or not step.is_plain:
         return

@@ -21,7 +21,13 @@ from optpipe.backends.torch_layers import steps
 from optpipe.backends.torch_layers.blocks import find_blocks, gather_operands, join_layers
 from optpipe.backends.torch_layers.launches import split_block
 from optpipe.backends.torch_layers.operators import launch_step, register_operator
-from optpipe.backends.torch_layers.tactics import Operands, Tactic, list_tactics, tactics_from_text, text_from_tactics
+from optpipe.backends.torch_layers.tactics import (
+    Operands,
+    Tactic,
+    list_tactics,
+    tactics_from_text,
+    text_from_tactics,
+)
 from optpipe.core import torch
 from optpipe.core.card import InputSpec
 from optpipe.core.errors import StageError
@@ -61,7 +67,9 @@ def draw_inputs(inputs: tuple[InputSpec, ...]) -> dict[int, tuple[Any, ...]]:
     return {size: tuple(draw(each, size) for each in inputs) for size in sorted(sizes)}
 
 
-def tune_program(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[int, tuple[Choice, ...]]:
+def tune_program(
+    program: Any, drawn: Mapping[int, tuple[Any, ...]]
+) -> dict[int, tuple[Choice, ...]]:
     """Sets the fastest tactics of every layer of a lowered GraphModule on the GPU, for each of `drawn`, inputs by batch size.
 
     Equal steps on equal shapes are measured once. Raises StageError if no tactic of a step runs. Returns the layers' choices by
@@ -83,7 +91,9 @@ def compile_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> None:
     compile_side_by_side([*kernels])
 
 
-def choose_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[int, tuple[Choice, ...]]:
+def choose_tactics(
+    program: Any, drawn: Mapping[int, tuple[Any, ...]]
+) -> dict[int, tuple[Choice, ...]]:
     chosen: dict[Any, dict[int, Tactic]] = {}
     measured: dict[int, dict[Any, Choice]] = {size: {} for size in drawn}
     joined: dict[tuple[tuple[Any, ...], steps.Block], dict[int, Choice]] = {}
@@ -95,13 +105,19 @@ def choose_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> dict[i
             return launch_step(step, given, tactic)
 
         def compare(
-            nodes: tuple[Any, ...], block: steps.Block, given: Operands, outputs: Sequence[Any], size: int = size
+            nodes: tuple[Any, ...],
+            block: steps.Block,
+            given: Operands,
+            outputs: Sequence[Any],
+            size: int = size,
         ) -> None:
             """Notes a block that gives its layers' numbers in less time."""
             with suppress(StageError):
                 tactic, microseconds = choice = _choose(block, given)
                 parts = split_block(block, launch_step(block, given, tactic), given.data)
-                same = all(torch.equal(one, other) for one, other in zip(parts, outputs, strict=True))
+                same = all(
+                    torch.equal(one, other) for one, other in zip(parts, outputs, strict=True)
+                )
                 if same and microseconds < sum(measured[size][each][1] for each in nodes):
                     joined.setdefault((nodes, block), {})[size] = choice
 
@@ -150,20 +166,31 @@ def _open_note(key: Any) -> Any:
     from triton.runtime.cache import get_cache_manager
 
     step, *operands = key
-    versions = get_package_version("torch"), get_package_version("triton"), get_gpu_name(), _hash_kernels()
-    return get_cache_manager(hash_value([*versions, time_launch.__name__, steps.text_from_step(step), str(operands)]))
+    versions = (
+        get_package_version("torch"),
+        get_package_version("triton"),
+        get_gpu_name(),
+        _hash_kernels(),
+    )
+    return get_cache_manager(
+        hash_value([*versions, time_launch.__name__, steps.text_from_step(step), str(operands)])
+    )
 
 
 @cache
 def _hash_kernels() -> str:
-    return hash_value([each.read_text(encoding="utf-8") for each in sorted(Path(__file__).parent.glob("*.py"))])
+    return hash_value(
+        [each.read_text(encoding="utf-8") for each in sorted(Path(__file__).parent.glob("*.py"))]
+    )
 
 
 def run_layers(
     program: Any,
     inputs: Iterable[Any],
     compute: Callable[[Any, steps.Step, Operands], Any],
-    compare: Callable[[tuple[Any, ...], steps.Block, Operands, Sequence[Any]], None] = lambda *_: None,
+    compare: Callable[[tuple[Any, ...], steps.Block, Operands, Sequence[Any]], None] = lambda *_: (
+        None
+    ),
 ) -> Any:
     """Runs the GraphModule node by node, and optpipe's layers by `compute(node, step, operands)`.
 
@@ -179,7 +206,9 @@ def run_layers(
         def run_node(self, n: Any) -> Any:
             if n.target is not layer:
                 return super().run_node(n)
-            given, added, constants, added_scale, inverse_scale, step, _ = self.fetch_args_kwargs_from_env(n)[0]
+            given, added, constants, added_scale, inverse_scale, step, _ = (
+                self.fetch_args_kwargs_from_env(n)[0]
+            )
             operands = Operands(given, added, constants, added_scale, inverse_scale)
             output = compute(n, steps.step_from_text(step), operands)
             if n in held:
@@ -193,17 +222,26 @@ def run_layers(
         return Layers(program).run(*inputs)
 
 
-def summarize_choices(measured: Mapping[int, tuple[Choice, ...]]) -> Mapping[str, Mapping[str, float]]:
+def summarize_choices(
+    measured: Mapping[int, tuple[Choice, ...]],
+) -> Mapping[str, Mapping[str, float]]:
     """Microseconds of each kernel, the longest first, by batch size."""
     found: dict[str, Counter[str]] = {str(size): Counter() for size in measured}
     for size, chosen in measured.items():
         for tactic, microseconds in chosen:
             found[str(size)][tactic.kernel] += microseconds  # type: ignore[assignment]
-    return {size: {kernel: round(each, 1) for kernel, each in sums.most_common()} for size, sums in found.items()}
+    return {
+        size: {kernel: round(each, 1) for kernel, each in sums.most_common()}
+        for size, sums in found.items()
+    }
 
 
 def _describe(step: steps.Step, given: Operands) -> Any:
-    return step, *((each.shape, each.stride(), each.dtype) for each in (given.data, given.added) if each is not None)
+    return step, *(
+        (each.shape, each.stride(), each.dtype)
+        for each in (given.data, given.added)
+        if each is not None
+    )
 
 
 def _launch_all(step: steps.Step, given: Operands) -> Any:
@@ -259,7 +297,9 @@ def capture_launches(launch: Callable[[], Any], count: int) -> Callable[[], None
             for _ in range(count):
                 launch()
         except Exception:
-            with suppress(Exception):  # an open capture would make all later work of this process fail
+            with suppress(
+                Exception
+            ):  # an open capture would make all later work of this process fail
                 graph.capture_end()
             raise
         graph.capture_end()
@@ -285,7 +325,9 @@ def is_faster(speed: Ratio) -> bool:
     return speed.ci[0] > 1
 
 
-def compare_in_turns(low: Callable[[], None], fp16: Callable[[], None], clock: Callable[..., float]) -> Ratio:
+def compare_in_turns(
+    low: Callable[[], None], fp16: Callable[[], None], clock: Callable[..., float]
+) -> Ratio:
     """The ratio of FP16's time to that of `low` over ROUNDS rounds in random order, after one round of warm-up."""
     subjects = {"low": partial(clock, low), "fp16": partial(clock, fp16)}
     for each in subjects.values():
@@ -307,14 +349,20 @@ def compare_calls(
     return found
 
 
-def explain_speeds(speeds: Mapping[int, Ratio], precision: Precision, kernels: Any) -> Iterator[str]:
+def explain_speeds(
+    speeds: Mapping[int, Ratio], precision: Precision, kernels: Any
+) -> Iterator[str]:
     """A remark if a precision is not shown to be faster than FP16, and which kernels of `summarize_choices` take INT8's time."""
     if slow := {size: each for size, each in speeds.items() if not is_faster(each)}:
-        said = ", ".join(f"{each} times the speed of fp16 at batch {size}" for size, each in slow.items())
+        said = ", ".join(
+            f"{each} times the speed of fp16 at batch {size}" for size, each in slow.items()
+        )
         yield f"{precision.upper()} is not shown to be faster than fp16 on this GPU: {said}; fp16 loses no accuracy to quantization"
     for size, each in speeds.items() if precision is Precision.INT8 else ():
         if each.value < LITTLE and (times := kernels.get(str(size), {})):
-            longest = ", ".join(f"{name} {time / sum(times.values()):.0%}" for name, time in [*times.items()][:3])
+            longest = ", ".join(
+                f"{name} {time / sum(times.values()):.0%}" for name, time in [*times.items()][:3]
+            )
             yield f"INT8 is {each} times the speed of fp16 at batch {size}; its layers' time by kernel: {longest}"
 
 
@@ -347,7 +395,9 @@ def compile_side_by_side(kernels: Sequence[str]) -> None:
     target = driver.active.get_current_target()
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         jobs = Path(scratch, "jobs.json")
-        jobs.write_text(json.dumps({"target": vars(target), "kernels": list(kernels)}), encoding="utf-8")
+        jobs.write_text(
+            json.dumps({"target": vars(target), "kernels": list(kernels)}), encoding="utf-8"
+        )
         processes = []
         for first in range(count):
             command = [sys.executable, "-m", __name__, str(jobs), str(first), str(count)]
@@ -372,7 +422,9 @@ def compile_kernel(kernel: str, target: Any) -> Any:
         for key, value in zip(job["constant_keys"], job["constant_vals"], strict=True)
     }
     attributes = dict(zip(map(tuple, job["attrs_keys"]), job["attrs_vals"], strict=True))
-    source = (GluonASTSource if function.is_gluon() else ASTSource)(function, signature, constants, attributes)
+    source = (GluonASTSource if function.is_gluon() else ASTSource)(
+        function, signature, constants, attributes
+    )
     options = {key: _freeze(value) for key, value in job["options"].items()}
     return triton.compile(source, target=target, options=options)
 

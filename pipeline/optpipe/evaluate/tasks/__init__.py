@@ -49,7 +49,13 @@ def find_task(card: ModelCard) -> TaskContract:
     """Raises BadInputError for a task that optpipe does not evaluate."""
     if card.task in TASKS:
         return TASKS[card.task]
-    way = "\nset its task and labels in a model card (see models/README.md)" if card.task is Task.OTHER else ""
-    problem = f"{card.name} cannot be evaluated (task: {card.task}; evaluated are {', '.join(TASKS)})"
+    way = (
+        "\nset its task and labels in a model card (see models/README.md)"
+        if card.task is Task.OTHER
+        else ""
+    )
+    problem = (
+        f"{card.name} cannot be evaluated (task: {card.task}; evaluated are {', '.join(TASKS)})"
+    )
     command = for_workspace(f"optpipe build {format_model_argument(card.name, card.source)}")
     raise BadInputError(f"{problem}; `{command}` verifies its tensors{way}")

@@ -40,13 +40,17 @@ class Classification(TaskContract):
     def count_classes(self, card: ModelCard) -> int | None:
         return card.outputs[0].classes if card.outputs else None
 
-    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:
+    def read_truths(
+        self, samples: SampleSet, card: ModelCard, classes: int | None
+    ) -> Values | None:
         if classes is None:
             return None
         found = find_label_indices(samples, card, classes)
         return None if found is None else found.tolist()
 
-    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:  # noqa: ARG002
+    def decode(
+        self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
+    ) -> Values:
         """Equal scores put the lower class first, as argmax does."""
         scores = outputs[card.outputs[0].name]
         return list_best_classes(scores.reshape(len(scores), -1))
@@ -60,7 +64,7 @@ class Classification(TaskContract):
         truths: Values,
         source: Values,
         found: Values,
-        labels: Sequence[str],  # noqa: ARG002
+        labels: Sequence[str],
         classes: int,
     ) -> EvaluatedModel:
         arrays = (np.array(each) for each in (source, found, truths))
@@ -72,7 +76,7 @@ class Classification(TaskContract):
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         return self.gather(self.take_as_truths(source), found)[:, 0]
 
-    def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
+    def shows_something(self, source: Values, truths: Values | None = None) -> bool:
         """False if the source model predicts one class for all samples."""
         return len({each[0] for each in source}) > 1
 

@@ -15,7 +15,13 @@ from optpipe.core.verdict import Observation
 from optpipe.evaluate.result import Agreement, ClassScore, EvaluatedModel, Score, TaskScores
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
-from optpipe.stats.paired import CONFIDENCE, SampledFigure, Share, figure_from_samples, mean_from_samples
+from optpipe.stats.paired import (
+    CONFIDENCE,
+    SampledFigure,
+    Share,
+    figure_from_samples,
+    mean_from_samples,
+)
 
 Values = Sequence[Any]
 """Predictions or truths of one task, one plain value per sample that Parquet can hold."""
@@ -65,18 +71,24 @@ class TaskContract:
         """Raises BadInputError if the model's outputs do not fit the task."""
         shape = card.outputs[0].shape if card.outputs else ()
         if self.form and len(shape) != 1 + self.form.count(","):
-            pool = "pool it over tokens in the model, or " if card.task is Task.EMBEDDING and len(shape) == 3 else ""
+            pool = (
+                "pool it over tokens in the model, or "
+                if card.task is Task.EMBEDDING and len(shape) == 3
+                else ""
+            )
             problem = f"{card.name}: {card.task} needs a first output of {self.form}"
             found = f"{card.outputs[0].name} has shape {'×'.join(map(str, shape))}"
-            raise BadInputError(f"{problem}, but {found}\n{pool}set another task in a model card (models/README.md)")
+            raise BadInputError(
+                f"{problem}, but {found}\n{pool}set another task in a model card (models/README.md)"
+            )
         if self.names_classes:
             require_labels(card, self.count_classes(card), card.task)
 
-    def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
+    def describe_scoring(self, card: ModelCard) -> str:
         """The choices between outputs and predictions; empty without any."""
         return ""
 
-    def describe_left_out(self, truths: Values) -> str:  # noqa: ARG002
+    def describe_left_out(self, truths: Values) -> str:
         """The samples that the scores leave out; empty without any."""
         return ""
 
@@ -87,14 +99,22 @@ class TaskContract:
     def count_classes(self, card: ModelCard) -> int | None:
         """Classes of the model's outputs; None if the task or the shape has none."""
         shape = card.outputs[0].shape if card.outputs and self.class_axis is not None else ()
-        size = shape[self.class_axis] if self.class_axis is not None and self.class_axis < len(shape) else None
+        size = (
+            shape[self.class_axis]
+            if self.class_axis is not None and self.class_axis < len(shape)
+            else None
+        )
         return size if isinstance(size, int) else None
 
-    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:
+    def read_truths(
+        self, samples: SampleSet, card: ModelCard, classes: int | None
+    ) -> Values | None:
         """The truth of every sample; None if the set has no truths. Raises BadInputError if they do not fit."""
         raise NotImplementedError
 
-    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
+    def decode(
+        self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
+    ) -> Values:
         """The predictions of some samples from their rows of the outputs, (samples, ...) each."""
         raise NotImplementedError
 
@@ -110,11 +130,11 @@ class TaskContract:
         """Every score for every row of `weights` (rows, samples): (rows, scores), where sample j counts weights[i, j] times."""
         return np.asarray(weights @ gathered / weights.sum(axis=1, keepdims=True))
 
-    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:  # noqa: ARG002
+    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
         """The first score of each class (classes,); NaN for a class that does not occur."""
         return np.zeros(0)
 
-    def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
+    def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:
         """Names for `compute_class_scores`; the card's labels by default."""
         return labels
 
@@ -122,7 +142,7 @@ class TaskContract:
         """Agreement of both predictions for each sample (samples,), from 0 to 1."""
         return np.array([float(one == other) for one, other in zip(source, found, strict=True)])
 
-    def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
+    def shows_something(self, source: Values, truths: Values | None = None) -> bool:
         """False if agreement with the source model, or a drop on `truths`, would say nothing."""
         return True
 
@@ -138,7 +158,7 @@ class TaskContract:
         source: Values,
         found: Values,
         labels: Sequence[str],
-        classes: int,  # noqa: ARG002
+        classes: int,
     ) -> EvaluatedModel:
         return replace(row, scores=self.score_predictions(truths, source, found, labels))
 
@@ -150,13 +170,19 @@ class TaskContract:
         scores = []
         for name, (own, drop) in zip(self.scores, figures, strict=True):
             if not np.isfinite(drop.value):
-                raise BadInputError(f"{name} is not defined on these samples: nothing in them is judged")
+                raise BadInputError(
+                    f"{name} is not defined on these samples: nothing in them is judged"
+                )
             bounds = (each.interval(CONFIDENCE) for each in (own, drop))
             scores.append(Score(name, own.value, next(bounds), drop.value, next(bounds)))
         now, was = (self.compute_class_scores(truths, each.gathered) for each in (mine, theirs))
         names = self.name_classes(truths, labels)
         by_class = (
-            ClassScore(names[place] if place < len(names) else f"class {place}", float(value), float(before - value))
+            ClassScore(
+                names[place] if place < len(names) else f"class {place}",
+                float(value),
+                float(before - value),
+            )
             for place, (value, before) in enumerate(zip(now, was, strict=True))
             if np.isfinite(value) and np.isfinite(before)
         )
@@ -166,13 +192,20 @@ class TaskContract:
         self, truths: Values, source: Values, found: Values
     ) -> tuple[Measured, Measured, list[tuple[Share | SampledFigure, SampledFigure]]]:
         """The scores of `found` and `source`, and the drop of each score."""
-        mine, theirs = (measure_scores(self, pickle.dumps(truths), pickle.dumps(each)) for each in (found, source))
+        mine, theirs = (
+            measure_scores(self, pickle.dumps(truths), pickle.dumps(each))
+            for each in (found, source)
+        )
         count, width = mine.samples, self.score_range[1] - self.score_range[0]
         figures = []
-        for value, before, parts, others in zip(mine.values, theirs.values, mine.parts.T, theirs.parts.T, strict=True):
+        for value, before, parts, others in zip(
+            mine.values, theirs.values, mine.parts.T, theirs.parts.T, strict=True
+        ):
             given = float(value), parts, count, self.score_range, self.effect
             own = mean_from_samples(parts) if mine.are_means else figure_from_samples(*given)
-            lost = figure_from_samples(float(before - value), others - parts, count, (-width, width), self.effect)
+            lost = figure_from_samples(
+                float(before - value), others - parts, count, (-width, width), self.effect
+            )
             figures.append((own, lost))
         return mine, theirs, figures
 
@@ -201,10 +234,14 @@ class TaskContract:
 
         figures = {}
         if self.shows_something(source):
-            figures["agreement"] = make(mean_from_samples(self.compute_sample_parity(source, found)), about)
+            figures["agreement"] = make(
+                mean_from_samples(self.compute_sample_parity(source, found)), about
+            )
         if truths is None:
             return figures
-        for name, (own, drop) in zip(self.scores, self._compare(truths, source, found)[2], strict=True):
+        for name, (own, drop) in zip(
+            self.scores, self._compare(truths, source, found)[2], strict=True
+        ):
             said = f"{name}, {about}" if len(self.scores) > 1 else about
             figures |= {name: make(own, said), f"drop of {name}": make(drop, said)}
         return figures | {"score": figures[self.score], "drop": figures[f"drop of {self.score}"]}
@@ -225,7 +262,9 @@ def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Mea
     whole = task.compute_scores(gathered, np.ones((1, count)))[0]
     if count < 2:
         return Measured(gathered, whole, np.zeros((count, len(whole))), count, are_means=False)
-    without = task.compute_scores(gathered, (np.arange(groups)[:, None] != member).astype(np.float64))
+    without = task.compute_scores(
+        gathered, (np.arange(groups)[:, None] != member).astype(np.float64)
+    )
     left = count - np.bincount(member)
     return Measured(gathered, whole, left[:, None] * (whole - without), count, are_means=False)
 

@@ -73,9 +73,14 @@ def find_head(card: ModelCard) -> Head:
     if layout not in LAYOUTS:
         shapes = ", ".join(f"{each.name} {'×'.join(map(str, each.shape))}" for each in card.outputs)
         problem = f"{card.name}: no detection head fits its outputs ({shapes})"
-        raise BadInputError(f"{problem}\na model card names one: [head] layout = {' | '.join(LAYOUTS)}")
+        raise BadInputError(
+            f"{problem}\na model card names one: [head] layout = {' | '.join(LAYOUTS)}"
+        )
     try:
-        head = Head(layout, **{name: type(getattr(Head(layout), name))(value) for name, value in given.items()})
+        head = Head(
+            layout,
+            **{name: type(getattr(Head(layout), name))(value) for name, value in given.items()},
+        )
     except (AttributeError, TypeError, ValueError) as error:
         problem = f"{card.name}: [head] has layout, minimum_score, nms_iou and max_boxes"
         raise BadInputError(f"{problem} ({error})") from error
@@ -132,20 +137,30 @@ def count_head_classes(card: ModelCard, head: Head) -> int | None:
     return size - other if isinstance(size, int) else (len(card.labels) or None)
 
 
-def decode_outputs(outputs: Arrays, card: ModelCard, head: Head, sides: tuple[int, int]) -> list[Found]:
+def decode_outputs(
+    outputs: Arrays, card: ModelCard, head: Head, sides: tuple[int, int]
+) -> list[Found]:
     if head.layout == "torchvision":
         names = _find_torchvision(card.outputs)
         assert names is not None
         boxes, scores, labels = (np.asarray(outputs[name]) for name in names)
-        images = (boxes[None], scores[None], labels[None]) if boxes.ndim == 2 else (boxes, scores, labels)
+        images = (
+            (boxes[None], scores[None], labels[None])
+            if boxes.ndim == 2
+            else (boxes, scores, labels)
+        )
         return [_select(*each, head) for each in zip(*images, strict=True)]
     first = np.asarray(outputs[card.outputs[0].name], np.float64)
     if head.layout == "boxes6":
-        return [_select(each[:, :4], each[:, 4], each[:, 5].astype(np.int64), head) for each in first]
+        return [
+            _select(each[:, :4], each[:, 4], each[:, 5].astype(np.int64), head) for each in first
+        ]
     if head.layout in SUPPRESSED:
         rows = first if head.layout == "yolov5" else first.transpose(0, 2, 1)
         return [_decode_yolo(each, head) for each in rows]
-    name = next(each.name for each in card.outputs[1:] if len(each.shape) == 3 and each.shape[-1] == 4)
+    name = next(
+        each.name for each in card.outputs[1:] if len(each.shape) == 3 and each.shape[-1] == 4
+    )
     scale = np.array([sides[1], sides[0], sides[1], sides[0]], np.float64)
     pairs = zip(first, np.asarray(outputs[name], np.float64), strict=True)
     return [_decode_queries(logits, _to_corners(boxes) * scale, head) for logits, boxes in pairs]
@@ -165,7 +180,9 @@ def _decode_queries(logits: NDArray[np.float64], boxes: NDArray[np.float64], hea
         powers = np.exp(logits - logits.max(1, keepdims=True))
         shares = (powers / powers.sum(1, keepdims=True))[:, :-1]
         return _select(boxes, shares.max(1), shares.argmax(1), head)
-    scores = 1 / (1 + np.exp(-logits))  # every pair of query and class, as in RT-DETR's postprocessing
+    scores = 1 / (
+        1 + np.exp(-logits)
+    )  # every pair of query and class, as in RT-DETR's postprocessing
     order = np.argsort(-scores, axis=None, kind="stable")[: head.max_boxes]
     query, label = np.unravel_index(order, scores.shape)
     return _select(boxes[query], scores[query, label], label, head)
@@ -175,14 +192,21 @@ def suppress(found: Found, iou: float) -> NDArray[np.int64]:
     """Indices that non-maximum suppression within each class keeps (torchvision's `batched_nms`), best first."""
     from torchvision.ops import batched_nms
 
-    tensors = (torch.from_numpy(np.ascontiguousarray(each)) for each in (found.boxes, found.scores, found.labels))
+    tensors = (
+        torch.from_numpy(np.ascontiguousarray(each))
+        for each in (found.boxes, found.scores, found.labels)
+    )
     return np.asarray(batched_nms(*tensors, iou).numpy())
 
 
 def _select(boxes: NDArray[Any], scores: NDArray[Any], labels: NDArray[Any], head: Head) -> Found:
     order = np.argsort(-scores, kind="stable")[: head.max_boxes]
     order = order[scores[order] >= head.minimum_score]
-    return Found(boxes[order].astype(np.float64), scores[order].astype(np.float64), labels[order].astype(np.int64))
+    return Found(
+        boxes[order].astype(np.float64),
+        scores[order].astype(np.float64),
+        labels[order].astype(np.int64),
+    )
 
 
 def _to_corners(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -231,18 +255,32 @@ def match_boxes(truths: Sequence[Any], predictions: Sequence[Any]) -> list[Match
 
     classes = 1 + max((int(row[4]) for rows in truths for row in rows), default=-1)
     if classes > MOST_CLASSES:
-        raise BadInputError(f"a true box has class {classes - 1}; the largest number of a class is {MOST_CLASSES - 1}")
+        raise BadInputError(
+            f"a true box has class {classes - 1}; the largest number of a class is {MOST_CLASSES - 1}"
+        )
     reference = COCO()
     annotations = [(image, row) for image, rows in enumerate(truths) for row in rows]
     reference.dataset = {
         "images": [{"id": image} for image in range(len(truths))],
         "categories": [{"id": label} for label in range(classes)],
         "annotations": [
-            {"id": number, "image_id": image, "category_id": int(row[4]), "bbox": row[:4], "area": row[5], "iscrowd": int(row[6])}
+            {
+                "id": number,
+                "image_id": image,
+                "category_id": int(row[4]),
+                "bbox": row[:4],
+                "area": row[5],
+                "iscrowd": int(row[6]),
+            }
             for number, (image, row) in enumerate(annotations, 1)  # 0 would count as unmatched
         ],
-    }  # fmt: skip
-    table = [[image, *row[:5], row[5]] for image, rows in enumerate(predictions) for row in rows if row[5] < classes]
+    }
+    table = [
+        [image, *row[:5], row[5]]
+        for image, rows in enumerate(predictions)
+        for row in rows
+        if row[5] < classes
+    ]
     with contextlib.redirect_stdout(io.StringIO()):
         reference.createIndex()
         if not table:
@@ -250,12 +288,18 @@ def match_boxes(truths: Sequence[Any], predictions: Sequence[Any]) -> list[Match
             counts = np.zeros((classes, len(truths)))
             for image, row in annotations:
                 counts[int(row[4]), image] += not row[6]
-            return [MatchedClass(np.zeros(0, np.int64), none, none, np.zeros(0), each) for each in counts]
+            return [
+                MatchedClass(np.zeros(0, np.int64), none, none, np.zeros(0), each)
+                for each in counts
+            ]
         evaluated = COCOeval(reference, reference.loadRes(np.array(table, np.float64)), "bbox")
         evaluated.params.areaRng, evaluated.params.areaRngLbl = [[0, 1e10]], ["all"]
         evaluated.params.maxDets = [MAX_BOXES]
         evaluated.evaluate()
-    return [_collect(evaluated.evalImgs[label * len(truths) : (label + 1) * len(truths)]) for label in range(classes)]
+    return [
+        _collect(evaluated.evalImgs[label * len(truths) : (label + 1) * len(truths)])
+        for label in range(classes)
+    ]
 
 
 def _collect(images: Sequence[Any]) -> MatchedClass:
@@ -267,7 +311,11 @@ def _collect(images: Sequence[Any]) -> MatchedClass:
     empty = np.zeros((len(THRESHOLDS), 0))
     columns = ([each[key] for _, each in there] or [empty] for key in ("dtMatches", "dtIgnore"))
     matches, ignored = (np.concatenate(parts, axis=1) for parts in columns)
-    image = np.concatenate([np.full(len(each["dtScores"]), place) for place, each in there]) if there else scores
+    image = (
+        np.concatenate([np.full(len(each["dtScores"]), place) for place, each in there])
+        if there
+        else scores
+    )
     order = np.argsort(-scores, kind="mergesort")
     matched, counted = matches[:, order] > 0, ignored[:, order] == 0
     right, wrong = matched & counted, ~matched & counted
@@ -285,13 +333,19 @@ def compute_rates(
         wrong += np.bincount(one.image, one.wrong[0] & shown, weights.shape[1])
         objects += one.objects
     hits, misses, there = weights @ right, weights @ wrong, weights @ objects
-    return 2 * hits / np.maximum(hits + misses + there, np.spacing(1.0)), hits / np.maximum(there, np.spacing(1.0))
+    return 2 * hits / np.maximum(hits + misses + there, np.spacing(1.0)), hits / np.maximum(
+        there, np.spacing(1.0)
+    )
 
 
-def compute_average_precision(matched: MatchedClass, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_average_precision(
+    matched: MatchedClass, weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """AP (rows, thresholds), where image j counts weights[i, j] times; NaN for a row without objects."""
     size = max(1, CELLS // max(matched.image.size, 1))
-    return np.concatenate([_sum_up(matched, weights[start : start + size]) for start in range(0, len(weights), size)])
+    return np.concatenate(
+        [_sum_up(matched, weights[start : start + size]) for start in range(0, len(weights), size)]
+    )
 
 
 def _sum_up(matched: MatchedClass, weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -304,9 +358,13 @@ def _sum_up(matched: MatchedClass, weights: NDArray[np.float64]) -> NDArray[np.f
         if not right.size:
             continue
         judged = seen[:, right]
-        if (uncounted := np.flatnonzero(~matched.right[place] & ~matched.wrong[place])).size:  # matched to crowds
+        if (
+            uncounted := np.flatnonzero(~matched.right[place] & ~matched.wrong[place])
+        ).size:  # matched to crowds
             before = np.searchsorted(uncounted, right)
-            judged = judged - np.pad(np.cumsum(each[:, uncounted], axis=1), ((0, 0), (1, 0)))[:, before]
+            judged = (
+                judged - np.pad(np.cumsum(each[:, uncounted], axis=1), ((0, 0), (1, 0)))[:, before]
+            )
         hits = np.cumsum(each[:, right], axis=1)
         precision = hits / (judged + np.spacing(1))
         precision = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
@@ -336,13 +394,21 @@ class Detection(TaskContract):
     def count_classes(self, card: ModelCard) -> int | None:
         return count_head_classes(card, find_head(card))
 
-    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:
+    def read_truths(
+        self, samples: SampleSet, card: ModelCard, classes: int | None
+    ) -> Values | None:
         if not isinstance(samples, ImageSet) or card.transform is None:
             return None
         found = read_boxes(samples, card.transform, card.labels, classes)
-        return None if found is None else [[[float(each) for each in one] for one in boxes] for boxes in found]
+        return (
+            None
+            if found is None
+            else [[[float(each) for each in one] for one in boxes] for boxes in found]
+        )
 
-    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
+    def decode(
+        self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
+    ) -> Values:
         transform, found = card.transform, _decode_boxes(outputs, card)
         if not isinstance(samples, ImageSet) or transform is None:  # tensors have no other geometry
             return [_list_boxes(each, each.boxes) for each in found]
@@ -356,7 +422,9 @@ class Detection(TaskContract):
             rows.append(_list_boxes(each, boxes))
         return rows
 
-    def compare_runs(self, card: ModelCard, inputs: Arrays, *runs: Callable[[Arrays], Arrays]) -> float | None:
+    def compare_runs(
+        self, card: ModelCard, inputs: Arrays, *runs: Callable[[Arrays], Arrays]
+    ) -> float | None:
         """The mean of `compute_sample_parity` of two `runs` over `inputs`, (samples, ...) each, where either finds boxes.
 
         None if no head fits the card, or the first run finds none.
@@ -375,7 +443,10 @@ class Detection(TaskContract):
         )
         if not any(self.take_as_truths(one)):
             return None
-        shown = [any(pair) for pair in zip(self.take_as_truths(one), self.take_as_truths(two), strict=True)]
+        shown = [
+            any(pair)
+            for pair in zip(self.take_as_truths(one), self.take_as_truths(two), strict=True)
+        ]
         return float(self.compute_sample_parity(one, two)[shown].mean())
 
     def take_as_truths(self, predictions: Values) -> Values:
@@ -383,7 +454,7 @@ class Detection(TaskContract):
         shown = ([row for row in rows if row[4] >= PARITY_SCORE] for rows in predictions)
         return [[[*row[:4], row[5], row[2] * row[3], 0.0] for row in rows] for rows in shown]
 
-    def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
+    def shows_something(self, source: Values, truths: Values | None = None) -> bool:
         return truths is None or any(truths)
 
     def gather(self, truths: Values, predictions: Values) -> list[MatchedClass]:
@@ -391,16 +462,29 @@ class Detection(TaskContract):
 
     def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """AP over thresholds of 0.50 to 0.95, AP50 and AP75: means over the classes that occur; then F1 and recall."""
-        each = np.stack([compute_average_precision(one, weights) for one in gathered if one.objects.any()])
-        means = [np.nanmean(each, axis=(0, 2)), np.nanmean(each[..., 0], 0), np.nanmean(each[..., 5], 0)]
+        each = np.stack(
+            [compute_average_precision(one, weights) for one in gathered if one.objects.any()]
+        )
+        means = [
+            np.nanmean(each, axis=(0, 2)),
+            np.nanmean(each[..., 0], 0),
+            np.nanmean(each[..., 5], 0),
+        ]
         return np.stack([*means, *compute_rates(gathered, weights, PARITY_SCORE)], axis=1)
 
-    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:  # noqa: ARG002
-        return np.array([compute_average_precision(one, np.ones((1, len(one.objects))))[0].mean() for one in gathered])
+    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
+        return np.array(
+            [
+                compute_average_precision(one, np.ones((1, len(one.objects))))[0].mean()
+                for one in gathered
+            ]
+        )
 
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         """F1 of each image's boxes of one class with an IoU of at least PARITY_IOU; 1 if neither model has any."""
-        return np.array([_compute_overlap(one, other) for one, other in zip(source, found, strict=True)])
+        return np.array(
+            [_compute_overlap(one, other) for one, other in zip(source, found, strict=True)]
+        )
 
     def compute_parity(self, source: Values, found: Values) -> Agreement | None:
         """Adds the shift of the scores of the source's shown boxes: their mean with its interval, and quantiles."""
@@ -431,7 +515,9 @@ class _AtThresholds(Detection):
     scores = tuple(f"F1@{each:.0%}" for each in SCORE_THRESHOLDS)
 
     def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.stack([compute_rates(gathered, weights, each)[0] for each in SCORE_THRESHOLDS], axis=1)
+        return np.stack(
+            [compute_rates(gathered, weights, each)[0] for each in SCORE_THRESHOLDS], axis=1
+        )
 
 
 AT_THRESHOLDS = _AtThresholds()
@@ -446,7 +532,9 @@ def _decode_boxes(outputs: Arrays, card: ModelCard) -> list[Found]:
 def _list_boxes(found: Found, boxes: NDArray[np.float64]) -> list[list[float]]:
     sizes = boxes[:, 2:] - boxes[:, :2]
     kept = (sizes > 0).all(1)
-    rows = np.concatenate([boxes[:, :2], sizes, found.scores[:, None], found.labels[:, None]], axis=1)[kept]
+    rows = np.concatenate(
+        [boxes[:, :2], sizes, found.scores[:, None], found.labels[:, None]], axis=1
+    )[kept]
     listed: list[list[float]] = rows.tolist()
     return listed
 

@@ -41,9 +41,13 @@ class Segmentation(TaskContract):
         super().require_model(card)
         classes = self.count_classes(card)
         if classes is not None and not 2 <= classes <= MAX_CLASSES:
-            raise BadInputError(f"{card.name}: {classes} classes; segmentation is judged for 2 to {MAX_CLASSES}")
+            raise BadInputError(
+                f"{card.name}: {classes} classes; segmentation is judged for 2 to {MAX_CLASSES}"
+            )
 
-    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:
+    def read_truths(
+        self, samples: SampleSet, card: ModelCard, classes: int | None
+    ) -> Values | None:
         if not isinstance(samples, ImageSet) or card.transform is None:
             return None
         paths = require_masks(samples, card.transform, classes)
@@ -54,13 +58,21 @@ class Segmentation(TaskContract):
             raise NothingJudgedError(f"{problem} ({IGNORED} is ignored)")
         return [encode_mask(read_mask(path)) for path in paths]
 
-    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
-        first, transform, found = outputs[card.outputs[0].name].astype(np.float32), card.transform, []
+    def decode(
+        self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
+    ) -> Values:
+        first, transform, found = (
+            outputs[card.outputs[0].name].astype(np.float32),
+            card.transform,
+            [],
+        )
         # tensors have no other geometry
         if not isinstance(samples, ImageSet) or transform is None or transform.size is None:
             return [encode_mask(logits.argmax(0).astype(np.uint8)) for logits in first]
         for logits, file in zip(first, files, strict=True):
-            axes = compute_geometry(transform, *read_image_size(samples.root / file.path, transform))
+            axes = compute_geometry(
+                transform, *read_image_size(samples.root / file.path, transform)
+            )
             rows, columns = map(_make_interpolation, axes, transform.size, logits.shape[1:])
             found.append(encode_mask((rows @ logits @ columns.T).argmax(0).astype(np.uint8)))
         return found
@@ -73,23 +85,29 @@ class Segmentation(TaskContract):
             judged = truth != IGNORED
             truth, mask = truth[judged], mask[judged]
             counted = (truth[truth == mask], mask, truth)
-            tables.append(np.stack([np.bincount(each, minlength=MAX_CLASSES + 1) for each in counted]))
+            tables.append(
+                np.stack([np.bincount(each, minlength=MAX_CLASSES + 1) for each in counted])
+            )
         return np.stack(tables, axis=1).astype(np.float64)
 
     def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         both, predicted, true = (weights @ each for each in gathered)
         with np.errstate(invalid="ignore"):
             accuracy = both.sum(1) / true.sum(1)
-        return np.stack([np.nanmean(_divide(both, predicted + true - both), axis=1), accuracy], axis=1)
+        return np.stack(
+            [np.nanmean(_divide(both, predicted + true - both), axis=1), accuracy], axis=1
+        )
 
-    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:  # noqa: ARG002
+    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
         both, predicted, true = gathered.sum(axis=1)
         last = max(np.flatnonzero(predicted + true), default=-1)
         return _divide(both, predicted + true - both)[: last + 1]
 
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         pairs = zip(source, found, strict=True)
-        return np.array([float((_decode_mask(one) == _decode_mask(other)).mean()) for one, other in pairs])
+        return np.array(
+            [float((_decode_mask(one) == _decode_mask(other)).mean()) for one, other in pairs]
+        )
 
 
 def _make_interpolation(axis: Axis, side: int, cells: int) -> NDArray[np.float32]:

@@ -39,12 +39,16 @@ class TokenClassification(TaskContract):
     def require_model(self, card: ModelCard) -> None:
         super().require_model(card)
         if not card.labels:
-            raise BadInputError(f"{card.name} has no labels; token classification requires one for each tag")
+            raise BadInputError(
+                f"{card.name} has no labels; token classification requires one for each tag"
+            )
 
-    def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
+    def describe_scoring(self, card: ModelCard) -> str:
         return "the first token of a word decides"
 
-    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
+    def read_truths(
+        self, samples: SampleSet, card: ModelCard, classes: int | None
+    ) -> Values | None:
         """The lines' `tags`; None if no line has tags."""
         if not isinstance(samples, TextSet):
             return None
@@ -54,13 +58,18 @@ class TokenClassification(TaskContract):
         places = (f"{samples.name}, line {each.path}" for each in samples.files)
         return [_read_tags(value, card, where) for value, where in zip(said, places, strict=True)]
 
-    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:
+    def decode(
+        self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
+    ) -> Values:
         assert isinstance(samples, TextSet)
         best = np.argmax(np.asarray(outputs[card.outputs[0].name], np.float32), axis=2)
         words = zip(best, (samples.first_tokens[each.path] for each in files), strict=True)
-        return [[card.labels[row[token]] if token >= 0 else OUTSIDE for token in tokens] for row, tokens in words]
+        return [
+            [card.labels[row[token]] if token >= 0 else OUTSIDE for token in tokens]
+            for row, tokens in words
+        ]
 
-    def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:  # noqa: ARG002
+    def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:
         return _list_types(truths)
 
     def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:
@@ -80,7 +89,7 @@ class TokenClassification(TaskContract):
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.stack([2 * right / (found + true), right / found, right / true], axis=1)
 
-    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:  # noqa: ARG002
+    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
         right, found, true = gathered[:, :-1].sum(axis=0).T
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(2 * right / (found + true))
@@ -88,7 +97,9 @@ class TokenClassification(TaskContract):
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         """Share of words with the same tag; 1 for a text without words."""
         texts = (zip(*pair, strict=True) for pair in zip(source, found, strict=True))
-        return np.array([np.mean([one == other for one, other in words] or [1]) for words in texts], np.float64)
+        return np.array(
+            [np.mean([one == other for one, other in words] or [1]) for words in texts], np.float64
+        )
 
 
 def find_entities(tags: Sequence[str]) -> set[Entity]:
@@ -121,7 +132,9 @@ def _read_tags(value: Mapping[str, object], card: ModelCard, where: str) -> list
         raise BadInputError(f'{where}: needs "tokens" and as many "tags", such as {example}')
     unknown = next((each for each in tags if each not in card.labels), None)
     if unknown is not None:
-        raise BadInputError(f"{where}: tag {unknown!r} is not a label of {card.name}: {', '.join(card.labels[:12])}")
+        raise BadInputError(
+            f"{where}: tag {unknown!r} is not a label of {card.name}: {', '.join(card.labels[:12])}"
+        )
     return list(tags)
 
 
@@ -152,35 +165,60 @@ class Embedding(TaskContract):
 
     def describe_left_out(self, truths: Values) -> str:
         alone = sum(each == ALONE for each in truths)
-        return f"{alone} of {len(truths)} texts belong to no pair; only their agreement is judged" if alone else ""
+        return (
+            f"{alone} of {len(truths)} texts belong to no pair; only their agreement is judged"
+            if alone
+            else ""
+        )
 
-    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
+    def read_truths(
+        self, samples: SampleSet, card: ModelCard, classes: int | None
+    ) -> Values | None:
         """Pairs and their ratings; None with fewer than FEWEST_PAIRS."""
         if not isinstance(samples, TextSet):
             return None
         said = samples.read_objects()
-        paired = ((at, value["pair"]) for at, value in enumerate(said) if value.get("pair") is not None)
+        paired = (
+            (at, value["pair"]) for at, value in enumerate(said) if value.get("pair") is not None
+        )
         members = group_pairs((str(name), place) for place, name in paired)
         pairs = {name: places for name, places in members.items() if len(places) == 2}
         if crowded := next((name for name, places in members.items() if len(places) > 2), None):
-            raise BadInputError(f"{samples.name}: pair '{crowded}' has {len(members[crowded])} texts; a pair has two")
+            raise BadInputError(
+                f"{samples.name}: pair '{crowded}' has {len(members[crowded])} texts; a pair has two"
+            )
         if len(pairs) < FEWEST_PAIRS:  # such as a small sample of the set
             return None
         truths = [list(ALONE) for _ in said]
         for number, (name, places) in enumerate(pairs.items()):
             for place in places:
-                truths[place] = [float(number), self._read_similarity(said[place], said[places[0]], name, samples)]
+                truths[place] = [
+                    float(number),
+                    self._read_similarity(said[place], said[places[0]], name, samples),
+                ]
         return truths
 
-    def _read_similarity(self, value: dict[str, Any], first: dict[str, Any], name: str, samples: SampleSet) -> float:
+    def _read_similarity(
+        self, value: dict[str, Any], first: dict[str, Any], name: str, samples: SampleSet
+    ) -> float:
         similarity = value.get("score")
-        if isinstance(similarity, bool) or not isinstance(similarity, int | float) or not np.isfinite(similarity):
-            raise BadInputError(f"{samples.name}: pair '{name}' has no number as its score ({similarity!r})")
+        if (
+            isinstance(similarity, bool)
+            or not isinstance(similarity, int | float)
+            or not np.isfinite(similarity)
+        ):
+            raise BadInputError(
+                f"{samples.name}: pair '{name}' has no number as its score ({similarity!r})"
+            )
         if similarity != first["score"]:
-            raise BadInputError(f"{samples.name}: pair '{name}' has two scores, {first['score']} and {similarity}")
+            raise BadInputError(
+                f"{samples.name}: pair '{name}' has two scores, {first['score']} and {similarity}"
+            )
         return float(similarity)
 
-    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:  # noqa: ARG002
+    def decode(
+        self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
+    ) -> Values:
         rows: list[list[float]] = np.asarray(outputs[card.outputs[0].name], np.float64).tolist()
         return rows
 
@@ -188,17 +226,21 @@ class Embedding(TaskContract):
         """Pairs neighbors in the set; their rating is the source model's similarity."""
         found = [list(ALONE) for _ in predictions]
         for first in range(0, len(predictions) - 1, 2):
-            similarity = _compute_cosine(np.array(predictions[first]), np.array(predictions[first + 1]))
+            similarity = _compute_cosine(
+                np.array(predictions[first]), np.array(predictions[first + 1])
+            )
             found[first] = found[first + 1] = [float(first // 2), float(similarity)]
         return found
 
     def count_units(self, truths: Values) -> int:
         return 1 + int(max(each[0] for each in truths))
 
-    def shows_something(self, source: Values, truths: Values | None = None) -> bool:  # noqa: ARG002
+    def shows_something(self, source: Values, truths: Values | None = None) -> bool:
         return truths is None or self.count_units(truths) >= FEWEST_PAIRS
 
-    def gather(self, truths: Values, predictions: Values) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def gather(
+        self, truths: Values, predictions: Values
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Cosines and ratings of all pairs, (pairs,) each; cosines within ROUNDING of each other become their least."""
         numbers, rows = np.array([each[0] for each in truths]), np.array(predictions, np.float64)
         order = np.argsort(numbers, kind="stable")
@@ -210,14 +252,22 @@ class Embedding(TaskContract):
         """Spearman's correlation with weights and mean ranks for ties; 0 if all cosines, or all ratings, are equal."""
         one, other = (_rank(values, weights) for values in gathered)
         total = weights.sum(axis=1, keepdims=True)
-        one, other = (each - (weights * each).sum(1, keepdims=True) / total for each in (one, other))
-        both, first, second = ((weights * product).sum(1) for product in (one * other, one**2, other**2))
+        one, other = (
+            each - (weights * each).sum(1, keepdims=True) / total for each in (one, other)
+        )
+        both, first, second = (
+            (weights * product).sum(1) for product in (one * other, one**2, other**2)
+        )
         spread = np.sqrt(first * second)
-        return np.asarray(np.divide(both, spread, out=np.zeros_like(both), where=spread > 0)[:, None])
+        return np.asarray(
+            np.divide(both, spread, out=np.zeros_like(both), where=spread > 0)[:, None]
+        )
 
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         """The cosine of both models' embeddings of each text, at least 0."""
-        return np.maximum(_compute_cosine(np.array(source, np.float64), np.array(found, np.float64)), 0.0)
+        return np.maximum(
+            _compute_cosine(np.array(source, np.float64), np.array(found, np.float64)), 0.0
+        )
 
 
 def _compute_cosine(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:

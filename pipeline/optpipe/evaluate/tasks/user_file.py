@@ -39,7 +39,7 @@ class StoredScores(TaskContract):
     def take_as_truths(self, predictions: Values) -> Values:
         return [each["prediction"] for each in predictions]
 
-    def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:  # noqa: ARG002
+    def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:
         return np.array([[each["score"]] for each in predictions], np.float64)
 
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
@@ -61,33 +61,50 @@ class UserTask(StoredScores):
         if absent or not isinstance(getattr(self._task, "name", None), str):
             what = f"has no {absent[0]}()" if absent else "has no name"
             said = "defines no TASK" if self._task is None else f"its TASK {what}"
-            raise BadInputError(f"{path}: {said}; a task has a name, {', '.join(f'{name}()' for name in _METHODS)}")
+            raise BadInputError(
+                f"{path}: {said}; a task has a name, {', '.join(f'{name}()' for name in _METHODS)}"
+            )
 
     @property
     def name(self) -> str:
         return f"{PREFIX}{self._task.name}"
 
-    def describe_scoring(self, card: ModelCard) -> str:  # noqa: ARG002
+    def describe_scoring(self, card: ModelCard) -> str:
         return f"{self._task.name} of {self.path.name} (sha256 {hash_file(self.path)[:12]}), mean over samples"
 
-    def read_truths(self, samples: SampleSet, card: ModelCard, classes: int | None) -> Values | None:  # noqa: ARG002
-        paths = samples.paths if isinstance(samples, ImageSet) else [each.path for each in samples.files]
+    def read_truths(
+        self, samples: SampleSet, card: ModelCard, classes: int | None
+    ) -> Values | None:
+        paths = (
+            samples.paths
+            if isinstance(samples, ImageSet)
+            else [each.path for each in samples.files]
+        )
         found = self._call("read_truths", list(paths))
         if found is None:
             return None
         truths = list(found)
         if len(truths) != len(paths):
-            raise BadInputError(f"{self.path}: read_truths gives {len(truths)} truths for {len(paths)} samples")
+            raise BadInputError(
+                f"{self.path}: read_truths gives {len(truths)} truths for {len(paths)} samples"
+            )
         self._truths = dict(zip((each.path for each in samples.files), truths, strict=True))
         return [self._to_json(each) for each in truths]
 
-    def decode(self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard) -> Values:  # noqa: ARG002
+    def decode(
+        self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
+    ) -> Values:
         found = []
         for place, file in enumerate(files):
             own = {name: value[place] for name, value in outputs.items()}
             where = samples.root / file.path if isinstance(samples, ImageSet) else file.path
             prediction = self._call("decode", own, where)
-            found.append({"prediction": self._to_json(prediction), "score": self._score(prediction, file.path)})
+            found.append(
+                {
+                    "prediction": self._to_json(prediction),
+                    "score": self._score(prediction, file.path),
+                }
+            )
         return found
 
     def _score(self, prediction: Any, path: str) -> float | None:
@@ -95,7 +112,9 @@ class UserTask(StoredScores):
             return None
         value = self._call("score", prediction, self._truths[path])
         if not isinstance(value, int | float | np.number) or not 0 <= value <= 1:
-            raise BadInputError(f"{self.path}: score gives {value!r} for {path}; it must be a number from 0 to 1")
+            raise BadInputError(
+                f"{self.path}: score gives {value!r} for {path}; it must be a number from 0 to 1"
+            )
         return float(value)
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -103,10 +122,14 @@ class UserTask(StoredScores):
             try:
                 return getattr(self._task, name)(*arguments)
             except (Exception, SystemExit) as error:
-                raise BadInputError(f"{self.path}: {name} raised {describe_user_error(error)}") from error
+                raise BadInputError(
+                    f"{self.path}: {name} raised {describe_user_error(error)}"
+                ) from error
 
     def _to_json(self, value: Any) -> str:
         try:
             return json.dumps(value)
         except (TypeError, ValueError) as error:
-            raise BadInputError(f"{self.path}: JSON cannot hold a {type(value).__name__} ({error})") from error
+            raise BadInputError(
+                f"{self.path}: JSON cannot hold a {type(value).__name__} ({error})"
+            ) from error

@@ -57,7 +57,9 @@ def main() -> None:
                 report = worker.measured(record_from_json(line, Point, "standard input"), events)
                 events.write(_line(WorkerEvent("done", report=report, modules=tuple(sys.modules))))
     except OptpipeError as error:
-        events.write(_line(WorkerEvent("failed", status=int(error.exit_status), message=str(error))))
+        events.write(
+            _line(WorkerEvent("failed", status=int(error.exit_status), message=str(error)))
+        )
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -89,14 +91,18 @@ class Worker:
         self.sessions = [stack.enter_context(self._load_session(stream)) for stream in self.streams]
 
     def _load_session(self, stream: Any) -> Any:
-        with torch.cuda.stream(stream) if stream else nullcontext():  # ONNX Runtime keeps the current one when it loads
+        with (
+            torch.cuda.stream(stream) if stream else nullcontext()
+        ):  # ONNX Runtime keeps the current one when it loads
             return session_from_loader(self.plan.loader, self.plan.arguments)
 
     def ready(self) -> WorkerEvent:
         """The event with the facts that the parent needs to watch this process."""
         if not self.plan.device.startswith("cuda"):
             return WorkerEvent("ready", pid=os.getpid())
-        return WorkerEvent("ready", pid=os.getpid(), gpu_uuid=f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+        return WorkerEvent(
+            "ready", pid=os.getpid(), gpu_uuid=f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+        )
 
     def measured(self, point: Point, events: Any) -> PointReport:
         asked = point.load
@@ -109,7 +115,9 @@ class Worker:
         gc.freeze()
         gc.disable()
         with Spool(Path(point.spool)) as spool:
-            load = PointRun(asked, spool, lanes, len(turns.batches), kept, measuring, point.arrivals_seed)
+            load = PointRun(
+                asked, spool, lanes, len(turns.batches), kept, measuring, point.arrivals_seed
+            )
             run_load(load)
             stopped = spool.stopped
         gc.enable()
@@ -124,9 +132,17 @@ class Worker:
             rotated=len(turns.batches),
             rotated_bytes=turns.nbytes if isinstance(lanes[0], CudaLane) else 0,
             output_check=check_outputs(
-                answers, before, self.reference, turns.rows, plan.tolerance, plan.reference_name, plan.output_axes
+                answers,
+                before,
+                self.reference,
+                turns.rows,
+                plan.tolerance,
+                plan.reference_name,
+                plan.output_axes,
             ),
-            cache_probe=probe_cache(session, lanes[0], turns, probes, plan.seed, plan.tolerance, plan.input_axes),
+            cache_probe=probe_cache(
+                session, lanes[0], turns, probes, plan.seed, plan.tolerance, plan.input_axes
+            ),
         )
 
     def _prepare(self, asked: LoadSpec) -> _Prepared:
@@ -135,15 +151,22 @@ class Worker:
         A point without warm-up reuses those of the previous point, since untimed calls would take longer than a short
         point's timed ones. Probes of the cache overwrite inputs, so inputs that they touched are never reused.
         """
-        used = len(self.streams) if asked.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
+        used = (
+            len(self.streams) if asked.scenario in (Scenario.MULTI_STREAM, Scenario.OFFLINE) else 1
+        )
         load, found = (asked.batch_size, asked.mode, used), self._last
         if found is None or found[0] != load or asked.max_warm_up_seconds > 0:
             found = self._last = None  # frees the previous buffers
             pool, known = pool_from_files(self.plan.inputs), count_reference_inputs(self.reference)
-            turns = draw_rotation(pool, asked.batch_size, self.plan.seed, known, self.plan.input_axes)
+            turns = draw_rotation(
+                pool, asked.batch_size, self.plan.seed, known, self.plan.input_axes
+            )
             before = compute_untimed_outputs(self.sessions[0], turns)
             turns = turns.first(len(before))
-            found = (load, (turns, before, [self._lane(turns, asked, number) for number in range(used)]))
+            found = (
+                load,
+                (turns, before, [self._lane(turns, asked, number) for number in range(used)]),
+            )
         self._last = found if asked.cache_probes == 0 else None
         return found[1]
 
@@ -153,12 +176,16 @@ class Worker:
         return CudaLane(self.sessions[number], turns, asked.mode, self.streams[number])
 
 
-def _count_own_bytes(lanes: Sequence[Lane], before: Sequence[Mapping[str, Any]], kept: Reservoir) -> int:
+def _count_own_bytes(
+    lanes: Sequence[Lane], before: Sequence[Mapping[str, Any]], kept: Reservoir
+) -> int:
     """Host memory of the measurement itself: rotated inputs and answers for the comparison."""
     answers = [*before, *(outputs for _, outputs in kept.kept if isinstance(lanes[0], CpuLane))]
     arrays = [array for each in answers for array in each.values()]
     arrays += [array for lane in lanes for array in lane.list_spare_arrays()]
-    sizes = {array.__array_interface__["data"][0]: array.nbytes for array in arrays}  # several lanes share the arrays
+    sizes = {
+        array.__array_interface__["data"][0]: array.nbytes for array in arrays
+    }  # several lanes share the arrays
     return sum(sizes.values())
 
 

@@ -46,7 +46,9 @@ class Rotation:
         return Rotation(self.batches[:count], self.rows[:count])
 
 
-def draw_rotation(pool: Arrays, batch_size: int, seed: int, known: int = 0, axes: Axes | None = None) -> Rotation:
+def draw_rotation(
+    pool: Arrays, batch_size: int, seed: int, known: int = 0, axes: Axes | None = None
+) -> Rotation:
     """Draws batches from the pool, each in another seeded order; a batch larger than the pool repeats it.
 
     The first `known` inputs have a reference: each batch gets one while unused ones are left. `axes` are the batch axes
@@ -56,20 +58,27 @@ def draw_rotation(pool: Arrays, batch_size: int, seed: int, known: int = 0, axes
     one = sum(int(array[:1].nbytes) for array in pool.values()) * batch_size
     count = max(MIN_ROTATED_BATCHES, min(MAX_ROTATED_BATCHES, MAX_ROTATED_BYTES // max(one, 1)))
     generator = np.random.default_rng(seed)
-    drawn = np.concatenate([generator.permutation(size) for _ in range(-(-batch_size * count // size))])
+    drawn = np.concatenate(
+        [generator.permutation(size) for _ in range(-(-batch_size * count // size))]
+    )
     rows = tuple(drawn[index * batch_size : (index + 1) * batch_size] for index in range(count))
     unused = iter(np.setdiff1d(np.arange(known), drawn[: count * batch_size]))
     for row in rows:
         if (row >= known).all():
             row[0] = next(unused, row[0])
     found = axes or {}
-    batches = tuple({name: lay_out(array[row], found.get(name, 0)) for name, array in pool.items()} for row in rows)
+    batches = tuple(
+        {name: lay_out(array[row], found.get(name, 0)) for name, array in pool.items()}
+        for row in rows
+    )
     return Rotation(batches, rows)
 
 
 def pool_from_files(files: Mapping[str, str]) -> dict[str, np.ndarray]:
     """Maps pools of inputs or reference outputs into memory."""
-    return {name: np.load(Path(path), mmap_mode="r", allow_pickle=False) for name, path in files.items()}
+    return {
+        name: np.load(Path(path), mmap_mode="r", allow_pickle=False) for name, path in files.items()
+    }
 
 
 def make_unseen_batch(batch: Arrays, seed: int, axes: Axes | None = None) -> dict[str, np.ndarray]:
@@ -126,7 +135,9 @@ def compute_untimed_outputs(session: "Session", turns: Rotation) -> list[dict[st
     for batch in turns.batches[1:]:
         answers.append(session.run(batch))
         room = (len(answers) + 1) * count_output_bytes(answers[0]) <= MAX_OUTPUT_BYTES
-        if len(answers) >= MIN_ROTATED_BATCHES and not (room and perf_counter() - begun < MAX_UNTIMED_SECONDS):
+        if len(answers) >= MIN_ROTATED_BATCHES and not (
+            room and perf_counter() - begun < MAX_UNTIMED_SECONDS
+        ):
             break
     return answers
 
@@ -137,7 +148,9 @@ def count_output_bytes(answer: Arrays) -> int:
 
 def limit_output_checks(wanted: int, answer: Arrays) -> int:
     """Number of timed answers to keep: at most `wanted`, as memory allows, but at least MIN_ROTATED_BATCHES."""
-    return min(wanted, max(MIN_ROTATED_BATCHES, MAX_OUTPUT_BYTES // max(count_output_bytes(answer), 1)))
+    return min(
+        wanted, max(MIN_ROTATED_BATCHES, MAX_OUTPUT_BYTES // max(count_output_bytes(answer), 1))
+    )
 
 
 def _compute_distance(reference: Arrays, got: Arrays) -> float:
@@ -148,7 +161,11 @@ def _compute_distance(reference: Arrays, got: Arrays) -> float:
         if found is None or found.shape != expected.shape:
             return float("inf")
         difference, scale = _compute_norms(expected, found)
-        worst = max(worst, difference / scale if scale else difference) if np.isfinite(difference) else float("inf")
+        worst = (
+            max(worst, difference / scale if scale else difference)
+            if np.isfinite(difference)
+            else float("inf")
+        )
     return worst
 
 
@@ -186,7 +203,11 @@ def check_outputs(
             finite = all(bool(np.isfinite(array).all()) for array in got.values())
             problems.append(apart if finite else "contains NaN or Inf")
         elif own > 1e-7:
-            others = [_compute_distance(before[other], got) for other in range(len(before)) if other != index]
+            others = [
+                _compute_distance(before[other], got)
+                for other in range(len(before))
+                if other != index
+            ]
             if others and min(others) < 0.1 * own:
                 problems.append("belongs to another input")
     error = _compare_to_reference(reference, rows, kept, axes or {})
@@ -226,7 +247,9 @@ def _compare_to_reference(
     present = [name for name in reference if found[name]]
     if not present:
         return None
-    wanted, given = ({name: np.concatenate(each[name]) for name in present} for each in (expected, found))
+    wanted, given = (
+        {name: np.concatenate(each[name]) for name in present} for each in (expected, found)
+    )
     return _compute_distance(wanted, given)
 
 
@@ -256,7 +279,9 @@ def probe_cache(
             start, end, *_ = lane.query()
             times[f"{kind}_ns"].append(max(end - start, 1))
             if kind == "new" and (late or probe == probes - 1):
-                stale = _compute_distance(session.run(batch), lane.on_host(lane.outputs())) > tolerance
+                stale = (
+                    _compute_distance(session.run(batch), lane.on_host(lane.outputs())) > tolerance
+                )
         if late:
             break
     lane.replace(0, known)

@@ -80,7 +80,11 @@ class CpuLane:
 
     def outputs(self) -> dict[str, np.ndarray]:
         """A copy of the last answer, still on its device; `on_host` reads it."""
-        return self._results if self._copies else {name: array.copy() for name, array in self._binding.outputs.items()}
+        return (
+            self._results
+            if self._copies
+            else {name: array.copy() for name, array in self._binding.outputs.items()}
+        )
 
     def on_host(self, kept: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return kept
@@ -95,8 +99,14 @@ class CpuLane:
 
     def list_spare_arrays(self) -> list[np.ndarray]:
         """Host memory for rotation alone: all but one of the caller's arrays (end-to-end), and of the bindings' buffers."""
-        buffers = [each for binding in self._bindings[1:] for each in (binding.inputs, binding.outputs)]
-        return [array for each in (*self._batches[int(self._copies) :], *buffers) for array in each.values()]
+        buffers = [
+            each for binding in self._bindings[1:] for each in (binding.inputs, binding.outputs)
+        ]
+        return [
+            array
+            for each in (*self._batches[int(self._copies) :], *buffers)
+            for array in each.values()
+        ]
 
 
 class CudaLane:
@@ -113,15 +123,22 @@ class CudaLane:
         self._copies = mode is Mode.END_TO_END
         with torch.cuda.stream(stream):
             self._binding = session.bind(turns.batches[0])
-            held = [{name: torch.from_numpy(array) for name, array in batch.items()} for batch in turns.batches]
+            held = [
+                {name: torch.from_numpy(array) for name, array in batch.items()}
+                for batch in turns.batches
+            ]
             if self._copies:
-                self._held = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in held]
+                self._held = [
+                    {name: tensor.pin_memory() for name, tensor in batch.items()} for batch in held
+                ]
                 self._results = {
                     name: torch.empty_like(tensor, device="cpu", pin_memory=True)
                     for name, tensor in self._binding.outputs.items()
                 }
             else:
-                self._held = [{name: tensor.cuda() for name, tensor in batch.items()} for batch in held]
+                self._held = [
+                    {name: tensor.cuda() for name, tensor in batch.items()} for batch in held
+                ]
         self._batches = turns.batches
         self._index = 0
         self.marks = self.create_marks()
@@ -183,7 +200,11 @@ class CudaLane:
         compute = round(marks[1].elapsed_time(marks[2]) * 1e6)
         if not self._copies:
             return -1, compute, -1
-        return round(marks[0].elapsed_time(marks[1]) * 1e6), compute, round(marks[2].elapsed_time(marks[3]) * 1e6)
+        return (
+            round(marks[0].elapsed_time(marks[1]) * 1e6),
+            compute,
+            round(marks[2].elapsed_time(marks[3]) * 1e6),
+        )
 
     def outputs(self) -> Any:
         """A copy enqueued on the stream, so that nothing waits."""
@@ -237,13 +258,17 @@ class PointRun:
         """Whether the minimum time and the percentile's samples are reached, or the maximum time, or the parent stopped it."""
         if self.over(started_ns, now_ns):
             return True
-        if (now_ns - started_ns) / 1e9 < self.spec.min_seconds or count < count_samples_needed(self.spec.percentile):
+        if (now_ns - started_ns) / 1e9 < self.spec.min_seconds or count < count_samples_needed(
+            self.spec.percentile
+        ):
             return False
         if not self._enough and self.spec.scenario is Scenario.SERVER:
             self._enough = self.queries_needed
         elif not self._enough:
             latencies = self.spool.read_last_latencies_ns(count)
-            self._enough = plan_sample_count(latencies, self.spec.percentile, MAX_SAMPLE_FACTOR * count)
+            self._enough = plan_sample_count(
+                latencies, self.spec.percentile, MAX_SAMPLE_FACTOR * count
+            )
         return count >= self._enough
 
     @property
@@ -280,7 +305,9 @@ def run_load(load: PointRun) -> None:
         if load.spec.rate_per_s is None:
             raise ValueError("the server scenario needs a rate")
         # at a low rate the end may come between two arrivals
-        due = iterate_arrivals(load.spec.rate_per_s, load.seed, lambda: load.over(load.started_ns, perf_counter_ns()))
+        due = iterate_arrivals(
+            load.spec.rate_per_s, load.seed, lambda: load.over(load.started_ns, perf_counter_ns())
+        )
         _run_lane(load, 0, due, count_transient_queries(load.utilization, load.spec.percentile))
     elif isinstance(load.lanes[0], CudaLane):
         _run_pipelined(load, [lane for lane in load.lanes if isinstance(lane, CudaLane)])
@@ -288,7 +315,11 @@ def run_load(load: PointRun) -> None:
         _run_lane(load, 0, repeat(None))
     else:
         with ThreadPoolExecutor(len(load.lanes)) as threads:  # runtimes release Python's lock
-            list(threads.map(lambda stream: _run_lane(load, stream, repeat(None)), range(len(load.lanes))))
+            list(
+                threads.map(
+                    lambda stream: _run_lane(load, stream, repeat(None)), range(len(load.lanes))
+                )
+            )
 
 
 def _warm_up(load: PointRun) -> None:
@@ -306,7 +337,9 @@ def _warm_up(load: PointRun) -> None:
     load.steady, load.service_ns = warm_up(ask, *limits, lambda: load.spool.stopped)
 
 
-def _run_lane(load: PointRun, stream: int, arrivals: Iterable[int | None], transient: int = 0) -> None:
+def _run_lane(
+    load: PointRun, stream: int, arrivals: Iterable[int | None], transient: int = 0
+) -> None:
     """Runs one query after the other on one lane, each when it is due; the first `transient` ones are not measured."""
     lane, write, size, inputs = load.lanes[stream], load.write, load.spec.batch_size, load.inputs
     stage, query, lock = lane.stage, lane.query, load.lock
@@ -372,10 +405,14 @@ def _run_pipelined(load: PointRun, lanes: Sequence[CudaLane]) -> None:
         _collect_query(load, lanes, left)
 
 
-def _collect_query(load: PointRun, lanes: Sequence[CudaLane], query: tuple[int, int, int, int, list[Any]]) -> int:
+def _collect_query(
+    load: PointRun, lanes: Sequence[CudaLane], query: tuple[int, int, int, int, list[Any]]
+) -> int:
     stream, index, begun, enqueue, marks = query
     marks[-1].synchronize()
     now = perf_counter_ns()
     parts = lanes[stream].parts(marks)
-    load.write(Phase.MEASURED, stream, index, load.spec.batch_size, 0, begun, begun, now, enqueue, *parts)
+    load.write(
+        Phase.MEASURED, stream, index, load.spec.batch_size, 0, begun, begun, now, enqueue, *parts
+    )
     return now

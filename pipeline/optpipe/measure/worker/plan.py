@@ -159,7 +159,9 @@ class Spool:
                 self._map = self._grow()
             pack(self._map, HEADER_BYTES + self.count * size, *record)
             self.count += 1
-            set_count(self._map, COUNT_AT, self.count)  # last, so that a reader never sees half a record
+            set_count(
+                self._map, COUNT_AT, self.count
+            )  # last, so that a reader never sees half a record
 
         return write
 
@@ -167,7 +169,9 @@ class Spool:
         """ns from the due time to the answer of each of the last `count` queries."""
         count = min(count, self.count)
         start = HEADER_BYTES + (self.count - count) * RECORD.size
-        records = np.frombuffer(self._map[start : start + count * RECORD.size], dtype=_make_record_dtype())
+        records = np.frombuffer(
+            self._map[start : start + count * RECORD.size], dtype=_make_record_dtype()
+        )
         return records["end_ns"] - records["scheduled_ns"]  # type: ignore[no-any-return]
 
     @property
@@ -202,7 +206,14 @@ def count_spooled(path: Path) -> int:
 
 def _make_record_dtype() -> np.dtype[np.void]:
     return np.dtype(
-        [("phase", "u1"), ("_0", "u1"), ("stream", "<u2"), ("input", "<u4"), ("images", "<u4"), ("_1", "<u4")]
+        [
+            ("phase", "u1"),
+            ("_0", "u1"),
+            ("stream", "<u2"),
+            ("input", "<u4"),
+            ("images", "<u4"),
+            ("_1", "<u4"),
+        ]
         + [(name, "<i8") for name in SAMPLE_COLUMNS if name.endswith("_ns")]
     )
 
@@ -217,6 +228,8 @@ def frame_from_spool(path: Path) -> "pl.DataFrame":
     count = _COUNT.unpack_from(content, COUNT_AT)[0]
     records = np.frombuffer(content, dtype=_make_record_dtype(), count=count, offset=HEADER_BYTES)
     frame = pl.DataFrame({name: records[name].copy() for name in SAMPLE_COLUMNS})
-    typed = [pl.col(name).cast(getattr(pl, kind_name)) for name, kind_name in SAMPLE_COLUMNS.items()]
+    typed = [
+        pl.col(name).cast(getattr(pl, kind_name)) for name, kind_name in SAMPLE_COLUMNS.items()
+    ]
     missing = [pl.col(name).replace(-1, None) for name in ("h2d_ns", "compute_ns", "d2h_ns")]
     return frame.with_columns(typed).with_columns(missing)

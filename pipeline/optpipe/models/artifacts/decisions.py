@@ -122,15 +122,21 @@ class Decision:
     def nearest(self) -> Candidate | None:
         """The candidate closest to the budget; None if no build could be judged."""
         judged = [each for each in self.candidates if each.accuracy is not None]
-        return min(judged, key=lambda each: each.accuracy.cost if each.accuracy else inf, default=None)
+        return min(
+            judged, key=lambda each: each.accuracy.cost if each.accuracy else inf, default=None
+        )
 
     def describe(self, only: str | None = None) -> str:
         """`onnxruntime fp32 (cpu) (1a2b3c4d5e6f) at batch 1, 8`, for each winner or `only` one."""
         labels = {each.artifact: each.label for each in self.candidates}
-        sizes = group_pairs((name, str(size)) for size, name in self.winners.items() if only in (None, name))
+        sizes = group_pairs(
+            (name, str(size)) for size, name in self.winners.items() if only in (None, name)
+        )
         if not sizes:
             return f"no build stays within {self.budget}"
-        said = "; ".join(f"{labels[winner]} ({winner}) at batch {', '.join(at)}" for winner, at in sizes.items())
+        said = "; ".join(
+            f"{labels[winner]} ({winner}) at batch {', '.join(at)}" for winner, at in sizes.items()
+        )
         return f"{said}, the fastest within {self.budget}"
 
 

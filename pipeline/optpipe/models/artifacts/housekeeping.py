@@ -107,7 +107,9 @@ def list_stored(store: Store) -> StoreListing:
     entries, damaged = store.scan_entries()
     return StoreListing(
         workspace=str(store.workspace),
-        entries=tuple(map(_summarize, sorted(entries, key=lambda each: each.manifest.finished_utc))),
+        entries=tuple(
+            map(_summarize, sorted(entries, key=lambda each: each.manifest.finished_utc))
+        ),
         damaged=tuple(folder.name for folder in damaged),
         runs=tuple(map(_summarize_run, list_run_folders(store.workspace))),
     )
@@ -117,9 +119,13 @@ def _summarize_run(folder: Path) -> EntrySummary:
     try:
         return _summarize(load_run(folder))
     except BadInputError:
-        status: Literal["damaged", "unfinished"] = "damaged" if (folder / MANIFEST).is_file() else "unfinished"
+        status: Literal["damaged", "unfinished"] = (
+            "damaged" if (folder / MANIFEST).is_file() else "unfinished"
+        )
         kind, size = folder.name.partition("-")[0], measure_folder_bytes(folder)
-        return EntrySummary(folder.name, kind, None, None, None, None, size, None, str(folder), status)
+        return EntrySummary(
+            folder.name, kind, None, None, None, None, size, None, str(folder), status
+        )
 
 
 def describe_run(folder: Path) -> EntryDetails:
@@ -156,9 +162,15 @@ def find_run(store: Store, prefix: str) -> Path | None:
     if any(entry.matches_id(prefix) for entry in entries):
         return None
     folders = [*damaged, *list_run_folders(store.workspace)]
-    found = [each for each in folders if each.name.startswith(prefix) or each.name.partition("-")[2].startswith(prefix)]
+    found = [
+        each
+        for each in folders
+        if each.name.startswith(prefix) or each.name.partition("-")[2].startswith(prefix)
+    ]
     if len(found) > 1:
-        problem = f"'{prefix}' matches {len(found)} runs ({', '.join(each.name for each in found[:5])})"
+        problem = (
+            f"'{prefix}' matches {len(found)} runs ({', '.join(each.name for each in found[:5])})"
+        )
         raise BadInputError(f"{problem}; use a longer prefix")
     return found[0] if found else None
 
@@ -168,7 +180,9 @@ def _find_dependents(ident: str, entries: Iterable[Entry[Any]]) -> list[Entry[An
     found: list[Entry[Any]] = []
     wave = {ident}
     while wave:
-        nearer = [each for each in entries if wave & set(each.manifest.parents) and each not in found]
+        nearer = [
+            each for each in entries if wave & set(each.manifest.parents) and each not in found
+        ]
         found += nearer
         wave = {each.id for each in nearer}
     return found
@@ -190,7 +204,9 @@ def collect_garbage(store: Store, *, dry_run: bool) -> Removal:
         while companions := {
             entry.id
             for entry in entries
-            if entry.kind in _COMPANIONS and entry.id not in needed and set(entry.manifest.parents) <= needed
+            if entry.kind in _COMPANIONS
+            and entry.id not in needed
+            and set(entry.manifest.parents) <= needed
         }:
             needed |= companions
         unneeded = [entry.path for entry in entries if entry.id not in needed]
@@ -199,7 +215,9 @@ def collect_garbage(store: Store, *, dry_run: bool) -> Removal:
 
 
 def _remove(store: Store, folders: list[Path], *, dry_run: bool) -> Removal:
-    freed = sum(measure_folder_bytes(each) if dry_run else store.remove_folder(each) for each in folders)
+    freed = sum(
+        measure_folder_bytes(each) if dry_run else store.remove_folder(each) for each in folders
+    )
     return Removal(tuple(each.name for each in folders), freed, dry_run)
 
 
@@ -224,7 +242,11 @@ def document_from_listing(listing: StoreListing) -> Document:
         [
             *(_tabulate_entries(listing) if entries else ()),
             *(
-                Sentence(f"{name}; optpipe store rm {name}, or optpipe store gc, removes it", Tone.BAD, "damaged")
+                Sentence(
+                    f"{name}; optpipe store rm {name}, or optpipe store gc, removes it",
+                    Tone.BAD,
+                    "damaged",
+                )
                 for name in listing.damaged
             ),
             *(_tabulate_runs(listing) if runs else ()),
@@ -234,8 +256,14 @@ def document_from_listing(listing: StoreListing) -> Document:
 
 def _tabulate_entries(listing: StoreListing) -> Iterator[Table | Sentence]:
     columns: list[Column | str] = [
-        Column("id", ColumnKind.NAME), "kind", "model", "backend", "precision", figure_column("size"), "created (UTC)",
-    ]  # fmt: skip
+        Column("id", ColumnKind.NAME),
+        "kind",
+        "model",
+        "backend",
+        "precision",
+        figure_column("size"),
+        "created (UTC)",
+    ]
     rows = [
         (
             each.id,
@@ -263,7 +291,15 @@ def _tabulate_runs(listing: StoreListing) -> Iterator[Table | Sentence]:
         )
         for each in listing.runs
     ]
-    yield make_table((Column("run", ColumnKind.NAME), "status", figure_column("size"), Column("command", rank=2)), rows)
+    yield make_table(
+        (
+            Column("run", ColumnKind.NAME),
+            "status",
+            figure_column("size"),
+            Column("command", rank=2),
+        ),
+        rows,
+    )
     total = format_bytes(sum(each.size_bytes for each in listing.runs))
     yield Sentence(f"{len(rows)} run{'' if len(rows) == 1 else 's'}, {total}")
 
@@ -271,21 +307,32 @@ def _tabulate_runs(listing: StoreListing) -> Iterator[Table | Sentence]:
 def document_from_entry(found: EntryDetails) -> Document:
     entry, manifest, info = found.entry, found.manifest, found.manifest.info
     weights = info.get("weights")
-    packages = ", ".join(f"{name} {version}" for name, version in manifest.environment.packages.items())
+    packages = ", ".join(
+        f"{name} {version}" for name, version in manifest.environment.packages.items()
+    )
     parents = ", ".join(dict.fromkeys(manifest.parents))
-    verb, took = "made" if manifest.status == "complete" else manifest.status, format_duration(manifest.seconds * 1e9)
-    files = [(name, format_bytes(file.size_bytes), file.sha256) for name, file in manifest.files.items()]
+    verb, took = (
+        "made" if manifest.status == "complete" else manifest.status,
+        format_duration(manifest.seconds * 1e9),
+    )
+    files = [
+        (name, format_bytes(file.size_bytes), file.sha256) for name, file in manifest.files.items()
+    ]
     return make_document(
         [
             Sentence(f"{manifest.name}  {entry.model or ''}"),
             Sentence(f"{verb} {manifest.started_utc[:19]} in {took} by  {manifest.command}"),
             Sentence(parents, Tone.STRONG, "from") if parents else None,
-            make_table(("file", figure_column("size"), Column("sha256", rank=2)), files) if files else None,
+            make_table(("file", figure_column("size"), Column("sha256", rank=2)), files)
+            if files
+            else None,
             *(_describe_proof(proof, found) if (proof := info.get("precision_proof")) else ()),
             *_describe_mixed(found),
             Sentence(str(found.chosen), Tone.STRONG, "chosen") if found.chosen else None,
             *(Sentence(str(each), Tone.STRONG, "remark") for each in info.get("remarks", ())),
-            Sentence(f"{weights['source']} {weights['sha256']}", Tone.STRONG, "weights") if weights else None,
+            Sentence(f"{weights['source']} {weights['sha256']}", Tone.STRONG, "weights")
+            if weights
+            else None,
             Sentence(packages, Tone.STRONG, "with") if packages else None,
             Sentence(str(entry.path), Tone.STRONG, "path"),
         ]
@@ -304,7 +351,10 @@ def _describe_mixed(found: EntryDetails) -> Iterator[Sentence]:
     """The layers that a build within a budget has in floating point."""
     if recorded := found.manifest.info.get("mixed"):
         mixed = record_from_plain(recorded, MixedPrecision, found.entry.path)
-        kept = tuple(f"{each.layer} ({each.op}), {format_count(each.macs)} MACs: {each.reason}" for each in mixed.kept)
+        kept = tuple(
+            f"{each.layer} ({each.op}), {format_count(each.macs)} MACs: {each.reason}"
+            for each in mixed.kept
+        )
         yield Sentence(format_mixed(mixed), Tone.STRONG, "mixed", kept)
 
 

@@ -18,7 +18,13 @@ from optpipe.core.files import Files, hash_value
 from optpipe.core.plan import for_workspace
 from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.models.sources.resolve import CardSource, find_model_cards
-from optpipe.workspace.entry import Entry, Manifest, UnreadableManifestError, drop_folder, read_manifest
+from optpipe.workspace.entry import (
+    Entry,
+    Manifest,
+    UnreadableManifestError,
+    drop_folder,
+    read_manifest,
+)
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
@@ -50,17 +56,25 @@ class JudgedBuild:
     def has_other_file(self, artifact: str | None, sha256: str | None) -> bool:
         """Whether a record of `artifact` is of another file with the build's id, since not every backend is
         reproducible. Records without a hash are from versions that stored none and count as the same file."""
-        return artifact == self.artifact and None not in (sha256, self.sha256) and sha256 != self.sha256
+        return (
+            artifact == self.artifact
+            and None not in (sha256, self.sha256)
+            and sha256 != self.sha256
+        )
 
 
-def judged_build_from_entry(entry: Entry[ArtifactInfo], exported: Mapping[str, Manifest] | None = None) -> JudgedBuild:
+def judged_build_from_entry(
+    entry: Entry[ArtifactInfo], exported: Mapping[str, Manifest] | None = None
+) -> JudgedBuild:
     """The manifest of the model is in `exported`, by id, or lies next to the artifact's."""
     info, model, sha256 = entry.info, next(iter(entry.manifest.parents), ""), None
     if exported is not None:
         sha256 = hash_model(exported[model]) if model in exported else None
     else:
         with suppress(UnreadableManifestError):
-            sha256 = hash_model(read_manifest(Files(entry.path.parent / f"{ModelInfo.KIND}-{model}")))
+            sha256 = hash_model(
+                read_manifest(Files(entry.path.parent / f"{ModelInfo.KIND}-{model}"))
+            )
     return JudgedBuild(
         model=info.model,
         artifact=entry.id,
@@ -84,7 +98,11 @@ def hash_model(manifest: Manifest) -> str:
 def hash_engine(entry: Entry[ArtifactInfo]) -> str:
     """SHA-256 of the main file; with more files, a hash over all names and hashes."""
     names = _list_files(entry)
-    return entry.sha256(names[0]) if len(names) == 1 else hash_value({name: entry.sha256(name) for name in names})
+    return (
+        entry.sha256(names[0])
+        if len(names) == 1
+        else hash_value({name: entry.sha256(name) for name in names})
+    )
 
 
 def measure_engine(entry: Entry[ArtifactInfo]) -> int:
@@ -112,19 +130,29 @@ class StoredArtifact:
         """The `options` of its backend, as typed."""
         return dict(options.get(self.entry.info.backend, {}))
 
-    def resolve_effective_options(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, bool | int | str]:
+    def resolve_effective_options(
+        self, options: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, bool | int | str]:
         """Its runtime options overridden by `options`. Raises BadInputError for an option that its backend does not have."""
         return resolve_effective_options(self.entry.info, self.given(options))
 
 
 def find_artifacts(
-    text: str, store: Store, precisions: Sequence[str] = (), backends: Sequence[str] = (), device: Device | None = None
+    text: str,
+    store: Store,
+    precisions: Sequence[str] = (),
+    backends: Sequence[str] = (),
+    device: Device | None = None,
 ) -> tuple[StoredArtifact, ...]:
     """The newest artifact of each backend, precision and device that `text` and the filters name.
 
     Raises BadInputError, with the build command, if there is none.
     """
-    by_id = [entry for entry in store.list_entries(ArtifactInfo) if len(text) >= 4 and entry.matches_id(text)]
+    by_id = [
+        entry
+        for entry in store.list_entries(ArtifactInfo)
+        if len(text) >= 4 and entry.matches_id(text)
+    ]
     named = by_id or find_builds(text, store)
     wanted = [
         entry
@@ -137,7 +165,9 @@ def find_artifacts(
     flags = "".join(f" --{name} {','.join(values)}" for name, values in given.items() if values)
     if by_id and not wanted:
         model = format_model_argument(by_id[-1].info.model, by_id[-1].info.source)
-        raise BadInputError(f"{text} is {by_id[-1].info.label}, not{flags}\nuse `{model}{flags}`, or the ID alone")
+        raise BadInputError(
+            f"{text} is {by_id[-1].info.label}, not{flags}\nuse `{model}{flags}`, or the ID alone"
+        )
     if not wanted:
         built = sorted({f"{entry.info.backend} {entry.info.precision}" for entry in named})
         here = f" (available: {', '.join(built)})" if built else ""
@@ -153,15 +183,22 @@ def find_artifacts(
     return tuple(found)
 
 
-def select_runnable(artifacts: Sequence[StoredArtifact]) -> tuple[tuple[StoredArtifact, ...], dict[str, str]]:
+def select_runnable(
+    artifacts: Sequence[StoredArtifact],
+) -> tuple[tuple[StoredArtifact, ...], dict[str, str]]:
     """The artifacts that can run here, and why the others cannot. Raises MissingError if none can."""
-    found = {each.label: BACKENDS[each.entry.info.backend].find_run_blocker(each.entry.info) for each in artifacts}
+    found = {
+        each.label: BACKENDS[each.entry.info.backend].find_run_blocker(each.entry.info)
+        for each in artifacts
+    }
     reasons = {label: why_not for label, why_not in found.items() if why_not is not None}
     able = tuple(each for each in artifacts if each.label not in reasons)
     if not able:
         text = "; ".join(f"{label}: {why_not}" for label, why_not in reasons.items())
         command = for_workspace("optpipe build MODEL --backend auto")
-        raise MissingError(f"no built artifact can run on this machine: {text}\n`{command}` builds one that can")
+        raise MissingError(
+            f"no built artifact can run on this machine: {text}\n`{command}` builds one that can"
+        )
     return able, reasons
 
 
@@ -187,17 +224,32 @@ def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[E
             identity = source.collect_identity()
         except BadInputError:  # its file is gone: only the name is left
             return named
-        made_of = {each.id: each.recipe["model"]["source"] for each in store.list_entries(ModelInfo)}
-        return [each for each in named if identity.items() <= made_of.get(each.manifest.parents[0], {}).items()]
-    content = hash_onnx_file(path) if not any_content and path.suffix == ".onnx" and path.is_file() else None
+        made_of = {
+            each.id: each.recipe["model"]["source"] for each in store.list_entries(ModelInfo)
+        }
+        return [
+            each
+            for each in named
+            if identity.items() <= made_of.get(each.manifest.parents[0], {}).items()
+        ]
+    content = (
+        hash_onnx_file(path)
+        if not any_content and path.suffix == ".onnx" and path.is_file()
+        else None
+    )
     found = []
     for each in artifacts:
-        info, bare = each.info, each.info.weights.source == "embedded"  # bare: an ONNX file without a card
+        info, bare = (
+            each.info,
+            each.info.weights.source == "embedded",
+        )  # bare: an ONNX file without a card
         if content is not None and bare and info.weights.sha256 != content:
             continue
         called = text in _list_names(info.model, info.source)
         called |= path.suffix in (".onnx", ".toml") and path.stem == info.model
-        if called or (content is not None and bare and _is_named_by_source(info.model, info.source)):
+        if called or (
+            content is not None and bare and _is_named_by_source(info.model, info.source)
+        ):
             found.append(each)
     return found
 
@@ -223,10 +275,19 @@ def find_stored_source(text: str, store: Store) -> str | None:
     """
     prefix, _, rest = text.rpartition(":")
     here = Path(prefix if prefix.endswith(".py") else rest)
-    if "/" in text or prefix in ("timm", "torchvision") or here.exists() or text in find_model_cards():
+    if (
+        "/" in text
+        or prefix in ("timm", "torchvision")
+        or here.exists()
+        or text in find_model_cards()
+    ):
         return None
     infos = [entry.info for entry in store.list_entries(ModelInfo)]
-    called = [each for each in infos if text in ((each.name,) if each.card else _list_names(each.name, each.source))]
+    called = [
+        each
+        for each in infos
+        if text in ((each.name,) if each.card else _list_names(each.name, each.source))
+    ]
     found = [place for each in called if (place := _find_place(each)) is not None]
     if found and text.isidentifier() and get_package_version("torchvision"):
         from torchvision.models import list_models
@@ -253,8 +314,13 @@ def _is_named_by_source(name: str, source: str) -> bool:
 
 def explain_different_weights(artifacts: Sequence[StoredArtifact]) -> str | None:
     """A message if artifacts were built from different weights or sources, as after retraining; None otherwise."""
-    made = [{key: each.model.recipe["model"].get(key) for key in ("source", "weights")} for each in artifacts]
-    other = next((each for each, found in zip(artifacts, made, strict=True) if found != made[0]), None)
+    made = [
+        {key: each.model.recipe["model"].get(key) for key in ("source", "weights")}
+        for each in artifacts
+    ]
+    other = next(
+        (each for each, found in zip(artifacts, made, strict=True) if found != made[0]), None
+    )
     if other is None:
         return None
     first = artifacts[0]
@@ -262,11 +328,19 @@ def explain_different_weights(artifacts: Sequence[StoredArtifact]) -> str | None
     return f"{both} were built from different versions of {first.card.name}; rebuild them together"
 
 
-def find_reference(artifact: Entry[ArtifactInfo], model: Entry[ModelInfo], store: Store) -> Entry[ReferenceInfo] | None:
+def find_reference(
+    artifact: Entry[ArtifactInfo], model: Entry[ModelInfo], store: Store
+) -> Entry[ReferenceInfo] | None:
     """The reference that the artifact was last verified on, otherwise the model's newest; None without one."""
-    known = {each.id: each for each in store.list_entries(ReferenceInfo) if model.id in each.manifest.parents}
+    known = {
+        each.id: each
+        for each in store.list_entries(ReferenceInfo)
+        if model.id in each.manifest.parents
+    }
     parents = (each.manifest.parents for each in store.list_entries(VerificationInfo))
-    verified = [known[one] for each in parents if artifact.id in each for one in each if one in known]
+    verified = [
+        known[one] for each in parents if artifact.id in each for one in each if one in known
+    ]
     found = verified or list(known.values())
     return found[-1] if found else None
 
@@ -296,20 +370,26 @@ def describe_network(model: Entry[ModelInfo]) -> str | None:
     return f"{card.task}, {' to '.join(sides)}, {count:,} weights"
 
 
-def choose_batch_sizes(artifact: StoredArtifact, sizes: Sequence[int] | None, command: str = "") -> tuple[int, ...]:
+def choose_batch_sizes(
+    artifact: StoredArtifact, sizes: Sequence[int] | None, command: str = ""
+) -> tuple[int, ...]:
     """The given batch sizes, all inside the profile, or powers of two up to its end.
 
     `command` makes a build that includes them; by default `optpipe build`.
     """
     low, _, high = artifact.card.batch_range
     if sizes is None:
-        return tuple(size for size in (1 << power for power in range(20)) if low <= size <= high) or (low,)
+        return tuple(
+            size for size in (1 << power for power in range(20)) if low <= size <= high
+        ) or (low,)
     if outside := [size for size in sizes if not low <= size <= high]:
         info, wider = artifact.entry.info, f"{min(low, *outside)}:{high}:{max(high, *outside)}"
         model = format_model_argument(artifact.card.name, artifact.card.source)
         build = f"optpipe build {model} --precision {info.precision} --backend {info.backend} --batch {wider}"
         way = f"`{for_workspace(command or build)}` builds one that includes it"
-        raise BadInputError(f"batch size {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way}")
+        raise BadInputError(
+            f"batch size {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way}"
+        )
     return tuple(sizes)
 
 
@@ -326,7 +406,9 @@ def require_card_lengths(card: ModelCard, lengths: Sequence[int], name: str, way
     """As `require_lengths` for a card's profile; `name` and `way_out` are for the message."""
     if card.length_range is None:
         inputs = ", ".join(f"{each.name} {each.format_profile()}" for each in card.inputs)
-        raise BadInputError(f"--length: {card.name} has no sequence length: its inputs are {inputs}")
+        raise BadInputError(
+            f"--length: {card.name} has no sequence length: its inputs are {inputs}"
+        )
     low, high = card.length_range
     if outside := [length for length in lengths if not low <= length <= high]:
         problem = f"length {outside[0]} is outside the profile {low}…{high} of {name}"

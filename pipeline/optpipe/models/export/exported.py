@@ -20,7 +20,12 @@ from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
 from optpipe.models.inputs.rows import Arrays, run_rows, split_batches
-from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples, load_sample_inputs, read_sample_labels
+from optpipe.models.inputs.samples import (
+    SAMPLE_COUNT,
+    choose_samples,
+    load_sample_inputs,
+    read_sample_labels,
+)
 from optpipe.models.sources.libraries import explain_unreachable
 from optpipe.models.sources.modules import LoadedModel, NoWeightsError, Source
 from optpipe.models.sources.onnx_file import ShapeRanges, name_dimensions
@@ -54,7 +59,10 @@ class Model:
             "source": dict(self.source.collect_identity()) | made,
             "weights": self.weights.recipe(),
             "batch": self.batch,
-            "shapes": {name: [list(shape) for shape in shapes] for name, shapes in sorted(self.shapes.items())},
+            "shapes": {
+                name: [list(shape) for shape in shapes]
+                for name, shapes in sorted(self.shapes.items())
+            },
         }
 
     def load(self) -> LoadedModel:
@@ -62,15 +70,23 @@ class Model:
         if self._loaded is None:
             found = self.source.load(self.weights)
             card = found.card.with_profile(self.batch, self.shapes)
-            if card.tokenization is not None and (longest := card.inputs[0].max[-1]) > card.tokenization.max_length:
+            if (
+                card.tokenization is not None
+                and (longest := card.inputs[0].max[-1]) > card.tokenization.max_length
+            ):
                 problem = f"--shape: {card.name} takes up to {card.tokenization.max_length} tokens, not {longest}"
-                raise BadInputError(f"{problem}\ngive shorter shapes, or a model with a larger position table")
+                raise BadInputError(
+                    f"{problem}\ngive shorter shapes, or a model with a larger position table"
+                )
             self._loaded = replace(found, card=card)
         return self._loaded
 
     def is_quantized(self) -> bool:
         path = self.load().onnx
-        return path is not None and find_own_precision(load_onnx(path, weights=False)) is Precision.INT8
+        return (
+            path is not None
+            and find_own_precision(load_onnx(path, weights=False)) is Precision.INT8
+        )
 
     def fresh_module(self) -> Any:
         """A new copy of the module, since backends change the types of parameters in place."""
@@ -85,11 +101,19 @@ def choose_available_weights(model: Model, workspace: Path, listener: Listener) 
     """
     if model.weights.kind != "default":
         return model
-    memory = workspace / NOTES / f"unavailable-{hash_value(dict(model.source.collect_identity()))[:12]}.json"
+    memory = (
+        workspace
+        / NOTES
+        / f"unavailable-{hash_value(dict(model.source.collect_identity()))[:12]}.json"
+    )
     reason = None
     with suppress(OSError, ValueError, KeyError):
         record = json.loads(memory.read_text(encoding="utf-8"))
-        reason = str(record["reason"]) if explain_unreachable(f"https://{record['host']}", PROBE_S) else None
+        reason = (
+            str(record["reason"])
+            if explain_unreachable(f"https://{record['host']}", PROBE_S)
+            else None
+        )
     if reason is None:
         try:
             model.load()
@@ -114,8 +138,16 @@ class Reference:
 
 def reference_from_file(path: Path) -> Reference:
     with np.load(path, allow_pickle=False) as stored:
-        inputs = {name.removeprefix("input:"): stored[name] for name in stored.files if name.startswith("input:")}
-        outputs = {name.removeprefix("output:"): stored[name] for name in stored.files if name.startswith("output:")}
+        inputs = {
+            name.removeprefix("input:"): stored[name]
+            for name in stored.files
+            if name.startswith("input:")
+        }
+        outputs = {
+            name.removeprefix("output:"): stored[name]
+            for name in stored.files
+            if name.startswith("output:")
+        }
         return Reference(inputs, outputs, stored["labels"] if "labels" in stored.files else None)
 
 
@@ -131,7 +163,9 @@ def compute_model_id(model: Model) -> str:
     return compute_entry_id(ModelInfo, _recipe(model))
 
 
-def prepare_model(model: Model, store: Store, listener: Listener) -> tuple[Model, Entry[ModelInfo] | None]:
+def prepare_model(
+    model: Model, store: Store, listener: Listener
+) -> tuple[Model, Entry[ModelInfo] | None]:
     """`model` with available weights, and its store entry if it exists."""
     if model.source.runs_code:  # its code determines the model
         with listener.step("load"):
@@ -149,7 +183,11 @@ def read_card(model: Model, stored: Entry[ModelInfo] | None) -> ModelCard:
 def read_tokenizer(model: Model, stored: Entry[ModelInfo] | None) -> str | None:
     if stored is None:
         return model.load().tokenizer
-    return stored.file(TOKENIZER).read_text(encoding="utf-8") if stored.file(TOKENIZER).is_file() else None
+    return (
+        stored.file(TOKENIZER).read_text(encoding="utf-8")
+        if stored.file(TOKENIZER).is_file()
+        else None
+    )
 
 
 def export_model(
@@ -188,7 +226,9 @@ def _recipe(model: Model) -> dict[str, Any]:
     return {
         "revision": REVISION,
         "model": model.recipe(),
-        "tools": {name: get_package_version(name) for name in ("onnx", "onnxscript", "onnxslim", "torch")},
+        "tools": {
+            name: get_package_version(name) for name in ("onnx", "onnxscript", "onnxslim", "torch")
+        },
     }
 
 
@@ -197,7 +237,9 @@ TORCH_WAY_OUT = (
     "its forward pass is random\n"
     "disable randomness in eval mode, as torch.nn.Dropout and functional.dropout(..., training=self.training) do"
 )
-ONNX_WAY_OUT = "its graph is random\nexport it in eval mode, or remove RandomNormal, Dropout and similar nodes"
+ONNX_WAY_OUT = (
+    "its graph is random\nexport it in eval mode, or remove RandomNormal, Dropout and similar nodes"
+)
 
 
 def compute_reference(
@@ -239,13 +281,19 @@ def compute_reference(
         except GateError:
             for name, value in inputs.items():
                 if value.dtype.kind == "f" and np.isnan(value).any():
-                    raise BadInputError(f"{samples.data}: input '{name}' contains NaN, and so do the outputs") from None
+                    raise BadInputError(
+                        f"{samples.data}: input '{name}' contains NaN, and so do the outputs"
+                    ) from None
             _require_fixed_shapes(entry.file(ONNX), card, inputs)
             size = card.batch_range[1]
             if module is None:
-                _require_repeatable(run_onnx_graph(entry.file(ONNX), card, inputs, size, size), card, ONNX_WAY_OUT)
+                _require_repeatable(
+                    run_onnx_graph(entry.file(ONNX), card, inputs, size, size), card, ONNX_WAY_OUT
+                )
             else:
-                _require_repeatable([run_torch_model(module, card, inputs) for _ in range(2)], card, TORCH_WAY_OUT)
+                _require_repeatable(
+                    [run_torch_model(module, card, inputs) for _ in range(2)], card, TORCH_WAY_OUT
+                )
             raise
         tensors = {f"input:{name}": value for name, value in inputs.items()}
         tensors |= {f"output:{name}": value for name, value in outputs.items()}
@@ -265,9 +313,13 @@ def compute_reference(
             constant=not apart and len(next(iter(inputs.values()))) > 1,
         )
 
-    found, stored = store.produce(ReferenceInfo, recipe, make, parents=(entry.id,), listener=listener)
+    found, stored = store.produce(
+        ReferenceInfo, recipe, make, parents=(entry.id,), listener=listener
+    )
     if found.info.constant:
-        listener.warn(f"{card.name} gives the same outputs for every input, so comparing outputs proves nothing")
+        listener.warn(
+            f"{card.name} gives the same outputs for every input, so comparing outputs proves nothing"
+        )
     return found, stored
 
 
@@ -276,7 +328,9 @@ def _require_repeatable(answers: Sequence[Arrays], card: ModelCard, way_out: str
     first, again = answers
     for name, value in first.items():
         if not np.isfinite(value).all():
-            raise GateError(f"{card.name} produces NaN or Inf in output '{name}'; check its weights")
+            raise GateError(
+                f"{card.name} produces NaN or Inf in output '{name}'; check its weights"
+            )
     for error in _compare_outputs(first, again):
         if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             raise GateError(f"{card.name} is not deterministic (output '{error.name}'): {way_out}")
@@ -292,7 +346,9 @@ def _require_fixed_shapes(path: Path, card: ModelCard, inputs: Arrays) -> None:
                 if (first := seen.setdefault(name, value.shape)) != value.shape:
                     problem = f"{card.name}: the shape of output '{name}' depends on the data"
                     shapes = f"{first} for one input, {value.shape} for another"
-                    raise BadInputError(f"{problem}: {shapes}\npad it to a fixed shape in the model, or leave it out")
+                    raise BadInputError(
+                        f"{problem}: {shapes}\npad it to a fixed shape in the model, or leave it out"
+                    )
 
 
 def run_torch_model(module: Any, card: ModelCard, inputs: Arrays) -> dict[str, np.ndarray]:
@@ -305,9 +361,14 @@ def run_torch_model(module: Any, card: ModelCard, inputs: Arrays) -> dict[str, n
         try:
             found = module(*(torch.from_numpy(batch[each.name]) for each in card.inputs))
         except Exception as error:  # a user's code
-            raise BadInputError(f"{card.name} fails on its inputs: {describe_user_error(error)}") from error
+            raise BadInputError(
+                f"{card.name} fails on its inputs: {describe_user_error(error)}"
+            ) from error
         flat = found if isinstance(found, tuple | list) else (found,)
-        values = [tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy() for tensor in flat]
+        values = [
+            tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
+            for tensor in flat
+        ]
         return dict(zip((each.name for each in card.outputs), values, strict=True))
 
     with torch.inference_mode():
@@ -318,10 +379,14 @@ def _require_independence(module: Any, card: ModelCard, inputs: Arrays, outputs:
     """Raises GateError if the source model gives other `outputs` in smaller batches, which an exported graph cannot."""
     for size in _choose_sizes(card, inputs)[:-1]:
         try:
-            found = run_torch_model(module, card, {name: value[:size] for name, value in inputs.items()})
+            found = run_torch_model(
+                module, card, {name: value[:size] for name, value in inputs.items()}
+            )
         except Exception as error:  # also if outputs cannot be joined
             why = first_line(error.__cause__ or error)
-            raise GateError(f"{card.name} does not run at batch size {size}: {why}\n{BATCH_WAY_OUT}") from error
+            raise GateError(
+                f"{card.name} does not run at batch size {size}: {why}\n{BATCH_WAY_OUT}"
+            ) from error
         for name, value in found.items():
             expected = outputs[name][:size]
             if value.shape != expected.shape:
@@ -336,11 +401,15 @@ def _require_independence(module: Any, card: ModelCard, inputs: Arrays, outputs:
 def _choose_sizes(card: ModelCard, inputs: Arrays) -> list[int]:
     """Batch sizes for comparing outputs, in ascending order."""
     smallest, usual, largest = card.batch_range
-    sizes = {size for size in (1, 3, len(next(iter(inputs.values())))) if smallest <= size <= largest}
+    sizes = {
+        size for size in (1, 3, len(next(iter(inputs.values())))) if smallest <= size <= largest
+    }
     return sorted(sizes) or [usual]
 
 
-def _run_onnx_model(path: Path, card: ModelCard, inputs: Arrays, listener: Listener) -> dict[str, np.ndarray]:
+def _run_onnx_model(
+    path: Path, card: ModelCard, inputs: Arrays, listener: Listener
+) -> dict[str, np.ndarray]:
     """The graph's outputs on all samples. Raises GateError if smaller batches give other outputs."""
     wanted = _choose_sizes(card, inputs)
     found, dynamic = run_onnx_graph(path, card, inputs, *wanted), is_quantized_dynamically(path)
@@ -349,7 +418,9 @@ def _run_onnx_model(path: Path, card: ModelCard, inputs: Arrays, listener: Liste
         worst = max(_compare_outputs(found[-1], outputs), key=lambda error: error.relative)
         if worst.relative > tolerated:
             problem = f"the exported graph gives other outputs at batch size {size}"
-            raise GateError(f"{problem}: output '{worst.name}' is off by {worst.relative:.2e}\n{BATCH_WAY_OUT}")
+            raise GateError(
+                f"{problem}: output '{worst.name}' is off by {worst.relative:.2e}\n{BATCH_WAY_OUT}"
+            )
         if dynamic and worst.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             cause = "its scales come from each whole batch, and its outputs depend on what shares a batch"
             change = f"{worst.relative:.1e} at batch size {size}"
@@ -360,15 +431,22 @@ def _run_onnx_model(path: Path, card: ModelCard, inputs: Arrays, listener: Liste
 def _compare_outputs(expected: Arrays, found: Arrays) -> tuple[OutputError, ...]:
     """Compares common rows: a fixed batch size may have left out the last few."""
     counts = {name: min(len(rows), len(found[name])) for name, rows in expected.items()}
-    return tuple(compute_output_error(name, expected[name][:n], found[name][:n]) for name, n in counts.items())
+    return tuple(
+        compute_output_error(name, expected[name][:n], found[name][:n])
+        for name, n in counts.items()
+    )
 
 
-def run_onnx_graph(path: Path, card: ModelCard, inputs: Arrays, *sizes: int) -> list[dict[str, np.ndarray]]:
+def run_onnx_graph(
+    path: Path, card: ModelCard, inputs: Arrays, *sizes: int
+) -> list[dict[str, np.ndarray]]:
     """The graph's outputs in batches of each size, in one session; all sizes but the last get few samples."""
     counts = [max(size, SAMPLE_COUNT) if size < sizes[-1] else None for size in sizes]
     with OnnxRuntimeSession(path, "cpu", {}) as session:
         given = [{name: value[:count] for name, value in inputs.items()} for count in counts]
-        return [run_rows(card, rows, session.run, size) for size, rows in zip(sizes, given, strict=True)]
+        return [
+            run_rows(card, rows, session.run, size) for size, rows in zip(sizes, given, strict=True)
+        ]
 
 
 def _check_parity(card: ModelCard, expected: Arrays, found: Arrays) -> tuple[OutputError, ...]:

@@ -41,7 +41,9 @@ def onnx_from_torch(module: Any, card: ModelCard, target: Path) -> bool:
     Raises BadInputError if the module does not take the card's inputs, changes in forward, or has weights that exceed
     an ONNX file; StageError with the operator or the line that cannot be exported.
     """
-    require_one_file(card.name, sum(each.nbytes for each in (*module.parameters(), *module.buffers())))
+    require_one_file(
+        card.name, sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
+    )
     try:
         _export_program(module, card, target)
         return simplify_onnx(target)
@@ -74,7 +76,9 @@ def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
         with torch.inference_mode():
             return flatten_tensors(module(*make_example_inputs(card.inputs, "cpu")))
     except Exception as error:
-        shapes = ", ".join(f"{each.name} {each.dtype} {'x'.join(map(str, each.opt))}" for each in card.inputs)
+        shapes = ", ".join(
+            f"{each.name} {each.dtype} {'x'.join(map(str, each.opt))}" for each in card.inputs
+        )
         problem = f"{card.name} fails on the inputs in its description ({shapes})"
         raise BadInputError(f"{problem}: {describe_user_error(error)}") from error
 
@@ -82,11 +86,17 @@ def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
 def _export_program(module: Any, card: ModelCard, target: Path) -> None:
     shapes: Any = make_dynamic_shapes(card.inputs)
     parameters = inspect.signature(module.forward).parameters.values()
-    if any(each.kind is each.VAR_POSITIONAL for each in parameters):  # a starred parameter takes one nested tuple
+    if any(
+        each.kind is each.VAR_POSITIONAL for each in parameters
+    ):  # a starred parameter takes one nested tuple
         shapes = (shapes,)
     disabled = logging.root.manager.disable
     try:
-        with warnings.catch_warnings(), torch.no_grad(), redirect_stderr(io.StringIO()):  # it prints graphs of failures
+        with (
+            warnings.catch_warnings(),
+            torch.no_grad(),
+            redirect_stderr(io.StringIO()),
+        ):  # it prints graphs of failures
             warnings.simplefilter("ignore")
             logging.disable(logging.ERROR)  # torch raises what it would log
             program = torch.onnx.export(
@@ -107,15 +117,21 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
             way = "\npart of it is compiled with torch.jit; use the original Python module instead"
         elif type(inner).__name__ == "GuardOnDataDependentSymNode":
             way = "\ndata-dependent control flow is not supported; use torch.where or torch.cond"
-        raise StageError(f"{card.name} cannot be exported to ONNX: {describe_user_error(inner)}{way}") from error
+        raise StageError(
+            f"{card.name} cannot be exported to ONNX: {describe_user_error(inner)}{way}"
+        ) from error
     finally:
         logging.disable(disabled)
     if changed := set(program.exported_program.graph_signature.buffers_to_mutate.values()):
         buffer = min(changed).removeprefix("model.")
-        problem = f"{card.name} modifies its buffer '{buffer}' in forward, but engines are stateless"
+        problem = (
+            f"{card.name} modifies its buffer '{buffer}' in forward, but engines are stateless"
+        )
         raise BadInputError(f"{problem}\ndo this only in training mode (`if self.training:`)")
     if not card.outputs:
-        for value, name in zip(program.model.graph.outputs, _find_output_names(module, card), strict=False):
+        for value, name in zip(
+            program.model.graph.outputs, _find_output_names(module, card), strict=False
+        ):
             value.name = name
     _rename_clashes(program.model, {each.name for each in card.inputs})
     program.save(str(target), external_data=False)
@@ -144,8 +160,14 @@ def simplify_onnx(path: Path) -> bool:
     except Exception:  # noqa: BLE001 - whatever a simplifier trips over, the valid graph is used; the result records it
         try:
             _save_checked(given, path)
-        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
-            raise StageError(f"the exported graph is not valid ONNX: {first_line(error)}") from error
+        except (
+            onnx.checker.ValidationError,
+            onnx.shape_inference.InferenceError,
+            ValueError,
+        ) as error:
+            raise StageError(
+                f"the exported graph is not valid ONNX: {first_line(error)}"
+            ) from error
         return False
     return True
 
@@ -168,24 +190,37 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
     for each in card.inputs:
         if each.name not in taken:
             problem = f"{card.name} does not use input '{each.name}'"
-            raise BadInputError(f"{problem}; remove it from the description, or return a module without it")
+            raise BadInputError(
+                f"{problem}; remove it from the description, or return a module without it"
+            )
         sizes = [dim.dim_value for dim in taken[each.name].type.tensor_type.shape.dim]
         for axis, (size, low, high) in enumerate(zip(sizes, each.min, each.max, strict=False)):
             if size > 0 and not low == size == high:
                 other = f"--shape {each.name}=..., or other sizes in its description"
                 way = f"--batch {size}" if axis == each.batch else other
-                problem = f"{card.name} accepts only size {size} in dimension {axis} of '{each.name}'"
+                problem = (
+                    f"{card.name} accepts only size {size} in dimension {axis} of '{each.name}'"
+                )
                 raise BadInputError(f"{problem}, not {low} to {high}; use {way}")
     outputs = _read_outputs(graph.graph)
-    if (stated := [each.name for each in card.outputs]) and stated != (found := [each.name for each in outputs]):
+    if (stated := [each.name for each in card.outputs]) and stated != (
+        found := [each.name for each in outputs]
+    ):
         problem = f"{card.name}: its description lists outputs {', '.join(stated)}"
         raise BadInputError(f"{problem}, but it has {len(found)}: {', '.join(found)}")
-    if card.batch_range[2] > 1 and (wrong := next((each for each in outputs if not each.shape), None)):
+    if card.batch_range[2] > 1 and (
+        wrong := next((each for each in outputs if not each.shape), None)
+    ):
         problem = f"{card.name}: output '{wrong.name}' is a single value for a whole batch"
         raise BadInputError(f"{problem}: leave it out, or give --batch 1")
     outputs = _find_output_axes(outputs, card, graph, path)
     classes = outputs[0].classes
-    if card.labels and card.task is Task.CLASSIFICATION and classes is not None and classes != len(card.labels):
+    if (
+        card.labels
+        and card.task is Task.CLASSIFICATION
+        and classes is not None
+        and classes != len(card.labels)
+    ):
         problem = f"{card.name}: its description has {len(card.labels)} labels"
         raise BadInputError(f"{problem}, but its first output has {classes} classes")
     bounds = find_index_bounds(graph)
@@ -211,7 +246,9 @@ def _find_output_axes(
                 axis = None
             elif known := [place for place, name in enumerate(each.shape) if name in names]:
                 axis = known[0]
-            elif not names and isinstance(first, int) and first != size:  # a fixed batch, recognized by its size
+            elif (
+                not names and isinstance(first, int) and first != size
+            ):  # a fixed batch, recognized by its size
                 axis = 1 if len(each.shape) > 2 and each.shape[1] == size else None
         found.append(replace(each, batch=axis))
     if names and any(not names & set(each.shape) for each in outputs):
@@ -238,15 +275,21 @@ def _find_changing_axes(
     found = []
     for each in outputs:
         shapes = few.get(each.name, ()), many.get(each.name, ())
-        changed = [axis for axis, sizes in enumerate(zip(*shapes, strict=False)) if sizes[0] != sizes[1]]
+        changed = [
+            axis for axis, sizes in enumerate(zip(*shapes, strict=False)) if sizes[0] != sizes[1]
+        ]
         unclear = names & set(each.shape) or not all(shapes) or len(changed) > 1
         found.append(each if unclear else replace(each, batch=changed[0] if changed else None))
     return found
 
 
-def _run_for_shapes(path: Path, card: ModelCard, size: int, compared: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+def _run_for_shapes(
+    path: Path, card: ModelCard, size: int, compared: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
     inputs = {
-        each.name: make_synthetic_tensor(each.opt, each.dtype, 0, each.below, compared.get(each.name))
+        each.name: make_synthetic_tensor(
+            each.opt, each.dtype, 0, each.below, compared.get(each.name)
+        )
         for each in (one.with_batch(size, size, size) for one in card.inputs)
     }
     try:
@@ -257,7 +300,16 @@ def _run_for_shapes(path: Path, card: ModelCard, size: int, compared: Mapping[st
 
 
 def _read_outputs(graph: Any) -> tuple[TensorSpec, ...]:
-    names = {1: "float32", 10: "float16", 16: "bfloat16", 7: "int64", 6: "int32", 3: "int8", 2: "uint8", 9: "bool"}
+    names = {
+        1: "float32",
+        10: "float16",
+        16: "bfloat16",
+        7: "int64",
+        6: "int32",
+        3: "int8",
+        2: "uint8",
+        9: "bool",
+    }
     return tuple(
         TensorSpec(
             value.name,

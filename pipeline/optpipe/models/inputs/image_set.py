@@ -33,7 +33,9 @@ from optpipe.models.inputs.sample_set import (
     stratify_indices,
 )
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"})
+SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"}
+)
 IMAGES, MASKS, LABELS, COCO = "images", "masks", "labels", "annotations.json"
 ANNOTATIONS = (MASKS, LABELS, COCO)
 CHECKED_AT_ONCE = 64
@@ -58,7 +60,9 @@ def find_images(folder: Path) -> tuple[Path, ...]:
 
 def _split_numbers(path: Path) -> list[tuple[int, int, str]]:
     parts = re.split(r"(\d+)", str(path).lower())
-    return [(0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part) for part in parts]
+    return [
+        (0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part) for part in parts
+    ]
 
 
 def is_annotated(folder: Path) -> bool:
@@ -121,7 +125,10 @@ def image_set_from_path(
     kept, bad = _select_readable([paths[index] for index in order], wanted, source, step)
     others = () if annotated else _find_other_files(source, len(paths))
     by_path = dict(zip(paths, labels, strict=True))
-    files = tuple(SetFile(path.relative_to(source).as_posix(), hash_file(path), by_path[path]) for path in sorted(kept))
+    files = tuple(
+        SetFile(path.relative_to(source).as_posix(), hash_file(path), by_path[path])
+        for path in sorted(kept)
+    )
     names = tuple(sorted({label for label in labels if label is not None}))
     return ImageSet(source.resolve().name, source, seed, files, names), (*bad, *others)
 
@@ -137,7 +144,9 @@ def _find_other_files(source: Path, pictures: int) -> tuple[Unusable, ...]:
     )
     if len(others) > pictures:
         found = f"{len(others)} of {len(others) + pictures} files are not images"
-        raise BadInputError(f"{source}: {found}: {format_unreadable(others, 3)}\ngive a folder of images")
+        raise BadInputError(
+            f"{source}: {found}: {format_unreadable(others, 3)}\ngive a folder of images"
+        )
     return others
 
 
@@ -190,7 +199,11 @@ def read_image_size(path: Path, transform: Transform) -> tuple[int, int]:
     """(height, width) of an image as `transform` decodes it; reads only the file's head."""
     with Image.open(path) as opened:
         width, height = opened.size  # Pillow always rotates TIFF files upright
-        turned = transform.decode.exif and opened.format != "TIFF" and opened.getexif().get(0x0112) in _ROTATED
+        turned = (
+            transform.decode.exif
+            and opened.format != "TIFF"
+            and opened.getexif().get(0x0112) in _ROTATED
+        )
     return (width, height) if turned else (height, width)
 
 
@@ -215,7 +228,9 @@ def read_mask(path: Path) -> NDArray[np.uint8]:
         raise BadInputError(f"{path}: the mask cannot be read ({type(error).__name__})") from error
 
 
-def require_masks(samples: ImageSet, transform: Transform, classes: int | None) -> list[Path] | None:
+def require_masks(
+    samples: ImageSet, transform: Transform, classes: int | None
+) -> list[Path] | None:
     """The masks of all images; None without a folder of masks.
 
     Raises BadInputError for a mask that is missing, of another size than its image, or with an unknown class.
@@ -226,11 +241,15 @@ def require_masks(samples: ImageSet, transform: Transform, classes: int | None) 
     found = []
     for image, path in zip(samples.paths, paths, strict=True):
         if path is None or not path.is_file():
-            raise BadInputError(f"{samples.name}: {image.name} has no mask{f' ({path})' if path else ''}")
+            raise BadInputError(
+                f"{samples.name}: {image.name} has no mask{f' ({path})' if path else ''}"
+            )
         mask, size = read_mask(path), read_image_size(image, transform)
         if mask.shape != size:
             sides = [f"{width}×{height}" for height, width in (mask.shape, size)]
-            raise BadInputError(f"{path}: the mask is {sides[0]} pixels, but its image is {sides[1]}")
+            raise BadInputError(
+                f"{path}: the mask is {sides[0]} pixels, but its image is {sides[1]}"
+            )
         largest = int(mask[mask != IGNORED].max(initial=0))
         if classes is not None and largest >= classes:
             problem = f"{path}: class {largest}, but the model has {classes} classes"
@@ -258,7 +277,10 @@ def read_boxes(
         found = _read_coco(path, samples, sizes, labels, classes)
     elif (samples.root / LABELS).is_dir():
         names = (Path(each.path).relative_to(IMAGES).with_suffix(".txt") for each in samples.files)
-        found = [_read_yolo(samples.root / LABELS / name, size) for name, size in zip(names, sizes, strict=True)]
+        found = [
+            _read_yolo(samples.root / LABELS / name, size)
+            for name, size in zip(names, sizes, strict=True)
+        ]
     else:
         return None
     for each, boxes, (height, width) in zip(samples.files, found, sizes, strict=True):
@@ -266,23 +288,35 @@ def read_boxes(
             _require_valid(one, each.path, width, height, classes)
     if all(one[6] for boxes in found for one in boxes):
         others = " other than crowds" if any(found) else ""
-        raise NothingJudgedError(f"{samples.name}: none of the {len(found)} images has an annotated box{others}")
+        raise NothingJudgedError(
+            f"{samples.name}: none of the {len(found)} images has an annotated box{others}"
+        )
     return found
 
 
 def _require_valid(one: Box, image: str, width: int, height: int, classes: int | None) -> None:
     left, top, wide, high, label = one[:5]
-    inside = min(left, top) >= -OUTSIDE and left + wide <= width + OUTSIDE and top + high <= height + OUTSIDE
+    inside = (
+        min(left, top) >= -OUTSIDE
+        and left + wide <= width + OUTSIDE
+        and top + high <= height + OUTSIDE
+    )
     if not inside or min(wide, high) <= 0:  # NaN is not inside
         box = ", ".join(f"{value:g}" for value in one[:4])
-        raise BadInputError(f"{image}: box ({box}) is empty or outside the image of {width}×{height} pixels")
+        raise BadInputError(
+            f"{image}: box ({box}) is empty or outside the image of {width}×{height} pixels"
+        )
     if classes is not None and not 0 <= label < classes:
-        raise BadInputError(f"{image}: class {label}, but the model has {classes} classes (0 to {classes - 1})")
+        raise BadInputError(
+            f"{image}: class {label}, but the model has {classes} classes (0 to {classes - 1})"
+        )
 
 
 def is_coco(path: Path) -> bool:
     try:
-        return path.suffix == ".json" and {"images", "annotations", "categories"} <= set(json.loads(path.read_bytes()))
+        return path.suffix == ".json" and {"images", "annotations", "categories"} <= set(
+            json.loads(path.read_bytes())
+        )
     except (OSError, ValueError, TypeError):
         return False
 
@@ -290,9 +324,16 @@ def is_coco(path: Path) -> bool:
 def list_coco_images(path: Path) -> tuple[Path, list[str]]:
     """Folder and names of a COCO file's images: in its folder, in `images/` there, or in `../NAME/` for `instances_NAME.json`."""
     document, name = json.loads(path.read_bytes()), path.stem.rpartition("_")[2]
-    places = (path.parent / IMAGES, path.parent, path.parent.parent / name, path.parent.parent / IMAGES)
+    places = (
+        path.parent / IMAGES,
+        path.parent,
+        path.parent.parent / name,
+        path.parent.parent / IMAGES,
+    )
     names = sorted(str(each["file_name"]) for each in document["images"])
-    return next((place for place in places if names and (place / names[0]).is_file()), places[0]), names
+    return next(
+        (place for place in places if names and (place / names[0]).is_file()), places[0]
+    ), names
 
 
 def image_set_from_coco(path: Path, count: int | None, seed: int) -> ImageSet:
@@ -316,7 +357,11 @@ def _require_images(path: Path, root: Path, names: Sequence[str]) -> None:
 
 
 def _read_coco(
-    path: Path, samples: ImageSet, sizes: Sequence[tuple[int, int]], labels: Sequence[str], classes: int | None
+    path: Path,
+    samples: ImageSet,
+    sizes: Sequence[tuple[int, int]],
+    labels: Sequence[str],
+    classes: int | None,
 ) -> list[list[Box]]:
     with read_as_user_file(path, "COCO annotations"):
         document = json.loads(path.read_bytes())
@@ -325,10 +370,17 @@ def _read_coco(
         by_image = group_pairs((int(each["image_id"]), each) for each in document["annotations"])
         index = _index_classes(names, labels, classes, path)
         if samples.annotations is None:  # otherwise checked when the set was read
-            _require_images(path, samples.root / IMAGES, [str(each["file_name"]) for each in document["images"]])
+            _require_images(
+                path, samples.root / IMAGES, [str(each["file_name"]) for each in document["images"]]
+            )
         if missing := [each.path for each in samples.files if Path(each.path).name not in ids]:
-            raise BadInputError(f"{path}: {len(missing)} images of the set are not in it (such as {missing[0]})")
-        stated = {Path(each["file_name"]).name: (each.get("height"), each.get("width")) for each in document["images"]}
+            raise BadInputError(
+                f"{path}: {len(missing)} images of the set are not in it (such as {missing[0]})"
+            )
+        stated = {
+            Path(each["file_name"]).name: (each.get("height"), each.get("width"))
+            for each in document["images"]
+        }
         for file, size in zip(samples.files, sizes, strict=True):
             high, wide = said = stated[Path(file.path).name]
             if None not in said and said not in (size, size[::-1]):  # EXIF may rotate it
@@ -339,12 +391,16 @@ def _read_coco(
         return [[_box_from_coco(each, index) for each in boxes] for boxes in drawn]
 
 
-def _index_classes(names: Mapping[int, str], labels: Sequence[str], classes: int | None, path: Path) -> dict[int, int]:
+def _index_classes(
+    names: Mapping[int, str], labels: Sequence[str], classes: int | None, path: Path
+) -> dict[int, int]:
     """Class indices by category: by name if the model's labels are known, otherwise in the order of categories."""
     if labels:
         if unknown := [name for name in names.values() if name not in labels]:
             known = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
-            raise BadInputError(f"{path}: category '{unknown[0][:80]}' is not one of the model's classes ({known})")
+            raise BadInputError(
+                f"{path}: category '{unknown[0][:80]}' is not one of the model's classes ({known})"
+            )
         return {category: labels.index(name) for category, name in names.items()}
     if classes is not None and len(names) > classes:
         raise BadInputError(f"{path}: {len(names)} categories, but the model has {classes} classes")
@@ -354,7 +410,15 @@ def _index_classes(names: Mapping[int, str], labels: Sequence[str], classes: int
 def _box_from_coco(each: Mapping[str, Any], index: Mapping[int, int]) -> Box:
     left, top, wide, high = map(float, each["bbox"])
     area = float(each.get("area", wide * high))
-    return left, top, wide, high, index[int(each["category_id"])], area, bool(each.get("iscrowd", 0))
+    return (
+        left,
+        top,
+        wide,
+        high,
+        index[int(each["category_id"])],
+        area,
+        bool(each.get("iscrowd", 0)),
+    )
 
 
 def _read_yolo(path: Path, size: tuple[int, int]) -> list[Box]:
@@ -363,7 +427,9 @@ def _read_yolo(path: Path, size: tuple[int, int]) -> list[Box]:
         return []
     boxes: list[Box] = []
     height, width = size
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    for number, line in enumerate(
+        path.read_text(encoding="utf-8", errors="replace").splitlines(), 1
+    ):
         parts = line.split()
         if not parts:
             continue
@@ -372,7 +438,9 @@ def _read_yolo(path: Path, size: tuple[int, int]) -> list[Box]:
         except ValueError:
             label = x = y = wide = high = math.nan  # type: ignore[assignment]
         if len(parts) != 5 or not math.isfinite(x + y + wide + high):
-            raise BadInputError(f"{path}, line {number}: expected `class x y width height`, got {line[:60]!r}")
+            raise BadInputError(
+                f"{path}, line {number}: expected `class x y width height`, got {line[:60]!r}"
+            )
         box = ((x - wide / 2) * width, (y - high / 2) * height, wide * width, high * height)
         boxes.append((*box, label, box[2] * box[3], False))
     return boxes

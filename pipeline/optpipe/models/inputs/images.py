@@ -74,12 +74,16 @@ def _resize(step: Resize, value: NDArray[np.generic]) -> NDArray[np.generic]:
         return value
     if step.kernel == "pillow":
         picture = Image.fromarray(value[:, :, 0] if value.shape[2] == 1 else value)
-        scaled = np.asarray(picture.resize((width, height), Image.Resampling[step.interpolation.upper()]))
+        scaled = np.asarray(
+            picture.resize((width, height), Image.Resampling[step.interpolation.upper()])
+        )
         return scaled.reshape(height, width, value.shape[2])
     return _resize_by_torch(step, value, height, width)
 
 
-def _resize_by_torch(step: Resize, value: NDArray[np.generic], height: int, width: int) -> NDArray[np.generic]:
+def _resize_by_torch(
+    step: Resize, value: NDArray[np.generic], height: int, width: int
+) -> NDArray[np.generic]:
     import torch
     from torchvision.transforms.v2 import InterpolationMode, functional
 
@@ -98,13 +102,27 @@ def _center_crop(step: CenterCrop, value: NDArray[np.generic]) -> NDArray[np.gen
     top = compute_crop_start(height, step.height, step.rounding)
     left = compute_crop_start(width, step.width, step.rounding)
     result = np.full((step.height, step.width, value.shape[2]), step.fill, value.dtype)
-    inside = value[max(top, 0) : max(top, 0) + step.height, max(left, 0) : max(left, 0) + step.width]
-    result[max(-top, 0) : max(-top, 0) + inside.shape[0], max(-left, 0) : max(-left, 0) + inside.shape[1]] = inside
+    inside = value[
+        max(top, 0) : max(top, 0) + step.height, max(left, 0) : max(left, 0) + step.width
+    ]
+    result[
+        max(-top, 0) : max(-top, 0) + inside.shape[0],
+        max(-left, 0) : max(-left, 0) + inside.shape[1],
+    ] = inside
     return result
 
 
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # an error above twice that size
-_REASONS = (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError, EOFError)
+warnings.filterwarnings(
+    "ignore", category=Image.DecompressionBombWarning
+)  # an error above twice that size
+_REASONS = (
+    UnidentifiedImageError,
+    Image.DecompressionBombError,
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+)
 """Pillow's errors for a file that is damaged, empty, too large, or not an image."""
 
 

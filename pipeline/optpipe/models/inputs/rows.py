@@ -39,10 +39,14 @@ def lay_out(rows: NDArray[Any], axis: int | None) -> NDArray[Any]:
 def to_rows(value: NDArray[Any], axis: int | None, count: int = 1) -> NDArray[Any]:
     """Inverse of `lay_out`; without a batch axis, the value is repeated `count` times."""
     value = np.asarray(value)
-    return np.repeat(value[np.newaxis], count, axis=0) if axis is None else np.moveaxis(value, axis, 0)
+    return (
+        np.repeat(value[np.newaxis], count, axis=0) if axis is None else np.moveaxis(value, axis, 0)
+    )
 
 
-def rows_from_outputs(specs: Sequence[TensorSpec], outputs: Arrays, count: int) -> dict[str, NDArray[Any]]:
+def rows_from_outputs(
+    specs: Sequence[TensorSpec], outputs: Arrays, count: int
+) -> dict[str, NDArray[Any]]:
     """The outputs for `count` samples as rows. Raises BadInputError for an output without its batch axis."""
     found = {}
     for each in specs:
@@ -64,7 +68,11 @@ def list_runs(inputs: Sequence[InputSpec], rows: Arrays) -> list[slice]:
     """Consecutive samples that can share a batch: they have the same values of inputs without a batch axis."""
     count = count_rows(rows)
     shared = [rows[each.name].reshape(count, -1) for each in inputs if each.batch is None]
-    edges = [0, *(at for at in range(1, count) if any((one[at] != one[at - 1]).any() for one in shared)), count]
+    edges = [
+        0,
+        *(at for at in range(1, count) if any((one[at] != one[at - 1]).any() for one in shared)),
+        count,
+    ]
     return [slice(*pair) for pair in pairwise(edges)]
 
 
@@ -74,7 +82,11 @@ def list_batches(card: ModelCard, rows: Arrays, size: int | None = None) -> list
     for run in list_runs(card.inputs, rows):
         step = min(size or largest, largest, run.stop - run.start)
         starts = range(run.start, run.stop, step)
-        found += [slice(start, end) for start in starts if (end := min(start + step, run.stop)) - start >= smallest]
+        found += [
+            slice(start, end)
+            for start in starts
+            if (end := min(start + step, run.stop)) - start >= smallest
+        ]
     return found
 
 
@@ -87,7 +99,10 @@ def split_batches(
     an input without a batch axis are in different batches.
     """
     for part in list_batches(card, rows, size):
-        yield batch_from_rows(card, {name: value[part] for name, value in rows.items()}), part.stop - part.start
+        yield (
+            batch_from_rows(card, {name: value[part] for name, value in rows.items()}),
+            part.stop - part.start,
+        )
 
 
 def join_batches(name: str, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -106,8 +121,14 @@ def run_rows(
     card: ModelCard, rows: Arrays, run: Callable[[Arrays], Arrays], size: int | None = None
 ) -> dict[str, NDArray[Any]]:
     """Runs `run`, from a batch of inputs to outputs by name, on all of `rows` in the batches of `split_batches`; returns rows."""
-    runs = [rows_from_outputs(card.outputs, run(batch), count) for batch, count in split_batches(card, rows, size)]
-    return {each.name: join_batches(each.name, [one[each.name] for one in runs]) for each in card.outputs}
+    runs = [
+        rows_from_outputs(card.outputs, run(batch), count)
+        for batch, count in split_batches(card, rows, size)
+    ]
+    return {
+        each.name: join_batches(each.name, [one[each.name] for one in runs])
+        for each in card.outputs
+    }
 
 
 TOKENS_OF_A_POOL = 4096
@@ -152,7 +173,9 @@ def fill_sequences(card: ModelCard, rows: Arrays, length: int, most: int) -> dic
 
 def _find_axes(card: ModelCard) -> dict[str, int]:
     batches = {each.name: each.batch or 0 for each in card.inputs}
-    return {name: axis if axis > batches[name] else axis + 1 for name, axis in card.length_axes.items()}
+    return {
+        name: axis if axis > batches[name] else axis + 1 for name, axis in card.length_axes.items()
+    }
 
 
 SUFFIX = ".npz"
@@ -174,17 +197,25 @@ class TensorSet(SampleSet):
         places = (map(int, each.path.split(":")) for each in self.files)
         for part, rows in group_pairs((part, row) for part, row in places).items():
             for start in range(0, len(rows), size):
-                yield {name: value[rows[start : start + size]] for name, value in self.parts[part].items()}
+                yield {
+                    name: value[rows[start : start + size]]
+                    for name, value in self.parts[part].items()
+                }
 
     def keep_usual_shapes(self) -> "TensorSet":
         shapes = [tuple(rows[name].shape[1:] for name in sorted(rows)) for rows in self.parts]
-        groups = group_pairs((shapes[int(each.path.partition(":")[0])], each) for each in self.files)
+        groups = group_pairs(
+            (shapes[int(each.path.partition(":")[0])], each) for each in self.files
+        )
         most = max(groups.values(), key=len)
         return replace(self, files=tuple(most))
 
 
 def holds_tensors(source: Path) -> bool:
-    return any(each.suffix.lower() == SUFFIX for each in (source.iterdir() if source.is_dir() else (source,)))
+    return any(
+        each.suffix.lower() == SUFFIX
+        for each in (source.iterdir() if source.is_dir() else (source,))
+    )
 
 
 def read_shapes(source: Path) -> dict[str, tuple[int, ...]]:
@@ -201,7 +232,9 @@ def _require_room(source: Path) -> None:
     with zipfile.ZipFile(source) as packed:
         size = sum(each.file_size for each in packed.infolist())
         if size > get_memory_bytes() // 2:
-            raise BadInputError(f"{source} unpacks to {format_bytes(size)}, more than half of this machine's memory")
+            raise BadInputError(
+                f"{source} unpacks to {format_bytes(size)}, more than half of this machine's memory"
+            )
         for each in packed.infolist():
             with packed.open(each) as file:
                 _require_whole(f"{source}, {each.filename}", file, each.file_size)
@@ -210,13 +243,19 @@ def _require_room(source: Path) -> None:
 def _require_whole(where: str, file: IO[bytes], size: int) -> None:
     """Raises BadInputError for a .npy of `size` bytes whose header declares more, since NumPy allocates what it declares."""
     header = np.lib.format
-    read = {(1, 0): header.read_array_header_1_0, (2, 0): header.read_array_header_2_0}.get(header.read_magic(file))
+    read = {(1, 0): header.read_array_header_1_0, (2, 0): header.read_array_header_2_0}.get(
+        header.read_magic(file)
+    )
     shape, _, dtype = read(file) if read else ((), False, np.dtype("uint8"))
     if (declared := prod(shape) * dtype.itemsize) > size:
-        raise BadInputError(f"{where} declares {format_bytes(declared)}, but holds {format_bytes(size)}")
+        raise BadInputError(
+            f"{where} declares {format_bytes(declared)}, but holds {format_bytes(size)}"
+        )
 
 
-def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None = None, seed: int = 0) -> TensorSet:
+def read_tensor_set(
+    source: Path, inputs: Sequence[InputSpec], count: int | None = None, seed: int = 0
+) -> TensorSet:
     """The set in `source`, or a sample of `count`.
 
     Raises BadInputError for an unreadable file, and for a name, type or shape that the model does not take.
@@ -228,10 +267,15 @@ def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None
             marked = None if labels_are_input else found.pop(LABELS, None)
             rows = check_rows(where, found, inputs)
             labels += _read_labels(where, marked, count_rows(rows))
-            parts += [{name: value[run] for name, value in rows.items()} for run in list_runs(inputs, rows)]
+            parts += [
+                {name: value[run] for name, value in rows.items()}
+                for run in list_runs(inputs, rows)
+            ]
     if not any(map(count_rows, parts)):
         raise BadInputError(f"{source} holds no samples; give {FORMS}")
-    whole = replace(tensor_set_from_parts(source.resolve().name, parts, labels), root=source, seed=seed)
+    whole = replace(
+        tensor_set_from_parts(source.resolve().name, parts, labels), root=source, seed=seed
+    )
     files = whole.files
     if count is None or count >= len(files):
         return whole
@@ -239,10 +283,16 @@ def read_tensor_set(source: Path, inputs: Sequence[InputSpec], count: int | None
     return replace(whole, files=tuple(files[index] for index in chosen))
 
 
-def tensor_set_from_parts(name: str, parts: Sequence[Arrays], labels: Sequence[str | None] = ()) -> TensorSet:
+def tensor_set_from_parts(
+    name: str, parts: Sequence[Arrays], labels: Sequence[str | None] = ()
+) -> TensorSet:
     remaining = chain(labels, repeat(None))
     files = tuple(
-        SetFile(f"{index}:{row}", hash_arrays({key: value[row] for key, value in rows.items()}), next(remaining))
+        SetFile(
+            f"{index}:{row}",
+            hash_arrays({key: value[row] for key, value in rows.items()}),
+            next(remaining),
+        )
         for index, rows in enumerate(parts)
         for row in range(count_rows(rows))
     )
@@ -261,19 +311,30 @@ def _read_labels(where: str, marked: NDArray[Any] | None, count: int) -> list[st
 
 def _iterate_feeds(source: Path) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
     """Yields the file of each group of arrays, and the arrays by name."""
-    files = sorted(each for each in source.iterdir() if each.suffix.lower() == SUFFIX) if source.is_dir() else [source]
+    files = (
+        sorted(each for each in source.iterdir() if each.suffix.lower() == SUFFIX)
+        if source.is_dir()
+        else [source]
+    )
     for file in files:
         _require_room(file)
         with np.load(file, allow_pickle=False) as stored:
             yield str(file), {name: stored[name] for name in stored.files}
 
 
-def check_rows(where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[InputSpec]) -> dict[str, NDArray[Any]]:
+def check_rows(
+    where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[InputSpec]
+) -> dict[str, NDArray[Any]]:
     """Checks each array against its input; returns rows."""
     names = [each.name for each in inputs]
-    for wrong, what in ((set(names) - set(found), "lacks input"), (set(found) - set(names), "has the unknown array")):
+    for wrong, what in (
+        (set(names) - set(found), "lacks input"),
+        (set(found) - set(names), "has the unknown array"),
+    ):
         if wrong:
-            raise BadInputError(f"{where} {what} '{min(wrong)}'; the model takes {', '.join(names)}")
+            raise BadInputError(
+                f"{where} {what} '{min(wrong)}'; the model takes {', '.join(names)}"
+            )
     counts, single = {}, set()
     for each in inputs:
         value = _require_fit(where, found[each.name], each)
@@ -286,22 +347,30 @@ def check_rows(where: str, found: Mapping[str, NDArray[Any]], inputs: Sequence[I
         raise BadInputError(f"{where}: its inputs have different numbers of samples: {shown}")
     count = next(iter(counts.values()), 1)
     axes = {each.name: None if each.name in single else each.batch or 0 for each in inputs}
-    return {name: np.ascontiguousarray(to_rows(found[name], axis, count)) for name, axis in axes.items()}
+    return {
+        name: np.ascontiguousarray(to_rows(found[name], axis, count)) for name, axis in axes.items()
+    }
 
 
 def _require_fit(where: str, value: NDArray[Any], spec: InputSpec) -> NDArray[Any]:
     """Checks an array. One without a batch axis may be one value for all samples, or have a leading axis of samples."""
     if str(value.dtype) != spec.dtype:
         way = f"; save it as .astype('{spec.dtype}')" if value.dtype.kind in "iufb" else ""
-        raise BadInputError(f"{where}: input '{spec.name}' is {value.dtype}, and the model takes {spec.dtype}{way}")
-    shape = value.shape[1:] if spec.batch is None and value.ndim == len(spec.min) + 1 else value.shape
+        raise BadInputError(
+            f"{where}: input '{spec.name}' is {value.dtype}, and the model takes {spec.dtype}{way}"
+        )
+    shape = (
+        value.shape[1:] if spec.batch is None and value.ndim == len(spec.min) + 1 else value.shape
+    )
     fits = len(shape) == len(spec.min) and all(
         axis == spec.batch or low <= size <= high
         for axis, (size, low, high) in enumerate(zip(shape, spec.min, spec.max, strict=True))
     )
     if not fits or value.size == 0:
         more = ", or that after an axis of samples" if spec.batch is None else ""
-        problem = f"{where}: input '{spec.name}' is {'x'.join(map(str, value.shape)) or 'a single value'}"
+        problem = (
+            f"{where}: input '{spec.name}' is {'x'.join(map(str, value.shape)) or 'a single value'}"
+        )
         raise BadInputError(f"{problem}, and the model takes {spec.format_profile()}{more}")
     if spec.below is not None and (value.max() >= spec.below or value.min() < -spec.below):
         wrong = value.max() if value.max() >= spec.below else value.min()

@@ -68,8 +68,13 @@ class SampleSet:
             "truncate": self.truncate or None,
             "sha256": self.sha256,
         }
-        files = [{"path": each.path, "label": each.label, "sha256": each.sha256} for each in self.files]
-        return {**{key: value for key, value in head.items() if value not in (None, [])}, "files": files}
+        files = [
+            {"path": each.path, "label": each.label, "sha256": each.sha256} for each in self.files
+        ]
+        return {
+            **{key: value for key, value in head.items() if value not in (None, [])},
+            "files": files,
+        }
 
     @classmethod
     def from_manifest(cls, path: Path) -> Self:
@@ -80,15 +85,24 @@ class SampleSet:
                 name=str(value["name"]),
                 root=path.parent / value["root"],
                 seed=int(value["seed"]),
-                files=tuple(SetFile(each["path"], each["sha256"], each.get("label")) for each in value["files"]),
+                files=tuple(
+                    SetFile(each["path"], each["sha256"], each.get("label"))
+                    for each in value["files"]
+                ),
                 labels=tuple(value.get("labels", ())),
                 truncate=value.get("truncate") is True,
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             what = cls.format.partition(".")[2].partition("/")[0]
-            others = "a folder of images, a COCO file, or a manifest" if cls.kind == "images" else "a manifest"
+            others = (
+                "a folder of images, a COCO file, or a manifest"
+                if cls.kind == "images"
+                else "a manifest"
+            )
             problem = f"{path} is not a readable {what} manifest ({type(error).__name__})"
-            raise BadInputError(f"{problem}\ngive {others} (as in calibration/README.md)") from error
+            raise BadInputError(
+                f"{problem}\ngive {others} (as in calibration/README.md)"
+            ) from error
         if value.get("format") != cls.format or value.get("sha256") != found.sha256:
             problem = f"{path}: its list of files was changed, or its format is not {cls.format}"
             raise BadInputError(f"{problem}; draw it again")
@@ -104,12 +118,21 @@ def draw_subset(whole: AnySet, count: int, seed: int = 0) -> AnySet:
         return whole
     pairs = [whole.pairs.get(each.path) for each in whole.files]
     chosen = draw_indices([each.label for each in whole.files], pairs, count, seed)
-    return replace(whole, name=f"{whole.name}/{count}", seed=seed, files=tuple(whole.files[index] for index in chosen))
+    return replace(
+        whole,
+        name=f"{whole.name}/{count}",
+        seed=seed,
+        files=tuple(whole.files[index] for index in chosen),
+    )
 
 
-def draw_indices(labels: Sequence[str | None], pairs: Sequence[str | None], count: int, seed: int) -> list[int]:
+def draw_indices(
+    labels: Sequence[str | None], pairs: Sequence[str | None], count: int, seed: int
+) -> list[int]:
     """A stratified sample of `count` sorted indices, or one more, since pairs are drawn together."""
-    members = list(group_pairs((at if pair is None else pair, at) for at, pair in enumerate(pairs)).values())
+    members = list(
+        group_pairs((at if pair is None else pair, at) for at, pair in enumerate(pairs)).values()
+    )
     few = min(count, len(members) - 1) if count < len(labels) else len(members)
     chosen: list[int] = []
     for place in stratify_indices([labels[group[0]] for group in members], few, seed):
@@ -127,7 +150,11 @@ def stratify_indices(labels: Sequence[str | None], count: int, seed: int) -> lis
         shuffled = rng.permutation(members)
         ranks, ties = (np.arange(len(shuffled)) + 0.5) / len(shuffled), rng.random(len(shuffled))
         ranked += zip(ranks.tolist(), ties.tolist(), shuffled.tolist(), strict=True)
-    return [index for _, _, index in sorted(ranked)] if count < len(labels) else list(range(len(labels)))
+    return (
+        [index for _, _, index in sorted(ranked)]
+        if count < len(labels)
+        else list(range(len(labels)))
+    )
 
 
 def refuse_overlap(calibration: SampleSet, validation: SampleSet) -> None:
@@ -136,5 +163,7 @@ def refuse_overlap(calibration: SampleSet, validation: SampleSet) -> None:
     shared = [each.path for each in calibration.files if each.sha256 in judged]
     if shared:
         repeated = f"{len(shared)} of {len(calibration.files)} calibration {calibration.kind}"
-        problem = f"{repeated} are also in the validation set {validation.name} (such as {shared[0]})"
+        problem = (
+            f"{repeated} are also in the validation set {validation.name} (such as {shared[0]})"
+        )
         raise BadInputError(f"{problem}\nuse a calibration set without them")

@@ -20,7 +20,12 @@ from optpipe.core.transform import CenterCrop, Transform
 from optpipe.models.inputs.image_set import ImageSet, find_images
 from optpipe.models.inputs.rows import TensorSet, count_rows, holds_tensors, list_runs
 from optpipe.models.inputs.sample_set import SampleSet, SetFile, draw_subset
-from optpipe.models.inputs.task_data import drop_unknown_labels, find_label_indices, iterate_rows, load_sample_set
+from optpipe.models.inputs.task_data import (
+    drop_unknown_labels,
+    find_label_indices,
+    iterate_rows,
+    load_sample_set,
+)
 from optpipe.models.inputs.text_set import SENTENCES, TextSet
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
@@ -67,9 +72,15 @@ def choose_samples(
     Checks names, types and shapes. Only texts need the exported `model`, for its tokenizer.
     """
     listener = listener or SilentListener()
-    tokenizes = card.tokenization is not None and model is not None and get_package_version("tokenizers") is not None
+    tokenizes = (
+        card.tokenization is not None
+        and model is not None
+        and get_package_version("tokenizers") is not None
+    )
     readable = card.transform is not None or tokenizes
-    bits = (int(each.dtype.strip(ascii_lowercase) or 8) * math.prod(each.sample) for each in card.inputs)
+    bits = (
+        int(each.dtype.strip(ascii_lowercase) or 8) * math.prod(each.sample) for each in card.inputs
+    )
     room = SAMPLE_BYTES // (sum(bits) // 8)  # `bool` states no bits and has 8
 
     def load(source: Path, count: int | None, *, cut: bool) -> SampleSet:
@@ -77,11 +88,19 @@ def choose_samples(
 
     if given is not None:
         found = load(given, GIVEN_COUNT, cut=truncate)
-        return _samples_from_set(found, max(SAMPLE_COUNT, min(GIVEN_COUNT, room)), card, listener, found.name)
+        return _samples_from_set(
+            found, max(SAMPLE_COUNT, min(GIVEN_COUNT, room)), card, listener, found.name
+        )
     if "validation" in card.data and readable:
         found = load(Path(card.data["validation"]), None, cut=True)
-        most = max(SAMPLE_COUNT, room * LABELED_BYTES // SAMPLE_BYTES) if card.transform else GIVEN_COUNT
-        return _samples_from_set(found, most, card, listener, f"{found.name}, the card's validation set")
+        most = (
+            max(SAMPLE_COUNT, room * LABELED_BYTES // SAMPLE_BYTES)
+            if card.transform
+            else GIVEN_COUNT
+        )
+        return _samples_from_set(
+            found, most, card, listener, f"{found.name}, the card's validation set"
+        )
     own = card.data.get("calibration")
     source = calibration or (Path(own) if own else None)
     if source is not None and (readable or holds_tensors(source)):
@@ -89,7 +108,9 @@ def choose_samples(
         return _hold_out(found, most, card, listener)
     if card.transform is not None:
         folder = find_shipped_folder("calibration") / "samples"
-        files = tuple(SetFile(path.name, hash_file(path)) for path in find_images(folder)[:SAMPLE_COUNT])
+        files = tuple(
+            SetFile(path.name, hash_file(path)) for path in find_images(folder)[:SAMPLE_COUNT]
+        )
         shipped: SampleSet = ImageSet("photographs", folder, 0, files)
         return Samples("images", "photographs that optpipe ships", shipped, shipped.sha256)
     if tokenizes:
@@ -101,7 +122,9 @@ def choose_samples(
     return Samples("synthetic", NOISE, None, hash_value(seed))
 
 
-def _samples_from_set(found: SampleSet, most: int, card: ModelCard, listener: Listener, data: str) -> Samples:
+def _samples_from_set(
+    found: SampleSet, most: int, card: ModelCard, listener: Listener, data: str
+) -> Samples:
     """At most `most` samples of `found`; only tensors with the most frequent shapes, which share a batch."""
     if isinstance(found, TensorSet):
         found = found.keep_usual_shapes()
@@ -115,12 +138,16 @@ def _hold_out(found: SampleSet, most: int, card: ModelCard, listener: Listener) 
     count = min(most, len({each.sha256 for each in found.files}) // HELD_OUT_PART)
     if count < FEWEST_HELD_OUT:
         return _samples_from_set(found, most, card, listener, f"{found.name}, {CALIBRATED_ON}")
-    chosen = _samples_from_set(found, count, card, listener, f"{found.name}, held out from calibration")
+    chosen = _samples_from_set(
+        found, count, card, listener, f"{found.name}, held out from calibration"
+    )
     assert chosen.drawn is not None
     return replace(chosen, held_out=tuple(sorted({each.sha256 for each in chosen.drawn.files})))
 
 
-def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | None = None) -> dict[str, NDArray[Any]]:
+def load_sample_inputs(
+    card: ModelCard, samples: Samples, model: Entry[Any] | None = None
+) -> dict[str, NDArray[Any]]:
     """A row per sample, or SAMPLE_COUNT rows of noise; repeated until they fill the smallest batch."""
     least = card.batch_range[0]
     if samples.drawn is None:
@@ -129,7 +156,9 @@ def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | No
         for seed, each in enumerate(card.inputs):
             shared = each.batch is None and card.batched
             shape = (1 if shared else count, *each.sample)
-            values = make_synthetic_tensor(shape, each.dtype, seed, each.below, compared.get(each.name))
+            values = make_synthetic_tensor(
+                shape, each.dtype, seed, each.below, compared.get(each.name)
+            )
             made[each.name] = values.repeat(count, axis=0) if shared else values
         return made
     if card.transform is not None:
@@ -138,7 +167,9 @@ def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | No
             before = (transform.decode, *transform.geometry)
             height, width = card.inputs[0].opt[2:4]
             crop = CenterCrop(height, width)
-            card = replace(card, transform=Transform((*before, crop, *transform.steps[len(before) :])))
+            card = replace(
+                card, transform=Transform((*before, crop, *transform.steps[len(before) :]))
+            )
     parts = list(iterate_rows(model, card, samples.drawn, len(samples.drawn.files)))
     rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     if least > 1:  # samples with different unbatched inputs cannot share a batch
@@ -151,7 +182,11 @@ def load_sample_inputs(card: ModelCard, samples: Samples, model: Entry[Any] | No
 def read_sample_labels(card: ModelCard, samples: Samples) -> NDArray[np.int64] | None:
     """Classes of a classifier's samples; None without labels."""
     classes = card.outputs[0].classes if card.outputs else None
-    if samples.drawn is None or classes is None or card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION):
+    if (
+        samples.drawn is None
+        or classes is None
+        or card.task not in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION)
+    ):
         return None
     return find_label_indices(samples.drawn, card, classes)
 
@@ -222,13 +257,19 @@ def make_synthetic_tensor(
         limit = min(below or SMALLEST_VOCABULARY, SMALLEST_VOCABULARY, values_of_kind)
         return random.integers(0, limit, tuple(shape)).astype(kind)
     if len(shape) == 4 and shape[1] in (1, 3):
-        rows = [make_photograph_noise(random, shape[2], shape[3], shape[1]) for _ in range(shape[0])]
-        values = np.stack([np.moveaxis(row, -1, 0) for row in rows]) if rows else np.zeros(tuple(shape))
+        rows = [
+            make_photograph_noise(random, shape[2], shape[3], shape[1]) for _ in range(shape[0])
+        ]
+        values = (
+            np.stack([np.moveaxis(row, -1, 0) for row in rows]) if rows else np.zeros(tuple(shape))
+        )
         return values.astype(kind)
     return random.standard_normal(tuple(shape)).astype(kind)
 
 
-def make_photograph_noise(random: np.random.Generator, height: int, width: int, channels: int) -> NDArray[np.float64]:
+def make_photograph_noise(
+    random: np.random.Generator, height: int, width: int, channels: int
+) -> NDArray[np.float64]:
     """Noise with amplitude 1/f, as natural scenes have (Field 1987); channels share most of their luminance."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :])
     frequency[0, 0] = 1.0

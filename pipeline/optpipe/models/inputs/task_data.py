@@ -68,13 +68,17 @@ def load_sample_set(
     read = read_texts if card.tokenization else read_images
     found, unusable = read(source, count, seed, listener)
     if count is not None and len(found.files) < count:
-        listener.warn(f"--count {count}: {source} has only {len(found.files)} usable samples; using all of them")
+        listener.warn(
+            f"--count {count}: {source} has only {len(found.files)} usable samples; using all of them"
+        )
     if isinstance(found, TextSet):
         assert model is not None
         longest, tokenizer = compute_max_tokens(card), model.file(TOKENIZER)
         found = fit_texts(found, tokenizer.read_text(encoding="utf-8"), card, truncate=truncate)
         if found.truncated:
-            listener.warn(f"{found.truncated} of {len(found.files)} texts are truncated to {longest} tokens")
+            listener.warn(
+                f"{found.truncated} of {len(found.files)} texts are truncated to {longest} tokens"
+            )
         if card.task is Task.TOKEN_CLASSIFICATION:
             encoded = tokenize(list(found.texts.values()), tokenizer, longest)
             firsts = map(find_first_tokens, found.texts.values(), encoded)
@@ -92,7 +96,9 @@ def read_images(
     return found, unusable
 
 
-def read_texts(source: Path, count: int | None, seed: int, listener: Listener) -> tuple[TextSet, tuple[Unusable, ...]]:
+def read_texts(
+    source: Path, count: int | None, seed: int, listener: Listener
+) -> tuple[TextSet, tuple[Unusable, ...]]:
     """The result of `text_set_from_path`; warns of unusable lines."""
     with listener.step(f"read {source}", total=count):
         found, unusable = text_set_from_path(source, count, seed)
@@ -120,13 +126,21 @@ def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool
         return replace(found, truncate=True, truncated=len(long))
     line, tokens = max(long.items(), key=lambda each: each[1])
     assert card.tokenization is not None
-    wider = f", or build with {card.format_wider_shapes([tokens])}" if tokens <= card.tokenization.max_length else ""
-    problem = f"{found.root}, line {line}: {tokens} tokens exceed the maximum input length of {longest}"
+    wider = (
+        f", or build with {card.format_wider_shapes([tokens])}"
+        if tokens <= card.tokenization.max_length
+        else ""
+    )
+    problem = (
+        f"{found.root}, line {line}: {tokens} tokens exceed the maximum input length of {longest}"
+    )
     others = f"{len(long)} of {len(texts)} texts are too long"
     raise BadInputError(f"{problem} ({others})\nuse --truncate to cut them{wider}")
 
 
-def resolve_texts(source: Path, card: ModelCard, tokenizer: str | None, folder: Path, *, truncate: bool) -> Path:
+def resolve_texts(
+    source: Path, card: ModelCard, tokenizer: str | None, folder: Path, *, truncate: bool
+) -> Path:
     """Checks `source` with `fit_texts` before the export; returns it, or a manifest in `folder` if texts are cut.
 
     A model without a tokenizer needs no check.
@@ -154,7 +168,9 @@ def require_task_data(card: ModelCard) -> None:
             message = f"{card.name} has no preprocessing, so images cannot be turned into its inputs: {way}"
         raise BadInputError(message)
     if get_package_version("tokenizers") is None:
-        raise MissingError(f"{card.name} requires the tokenizers package; install it with `uv sync --extra hf`")
+        raise MissingError(
+            f"{card.name} requires the tokenizers package; install it with `uv sync --extra hf`"
+        )
 
 
 def fit_batch_size(card: ModelCard, wanted: int) -> int:
@@ -186,10 +202,14 @@ def iterate_rows(
     if isinstance(samples, TextSet):
         assert model is not None
         texts = [samples.texts[each.path] for each in samples.files]
-        rows = [each.ids for each in tokenize(texts, model.file(TOKENIZER), compute_max_tokens(card))]
+        rows = [
+            each.ids for each in tokenize(texts, model.file(TOKENIZER), compute_max_tokens(card))
+        ]
         if by_length:
             rows.sort(key=len)
-        yield from (pad_tokens(card, rows[start : start + size]) for start in range(0, len(rows), size))
+        yield from (
+            pad_tokens(card, rows[start : start + size]) for start in range(0, len(rows), size)
+        )
         return
     assert isinstance(samples, ImageSet)
     assert card.transform is not None
@@ -197,7 +217,9 @@ def iterate_rows(
         yield {card.inputs[0].name: pixels}
 
 
-def find_label_indices(samples: SampleSet, card: ModelCard, classes: int) -> NDArray[np.int64] | None:
+def find_label_indices(
+    samples: SampleSet, card: ModelCard, classes: int
+) -> NDArray[np.int64] | None:
     """Class indices of the samples; None without labels.
 
     A label is one of the card's names, or an index; otherwise the set's sorted folders are the classes if their number
@@ -231,7 +253,9 @@ def drop_unknown_labels(samples: AnySet, card: ModelCard, listener: Listener) ->
             find_label_indices(samples, card, classes)
     except BadInputError as error:
         listener.warn(f"{str(error).partition(':')[0]}; ignoring folders and labels")
-        return replace(samples, files=tuple(replace(each, label=None) for each in samples.files), labels=())
+        return replace(
+            samples, files=tuple(replace(each, label=None) for each in samples.files), labels=()
+        )
     return samples
 
 
@@ -254,7 +278,11 @@ def hash_data(source: Path) -> str:
                 found = [root]  # texts
                 if root.is_dir():  # masks and boxes are next to the images
                     found = [root / each["path"] for each in value["files"]]
-                    found += (path for path in walk_files(root) if {*path.relative_to(root).parts} & {*ANNOTATIONS})
+                    found += (
+                        path
+                        for path in walk_files(root)
+                        if {*path.relative_to(root).parts} & {*ANNOTATIONS}
+                    )
         named = {os.path.relpath(path, base): path for path in found if path.is_file()}
         hashes = {os.fsencode(name).hex(): hash_file(path) for name, path in named.items()}
         return hash_value([hash_file(source) if source.is_file() else None, hashes])

@@ -48,7 +48,9 @@ Line = tuple[str, str | None, str | None]
 """(text, label, pair)."""
 
 
-def text_set_from_path(source: Path, count: int | None = None, seed: int = 0) -> tuple[TextSet, tuple[Unusable, ...]]:
+def text_set_from_path(
+    source: Path, count: int | None = None, seed: int = 0
+) -> tuple[TextSet, tuple[Unusable, ...]]:
     """The set that `source` names: a manifest, or `count` lines drawn from a file of JSON lines; and the bad lines.
 
     The sample is stratified by labels. Raises BadInputError for a file without a usable line, or with more than
@@ -63,7 +65,11 @@ def text_set_from_path(source: Path, count: int | None = None, seed: int = 0) ->
         whole = TextSet.from_manifest(source)
         lines, texts = _parse_lines(whole.root)[0], {}
         for each in whole.files:
-            text = lines[int(each.path)][0] if each.path.isdecimal() and int(each.path) in lines else None
+            text = (
+                lines[int(each.path)][0]
+                if each.path.isdecimal() and int(each.path) in lines
+                else None
+            )
             if text is None or hash_text(text) != each.sha256:
                 problem = f"text set {whole.name}: line {each.path} of {whole.root} has changed"
                 raise BadInputError(f"{problem}; draw the set again")
@@ -73,17 +79,27 @@ def text_set_from_path(source: Path, count: int | None = None, seed: int = 0) ->
     lines, bad = _parse_lines(source)
     allowed = max(1, MAX_UNREADABLE_SHARE * (len(lines) + len(bad)))
     if not lines or len(bad) > allowed:
-        found = f"{len(bad)} of {len(lines) + len(bad)} lines cannot be used; at most 5% allowed" if bad else "is empty"
+        found = (
+            f"{len(bad)} of {len(lines) + len(bad)} lines cannot be used; at most 5% allowed"
+            if bad
+            else "is empty"
+        )
         form = 'each line must be {"text": "...", "label": "..."}; the label may be omitted from all lines'
-        raise BadInputError(f"{source}: {found}\n{form}" + (f"; {format_unreadable(bad, 3)}" if bad else ""))
+        raise BadInputError(
+            f"{source}: {found}\n{form}" + (f"; {format_unreadable(bad, 3)}" if bad else "")
+        )
     wanted = len(lines) if count is None else min(count, len(lines))
     numbers = list(lines)
     _, marked, pairs = zip(*lines.values(), strict=True)
     chosen = [numbers[index] for index in draw_indices(marked, pairs, wanted, seed)]
-    files = tuple(SetFile(str(number), hash_text(lines[number][0]), lines[number][1]) for number in chosen)
+    files = tuple(
+        SetFile(str(number), hash_text(lines[number][0]), lines[number][1]) for number in chosen
+    )
     labels = tuple(sorted({label for label in marked if label is not None}))
     texts = {str(number): lines[number][0] for number in chosen}
-    return TextSet(source.name, source, seed, files, labels, texts=texts, pairs=_name_pairs(lines)), bad
+    return TextSet(
+        source.name, source, seed, files, labels, texts=texts, pairs=_name_pairs(lines)
+    ), bad
 
 
 def _name_pairs(lines: Mapping[int, Line]) -> dict[str, str]:
@@ -118,7 +134,9 @@ def _read_raw_lines(source: Path) -> Iterator[tuple[int, bytes]]:
 def _parse_line(value: Any) -> Line:
     if isinstance(value, dict) and "tokens" in value and "text" not in value:
         words = value["tokens"]
-        if not isinstance(words, list) or not all(isinstance(each, str) and each.split() == [each] for each in words):
+        if not isinstance(words, list) or not all(
+            isinstance(each, str) and each.split() == [each] for each in words
+        ):
             raise TypeError('its "tokens" are not a list of words without spaces')
         value = {**value, "text": " ".join(words)}
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
@@ -170,7 +188,9 @@ def find_first_tokens(text: str, encoded: Any) -> list[int]:
     """
     ends = np.cumsum([len(word) + 1 for word in text.split(" ")])
     firsts = [-1] * len(ends)
-    for place, ((_, end), special) in enumerate(zip(encoded.offsets, encoded.special_tokens_mask, strict=True)):
+    for place, ((_, end), special) in enumerate(
+        zip(encoded.offsets, encoded.special_tokens_mask, strict=True)
+    ):
         # by its last character, since a token may begin with the preceding space
         word = int(np.searchsorted(ends, end - 1, side="right"))
         if not special and firsts[word] < 0:

@@ -34,7 +34,11 @@ from optpipe.models.sources.modules import (
     use_seed,
     wrap_detector,
 )
-from optpipe.models.sources.transform import transform_from_processor, transform_from_timm, transform_from_torchvision
+from optpipe.models.sources.transform import (
+    transform_from_processor,
+    transform_from_timm,
+    transform_from_torchvision,
+)
 from optpipe.workspace.environment import get_package_version
 
 transformers, timm, models = map(LazyModule, ("transformers", "timm", "torchvision.models"))
@@ -56,7 +60,11 @@ def use_hub() -> Iterator[str | None]:
     why = explain_unreachable(constants.ENDPOINT, constants.HF_HUB_ETAG_TIMEOUT)
     constants.HF_HUB_OFFLINE = why is not None
     try:
-        yield None if why is None else f"{urlsplit(constants.ENDPOINT).hostname} cannot be reached ({why})"
+        yield (
+            None
+            if why is None
+            else f"{urlsplit(constants.ENDPOINT).hostname} cannot be reached ({why})"
+        )
     finally:
         constants.HF_HUB_OFFLINE = False
 
@@ -71,7 +79,9 @@ def is_not_cached(error: Exception) -> bool:
     """Whether the client, or transformers for it, reports that neither the hub nor the cache has a file."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    return isinstance(error, LocalEntryNotFoundError) or isinstance(error.__cause__, LocalEntryNotFoundError)
+    return isinstance(error, LocalEntryNotFoundError) or isinstance(
+        error.__cause__, LocalEntryNotFoundError
+    )
 
 
 def explain_unreachable(url: str, timeout_s: float) -> str | None:
@@ -82,11 +92,15 @@ def explain_unreachable(url: str, timeout_s: float) -> str | None:
     if {parts.scheme, "all"} & set(getproxies()):
         return None
     try:
-        found = socket.getaddrinfo(parts.hostname, parts.port or parts.scheme, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(
+            parts.hostname, parts.port or parts.scheme, type=socket.SOCK_STREAM
+        )
     except OSError as error:
         return error.strerror or str(error)
     reason = ""
-    for family, address in {family: address for family, *_, address in found}.items():  # one address per family
+    for family, address in {
+        family: address for family, *_, address in found
+    }.items():  # one address per family
         try:
             with socket.socket(family) as connection:
                 connection.settimeout(timeout_s)
@@ -121,13 +135,19 @@ class HuggingFaceSource:
         found = sorted((*folder.glob("*"), *folder.glob(f"{POOLING_FOLDER}/*.json")))
         return {
             "source": f"hf:{self._published_name}",
-            "files": {path.relative_to(folder).as_posix(): hash_file(path) for path in found if path.is_file()},
+            "files": {
+                path.relative_to(folder).as_posix(): hash_file(path)
+                for path in found
+                if path.is_file()
+            },
             **{name: get_package_version(name) for name in ("transformers", "tokenizers", "torch")},
         }
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
         if get_package_version("transformers") is None:
-            raise MissingError(f"{self.name} requires transformers; install it with `uv sync --extra hf`")
+            raise MissingError(
+                f"{self.name} requires transformers; install it with `uv sync --extra hf`"
+            )
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()  # the record has the tensors that are not in the checkpoint
         with nullcontext() if Path(self.repository).exists() else use_hub() as unreachable:
@@ -139,7 +159,11 @@ class HuggingFaceSource:
         module, record = self._module(kind, config, weights, unreachable)
         image = task is Task.CLASSIFICATION
         tokenizer = None if image else _load_tokenizer(self.repository)
-        card = self._make_image_card(config) if image else self._make_text_card(config, tokenizer, task)
+        card = (
+            self._make_image_card(config)
+            if image
+            else self._make_text_card(config, tokenizer, task)
+        )
         if task is Task.EMBEDDING:
             pooling = _read_pooling(self.repository)
             card = replace(card, labels=(), head={"pooling": pooling})
@@ -169,9 +193,13 @@ class HuggingFaceSource:
             return make_with_weights(lambda: kind.from_config(config), request)
         try:
             with use_seed(request.seed):
-                module, said = kind.from_pretrained(self.repository, use_safetensors=True, output_loading_info=True)
+                module, said = kind.from_pretrained(
+                    self.repository, use_safetensors=True, output_loading_info=True
+                )
         except OSError as error:
-            raise NoWeightsError(f"{self.name}: {explain_hub_error(error, unreachable)}", HUB) from error
+            raise NoWeightsError(
+                f"{self.name}: {explain_hub_error(error, unreachable)}", HUB
+            ) from error
         except (RuntimeError, ValueError) as error:
             problem = f"{self.name}: its checkpoint does not fit its configuration"
             raise BadInputError(f"{problem}: {first_line(error)}") from error
@@ -187,23 +215,38 @@ class HuggingFaceSource:
         try:
             processor = transformers.AutoImageProcessor.from_pretrained(self.repository)
         except OSError as error:
-            problem = f"{self.name}: it has no preprocessor_config.json, so its preprocessing is unknown"
+            problem = (
+                f"{self.name}: it has no preprocessor_config.json, so its preprocessing is unknown"
+            )
             raise BadInputError(f"{problem} ({first_line(error)})") from error
         transform = transform_from_processor(processor)
         size = transform.size or (getattr(config, "image_size", 224),) * 2
         channels = getattr(config, "num_channels", 3)
-        image = InputSpec("pixel_values", "float32", *((n, channels, *size) for n in DEFAULT_BATCH_PROFILE))
+        image = InputSpec(
+            "pixel_values", "float32", *((n, channels, *size) for n in DEFAULT_BATCH_PROFILE)
+        )
         labels = tuple(config.id2label[key] for key in sorted(config.id2label))
-        return ModelCard(self._short_name, self.name, Task.CLASSIFICATION, (image,), transform=transform, labels=labels)
+        return ModelCard(
+            self._short_name,
+            self.name,
+            Task.CLASSIFICATION,
+            (image,),
+            transform=transform,
+            labels=labels,
+        )
 
     def _make_text_card(self, config: Any, tokenizer: Any, task: Task) -> ModelCard:
         limit = getattr(config, "max_position_embeddings", DEFAULT_SEQUENCE_PROFILE[2])
         lengths = [min(length, limit) for length in DEFAULT_SEQUENCE_PROFILE]
         shapes = list(zip(DEFAULT_BATCH_PROFILE, lengths, strict=True))
-        inputs = tuple(InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask"))
+        inputs = tuple(
+            InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask")
+        )
         labels = tuple(config.id2label[key] for key in sorted(config.id2label))
         tokenization = _describe_tokenization(tokenizer, config, limit) if tokenizer else None
-        return ModelCard(self._short_name, self.name, task, inputs, labels=labels, tokenization=tokenization)
+        return ModelCard(
+            self._short_name, self.name, task, inputs, labels=labels, tokenization=tokenization
+        )
 
     @property
     def _published_name(self) -> str:
@@ -233,13 +276,20 @@ def _choose_head(config: Any, name: str) -> tuple[Any, Task]:
 def _read_pooling(repository: str) -> str:
     """`cls` or `mean` from sentence-transformers' configuration; `mean` without one."""
     place = transformers.utils.cached_file(
-        repository, "config.json", subfolder=POOLING_FOLDER, _raise_exceptions_for_missing_entries=False
+        repository,
+        "config.json",
+        subfolder=POOLING_FOLDER,
+        _raise_exceptions_for_missing_entries=False,
     )
     if place is None:
         return "mean"
     with read_as_user_file(Path(place), "pooling configuration"):
         said = json.loads(Path(place).read_text(encoding="utf-8"))
-        modes = [name for name, value in said.items() if name.startswith("pooling_mode_") and value is True]
+        modes = [
+            name
+            for name, value in said.items()
+            if name.startswith("pooling_mode_") and value is True
+        ]
     known = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
     if len(modes) != 1 or modes[0] not in known:
         problem = f"hf:{repository}: pooling {', '.join(modes) or 'none'} is not supported"
@@ -251,7 +301,9 @@ def _load_tokenizer(repository: str) -> Any | None:
     """The fast tokenizer; None without one. Without vocabulary files transformers would create an empty one."""
     with suppress(OSError, ValueError):
         for name in VOCABULARY_FILES:
-            if transformers.utils.cached_file(repository, name, _raise_exceptions_for_missing_entries=False):
+            if transformers.utils.cached_file(
+                repository, name, _raise_exceptions_for_missing_entries=False
+            ):
                 found = transformers.AutoTokenizer.from_pretrained(repository)
                 return found if found.is_fast else None
     return None
@@ -260,7 +312,11 @@ def _load_tokenizer(repository: str) -> Any | None:
 def _describe_tokenization(tokenizer: Any, config: Any, positions: int) -> Tokenization:
     """The maximum length is the tokenizer's, or without one the default profile's."""
     stated = int(tokenizer.model_max_length)  # 1e30 if nothing is stated
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else getattr(config, "pad_token_id", None)
+    pad = (
+        tokenizer.pad_token_id
+        if tokenizer.pad_token_id is not None
+        else getattr(config, "pad_token_id", None)
+    )
     return Tokenization(
         sha256=hash_text(tokenizer.backend_tokenizer.to_str()),
         max_length=min(stated if stated < 1e9 else DEFAULT_SEQUENCE_PROFILE[2], positions),
@@ -279,7 +335,11 @@ class TimmSource:
         return f"timm:{self.model}"
 
     def collect_identity(self) -> dict[str, Any]:
-        return {"source": self.name, "torch": get_package_version("torch"), "timm": get_package_version("timm")}
+        return {
+            "source": self.name,
+            "torch": get_package_version("torch"),
+            "timm": get_package_version("timm"),
+        }
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
         if get_package_version("timm") is None:
@@ -292,18 +352,27 @@ class TimmSource:
         module, record = self._module(weights)
         config = timm.data.resolve_data_config(model=module)
         transform = transform_from_timm(config)
-        image = InputSpec("images", "float32", *((n, *config["input_size"]) for n in DEFAULT_BATCH_PROFILE))
+        image = InputSpec(
+            "images", "float32", *((n, *config["input_size"]) for n in DEFAULT_BATCH_PROFILE)
+        )
         card = ModelCard(self.model, self.name, Task.CLASSIFICATION, (image,), transform=transform)
         return LoadedModel(card, record, module=module)
 
     def _module(self, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
         if request.kind != "default":
-            return make_with_weights(lambda: timm.create_model(self.model, pretrained=False), request)
+            return make_with_weights(
+                lambda: timm.create_model(self.model, pretrained=False), request
+            )
         with use_hub() as unreachable:
             try:
                 module = timm.create_model(self.model, pretrained=True).eval()
-            except (OSError, RuntimeError) as error:  # hub errors are OSErrors; timm raises RuntimeError without a URL
-                raise NoWeightsError(f"{self.name}: {explain_hub_error(error, unreachable)}", HUB) from error
+            except (
+                OSError,
+                RuntimeError,
+            ) as error:  # hub errors are OSErrors; timm raises RuntimeError without a URL
+                raise NoWeightsError(
+                    f"{self.name}: {explain_hub_error(error, unreachable)}", HUB
+                ) from error
         return module, WeightsRecord(f"default:{self.name}", hash_module_weights(module))
 
 
@@ -329,7 +398,10 @@ class TorchvisionSource:
         return f"torchvision:{self.builder}"
 
     def collect_identity(self) -> dict[str, Any]:
-        return {"source": self.name, **{name: get_package_version(name) for name in ("torch", "torchvision")}}
+        return {
+            "source": self.name,
+            **{name: get_package_version(name) for name in ("torch", "torchvision")},
+        }
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
         """Preprocessing, labels and size come from the default weights' metadata."""
@@ -344,7 +416,9 @@ class TorchvisionSource:
             transform = _letterbox(transform, height, width)
         low, usual, high = (1, 1, 1) if detection else DEFAULT_BATCH_PROFILE
         image = InputSpec("images", "float32", *((n, 3, height, width) for n in (low, usual, high)))
-        card = ModelCard(self.builder, self.name, task, (image,), transform=transform, labels=labels)
+        card = ModelCard(
+            self.builder, self.name, task, (image,), transform=transform, labels=labels
+        )
         if detection:
             module = wrap_detector(module, (height, width))
         elif task is Task.SEGMENTATION:
@@ -360,15 +434,22 @@ class TorchvisionSource:
         listing = "see `python -c 'import torchvision; print(torchvision.models.list_models())'`"
         hint = f"did you mean {', '.join(near)}?" if near else listing
         problem = f"unknown model '{self.builder}': {hint}"
-        raise BadInputError(f"{problem}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, CARD.toml")
+        raise BadInputError(
+            f"{problem}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, CARD.toml"
+        )
 
     def _task(self) -> Task:
         self.require_known()
         module = models.get_model_builder(self.builder).__module__
-        task = next((task for prefix, task in _TASKS.items() if module.startswith(prefix)), Task.CLASSIFICATION)
+        task = next(
+            (task for prefix, task in _TASKS.items() if module.startswith(prefix)),
+            Task.CLASSIFICATION,
+        )
         if task is None:
             problem = f"{self.name} is a {module.split('.')[2]} model"
-            raise BadInputError(f"{problem}; optpipe supports classification, detection, and segmentation")
+            raise BadInputError(
+                f"{problem}; optpipe supports classification, detection, and segmentation"
+            )
         return task
 
     def _module(self, published: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
@@ -392,7 +473,10 @@ def _letterbox(transform: Transform, height: int, width: int) -> Transform:
     Boxes and masks are judged in the source's geometry, so that nothing of an image may be cut.
     """
     own = next((step for step in transform.geometry if isinstance(step, Resize)), Resize((1,)))
-    box = (structs.replace(own, size=(min(height, width),), fit="long", max_size=None), CenterCrop(height, width))
+    box = (
+        structs.replace(own, size=(min(height, width),), fit="long", max_size=None),
+        CenterCrop(height, width),
+    )
     rest = (step for step in transform.steps[1:] if step not in transform.geometry)
     return Transform((transform.decode, *box, *rest))
 

@@ -134,7 +134,9 @@ def pool_tokens(module: Any, pooling: str) -> Any:
             self.model = module
 
         def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            hidden = self.model(
+                input_ids=input_ids, attention_mask=attention_mask
+            ).last_hidden_state
             if pooling == "cls":
                 return hidden[:, 0]
             mask = attention_mask.to(hidden.dtype)[:, :, None]
@@ -155,7 +157,9 @@ def wrap_detector(module: Any, size: tuple[int, int]) -> Any:
     apart = 2.0 * max(size)
 
     def moved_apart(boxes: Any, scores: Any, classes: Any, overlap: float) -> Any:
-        return torch.ops.torchvision.nms(boxes + (classes.to(boxes) * apart)[:, None], scores, overlap)
+        return torch.ops.torchvision.nms(
+            boxes + (classes.to(boxes) * apart)[:, None], scores, overlap
+        )
 
     class OneImage(torch.nn.Module):
         def __init__(self) -> None:
@@ -178,7 +182,9 @@ ZERO_LAYER_STD = 0.02
 
 def hash_module_weights(module: Any) -> str:
     state = module.state_dict()
-    return hash_arrays({name: _array_from_tensor(each) for name, each in state.items() if torch.is_tensor(each)})
+    return hash_arrays(
+        {name: _array_from_tensor(each) for name, each in state.items() if torch.is_tensor(each)}
+    )
 
 
 def hash_tensors(module: Any) -> dict[str, str]:
@@ -190,7 +196,11 @@ def hash_tensors(module: Any) -> dict[str, str]:
 def _array_from_tensor(tensor: Any) -> Any:
     """A tensor as an array, as raw bits if NumPy does not know its type."""
     flat = tensor.detach().cpu().contiguous()
-    if flat.dtype.is_floating_point and flat.dtype not in (torch.float16, torch.float32, torch.float64):
+    if flat.dtype.is_floating_point and flat.dtype not in (
+        torch.float16,
+        torch.float32,
+        torch.float64,
+    ):
         flat = flat.view(torch.int16 if flat.itemsize == 2 else torch.uint8)
     return flat.numpy()
 
@@ -226,7 +236,10 @@ def draw_neutral_layers(module: Any) -> Any:
                 for shift in (layer.bias, layer.running_mean):
                     if shift is not None:
                         shift.normal_(0.0, 0.1)
-            elif isinstance(layer, torch.nn.Linear | torch.nn.modules.conv._ConvNd) and not layer.weight.any():
+            elif (
+                isinstance(layer, torch.nn.Linear | torch.nn.modules.conv._ConvNd)
+                and not layer.weight.any()
+            ):
                 layer.weight.normal_(0.0, ZERO_LAYER_STD)
     return module
 
@@ -245,7 +258,9 @@ def _is_fresh(norm: Any) -> bool:
     )
 
 
-def make_with_weights(make: Callable[[], Any], request: WeightsRequest) -> tuple[Any, WeightsRecord]:
+def make_with_weights(
+    make: Callable[[], Any], request: WeightsRequest
+) -> tuple[Any, WeightsRecord]:
     with use_seed(request.seed):
         if request.path is None:
             module = draw_neutral_layers(make()).eval()
@@ -255,7 +270,9 @@ def make_with_weights(make: Callable[[], Any], request: WeightsRequest) -> tuple
     return module, WeightsRecord("file", hash_module_weights(module))
 
 
-def make_with_factory_weights(make: Callable[[], Any], request: WeightsRequest, name: str) -> tuple[Any, WeightsRecord]:
+def make_with_factory_weights(
+    make: Callable[[], Any], request: WeightsRequest, name: str
+) -> tuple[Any, WeightsRecord]:
     """The module of the factory `name`, in evaluation mode, and whether its weights are random.
 
     The factory is called under two seeds, with the first result freed before the second call: equal weights are those
@@ -275,14 +292,18 @@ def make_with_factory_weights(make: Callable[[], Any], request: WeightsRequest, 
         draw_neutral_layers(module)
     if not drawn:
         problem = f"no weight of {name} depends on the seed, so it has no random weights"
-        raise BadInputError(f"{problem}\nuse its own (--weights default), or a factory that loads none")
+        raise BadInputError(
+            f"{problem}\nuse its own (--weights default), or a factory that loads none"
+        )
     which = f"{len(drawn)} of {len(own)} tensors, first {drawn[0]}"
     record = WeightsRecord("random", hash_module_weights(module), request.seed, which)
     del module
     return remake_module(make, request, record, name), record
 
 
-def remake_module(make: Callable[[], Any], request: WeightsRequest, record: WeightsRecord, name: str) -> Any:
+def remake_module(
+    make: Callable[[], Any], request: WeightsRequest, record: WeightsRecord, name: str
+) -> Any:
     """The module of `record` again. Raises BadInputError if the factory `name` gives different ones each time."""
     if request.path is not None:
         return make_with_weights(make, request)[0]
@@ -303,7 +324,11 @@ def load_state(module: Any, path: Path) -> None:
     own = module.state_dict()
     missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
     misshapen = {name for name in own.keys() & state.keys() if own[name].shape != state[name].shape}
-    for names, what in ((missing, "lacks"), (unexpected, "has unexpected"), (misshapen, "has the wrong shape for")):
+    for names, what in (
+        (missing, "lacks"),
+        (unexpected, "has unexpected"),
+        (misshapen, "has the wrong shape for"),
+    ):
         if names:
             raise BadInputError(
                 f"{path} does not fit this model: it {what} {len(names)} tensors, first {', '.join(sorted(names)[:3])}\n"
@@ -324,10 +349,14 @@ def state_dict_from_file(path: Path) -> Mapping[str, Any]:
                 state = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             problem = f"{path} is not a state dict, or a pickle that would run code"
-            raise BadInputError(f"{problem}; save the state dict as .safetensors instead") from error
+            raise BadInputError(
+                f"{problem}; save the state dict as .safetensors instead"
+            ) from error
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]
-    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    if not isinstance(state, Mapping) or not all(
+        isinstance(value, torch.Tensor) for value in state.values()
+    ):
         problem = f"{path} contains no state dict (names to tensors)"
         raise BadInputError(f"{problem}; save one with safetensors.torch.save_file")
     return state

@@ -45,7 +45,10 @@ def read_input_specs(
     ]
     if missing:
         known = example or {}
-        proposed = [f"--shape {shlex.quote(_propose_shape(model, *each, known.get(each[0])))}" for each in missing]
+        proposed = [
+            f"--shape {shlex.quote(_propose_shape(model, *each, known.get(each[0])))}"
+            for each in missing
+        ]
         shown = "x".join(str(size) if isinstance(size, int) else "?" for size in missing[0][1])
         problem = f"{path}: input '{missing[0][0]}' is {shown}; give its open dimensions as min:opt:max, for example"
         raise BadInputError(f"{problem}\n{' '.join(proposed)}")
@@ -55,7 +58,10 @@ def read_input_specs(
 def _read_dims(value: Any) -> list[int | str | None]:
     dims = value.type.tensor_type.shape.dim
     names = [str(each.dim_param) if _NAME.fullmatch(each.dim_param) else None for each in dims]
-    return [int(each.dim_value) if each.dim_value > 0 else name for each, name in zip(dims, names, strict=True)]
+    return [
+        int(each.dim_value) if each.dim_value > 0 else name
+        for each, name in zip(dims, names, strict=True)
+    ]
 
 
 def find_batch_axes(inputs: Sequence[Dims]) -> list[int | None]:
@@ -83,9 +89,13 @@ def _find_batch_axis(dims: Dims, name: str | None, fixed: int | None) -> int | N
     return dims.index(fixed) if fixed in dims[:2] else None
 
 
-def _propose_shape(model: Any, name: str, dims: Dims, axis: int | None, example: Sequence[int] | None) -> str:
+def _propose_shape(
+    model: Any, name: str, dims: Dims, axis: int | None, example: Sequence[int] | None
+) -> str:
     """`--shape` for an input: an array's, otherwise from the model's metadata, otherwise the usual size of such an input."""
-    sizes = example if example and len(example) == len(dims) else [_guess_size(model, dims)] * len(dims)
+    sizes = (
+        example if example and len(example) == len(dims) else [_guess_size(model, dims)] * len(dims)
+    )
     shapes = [
         "x".join(
             str(size if isinstance(size, int) else batch if index == axis else sizes[index])
@@ -106,18 +116,25 @@ def _guess_size(model: Any, dims: Dims) -> int:
     return 128 if len(dims) > 1 else 1
 
 
-def _make_spec(value: Any, dims: Dims, axis: int | None, shapes: ShapeRanges, path: Path) -> InputSpec:
+def _make_spec(
+    value: Any, dims: Dims, axis: int | None, shapes: ShapeRanges, path: Path
+) -> InputSpec:
     name: str = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
     dtype = "float32" if name == "float" else name
     if dtype not in DTYPES or not value.type.HasField("tensor_type"):
         shown = dtype if value.type.HasField("tensor_type") else "not a tensor"
-        raise BadInputError(f"{path}: input '{value.name}' is {shown}; optpipe takes {', '.join(DTYPES)}")
+        raise BadInputError(
+            f"{path}: input '{value.name}' is {shown}; optpipe takes {', '.join(DTYPES)}"
+        )
     if value.name in shapes:
         if len(shapes[value.name][0]) != len(dims):
             problem = f"--shape {value.name}: the file gives it {len(dims)} dimensions"
             raise BadInputError(f"{problem}, not {len(shapes[value.name][0])}")
         return InputSpec(value.name, dtype, *shapes[value.name], batch=axis)
-    known = [tuple(size if isinstance(size, int) else batch for size in dims) for batch in DEFAULT_BATCH_PROFILE]
+    known = [
+        tuple(size if isinstance(size, int) else batch for size in dims)
+        for batch in DEFAULT_BATCH_PROFILE
+    ]
     return InputSpec(value.name, dtype, *known, batch=axis)
 
 
@@ -199,7 +216,9 @@ class OnnxFileSource:
         # one image in and one row of scores out is a classifier; other models are only compared by tensors
         outputs = [len(each.type.tensor_type.shape.dim) for each in model.graph.output]
         classifies = len(inputs) == 1 and inputs[0].is_image and outputs == [2]
-        card = ModelCard(self.path.stem, self.name, Task.CLASSIFICATION if classifies else Task.OTHER, inputs)
+        card = ModelCard(
+            self.path.stem, self.name, Task.CLASSIFICATION if classifies else Task.OTHER, inputs
+        )
         return LoadedModel(card, record, onnx=self.path)
 
 
@@ -219,7 +238,9 @@ def _collect_hashes(path: Path) -> dict[str, Any]:
 
 def onnx_from_file(path: Path) -> Any:
     find_external_files(path)
-    with read_as_user_file(path, "ONNX", "it may be truncated, in another format, or missing its external data"):
+    with read_as_user_file(
+        path, "ONNX", "it may be truncated, in another format, or missing its external data"
+    ):
         model = onnx.load(path)
     with read_as_user_file(path, "ONNX"):
         _require_bounded(model, path)
@@ -241,8 +262,13 @@ def onnx_from_file(path: Path) -> Any:
         onnx.checker.check_model(str(path), full_check=True)
         room = get_memory_bytes()
         is_large = model.ByteSize() > 1 << 28
-        for name, dtype, sizes in _iterate_tensors(model if is_large else onnx.shape_inference.infer_shapes(model)):
-            if dtype and math.prod(max(size, 1) for size in sizes) * _count_item_bytes(dtype) > room:
+        for name, dtype, sizes in _iterate_tensors(
+            model if is_large else onnx.shape_inference.infer_shapes(model)
+        ):
+            if (
+                dtype
+                and math.prod(max(size, 1) for size in sizes) * _count_item_bytes(dtype) > room
+            ):
                 tensor = f"tensor '{escape(name)[:80]}' alone, {'x'.join(map(str, sizes))},"
                 raise BadInputError(f"{path}: {tensor} exceeds this machine's memory")
     return model
@@ -251,7 +277,9 @@ def onnx_from_file(path: Path) -> Any:
 def _require_bounded(model: Any, path: Path) -> None:
     """Refuses names, versions, types and sizes that no valid model has, before anything computes with them."""
     if not model.graph.node:
-        raise BadInputError(f"{path} contains no ONNX graph: it may be truncated or in another format")
+        raise BadInputError(
+            f"{path} contains no ONNX graph: it may be truncated or in another format"
+        )
     if not model.graph.output:
         raise BadInputError(f"{path}: its graph has no outputs")
     opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
@@ -259,25 +287,35 @@ def _require_bounded(model: Any, path: Path) -> None:
         problem = f"{path} is opset {opset}; opset {OLDEST_OPSET} or later is required"
         raise BadInputError(f"{problem} (convert it with onnx.version_converter)")
     if opset > (newest := onnx.defs.onnx_opset_version()):
-        raise BadInputError(f"{path} is opset {opset}; opset {newest} is the newest that onnx {onnx.__version__} knows")
+        raise BadInputError(
+            f"{path} is opset {opset}; opset {newest} is the newest that onnx {onnx.__version__} knows"
+        )
     if (count := max(_iterate_trip_counts(model.graph, {}), default=0)) > LONGEST_LOOP:
         raise BadInputError(f"{path}: a Loop in it runs {count} times; {LONGEST_LOOP} is the most")
     known = set(onnx.TensorProto.DataType.values())
     for name, dtype, sizes in _iterate_tensors(model):
         if dtype not in known:
-            raise BadInputError(f"{path}: tensor '{escape(name)[:80]}' has the unknown data type {dtype}")
+            raise BadInputError(
+                f"{path}: tensor '{escape(name)[:80]}' has the unknown data type {dtype}"
+            )
         if wrong := next((size for size in sizes if not -1 <= size <= LARGEST_SIZE), None):
             problem = f"{path}: tensor '{escape(name)[:80]}' has a dimension of {wrong}"
             raise BadInputError(f"{problem}; {LARGEST_SIZE} is the largest")
     graph = model.graph
-    names = [name for node in graph.node for name in (node.op_type, node.domain, node.name, *node.input, *node.output)]
+    names = [
+        name
+        for node in graph.node
+        for name in (node.op_type, node.domain, node.name, *node.input, *node.output)
+    ]
     for value in (*graph.input, *graph.output):
         names += [value.name, *(each.dim_param for each in value.type.tensor_type.shape.dim)]
     for name in names:
         if not isinstance(name, str):  # protobuf gives bytes that are not UTF-8
             raise BadInputError(f"{path}: the name {name[:80]!r} is not UTF-8; rename it")
         if len(name) > LONGEST_NAME or not name.isprintable():
-            problem = f"{path}: the name '{escape(name[:80])}' is too long or has control characters"
+            problem = (
+                f"{path}: the name '{escape(name[:80])}' is too long or has control characters"
+            )
             raise BadInputError(f"{problem}; rename it")
 
 
@@ -287,7 +325,11 @@ def _iterate_trip_counts(graph: Any, outer: Mapping[str, Any]) -> Iterator[int]:
     for node in graph.node:
         if node.op_type == "Constant":
             known |= dict.fromkeys(node.output, node.attribute[0].t)
-        if node.op_type == "Loop" and (said := known.get(node.input[0])) is not None and len(said.dims) < 2:
+        if (
+            node.op_type == "Loop"
+            and (said := known.get(node.input[0])) is not None
+            and len(said.dims) < 2
+        ):
             yield from map(int, onnx.numpy_helper.to_array(said).reshape(-1)[:1])
         for attribute in node.attribute:
             if attribute.HasField("g"):
@@ -298,7 +340,11 @@ def _iterate_tensors(model: Any) -> Iterator[tuple[str, int, list[int]]]:
     graph = model.graph
     for value in (*graph.input, *graph.output, *graph.value_info):
         tensor = value.type.tensor_type
-        yield value.name, tensor.elem_type, [each.dim_value for each in tensor.shape.dim if each.HasField("dim_value")]
+        yield (
+            value.name,
+            tensor.elem_type,
+            [each.dim_value for each in tensor.shape.dim if each.HasField("dim_value")],
+        )
     for tensor in graph.initializer:
         yield tensor.name, tensor.data_type, list(tensor.dims)
 
@@ -310,7 +356,11 @@ def _require_tensor_outputs(graph: Any, path: Path) -> None:
     if not others:
         return
     constant = {each.name for each in graph.initializer}
-    made_of = {out: node.input[_TENSORS_OF.get(node.op_type, slice(0))] for node in graph.node for out in node.output}
+    made_of = {
+        out: node.input[_TENSORS_OF.get(node.op_type, slice(0))]
+        for node in graph.node
+        for out in node.output
+    }
     tensors: dict[str, None] = {}
     for name in (each.name for each in graph.output):
         tensors |= dict.fromkeys(made_of.get(name, ()) if name in others else (name,))
@@ -321,24 +371,39 @@ def _require_tensor_outputs(graph: Any, path: Path) -> None:
         inputs = [each.name for each in graph.input if each.name not in constant]
         code = f"from onnx.utils import extract_model; extract_model{(*cut, inputs, list(tensors))}"
         way_out = f"cut the file to its tensors: python -c {shlex.quote(code)}"
-    problem = f"{path}: output '{escape(name)[:80]}' is a {str(kind).removesuffix('_type')}, not a tensor"
+    problem = (
+        f"{path}: output '{escape(name)[:80]}' is a {str(kind).removesuffix('_type')}, not a tensor"
+    )
     raise BadInputError(f"{problem}\n{way_out}")
 
 
 def _require_quick_inference(model: Any, path: Path) -> None:
     """Raises BadInputError if ONNX's shape inference of functions or subgraphs takes too long, in a separate process."""
-    if not model.functions and not any(each.HasField("g") for node in model.graph.node for each in node.attribute):
+    if not model.functions and not any(
+        each.HasField("g") for node in model.graph.node for each in node.attribute
+    ):
         return
     code = "import sys, onnx; onnx.shape_inference.infer_shapes(onnx.load(sys.argv[1], load_external_data=False))"
     try:
-        subprocess.run([sys.executable, "-Pc", code, str(path)], capture_output=True, timeout=INFERENCE_S, check=False)
+        subprocess.run(
+            [sys.executable, "-Pc", code, str(path)],
+            capture_output=True,
+            timeout=INFERENCE_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         problem = f"{path}: the shapes of its nested functions or subgraphs cannot be inferred within {INFERENCE_S} s"
-        raise BadInputError(f"{problem}\ninline them before the export, or nest them less") from None
+        raise BadInputError(
+            f"{problem}\ninline them before the export, or nest them less"
+        ) from None
 
 
 def _count_item_bytes(dtype: int) -> int:
-    return 1 if dtype == onnx.TensorProto.STRING else int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
+    return (
+        1
+        if dtype == onnx.TensorProto.STRING
+        else int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
+    )
 
 
 def find_external_files(path: Path) -> tuple[Path, ...]:
@@ -349,9 +414,21 @@ def find_external_files(path: Path) -> tuple[Path, ...]:
     """
     with read_as_user_file(path, "ONNX", "it may be truncated, or of another format"):
         model = onnx.load(path, load_external_data=False)
-        outside = [each for each in iterate_tensors(model.graph) if each.data_location == onnx.TensorProto.EXTERNAL]
-        names = {entry.value for each in outside for entry in each.external_data if entry.key == "location"}
-        require_one_file(str(path), sum(math.prod(each.dims) * _count_item_bytes(each.data_type) for each in outside))
+        outside = [
+            each
+            for each in iterate_tensors(model.graph)
+            if each.data_location == onnx.TensorProto.EXTERNAL
+        ]
+        names = {
+            entry.value
+            for each in outside
+            for entry in each.external_data
+            if entry.key == "location"
+        }
+        require_one_file(
+            str(path),
+            sum(math.prod(each.dims) * _count_item_bytes(each.data_type) for each in outside),
+        )
         folder = path.resolve().parent
         found = []
         for name in sorted(names):

@@ -84,9 +84,13 @@ class UserCode:
             sys.path[:], sys.argv = path, argv
             os.chdir(folder)
             for name in set(sys.modules) - before:
-                if (origin := _find_origin(sys.modules[name])) is not None and not _is_installed(origin):
+                if (origin := _find_origin(sys.modules[name])) is not None and not _is_installed(
+                    origin
+                ):
                     self.modules[name] = sys.modules[name]
-            for name in filter(_hides_installed, self.modules):  # optpipe may need the installed module
+            for name in filter(
+                _hides_installed, self.modules
+            ):  # optpipe may need the installed module
                 sys.modules.pop(name, None)
                 sys.modules.update({name: displaced[name]} if name in displaced else {})
             _BROUGHT_IN.clear()
@@ -104,7 +108,10 @@ class UserCode:
                 torch.set_default_device(device)
             return before
 
-        gradients, now = torch.is_grad_enabled(), (torch.get_default_dtype(), torch.get_default_device())
+        gradients, now = (
+            torch.is_grad_enabled(),
+            (torch.get_default_dtype(), torch.get_default_device()),
+        )
         before = use(*(self._defaults or now))
         try:
             yield
@@ -129,7 +136,9 @@ class UserCode:
             spec.loader.exec_module(definitions)
         except (Exception, SystemExit) as error:
             sys.modules.pop(name, None)
-            raise BadInputError(f"{self.path} cannot be imported: {describe_user_error(error)}") from error
+            raise BadInputError(
+                f"{self.path} cannot be imported: {describe_user_error(error)}"
+            ) from error
         self._definitions = definitions
         return definitions
 
@@ -142,8 +151,13 @@ class UserCode:
         origins = (_find_origin(module) for module in self.modules.values())
         return {
             os.path.relpath(each, folder): hash_file(Path(each))
-            for each in sorted({str(self.path.resolve()), *map(_find_source, self.read), *filter(None, origins)})
-            if not each.startswith(_SYSTEM) and not _is_installed(each) and Path(each).is_file() and each != given
+            for each in sorted(
+                {str(self.path.resolve()), *map(_find_source, self.read), *filter(None, origins)}
+            )
+            if not each.startswith(_SYSTEM)
+            and not _is_installed(each)
+            and Path(each).is_file()
+            and each != given
         }
 
 
@@ -154,11 +168,23 @@ def describe_user_error(error: BaseException) -> str:
         package = f"the package that provides {error.name.partition('.')[0]}"
         return f"{text}\ninstall {package} (`uv pip install`), or add its folder to PYTHONPATH"
     if isinstance(error, ImportError) and "relative import" in str(error):
-        return text + "\nit uses relative imports: give a file outside the package that imports the factory"
-    if isinstance(error, FileNotFoundError) and error.filename and not Path(os.fsdecode(error.filename)).is_absolute():
-        return text + "\nthe path is relative to the working directory; use Path(__file__).parent / ... instead"
+        return (
+            text
+            + "\nit uses relative imports: give a file outside the package that imports the factory"
+        )
+    if (
+        isinstance(error, FileNotFoundError)
+        and error.filename
+        and not Path(os.fsdecode(error.filename)).is_absolute()
+    ):
+        return (
+            text
+            + "\nthe path is relative to the working directory; use Path(__file__).parent / ... instead"
+        )
     if type(error).__name__ == "URLError":
-        return text + "\nit downloads something that is out of reach here; load it from a file instead"
+        return (
+            text + "\nit downloads something that is out of reach here; load it from a file instead"
+        )
     if isinstance(error, SystemExit):
         return text + "\nput code that is only for `python FILE` under `if __name__ == '__main__':`"
     return text
@@ -209,7 +235,9 @@ def _find_origin(module: Any) -> str | None:
 def _hides_installed(name: str) -> bool:
     """Whether a user's module of that name hides an installed package."""
     package = name.partition(".")[0]
-    found = PathFinder.find_spec(package, [folder.rstrip("/") for folder in _list_package_folders()])
+    found = PathFinder.find_spec(
+        package, [folder.rstrip("/") for folder in _list_package_folders()]
+    )
     return package in sys.stdlib_module_names or (found is not None and found.origin is not None)
 
 
@@ -222,7 +250,9 @@ def _list_package_folders() -> tuple[str, ...]:
     own = sysconfig.get_paths()
     folders = [own[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), site.getusersitepackages()]
-    folders += [each for each in sys.path if each and any(Path(each).glob("*.dist-info"))]  # pip install --target
+    folders += [
+        each for each in sys.path if each and any(Path(each).glob("*.dist-info"))
+    ]  # pip install --target
     return tuple(f"{folder}/" for each in folders for folder in {each, os.path.realpath(each)})
 
 
@@ -233,8 +263,12 @@ class PythonFileSource:
     card: ModelCard | None = None
     has_module: ClassVar[bool] = True
     runs_code: ClassVar[bool] = True
-    _records: dict[WeightsRequest, WeightsRecord] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _returned: list["weakref.ref[Any]"] = field(default_factory=list, init=False, repr=False, compare=False)
+    _records: dict[WeightsRequest, WeightsRecord] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _returned: list["weakref.ref[Any]"] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
     """The tensors of all modules that were returned."""
 
     @property
@@ -244,7 +278,11 @@ class PythonFileSource:
     def collect_identity(self) -> Mapping[str, Any]:
         """Hashes of the file, the factory's name and torch's version; `LoadedModel.code_identity` has the rest."""
         require_file(self.path)
-        return {"file": hash_file(self.path), "factory": self.factory, "torch": get_package_version("torch")}
+        return {
+            "file": hash_file(self.path),
+            "factory": self.factory,
+            "torch": get_package_version("torch"),
+        }
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
         """Calls the factory. `default` weights are those that the factory itself sets or draws.
@@ -288,7 +326,9 @@ class PythonFileSource:
         module.cpu()
         tensors = [*module.parameters(), *module.buffers()]
         given = {id(tensor) for each in self._returned if (tensor := each()) is not None}
-        if any(id(each) in given for each in tensors):  # the factory reuses a module, so changes need a copy
+        if any(
+            id(each) in given for each in tensors
+        ):  # the factory reuses a module, so changes need a copy
             module = copy.deepcopy(module)
             tensors = [*module.parameters(), *module.buffers()]
         self._returned.extend(map(weakref.ref, tensors))
@@ -298,10 +338,18 @@ class PythonFileSource:
         definitions = self._code.import_definitions()
         factory = getattr(definitions, self.factory, None)
         if isinstance(factory, torch.nn.Module):
-            raise BadInputError(f"{self.name} is a module, not a factory: define a function that returns it")
+            raise BadInputError(
+                f"{self.name} is a module, not a factory: define a function that returns it"
+            )
         if not callable(factory):
-            known = [name for name, value in vars(definitions).items() if callable(value) and not name.startswith("_")]
-            raise BadInputError(f"{self.path} has no factory '{self.factory}'; it defines {', '.join(known) or 'none'}")
+            known = [
+                name
+                for name, value in vars(definitions).items()
+                if callable(value) and not name.startswith("_")
+            ]
+            raise BadInputError(
+                f"{self.path} has no factory '{self.factory}'; it defines {', '.join(known) or 'none'}"
+            )
         return factory
 
     def _describe(self, definitions: ModuleType) -> ModelCard:
@@ -318,7 +366,9 @@ class PythonFileSource:
             task=own.task if card.task is Task.OTHER else card.task,
         )
 
-    def _make_own_card(self, definitions: ModuleType, instead: tuple[InputSpec, ...] | None = None) -> ModelCard:
+    def _make_own_card(
+        self, definitions: ModuleType, instead: tuple[InputSpec, ...] | None = None
+    ) -> ModelCard:
         """The card from the file's values; its inputs are not required if `instead` is given."""
         inputs = getattr(definitions, "INPUTS", None) if instead is None else ()
         if isinstance(inputs, Mapping):
@@ -329,7 +379,9 @@ class PythonFileSource:
             inputs = inputs[factory]
         if not inputs and instead is None:
             problem = f"{self.path} does not describe its inputs"
-            raise BadInputError(f"{problem}; define INPUTS in it or write a model card (models/README.md)")
+            raise BadInputError(
+                f"{problem}; define INPUTS in it or write a model card (models/README.md)"
+            )
         described = getattr(definitions, "TRANSFORM", None)
         transform = None if described is None else transform_from_torchvision(described)
         if not isinstance(inputs, list | tuple):
@@ -348,12 +400,16 @@ class PythonFileSource:
         try:
             return Task(said)
         except ValueError as error:
-            raise BadInputError(f"{self.path}: TASK is {said!r}; give one of {', '.join(Task)}") from error
+            raise BadInputError(
+                f"{self.path}: TASK is {said!r}; give one of {', '.join(Task)}"
+            ) from error
 
     def _read_labels(self, said: Any) -> tuple[str, ...]:
         if isinstance(said, list | tuple) and all(isinstance(each, str) for each in said):
             return tuple(said)
-        raise BadInputError(f"{self.path}: LABELS is not a list of the classes' names, in the order of the outputs")
+        raise BadInputError(
+            f"{self.path}: LABELS is not a list of the classes' names, in the order of the outputs"
+        )
 
 
 def _match_input_names(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -362,7 +418,11 @@ def _match_input_names(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
         known = inspect.signature(module.forward).parameters
     except (TypeError, ValueError):  # a scripted module
         return ()
-    named = {name for name, each in known.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    named = {
+        name
+        for name, each in known.items()
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    }
     return names if named.issuperset(names) else ()
 
 
@@ -378,7 +438,10 @@ def _require_usable(module: Any, name: str) -> None:
             module.eval()
         except NotImplementedError:
             message = f"{name} returned an exported program; return the module it was exported from"
-        wrong = ((each, _find_defect(tensor)) for each, tensor in [*module.named_parameters(), *module.named_buffers()])
+        wrong = (
+            (each, _find_defect(tensor))
+            for each, tensor in [*module.named_parameters(), *module.named_buffers()]
+        )
         message = message or next((f"{name}: {each} {why}" for each, why in wrong if why), None)
     if message:
         raise BadInputError(message)
@@ -389,9 +452,15 @@ def _find_defect(tensor: Any) -> str | None:
         return "has no shape yet (lazy); call the module once on an example before returning it"
     if tensor.is_meta:
         return "is on the meta device and has no values; load them before returning it"
-    if isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point() and tensor.dtype != torch.float32:
+    if (
+        isinstance(tensor, torch.nn.Parameter)
+        and tensor.is_floating_point()
+        and tensor.dtype != torch.float32
+    ):
         kind = str(tensor.dtype).removeprefix("torch.")
-        return f"is in {kind}; return the module in float32 (.float()), --precision sets its precision"
+        return (
+            f"is in {kind}; return the module in float32 (.float()), --precision sets its precision"
+        )
     return None
 
 
@@ -403,5 +472,7 @@ def _describe_contents(module: Any) -> dict[str, Any]:
     return {
         "tensors": hash_value(hash_tensors(module)),
         "parts": hash_text("\n".join([re.sub(" at 0x[0-9a-f]+", "", repr(module)), *code])),
-        "packages": {name: str(getattr(sys.modules.get(name), "__version__", None)) for name in packages},
+        "packages": {
+            name: str(getattr(sys.modules.get(name), "__version__", None)) for name in packages
+        },
     }

@@ -33,16 +33,22 @@ def _require_known(table: Mapping[str, Any], path: Path) -> None:
     for field, value in table.items():
         if field not in CARD_FIELDS:
             near = get_close_matches(field, CARD_FIELDS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"valid fields are {', '.join(CARD_FIELDS)}"
+            hint = (
+                f"did you mean {near[0]}?" if near else f"valid fields are {', '.join(CARD_FIELDS)}"
+            )
             raise BadInputError(f"{path}: a model card has no field '{field}': {hint}")
         if not isinstance(value, CARD_FIELDS[field]):
-            raise BadInputError(f"{path}: '{field}' must be {_KINDS[CARD_FIELDS[field]]}; see models/README.md")
+            raise BadInputError(
+                f"{path}: '{field}' must be {_KINDS[CARD_FIELDS[field]]}; see models/README.md"
+            )
     if wrong := [role for role, file in table.get("data", {}).items() if not isinstance(file, str)]:
         raise BadInputError(f"{path}: [data] {wrong[0]} must be the path of a set manifest")
     try:
         json.dumps(table, allow_nan=False)
     except (TypeError, ValueError) as error:
-        problem = f"{path}: values of a model card are texts, finite numbers, true or false, and lists"
+        problem = (
+            f"{path}: values of a model card are texts, finite numbers, true or false, and lists"
+        )
         raise BadInputError(f"{problem} ({first_line(error)})") from error
 
 
@@ -71,7 +77,10 @@ class CardSource:
     def card(self) -> ModelCard:
         """The card's values, with absolute data folders; the file that it names may complete them."""
         card = card_from_dict(self._table)
-        return replace(card, data={role: str(self._resolve_beside(folder)) for role, folder in card.data.items()})
+        return replace(
+            card,
+            data={role: str(self._resolve_beside(folder)) for role, folder in card.data.items()},
+        )
 
     def _resolve_beside(self, name: str) -> Path:
         return (self.path.parent / name).resolve()
@@ -82,8 +91,12 @@ class CardSource:
         if factory and file.endswith(".py"):
             return PythonFileSource(self._resolve_beside(file), factory, card=self.card)
         if self.card.source.endswith(".onnx"):
-            return OnnxFileSource(self._resolve_beside(self.card.source), card=self.card, shapes=self.shapes)
-        raise BadInputError(f"{self.path}: source '{self.card.source}' is neither FILE.py:FACTORY nor FILE.onnx")
+            return OnnxFileSource(
+                self._resolve_beside(self.card.source), card=self.card, shapes=self.shapes
+            )
+        raise BadInputError(
+            f"{self.path}: source '{self.card.source}' is neither FILE.py:FACTORY nor FILE.onnx"
+        )
 
     def _find_weights(self) -> Path | None:
         if self._table.get("weights", "default") in ("default", "random"):
@@ -106,7 +119,10 @@ class CardSource:
 
     def collect_identity(self) -> Mapping[str, Any]:
         """The card's values with the places of its data, which the stored model keeps; its file; the hash of its weights."""
-        weights, stated = self._find_weights(), self._table.get("weights_sha256")  # the file was checked against it
+        weights, stated = (
+            self._find_weights(),
+            self._table.get("weights_sha256"),
+        )  # the file was checked against it
         return {
             "card": hash_value(self.card.to_dict()),
             "weights": (stated or hash_file(weights)) if weights else self._table.get("weights"),
@@ -147,7 +163,11 @@ def source_from_text(model: str, shapes: ShapeRanges | None = None) -> Source:
     if factory.isidentifier() and Path(f"{module}.py").is_file():  # the name in builds and messages
         return PythonFileSource(Path(f"{module}.py"), factory)
     cards = find_model_cards()
-    return CardSource(cards[model]) if model in cards else TorchvisionSource(model, also_known=tuple(cards))
+    return (
+        CardSource(cards[model])
+        if model in cards
+        else TorchvisionSource(model, also_known=tuple(cards))
+    )
 
 
 def format_source(source: Source) -> str:

@@ -62,7 +62,9 @@ def transform_from_timm(data_config: Mapping[str, Any]) -> Transform:
     mean = _floats(data_config.get("mean") or (0.485, 0.456, 0.406))
     std = _floats(data_config.get("std") or (0.229, 0.224, 0.225))
     decode = Decode("L" if channels == 1 else "RGB")
-    return Transform((decode, resize, CenterCrop(height, width), Rescale(), Normalize(mean, std), Pack()))
+    return Transform(
+        (decode, resize, CenterCrop(height, width), Rescale(), Normalize(mean, std), Pack())
+    )
 
 
 def transform_from_processor(processor: Any) -> Transform:
@@ -72,9 +74,17 @@ def transform_from_processor(processor: Any) -> Transform:
     setting.
     """
     if not hasattr(processor, "do_resize"):
-        raise BadInputError(f"{type(processor).__name__}: not an image processor (it has no do_resize)")
+        raise BadInputError(
+            f"{type(processor).__name__}: not an image processor (it has no do_resize)"
+        )
     name = type(processor).__name__
-    for setting in ("do_pad", "do_thumbnail", "do_align_long_axis", "do_split_image", "do_image_splitting"):
+    for setting in (
+        "do_pad",
+        "do_thumbnail",
+        "do_align_long_axis",
+        "do_split_image",
+        "do_image_splitting",
+    ):
         if getattr(processor, setting, None):
             _refuse(name, setting)
     flips = bool(getattr(processor, "do_flip_channel_order", False))
@@ -84,7 +94,11 @@ def transform_from_processor(processor: Any) -> Transform:
     if processor.do_resize:
         steps += _processor_resize(processor, name)
     if getattr(processor, "do_center_crop", False):
-        steps.append(CenterCrop(*_sides(name, "crop_size", _size_table(processor.crop_size)), rounding="floor"))
+        steps.append(
+            CenterCrop(
+                *_sides(name, "crop_size", _size_table(processor.crop_size)), rounding="floor"
+            )
+        )
     steps += _processor_levels(processor, name)
     return Transform((*steps, Pack()))
 
@@ -98,9 +112,13 @@ def _from_preset(preset: Any, *crop: CenterCrop) -> Transform:
 
 
 _PRESETS: Mapping[str, Callable[[Any], Transform]] = {
-    "ImageClassification": lambda preset: _from_preset(preset, CenterCrop(preset.crop_size[0], preset.crop_size[-1])),
+    "ImageClassification": lambda preset: _from_preset(
+        preset, CenterCrop(preset.crop_size[0], preset.crop_size[-1])
+    ),
     "SemanticSegmentation": _from_preset,
-    "ObjectDetection": lambda _: Transform((Decode(), Rescale(), Pack())),  # resizes and normalizes inside the model
+    "ObjectDetection": lambda _: Transform(
+        (Decode(), Rescale(), Pack())
+    ),  # resizes and normalizes inside the model
 }
 
 
@@ -138,7 +156,9 @@ def _from_compose(stages: Iterable[Any]) -> Transform:
     # Resizing and cropping floats commute with the rescale, since nothing is rounded, so they may precede it.
     geometry = [step for step in steps if isinstance(step, Resize | CenterCrop)]
     levels = [step for step in steps if not isinstance(step, Resize | CenterCrop)]
-    return Transform((decode, *geometry, *levels, Pack(dtype="float32" if kernel == "float" else "uint8")))
+    return Transform(
+        (decode, *geometry, *levels, Pack(dtype="float32" if kernel == "float" else "uint8"))
+    )
 
 
 def _compose_resize(where: str, stage: Any, kernel: ResizeKernel) -> Resize:
@@ -157,9 +177,15 @@ def _append_rescale(steps: list[TransformStep]) -> ResizeKernel:
     return "float"
 
 
-def _to_dtype(where: str, stage: Any, steps: list[TransformStep], kernel: ResizeKernel) -> ResizeKernel:
+def _to_dtype(
+    where: str, stage: Any, steps: list[TransformStep], kernel: ResizeKernel
+) -> ResizeKernel:
     dtype = str(stage.dtype).removeprefix("torch.")
-    if kernel == "pillow" or dtype not in ("float32", "uint8") or (dtype == "uint8" and kernel == "float"):
+    if (
+        kernel == "pillow"
+        or dtype not in ("float32", "uint8")
+        or (dtype == "uint8" and kernel == "float")
+    ):
         _refuse("Compose", f"{where} to {dtype} of a {kernel} image")
     if dtype == "uint8":
         return kernel
@@ -178,7 +204,10 @@ def _processor_resize(processor: Any, name: str) -> list[TransformStep]:
         if side >= 384:
             return [Resize((side, side), "exact", interpolation, kernel=kernel)]
         scaled = int(side / processor.crop_pct)
-        return [Resize((scaled,), "short", interpolation, kernel=kernel), CenterCrop(side, side, "floor")]
+        return [
+            Resize((scaled,), "short", interpolation, kernel=kernel),
+            CenterCrop(side, side, "floor"),
+        ]
     if set(size) == {"shortest_edge"}:
         return [Resize((size["shortest_edge"],), "short", interpolation, kernel=kernel)]
     return [Resize(_sides(name, "size", size), "exact", interpolation, kernel=kernel)]
@@ -222,7 +251,11 @@ def _floats(values: Any) -> tuple[float, ...]:
 
 
 def _interpolation(where: str, value: Any) -> Interpolation:
-    name = Image.Resampling(value).name.lower() if isinstance(value, int) else str(getattr(value, "value", value))
+    name = (
+        Image.Resampling(value).name.lower()
+        if isinstance(value, int)
+        else str(getattr(value, "value", value))
+    )
     if name not in _INTERPOLATIONS:
         _refuse(where, f"interpolation {name!r}")
     return cast("Interpolation", name)
@@ -230,4 +263,6 @@ def _interpolation(where: str, value: Any) -> Interpolation:
 
 def _refuse(source: str, step: str) -> NoReturn:
     problem = f"{source}: {step} cannot be translated"
-    raise BadInputError(f"{problem}\ndescribe the preprocessing in a model card ([[preprocessing.steps]])")
+    raise BadInputError(
+        f"{problem}\ndescribe the preprocessing in a model card ([[preprocessing.steps]])"
+    )

@@ -44,7 +44,9 @@ def compare(step, given):
             found = operators.launch_step(step, given, tactic)
             same = found.shape == expected.shape and found.dtype == expected.dtype
             apart = (found.double() - expected.double()).abs()
-            if found.dtype == torch.float8_e4m3fn:  # the interpreter rounds to a power of two wrongly
+            if (
+                found.dtype == torch.float8_e4m3fn
+            ):  # the interpreter rounds to a power of two wrongly
                 apart = (apart[(expected.view(torch.uint8) & 7) != 0] > 0).double().mean()
             yield str(tactic), float(apart.max()) if same else float("inf")
 
@@ -71,7 +73,9 @@ def list_cases():
     for index, (activation, half, spare) in enumerate(
         (("", True, 0), ("silu", True, 0), ("hardswish", False, 8), ("relu6", False, 8))
     ):
-        yield random_depthwise(40, 3 + 2 * (index % 2), 1 + index // 2, activation=activation, half=half, spare=spare)
+        yield random_depthwise(
+            40, 3 + 2 * (index % 2), 1 + index // 2, activation=activation, half=half, spare=spare
+        )
     yield random_block(64, 128, 64, 12)
     yield random_block(128, 256, 0, 8, stride=2)
     yield random_attention()

@@ -18,8 +18,12 @@ def tiles(kind, *block):
 def compile_for_hopper(kernel, warps, fixed, **types):
     fixed, names = {**fixed, "num_warps": warps}, kernel.arg_names
     signature = {name: "constexpr" if name in fixed else types.get(name, "*fp32") for name in names}
-    source = GluonASTSource(kernel, signature, {(names.index(name),): value for name, value in fixed.items()}, {})
-    ptx = compile_kernel(source, GPUTarget("cuda", 90, 32), {"num_warps": warps, "launch_pdl": True}).asm["ptx"]
+    source = GluonASTSource(
+        kernel, signature, {(names.index(name),): value for name, value in fixed.items()}, {}
+    )
+    ptx = compile_kernel(
+        source, GPUTarget("cuda", 90, 32), {"num_warps": warps, "launch_pdl": True}
+    ).asm["ptx"]
     assert "wgmma.mma_async" in ptx
 
 
@@ -29,17 +33,38 @@ def compile_all():
     for following in (0, 64):
         block = tiles("i8", 1, 8, 8, 128)
         compile_for_hopper(
-            kernels_gluon.int8_wgmma_block_at_once, 4, place | {"MID": 64, "WIDE": 256, "NEXT": following, "BN": 128},
-            upper=tiles("i8", 1, 8, 8, 64), lower=tiles("i8", 1, 2, 8, 64), w=tiles("i8", 64, 64), w3=tiles("i8", 128, 64),
-            added=block, y=block, w1=tiles("i8", 64, 128), z=tiles("i8", 1, 8, 8, 64), **numbers,
-        )  # fmt: skip
+            kernels_gluon.int8_wgmma_block_at_once,
+            4,
+            place | {"MID": 64, "WIDE": 256, "NEXT": following, "BN": 128},
+            upper=tiles("i8", 1, 8, 8, 64),
+            lower=tiles("i8", 1, 2, 8, 64),
+            w=tiles("i8", 64, 64),
+            w3=tiles("i8", 128, 64),
+            added=block,
+            y=block,
+            w1=tiles("i8", 64, 128),
+            z=tiles("i8", 1, 8, 8, 64),
+            **numbers,
+        )
     for cells, more, outputs, half in ((4, 4, 64, False), (2, 1, 16, False), (2, 1, 32, True)):
-        fixed = place | {"R": cells, "MORE": more, "N": outputs, "ROWS": 16, "ACTIVATION": 2, "HALF": half}
+        fixed = place | {
+            "R": cells,
+            "MORE": more,
+            "N": outputs,
+            "ROWS": 16,
+            "ACTIVATION": 2,
+            "HALF": half,
+        }
         compile_for_hopper(
-            kernels_gluon.fp16_wgmma_stem_at_once, 8, fixed,
-            upper=tiles("fp16", 1, 16, 8, 16), lower=tiles("fp16", 1, more, 8, 16), w=tiles("fp16", outputs, 16),
-            y=tiles("fp16" if half else "i8", 1, 16, 8, outputs), **numbers,
-        )  # fmt: skip
+            kernels_gluon.fp16_wgmma_stem_at_once,
+            8,
+            fixed,
+            upper=tiles("fp16", 1, 16, 8, 16),
+            lower=tiles("fp16", 1, more, 8, 16),
+            w=tiles("fp16", outputs, 16),
+            y=tiles("fp16" if half else "i8", 1, 16, 8, outputs),
+            **numbers,
+        )
 
 
 if __name__ == "__main__":

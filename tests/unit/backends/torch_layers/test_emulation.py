@@ -13,7 +13,12 @@ from tests.fakes.emulation import compute_step, quantize
 from tests.fakes.int8_network import random_convolution, random_stem, upload
 
 from optpipe.backends.torch_layers import steps
-from optpipe.backends.torch_layers.tactics import Operands, arrange_convolution, arrange_stem, list_tactics
+from optpipe.backends.torch_layers.tactics import (
+    Operands,
+    arrange_convolution,
+    arrange_stem,
+    list_tactics,
+)
 from optpipe.backends.torch_layers.tuning import ROUNDS, compare_in_turns, explain_speeds, is_faster
 from optpipe.core.precision import Precision
 
@@ -35,13 +40,23 @@ def in_fp64(step, given):
     """The value before rounding, in steps of the output."""
     weight, scale, bias = given.constants
     rows, columns = step.kernel
-    weight = weight.view(step.outputs, rows, columns, -1)[..., : step.depth].permute(0, 3, 1, 2).double()
-    value = torch.nn.functional.conv2d(given.data.double(), weight, stride=step.stride, padding=step.padding[:2])
+    weight = (
+        weight.view(step.outputs, rows, columns, -1)[..., : step.depth].permute(0, 3, 1, 2).double()
+    )
+    value = torch.nn.functional.conv2d(
+        given.data.double(), weight, stride=step.stride, padding=step.padding[:2]
+    )
     scale, bias = (each[: step.outputs].double()[:, None, None] for each in (scale, bias))
     value = value * scale + bias
     if step.added:
         value += given.added.double() * given.added_scale
-    value = value.clamp(0, 6) if step.activation == "relu6" else value.relu() if step.activation else value
+    value = (
+        value.clamp(0, 6)
+        if step.activation == "relu6"
+        else value.relu()
+        if step.activation
+        else value
+    )
     return value if step.half else value * given.inverse_scale
 
 
@@ -59,7 +74,9 @@ def test_a_layer_is_its_real_value_rounded_and_clamped_or_in_fp16(chosen):
 
 def test_gelu_is_approximated_everywhere():
     values = torch.linspace(-50, 50, 200001)
-    assert (steps.approximate_gelu(values) - torch.nn.functional.gelu(values.double())).abs().max() < 2.6e-5
+    assert (
+        steps.approximate_gelu(values) - torch.nn.functional.gelu(values.double())
+    ).abs().max() < 2.6e-5
 
 
 def test_ties_go_to_the_even_step_and_the_range_is_symmetric_but_for_one():
@@ -74,7 +91,9 @@ def test_sums_that_fp32_cannot_hold_are_exact_before_they_are_scaled():
     ones, zeros = np.full(16, 2.0**-18, np.float32), np.zeros(16, np.float32)
     step = steps.Convolution(16, (1, 1), 2048, 16 * 2048)
     operands = Operands(
-        torch.full((1, 2048, 1, 1), 127, dtype=torch.int8), None, upload(arrange_convolution(weight, ones, zeros))
+        torch.full((1, 2048, 1, 1), 127, dtype=torch.int8),
+        None,
+        upload(arrange_convolution(weight, ones, zeros)),
     )
     assert compute_step(step, operands).flatten()[1] == round(2048 * 127 * 127 / 2**18)
 
@@ -87,8 +106,12 @@ def test_a_stem_over_cells_is_the_convolution_over_pixels(shape, channels):
     rng = np.random.default_rng(kernel)
     weight = rng.integers(-4, 5, (16, channels, kernel, kernel)).astype(np.float16)
     image = torch.from_numpy(rng.integers(-8, 9, (1, channels, 12, 13)).astype(np.float32))
-    operands = replace(operands, data=image, constants=upload(arrange_stem(step, weight, np.zeros(16, np.float32))))
-    expected = torch.nn.functional.conv2d(image, torch.from_numpy(weight).float(), stride=2, padding=padding)
+    operands = replace(
+        operands, data=image, constants=upload(arrange_stem(step, weight, np.zeros(16, np.float32)))
+    )
+    expected = torch.nn.functional.conv2d(
+        image, torch.from_numpy(weight).float(), stride=2, padding=padding
+    )
     assert torch.equal(compute_step(step, operands).float(), expected)
 
 
@@ -111,7 +134,14 @@ class Shaped(SimpleNamespace):
 def test_every_convolution_has_a_tactic(kernel, stride, channels, width, images, side, groups):
     width *= 16 * groups if groups > 1 else 1
     step = steps.Convolution(
-        width, (kernel, kernel), channels, 1, stride, (kernel // 2,) * 4, groups=groups, activation="relu"
+        width,
+        (kernel, kernel),
+        channels,
+        1,
+        stride,
+        (kernel // 2,) * 4,
+        groups=groups,
+        activation="relu",
     )
     found = list(list_tactics(step, Shaped(shape=(images, groups * channels, side, side))))
     assert found
@@ -146,12 +176,20 @@ def compared(int8_us, fp16_us, **clock):
     return compare_in_turns(int8, fp16, times), times
 
 
-@pytest.mark.parametrize(("int8_us", "fp16_us", "pays"), [(100, 180, True), (100, 90, False), (100, 100, False)])
-def test_int8_pays_only_where_it_is_shown_to_be_faster_and_the_build_names_the_ratio_otherwise(int8_us, fp16_us, pays):
+@pytest.mark.parametrize(
+    ("int8_us", "fp16_us", "pays"), [(100, 180, True), (100, 90, False), (100, 100, False)]
+)
+def test_int8_pays_only_where_it_is_shown_to_be_faster_and_the_build_names_the_ratio_otherwise(
+    int8_us, fp16_us, pays
+):
     found, _ = compared(int8_us, fp16_us)
     assert is_faster(found) is pays
     assert found.value == pytest.approx(fp16_us / int8_us, rel=0.01)
-    said = list(explain_speeds({8: found}, Precision.INT8, {"8": {"fp16_depthwise": 3.0, "wgmma_product": 1.0}}))
+    said = list(
+        explain_speeds(
+            {8: found}, Precision.INT8, {"8": {"fp16_depthwise": 3.0, "wgmma_product": 1.0}}
+        )
+    )
     assert len(said) == 2 * (not pays)
     assert pays or f"{found} times the speed of fp16 at batch 8" in said[0]
     assert pays or "fp16_depthwise 75%" in said[1]

@@ -23,7 +23,9 @@ CHECKOUT = Path(__file__).parents[4]
 def test_every_kernel_gives_the_emulation_s_numbers():
     command = [sys.executable, "-m", "tests.unit.backends.torch_layers.interpreted"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    ran = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     compared = json.loads(ran.stdout)
     kernels = {tactic.split()[0] for tactic, _ in compared}
@@ -48,7 +50,9 @@ def compile_for_hopper(kernel, fixed, attributes=(), **types):
     names = kernel.arg_names
     source = ASTSource(
         kernel,
-        signature={name: "constexpr" if name in fixed else types.get(name, "i32") for name in names},
+        signature={
+            name: "constexpr" if name in fixed else types.get(name, "i32") for name in names
+        },
         constexprs={(names.index(name),): value for name, value in fixed.items()},
         attrs={(names.index(name),): [("tt.divisibility", 16)] for name in attributes},
     )
@@ -57,8 +61,12 @@ def compile_for_hopper(kernel, fixed, attributes=(), **types):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", range(len(ACTIVATIONS)))
-@pytest.mark.parametrize(("parts", "half", "floating"), [(1, False, False), (2, True, False), (1, True, True)])
-def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(activation, parts, half, floating):
+@pytest.mark.parametrize(
+    ("parts", "half", "floating"), [(1, False, False), (2, True, False), (1, True, True)]
+)
+def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(
+    activation, parts, half, floating
+):
     from optpipe.backends.torch_layers.kernels import wgmma_product
 
     fixed = {
@@ -72,11 +80,17 @@ def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(activation, 
     }
     given = "fp16" if floating else "i8"
     made = compile_for_hopper(
-        wgmma_product, fixed | dict.fromkeys(("BM", "BN", "BK"), 64),
-        x=f"tensordesc<{given}[64, 64]>", w=f"tensordesc<{given}[64, 64]>", added=f"tensordesc<{given}[64, {64 // parts}]>",
+        wgmma_product,
+        fixed | dict.fromkeys(("BM", "BN", "BK"), 64),
+        x=f"tensordesc<{given}[64, 64]>",
+        w=f"tensordesc<{given}[64, 64]>",
+        added=f"tensordesc<{given}[64, {64 // parts}]>",
         y=f"tensordesc<{'fp16' if half else 'i8'}[64, {64 // parts}]>",
-        scale="*fp32", bias="*fp32", added_scale="fp32", inverse_scale="fp32",
-    )  # fmt: skip
+        scale="*fp32",
+        bias="*fp32",
+        added_scale="fp32",
+        inverse_scale="fp32",
+    )
     assert "wgmma.mma_async" in made["ptx"]
     assert made["cubin"]
 
@@ -101,15 +115,31 @@ def test_attention_in_8_bits_compiles_for_hopper_s_matrix_units_without_a_gpu(pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "along"), [(3, 1), (3, 4), (5, 2), (7, 4)])
-def test_a_depthwise_kernel_loads_what_the_outputs_of_a_strip_share_once_and_16_bytes_at_a_time(kernel, along):
+def test_a_depthwise_kernel_loads_what_the_outputs_of_a_strip_share_once_and_16_bytes_at_a_time(
+    kernel, along
+):
     from optpipe.backends.torch_layers.kernels import fp16_depthwise
 
-    fixed = {"R": kernel, "S": kernel, "STRIDE": 1, "TOP": 1, "LEFT": 1, "ACTIVATION": 2, "HALF": True}
+    fixed = {
+        "R": kernel,
+        "S": kernel,
+        "STRIDE": 1,
+        "TOP": 1,
+        "LEFT": 1,
+        "ACTIVATION": 2,
+        "HALF": True,
+    }
     fixed |= {"ALIGN": 8, "BP": 16, "BC": 64, "ALONG": along}
     made = compile_for_hopper(
-        fp16_depthwise, fixed, ("x", "w", "y", "bias"),
-        x="*fp16", w="*fp16", y="*fp16", bias="*fp32", inverse_scale="fp32",
-    )  # fmt: skip
+        fp16_depthwise,
+        fixed,
+        ("x", "w", "y", "bias"),
+        x="*fp16",
+        w="*fp16",
+        y="*fp16",
+        bias="*fp32",
+        inverse_scale="fp32",
+    )
     bias, weights, values = 2, kernel**2, kernel * (kernel + along - 1)
     loads = made["ptx"].count("ld.global")
     assert made["ptx"].count("ld.global.v4") == loads == bias + weights + values
@@ -117,12 +147,29 @@ def test_a_depthwise_kernel_loads_what_the_outputs_of_a_strip_share_once_and_16_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
-def test_kernels_with_overlapping_views_compile_for_hopper_where_triton_accepts_them(version, tmp_path):
+def test_kernels_with_overlapping_views_compile_for_hopper_where_triton_accepts_them(
+    version, tmp_path
+):
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    command = ["uv", "run", "--no-project", "--isolated", "--python", python, "--with", f"triton=={version}"]
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT / "pipeline"), "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [
+        "uv",
+        "run",
+        "--no-project",
+        "--isolated",
+        "--python",
+        python,
+        "--with",
+        f"triton=={version}",
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(CHECKOUT / "pipeline"),
+        "TRITON_CACHE_DIR": str(tmp_path),
+    }
     here = [*command, "python", "-m", "tests.unit.backends.torch_layers.overlapping"]
-    ran = subprocess.run(here, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        here, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False
+    )
     if ran.returncode and "Traceback" not in ran.stderr:
         pytest.skip(f"triton {version} cannot be fetched: {ran.stderr}")
     assert ran.returncode == 0, ran.stderr
@@ -137,7 +184,9 @@ STEPS = (
 
 
 @pytest.mark.slow
-def test_what_other_processes_compiled_is_not_compiled_again_where_it_is_launched(tmp_path, monkeypatch):
+def test_what_other_processes_compiled_is_not_compiled_again_where_it_is_launched(
+    tmp_path, monkeypatch
+):
     from triton import knobs
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -147,10 +196,20 @@ def test_what_other_processes_compiled_is_not_compiled_again_where_it_is_launche
             for step, given in (*STEPS, *STEPS):
                 tuning._launch_all(step, given)
         assert knobs.runtime.jit_cache_hook is None
-        assert len(kernels) == len({json.dumps(json.loads(each), sort_keys=True) for each in kernels}) > 5
+        assert (
+            len(kernels)
+            == len({json.dumps(json.loads(each), sort_keys=True) for each in kernels})
+            > 5
+        )
         tuning.compile_side_by_side([*kernels])
         compiled = {path.name for path in tmp_path.rglob("*.cubin")}
-        names = ("fp16_depthwise", "fp16_wgmma_stem", "wgmma_product", "int8_wgmma_product_at_once", "int8_wgmma_block")
+        names = (
+            "fp16_depthwise",
+            "fp16_wgmma_stem",
+            "wgmma_product",
+            "int8_wgmma_product_at_once",
+            "int8_wgmma_block",
+        )
         assert {f"{name}.cubin" for name in names} <= compiled
         folders = set(tmp_path.iterdir())
         for step, given in STEPS:

@@ -42,7 +42,9 @@ def spread(*rows):
 
 @pytest.fixture(scope="module", params=spread(*((name,) for name in NETWORKS)))
 def lowered(request, tmp_path_factory):
-    wanted = make_int8_request(request.param, tmp_path_factory.mktemp("int8"), keep=SPARED.get(request.param, ()))
+    wanted = make_int8_request(
+        request.param, tmp_path_factory.mktemp("int8"), keep=SPARED.get(request.param, ())
+    )
     program, missed = lower_program(wanted)
     single = export_rewritten(program, replace(wanted, card=fix_batch(wanted.card, 1)))
     return request.param, wanted, program, single, missed
@@ -63,7 +65,9 @@ def test_outputs_are_those_of_the_qdq_graph_and_logits_are_as_frozen(lowered):
     np.testing.assert_allclose(alone, found[:1], atol=1e-2 * np.abs(found).max())
     path = GOLDEN / f"{name}.json"
     if "OPTPIPE_FREEZE" in os.environ:
-        path.write_text(json.dumps([[round(value, 4) for value in row] for row in found.tolist()]) + "\n")
+        path.write_text(
+            json.dumps([[round(value, 4) for value in row] for row in found.tolist()]) + "\n"
+        )
     frozen = json.loads(path.read_text())
     np.testing.assert_allclose(found, frozen, rtol=0, atol=0.02 * np.abs(frozen).max())
 
@@ -72,17 +76,28 @@ def test_the_proof_counts_what_the_program_executes_and_names_what_no_kernel_tak
     name, wanted, _, single, missed = lowered
     layers = layers_from_program(single, Precision.INT8)
     counted = sum(each.type == "int8" and each.op == "Convolution" for each in layers)
-    inputs = [node.input for node in onnx.load(wanted.graph).graph.node if node.op_type in ("Conv", "Gemm", "MatMul")]
-    made = {name: each.op_type for each in onnx.load(wanted.graph).graph.node for name in each.output}
+    inputs = [
+        node.input
+        for node in onnx.load(wanted.graph).graph.node
+        if node.op_type in ("Conv", "Gemm", "MatMul")
+    ]
+    made = {
+        name: each.op_type for each in onnx.load(wanted.graph).graph.node for name in each.output
+    }
     joined = 2 if name == "attending" else 0  # queries, keys, and values are one layer
-    assert counted == sum(made.get(names[1]) == "DequantizeLinear" for names in inputs) - len(missed) - joined
+    assert (
+        counted
+        == sum(made.get(names[1]) == "DequantizeLinear" for names in inputs) - len(missed) - joined
+    )
     assert bool(missed) == (name == "varied")
     assert all("its stride" in each for each in missed)
     if name == "residual":
         macs = {"fp16": 32 * 147 * 256, "int8": 64 * 64 * (288 + 32 + 576 + 576) + 640}
         share = prove_precision(Precision.INT8, layers).share.macs["int8"]
         assert share == pytest.approx(macs["int8"] / sum(macs.values()))
-    if name == "varied":  # the first of 3 channels, the spared one, and the one whose strides fit no kernel
+    if (
+        name == "varied"
+    ):  # the first of 3 channels, the spared one, and the one whose strides fit no kernel
         assert sum(each.op == "convolution" and each.type == "fp16" for each in layers) == 3
 
 
@@ -103,7 +118,9 @@ def test_convolutions_in_fp16_are_steps_and_give_the_module_s_outputs(name, kind
     program, missed = lower_program(wanted)
     nodes = [node for node in program.graph.nodes if "optpipe" in str(node.target)]
     found = [step_from_text(node.args[5]) for node in nodes]
-    assert all(node.args[3] == 1 for node in nodes if node.args[1] is not None)  # cuDNN's kernel adds without a scale
+    assert all(
+        node.args[3] == 1 for node in nodes if node.args[1] is not None
+    )  # cuDNN's kernel adds without a scale
     counted = Counter(type(each).__name__ for each in found) + Counter(
         "added" for each in found if getattr(each, "added", False)
     )
@@ -117,7 +134,9 @@ def test_convolutions_in_fp16_are_steps_and_give_the_module_s_outputs(name, kind
     assert prove_precision(Precision.FP16, layers).share.macs == {"fp16": 1.0}
 
 
-def test_attention_over_many_tokens_reads_queries_keys_and_values_without_copies(tmp_path, monkeypatch):
+def test_attention_over_many_tokens_reads_queries_keys_and_values_without_copies(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(attention, "MOST_TOKENS", 8)
     wanted = replace(make_int8_request("attending", tmp_path), precision=Precision.FP16)
     program, _ = lower_program(wanted)
@@ -146,7 +165,11 @@ class Shifted(torch.nn.Module):
 def test_what_follows_patches_and_a_number_after_a_convolution_stay(tmp_path):
     torch.manual_seed(0)
     module, batch = Shifted().eval(), draw(SPEC)
-    wanted = replace(make_int8_request("residual", tmp_path), precision=Precision.FP16, module=lambda: deepcopy(module))
+    wanted = replace(
+        make_int8_request("residual", tmp_path),
+        precision=Precision.FP16,
+        module=lambda: deepcopy(module),
+    )
     with torch.inference_mode():
         assert measure_snr(module(batch).numpy(), lower_program(wanted)[0](batch)[0].numpy()) > 45
 
@@ -168,7 +191,11 @@ class Bare(torch.nn.Module):
 def test_attention_whose_heads_are_an_output_is_a_step_and_causal_attention_stays(tmp_path):
     torch.manual_seed(0)
     module, batch = Bare().eval(), draw(SPEC)
-    wanted = replace(make_int8_request("residual", tmp_path), precision=Precision.FP16, module=lambda: deepcopy(module))
+    wanted = replace(
+        make_int8_request("residual", tmp_path),
+        precision=Precision.FP16,
+        module=lambda: deepcopy(module),
+    )
     program, _ = lower_program(wanted)
     assert sum("optpipe" in str(each.target) for each in program.graph.nodes) == 1
     with torch.inference_mode():
@@ -179,13 +206,17 @@ def plant_times(monkeypatch, time_launch, folder):
     """The emulation computes the steps."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
     monkeypatch.setattr(tuning, "CHOSEN", {})
-    monkeypatch.setattr(tuning, "launch_step", lambda step, given, _tactic=None: compute_step(step, given))
+    monkeypatch.setattr(
+        tuning, "launch_step", lambda step, given, _tactic=None: compute_step(step, given)
+    )
     monkeypatch.setattr(tuning, "time_launch", time_launch)
     monkeypatch.setattr(tuning, "compile_side_by_side", lambda _: None)
 
 
 @pytest.mark.parametrize("lowered", ["residual"], indirect=True)
-def test_every_layer_runs_its_fastest_tactic_at_the_nearest_batch_size(lowered, monkeypatch, tmp_path):
+def test_every_layer_runs_its_fastest_tactic_at_the_nearest_batch_size(
+    lowered, monkeypatch, tmp_path
+):
     """The last tactic of each step is planted as the fastest, and another process does not measure again."""
     _, wanted, program, _, _ = lowered
 
@@ -196,7 +227,9 @@ def test_every_layer_runs_its_fastest_tactic_at_the_nearest_batch_size(lowered, 
     program, batch = deepcopy(program), draw(SPEC)
     for timed in (True, False):
         plant_times(
-            monkeypatch, time_launch if timed else Mock(__name__="time_launch", side_effect=AssertionError), tmp_path
+            monkeypatch,
+            time_launch if timed else Mock(__name__="time_launch", side_effect=AssertionError),
+            tmp_path,
         )
         measured = tuning.tune_program(program, {size: (batch[:size],) for size in (1, 4)})
     layers = [node for node in program.graph.nodes if "optpipe" in str(node.target)]
@@ -206,11 +239,15 @@ def test_every_layer_runs_its_fastest_tactic_at_the_nearest_batch_size(lowered, 
     assert inductor._find_shortest_mean(program, summary) == 1.0
     exported = export_rewritten(program, wanted).module()
     with torch.inference_mode():
-        torch.testing.assert_close(exported(batch[:2])[0], exported(batch)[0][:2], rtol=0, atol=1e-2)
+        torch.testing.assert_close(
+            exported(batch[:2])[0], exported(batch)[0][:2], rtol=0, atol=1e-2
+        )
 
 
 @pytest.mark.parametrize("faster", [{1, 4}, {4}])
-@pytest.mark.parametrize("lowered", [pytest.param("bottleneck", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize(
+    "lowered", [pytest.param("bottleneck", marks=pytest.mark.slow)], indirect=True
+)
 def test_residual_blocks_are_one_step_where_it_is_faster_at_all_sizes_and_change_no_number(
     lowered, faster, monkeypatch, tmp_path
 ):
@@ -218,7 +255,13 @@ def test_residual_blocks_are_one_step_where_it_is_faster_at_all_sizes_and_change
 
     def time_launch(launch):
         step, given, _ = launch.args
-        return 1.0 if isinstance(step, Block) and len(given.data) in faster else 3.0 if isinstance(step, Block) else 1.0
+        return (
+            1.0
+            if isinstance(step, Block) and len(given.data) in faster
+            else 3.0
+            if isinstance(step, Block)
+            else 1.0
+        )
 
     plant_times(monkeypatch, time_launch, tmp_path)
     before, program, batch = program, deepcopy(program), draw(SPEC)

@@ -33,7 +33,12 @@ inputs = [{name = "x", min = [1, 8], opt = [4, 8], max = [16, 8]}]
 def built(store, name, source, weights="a", precision="fp32", path=None, kind="file"):
     record = WeightsRecord(kind, weights)
     card = json.dumps(ModelCard(name, source, Task.OTHER, INPUTS).to_dict()).encode()
-    model = {"source": {"file": source, "card": name}, "weights": {"file": weights}, "batch": None, "shapes": {}}
+    model = {
+        "source": {"file": source, "card": name},
+        "weights": {"file": weights},
+        "batch": None,
+        "shapes": {},
+    }
     info = ModelInfo(name, source, record, simplified=True, own_precision=None, card=path)
     entry = put(store, info, {"model": model}, files={CARD: card})
     built = artifact_info(model=name, source=source, precision=precision, weights=record)
@@ -70,7 +75,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     ("sub/net.py:make", None), ("net.py:other", None), ("make", None), ("mine", "mine"), ("mine.toml", "mine"),
     ("other.toml", "digits"), ("resnet50", "resnet50"), ("torchvision:resnet50", "resnet50"), ("light.onnx", "light"),
 ])  # fmt: skip
-def test_a_model_is_known_by_its_name_its_source_and_its_file(store: Store, text: str, name: str | None) -> None:
+def test_a_model_is_known_by_its_name_its_source_and_its_file(
+    store: Store, text: str, name: str | None
+) -> None:
     for each, source in (
         ("net.make", "net.py:make"),
         ("mine", "net.py:make"),
@@ -109,9 +116,20 @@ def test_the_build_that_was_made_or_found_last_is_meant(store: Store) -> None:
         ("unknown", None),
     ],
 )
-def test_a_model_of_a_library_is_also_known_by_the_name_that_messages_give_it(store, text, source) -> None:
-    stored = {"hf:/srv/models/reader": "reader", "timm:vit_new": "vit_new", "timm:resnet18": "resnet18"}
-    for place, name in {**stored, "hf:/srv/sub": "sub", "hf:/srv/digits": "digits", "net.py:make": "net.make"}.items():
+def test_a_model_of_a_library_is_also_known_by_the_name_that_messages_give_it(
+    store, text, source
+) -> None:
+    stored = {
+        "hf:/srv/models/reader": "reader",
+        "timm:vit_new": "vit_new",
+        "timm:resnet18": "resnet18",
+    }
+    for place, name in {
+        **stored,
+        "hf:/srv/sub": "sub",
+        "hf:/srv/digits": "digits",
+        "net.py:make": "net.make",
+    }.items():
         built(store, name, place)
     assert find_stored_source(text, store) == source
 
@@ -132,7 +150,9 @@ def test_a_model_of_a_library_is_also_known_by_the_name_that_messages_give_it(st
         ("mine.toml", None),  # a card that is here
     ],
 )
-def test_a_model_of_a_file_is_also_known_by_the_name_that_messages_give_it(store, text, source) -> None:
+def test_a_model_of_a_file_is_also_known_by_the_name_that_messages_give_it(
+    store, text, source
+) -> None:
     Path("cards").mkdir()
     for name in ("two.toml", "light.onnx", "cut.py", "whole.onnx", "resnet18.onnx"):
         Path("cards", name).touch()
@@ -142,17 +162,24 @@ def test_a_model_of_a_file_is_also_known_by_the_name_that_messages_give_it(store
     for name in ("light", "lost", "resnet18"):
         built(store, name, f"cards/{name}.onnx")
     built(store, "cut.make", f"{Path.cwd()}/cards/cut.py:make")
-    assert find_stored_source(text, store) == (source and source.replace("/cards/cut", f"{Path.cwd()}/cards/cut"))
+    assert find_stored_source(text, store) == (
+        source and source.replace("/cards/cut", f"{Path.cwd()}/cards/cut")
+    )
 
 
 def test_an_artifact_keeps_the_reference_that_it_was_verified_on(store: Store) -> None:
     first, second, never = (
-        built(store, "digits", "digits.py:make", precision=each) for each in ("fp32", "int8", "fp16")
+        built(store, "digits", "digits.py:make", precision=each)
+        for each in ("fp32", "int8", "fp16")
     )
     many = verified(store, first, 800)
     few = verified(store, second, 8)
     found = {each.entry.id: each for each in find_artifacts("digits", store)}
-    assert {name: each.reference for name, each in found.items()} == {first.id: many, second.id: few, never.id: few}
+    assert {name: each.reference for name, each in found.items()} == {
+        first.id: many,
+        second.id: few,
+        never.id: few,
+    }
     baseline, contender = find_pair(second.id, first.id, TargetOptions(), store, SilentListener())
     assert baseline.reference == contender.reference == many
     verified(store, second, 800)

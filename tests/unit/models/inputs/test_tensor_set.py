@@ -9,7 +9,12 @@ from tests.fakes.small_disk import fill_disk, mount_small_disk
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.models.inputs.rows import holds_tensors, read_tensor_set, rows_from_outputs, split_batches
+from optpipe.models.inputs.rows import (
+    holds_tensors,
+    read_tensor_set,
+    rows_from_outputs,
+    split_batches,
+)
 from optpipe.models.inputs.samples import choose_samples, load_sample_inputs, save_pool
 
 X = InputSpec("x", "float32", (1, 3), (2, 3), (8, 3))
@@ -72,9 +77,14 @@ def test_integers_beyond_the_table_that_they_pick_from_are_refused(tmp_path) -> 
     ids = InputSpec("ids", "int64", (1, 3), (2, 3), (8, 3), below=50)
     for value in (49, 50, -50, -51):
         np.savez(tmp_path / f"{value}.npz", ids=np.array([[0, 1, value]]))
-    assert all(len(read_tensor_set(tmp_path / f"{value}.npz", (ids,)).files) == 1 for value in (49, -50))
+    assert all(
+        len(read_tensor_set(tmp_path / f"{value}.npz", (ids,)).files) == 1 for value in (49, -50)
+    )
     for value in (50, -51):
-        with pytest.raises(BadInputError, match=f"'ids' contains {value}, and the model looks it up in a table of 50"):
+        with pytest.raises(
+            BadInputError,
+            match=f"'ids' contains {value}, and the model looks it up in a table of 50",
+        ):
             read_tensor_set(tmp_path / f"{value}.npz", (ids,))
 
 
@@ -91,7 +101,8 @@ def test_what_has_no_batch_axis_may_differ_from_sample_to_sample(tmp_path) -> No
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"PK\x03\x04 not a zip", b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'shape': (1,)}"]
+    "content",
+    [b"", b"PK\x03\x04 not a zip", b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'shape': (1,)}"],
 )
 def test_files_that_are_none(tmp_path, content) -> None:
     (tmp_path / "data.npz").write_bytes(content)
@@ -111,17 +122,24 @@ def test_labels_lie_beside_the_inputs(tmp_path) -> None:
     assert [each.label for each in found.files] == list("012012")
 
 
-def test_an_archive_that_would_fill_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch) -> None:
+def test_an_archive_that_would_fill_the_memory_is_refused_before_it_is_read(
+    tmp_path, monkeypatch
+) -> None:
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((1000, 1000), np.float32))
     monkeypatch.setattr("optpipe.models.inputs.rows.get_memory_bytes", lambda: 7_000_000)
-    with pytest.raises(BadInputError, match=r"unpacks to 3.81 MiB, more than half of this machine's memory"):
+    with pytest.raises(
+        BadInputError, match=r"unpacks to 3.81 MiB, more than half of this machine's memory"
+    ):
         read_tensor_set(tmp_path / "bomb.npz", (X,))
 
 
 def test_an_output_without_its_axis_is_one_sample_and_no_more() -> None:
     spec = TensorSpec("y", "float32", ("batch",))
     assert rows_from_outputs([spec], {"y": np.array(3.0)}, 1)["y"].shape == (1,)
-    with pytest.raises(BadInputError, match="'y' is a single value for a whole batch: leave it out, or give --batch 1"):
+    with pytest.raises(
+        BadInputError,
+        match="'y' is a single value for a whole batch: leave it out, or give --batch 1",
+    ):
         rows_from_outputs([spec], {"y": np.array(3.0)}, 2)
 
 

@@ -2012,6 +2012,12 @@ def describe_group(stated, groups, at):
     return {"processes": count_processes(tries), "left_out": left, "figures": figures}
 
 
+def is_reason(text):
+    """One printable line with a letter that can be seen; Hangul fillers are letters that cannot."""
+    letters = [each for each in text if each.isalpha() and each not in "\u115f\u1160\u3164\uffa0"]
+    return text.isprintable() and bool(letters)
+
+
 def judge_dossier(at, document):
     """Judges the evidence, and compares the result with verdict.json."""
     verdict, request, build, policy = (
@@ -2043,6 +2049,8 @@ def judge_dossier(at, document):
                 f"verdict.json: {name}: limit is {said}",
             )
     at.check({*request.waivers} <= {*expected}, "request.json: waives criteria that do not exist")
+    for name, reason in request.waivers.items():
+        at.check(is_reason(reason), f"request.json: the waiver of {name} has no reason")
     counted = {each["verdict"] for name, each in expected.items() if name not in request.waivers}
     overall, groups = min(counted or {INCONCLUSIVE}, key=ORDER.index), select(at.measured)
     at.compare(

@@ -55,6 +55,7 @@ preprocess digits --output there | --output requires --against
 signoff digits | signoff requires MODEL and --policy FILE
 signoff digits --policy none.toml | cannot read policy none.toml
 signoff digits --policy size.toml --waive size.maximum | --waive requires a one-line --because TEXT
+signoff digits --policy size.toml --waive size.maximum --because "---" | --waive requires a one-line --because TEXT
 calibrate digits --method median | choose from max, percentile
 calibrate digits --set target=tpu | tpu
 calibrate digits --set seed=-1 | seed

@@ -28,6 +28,7 @@ from optpipe.core.measurement import MAX_CV, ROUNDS
 from optpipe.core.plan import Param
 from optpipe.core.quantity import share_from_text, share_to_text
 from optpipe.core.records import plain_from_record
+from optpipe.core.verdict import is_reason
 
 if TYPE_CHECKING:
     from optpipe.cli.terminal import Terminal
@@ -65,9 +66,7 @@ class DossierOptions:
         if reasons and not names:
             raise BadInputError("--because requires --waive CRITERION")
         given = reasons * len(names) if len(reasons) == 1 else reasons
-        if len(given) != len(names) or not all(
-            reason.strip() and reason.isprintable() for reason in given
-        ):
+        if len(given) != len(names) or not all(map(is_reason, given)):
             raise BadInputError(
                 "--waive requires a one-line --because TEXT, once for all or once per --waive"
             )

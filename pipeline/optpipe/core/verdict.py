@@ -6,7 +6,7 @@ from enum import StrEnum
 from math import log1p
 from typing import Protocol
 
-from optpipe.core.errors import ExitStatus
+from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.measurement import MeasurementGroup
 from optpipe.core.quantity import Dimension
 
@@ -29,6 +29,23 @@ def combine_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
     return next(each for each in (Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.PASS) if each in seen)
 
 
+_FILLERS = "\u115f\u1160\u3164\uffa0"
+"""Hangul fillers, which Unicode counts as letters and no font shows."""
+
+
+def is_reason(text: str) -> bool:
+    """Whether `text` tells a reader something: one printable line with at least one visible letter."""
+    return text.isprintable() and any(one.isalpha() and one not in _FILLERS for one in text)
+
+
+def require_reason(text: str, what: str) -> None:
+    """Raises BadInputError if `text`, the reason for `what`, is not one (`is_reason`)."""
+    if not is_reason(text):
+        raise BadInputError(
+            f"{what} has no reason: {text!r}\ngive one line with at least one letter"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class CriterionResult:
     """A judged criterion. Figures are in the base unit `unit`; environment criteria have names instead."""
@@ -49,7 +66,12 @@ class CriterionResult:
     source: str = ""
     """Run or artifact that `observed` was computed from."""
     waived: str | None = None
-    """Reason for waiving the criterion; its verdict stays."""
+    """Reason for waiving the criterion (`is_reason`); its verdict stays."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it takes part in the overall verdict: it is not waived."""
+        return self.waived is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +122,11 @@ class VerdictRecord:
 
     @property
     def waived(self) -> tuple[CriterionResult, ...]:
-        return tuple(one for one in self.criteria if one.waived)
+        return tuple(one for one in self.criteria if not one.counts)
 
     @property
     def counted(self) -> tuple[CriterionResult, ...]:
-        return tuple(one for one in self.criteria if not one.waived)
+        return tuple(one for one in self.criteria if one.counts)
 
 
 @dataclass(frozen=True, slots=True)

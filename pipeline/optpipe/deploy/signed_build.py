@@ -81,9 +81,7 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
     digest = dossier.files.hash(SUMS)
     return SignedBuild(
         folder=folder,
-        reference=DossierReference(
-            verdict.dossier_name, digest, verdict.verdict, waived, because or None
-        ),
+        reference=DossierReference(verdict.dossier_name, digest, verdict.verdict, waived, because),
         policy=dossier.policy,
         artifact=artifact,
         card=card,

@@ -50,7 +50,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "d7d65cc852f0634ce317ac64e75ffae5bc7d017e3dc5f4b9438fde1767951cbf"
+VERIFIER = "83dc0a455008a70f2233d6296a4834d46ab350049281ec056a8a0c5a326960b9"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

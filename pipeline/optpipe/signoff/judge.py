@@ -1,7 +1,7 @@
 """The verdict on a dossier's evidence, computed only from its raw files; a sign-off and `verify` both call `judge_dossier`."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
@@ -23,6 +23,7 @@ from optpipe.core.verdict import (
     Verdict,
     VerdictRecord,
     combine_verdicts,
+    require_reason,
 )
 from optpipe.measure.figures import list_artifact_measurements
 from optpipe.measure.groups import (
@@ -155,7 +156,7 @@ def _is_beyond(criterion: Criterion, seen: Observation) -> bool:
 
 def decide_overall_verdict(judged: Iterable[CriterionResult]) -> Verdict:
     """Waived criteria do not count; without any criteria the verdict is INCONCLUSIVE."""
-    return combine_verdicts(one.verdict for one in judged if one.waived is None)
+    return combine_verdicts(one.verdict for one in judged if one.counts)
 
 
 def _decide_verdict(criterion: Criterion, seen: Observation, broken: set[int]) -> Verdict:
@@ -378,14 +379,15 @@ def _note_left_out(
         yield Note("other-network", f"{what}: {theirs}; this one: {mine}", remedy)
 
 
-def require_waivable(waivers: Iterable[str], policy: Policy) -> None:
-    """Raises BadInputError for a waiver that names no criterion of `policy`."""
+def require_waivable(waivers: Mapping[str, str], policy: Policy) -> None:
+    """Raises BadInputError for a waiver that names no criterion of `policy`, or that has no reason."""
     names = (*TRUST_CRITERIA, *(one.name for one in policy.criteria))
-    for name in waivers:
+    for name, reason in waivers.items():
         if name not in names:
             raise BadInputError(
                 f"cannot waive unknown criterion {name!r}; criteria are {', '.join(names)}"
             )
+        require_reason(reason, f"the waiver of {name}")
 
 
 def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) -> BuildEvidence:

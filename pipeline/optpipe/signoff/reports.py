@@ -81,11 +81,11 @@ UNKNOWN = "Anybody can sign with their own key: name those you trust with --allo
 def summarize_verdict(record: VerdictRecord) -> str:
     """Tells whether to ship, how many criteria are not met, and the first of them."""
     build = f"{record.model} ({record.artifact.backend} {record.artifact.precision})"
-    counted, waived = record.counted, len(record.waived)
+    counted = record.counted
     worst = [
         one for one in _order_criteria(record) if one in counted and one.verdict is record.verdict
     ]
-    tail = f" {waived} criteri{'on was' if waived == 1 else 'a were'} waived." if waived else ""
+    tail = _name_waivers(record)
     share = f"{len(worst)} of {len(counted)} criteria {'is' if len(worst) == 1 else 'are'}"
     if not counted:
         return f"Do not ship {build} yet: no criteria remain to be judged.{tail}"
@@ -95,6 +95,14 @@ def summarize_verdict(record: VerdictRecord) -> str:
     first = f"{_name_criterion(worst[0].name)}{load}: {worst[0].reason}."
     yet, state = ("", "not met") if record.verdict is Verdict.FAIL else (" yet", "undecided")
     return f"Do not ship {build}{yet}: {share} {state}. {first}{tail}"
+
+
+def _name_waivers(record: VerdictRecord) -> str:
+    """` 1 criterion was waived: latency.p99.b8 (FAIL).`; empty without waivers."""
+    names = [f"{one.name} ({one.verdict})" for one in record.waived]
+    if not names:
+        return ""
+    return f" {len(names)} criteri{'on was' if len(names) == 1 else 'a were'} waived: {', '.join(names)}."
 
 
 ACRONYMS = ("cv", "f1", "gpu", "cpu", "snr")
@@ -132,7 +140,7 @@ def _find_next_step(record: VerdictRecord, dossier: Path) -> str:
     """The remedy of the criterion that decides; how to deploy a build that passes."""
     if record.verdict is Verdict.PASS:
         return shlex.join(["optpipe", "deploy", str(dossier)])
-    remedies = (one.remedy for one in _order_criteria(record) if one.remedy and not one.waived)
+    remedies = (one.remedy for one in _order_criteria(record) if one.remedy and one.counts)
     return next(remedies, "measure what the policy requires")
 
 
@@ -159,7 +167,7 @@ def _order_criteria(record: VerdictRecord) -> list[CriterionResult]:
     rank = {Verdict.FAIL: 0, Verdict.INCONCLUSIVE: 1, Verdict.PASS: 2}
     return sorted(
         record.criteria,
-        key=lambda one: (1.5 if one.waived else rank[one.verdict], "trust." in one.name),
+        key=lambda one: (rank[one.verdict] if one.counts else 1.5, "trust." in one.name),
     )
 
 
@@ -206,7 +214,7 @@ def _list_criterion_cells(one: CriterionResult) -> Row:
     return (
         _name_criterion(one.name),
         one.name,
-        Cell(one.verdict, tone, "waived" if one.waived else ""),
+        Cell(one.verdict, tone, "" if one.counts else "waived"),
         Cell(
             "" if text == "–" else text,
             note=f"[{interval}" if interval else "",
@@ -402,7 +410,7 @@ def render_junit(record: VerdictRecord) -> str:
         case = Xml.SubElement(suite, "testcase", classname=build, name=one.name, time="0")
         about = f" ({one.about})" if one.about else ""
         text = f"observed {format_observed(one)}{about}, limit {one.limit}\n{one.reason}\n{one.remedy or ''}".strip()
-        if one.waived:
+        if not one.counts:
             Xml.SubElement(case, "skipped", message=f"WAIVED ({one.verdict}): {one.waived}")
         elif one.verdict is not Verdict.PASS:
             kind = "failure" if one.verdict is Verdict.FAIL else "error"

@@ -41,7 +41,7 @@ from optpipe.core.records import (
     plain_from_record,
     record_from_files,
 )
-from optpipe.core.verdict import Verdict, VerdictRecord
+from optpipe.core.verdict import Verdict, VerdictRecord, require_reason
 from optpipe.evaluate.recompute import read_evaluation
 from optpipe.measure.figures import read_samples
 from optpipe.measure.validity import LIMITS
@@ -131,7 +131,12 @@ class VerifiedDossier:
 
 
 def require_pass(folder: Path, verdict: VerdictRecord, because: str | None, purpose: str) -> None:
-    """Raises GateError for anything except an unqualified PASS without the reason `because`."""
+    """Raises GateError for anything except an unqualified PASS without the reason `because`.
+
+    Raises BadInputError for a `because` that is no reason.
+    """
+    if because is not None:
+        require_reason(because, "--because")
     if because is None and (verdict.verdict is not Verdict.PASS or verdict.waived):
         state = (
             f"{len(verdict.waived)} criteria waived"
@@ -551,7 +556,7 @@ def make_statement(digest: str, policy: Policy, verdict: VerdictRecord) -> Mappi
     results = {Verdict.PASS: "PASSED", Verdict.FAIL: "FAILED"}
     tests: dict[str, list[str]] = {"PASSED": [], "WARNED": [], "FAILED": []}
     for one in verdict.criteria:
-        tests["WARNED" if one.waived else results.get(one.verdict, "WARNED")].append(one.name)
+        tests[results.get(one.verdict, "WARNED") if one.counts else "WARNED"].append(one.name)
     qualified = verdict.verdict is Verdict.PASS and verdict.waived
     return {
         "_type": STATEMENT,

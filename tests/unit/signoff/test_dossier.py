@@ -208,6 +208,7 @@ def test_the_build_to_judge_must_be_clear(workspace, sign_off):
     [
         (LATENCY.replace("[[", "model='resnet50'\n[[", 1), {}, "the policy is for 'resnet50'"),
         (LATENCY, {"latency": "x"}, "cannot waive unknown criterion 'latency'; criteria are trust"),
+        (LATENCY, {"trust.weights": "\u200b"}, "the waiver of trust.weights has no reason"),
         (LATENCY + "[build]\nbackend = 'onnxruntime'\noptions = {thread = 2}", {}, "onnxruntime has no option 'thread'"),
     ],
 )  # fmt: skip

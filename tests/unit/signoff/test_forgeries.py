@@ -339,6 +339,52 @@ def test_no_forgery_is_silent(dossier, name):
         assert bool(differs) == bool(outcome.document.problems), differs
 
 
+NO_REASONS = (
+    *(
+        "",
+        " ",
+        "\t",
+        "\u200b",
+        "\u200d\ufeff",
+        "\u00ad",
+        "\u3164",
+        "\u115f\uffa0",
+        "\u2800",
+        "\u0301",
+    ),
+    *("---", "12", "two\nlines", "a\u202eb"),
+)
+
+
+@pytest.mark.parametrize("reason", NO_REASONS, ids=ascii)
+def test_a_waiver_without_a_reason_is_refused_by_both_verifiers(dossier, reason):
+    edit(dossier / "request.json", "waivers", value={"memory.maximum": reason})
+    put_right(dossier)
+    edit_waived(dossier, reason)
+    seal_folder(dossier)
+    outcome = call(verify, dossier)
+    assert outcome.status in (1, 2)
+    assert "memory.maximum has no reason" in outcome.document.problems[0]
+    assert any("memory.maximum has no reason" in each for each in examine(dossier)[0].differs)
+
+
+def edit_waived(folder, reason):
+    document = json.loads((folder / "verdict.json").read_text())
+    for each in document["criteria"]:
+        each["waived"] = reason if each["name"] == "memory.maximum" else each["waived"]
+    (folder / "verdict.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("reason", ["known", "bekannt, Ticket 12", "既知", "x"])
+def test_a_reason_with_a_letter_waives(dossier, reason):
+    edit(dossier / "request.json", "waivers", value={"memory.maximum": reason})
+    put_right(dossier)
+    outcome = call(verify, dossier)
+    assert outcome.document.problems == ()
+    assert not examine(dossier)[0].differs
+    assert "1 criterion was waived: memory.maximum" in show(dossier)
+
+
 def test_a_dossier_put_right_without_a_change_is_the_same(dossier, honest):
     assert hash_file(VERIFIER) == json.loads((honest / "request.json").read_text())["verifier"]
     put_right(dossier)
@@ -381,7 +427,6 @@ def test_no_control_character_reaches_the_terminal_or_a_report(dossier):
     edit(
         find_one(dossier, "builds/verification-*/manifest.json"), "info", "reference", value=ESCAPE
     )
-    edit(dossier / "request.json", "waivers", value={"memory.maximum": ESCAPE})
     put_right(dossier)
     assert verify_dossier(dossier).problems == ()
     ElementTree.parse(dossier / "junit.xml")

@@ -121,7 +121,7 @@ def test_the_page_is_the_same_each_time_and_asks_nothing_of_the_network(drawn):
 def test_a_waiver_is_loud_everywhere(measured_once):
     found = signed(measured_once, waivers={"size.maximum": "known"}, figures=False)
     assert found[0].verdict == "PASS"
-    assert "1 criterion was waived" in (found[1] / "report.html").read_text()
+    assert "1 criterion was waived: size.maximum (FAIL)" in (found[1] / "report.html").read_text()
     assert "**WAIVED** `size.maximum` is FAIL" in (found[1] / "report.md").read_text()
     assert '<skipped message="WAIVED (FAIL): known"' in (found[1] / "junit.xml").read_text()
 

@@ -22,7 +22,7 @@ from optpipe.core import torch
 from optpipe.core.card import TensorSpec
 from optpipe.core.errors import BadInputError, first_line
 from optpipe.core.events import Steps
-from optpipe.core.process import POLL_S, end_with_parent, open_process_group
+from optpipe.core.process import POLL_S, end_with_parent, make_python_command, open_process_group
 from optpipe.workspace.files import hold_lock, write_bytes
 
 GENERAL = "model.pt2"
@@ -74,14 +74,9 @@ def compile_packages(
         folder = Path(scratch)
 
         def start(number: int) -> Any:
-            command = [
-                sys.executable,
-                "-m",
-                __name__,
-                str(int(tf32)),
-                str(folder / f"{number}.json"),
-                *lock,
-            ]
+            command = make_python_command(
+                __name__, str(int(tf32)), str(folder / f"{number}.json"), *lock
+            )
             return stack.enter_context(
                 open_process_group(command, folder / f"{number}.log", os.environ)
             )

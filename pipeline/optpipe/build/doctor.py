@@ -4,9 +4,11 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from optpipe.backends.base import Option
 from optpipe.backends.registry import BACKENDS
+from optpipe.core.process import NEUTRAL_FOLDER
 from optpipe.report.document import (
     Column,
     ColumnKind,
@@ -127,7 +129,12 @@ def _check_nsys() -> ToolStatus:
         return missing
     try:
         said = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=20, check=False
+            [Path(path).absolute(), "--version"],
+            cwd=NEUTRAL_FOLDER,  # it imports ./sitecustomize.py
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return replace(missing, note=f"{path} failed to run: {type(error).__name__}")

@@ -1,4 +1,8 @@
-"""Child processes that end together with everything they start, and with their parent."""
+"""Child processes that end together with everything they start, and with their parent.
+
+Each Python child of ours starts here. `python -m …` would put the current folder in front of everything that the child imports,
+so that a `json.py` of the user would run in every worker; `-P` and PYTHONSAFEPATH leave it out, there and in whatever the child starts.
+"""
 
 import atexit
 import ctypes
@@ -15,7 +19,7 @@ from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from optpipe.core.records import json_from_record, read_record
 
@@ -38,6 +42,68 @@ def _set_death_signal() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+NEUTRAL_FOLDER = Path("/")
+"""Where programs run that import Python modules from the current folder, as nsys does: nobody but root writes there."""
+
+
+def make_python_command(module: str, *words: str, program: str = "") -> list[str]:
+    """The command `python -P -m MODULE WORDS`, which never imports from the current folder (Python 3.11).
+
+    `program` defaults to this interpreter. Start it with `make_python_environment`.
+    """
+    return [program or sys.executable, "-P", "-m", module, *words]
+
+
+def make_python_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """`environment`, by default this process's, in which no Python imports from the current folder.
+
+    An empty part of PYTHONPATH, as in `PYTHONPATH=$PYTHONPATH:/srv`, means that folder and is left out; the others become absolute.
+    """
+    made = dict(os.environ if environment is None else environment)
+    made["PYTHONSAFEPATH"] = "1"
+    if "PYTHONPATH" in made:
+        folders = filter(None, made["PYTHONPATH"].split(os.pathsep))
+        made["PYTHONPATH"] = os.pathsep.join(str(Path(each).absolute()) for each in folders)
+    return made
+
+
+def start_python(
+    module: str,
+    *words: str,
+    program: str = "",
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
+) -> "subprocess.Popen[bytes]":
+    """Starts `make_python_command` in `make_python_environment`; `options` are those of Popen."""
+    return subprocess.Popen(
+        make_python_command(module, *words, program=program),
+        env=make_python_environment(environment),
+        **options,
+    )
+
+
+def run_python_code(
+    code: str,
+    *words: str,
+    program: str = "",
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+) -> "subprocess.CompletedProcess[str]":
+    """Runs `code` with the arguments `words` in an interpreter of any version, away from the current folder.
+
+    Raises subprocess.TimeoutExpired after `timeout_s`.
+    """
+    return subprocess.run(
+        [os.path.abspath(program or sys.executable), "-c", code, *words],  # noqa: PTH100 - a link to an interpreter stays one
+        env=make_python_environment(environment),
+        cwd=NEUTRAL_FOLDER,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
 @contextmanager
 def open_process_group(
     command: Sequence[str],
@@ -47,19 +113,22 @@ def open_process_group(
     errors_only: bool = False,
     ask_s: float | None = None,
     foreign: bool = False,
+    folder: Path | None = None,
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Runs `command` in a new session, so that Ctrl+C is the parent's to handle; nothing of its group outlives the block.
 
     Output goes to the file `log`; `errors_only` drops standard output. With `ask_s` the process first gets SIGTERM and
-    that many seconds to end. A `foreign` program does not call `end_with_parent` itself.
+    that many seconds to end. A `foreign` program does not call `end_with_parent` itself. It runs in `folder`, by default the current one.
     """
+    environment = make_python_environment(environment)
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL if errors_only else output,
             stderr=output,
-            env=dict(environment) if foreign else {**environment, _PARENT: str(os.getpid())},
+            cwd=folder,
+            env=environment if foreign else {**environment, _PARENT: str(os.getpid())},
             start_new_session=True,
             preexec_fn=_set_death_signal if foreign else None,
         )
@@ -302,7 +371,7 @@ def _read_results(
     environment: Mapping[str, str],
 ) -> Generator[Result | JobFailure]:
     """Yields results until the process ends or hangs; its failure is the last one."""
-    command, log = [sys.executable, "-m", module, str(folder)], folder / STDERR_LOG
+    command, log = make_python_command(module, str(folder)), folder / STDERR_LOG
     with open_process_group(command, log, environment, errors_only=True) as process:
         for index in range(count):
             result = folder / f"{index}.json"

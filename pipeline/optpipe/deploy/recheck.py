@@ -78,7 +78,7 @@ print(json.dumps({"missing": [each for each in needed if importlib.util.find_spe
 
 def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) -> Interpreter:
     """Raises BadInputError if `path` is not an environment, MissingError with the command if the worker lacks a package."""
-    program = sys.executable if path is None else str(find_python(path, "--python"))
+    program = str(find_python(path, "--python")) if path is not None else sys.executable
     source = scratch / "source"
     source.mkdir(exist_ok=True)
     # link only optpipe: site-packages would bring this environment's runtime along

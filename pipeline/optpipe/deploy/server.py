@@ -10,19 +10,21 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape
-from optpipe.core.process import open_process_group
+from optpipe.core.process import open_process_group, run_python_code
+
+if TYPE_CHECKING:
+    import subprocess
 
 SERVER_VARIABLE = "OPTPIPE_TRITON"
 READY_LIMIT_S = 120.0
@@ -71,8 +73,9 @@ def ask_python(
     program: Path, source: str, environment: Mapping[str, str], option: str, *arguments: object
 ) -> Any:
     """Runs `source` in an interpreter with `arguments` as JSON, and parses its output as JSON. Raises BadInputError."""
-    command = [str(program), "-c", source, *map(json.dumps, arguments)]
-    told = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    told = run_python_code(
+        source, *map(json.dumps, arguments), program=str(program), environment=environment
+    )
     if told.returncode != 0:
         raise BadInputError(
             f"{option} {program}: the interpreter does not start: {escape(told.stderr.strip()[-200:])}"

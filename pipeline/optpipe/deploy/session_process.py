@@ -27,7 +27,7 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, OptpipeError, StageError, escape, first_line
-from optpipe.core.process import end_with_parent
+from optpipe.core.process import end_with_parent, start_python
 from optpipe.core.records import read_record
 from optpipe.deploy.frames import Arrays, SharedMemory, read_frame, write_frame
 from optpipe.deploy.triton_config import list_positions
@@ -43,16 +43,18 @@ class FrameProcess:
     def __init__(
         self,
         *words: str,
-        program: str = sys.executable,
+        program: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._log = TemporaryFile()  # noqa: SIM115 - closed with the process
-        self._process = subprocess.Popen(
-            [program, "-m", "optpipe.deploy.session_process", *words],
+        self._process = start_python(
+            "optpipe.deploy.session_process",
+            *words,
+            program=program,
+            environment=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=environment,
             start_new_session=True,
         )
 

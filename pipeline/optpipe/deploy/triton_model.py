@@ -41,7 +41,13 @@ class TritonPythonModel:
             config.get("max_batch_size", 0),
         ]
         self.process: Any = subprocess.Popen(
-            [python, "-m", "optpipe.deploy.session_process", *map(str, (*words, *descriptors))],
+            [
+                python,
+                "-P",
+                "-m",
+                "optpipe.deploy.session_process",
+                *map(str, (*words, *descriptors)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=kept,

@@ -8,7 +8,6 @@ layout is part of what a fresh process is measured for.
 import os
 import select
 import subprocess
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from time import monotonic, perf_counter_ns
 from typing import Any, Self
 
 from optpipe.core.errors import ExitStatus, StageError
-from optpipe.core.process import acknowledge_interrupt
+from optpipe.core.process import acknowledge_interrupt, start_python
 from optpipe.core.records import line_from_record, record_from_json
 from optpipe.measure.worker.plan import (
     Point,
@@ -235,10 +234,10 @@ class WorkerPool:
         self,
         directory: Path,
         affinity: Sequence[int] | None = None,
-        python: str = sys.executable,
+        python: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Workers run in the interpreter `python`, with `environment` or this process's variables."""
+        """Workers run in the interpreter `python`, or in this one, with `environment` or this process's variables."""
         self._python, self._environment = python, environment
         self.directory, self.affinity = directory, None if affinity is None else tuple(affinity)
         self.modules: dict[str, tuple[str, ...]] = {}
@@ -289,9 +288,10 @@ class WorkerPool:
         log = self.directory / f"worker-{self._count}.log"
         self._count += 1
         with log.open("ab") as errors:
-            process = subprocess.Popen(
-                [self._python, "-m", "optpipe.measure.worker"],
-                env=self._environment,
+            process = start_python(
+                "optpipe.measure.worker",
+                program=self._python,
+                environment=self._environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

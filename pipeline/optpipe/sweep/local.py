@@ -4,7 +4,6 @@ import os
 import platform
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -17,7 +16,7 @@ from optpipe import __version__
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.files import hash_text, hash_value
-from optpipe.core.process import open_process_group
+from optpipe.core.process import make_python_command, open_process_group
 from optpipe.core.records import json_from_record, plain_from_record, read_record
 from optpipe.sweep.job import (
     CellOutcome,
@@ -48,7 +47,7 @@ STOP_S = 15.0
 """Seconds for a task to end in order."""
 _SETTLE_S = 3.0
 """Seconds until the driver no longer lists a process that has ended or was killed."""
-PROGRAM = (sys.executable, "-m", "optpipe.sweep.task")
+PROGRAM = tuple(make_python_command("optpipe.sweep.task"))
 """Called with the paths of the task and the outcome."""
 
 

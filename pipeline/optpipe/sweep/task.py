@@ -3,11 +3,11 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
 from optpipe.backends.registry import backends_from_text, parse_options
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
@@ -25,7 +25,12 @@ from optpipe.core.files import hash_text, hash_value
 from optpipe.core.measurement import MeasurementGroup, Reason, read_measurements
 from optpipe.core.plan import to_command
 from optpipe.core.precision import CALIBRATED, precisions_from_text
-from optpipe.core.process import end_with_parent, handle_interrupts, redirect_stdout_to_stderr
+from optpipe.core.process import (
+    end_with_parent,
+    handle_interrupts,
+    redirect_stdout_to_stderr,
+    start_python,
+)
 from optpipe.core.records import json_from_record, read_record, record_from_json
 from optpipe.measure.bench import bench_artifacts
 from optpipe.measure.figures import recorded_from_files
@@ -108,13 +113,11 @@ def collect_contents(recipe: Recipe) -> dict[str, str]:
 
 def collect_contents_in_child(recipes: Sequence[Recipe]) -> Sequence[dict[str, str]]:
     """`collect_contents` of each in another process: a user's code may open a CUDA context, and measurements start from here."""
-    command = [sys.executable, "-m", "optpipe.sweep.task"]
-    done = subprocess.run(
-        command, input=json_from_record(tuple(recipes)), capture_output=True, check=False
-    )
-    if done.returncode:
-        return [{"error": hash_text(f"status {done.returncode}")} for _ in recipes]
-    return record_from_json(done.stdout, tuple[dict[str, str], ...], "the child process")
+    with start_python("optpipe.sweep.task", stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
+        answer, _ = process.communicate(json_from_record(tuple(recipes)))
+    if process.returncode:
+        return [{"error": hash_text(f"status {process.returncode}")} for _ in recipes]
+    return record_from_json(answer, tuple[dict[str, str], ...], "the child process")
 
 
 def measure_cells(task: Task) -> tuple[CellOutcome, ...]:

@@ -24,7 +24,7 @@ from optpipe.core import plan as params
 from optpipe.core import torch
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.plan import Param
-from optpipe.core.process import open_process_group
+from optpipe.core.process import NEUTRAL_FOLDER, open_process_group
 
 
 class Stage(StrEnum):
@@ -131,13 +131,22 @@ def record_program(
 ) -> Recording:
     """Runs `program`, and ends all its processes with this one; the recording contains the whole environment.
 
-    `directory` is among the program's arguments. Raises StageError after half an hour, and MissingError if nsys cannot run.
+    nsys and `program` run in NEUTRAL_FOLDER, since nsys imports a `sitecustomize.py` of the current folder.
+    `directory` is among the program's arguments, as an absolute path.
+
+    Raises StageError after half an hour, and MissingError if nsys cannot run.
     """
+    directory = directory.resolve()
     output, log = directory / "recording", directory / "nsys.log"
     command = [str(find_nsys()), *make_nsys_command(output, on_gpu=on_gpu, whole=whole), *program]
     try:
         with open_process_group(
-            command, log, os.environ, ask_s=_TERMINATION_TIMEOUT_S, foreign=True
+            command,
+            log,
+            os.environ,
+            ask_s=_TERMINATION_TIMEOUT_S,
+            foreign=True,
+            folder=NEUTRAL_FOLDER,
         ) as process:
             status = process.wait(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
@@ -187,9 +196,9 @@ def find_nsys(otherwise: str = "") -> Path:
     if named := os.environ.get("OPTPIPE_NSYS"):
         if not Path(named).is_file():
             raise MissingError(f"OPTPIPE_NSYS={named}: no such file")
-        return Path(named)
+        return Path(named).absolute()
     if found := shutil.which("nsys"):
-        return Path(found)
+        return Path(found).absolute()
     for pattern in (
         "nvidia/nsight-systems/*/bin/nsys",
         "nvidia/nsight-systems/*/target-linux-x64/nsys",
@@ -210,12 +219,13 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
         raise BadInputError(f"{recording}: the file is empty")
     elsewhere = f"nsys export --type sqlite {recording.name}"
     find_nsys(otherwise=f"or export it where nsys is installed and pass the result: {elsewhere}")
+    directory = directory.absolute()
     report = (
         _report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
     )
     target = directory / f"{recording.stem}.sqlite"
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(target)]
-    finished = _run([str(find_nsys()), "export", *options, str(report)])
+    finished = _run([str(find_nsys()), "export", *options, str(report.absolute())])
     if finished.returncode != 0 or not target.is_file():
         problem = f"{recording}: nsys cannot export it: {_last_line(finished)}"
         raise BadInputError(
@@ -232,7 +242,7 @@ def _report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
     target = directory / f"{qdstrm.stem}.nsys-rep"
     said = ""
     for importer in importers:
-        finished = _run([str(importer), "-i", str(qdstrm), "-o", str(target)])
+        finished = _run([str(importer), "-i", str(qdstrm.absolute()), "-o", str(target)])
         if finished.returncode == 0 and target.is_file():
             return target
         said = _last_line(finished)
@@ -268,9 +278,11 @@ def _find_importers(nsys: Path) -> Iterator[Path]:
 
 
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    """Runs a program of nsys, whose arguments are absolute paths, away from the current folder."""
     try:
         return subprocess.run(
             command,
+            cwd=NEUTRAL_FOLDER,
             capture_output=True,
             text=True,
             errors="replace",

@@ -5,6 +5,7 @@ writes its results, or its error, to the job's result file.
 """
 
 import faulthandler
+import os
 import shutil
 import statistics
 import sys
@@ -12,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRequest
 from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener, ProgressStep, SilentListener
 from optpipe.core.precision import Precision
+from optpipe.core.process import make_python_command
 from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.trials import time_calls
 from optpipe.models.artifacts.lookup import find_reference
@@ -113,6 +115,8 @@ class WorkerJob:
     warm_up: int = 0
     iterations: int = 0
     work: Work | None = None
+    folder: Path = field(default_factory=Path.cwd)
+    """Where its relative paths start: nsys runs the process elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,7 @@ def record_job(
     worker_job = make_worker_job(job, plan, scratch)
     (scratch / JOB).write_bytes(json_from_record(worker_job))
     for whole in (False, True):
-        program = [sys.executable, "-m", "optpipe.trace.record", str(scratch / JOB)]
+        program = make_python_command("optpipe.trace.record", str((scratch / JOB).resolve()))
         came = record_program(program, scratch, on_gpu=job.on_gpu, whole=whole)
         found = read_result(worker_job, came)
         trace = trace_from_sqlite(export_recording(came, scratch))
@@ -253,6 +257,7 @@ _SETTLING = 3
 def main(job_file: str) -> None:
     """Runs the job, writes its result file, and exits with the status of its error."""
     job = read_record(Path(job_file), WorkerJob)
+    os.chdir(job.folder)
     log = (job.scratch / LOG).open("w", encoding="utf-8")
     faulthandler.enable(log)
     try:

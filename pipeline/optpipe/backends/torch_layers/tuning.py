@@ -33,7 +33,7 @@ from optpipe.core.card import InputSpec
 from optpipe.core.errors import StageError
 from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
-from optpipe.core.process import end_with_parent, open_process_group
+from optpipe.core.process import end_with_parent, make_python_command, open_process_group
 from optpipe.stats.ratio import Ratio, alternate, ratio_from_rounds
 from optpipe.workspace.environment import get_gpu_name, get_package_version
 
@@ -400,7 +400,7 @@ def compile_side_by_side(kernels: Sequence[str]) -> None:
         )
         processes = []
         for first in range(count):
-            command = [sys.executable, "-m", __name__, str(jobs), str(first), str(count)]
+            command = make_python_command(__name__, str(jobs), str(first), str(count))
             log = Path(scratch, f"{first}.log")
             processes.append(stack.enter_context(open_process_group(command, log, os.environ)))
         for process in processes:

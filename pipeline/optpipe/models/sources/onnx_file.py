@@ -2,7 +2,6 @@ import math
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from optpipe.core.card import DTYPES, LARGEST_SIZE, InputSpec, ModelCard, Shape,
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, escape, read_as_user_file, require_file
 from optpipe.core.files import get_memory_bytes, hash_file, hash_value
+from optpipe.core.process import run_python_code
 from optpipe.core.quantity import format_bytes
 from optpipe.models.inputs.rows import read_shapes
 from optpipe.models.sources.modules import DEFAULT_BATCH_PROFILE, LoadedModel
@@ -385,12 +385,7 @@ def _require_quick_inference(model: Any, path: Path) -> None:
         return
     code = "import sys, onnx; onnx.shape_inference.infer_shapes(onnx.load(sys.argv[1], load_external_data=False))"
     try:
-        subprocess.run(
-            [sys.executable, "-Pc", code, str(path)],
-            capture_output=True,
-            timeout=INFERENCE_S,
-            check=False,
-        )
+        run_python_code(code, str(path.absolute()), timeout_s=INFERENCE_S)
     except subprocess.TimeoutExpired:
         problem = f"{path}: the shapes of its nested functions or subgraphs cannot be inferred within {INFERENCE_S} s"
         raise BadInputError(

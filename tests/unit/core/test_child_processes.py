@@ -1,0 +1,101 @@
+"""No Python process of ours imports from the user's folder, and one place starts them all."""
+
+import ast
+import os
+import subprocess
+from pathlib import Path
+
+import optpipe
+from optpipe.core.process import make_python_environment, run_python_code, start_python
+
+PACKAGE = Path(optpipe.__file__).parent
+STARTS = {
+    "core/process.py": "Python children, and process groups",
+    "workspace/seal.py": "ssh-keygen",
+    "build/doctor.py": "nsys --version",
+    "trace/nsys.py": "nsys",
+    "deploy/triton_model.py": "runs in a server without optpipe, with -P",
+}
+"""The files that start a process, and what."""
+NAMES_INTERPRETER = {
+    "core/process.py": "starts it",
+    "deploy/proof.py": "writes it into a server's configuration",
+    "deploy/recheck.py": "hands it to start_python",
+    "deploy/server.py": "tells a server which one to start",
+}
+STARTERS = {"Popen", "run", "call", "check_call", "check_output", "getoutput", "getstatusoutput"}
+
+
+def list_trees():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def is_start(node):
+    """`subprocess.run(...)`, `os.system(...)`, `os.exec...`, `os.spawn...`, `pty.spawn(...)`."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    owner, name = getattr(node.func.value, "id", ""), node.func.attr
+    if owner == "subprocess":
+        return name in STARTERS
+    return owner in ("os", "pty") and name.startswith(
+        ("exec", "spawn", "system", "popen", "posix_spawn")
+    )
+
+
+def test_only_one_place_starts_python() -> None:
+    trees = dict(list_trees())
+    starting = {name for name, tree in trees.items() if any(map(is_start, ast.walk(tree)))}
+    assert starting == set(STARTS)
+    naming = {
+        name
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in ("executable", "_base_executable")
+    }
+    assert naming == set(NAMES_INTERPRETER)
+    for name, tree in trees.items():
+        imported = {
+            each.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module in ("subprocess", "os")
+            for each in node.names
+        }
+        assert not imported & (STARTERS | {"system", "execv", "posix_spawn"}), name
+
+
+def plant(folder, marker):
+    """Files that a child would import, if the folder were on its path; each leaves a line in `marker`."""
+    for name in ("json", "random", "sitecustomize", "usercustomize", "nt", "typing", "numpy"):
+        code = f"open({str(marker)!r}, 'a').write('{name} ' + __file__ + chr(10))\n"
+        (folder / f"{name}.py").write_text(code)
+
+
+def test_a_child_imports_nothing_from_the_current_folder(tmp_path, monkeypatch) -> None:
+    marker = tmp_path / "marker"
+    folder = tmp_path / "user"
+    folder.mkdir()
+    plant(folder, marker)
+    data = tmp_path / "data.json"
+    data.write_text("{}")
+    monkeypatch.chdir(folder)
+    for path in (None, "", ":", f":{tmp_path}", f"{tmp_path}::"):
+        if path is None:
+            monkeypatch.delenv("PYTHONPATH", raising=False)
+        else:
+            monkeypatch.setenv("PYTHONPATH", path)
+        process = start_python("json.tool", str(data), stderr=subprocess.PIPE)
+        assert process.wait() == 0, process.stderr.read()
+        process.stderr.close()
+        again = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import json, random'], check=True)"
+        assert run_python_code(again).returncode == 0
+    assert not marker.exists(), marker.read_text()
+
+
+def test_folders_that_the_user_named_stay_on_the_path(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "helper.py").write_text("print('helper')")
+    assert make_python_environment({"PYTHONPATH": "own::"})["PYTHONPATH"] == str(tmp_path / "own")
+    monkeypatch.setenv("PYTHONPATH", "own" + os.pathsep)
+    assert run_python_code("import helper").stdout == "helper\n"

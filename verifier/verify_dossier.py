@@ -214,14 +214,6 @@ LAUNCH, BEGIN, END = (
         "StreamEndCapture",
     )
 )
-PACKAGES = {
-    "torch": "torch",
-    "inductor": "torch",
-    "torch-tensorrt": "torch-tensorrt",
-    "tensorrt": "tensorrt-cu13",
-    "tensorrt-rtx": "tensorrt-rtx-cu13",
-    "onnxruntime": "onnxruntime-gpu",
-}
 
 Estimate = namedtuple("Estimate", "value interval")
 Seen = namedtuple(
@@ -1118,7 +1110,12 @@ def read_measurement(at, run, record, builds, needed):
     if build := builds.get(subject.artifact):
         expected = {key: build.info[key] for key in ("backend", "precision", "device")}
         expected["sha256"] = subject.sha256 and build.engine
-        at.compare(place, subject | {"device": subject.device.partition(":")[0]}, expected)
+        expected["packages"] = build.info.get("packages") or []
+        stated = {
+            "device": subject.device.partition(":")[0],
+            "packages": subject.get("packages") or [],
+        }
+        at.compare(place, subject | stated, expected)
     names = [
         record[key] and f"{run.place}/{record[key]}" for key in ("samples_file", "machine_file")
     ]
@@ -1754,9 +1751,12 @@ def find_cosine(reference, output, product, difference, finite):
 
 def observe_rounds(old, new, at, name, blocked):  # §8.4, 1
     """By interleaved comparisons of both with these settings under this load; None with fewer than four rounds."""
-    package, losses, first, source = f"packages.{PACKAGES.get(old.subject.backend)}", [], [], None
+    packages = [f"packages.{name}" for name in old.subject.get("packages") or ()]
+    losses, first, source = [], [], None
     same = old.subject.backend != new.subject.backend or old.settings == new.settings
-    same = same and old.facts.get(package) == new.facts.get(package)
+    same = (
+        same and packages and all(old.facts.get(each) == new.facts.get(each) for each in packages)
+    )
     for run in (run for run in at.runs if same and run.pairs and run.name not in at.early):
         named = run.comparison.baseline_artifact, run.comparison.contender_artifact
         step = {(old.artifact, at.id): 1, (at.id, old.artifact): -1}.get(named)

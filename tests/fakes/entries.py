@@ -53,6 +53,7 @@ def artifact_info(**changes: Any) -> ArtifactInfo:
         "file": "model.onnx",
         "weights": WeightsRecord("file", "0" * 64),
         "precision_proof": proof(precision),
+        "packages": ("onnxruntime-gpu",),
     }
     return ArtifactInfo(**{**known, **changes})
 

@@ -375,6 +375,7 @@ def measurement(
             sha256=entry.sha256("model.onnx"),
             threads=2,
             options=options or {},
+            packages=entry.info.packages,
         ),
         load=LoadSpec(batch, Scenario(scenario), Mode(mode), streams, rate),
         verdict=Validity.VALID if valid else Validity.INVALID,

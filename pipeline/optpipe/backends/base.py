@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from optpipe.core.card import ModelCard, TensorSpec
 from optpipe.core.entries import ArtifactInfo
@@ -185,26 +185,43 @@ class Serving:
         return self.triton_backend == "python"
 
 
-FUSING = ("inductor", "onnxruntime")
-"""Backends that fuse more than others."""
+@dataclass(frozen=True, slots=True)
+class SpeedBounds:
+    """What is known of a backend's speed before anything is built, so that `auto` builds less."""
+
+    compiled_by: str = ""
+    """A backend whose code is this one's, compiled, and never slower; empty if there is none."""
+    gain_over_tf32: float = inf
+    """The most times that any of its builds is as fast as the one in TF32, which is built within seconds."""
+    fuses: bool = False
+    """Whether it fuses elementwise operators into matrix kernels more than other backends do."""
+
+
+QdqForm = Literal["tensorrt", "cpu", "fp8"]
+"""Where a backend wants the Q/DQ pairs of a quantized graph.
+
+`tensorrt`: symmetric INT8 at the inputs of layers and of residual additions, so that a layer fuses with the operators after it.
+`cpu`: UINT8 at the inputs and outputs of layers (ONNX Runtime's CPU kernels). `fp8`: E4M3 at the inputs of linear layers.
+"""
 
 
 class Backend(ABC):
-    """One runtime. A new one is a subclass and an entry of the registry; nothing else uses its name."""
+    """One runtime. A new one is a subclass and an entry point of the group `optpipe.backends`; nothing else uses its name."""
 
     name: str
     purpose: str
     """One line for `optpipe doctor`."""
-    package: str
-    """The distribution whose version decides how artifacts behave."""
+    packages: tuple[str, ...]
+    """The distributions whose versions decide how artifacts behave, the runtime's first. Manifests and dossiers record them."""
     ahead_of_time: bool = False
     """Whether it builds engines on a machine that cannot run them."""
     needs_module: bool = False
     """Whether it starts from the torch module instead of ONNX."""
-    compiled_by: str = ""
-    """A backend whose code for a GPU is this one's, compiled, and never slower."""
-    gain_over_tf32: float = inf
-    """The most times that any of its builds on a GPU is as fast as the one in TF32, which is built within seconds; unknown by default."""
+
+    @property
+    def package(self) -> str:
+        """The runtime's distribution."""
+        return self.packages[0]
 
     def devices(self) -> tuple[Device, ...]:
         """The devices of its artifacts, the preferred one first."""
@@ -216,6 +233,16 @@ class Backend(ABC):
 
     @abstractmethod
     def probe_capability(self, device: Device) -> Capability: ...
+
+    def speed_bounds(self, device: Device) -> SpeedBounds:
+        """What `auto` may rule out on `device` without building it; nothing by default."""
+        return SpeedBounds()
+
+    def qdq_form(self, precision: Precision, device: Device) -> QdqForm:
+        """The placement of Q/DQ pairs that it wants in a graph of `precision`, INT8 or FP8."""
+        if precision is Precision.FP8:
+            return "fp8"
+        return "tensorrt" if device == "cuda" else "cpu"
 
     def find_obstacle(
         self,
@@ -287,7 +314,7 @@ class Backend(ABC):
         raise BadInputError(f"--layers: the tensors inside an engine of {self.name} cannot be read")
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
-        """How an artifact is served with the runtime `options`; `version` is the version of `package` in the evidence."""
+        """How an artifact is served with the runtime `options`; `version` is the version of `packages[0]` in the evidence."""
         return Serving()
 
     def list_static_batches(self, info: ArtifactInfo) -> tuple[int, ...]:

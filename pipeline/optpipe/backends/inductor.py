@@ -20,6 +20,7 @@ from optpipe.backends.base import (
     Marked,
     Option,
     Serving,
+    SpeedBounds,
 )
 from optpipe.backends.inductor_packages import (
     GENERAL,
@@ -99,6 +100,10 @@ convolutions are faster, so that FP16 code without optpipe's kernels competes.""
 class Inductor(TorchBackend):
     name = "inductor"
     purpose = "ahead-of-time compiled PyTorch"
+    packages = ("torch", "triton")
+
+    def speed_bounds(self, device: Device) -> SpeedBounds:
+        return SpeedBounds(fuses=True)
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
         return OPTIONS[device]

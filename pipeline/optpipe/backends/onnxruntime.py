@@ -6,6 +6,7 @@ Source of session and provider options: onnxruntime.ai/docs/execution-providers/
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from optpipe.backends.base import (
     Run,
     Serving,
     Session,
+    SpeedBounds,
     prefers_channels_last,
 )
 from optpipe.backends.onnx_graph import (
@@ -76,10 +78,14 @@ TRITON_RELEASES = {
 class OnnxRuntime(Backend):
     name = "onnxruntime"
     purpose = "ONNX inference on CPU and GPU"
-    package = "onnxruntime-gpu"
-    gain_over_tf32 = 2.5
-    """FP16 has twice the rate and half of the bytes, and Q/DQ graphs run in FP16; the rest is a margin. ResNet-50 in FP16 is 1.1 to 1.8
-    times as fast on an H200 (`reports/h200/README.md`), ViT-B/16 1.5 times."""
+    packages = ("onnxruntime-gpu", "onnxruntime")
+
+    def speed_bounds(self, device: Device) -> SpeedBounds:
+        """FP16 has twice the rate of TF32 and half of the bytes, and Q/DQ graphs run in FP16; the rest is a margin.
+
+        ResNet-50 in FP16 is 1.1 to 1.8 times as fast on an H200 (`reports/h200/README.md`), ViT-B/16 1.5 times.
+        """
+        return SpeedBounds(gain_over_tf32=2.5 if device == "cuda" else inf, fuses=True)
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
         return OPTIONS[device]

@@ -1,4 +1,4 @@
-"""The backends by name, in the order in which `--backend auto` prefers them."""
+"""The backends by name, in the order in which `--backend auto` prefers them; plug-ins come last."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -9,21 +9,29 @@ from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.tensorrt import TENSORRT, TENSORRT_RTX, TorchTensorRT
 from optpipe.backends.torch_eager import TorchEager
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.plan import choices_from_text
+from optpipe.core.plugins import FAILURES, Registry, load_plugins
 from optpipe.core.precision import Precision
 
-BACKENDS: dict[str, Backend] = {
-    backend.name: backend
-    for backend in (
-        TENSORRT,
-        TENSORRT_RTX,
-        TorchTensorRT(),
-        OnnxRuntime(),
-        Inductor(),
-        TorchEager(),
-    )
-}
+
+def _backend_from_plugin(name: str, plugin: Any) -> Backend:
+    """An instance of the class, or the instance, that a plug-in registers."""
+    backend = plugin() if isinstance(plugin, type) else plugin
+    if not isinstance(backend, Backend):
+        raise TypeError(f"expected a subclass of {Backend.__module__}.Backend")
+    if backend.name != name:
+        raise ValueError(f"the backend's name is '{backend.name}'")
+    if not backend.packages:
+        raise ValueError("the backend names no packages")
+    return backend
+
+
+_OWN = (TENSORRT, TENSORRT_RTX, TorchTensorRT(), OnnxRuntime(), Inductor(), TorchEager())
+
+BACKENDS: Registry[Backend] = Registry("backend", {backend.name: backend for backend in _OWN})
+
+BACKENDS.update(load_plugins("optpipe.backends", tuple(BACKENDS), _backend_from_plugin))
 
 
 def backends_from_text(
@@ -33,6 +41,9 @@ def backends_from_text(
 
     `auto` is the best backend that can run here and every backend that builds here ahead of time; for FP8 also those that have it.
     """
+    for failure in FAILURES:
+        if failure.name in (word.strip().lower() for word in text.split(",")):
+            raise MissingError(str(failure))
     words = choices_from_text(text, ["auto", "all", *BACKENDS], "--backend")
     if "all" in words:
         return tuple(BACKENDS.values())
@@ -52,6 +63,23 @@ def backends_from_text(
             each for each in BACKENDS.values() if Precision.FP8 in each.precisions("cuda")
         )
     return tuple(dict.fromkeys((*automatic, *(BACKENDS[word] for word in words if word != "auto"))))
+
+
+def list_fusing_backends(device: Device) -> tuple[str, ...]:
+    """The backends that fuse elementwise operators into matrix kernels on `device`, sorted by name."""
+    return tuple(
+        sorted(name for name, backend in BACKENDS.items() if backend.speed_bounds(device).fuses)
+    )
+
+
+def list_runtime_packages(backend: str | None = None) -> tuple[str, ...]:
+    """The distributions that decide outputs and latency: the runtime of `backend`, or all packages of all backends.
+
+    Records name their own packages; this serves those of earlier versions, which do not. Empty for a backend that is not here.
+    """
+    if backend is not None:
+        return BACKENDS[backend].packages[:1] if backend in BACKENDS else ()
+    return tuple(sorted({name for each in BACKENDS.values() for name in each.packages}))
 
 
 def resolve_effective_options(

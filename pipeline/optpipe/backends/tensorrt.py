@@ -81,7 +81,7 @@ class TensorRT(Backend):
 
     name = "tensorrt"
     purpose = "engines for data-center GPUs"
-    package = "tensorrt-cu13"
+    packages: tuple[str, ...] = ("tensorrt-cu13",)
     library = "tensorrt"
     """The Python module."""
     install = "`uv sync --extra tensorrt` (11) or `uv sync --no-dev --extra tensorrt10` in a checkout; it comes from NVIDIA's index"
@@ -239,7 +239,7 @@ class TensorRTRTX(TensorRT):
 
     name = "tensorrt-rtx"
     purpose = "engines for RTX GPUs; building them needs no GPU"
-    package = "tensorrt-rtx-cu13"
+    packages = ("tensorrt-rtx-cu13",)
     library = "tensorrt_rtx"
     install = "install it with `pip install tensorrt-rtx-cu13`"
     ahead_of_time = True
@@ -280,7 +280,7 @@ class TorchTensorRT(TensorRT):
 
     name = "torch-tensorrt"
     purpose = "TensorRT engines directly from PyTorch"
-    package = "torch-tensorrt"
+    packages = ("torch-tensorrt", "tensorrt-cu13", "torch")
     needs_module = True
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.base import BuildRequest, BuildResult, Device, Marked, Option, Session
+from optpipe.backends.base import (
+    BuildRequest,
+    BuildResult,
+    Device,
+    Marked,
+    Option,
+    Session,
+    SpeedBounds,
+)
 from optpipe.backends.torch_program import (
     CUDA_GRAPH,
     THREADS,
@@ -28,7 +36,9 @@ PROGRAM_FILE = "model.pt2"
 class TorchEager(TorchBackend):
     name = "torch"
     purpose = "PyTorch baseline"
-    compiled_by = "inductor"
+
+    def speed_bounds(self, device: Device) -> SpeedBounds:
+        return SpeedBounds(compiled_by="inductor" if device == "cuda" else "")
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
         return (THREADS,) if device == "cpu" else (CUDA_GRAPH,)

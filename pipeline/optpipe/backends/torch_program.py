@@ -527,7 +527,7 @@ def mark_source(request: BuildRequest) -> MarkedProgram:
 
 
 class TorchBackend(Backend):
-    package = "torch"
+    packages: tuple[str, ...] = ("torch",)
     needs_module = True
 
     def precisions(self, device: Device) -> frozenset[Precision]:

@@ -399,6 +399,7 @@ def build_artifact(
             options=built.options,
             details=built.details,
             remarks=built.remarks,
+            packages=backend.packages,
             mixed=graph.info.mixed if isinstance(graph.info, GraphInfo) else None,
         )
 

@@ -136,11 +136,12 @@ def rule_out_backend(
         for each in built
         if each.entry.info.backend == backend.name
     ]
-    if max(own, default=0.0) <= backend.gain_over_tf32 * HOPELESS:
+    gain = backend.speed_bounds("cuda").gain_over_tf32
+    if max(own, default=0.0) <= gain * HOPELESS:
         return None
     return (
         f"its tf32 build takes {max(own):.1f} times the time of the fastest build in one process, "
-        f"and its others are at most {backend.gain_over_tf32} times as fast as that one"
+        f"and its others are at most {gain} times as fast as that one"
     )
 
 
@@ -476,14 +477,19 @@ def split_plan(
         each for each in plan.precisions if each in WIDE and Precision.FP16 in plan.precisions
     )
     names = {each.name for each in plan.backends}
-    eager = [] if named else [each for each in plan.backends if each.compiled_by in names]
+    bounds = {each.name: each.speed_bounds("cuda") for each in plan.backends}
+    eager = (
+        [] if named else [each for each in plan.backends if bounds[each.name].compiled_by in names]
+    )
     able = [
         each
         for each in plan.backends
         if each not in eager and (has_module or not each.needs_module)
     ]
     bounded = [
-        each for each in able if each.gain_over_tf32 < inf and Precision.TF32 in wide and not named
+        each
+        for each in able
+        if bounds[each.name].gain_over_tf32 < inf and Precision.TF32 in wide and not named
     ]
     bounded = [] if len(bounded) == len(able) else bounded
     kinds = tuple(each for each in plan.precisions if each not in wide)
@@ -494,8 +500,9 @@ def split_plan(
         else {}
     )
     for each in eager:
-        reason = f"not faster than its code compiled by {each.compiled_by}, whose fp16 is within the budget"
-        later[each.compiled_by] = (
+        compiler = bounds[each.name].compiled_by
+        reason = f"not faster than its code compiled by {compiler}, whose fp16 is within the budget"
+        later[compiler] = (
             replace(plan, precisions=kinds, backends=(each,)),
             (Omission(each.name, "", reason),),
         )

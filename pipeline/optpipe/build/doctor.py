@@ -8,6 +8,7 @@ from pathlib import Path
 
 from optpipe.backends.base import Option
 from optpipe.backends.registry import BACKENDS
+from optpipe.core.plugins import FAILURES, VARIABLE
 from optpipe.core.process import NEUTRAL_FOLDER
 from optpipe.report.document import (
     Column,
@@ -69,7 +70,22 @@ def diagnose_machine() -> tuple[ToolStatus, ...]:
             ToolStatus(name, version is not None, version, adds, None, None if version else install)
         )
     cuda, *others = found
-    return (_check_gpu(), cuda, *_check_backends(), *others, _check_nsys())
+    return (_check_gpu(), cuda, *_check_backends(), *_check_plugins(), *others, _check_nsys())
+
+
+def _check_plugins() -> tuple[ToolStatus, ...]:
+    """The plug-ins that could not be loaded; those that were are backends, tasks, and metrics like any other."""
+    return tuple(
+        ToolStatus(
+            name=f"plug-in {failure.name}",
+            found=False,
+            version=None,
+            adds=f"{failure.group.removeprefix('optpipe.')} of {failure.distribution}",
+            note=failure.reason,
+            install=f"repair {failure.distribution}, or leave it out with {VARIABLE}",
+        )
+        for failure in FAILURES
+    )
 
 
 def _check_gpu() -> ToolStatus:

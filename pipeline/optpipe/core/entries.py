@@ -206,6 +206,8 @@ class ArtifactInfo:
     """None if it was built without a budget."""
     more_files: tuple[str, ...] = ()
     """Files that it loads besides the main file."""
+    packages: tuple[str, ...] = ()
+    """The distributions whose versions decide how it behaves, the runtime's first; empty in entries of earlier versions."""
 
     @property
     def label(self) -> str:

@@ -236,6 +236,8 @@ class Subject:
     affinity: tuple[int, ...] | None = None
     weights: str | None = None
     """`default`, a file's hash, or `random`."""
+    packages: tuple[str, ...] = ()
+    """The distributions whose versions decide how the artifact behaves, the runtime's first; empty in records of earlier versions."""
 
     @property
     def settings(self) -> dict[str, str]:

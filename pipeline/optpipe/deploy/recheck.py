@@ -5,7 +5,7 @@ The two alternate in fresh processes (`measure.pair`), and outputs are compared 
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import randbits
@@ -13,7 +13,7 @@ from secrets import randbits
 import numpy as np
 
 import optpipe
-from optpipe.backends.registry import BACKENDS
+from optpipe.backends.registry import BACKENDS, list_runtime_packages
 from optpipe.core.card import Task
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, MissingError, StageError
@@ -40,15 +40,6 @@ from optpipe.workspace.store import Store
 
 NEEDED = ("numpy", "msgspec", "typing_extensions")
 """Packages of the worker other than the runtime."""
-RUNTIMES = (
-    "numpy",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "tensorrt-cu13",
-    "tensorrt-rtx-cu13",
-    "torch",
-)
-"""Packages that decide outputs and latency, under all names of their distributions."""
 MIN_SECONDS, MAX_SECONDS = 0.5, 10.0
 """Each process measures the load for so long."""
 
@@ -177,11 +168,11 @@ def recheck(
     )
     with store.scratch("recheck") as scratch:
         signed = group.newest.environment
-        names = sorted({*signed.packages, *RUNTIMES})
+        runtimes = BACKENDS[info.backend].packages
+        names = sorted({*signed.packages, *list_runtime_packages(), *runtimes, "numpy"})
         old, new = (open_interpreter(each, names, scratch) for each in (None, python))
-        package = BACKENDS[info.backend].package
         changes = _list_version_changes(
-            dict(signed.packages) | {"python": signed.python}, old.versions, package
+            dict(signed.packages) | {"python": signed.python}, old.versions, runtimes
         )
         for name, (then, now) in changes.items():
             listener.warn(
@@ -211,7 +202,7 @@ def recheck(
         artifact=build.artifact.id,
         verdict=verdict,
         reasons=reasons,
-        versions=_list_version_changes(old.versions, new.versions, package),
+        versions=_list_version_changes(old.versions, new.versions, runtimes),
         outputs=outputs,
         load=str(load),
         latency=ratio,
@@ -254,13 +245,10 @@ def judge_recheck(
 
 
 def _list_version_changes(
-    old: Mapping[str, str], new: Mapping[str, str], runtime: str
+    old: Mapping[str, str], new: Mapping[str, str], runtimes: Collection[str]
 ) -> dict[str, tuple[str, str]]:
-    """Packages whose versions differ; of those that one side lacks only the runtime's."""
-    of_runtime = {
-        name for name in RUNTIMES if name.removesuffix("-gpu") == runtime.removesuffix("-gpu")
-    }
-    names = (set(old) & set(new)) | of_runtime
+    """Packages whose versions differ; of those that one side lacks only the `runtimes`."""
+    names = (set(old) & set(new)) | set(runtimes)
     changed = (name for name in sorted(names) if old.get(name) != new.get(name))
     return {name: (old.get(name, "none"), new.get(name, "none")) for name in changed}
 

@@ -236,7 +236,7 @@ def describe_deployment(
     build: SignedBuild, settings: Settings, serving: Serving, images: Mapping[str, int | None]
 ) -> DeploymentRecord:
     info, place = build.artifact.info, build.place
-    names = [BACKENDS[info.backend].package, *([DALI] if build.preprocessing else [])]
+    names = [*BACKENDS[info.backend].packages, *([DALI] if build.preprocessing else [])]
     return DeploymentRecord(
         target="folder",
         model=build.card.name,

@@ -427,4 +427,5 @@ def _describe(artifact: StoredArtifact, options: Options) -> Subject:
         cuda_graph=None if info.device == "cpu" else bool(options.get("cuda_graph", False)),
         threads=int(options["threads"]) or None if "threads" in options else None,
         weights=info.weights.sha256 if info.weights.trained else info.weights.source,
+        packages=info.packages,
     )

@@ -50,7 +50,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "83dc0a455008a70f2233d6296a4834d46ab350049281ec056a8a0c5a326960b9"
+VERIFIER = "91b61e305ab024dfe13a2cebfbb7b5be1330b6df273dee6b9059b6f03c7ecae1"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

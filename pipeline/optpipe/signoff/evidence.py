@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from math import exp, expm1, log
 
-from optpipe.backends.registry import BACKENDS
 from optpipe.core.measurement import (
     COMPARISON_FILE,
     MEASUREMENTS_FILE,
@@ -192,11 +191,10 @@ def _can_pair(group: ProcessGroup, baseline: ProcessGroup) -> bool:
     ours, theirs = (each.newest.measurement.subject for each in (group, baseline))
     if ours.backend == theirs.backend and ours.settings != theirs.settings:
         return False
-    package = (
-        f"packages.{BACKENDS[theirs.backend].package}" if theirs.backend in BACKENDS else "gpu"
-    )
-    return group.newest.environment.get_fact(package) == baseline.newest.environment.get_fact(
-        package
+    ours_at, theirs_at = (each.newest.environment for each in (group, baseline))
+    return bool(theirs.packages) and all(
+        ours_at.get_fact(f"packages.{name}") == theirs_at.get_fact(f"packages.{name}")
+        for name in theirs.packages
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from optpipe.backends.registry import BACKENDS
+from optpipe.backends.registry import list_runtime_packages
 from optpipe.build.verify import observe_outputs
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
@@ -505,9 +505,8 @@ def _list_expiry(evidence: BuildEvidence) -> Iterator[str]:
     yield f"the engine's sha256 is no longer {build.sha256}"
     place = evidence.measured[-1].environment if evidence.measured else Environment()
     facts = {"gpu": "the GPU", "driver": "the driver", "cpu": "the CPU"}
-    if build.backend in BACKENDS:
-        package = BACKENDS[build.backend].package
-        facts[f"packages.{package}"] = package
+    packages = build.packages or list_runtime_packages(build.backend)
+    facts |= {f"packages.{package}": package for package in packages}
     for key, name in facts.items():
         if (value := place.get_fact(key)) != "none":
             yield f"{name} is no longer {value}"

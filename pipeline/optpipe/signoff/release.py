@@ -493,9 +493,9 @@ def sign_off(
             write_bytes(scratch / VERDICT, json_from_record(verdict))
         if looser := describe_looser_rules(dossier):
             listener.warn(looser)
-        backend = BACKENDS[dossier.artifact.info.backend]
+        package = BACKENDS[dossier.artifact.info.backend].package
         for version in {
-            one.environment.get_fact(f"packages.{backend.package}") for one in evidence.measured
+            one.environment.get_fact(f"packages.{package}") for one in evidence.measured
         }:
             if missing := find_missing_release(dossier.artifact.info, version):
                 listener.inform(missing)

@@ -12,7 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 from optpipe import __version__
-from optpipe.backends.registry import BACKENDS
+from optpipe.backends.registry import list_runtime_packages
 from optpipe.core.entries import Environment
 from optpipe.core.measurement import Comparison, Goal, read_measurements
 from optpipe.core.quantity import format_bytes
@@ -329,8 +329,9 @@ def _identify_build(record: VerdictRecord, environment: Environment) -> Iterator
     yield from (f"{gpu.name}, driver {gpu.driver}" for gpu in environment.gpus[:1])
     if not environment.gpus and environment.packages:
         yield environment.cpu
-    if record.artifact.backend in BACKENDS and environment.packages:
-        package = BACKENDS[record.artifact.backend].package
+    packages = next((each.subject.packages for each in record.groups), ())
+    packages = packages or list_runtime_packages(record.artifact.backend)
+    for package in packages[:1] if environment.packages else ():
         yield f"{package} {environment.get_fact(f'packages.{package}')}"
     if record.artifact.sha256:
         yield f"engine sha256 {record.artifact.sha256[:12]}"

@@ -447,8 +447,14 @@ def _check_subject(subject: Subject, builds: Mapping[str, Entry[Any]], place: st
     kind, _, _ = subject.device.partition(
         ":"
     )  # an artifact is built for `cuda` and measured on `cuda:0`
-    stated = {"backend": subject.backend, "precision": str(subject.precision), "device": kind}
+    stated: dict[str, object] = {
+        "backend": subject.backend,
+        "precision": str(subject.precision),
+        "device": kind,
+        "packages": subject.packages,
+    }
     expected: dict[str, object] = {
+        "packages": info.packages,
         "backend": info.backend,
         "precision": str(info.precision),
         "device": info.device,

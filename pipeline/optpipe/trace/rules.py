@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import polars as pl
 
-from optpipe.backends.base import FUSING
+from optpipe.backends.registry import list_fusing_backends
 from optpipe.core.quantity import format_bytes, format_duration
 from optpipe.trace.analysis import WAITING_CALLS, Analysis, IdleCause, subtract_intervals
 from optpipe.trace.bottleneck import GAP_NS, find_long_gaps, has_notable_gaps
@@ -370,7 +370,9 @@ def find_slow_layers(context: RuleContext) -> _Found | None:
 
 
 def _advise_fusion(context: RuleContext) -> str:
-    others = ",".join(each for each in FUSING if each != context.facts.backend)
+    others = ",".join(
+        name for name in list_fusing_backends("cuda") if name != context.facts.backend
+    )
     return f"fuse elementwise work into the matrix kernels: optpipe build --backend {others}, then optpipe bench"
 
 

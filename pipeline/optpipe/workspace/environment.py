@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import Any
 
 from optpipe.core.entries import Environment, Gpu
+from optpipe.core.plugins import list_distributions
 
 
 @cache
@@ -23,13 +24,14 @@ def get_package_version(name: str) -> str | None:
 
 @cache
 def list_packages() -> dict[str, str]:
-    """Versions of the installed packages that optpipe's metadata requires, including extras."""
+    """Versions of the installed packages that optpipe and its plug-ins require, including extras, and of the plug-ins."""
     try:
-        names = sorted(
-            {re.split(r"[^\w.-]", each)[0] for each in metadata.requires("optpipe") or ()}
-        )
+        requirements = list(metadata.requires("optpipe") or ())
     except metadata.PackageNotFoundError:  # run from a source tree: every package may matter
-        names = sorted({each.name for each in metadata.distributions() if each.name})
+        requirements = [each.name for each in metadata.distributions() if each.name]
+    for plugin in list_distributions():
+        requirements += [plugin.name, *(plugin.requires or ())]
+    names = sorted({re.split(r"[^\w.-]", text)[0] for text in requirements} - {"optpipe"})
     return {name: version for name in names if (version := get_package_version(name))}
 
 

@@ -76,7 +76,7 @@ class Toy(Backend):
 
     name = "toy"
     purpose = "a proof that backends are open"
-    package = "onnx"
+    packages = ("onnx",)
 
     def describe_options(self, device):
         return (Option("scale", 1, "what the outputs are multiplied by"),)

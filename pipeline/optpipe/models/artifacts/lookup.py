@@ -47,6 +47,8 @@ class JudgedBuild:
     """Runtime options of the build, and the defaults of a run."""
     model_sha256: str | None = None
     """`hash_model` of the exported model; None if its record is missing."""
+    packages: tuple[str, ...] = ()
+    """The distributions whose versions decide how it behaves; empty in entries of earlier versions."""
 
     @property
     def argument(self) -> str:
@@ -87,6 +89,7 @@ def judged_build_from_entry(
         weights=info.weights.source,
         options=info.options,
         model_sha256=sha256,
+        packages=info.packages,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optpipe.backends.base import MarkedNetwork, Run
+from optpipe.backends.graph_names import NameGiver, iterate_graphs, rename_some_values
 from optpipe.core import np, onnx
 from optpipe.core.card import InputSpec
 from optpipe.core.precision import LayerType, Precision
@@ -89,15 +90,6 @@ class OnnxGraph:
         return frozenset(each.name for each in self.model.graph.output)
 
 
-def iterate_graphs(graph: Any) -> Iterator[Any]:
-    """A graph and the graphs inside its nodes: branches of If, bodies of Loop and Scan."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from iterate_graphs(inner)
-
-
 def list_read_names(node: Any) -> set[str]:
     """The tensors that a node and the graphs inside it read."""
     inner = (each for attribute in node.attribute for each in (attribute.g, *attribute.graphs))
@@ -160,17 +152,12 @@ def rename_inner_twins(model: Any) -> None:
     onnx's version converter makes such names: it numbers the tensors that it adds from one in each graph.
     """
     seen: set[str] = set()
-    for number, graph in enumerate(iterate_graphs(model.graph)):
+    names = NameGiver(model)
+    for graph in iterate_graphs(model.graph):
         twins = {name for node in graph.node for name in node.output if name and name in seen}
-        for inner in iterate_graphs(graph) if twins else ():
-            for node in inner.node:
-                for names in (node.input, node.output):
-                    for index, name in enumerate(names):
-                        if name in twins:
-                            names[index] = f"{name}_in_{number}"
-        for value in (*graph.output, *graph.value_info) if twins else ():
-            if value.name in twins:
-                value.name = f"{value.name}_in_{number}"
+        if twins:
+            renamed = {name: names.give(f"{name}_inside") for name in sorted(twins)}
+            rename_some_values(graph, renamed)
         seen |= {name for node in graph.node for name in node.output}
 
 
@@ -195,9 +182,11 @@ def load_onnx(path: Path, *, weights: bool = True) -> Any:
 def name_nodes(model: Any) -> Any:
     """Gives every node a unique name, in place, which identifies its layer; returns `model`."""
     seen: set[str] = set()
+    names = None
     for index, node in enumerate(iterate_nodes(model.graph)):
         if not node.name or node.name in seen:
-            node.name = f"{node.op_type}_{index}"
+            names = names or NameGiver(model)
+            node.name = names.give(f"{node.op_type}_{index}")
         seen.add(node.name)
     return model
 
@@ -213,6 +202,9 @@ def separate_int8_constants(model: Any) -> None:
         for each in model.graph.initializer
         if each.data_type == onnx.TensorProto.INT8
     }
+    if not stored:
+        return
+    names = NameGiver(model)
     nodes, seen, own = list(model.graph.node), set[str](), []
     weights = {
         each.output[0]: each
@@ -224,9 +216,7 @@ def separate_int8_constants(model: Any) -> None:
             if name in weights and name in seen:
                 own.append(onnx.NodeProto())
                 own[-1].CopyFrom(weights[name])
-                own[-1].name = own[-1].output[0] = node.input[at] = (
-                    f"{name}_{len(nodes) + len(own)}"
-                )
+                own[-1].name = own[-1].output[0] = node.input[at] = names.give(name)
             seen.add(name)
         own.append(node)
     del model.graph.node[:]
@@ -237,7 +227,7 @@ def separate_int8_constants(model: Any) -> None:
             if name in read and (len(stored[name].dims) < 2 or node.op_type == "DequantizeLinear"):
                 copy = model.graph.initializer.add()
                 copy.CopyFrom(stored[name])
-                copy.name = node.input[at] = f"{name}_{len(model.graph.initializer)}"
+                copy.name = node.input[at] = names.give(name)
             elif name in stored:
                 read.add(name)
 
@@ -599,15 +589,17 @@ class MarkedGraph(MarkedNetwork):
         """The graph that computes `tensors`, the names of `given` that it needs, and the output with the place of each tensor."""
         inner, nodes = {self._places[name].tensor: name for name in given}, []
         places = {name: self._places.get(name, _Place(name)) for name in tensors}
+        names = NameGiver(self._model)
+        recomputed = {tensor: names.give(f"{tensor}_recomputed") for tensor in inner}
         outputs = {
-            name: (place.tensor + "/own" * (place.tensor in inner), place)
+            name: (recomputed.get(place.tensor, place.tensor), place)
             for name, place in places.items()
         }
         read = {output for output, _ in outputs.values()}
         for node in reversed(self._model.graph.node):
             own = onnx.NodeProto()
             own.CopyFrom(node)
-            own.output[:] = [name + "/own" * (name in inner) for name in node.output]
+            own.output[:] = [recomputed.get(name, name) for name in node.output]
             if read & {*own.output}:
                 read |= list_read_names(node)
                 nodes.append(own)

@@ -24,6 +24,7 @@ from optpipe.backends.base import (
     SpeedBounds,
     prefers_channels_last,
 )
+from optpipe.backends.graph_names import NameGiver
 from optpipe.backends.onnx_graph import (
     MarkedGraph,
     OnnxGraph,
@@ -294,7 +295,8 @@ convolution of three channels, or a depthwise one, has faster kernels without th
 
 
 def separate_biases(model: Any) -> int:
-    graph, nodes, biases = OnnxGraph(model), [], {}
+    graph, names, nodes = OnnxGraph(model), NameGiver(model), []
+    biases: dict[tuple[str, int], Any] = {}
     half = onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
     for node in model.graph.node:
         nodes.append(node)
@@ -303,19 +305,19 @@ def separate_biases(model: Any) -> int:
         weight, bias = (graph.weights.get(name) for name in node.input[1:3])
         if weight is None or bias is None or bias.data_type not in half:
             continue
-        shaped = f"{bias.name}_over_{len(weight.dims)}d"
-        if shaped not in biases:
-            values = onnx.numpy_helper.to_array(bias).reshape(1, -1, *[1] * (len(weight.dims) - 2))
-            biases[shaped] = onnx.numpy_helper.from_array(values, shaped)
+        rank = len(weight.dims)
+        if (bias.name, rank) not in biases:
+            values = onnx.numpy_helper.to_array(bias).reshape(1, -1, *[1] * (rank - 2))
+            name = names.give(f"{bias.name}_over_{rank}d")
+            biases[bias.name, rank] = onnx.numpy_helper.from_array(values, name)
         output = node.output[0]
         del node.input[2]
-        node.output[0] = f"{output}_without_bias"
-        terms = [node.output[0], shaped]
+        node.output[0] = names.give(f"{output}_without_bias")
+        terms = [node.output[0], biases[bias.name, rank].name]
         if weight.dims[1] % FUSED_CHANNEL_MULTIPLE:
             terms.reverse()  # ConvAddFusion looks for the constant as the second input, so this one stays an addition
-        nodes.append(
-            onnx.helper.make_node("Add", terms, [output], name=f"{node.name or output}_bias")
-        )
+        addition = names.give(f"{node.name or output}_bias")
+        nodes.append(onnx.helper.make_node("Add", terms, [output], name=addition))
     count = len(nodes) - len(model.graph.node)
     replace_nodes(model.graph, nodes, biases.values())
     return count

@@ -95,7 +95,7 @@ from optpipe.workspace.file_names import CALIBRATION_SET, CARD, MODELOPT_LOG, ON
 from optpipe.workspace.places import require_writable_folder
 from optpipe.workspace.store import Store
 
-CALIBRATION_REVISION = 4
+CALIBRATION_REVISION = 5
 TARGETS: tuple[Target, ...] = ("tensorrt", "cpu")
 
 
@@ -302,7 +302,7 @@ def _compute_ranges(
     return found
 
 
-REVISION = 5
+REVISION = 6
 TABLE = "calibration-table.json"
 
 
@@ -426,7 +426,7 @@ def graph_from_table(
     def make(directory: Path) -> GraphInfo:
         import onnx
 
-        graph, placed = quantize_graph(onnx.load(model.file(ONNX)), table, target)
+        graph, placed = quantize_graph(onnx.load(model.file(ONNX)), table, target, widen=half)
         if half:  # ModelOpt keeps the operators that need FP32
             with redirect_output(directory / MODELOPT_LOG):
                 from modelopt.onnx.autocast import convert_to_f16

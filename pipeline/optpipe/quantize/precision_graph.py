@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import Device
+from optpipe.backends.graph_names import NameGiver, iterate_graphs
 from optpipe.backends.onnx_graph import (
     GraphTypes,
     drop_unknown_sizes,
     expose_tensors,
     infer_graph_types,
-    iterate_graphs,
     iterate_nodes,
     load_onnx,
     name_nodes,
@@ -376,8 +376,10 @@ def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset
     reduced, wide = type(model)(), set[str]()
     reduced.CopyFrom(model)
     pairs = [(name, operator) for name in names for operator in REDUCTIONS]
+    fresh = NameGiver(model)
     nodes = [
-        make_node(operator, [name], [f"{name}/{operator}"], keepdims=0) for name, operator in pairs
+        make_node(operator, [name], [fresh.give(f"{name}_{operator}")], keepdims=0)
+        for name, operator in pairs
     ]
     reduced.graph.node.extend(
         reversed(nodes)
@@ -428,12 +430,13 @@ def round_nodes(model: Any, names: Collection[str], known: GraphTypes) -> Any:
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    for number, graph in enumerate(iterate_graphs(copy.graph)):
-        _round_graph(graph, frozenset(names), known, f"_half{number}")
+    fresh = NameGiver(model)
+    for graph in iterate_graphs(copy.graph):
+        _round_graph(graph, frozenset(names), known, fresh)
     return copy
 
 
-def _round_graph(graph: Any, names: Collection[str], known: GraphTypes, suffix: str) -> None:
+def _round_graph(graph: Any, names: Collection[str], known: GraphTypes, fresh: NameGiver) -> None:
     nodes: list[Any] = []
     rounded: dict[str, str] = {}
     for node in graph.node:
@@ -444,27 +447,31 @@ def _round_graph(graph: Any, names: Collection[str], known: GraphTypes, suffix: 
             if known.types.get(name) != "fp32":
                 continue
             if name not in rounded:
-                rounded[name] = f"{name}{suffix}"
-                nodes += _make_casts(name, rounded[name])
+                rounded[name] = fresh.give(f"{name}_half")
+                nodes += _make_casts(name, rounded[name], fresh)
             node.input[position] = rounded[name]
         nodes.append(node)
         for position, name in enumerate(node.output):
             if name and known.types.get(name) == "fp32":
-                node.output[position] = f"{name}{suffix}_exact"
-                nodes += _make_casts(node.output[position], name)
+                node.output[position] = fresh.give(f"{name}_exact")
+                nodes += _make_casts(node.output[position], name, fresh)
                 rounded[name] = name
     del graph.node[:]
     graph.node.extend(nodes)
 
 
-def _make_casts(source: str, target: str) -> list[Any]:
-    half = f"{target}_in_half"
+def _make_casts(source: str, target: str, fresh: NameGiver) -> list[Any]:
+    half = fresh.give(f"{target}_in_half")
     return [
         onnx.helper.make_node(
-            "Cast", [source], [half], name=f"{half}_cast", to=onnx.TensorProto.FLOAT16
+            "Cast", [source], [half], name=fresh.give(f"{half}_cast"), to=onnx.TensorProto.FLOAT16
         ),
         onnx.helper.make_node(
-            "Cast", [half], [target], name=f"{target}_back_cast", to=onnx.TensorProto.FLOAT
+            "Cast",
+            [half],
+            [target],
+            name=fresh.give(f"{target}_back_cast"),
+            to=onnx.TensorProto.FLOAT,
         ),
     ]
 

@@ -17,11 +17,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from math import ceil, log2
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from optpipe.backends.graph_names import NameGiver
 from optpipe.backends.onnx_graph import (
     WEIGHTED_OPS,
     OnnxGraph,
@@ -32,7 +33,7 @@ from optpipe.backends.onnx_graph import (
 )
 from optpipe.core import onnx
 from optpipe.core.entries import SkippedLayer
-from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError, StageError, escape
 from optpipe.core.plan import for_workspace
 from optpipe.quantize.ranges import CalibrationTable, TensorRange
 
@@ -69,7 +70,7 @@ def place_qdq(
 ) -> Placement:
     """Decides for every layer of `model`. Layers for which `keep` holds stay in floating point.
 
-    So do readers of the tensors `unseen`, which were zero in all calibration data: any other value would be clipped to zero.
+    So do readers of the tensors `unseen`, which were empty or zero in all calibration data: any other value would be clipped to zero.
     """
     graph = OnnxGraph(name_nodes(model))
     layers, skipped = [], []
@@ -77,7 +78,9 @@ def place_qdq(
         if node.op_type not in WEIGHTED_OPS:
             continue
         obstacle = _find_obstacle(node, graph, target) or (
-            "its input was zero in all calibration data" if node.input[0] in unseen else None
+            "its input was empty or zero in all calibration data"
+            if node.input[0] in unseen
+            else None
         )
         reason = "kept in floating point by request" if keep(node.name) else obstacle
         skipped.append(SkippedLayer(node.name, reason)) if reason else layers.append(node)
@@ -106,6 +109,47 @@ def place_qdq(
     )
 
 
+class ConstantWeight(NamedTuple):
+    """A layer's weight: the constant `tensor`, read through Identity and Transpose nodes.
+
+    An output layer that is tied to an embedding reads the embedding's table transposed.
+    """
+
+    tensor: Any
+    """The `onnx.TensorProto`."""
+    order: tuple[int, ...]
+    """The axes of `tensor` in the order in which the layer reads them."""
+
+    @property
+    def name(self) -> str:
+        return str(self.tensor.name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.dims[axis] for axis in self.order)
+
+    def read(self) -> NDArray[Any]:
+        return np.asarray(onnx.numpy_helper.to_array(self.tensor)).transpose(self.order)
+
+
+def find_weight(name: str, graph: OnnxGraph) -> ConstantWeight | None:
+    """The constant behind the tensor `name`; None if it is computed from an input or in another way."""
+    orders: list[tuple[int, ...] | None] = []
+    while name not in graph.weights:
+        node = graph.producers.get(name)
+        if node is None or node.op_type not in ("Identity", "Transpose"):
+            return None
+        if node.op_type == "Transpose":
+            given = next((each.ints for each in node.attribute if each.name == "perm"), None)
+            orders.append(None if given is None else tuple(given))
+        name = node.input[0]
+    tensor = graph.weights[name]
+    order = tuple(range(len(tensor.dims)))
+    for each in reversed(orders):
+        order = order[::-1] if each is None else tuple(order[axis] for axis in each)
+    return ConstantWeight(tensor, order)
+
+
 def _list_inner_layers(graph: Any) -> Iterator[SkippedLayer]:
     """The layers in the subgraphs of If, Loop and Scan."""
     for outer in graph.node:
@@ -129,25 +173,29 @@ def _find_epilogue(graph: OnnxGraph, tensor: str) -> str:
 
 def _find_obstacle(node: Any, graph: OnnxGraph, target: Target) -> str | None:
     """Why the target's precision would not pay or not work for a layer; None if it fits."""
-    weight = graph.weights.get(node.input[1]) if len(node.input) > 1 else None
+    weight = find_weight(node.input[1], graph) if len(node.input) > 1 else None
     attributes = {each.name: each for each in node.attribute}
-    if weight is None or node.input[0] in graph.weights:
+    if weight is None:
         return "its weights are not constant"
-    if weight.data_type != 1:
+    if find_weight(node.input[0], graph) is not None:
+        return "its data are constant"
+    if weight.tensor.data_type != 1:
         return "its weights are not FP32"
-    if node.op_type == "MatMul" and len(weight.dims) != 2:
+    if 0 in weight.shape:
+        return "its weights are empty"
+    if node.op_type == "MatMul" and len(weight.shape) != 2:
         return "its weights are not a matrix"
     if node.op_type == "Gemm" and "transA" in attributes and attributes["transA"].i:
         return "its data is transposed"
     if node.op_type in ("MatMul", "Gemm"):
-        if target == "fp8" and any(size % FP8_MULTIPLE for size in weight.dims):
-            sizes = " × ".join(map(str, weight.dims))
+        if target == "fp8" and any(size % FP8_MULTIPLE for size in weight.shape):
+            sizes = " × ".join(map(str, weight.shape))
             return f"a matrix of {sizes}: FP8 kernels take multiples of {FP8_MULTIPLE}"
         return None
     if target == "fp8":
         return "a convolution; FP8 is for linear layers"
     groups = attributes["group"].i if "group" in attributes else 1
-    per_group = weight.dims[0] // groups if node.op_type == "ConvTranspose" else weight.dims[1]
+    per_group = weight.shape[0] // groups if node.op_type == "ConvTranspose" else weight.shape[1]
     if per_group >= _MIN_CHANNELS[target]:
         return None
     if groups > 1:
@@ -227,38 +275,60 @@ def round_up_to_fp16(scale: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.where(below, above, half).astype(np.float32)
 
 
+SMALLEST_FP32 = np.float32(np.finfo(np.float32).tiny)
+
+
+def round_scale(scale: NDArray[np.float32], target: Target) -> NDArray[np.float32]:
+    """`scale` as the target stores it, never 0: on a CPU in FP32, for TensorRT in FP16, which has nothing between 0 and 6e-8."""
+    if target == "cpu":
+        return np.maximum(scale, SMALLEST_FP32).astype(np.float32)
+    return round_up_to_fp16(scale)
+
+
 def quantize_activation(each: TensorRange, target: Target) -> tuple[np.float32, int, Any]:
     """Scale, zero point and dtype."""
     if target == "fp8":
         return choose_scale(each.amax), 0, get_e4m3()
     if target != "cpu":
-        return round_up_to_fp16(np.array([each.amax / LEVELS], np.float32))[0], 0, np.int8
+        return round_scale(np.array([each.amax / LEVELS], np.float32), target)[0], 0, np.int8
     low, high = max(min(each.low, 0.0), -each.amax), min(max(each.high, 0.0), each.amax)
-    scale = round_up_to_fp16(np.array([(high - low) / UNSIGNED_LEVELS], np.float32))[0]
+    scale = round_scale(np.array([(high - low) / UNSIGNED_LEVELS], np.float32), target)[0]
     return scale, min(round(-low / float(scale)), UNSIGNED_LEVELS), np.uint8
 
 
 def quantize_weights(
-    values: NDArray[np.float32], axis: int
+    values: NDArray[np.float32], axis: int, target: Target = "tensorrt"
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """`values` as INT8 with one scale per index of `axis`, (channels,)."""
+    """`values` as INT8 with one scale per index of `axis`, (channels,).
+
+    A channel of zeros gets the largest scale of the others, so that the scale of a bias, which is this one times that of the
+    data, does not become too small for INT32.
+    """
     others = tuple(each for each in range(values.ndim) if each != axis)
-    scale = round_up_to_fp16(np.abs(values).max(axis=others) / np.float32(LEVELS))
+    amax = np.abs(values).max(axis=others)
+    amax = np.where(amax == 0, amax.max(), amax)
+    scale = round_scale(amax / np.float32(LEVELS), target)
     shape = [-1 if each == axis else 1 for each in range(values.ndim)]
     steps = np.rint(values / scale.reshape(shape))
     return np.clip(steps, -LEVELS, LEVELS).astype(np.int8), scale
 
 
-Integers = dict[str, tuple[NDArray[Any], Any]]
-"""Quantized weights and their scales by name."""
+Integers = dict[tuple[str, tuple[int, ...], int], tuple[NDArray[Any], Any]]
+"""Quantized weights and their scales, by the constant's name, the order of its axes, and the axis of the output channels."""
 
 
 def qdq_from_onnx(
-    model: Any, placed: Placement, ranges: Mapping[str, TensorRange], known: Integers | None = None
+    model: Any,
+    placed: Placement,
+    ranges: Mapping[str, TensorRange],
+    known: Integers | None = None,
+    *,
+    widen: bool = False,
 ) -> Any:
     """A copy of `model` (FP32) with the Q/DQ pairs of `placed`; everything else stays in FP32.
 
-    Weights are taken from `known`, which also receives new ones.
+    Weights are taken from `known`, which also receives new ones. With `widen`, one-dimensional convolutions become
+    two-dimensional ones, which compute the same.
 
     Raises BadInputError for a missing range: the calibration table belongs to another graph or target.
     """
@@ -267,22 +337,29 @@ def qdq_from_onnx(
             f"the calibration table does not match this graph: no range for '{missing[0]}'"
             f" and {len(missing) - 1} more; create a matching table with `{for_workspace('optpipe calibrate MODEL')}`"
         )
-    writer = _Writer(_convert_opset(model, OPSET), placed.target, {} if known is None else known)
-    for name in placed.tensors:
-        writer.activation(name, ranges[name])
+    copy = _convert_opset(model, OPSET)
+    writer = _Writer(copy, placed.target, ranges, {} if known is None else known)
+    if widen:
+        writer.widen(placed.layers)
     writer.connect(placed)
     for name in placed.layers:
-        writer.weights(name, bias=placed.target == "cpu")
-    return writer.finished()
+        writer.quantize_weight(name, bias=placed.target == "cpu")
+    return writer.finish()
 
 
 def quantize_graph(
-    model: Any, table: CalibrationTable, target: Target, known: Integers | None = None
+    model: Any,
+    table: CalibrationTable,
+    target: Target,
+    known: Integers | None = None,
+    *,
+    widen: bool = False,
 ) -> tuple[Any, Placement]:
     """`model` (FP32) with the table's Q/DQ pairs; everything else, and the layers in `keep`, stay FP32.
 
-    `known` holds the weights that the same graph and target gave before. Raises BadInputError if the table keeps an unknown layer
-    or lacks a range.
+    `known` holds the weights that the same graph and target gave before. TensorRT has INT8 kernels for two-dimensional
+    convolutions alone: `widen` makes such of one-dimensional ones. Raises BadInputError if the table keeps an unknown layer or
+    lacks a range.
     """
     keep = frozenset(table.keep)
     if unknown := sorted(keep - {node.name for node in name_nodes(model).graph.node}):
@@ -292,7 +369,7 @@ def quantize_graph(
         )
     unseen = {name for name, each in table.ranges.items() if each.low == each.high == 0}
     placed = place_qdq(model, target, keep.__contains__, unseen)
-    return qdq_from_onnx(model, placed, table.ranges, known), placed
+    return qdq_from_onnx(model, placed, table.ranges, known, widen=widen), placed
 
 
 def _convert_opset(model: Any, least: int) -> Any:
@@ -314,119 +391,217 @@ def _convert_opset(model: Any, least: int) -> Any:
 
 
 class _Writer:
-    def __init__(self, model: Any, target: Target, known: Integers) -> None:
-        self._model, self._known = model, known
+    """Writes Q/DQ pairs into a graph, in place. Edges are those of the graph as it was given; new names are free ones."""
+
+    def __init__(
+        self, model: Any, target: Target, ranges: Mapping[str, TensorRange], known: Integers
+    ) -> None:
+        self._model, self._target, self._ranges, self._known = model, target, ranges, known
         self._graph = OnnxGraph(model)
-        self._target = target
+        self._names = NameGiver(model)
         self._nodes = {node.name: node for node in model.graph.node}
+        self._inputs = {node.name: tuple(node.input) for node in model.graph.node}
+        """What each node read in the graph as it was given."""
+        self._read_inside = {
+            name for node in model.graph.node for name in list_read_names(node) - {*node.input}
+        }
+        """The tensors that only the branches and bodies inside a node read."""
+        self._wide: set[str] = set()
+        """The layers that were one-dimensional convolutions."""
         self._scales: dict[str, np.float32] = {}
+        self._pairs: dict[tuple[str, bool], str] = {}
+        """The dequantized tensor for an activation, and for its form with one more axis."""
+        self._weights: dict[tuple[str, tuple[int, ...], int, bool], tuple[str, Any]] = {}
+        """The dequantized tensor for a weight, and its scales."""
+        self._axes = ""
         self._new: list[Any] = []
         self._initializers: dict[str, Any] = {}
 
-    def activation(self, name: str, each: TensorRange) -> None:
-        self._scales[name], zero_point, dtype = quantize_activation(each, self._target)
-        scale = self._constant(f"{name}_scale", np.array(self._scales[name], np.float32))
-        zero = self._constant(f"{name}_zero_point", np.array(zero_point, dtype))
-        make = onnx.helper.make_node
-        self._new += [
-            make(
-                "QuantizeLinear", [name, scale, zero], [f"{name}_q"], name=f"{name}_QuantizeLinear"
-            ),
-            make(
-                "DequantizeLinear",
-                [f"{name}_q", scale, zero],
-                [f"{name}_dq"],
-                name=f"{name}_DequantizeLinear",
-            ),
-        ]
+    def widen(self, layers: Collection[str]) -> None:
+        """Makes two-dimensional convolutions, of height 1, of the one-dimensional ones among `layers`.
+
+        Their data get the axis from an Unsqueeze before the Q/DQ pair, and their results lose it behind the activation.
+        """
+        for name in layers:
+            node = self._nodes[name]
+            if node.op_type not in ("Conv", "ConvTranspose"):
+                continue
+            weight = find_weight(node.input[1], self._graph)
+            if weight is None or len(weight.shape) != 3:
+                continue
+            self._wide.add(name)
+            for attribute in node.attribute:
+                if attribute.name in _SIZES_OF_CONVOLUTION:
+                    attribute.ints[:] = [_SIZES_OF_CONVOLUTION[attribute.name], *attribute.ints]
+                elif attribute.name == "pads":
+                    attribute.ints[:] = [0, attribute.ints[0], 0, attribute.ints[1]]
+            self._narrow(node)
+
+    def _narrow(self, node: Any) -> None:
+        """Takes the added axis from a convolution's result, or from that of the activation that is its only reader."""
+        result = node.output[0]
+        end = _find_epilogue(self._graph, result)
+        if result in self._read_inside:
+            end = result
+        if end != result:
+            activation = self._graph.producers[end]
+            activation.input[0] = node.output[0] = self._names.give(f"{result}_2d")
+            node = activation
+        wide = self._names.give(f"{end}_2d")
+        node.output[0] = wide
+        self._reshape("Squeeze", wide, end)
+
+    def _reshape(self, operator: str, source: str, target: str) -> None:
+        if not self._axes:
+            self._axes = self._constant("axes", np.array([2], np.int64))
+        name = self._names.give(f"{target}_{operator}")
+        self._new.append(onnx.helper.make_node(operator, [source, self._axes], [target], name=name))
 
     def connect(self, placed: Placement) -> None:
+        """Lets the edges of a placement read dequantized tensors."""
         for layer, position in placed.edges:
-            node = self._nodes[layer]
-            node.input[position] = f"{node.input[position].removesuffix('_dq')}_dq"
-        for name in placed.after:
-            for node in self._graph.consumers.get(name, []):
-                for position, read in enumerate(node.input):
-                    if read == name:
-                        node.input[position] = f"{name}_dq"
+            source = self._inputs[layer][position]
+            self._nodes[layer].input[position] = self._quantize(source, layer in self._wide)
+        for source in placed.after:
+            for node in self._graph.consumers.get(source, []):
+                for position, read in enumerate(self._inputs[node.name]):
+                    if read == source:
+                        node.input[position] = self._quantize(source, node.name in self._wide)
 
-    def weights(self, layer: str, *, bias: bool) -> None:
+    def _quantize(self, source: str, wide: bool) -> str:
+        """The output of the Q/DQ pair of an activation, which all its readers share."""
+        if (source, wide) in self._pairs:
+            return self._pairs[source, wide]
+        tensor = source
+        if wide:
+            tensor = self._names.give(f"{source}_2d")
+            self._reshape("Unsqueeze", source, tensor)
+        self._scales[source], zero_point, dtype = quantize_activation(
+            self._ranges[source], self._target
+        )
+        scale = self._constant(f"{tensor}_scale", np.array(self._scales[source], np.float32))
+        zero = self._constant(f"{tensor}_zero_point", np.array(zero_point, dtype))
+        integers, dequantized = (self._names.give(f"{tensor}_{end}") for end in ("q", "dq"))
+        for operator, read, made in (
+            ("QuantizeLinear", tensor, integers),
+            ("DequantizeLinear", integers, dequantized),
+        ):
+            name = self._names.give(f"{tensor}_{operator}")
+            self._new.append(
+                onnx.helper.make_node(operator, [read, scale, zero], [made], name=name)
+            )
+        self._pairs[source, wide] = dequantized
+        return dequantized
+
+    def quantize_weight(self, layer: str, *, bias: bool) -> None:
         """Turns a layer's weights into INT8 or FP8 with a DequantizeLinear, and optionally its bias into INT32.
 
         On a CPU, each layer that shares weights reads a copy: ONNX Runtime without VNNI converts them for each (see `EXACT_SUMS`).
         """
         node = self._nodes[layer]
-        transposed = node.op_type == "Gemm" and any(
-            each.name == "transB" and each.i for each in node.attribute
+        weight = find_weight(self._inputs[layer][1], self._graph)
+        assert weight is not None, layer
+        straight = node.op_type == "Conv" or (
+            node.op_type == "Gemm"
+            and any(each.name == "transB" and each.i for each in node.attribute)
         )
-        name, axis = (
-            node.input[1],
-            0 if node.op_type == "Conv" or transposed else 1,
-        )  # axis of the output channels
-        stem = (
-            f"{layer}_{name}"
-            if self._target == "cpu" and f"{name}_q{axis}" in self._initializers
-            else name
-        )
-        if f"{stem}_q{axis}" not in self._initializers:
-            if f"{name}_q{axis}" not in self._known:
-                values = onnx.numpy_helper.to_array(self._graph.weights[name])
-                if self._target == "fp8":
-                    scale: Any = choose_scale(float(np.abs(values).max()))
-                    self._known[f"{name}_q{axis}"] = round_to_e4m3(values, scale), scale
-                else:
-                    self._known[f"{name}_q{axis}"] = quantize_weights(values, axis)
-            steps, scale = self._known[f"{name}_q{axis}"]
-            self._dequantize(stem, axis, steps, scale, np.zeros(scale.shape, steps.dtype))
-        node.input[1] = f"{stem}_dq{axis}"
+        axis = 0 if straight else 1  # of the output channels
+        key = weight.name, weight.order, axis
+        shared = *key, layer in self._wide
+        if self._target == "cpu" or shared not in self._weights:
+            if key not in self._known:
+                self._known[key] = self._make_integers(weight, axis)
+            steps, scale = self._known[key]
+            if layer in self._wide:
+                steps = np.expand_dims(steps, 2)
+            self._weights[shared] = self._dequantize(weight.name, axis, steps, scale), scale
+        node.input[1], scale = self._weights[shared]
         if bias and len(node.input) > 2 and node.input[2] in self._graph.weights:
-            self._bias(node, stem, axis)
+            self._quantize_bias(node, weight, scale)
 
-    def _bias(self, node: Any, weight: str, axis: int) -> None:
+    def _make_integers(self, weight: ConstantWeight, axis: int) -> tuple[NDArray[Any], Any]:
+        values = weight.read()
+        if not np.isfinite(values).all():
+            raise StageError(
+                f"the weights '{escape(weight.name)}' contain NaN or Inf, which no 8-bit type has\n"
+                "train or load the weights again; no precision gives usable outputs with these"
+            )
+        if self._target != "fp8":
+            return quantize_weights(values, axis, self._target)
+        scale = choose_scale(float(np.abs(values).max()))
+        return round_to_e4m3(values, scale), scale
+
+    def _quantize_bias(
+        self, node: Any, weight: ConstantWeight, weight_scale: NDArray[np.float32]
+    ) -> None:
+        """Turns a layer's bias into INT32 with the scale of its sums, if it fits.
+
+        A group of a ConvTranspose shares its weights' scales with the other groups, so they repeat over the output channels.
+        """
         values = onnx.numpy_helper.to_array(self._graph.weights[node.input[2]])
-        source = node.input[0].removesuffix("_dq")
-        per_channel = onnx.numpy_helper.to_array(self._initializers[f"{weight}_scale{axis}"])
-        scale = (per_channel * self._scales[source]).astype(np.float32)
-        steps = np.rint(values.astype(np.float64) / scale)
-        if values.ndim != 1 or np.abs(steps).max(initial=0) >= 2**31:
+        groups = next((each.i for each in node.attribute if each.name == "group"), 1)
+        repeats = groups if node.op_type == "ConvTranspose" else 1
+        scale = np.tile(weight_scale, repeats) * self._scales[self._inputs[node.name][0]]
+        scale = scale.astype(np.float32)
+        if values.ndim != 1 or values.size not in (1, scale.size) or not scale.all():
             return
-        name = f"{node.name}_bias"
-        self._dequantize(name, 0, steps.astype(np.int32), scale, np.zeros(scale.shape, np.int32))
-        node.input[2] = f"{name}_dq0"
+        steps = np.rint(np.broadcast_to(values, scale.shape).astype(np.float64) / scale)
+        if not np.abs(steps).max(initial=0) < 2**31:
+            return
+        node.input[2] = self._dequantize(f"{node.name}_bias", 0, steps.astype(np.int32), scale)
 
     def _dequantize(
-        self,
-        name: str,
-        axis: int,
-        steps: NDArray[Any],
-        scale: NDArray[np.float32],
-        zero: NDArray[Any],
-    ) -> None:
+        self, name: str, axis: int, steps: NDArray[Any], scale: NDArray[np.float32]
+    ) -> str:
         inputs = [
-            self._constant(f"{name}_q{axis}", steps),
-            self._constant(f"{name}_scale{axis}", scale),
-            self._constant(f"{name}_zero_point{axis}", zero),
+            self._constant(f"{name}_q", steps),
+            self._constant(f"{name}_scale", scale),
+            self._constant(f"{name}_zero_point", np.zeros(scale.shape, steps.dtype)),
         ]
+        made = self._names.give(f"{name}_dq")
+        node = self._names.give(f"{name}_DequantizeLinear")
         self._new.append(
-            onnx.helper.make_node(
-                "DequantizeLinear",
-                inputs,
-                [f"{name}_dq{axis}"],
-                name=f"{name}_DequantizeLinear{axis}",
-                axis=axis,
-            )
+            onnx.helper.make_node("DequantizeLinear", inputs, [made], name=node, axis=axis)
         )
+        return made
 
-    def _constant(self, name: str, values: NDArray[Any]) -> str:
+    def _constant(self, wish: str, values: NDArray[Any]) -> str:
+        name = self._names.give(wish)
         self._initializers[name] = onnx.numpy_helper.from_array(
             np.ascontiguousarray(values).reshape(values.shape), name
         )
         return name
 
-    def finished(self) -> Any:
+    def finish(self) -> Any:
+        """The graph with the new nodes in order, without the nodes and constants that nothing reads since weights are INT8."""
         graph = self._model.graph
-        replace_nodes(graph, _sort_nodes([*graph.node, *self._new]), self._initializers.values())
+        nodes = _drop_unread([*graph.node, *self._new], {each.name for each in graph.output})
+        replace_nodes(graph, _sort_nodes(nodes), self._initializers.values())
         return self._model
+
+
+_SIZES_OF_CONVOLUTION = {
+    "kernel_shape": 1,
+    "strides": 1,
+    "dilations": 1,
+    "output_padding": 0,
+    "output_shape": 1,
+}
+"""The attributes of a convolution with one value for each axis of its data, and their values for a height of 1."""
+
+
+def _drop_unread(nodes: list[Any], outputs: Collection[str]) -> list[Any]:
+    """`nodes` without the Identity and Transpose nodes that nothing reads."""
+    while True:
+        read = {*outputs}.union(*map(list_read_names, nodes))
+        kept = [
+            node
+            for node in nodes
+            if node.op_type not in ("Identity", "Transpose") or not read.isdisjoint(node.output)
+        ]
+        if len(kept) == len(nodes):
+            return kept
+        nodes = kept
 
 
 def _sort_nodes(nodes: list[Any]) -> list[Any]:

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.base import Device
-from optpipe.backends.onnx_graph import expose_tensors, load_onnx
+from optpipe.backends.onnx_graph import expose_tensors, load_onnx, separate_int8_constants
 from optpipe.backends.onnxruntime_session import create_inference_session, translate_runtime_errors
 from optpipe.core import LazyModule, onnx, torch
 from optpipe.core.entries import SampleSetSummary
-from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError, StageError, escape
 from optpipe.core.files import hash_text
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
@@ -162,8 +162,8 @@ def find_percentile(statistics: TensorStatistics, percent: float = 99.99) -> flo
     """The range's bound, interpolated inside its bin and never above the largest value."""
     assert statistics.counts is not None
     low, high, counts = find_nonzero(statistics.counts)
-    if not counts.size:
-        return 0.0
+    if not counts.size:  # all values are smaller than the histogram's
+        return statistics.amax
     rank = percent / 100 * int(statistics.counts.sum()) - int(statistics.counts[:LOWEST].sum())
     below = np.concatenate([[0.0], np.cumsum(counts)])
     index = min(max(int(np.searchsorted(below, rank, side="left")) - 1, 0), counts.size - 1)
@@ -185,8 +185,8 @@ def find_least_error(statistics: TensorStatistics) -> float:
     """The range's bound: a geometric search over three decades below the largest value, then a finer one around the best."""
     assert statistics.counts is not None
     low, high, counts = find_nonzero(statistics.counts)
-    if not counts.size:
-        return 0.0
+    if not counts.size:  # all values are smaller than the histogram's
+        return statistics.amax
     values = (low + np.minimum(high, statistics.amax)) / 2
     coarse = statistics.amax * np.geomspace(_SMALLEST, 1.0, _COARSE)
     best = int(np.argmin(_compute_errors(values, counts, coarse)))
@@ -212,8 +212,11 @@ METHODS: Mapping[str, Callable[[TensorStatistics], float]] = {
     "percentile-99.999": partial(find_percentile, percent=99.999),
     "mse": find_least_error,
 }
-MIN_AMAX = 2.0**-17
-"""A range's lower bound: its INT8 step is 2**-24, the smallest FP16 number, so that no scale is ever zero."""
+MIN_AMAX = 2.0**-119
+"""A range's lower bound: its INT8 step is the smallest normal FP32 number, so that no scale is ever zero.
+
+A target that stores scales in a type with a shorter range limits them itself (`qdq.round_scale`).
+"""
 
 
 def compute_range(statistics: TensorStatistics, method: str) -> float:
@@ -232,10 +235,13 @@ Batch = Mapping[str, "NDArray[Any]"]
 
 
 class Collector:
+    """Adds up the extremes and histograms of tensors over batches. A tensor without any value in all of them counts as zero."""
+
     def __init__(
         self, graph: Path, tensors: tuple[str, ...], histograms: bool, device: Device = "cpu"
     ) -> None:
         self.tensors, self.histograms, self.device = tensors, histograms, device
+        self._graph = graph
         self._low: dict[str, float] = {}
         self._high: dict[str, float] = {}
         self._counts: dict[str, Any] = {}
@@ -245,71 +251,134 @@ class Collector:
 
     def add(self, batch: Batch) -> None:
         """Raises StageError for the first tensor that is not finite, BadInputError for inputs that the graph rejects."""
+        add = self._add_on_device if self.device == "cuda" else self._add_on_host
         with translate_runtime_errors():
-            if self.device == "cuda":
-                self._add_on_device(batch)
-            else:
-                self._add_on_host(batch)
+            broken = add(batch)
+        if broken is not None:
+            raise StageError(describe_nonfinite(self._graph, batch, broken))
 
-    def _add_on_host(self, batch: Batch) -> None:
+    def _add_on_host(self, batch: Batch) -> str | None:
+        """The first tensor that is not finite; None if all are."""
         outputs = self._session.run(list(self._outputs), dict(batch)) if self._outputs else ()
         found = dict(zip(self._outputs, outputs, strict=True)) | {
             name: np.asarray(batch[name]) for name in self._fed
         }
-        values = [found[name].astype(np.float32, copy=False) for name in self.tensors]
+        values = {
+            name: found[name].astype(np.float32, copy=False)
+            for name in self.tensors
+            if found[name].size
+        }
         with ThreadPoolExecutor(COUNTING_THREADS) as pool:
-            extremes = pool.map(lambda value: (float(value.min()), float(value.max())), values)
-            for name, (low, high) in zip(self.tensors, extremes, strict=True):
-                self._extremes(name, low, high)
+            extremes = pool.map(
+                lambda value: (float(value.min()), float(value.max())), values.values()
+            )
+            for name, (low, high) in zip(values, extremes, strict=True):
+                if not self._widen(name, low, high):
+                    return name
             if self.histograms:
-                list(pool.map(self._count, self.tensors, values))
+                list(pool.map(self._count, values, values.values()))
+        return None
 
     def _count(self, name: str, value: NDArray[np.float32]) -> None:
         counts = self._counts.setdefault(name, np.zeros(BINS, np.int64))
         counts += count_magnitudes(value)
 
-    def _add_on_device(self, batch: Batch) -> None:
+    def _add_on_device(self, batch: Batch) -> str | None:
+        """The first tensor that is not finite; None if all are."""
         inputs = {
             name: torch.from_numpy(np.ascontiguousarray(value)).cuda()
             for name, value in batch.items()
         }
         found = {**inputs, **run_on_device(self._session, inputs, self._outputs)}
-        kept = [found[name].float() for name in self.tensors]
+        kept = {name: found[name].float() for name in self.tensors if found[name].numel()}
+        if not kept:
+            return None
         extremes = (
-            torch.stack([torch.stack(torch.aminmax(value)) for value in kept])
+            torch.stack([torch.stack(torch.aminmax(value)) for value in kept.values()])
             .double()
             .cpu()
             .tolist()
         )
-        for name, value, (low, high) in zip(self.tensors, kept, extremes, strict=True):
-            self._extremes(name, low, high)
+        for (name, value), (low, high) in zip(kept.items(), extremes, strict=True):
+            if not self._widen(name, low, high):
+                return name
             if self.histograms:
                 if name not in self._counts:
                     self._counts[name] = torch.zeros(BINS + 1, dtype=torch.int64, device="cuda")
                 count_on_device(value, self._counts[name][:-1])
                 self._counts[name][-1] += value.numel()
+        return None
 
-    def _extremes(self, name: str, low: float, high: float) -> None:
+    def _widen(self, name: str, low: float, high: float) -> bool:
+        """Widens a tensor's extremes by those of a batch; False if these are not finite."""
         if not (np.isfinite(low) and np.isfinite(high)):
-            raise StageError(
-                f"tensor '{name}' contains NaN or Inf on the calibration data, so it has no range\n"
-                f"check the preprocessing and weights; `{for_workspace('optpipe build MODEL --precision fp32')}` verifies the source model"
-            )
+            return False
         self._low[name] = min(low, self._low.get(name, low))
         self._high[name] = max(high, self._high.get(name, high))
+        return True
 
     def statistics(self) -> dict[str, TensorStatistics]:
         return {
-            name: TensorStatistics(self._low[name], self._high[name], self._read_counts(name))
+            name: TensorStatistics(
+                self._low.get(name, 0.0), self._high.get(name, 0.0), self._read_counts(name)
+            )
             for name in self.tensors
         }
 
     def _read_counts(self, name: str) -> Any:
-        if not self.histograms or self.device == "cpu":
-            return self._counts.get(name)
+        if not self.histograms:
+            return None
+        if name not in self._counts:
+            return np.zeros(BINS, np.int64)
+        if self.device == "cpu":
+            return self._counts[name]
         found = self._counts[name].cpu().numpy()
         found[0] += found[-1] - found[:-1].sum()  # the zeros, which the device does not count
         return found[:-1]
+
+
+NODES_AT_ONCE = 16
+"""Nodes whose results are held in memory together, in the search for the first NaN."""
+
+
+def describe_nonfinite(graph: Path, batch: Batch, tensor: str) -> str:
+    """The message for a `tensor` with NaN or Inf: the first node that makes it, and what to do."""
+    problem = (
+        f"tensor '{escape(tensor)}' contains NaN or Inf on the calibration data, so it has no range"
+    )
+    given = [np.asarray(each) for each in batch.values()]
+    if any(each.dtype.kind == "f" and not np.isfinite(each).all() for each in given):
+        return f"{problem}\nthe data themselves contain NaN or Inf; check the preprocessing"
+    remedy = f"`{for_workspace('optpipe build MODEL --precision fp32')}` verifies the source model"
+    for kind, is_broken in (("NaN", np.isnan), ("Inf", np.isinf)):
+        origin = find_first_result(graph, batch, lambda value: bool(is_broken(value).any()))  # noqa: B023 - called in this round
+        if origin is None:
+            continue
+        node, made = origin
+        where = f"{node.op_type} '{escape(node.name or made)}'"
+        result = "" if made == tensor else f" (its result: '{escape(made)}')"
+        return (
+            f"{problem}: {where} is the first that makes {kind}{result}\n"
+            f"check its weights, and what it divides by or takes the root or logarithm of; {remedy}"
+        )
+    return f"{problem}\ncheck the preprocessing and weights; {remedy}"  # overflows on a GPU alone
+
+
+def find_first_result(
+    graph: Path, batch: Batch, fits: Callable[[NDArray[Any]], bool]
+) -> tuple[Any, str] | None:
+    """The first node in the graph's order with a floating-point result that `fits`, and that result's name."""
+    model = load_onnx(graph)
+    makers = [(node, name) for node in model.graph.node for name in node.output if name]
+    session = open_model_session(expose_tensors(model, [name for _, name in makers]))
+    for start in range(0, len(makers), NODES_AT_ONCE):
+        part = makers[start : start + NODES_AT_ONCE]
+        values = session.run([name for _, name in part], dict(batch))
+        for (node, name), value in zip(part, values, strict=True):
+            array = np.asarray(value)
+            if array.dtype.kind == "f" and fits(array):
+                return node, name
+    return None
 
 
 def open_exposed_session(graph: Path, tensors: Sequence[str], device: Device) -> Any:
@@ -319,6 +388,8 @@ def open_exposed_session(graph: Path, tensors: Sequence[str], device: Device) ->
 
 def open_model_session(model: Any, device: Device = "cpu") -> Any:
     """A session of a graph in memory; Q/DQ pairs that the provider does not fuse are computed in floating point."""
+    if device == "cpu":
+        separate_int8_constants(model)  # a target whose layers share INT8 weights runs here too
     options = ort.SessionOptions()
     if any(each.data_type == onnx.TensorProto.FLOAT8E4M3FN for each in model.graph.initializer):
         options.add_session_config_entry(

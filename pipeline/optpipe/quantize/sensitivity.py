@@ -134,7 +134,7 @@ class Fp32Reference:
         }
 
 
-REVISION = 4
+REVISION = 5
 RANKING_IMAGES = 128
 """Images of the ranking; the search uses the whole set."""
 

@@ -205,7 +205,7 @@ def test_odd_layers_stay_in_fp16_with_their_reason_or_compute_what_they_did(tmp_
     graph, placed = quantize_graph(model, table, "fp8")
     assert {each.reason for each in placed.skipped} == {
         "kept in floating point by request",
-        "its input was zero in all calibration data",
+        "its input was empty or zero in all calibration data",
         "a matrix of 32 × 24: FP8 kernels take multiples of 16",
     }
     assert second in placed.layers

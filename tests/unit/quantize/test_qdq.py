@@ -178,12 +178,11 @@ def test_activation_scales_are_usable_and_reach_both_ends(amax, low, span) -> No
     assert 0 < symmetric < np.inf
     assert zero_point == 0
     scale, zero_point, _ = quantize_activation(TensorRange(amax, low, high), "cpu")
-    assert 0 < scale <= symmetric
+    assert 0 < scale <= 2 * amax / 255 * (1 + 1e-6) + np.finfo(np.float32).tiny
     assert 0 <= zero_point <= 255
     ends = max(min(low, 0), -amax), min(max(high, 0), amax)
-    if ends[1] - ends[0] < 255 * float(np.finfo(np.float16).max):  # a scale has to fit FP16
-        assert -zero_point * float(scale) <= ends[0] + 0.51 * float(scale)
-        assert (255 - zero_point) * float(scale) >= ends[1] - 0.51 * float(scale)
+    assert -zero_point * float(scale) <= ends[0] + 0.51 * float(scale)
+    assert (255 - zero_point) * float(scale) >= ends[1] - 0.51 * float(scale)
 
 
 @given(st.floats(1e-4, 1e9))
@@ -221,7 +220,7 @@ def test_layers_are_kept_as_asked(residual_model) -> None:
 def test_what_was_zero_in_all_calibration_data_has_no_range(residual_model, target) -> None:
     found = place_qdq(residual_model, target, unseen={"r1", "d"})
     assert [(each.layer, each.reason) for each in found.skipped] == [
-        ("conv2", "its input was zero in all calibration data")
+        ("conv2", "its input was empty or zero in all calibration data")
     ]
     assert not {"r1", "d"} & {*found.tensors, *found.after}
     assert ("conv3", 0) in found.edges

@@ -1,7 +1,6 @@
 """`optpipe deploy` and `optpipe sweep`: from a dossier to a server, and its proof; a matrix on several GPUs and hosts."""
 
 import os
-import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import replace
@@ -103,6 +102,7 @@ def deploy(
     from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
     from optpipe.deploy.triton_config import require_tritonclient
     from optpipe.deploy.tune import tune_deployment
+    from optpipe.workspace.files import delete_tree
     from optpipe.workspace.places import require_unused_path
 
     if check is not None and "://" in check:
@@ -155,7 +155,7 @@ def deploy(
             proof = prove_deployment(checked, program, store, terminal)
     except (OptpipeError, KeyboardInterrupt):
         if dossier is not None:  # an unproven deployment must not stay
-            shutil.rmtree(folder)
+            delete_tree(folder)
         raise
     result = DeployResult(str(folder), checked.record, checked.differences, proof)
     status = ExitStatus.MISSING if check is not None and checked.differences else ExitStatus.DONE

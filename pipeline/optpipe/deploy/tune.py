@@ -41,7 +41,7 @@ from optpipe.signoff.policy import policy_from_toml
 from optpipe.stats.percentiles import summary_from_ns
 from optpipe.stats.ratio import alternate, compute_exchange_p_value, ratio_from_rounds
 from optpipe.workspace.file_names import POLICY
-from optpipe.workspace.files import write_bytes, write_json
+from optpipe.workspace.files import delete_tree, write_bytes, write_json
 from optpipe.workspace.seal import seal_folder
 from optpipe.workspace.store import Store
 
@@ -206,7 +206,7 @@ def _write_candidates(
         write_config(candidate, models / name)
     for each in models.iterdir():
         if each.name not in names.values():
-            shutil.rmtree(each)
+            delete_tree(each)
 
 
 def _make_trial(

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,7 +109,19 @@ def find_problems(
 
 
 def measure_folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Bytes of the files below `folder`, none of them behind a symbolic link."""
+    if folder.is_symlink():
+        return 0
+    below = folder.rglob("*") if folder.is_dir() else [folder]
+    return sum(path.stat().st_size for path in below if path.is_file() and not path.is_symlink())
+
+
+def delete_tree(path: Path) -> None:
+    """Deletes a folder, a file or a link at `path`; what a link points to stays, also inside the folder."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path)
 
 
 @contextmanager
@@ -120,9 +133,9 @@ def hold_lock(path: Path) -> Iterator[None]:
 
 
 def open_lock(path: Path) -> IO[str]:
-    """The lock file, not yet locked; closing it unlocks it."""
+    """The lock file, not yet locked; closing it unlocks it. Raises OSError for a symbolic link, since opening creates a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("w")
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+")
 
 
 def lock(file: IO[str], *, shared: bool = False) -> None:

@@ -35,6 +35,7 @@ from optpipe.workspace.entry import (
     get_utc_time,
 )
 from optpipe.workspace.files import (
+    delete_tree,
     hold_lock,
     list_files,
     lock,
@@ -47,6 +48,8 @@ from optpipe.workspace.files import (
 from optpipe.workspace.places import explain_os_errors
 
 LOCKS = "locks"
+TMP = "tmp"
+"""Folder of the workspace with what is being made or deleted."""
 NOTES = "notes"
 """Folder of the workspace with files that only save time and may be deleted while nothing runs."""
 SETTLED_NS = 2_000_000_000
@@ -62,6 +65,19 @@ class Store:
     @property
     def root(self) -> Path:
         return self.workspace / "store"
+
+    def own_folder(self, name: str) -> Path:
+        """The workspace's folder `name`, in which files are made and deleted.
+
+        Raises BadInputError if it is a symbolic link, since they would be made and deleted in another place.
+        """
+        folder = self.workspace / name
+        if folder.is_symlink():
+            raise BadInputError(
+                f"{folder} is a symbolic link to {folder.readlink()}; nothing was deleted\n"
+                "remove the link, or move the whole workspace and pass --workspace DIR"
+            )
+        return folder
 
     def require_writable(self) -> None:
         """Raises BadInputError if the workspace cannot be written."""
@@ -141,11 +157,9 @@ class Store:
                 return entry, True
             if (self.root / name).exists():
                 listener.warn(f"store entry {name} was damaged and is being rebuilt")
-                shutil.rmtree(self.root / name)
-            scratch = (
-                self.workspace / "tmp" / name
-            )  # under the lock, so existing files are a dead run's
-            shutil.rmtree(scratch, ignore_errors=True)
+                delete_tree(self.own_folder(self.root.name) / name)
+            scratch = self.own_folder(TMP) / name
+            delete_tree(scratch)  # under the lock, so existing files are a dead run's
             scratch.mkdir(parents=True)
             try:
                 started = get_utc_time("microseconds")
@@ -259,17 +273,21 @@ class Store:
         return entry
 
     def remove_folder(self, folder: Path) -> int:
-        """Deletes the folder of an entry or a run, damaged or not; returns its bytes, 0 if it is already gone."""
+        """Deletes the folder of an entry or a run, damaged or not; returns its bytes, 0 if it is already gone.
+
+        Of a link to a folder only the link is deleted.
+        """
+        folder = self.own_folder(folder.parent.name) / folder.name
         with explain_os_errors(self.workspace), hold_lock(self.lock_path(folder.name)):
-            doomed = self.workspace / "tmp" / f"{folder.name}.removed"
+            doomed = self.own_folder(TMP) / f"{folder.name}.removed"
             doomed.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(doomed, ignore_errors=True)
+            delete_tree(doomed)
             try:
                 folder.rename(doomed)  # hides it in one step before the files are deleted
             except FileNotFoundError:  # another process was faster
                 return 0
             size = measure_folder_bytes(doomed)
-            shutil.rmtree(doomed)
+            delete_tree(doomed)
         return size
 
     @contextmanager
@@ -277,7 +295,7 @@ class Store:
         """An empty folder that is deleted at the end, or by `gc` if the process dies, once its lock is free."""
         name = f"{kind}-{secrets.token_hex(6)}"
         with explain_os_errors(self.workspace), hold_lock(self.lock_path(name)):
-            folder = self.workspace / "tmp" / name
+            folder = self.own_folder(TMP) / name
             folder.mkdir(parents=True)
             try:
                 yield folder

@@ -259,3 +259,70 @@ def test_an_engine():
         entry.created,
     )
     assert_golden(text_of(document_from_entry(EntryDetails(entry, manifest))), "entry.txt")
+
+
+@pytest.fixture
+def outside(tmp_path_factory):
+    """A folder with a file that belongs to nobody here."""
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "photos").mkdir()
+    (folder / "photos" / "one.jpg").write_bytes(b"mine")
+    return folder
+
+
+def is_whole(outside):
+    return (outside / "photos" / "one.jpg").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("name", ["tmp", "store"])
+def test_gc_deletes_nothing_behind_a_linked_folder(store, outside, name):
+    link = store.workspace / name
+    if link.exists():
+        link.rename(outside / "moved")
+        (outside / "moved" / "graph-0123").mkdir()
+    link.symlink_to(outside / "moved" if name == "store" else outside)
+    with pytest.raises(BadInputError, match="symbolic link"):
+        collect_garbage(store, dry_run=False)
+    assert is_whole(outside)
+    assert name != "store" or (outside / "moved" / "graph-0123").is_dir()
+
+
+def test_a_lock_file_that_is_a_link_is_not_opened(tmp_path, outside):
+    linked = Store(tmp_path / "other")
+    (tmp_path / "other" / "locks").mkdir(parents=True)
+    linked.lock_path("store").symlink_to(outside / "photos" / "one.jpg")
+    with pytest.raises(BadInputError, match="symbolic links"):
+        collect_garbage(linked, dry_run=False)
+    assert is_whole(outside)
+
+
+def test_of_a_link_among_what_gc_removes_only_the_link_goes(store, outside):
+    (store.workspace / "tmp").mkdir(exist_ok=True)
+    (store.workspace / "tmp" / "bench-1").mkdir()
+    (store.workspace / "tmp" / "bench-1" / "inside").symlink_to(outside)
+    (store.workspace / "tmp" / "bench-2").symlink_to(outside)
+    (store.workspace / "tmp" / "a file").write_bytes(b"12345")
+    (store.root / "graph-0123").symlink_to(outside)
+    assert collect_garbage(store, dry_run=True).scratch_bytes == 5
+    collect_garbage(store, dry_run=False)
+    assert is_whole(outside)
+    assert list((store.workspace / "tmp").iterdir()) == []
+    assert not (store.root / "graph-0123").is_symlink()
+
+
+def test_of_a_linked_run_only_the_link_is_removed(store, outside):
+    run = run_in(store)
+    run.rename(outside / run.name)
+    run.symlink_to(outside / run.name)
+    assert remove_stored(store, run.name, with_dependents=False).removed == (run.name,)
+    assert not run.is_symlink()
+    assert (outside / run.name / "samples").read_text() == "abc"
+
+
+def test_a_linked_folder_for_notes_on_removed_runs_is_refused(store, outside):
+    run = run_in(store)
+    (store.workspace / "removed").symlink_to(outside)
+    with pytest.raises(BadInputError, match="symbolic link"):
+        remove_stored(store, run.name, with_dependents=False)
+    assert run.is_dir()
+    assert is_whole(outside)

@@ -1,4 +1,3 @@
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -25,9 +24,15 @@ from optpipe.report.document import (
     make_table,
 )
 from optpipe.workspace.entry import MANIFEST, Entry, Manifest, load_run, require_unchanged
-from optpipe.workspace.files import measure_folder_bytes, open_lock, try_lock, write_bytes
+from optpipe.workspace.files import (
+    delete_tree,
+    measure_folder_bytes,
+    open_lock,
+    try_lock,
+    write_bytes,
+)
 from optpipe.workspace.runs import REMOVED, list_run_folders
-from optpipe.workspace.store import Store
+from optpipe.workspace.store import TMP, Store
 
 _KEPT = ("artifact", "calibration", "preprocessing")
 """Requested results stay, with everything they were made from: `deploy` needs a run's pipeline, and `calibrate` advises
@@ -143,7 +148,7 @@ def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> Remova
         if (folder / MANIFEST).is_file() and folder.parent.name == "runs":
             run = load_run(folder)
             noted = json_from_record(replace(run.manifest, files={}))
-            write_bytes(store.workspace / REMOVED / run.name / MANIFEST, noted)
+            write_bytes(store.own_folder(REMOVED) / run.name / MANIFEST, noted)
         return _remove(store, [folder], dry_run=False)
     entry = store.find(prefix)
     dependents = _find_dependents(entry.id, store.list_entries())
@@ -222,15 +227,15 @@ def _remove(store: Store, folders: list[Path], *, dry_run: bool) -> Removal:
 
 
 def _sweep(store: Store, *, dry_run: bool) -> int:
-    """Deletes scratch folders whose maker, which holds a lock while it lives, is gone."""
+    """Deletes scratch folders whose maker, which holds a lock while it lives, is gone. Raises BadInputError if `tmp` is a link."""
     freed = 0
-    for scratch in sorted((store.workspace / "tmp").glob("*")):
+    for scratch in sorted(store.own_folder(TMP).glob("*")):
         with open_lock(store.lock_path(scratch.name.removesuffix(".removed"))) as file:
             if not try_lock(file):
                 continue
             freed += measure_folder_bytes(scratch)
             if not dry_run:
-                shutil.rmtree(scratch)
+                delete_tree(scratch)
     return freed
 
 

@@ -439,7 +439,8 @@ def verify_artifact(
 
     def make(directory: Path) -> VerificationInfo:
         sizes = backend.list_static_batches(artifact.info)
-        tolerated = TOLERATED_RELATIVE_ERROR[artifact.info.precision]
+        rounded = artifact.info.precision, artifact.info.weights.own_precision
+        tolerated = max(TOLERATED_RELATIVE_ERROR[each] for each in rounded)
         if minimum_snr_db is not None:
             tolerated = 10 ** (-minimum_snr_db / 20)
         with backend.load(store.verify_entry(artifact).path, artifact.info, {}) as session:

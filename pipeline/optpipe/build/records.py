@@ -44,7 +44,7 @@ from optpipe.report.document import (
     make_document,
     make_table,
     name_score,
-    warn_of_random_weights,
+    warn_of_weights,
 )
 from optpipe.stats.paired import LOW_SNR_DB
 from optpipe.workspace.entry import Entry
@@ -174,7 +174,7 @@ def document_from_build(result: BuildResult) -> Document:
             _tabulate_artifacts(result.artifacts) if result.artifacts else None,
             *_describe_artifacts(result.artifacts),
             *_list_omissions(result.failed, result.skipped),
-            warn_of_random_weights(weights),
+            *warn_of_weights(weights),
             Sentence(to_command("bench", *ready), Tone.STRONG, "next") if ready else None,
         ]
     )
@@ -352,7 +352,7 @@ def document_from_choice(result: "ChoiceResult") -> Document:
             _tabulate_candidates(decision),
             *_answer_choice(decision),
             *_list_omissions(decision.failed, decision.left_out),
-            warn_of_random_weights(result.build.weights),
+            *warn_of_weights(result.build.weights),
             Sentence(str(result.run_dir), Tone.FAINT, "run"),
         ]
     )

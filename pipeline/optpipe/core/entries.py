@@ -34,11 +34,19 @@ class WeightsRecord:
     seed: int | None = None
     drawn: str | None = None
     """For a factory's random weights: how many tensors depend on the seed, and the first of them."""
+    converted_from: str | None = field(default=None, kw_only=True)
+    """`float16`, `bfloat16`, or `float64`: the type of a module that was converted to float32; None for others."""
     trained: bool = field(init=False, default=True)
     """False for random weights, whose accuracy is meaningless."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trained", self.source != "random")
+
+    @property
+    def own_precision(self) -> Precision:
+        """The precision whose rounding the source model's own outputs have."""
+        own = {"float16": Precision.FP16, "bfloat16": Precision.BF16}
+        return own.get(str(self.converted_from), Precision.FP32)
 
 
 def weights_from_text(text: str, seed: int = 0) -> WeightsRequest:
@@ -99,6 +107,8 @@ class ModelInfo:
     simplified: bool
     own_precision: Precision | None
     """INT8 if the model comes quantized, FP16 or BF16 if its weights are; None for FP32."""
+    left_out: tuple[str, ...] = ()
+    """What a module's forward returns besides tensors, such as `past_key_values (DynamicCache)`."""
     card: str | None = None
     """Path of the model card at the first export; a dossier keeps only the file name."""
 

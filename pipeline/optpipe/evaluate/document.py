@@ -27,7 +27,7 @@ from optpipe.report.document import (
     format_drop,
     make_document,
     make_table,
-    warn_of_random_weights,
+    warn_of_weights,
 )
 
 MENTIONED_DROP, MENTIONED_CLASSES = 0.001, 5
@@ -60,7 +60,7 @@ def document_from_evaluation(found: Evaluation, states: Mapping[str, OutputError
                 if row.why_not
             ),
             None if found.dataset.labeled else Sentence(unlabeled, Tone.DOUBTFUL),
-            warn_of_random_weights(found.weights),
+            *warn_of_weights(found.weights),
             Sentence(f"predictions and manifest in {found.run_dir}", Tone.FAINT),
             Sentence(to_command("bench", *evaluated), Tone.STRONG, "next") if evaluated else None,
         ]

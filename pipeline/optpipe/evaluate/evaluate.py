@@ -127,7 +127,7 @@ def evaluate_artifacts(
         with listener.step(f"evaluate {name}", total=len(samples.files)) as step:
             return predict_samples(exported, card, samples, task, run, step)
 
-    module = model.load().module
+    module = model.load().given
     if module is None:
         with OnnxRuntimeSession(exported.file(ONNX), "cpu", {}) as source:
             found = predict(source.run, "source")

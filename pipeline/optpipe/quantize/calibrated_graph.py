@@ -87,7 +87,7 @@ from optpipe.report.document import (
     format_drop,
     make_document,
     make_table,
-    warn_of_random_weights,
+    warn_of_weights,
 )
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version, list_gpus
@@ -562,7 +562,7 @@ def document_from_calibration(result: CalibrationResult) -> Document:
             _tabulate_methods(result),
             _tabulate_layers(result.sensitivity, result.kind) if result.sensitivity else None,
             _list_skipped(result),
-            warn_of_random_weights(result.weights),
+            *warn_of_weights(result.weights),
             Sentence(build, Tone.STRONG, "next"),
         ]
     )

@@ -216,14 +216,17 @@ def figure_columns(*names: str) -> list[Column]:
     return [figure_column(name) for name in names]
 
 
-def warn_of_random_weights(weights: WeightsRecord) -> Sentence | None:
-    """Names the weights that a factory draws (`WeightsRecord.drawn`)."""
-    if weights.trained:
-        return None
-    which = f" ({weights.drawn})" if weights.drawn else ""
-    return Sentence(
-        f"weights are random{which}: these results say nothing about accuracy", Tone.DOUBTFUL
-    )
+def warn_of_weights(weights: WeightsRecord) -> list[Sentence]:
+    """Says that weights are random, with those that a factory draws, or of another type than the user's."""
+    found = []
+    if (own := weights.converted_from) is not None:
+        text = f"converted from {own} to float32; outputs are compared with those of the module in {own}"
+        found.append(Sentence(text, Tone.DOUBTFUL, "weights"))
+    if not weights.trained:
+        which = f" ({weights.drawn})" if weights.drawn else ""
+        text = f"weights are random{which}: these results say nothing about accuracy"
+        found.append(Sentence(text, Tone.DOUBTFUL))
+    return found
 
 
 def cell_from_estimate(

@@ -422,6 +422,8 @@ def _judge_trust(
     artifact, checked = dossier.artifact, dossier.verification
     info, record = artifact.info, _describe_record(artifact)
     given = f"weights as given ({info.weights.source}), not random"
+    if (own := info.weights.converted_from) is not None:
+        given += f"; converted from {own} to float32"
     weights = CriterionResult("trust.weights", Verdict.PASS, given)
     if not info.weights.trained:
         remedy = f"build with the weights you will ship: {suggest_build(dossier.build)}"

@@ -57,6 +57,7 @@ WRITTEN = [
     ("(self, x): return {'x': self.linear(x)}", "", 1),
     ("(self, ids, *, x): return self.linear(x) + self.table(ids).mean(1)", TWO, 1),
     ("(self, x): return x, x.T * 2", "", 2),
+    ("(self, x): return self.linear(x), None, [None, (x * 2, x.T * 3)]", "", 3),
     ("(self, cat): return torch.cat([cat, cat * 2], 1)", INPUTS.replace('"x"', '"cat"'), 1),
 ]
 
@@ -73,7 +74,13 @@ def test_forwards_as_people_write_them(tmp_path, forward, more, outputs) -> None
 
 REFUSED = [
     ("(self, x): raise ValueError('own')", BadInputError, r"ValueError: own \(net.py, line 15\)"),
-    ("(self, x): return 3.0", BadInputError, "forward returns float, not tensors"),
+    ("(self, x): return 3.0", BadInputError, r"forward returns the output \(float\), not tensors"),
+    ("(self, x): return {'y': 'a', 'z': [1]}", BadInputError, r"returns y \(str\), z.0 \(int\)"),
+    (
+        "(self, x): return {'y': x * 2, 'loss': x.mean()}",
+        BadInputError,
+        r"output 'loss' is a single value for a whole batch.*--batch 1",
+    ),
     ("(self, x): return None", BadInputError, "forward returns no tensor"),
     (
         "(self, x): return self.table(x)",
@@ -114,6 +121,58 @@ def test_what_cannot_be_exported_is_said_with_the_way_out(
     with pytest.raises(error, match=said):
         checked(tmp_path, forward, TWO if "ids" in forward else "")
     assert not capsys.readouterr().err
+
+
+def test_outputs_that_are_no_tensors_are_named(tmp_path) -> None:
+    class_ = "class Cache: pass\n"
+    (tmp_path / "net.py").write_text(
+        f"{HEAD}    def forward(self, x): return {{'y': self.linear(x), 'past': Cache(), 'n': 3}}\n{class_}"
+    )
+    model, store = (
+        Model(PythonFileSource(tmp_path / "net.py", "Net"), WeightsRequest()),
+        Store(tmp_path / ".optpipe"),
+    )
+    stored = None
+    for _ in range(2):
+        listener = SilentListener()
+        entry, _ = export_model(model, store, listener, stored)
+        stored = entry
+        assert entry.info.left_out == ("past (Cache)", "n (int)")
+        assert "left out of its outputs" in " ".join(listener.warnings)
+
+
+BLOCKED = [
+    (
+        "nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(8, 8)))",
+        r"remove_parametrizations\(module.get_submodule\('0'\), 'weight'\)",
+    ),
+    ("Packed()", "run the layer on the padded batch"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("made", "said"), BLOCKED)
+def test_what_the_exporter_lacks_has_a_way_out(tmp_path, made, said) -> None:
+    (tmp_path / "net.py").write_text(
+        f"""import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+{INPUTS}
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(1, 4, batch_first=True)
+    def forward(self, x):
+        lengths = (x.abs().sum(1) > 3).long() + 4
+        packed = pack_padded_sequence(x[..., None], lengths, True, False)
+        return pad_packed_sequence(self.layer(packed)[0], True, total_length=8)[0]
+def make():
+    return {made}
+"""
+    )
+    model = Model(PythonFileSource(tmp_path / "net.py", "make"), WeightsRequest())
+    with pytest.raises(StageError, match=said):
+        export_model(model, Store(tmp_path / ".optpipe"), SilentListener())
 
 
 def test_data_that_the_module_fails_on_are_refused() -> None:

@@ -14,7 +14,7 @@ from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.core import onnx, torch
 from optpipe.core.card import ModelCard, card_from_file, require_matching_input
 from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo, WeightsRequest
-from optpipe.core.errors import BadInputError, GateError, first_line
+from optpipe.core.errors import BadInputError, GateError, OptpipeError, first_line
 from optpipe.core.events import Listener
 from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
@@ -29,6 +29,7 @@ from optpipe.models.inputs.samples import (
 from optpipe.models.sources.libraries import explain_unreachable
 from optpipe.models.sources.modules import LoadedModel, NoWeightsError, Source
 from optpipe.models.sources.onnx_file import ShapeRanges, name_dimensions
+from optpipe.models.sources.own_type import describe_conversion
 from optpipe.models.sources.python_file import describe_user_error
 from optpipe.models.sources.resolve import CardSource
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, compute_output_error
@@ -198,6 +199,7 @@ def export_model(
     `stored` is the entry from `prepare_model`, so that it is not hashed twice.
     """
     if stored is not None:
+        _tell_of_changes(stored, listener)
         return stored, True
 
     def make(directory: Path) -> ModelInfo:
@@ -217,9 +219,31 @@ def export_model(
             (directory / TOKENIZER).write_text(loaded.tokenizer, encoding="utf-8")
         own_precision = find_own_precision(onnx.load(target, load_external_data=False))
         path = str(model.source.path.resolve()) if isinstance(model.source, CardSource) else None
-        return ModelInfo(card.name, card.source, loaded.weights, simplified, own_precision, path)
+        return ModelInfo(
+            card.name,
+            card.source,
+            loaded.weights,
+            simplified,
+            own_precision,
+            left_out=() if loaded.module is None else getattr(loaded.module, "left_out", ()),
+            card=path,
+        )
 
-    return store.produce(ModelInfo, _recipe(model), make, listener=listener)
+    made = store.produce(ModelInfo, _recipe(model), make, listener=listener)
+    _tell_of_changes(made[0], listener)
+    return made
+
+
+def _tell_of_changes(model: Entry[ModelInfo], listener: Listener) -> None:
+    """Warns of what is not as in the user's module: its type, and outputs that are no tensors."""
+    info = model.info
+    if (changed := describe_conversion(info.name, info.weights)) is not None:
+        listener.warn(changed)
+    if info.left_out:
+        outputs = ", ".join(info.left_out)
+        listener.warn(
+            f"{info.name}: left out of its outputs, because they are no tensors: {outputs}"
+        )
 
 
 def _recipe(model: Model) -> dict[str, Any]:
@@ -278,6 +302,7 @@ def compute_reference(
             errors = () if module is None else _check_parity(card, outputs, onnx_outputs)
             if module is not None:
                 _require_independence(module, card, inputs, outputs)
+                outputs = _run_given_module(model.load(), card, inputs, outputs)
         except GateError:
             for name, value in inputs.items():
                 if value.dtype.kind == "f" and np.isnan(value).any():
@@ -323,6 +348,28 @@ def compute_reference(
     return found, stored
 
 
+def _run_given_module(
+    loaded: LoadedModel, card: ModelCard, inputs: Arrays, converted: Arrays
+) -> Arrays:
+    """The outputs of the user's own module, which are the reference; `converted` if it is in float32.
+
+    Raises GateError if the conversion to float32 changes more than the rounding of its own type explains.
+    """
+    if loaded.own_module is None:
+        return converted
+    outputs = run_torch_model(loaded.own_module, card, inputs)
+    tolerated = TOLERATED_RELATIVE_ERROR[loaded.weights.own_precision]
+    for error in _compare_outputs(outputs, converted):
+        if error.relative > tolerated:
+            own = loaded.weights.converted_from
+            problem = f"{card.name} in float32 does not match the module in {own}: output '{error.name}' has a"
+            raise GateError(
+                f"{problem} relative error of {error.relative:.2e}; rounding to {own} explains {tolerated:.0e}\n"
+                f"it may overflow in {own}, or choose by its type in forward; return the module in float32 (.float())"
+            )
+    return outputs
+
+
 def _require_repeatable(answers: Sequence[Arrays], card: ModelCard, way_out: str) -> None:
     """Raises GateError if the source model's outputs are not finite, or differ between `answers`."""
     first, again = answers
@@ -360,6 +407,8 @@ def run_torch_model(module: Any, card: ModelCard, inputs: Arrays) -> dict[str, n
     def run(batch: Arrays) -> Arrays:
         try:
             found = module(*(torch.from_numpy(batch[each.name]) for each in card.inputs))
+        except OptpipeError:
+            raise
         except Exception as error:  # a user's code
             raise BadInputError(
                 f"{card.name} fails on its inputs: {describe_user_error(error)}"

@@ -3,6 +3,7 @@
 import inspect
 import io
 import logging
+import traceback
 import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stderr
@@ -80,7 +81,10 @@ def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
             f"{each.name} {each.dtype} {'x'.join(map(str, each.opt))}" for each in card.inputs
         )
         problem = f"{card.name} fails on the inputs in its description ({shapes})"
-        raise BadInputError(f"{problem}: {describe_user_error(error)}") from error
+        way = ""
+        if (own := getattr(module, "converted_from", None)) is not None:
+            way = f"\nit was converted from {own} to float32; cast by the type of a weight in forward, not to {own}"
+        raise BadInputError(f"{problem}: {describe_user_error(error)}{way}") from error
 
 
 def _export_program(module: Any, card: ModelCard, target: Path) -> None:
@@ -112,11 +116,7 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
         inner: BaseException = error
         while inner.__cause__ is not None:
             inner = inner.__cause__
-        way = ""
-        if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
-            way = "\npart of it is compiled with torch.jit; use the original Python module instead"
-        elif type(inner).__name__ == "GuardOnDataDependentSymNode":
-            way = "\ndata-dependent control flow is not supported; use torch.where or torch.cond"
+        way = _find_export_way_out(module, card, inner)
         raise StageError(
             f"{card.name} cannot be exported to ONNX: {describe_user_error(inner)}{way}"
         ) from error
@@ -135,6 +135,48 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
             value.name = name
     _rename_clashes(program.model, {each.name for each in card.inputs})
     program.save(str(target), external_data=False)
+
+
+def _calls_any(error: BaseException, *functions: str) -> bool:
+    """Whether one of `functions` is in the traceback of an error, by its name or in a line of code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(name in f"{frame.name} {frame.line}" for frame in frames for name in functions)
+
+
+def _find_export_way_out(module: Any, card: ModelCard, error: BaseException) -> str:
+    """A line with the way out of a failed export; empty without any."""
+    if _calls_any(error, "pack_padded_sequence", "pad_packed_sequence"):
+        return (
+            "\npack_padded_sequence gives sizes that depend on the data, which no engine has: run the layer on the padded batch, "
+            "and mask its outputs or gather the last valid step"
+        )
+    parametrized = next(
+        (
+            f"remove_parametrizations(module.get_submodule('{name.removeprefix('model.')}'), '{weight}')"
+            for name, part in module.named_modules()
+            if torch.nn.utils.parametrize.is_parametrized(part)
+            for weight in part.parametrizations
+        ),
+        None,
+    )
+    if parametrized is not None:
+        return (
+            "\nits weights are computed from parametrizations in every call: fix them before returning the module, with "
+            f"torch.nn.utils.parametrize.{parametrized}"
+        )
+    if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
+        return "\npart of it is compiled with torch.jit; use the original Python module instead"
+    from_catalog = not card.source.rpartition(":")[0].endswith(".py")
+    if from_catalog and card.task is Task.DETECTION:
+        return (
+            "\ntorch's exporter cannot follow this detector: choose a detector of one stage (retinanet_resnet50_fpn_v2, "
+            "fcos_resnet50_fpn, ssd300_vgg16), or give an ONNX file of it"
+        )
+    if type(error).__name__ == "GuardOnDataDependentSymNode":
+        if from_catalog:
+            return "\nits control flow depends on the data; give an ONNX file of it instead"
+        return "\ndata-dependent control flow is not supported; use torch.where or torch.cond"
+    return ""
 
 
 def _find_output_names(module: Any, card: ModelCard) -> tuple[str, ...]:

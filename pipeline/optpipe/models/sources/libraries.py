@@ -31,9 +31,12 @@ from optpipe.models.sources.modules import (
     hash_module_weights,
     make_with_weights,
     pool_tokens,
+    take_last_flow,
     use_seed,
     wrap_detector,
 )
+from optpipe.models.sources.nesting import arrange_inputs
+from optpipe.models.sources.own_type import make_loaded_model
 from optpipe.models.sources.transform import (
     transform_from_processor,
     transform_from_timm,
@@ -168,9 +171,9 @@ class HuggingFaceSource:
             pooling = _read_pooling(self.repository)
             card = replace(card, labels=(), head={"pooling": pooling})
             module = pool_tokens(module, pooling)
-        flat = flatten_module(module, keywords=tuple(each.name for each in card.inputs))
+        arrange = arrange_inputs(module, [each.name for each in card.inputs])
         text = tokenizer.backend_tokenizer.to_str() if tokenizer else None
-        return LoadedModel(card, record, module=flat, tokenizer=text)
+        return replace(make_loaded_model(module, card, record, arrange), tokenizer=text)
 
     def _read_config(self, unreachable: str | None) -> Any:
         try:
@@ -379,10 +382,13 @@ class TimmSource:
 _TASKS = {
     "torchvision.models.detection": Task.DETECTION,
     "torchvision.models.segmentation": Task.SEGMENTATION,
-    "torchvision.models.video": None,
-    "torchvision.models.optical_flow": None,
-    "torchvision.models.quantization": None,
+    "torchvision.models.video": Task.CLASSIFICATION,
+    "torchvision.models.optical_flow": Task.OTHER,
 }
+VIDEO_FRAMES = 16
+VIDEO_BATCHES = (1, 2, 8)
+FLOW_SIZE = (256, 384)
+"""Height and width of the frames of an optical-flow network; RAFT takes multiples of 8 from 128 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +414,10 @@ class TorchvisionSource:
         task = self._task()
         published = models.get_model_weights(self.builder).DEFAULT
         module, record = self._module(published, weights)
+        if task is Task.OTHER:
+            return self._describe_flow(module, record)
+        if self._package == "video":
+            return self._describe_video(module, record, published)
         transform = transform_from_torchvision(published.transforms())
         labels = tuple(published.meta.get("categories", ()))
         height, width = transform.size or _choose_size(module, task)
@@ -425,6 +435,29 @@ class TorchvisionSource:
             module = flatten_module(module)
         return LoadedModel(card, record, module=module)
 
+    def _describe_video(self, module: Any, record: WeightsRecord, published: Any) -> LoadedModel:
+        """Clips are tensors: optpipe decodes no videos."""
+        height, width = published.transforms().crop_size
+        shape = 3, VIDEO_FRAMES, height, width
+        clips = InputSpec("clips", "float32", *((n, *shape) for n in VIDEO_BATCHES))
+        labels = tuple(published.meta.get("categories", ()))
+        card = ModelCard(self.builder, self.name, Task.CLASSIFICATION, (clips,), labels=labels)
+        return LoadedModel(card, record, module=module)
+
+    def _describe_flow(self, module: Any, record: WeightsRecord) -> LoadedModel:
+        """Two frames in, one pair a call, because RAFT's code depends on the batch; the flow of the last iteration out."""
+        frames = tuple(
+            InputSpec(name, "float32", *((1, 3, *FLOW_SIZE) for _ in range(3)))
+            for name in ("image1", "image2")
+        )
+        card = ModelCard(self.builder, self.name, Task.OTHER, frames)
+        return LoadedModel(card, record, module=take_last_flow(module))
+
+    @property
+    def _package(self) -> str:
+        """`detection` for a builder of torchvision.models.detection; a file's name for a classifier's."""
+        return str(models.get_model_builder(self.builder).__module__).split(".")[2]
+
     def require_known(self) -> None:
         """Raises BadInputError, with similar names, for an unknown builder."""
         known = models.list_models()
@@ -440,17 +473,13 @@ class TorchvisionSource:
 
     def _task(self) -> Task:
         self.require_known()
-        module = models.get_model_builder(self.builder).__module__
-        task = next(
-            (task for prefix, task in _TASKS.items() if module.startswith(prefix)),
-            Task.CLASSIFICATION,
-        )
-        if task is None:
-            problem = f"{self.name} is a {module.split('.')[2]} model"
+        if self._package == "quantization":
+            plain = self.builder.removeprefix("quantized_")
             raise BadInputError(
-                f"{problem}; optpipe supports classification, detection, and segmentation"
+                f"{self.name} has integer kernels that only torch has\n"
+                f"quantize {plain} instead: optpipe build {plain} --precision int8 --calibration DIR"
             )
-        return task
+        return _TASKS.get(f"torchvision.models.{self._package}", Task.CLASSIFICATION)
 
     def _module(self, published: Any, request: WeightsRequest) -> tuple[Any, WeightsRecord]:
         if request.kind == "default":

@@ -4,7 +4,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from optpipe.core.card import ModelCard
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, OptpipeError, read_as_user_file
 from optpipe.core.files import hash_arrays
+from optpipe.models.sources.nesting import Arrange, FlatOutputs, flatten_outputs
 
 DEFAULT_BATCH_PROFILE = (1, 8, 64)
 """Profile of an open first dimension without `--batch`."""
@@ -27,10 +28,18 @@ class LoadedModel:
     card: ModelCard
     weights: WeightsRecord
     module: Any = None
+    """In float32; a copy where the user's is in another type."""
+    own_module: Any = None
+    """The user's module in its own type, with inputs and outputs in float32; None if `module` is that."""
     onnx: Path | None = None
     tokenizer: str | None = None
     code_identity: Mapping[str, Any] = field(default_factory=dict)
     """Identity besides the source's, known only after loading; for models with `runs_code`."""
+
+    @property
+    def given(self) -> Any:
+        """The module as the user gave it, which is the reference; None for an ONNX file."""
+        return self.module if self.own_module is None else self.own_module
 
 
 class Source(Protocol):
@@ -62,47 +71,17 @@ class NoWeightsError(OptpipeError):
 
 
 def flatten_tensors(value: Any) -> tuple[Any, ...]:
-    """The tensors of a nested output in order: a tensor, tuple, list, mapping, dataclass or transformers' ModelOutput.
+    """The tensors of a nested output in order. Raises TypeError for an output without any."""
+    return tuple(flatten_outputs(value).tensors)
 
-    Raises TypeError for anything else.
+
+def flatten_module(module: Any, arrange: Arrange | None = None) -> Any:
+    """`module` with a flat tuple as output; `arrange` makes its arguments from the tensors of the inputs.
+
+    Its `output_names` are the keys and fields of the outputs, and `left_out` the outputs that are no tensors; both are known after
+    a run or a trace.
     """
-    return tuple(tensor for _, tensor in _walk_tensors(value, ()))
-
-
-def name_tensors(value: Any) -> tuple[str, ...]:
-    """Keys and fields of these tensors, such as `boxes` or `features.0`; empty if one has none."""
-    paths = [path for path, _ in _walk_tensors(value, ())]
-    while paths and all(path and not isinstance(path[0], str) for path in paths):
-        paths = [path[1:] for path in paths]
-    names = tuple(".".join(map(str, path)) for path in paths)
-    return names if all(names) and len(set(names)) == len(names) else ()
-
-
-def _walk_tensors(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if value is None:
-        return
-    if isinstance(value, torch.Tensor):
-        yield path, value
-        return
-    if isinstance(value, Mapping):
-        parts = list(value.items())
-    elif is_dataclass(value) and not isinstance(value, type):
-        parts = [(each.name, getattr(value, each.name)) for each in fields(value)]
-    elif isinstance(value, tuple | list):
-        parts = list(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
-    else:
-        problem = f"forward returns {type(value).__name__}"
-        raise TypeError(f"{problem}, not tensors or tuples, mappings, or dataclasses of tensors")
-    for key, part in parts:
-        yield from _walk_tensors(part, (*path, key))
-
-
-def flatten_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
-    """`module` with a flat tuple as output; positional inputs go to `keywords` if given.
-
-    Its `output_names` are those of `name_tensors`, known after a run or a trace.
-    """
-    said: tuple[str, ...] = ()  # not an attribute, which torch.export would restore
+    last = FlatOutputs()  # not an attribute, which torch.export would restore
 
     class Flat(torch.nn.Module):
         def __init__(self) -> None:
@@ -110,17 +89,19 @@ def flatten_module(module: Any, *, keywords: tuple[str, ...] = ()) -> Any:
             self.model = module
 
         def forward(self, *inputs: Any) -> Any:
-            given = dict(zip(keywords, inputs, strict=True)) if keywords else {}
-            found = self.model(**given) if keywords else self.model(*inputs)
-            nonlocal said
-            said = name_tensors(found)
-            if outputs := flatten_tensors(found):
-                return outputs
-            raise TypeError("forward returns no tensor")
+            positional, named = arrange(inputs) if arrange else (inputs, {})
+            nonlocal last
+            last = flatten_outputs(self.model(*positional, **named))
+            tensors, last.tensors = tuple(last.tensors), []
+            return tensors
 
         @property
         def output_names(self) -> tuple[str, ...]:
-            return said
+            return last.names
+
+        @property
+        def left_out(self) -> tuple[str, ...]:
+            return tuple(last.left_out)
 
     return Flat().eval()
 
@@ -174,6 +155,20 @@ def wrap_detector(module: Any, size: tuple[int, int]) -> Any:
                 operators.batched_nms = own
 
     return flatten_module(OneImage())
+
+
+def take_last_flow(module: Any) -> Any:
+    """An optical-flow network that returns only the flow of its last iteration, (n, 2, H, W) in pixels."""
+
+    class LastFlow(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = module
+
+        def forward(self, image1: Any, image2: Any) -> Any:
+            return {"flow": self.model(image1, image2)[-1]}
+
+    return flatten_module(LastFlow())
 
 
 ZERO_LAYER_STD = 0.02

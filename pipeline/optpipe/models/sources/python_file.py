@@ -10,7 +10,6 @@ only input; `TASK = "classification"` and `LABELS = ["cat", "dog"]`. A model car
 import copy
 import importlib
 import importlib.util
-import inspect
 import os
 import re
 import site
@@ -36,10 +35,15 @@ from optpipe.core.files import hash_file, hash_text, hash_value
 from optpipe.core.process import redirect_stdout_to_stderr_at_exit
 from optpipe.models.sources.modules import (
     LoadedModel,
-    flatten_module,
     hash_tensors,
     make_with_factory_weights,
     remake_module,
+)
+from optpipe.models.sources.nesting import arrange_inputs
+from optpipe.models.sources.own_type import (
+    CONVERTED_TYPES,
+    find_quantized_part,
+    make_loaded_model,
 )
 from optpipe.models.sources.transform import transform_from_torchvision
 from optpipe.workspace.environment import get_package_version
@@ -307,9 +311,8 @@ class PythonFileSource:
             "files": self._code.files(weights.path),
             "card": hash_value(replace(card, data={}).to_dict()),
         }
-        names = tuple(each.name for each in card.inputs)
-        flat = flatten_module(module, keywords=_match_input_names(module, names))
-        return LoadedModel(card, record, module=flat, code_identity=made)
+        arrange = arrange_inputs(module, [each.name for each in card.inputs])
+        return replace(make_loaded_model(module, card, record, arrange), code_identity=made)
 
     @cached_property
     def _code(self) -> UserCode:
@@ -391,7 +394,7 @@ class PythonFileSource:
             name_from_factory(self.name),
             self.name,
             self._read_task(getattr(definitions, "TASK", Task.OTHER)),
-            tuple(input_from_dict(each) for each in inputs),
+            tuple(input_from_dict(_replace_double(each)) for each in inputs),
             transform=transform,
             labels=self._read_labels(getattr(definitions, "LABELS", ())),
         )
@@ -412,22 +415,15 @@ class PythonFileSource:
         )
 
 
-def _match_input_names(module: Any, names: tuple[str, ...]) -> tuple[str, ...]:
-    """`names` if all are parameters of its forward, which then takes them by name; otherwise empty."""
-    try:
-        known = inspect.signature(module.forward).parameters
-    except (TypeError, ValueError):  # a scripted module
-        return ()
-    named = {
-        name
-        for name, each in known.items()
-        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-    }
-    return names if named.issuperset(names) else ()
+def _replace_double(described: Any) -> Any:
+    """float64 becomes float32, the type of the engines' inputs."""
+    if isinstance(described, Mapping) and str(described.get("dtype")).endswith("float64"):
+        return {**described, "dtype": "float32"}
+    return described
 
 
 def _require_usable(module: Any, name: str) -> None:
-    """Raises BadInputError for anything but an FP32 module with values, and sets it to evaluation."""
+    """Raises BadInputError for anything but a module with floating-point values, and sets it to evaluation."""
     message = None
     if isinstance(module, type) and issubclass(module, torch.nn.Module):
         message = f"{name} returned the class {module.__name__}, not an instance of it: return {module.__name__}(...)"
@@ -438,6 +434,11 @@ def _require_usable(module: Any, name: str) -> None:
             module.eval()
         except NotImplementedError:
             message = f"{name} returned an exported program; return the module it was exported from"
+        if not message and (part := find_quantized_part(module)) is not None:
+            message = (
+                f"{name} is quantized already: {part}, whose integer kernels only torch has\n"
+                "return the float module that it was made from; --precision int8 --calibration PATH quantizes it"
+            )
         wrong = (
             (each, _find_defect(tensor))
             for each, tensor in [*module.named_parameters(), *module.named_buffers()]
@@ -454,13 +455,10 @@ def _find_defect(tensor: Any) -> str | None:
         return "is on the meta device and has no values; load them before returning it"
     if (
         isinstance(tensor, torch.nn.Parameter)
-        and tensor.is_floating_point()
-        and tensor.dtype != torch.float32
+        and (tensor.is_floating_point() or tensor.is_complex())
+        and (kind := str(tensor.dtype).removeprefix("torch.")) not in ("float32", *CONVERTED_TYPES)
     ):
-        kind = str(tensor.dtype).removeprefix("torch.")
-        return (
-            f"is in {kind}; return the module in float32 (.float()), --precision sets its precision"
-        )
+        return f"is in {kind}; return the module in float32, --precision sets its precision"
     return None
 
 

@@ -349,8 +349,8 @@ def compute_reference(
 
 
 def _run_given_module(
-    loaded: LoadedModel, card: ModelCard, inputs: Arrays, converted: Arrays
-) -> Arrays:
+    loaded: LoadedModel, card: ModelCard, inputs: Arrays, converted: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """The outputs of the user's own module, which are the reference; `converted` if it is in float32.
 
     Raises GateError if the conversion to float32 changes more than the rounding of its own type explains.

@@ -130,12 +130,16 @@ class PlainNames:
         self._rename(converted, show)
         return converted
 
-    def show_node(self, plain: str) -> str:
-        """The source's name of a node."""
-        return next(
-            (name for (kind, name), each in self._plain.items() if kind == "n" and each == plain),
-            plain,
+    def restore_text(self, text: str) -> str:
+        """A message about `model` with the source's names."""
+        known = {plain: name for (_, name), plain in self._plain.items()}
+        return re.sub(
+            r"\b[vnd]\d+(?![a-zA-Z0-9])", lambda match: known.get(match[0], match[0]), text
         )
+
+    def list_nodes(self) -> dict[str, str]:
+        """The source's names of nodes by their plain ones."""
+        return {plain: name for (kind, name), plain in self._plain.items() if kind == "n"}
 
     @staticmethod
     def _rename(model: Any, new_name: Callable[[str, str], str]) -> None:

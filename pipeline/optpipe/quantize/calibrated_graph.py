@@ -10,7 +10,7 @@ from shlex import quote
 import numpy as np
 
 from optpipe.backends.base import Device
-from optpipe.backends.onnx_graph import drop_unknown_sizes, load_onnx
+from optpipe.backends.onnx_graph import load_onnx
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import (
     CalibrationInfo,
@@ -23,7 +23,6 @@ from optpipe.core.entries import (
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener, SilentListener
 from optpipe.core.precision import REQUIRED_SHARE, Budget, Precision, PrecisionCost
-from optpipe.core.process import redirect_output
 from optpipe.core.quantity import format_count
 from optpipe.evaluate.tasks import require_fitting_task
 from optpipe.models.export.exported import (
@@ -49,6 +48,7 @@ from optpipe.models.inputs.task_data import (
     load_sample_set,
     resolve_texts,
 )
+from optpipe.quantize.modelopt import round_rest_to_half
 from optpipe.quantize.qdq import Target, place_qdq, quantize_graph
 from optpipe.quantize.ranges import (
     METHODS,
@@ -91,7 +91,7 @@ from optpipe.report.document import (
 )
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version, list_gpus
-from optpipe.workspace.file_names import CALIBRATION_SET, CARD, MODELOPT_LOG, ONNX
+from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
 from optpipe.workspace.places import require_writable_folder
 from optpipe.workspace.store import Store
 
@@ -427,11 +427,8 @@ def graph_from_table(
         import onnx
 
         graph, placed = quantize_graph(onnx.load(model.file(ONNX)), table, target, widen=half)
-        if half:  # ModelOpt keeps the operators that need FP32
-            with redirect_output(directory / MODELOPT_LOG):
-                from modelopt.onnx.autocast import convert_to_f16
-
-                graph = drop_unknown_sizes(convert_to_f16(graph, keep_io_types=True))
+        if half:
+            graph = round_rest_to_half(graph, table.model, directory)
         onnx.save(graph, directory / ONNX)
         write_table(directory / TABLE, table)
         mixed = None

@@ -5,16 +5,14 @@ FP16 within a budget leaves the layers that exceed it in FP32. TensorRT 11 takes
 
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import chdir, contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.backends.base import Device
-from optpipe.backends.graph_names import NameGiver, iterate_graphs
+from optpipe.backends.graph_names import NameGiver, PlainNames, iterate_graphs
 from optpipe.backends.onnx_graph import (
     GraphTypes,
-    drop_unknown_sizes,
     expose_tensors,
     infer_graph_types,
     iterate_nodes,
@@ -28,17 +26,14 @@ from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.errors import (
     BadInputError,
     GateError,
-    OptpipeError,
-    StageError,
     escape,
-    first_line,
 )
 from optpipe.core.events import Listener
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision
-from optpipe.core.process import redirect_output
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.inputs.rows import split_batches, tensor_set_from_parts
 from optpipe.models.inputs.sample_set import SampleSet
+from optpipe.quantize.modelopt import convert_by_modelopt
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX, REFERENCE
@@ -173,7 +168,7 @@ def fold_constants(model: Any) -> None:
     replace_nodes(graph, kept, folded)
 
 
-REVISION = 3
+REVISION = 4
 FP16_HEADROOM = 65504 / 8
 """Layers whose values come within three bits of FP16's largest number on the reference inputs stay in FP32."""
 BF16_OPSET = 22
@@ -324,17 +319,21 @@ def _convert(
     own = next(each.version for each in source.opset_import if each.domain in ("", "ai.onnx"))
     if precision is Precision.BF16 and own < BF16_OPSET:
         source = onnx.version_converter.convert_version(source, BF16_OPSET)
-    onnx.save(source, directory / SOURCE)
-    with redirect_output(directory / MODELOPT_LOG), _convert_in(card.name, precision, directory):
+    plain = PlainNames(source)
+
+    def convert() -> Any:
         from modelopt.onnx.autocast import (
             convert_to_mixed_precision,
         )  # its log takes the present streams
         from modelopt.onnx.autocast.logging_config import logger
         from modelopt.onnx.autocast.nodeclassifier import NodeRuleBase
 
+        onnx.save(plain.model, directory / SOURCE)
+        hidden = {plain.hide("v", each) for each in wide}
+
         class OutOfRange(NodeRuleBase):
             def _check_inner(self, node: Any) -> bool:
-                return not wide.isdisjoint((*node.input, *node.output))
+                return not hidden.isdisjoint((*node.input, *node.output))
 
             def _log_skipped(self, node: Any, **_: Any) -> None:
                 logger.info(f"Skipping node {node.name}: {WIDE}")
@@ -342,15 +341,20 @@ def _convert(
         graph = convert_to_mixed_precision(
             str(directory / SOURCE),
             low_precision_type=str(precision),
-            nodes_to_exclude=[f"{re.escape(name)}$" for name in kept],
+            nodes_to_exclude=[f"{plain.hide('n', each)}$" for each in kept],
             keep_io_types=True,
             data_max=math.inf,
             custom_rule=OutOfRange(),
         )
-    (directory / SOURCE).unlink()
-    onnx.save(drop_unknown_sizes(graph), directory / ONNX)
+        (directory / SOURCE).unlink()
+        return graph
+
+    graph = convert_by_modelopt(plain, card.name, precision, directory, convert)
+    onnx.save(graph, directory / ONNX)
     found, log = {}, (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace")
-    for name, why in re.findall(r"Skipping node (.+?): (.*)", log):
+    shown = plain.list_nodes()
+    for hidden_name, why in re.findall(r"Skipping node (.+?): (.*)", log):
+        name = shown.get(hidden_name, hidden_name)
         if name not in kept:
             range_of = "weights" if "initializer" in why else "values" if why == WIDE else None
             found[name] = (
@@ -392,29 +396,6 @@ def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset
             if not (max(largest, -smallest) <= FP16_HEADROOM and math.isfinite(total)):
                 wide.add(name)
     return frozenset(wide)
-
-
-@contextmanager
-def _convert_in(name: str, precision: Precision, directory: Path) -> Iterator[None]:
-    """Runs in `directory`, where ModelOpt leaves files. ModelOpt's errors become a StageError with its last message."""
-    try:
-        with chdir(directory):
-            yield
-    except OptpipeError:
-        raise
-    except Exception as error:
-        said = re.findall(
-            r"ERROR[\s:-]+(.+)",
-            (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace"),
-        )
-        reason = escape(said[-1]) if said else f"{type(error).__name__}: {first_line(error)}"
-        raise StageError(
-            f"ModelOpt cannot convert {name} to {precision}: {reason[:240]}\n"
-            f"leave {precision} out of --precision, or give an ONNX file that is in {precision} already"
-        ) from error
-    finally:
-        for left in (*directory.glob("*.data"), *directory.glob("sym_shape_infer*")):
-            left.unlink()
 
 
 # FP16 in chosen nodes of an FP32 graph, for any runtime: their data and results are rounded to FP16.

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tests.fakes.graphs import onnx_model
 
+from optpipe.backends.graph_names import PlainNames
 from optpipe.backends.onnx_graph import drop_unknown_sizes, infer_graph_types
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision
+from optpipe.quantize.modelopt import translate_errors
 from optpipe.quantize.precision_graph import (
-    _convert_in,
     _find_wide_tensors,
     find_half_nodes,
     round_nodes,
@@ -25,9 +26,16 @@ from optpipe.workspace.file_names import MODELOPT_LOG
 
 
 def test_a_conversion_that_fails_names_its_reason_and_a_way_out(tmp_path) -> None:
-    (tmp_path / MODELOPT_LOG).write_text("[modelopt] - ERROR - Graph must be in SSA form\n")
-    said = r"net to fp16: Graph must be in SSA form\nleave fp16 out of --precision"
-    with pytest.raises(StageError, match=said), _convert_in("net", Precision.FP16, tmp_path):
+    plain = PlainNames(onnx_model([("Relu", "odd", "y")], {"odd": [2]}, {"y": [2]}))
+    hidden = plain.hide("v", "odd")
+    (tmp_path / MODELOPT_LOG).write_text(
+        f"[modelopt] - ERROR - Graph must be in SSA form: {hidden}\n"
+    )
+    said = r"net to fp16: Graph must be in SSA form: odd\nleave fp16 out of --precision"
+    with (
+        pytest.raises(StageError, match=said),
+        translate_errors("net", Precision.FP16, tmp_path, plain),
+    ):
         raise RuntimeError("1")
 
 

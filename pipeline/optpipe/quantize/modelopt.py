@@ -1,0 +1,123 @@
+"""Calls ModelOpt's converters so that no name, output, or error of a model is lost in them.
+
+ModelOpt makes names by suffix, takes names as regular expressions, drops outputs that no node computes, gives every size that
+it could not infer the same name, leaves files in the current folder, and raises errors of many kinds.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from optpipe.backends.graph_names import NameGiver, PlainNames, rename_some_values
+from optpipe.backends.onnx_graph import drop_unknown_sizes
+from optpipe.core import onnx
+from optpipe.core.errors import OptpipeError, StageError, escape, first_line
+from optpipe.core.precision import Precision
+from optpipe.core.process import redirect_output
+from optpipe.workspace.file_names import MODELOPT_LOG
+
+
+def convert_by_modelopt(
+    plain: PlainNames,
+    name: str,
+    precision: Precision,
+    directory: Path,
+    convert: Callable[[], Any],
+) -> Any:
+    """The graph that `convert` makes of `plain.model`, with the names and outputs of its source.
+
+    `convert` runs in `directory`, where ModelOpt's log is. Raises StageError, of two lines, for whatever ModelOpt raises.
+    """
+    directory = directory.resolve()
+    aside = _set_outputs_aside(plain.model)
+    log = directory / MODELOPT_LOG
+    with redirect_output(log), translate_errors(name, precision, directory, plain):
+        converted = convert()
+        _put_outputs_back(converted, aside)
+    return plain.restore(drop_unknown_sizes(converted))
+
+
+def round_rest_to_half(model: Any, name: str, directory: Path) -> Any:
+    """`model`, an INT8 graph, with FP16 around its Q/DQ pairs; ModelOpt keeps the operators that need FP32."""
+
+    plain = PlainNames(model)
+
+    def convert() -> Any:
+        from modelopt.onnx.autocast import convert_to_f16
+
+        return convert_to_f16(plain.model, keep_io_types=True)
+
+    return convert_by_modelopt(plain, name, Precision.INT8, directory, convert)
+
+
+class _Aside(NamedTuple):
+    """An output that no node computes: a constant, or an input that is passed through."""
+
+    position: int
+    output: Any
+    constant: Any | None
+
+
+def _set_outputs_aside(model: Any) -> list[_Aside]:
+    """Takes the outputs that no node computes from a graph, in place. Nodes read constants among them by another name."""
+    graph = model.graph
+    computed = {name for node in graph.node for name in node.output}
+    constants = {each.name: each for each in graph.initializer}
+    aside = []
+    for position, output in enumerate(graph.output):
+        if output.name in computed:
+            continue
+        constant = None
+        if output.name in constants:
+            constant = onnx.TensorProto()
+            constant.CopyFrom(constants[output.name])
+        own = onnx.ValueInfoProto()
+        own.CopyFrom(output)
+        aside.append(_Aside(position, own, constant))
+    for each in reversed(aside):
+        del graph.output[each.position]
+    names = NameGiver(model)
+    renamed = {
+        each.output.name: names.give(f"{each.output.name}_inside")
+        for each in aside
+        if each.constant is not None
+    }
+    rename_some_values(graph, renamed)
+    return aside
+
+
+def _put_outputs_back(model: Any, aside: list[_Aside]) -> None:
+    outputs = list(model.graph.output)
+    for each in aside:
+        outputs.insert(each.position, each.output)
+        if each.constant is not None:
+            model.graph.initializer.append(each.constant)
+    del model.graph.output[:]
+    model.graph.output.extend(outputs)
+
+
+@contextmanager
+def translate_errors(
+    name: str, precision: Precision, directory: Path, plain: PlainNames
+) -> Iterator[None]:
+    """Runs in `directory`, where ModelOpt leaves files. Its errors become a StageError with its last message."""
+    try:
+        with chdir(directory):
+            yield
+    except OptpipeError:
+        raise
+    except Exception as error:
+        log = (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace")
+        said = re.findall(r"ERROR[\s:-]+(.+)", log)
+        reason = escape(
+            plain.restore_text(said[-1] if said else f"{type(error).__name__}: {first_line(error)}")
+        )
+        raise StageError(
+            f"ModelOpt cannot convert {name} to {precision}: {reason[:240]}\n"
+            f"leave {precision} out of --precision, or give an ONNX file that is in {precision} already"
+        ) from error
+    finally:
+        for left in (*directory.glob("*.data"), *directory.glob("sym_shape_infer*")):
+            left.unlink()

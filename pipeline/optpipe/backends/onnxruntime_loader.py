@@ -9,6 +9,10 @@ import sys
 import threading
 from pathlib import Path
 
+if __name__ == "__main__" and {"-h", "--help"} & {*sys.argv[1:]}:
+    print(f"usage: {sys.argv[0]} IMAGE…\n\n{__doc__}")
+    sys.exit()
+
 import numpy as np
 import onnxruntime as ort
 

@@ -8,7 +8,7 @@ Source: NVIDIA TensorRT 11 documentation, "Strongly Typed Networks" and "Working
 import importlib
 import importlib.util
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -139,12 +139,11 @@ class TensorRT(Backend):
         parser = trt.OnnxParser(network, logger)
         if not parser.parse_from_file(str(request.graph)):
             errors = [parser.get_error(index) for index in range(parser.num_errors)]
-            named = dict.fromkeys(
-                f"{each.node_operator()} ({each.node_name()}): {_explain(each.desc())}"
-                for each in errors
+            reasons = _list_reasons(
+                (each.node_operator(), each.node_name(), each.desc()) for each in errors
             )
             raise StageError(
-                f"{self.name} does not support {request.card.name}: {'; '.join([*named][:5])}"
+                f"{self.name} does not support {request.card.name}: {'; '.join(reasons)}"
             )
         config = create_config(trt, builder, request, options)
         plan = builder.build_serialized_network(network, config)
@@ -252,6 +251,24 @@ class TensorRTRTX(TensorRT):
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
         """Triton has no backend for it."""
         return Serving()
+
+
+MOST_REASONS = 5
+
+
+def _list_reasons(errors: Iterable[tuple[str, str, str]]) -> list[str]:
+    """One line for each operator and reason of the parser's errors (operator, node, reason), with its first node."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for operator, node, reason in errors:
+        known = nodes.setdefault((operator, _explain(reason)), [])
+        if node not in known:
+            known.append(node)
+    operators: dict[str, str] = {}
+    for (operator, reason), named in nodes.items():
+        more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+        # the parser repeats an operator with the assertions of its callers
+        operators.setdefault(operator, f"{operator} ({named[0]}{more}): {reason}")
+    return [*operators.values()][:MOST_REASONS]
 
 
 def _explain(reason: str) -> str:

@@ -94,6 +94,7 @@ def deploy(
     does not, 5 if it cannot be reached or more requests are needed; SSL_CERT_FILE names the CA to trust.
     """
     from optpipe.deploy.check import check_deployment
+    from optpipe.deploy.early import refuse_early
     from optpipe.deploy.live import check_live, document_from_live_check
     from optpipe.deploy.proof import prove_deployment
     from optpipe.deploy.records import DeployResult, document_from_deployment
@@ -130,8 +131,7 @@ def deploy(
         if output is None:
             raise BadInputError("deploy DOSSIER requires --output DIR")
         require_unused_path(output)
-        if to != "folder":
-            require_tritonclient()
+        refuse_early(dossier, store, because, to)
         with terminal.step("verify the dossier"):
             build = open_signed_build(dossier, store, because)
         if ensemble:

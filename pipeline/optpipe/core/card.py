@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from math import prod
 from operator import index
@@ -426,12 +427,25 @@ def name_from_factory(source: str) -> str:
     return f"{Path(file).stem}.{factory}"
 
 
+def task_from_text(text: object) -> Task:
+    """Raises BadInputError that lists the tasks, for an unknown one."""
+    try:
+        return Task(text)
+    except ValueError as error:
+        near = get_close_matches(str(text), Task, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise BadInputError(
+            f"unknown task {str(text)!r}: {hint}tasks are {', '.join(Task)}"
+        ) from error
+
+
 def card_from_dict(value: Mapping[str, Any]) -> ModelCard:
+    task = task_from_text(value.get("task", Task.OTHER))
     try:
         return ModelCard(
             name=str(value["name"]),
             source=str(value["source"]),
-            task=Task(value.get("task", Task.OTHER)),
+            task=task,
             inputs=tuple(input_from_dict(each) for each in value.get("inputs", ())),
             outputs=tuple(tensor_from_dict(each) for each in value.get("outputs", ())),
             transform=Transform.from_dict(value["preprocessing"])

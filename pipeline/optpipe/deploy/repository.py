@@ -37,7 +37,7 @@ from optpipe.deploy.triton_config import (
     add_warm_up,
     describe_tensors,
     fill_tensors,
-    require_tritonclient,
+    get_messages,
     write_config,
 )
 from optpipe.measure.groups import ProcessGroup, group_processes
@@ -305,7 +305,7 @@ def _write_engine(
 
     The warm-up has one request of one sample, of the largest batch, and of each CUDA graph's size.
     """
-    pb, info = require_tritonclient(), build.artifact.info
+    pb, info = get_messages(), build.artifact.info
     copy_artifact(build, folder / "1")
     inputs, outputs = describe_tensors(
         build.card, batched=settings.max_batch_size > 0, by_position=serving.by_position
@@ -375,7 +375,7 @@ def _write_labels(record: DeploymentRecord, config: Any, folder: Path) -> None:
 def _write_preprocessing(
     build: SignedBuild, settings: Settings, images: Sequence[Path], folder: Path
 ) -> list[Choice]:
-    pb, entry = require_tritonclient(), build.preprocessing
+    pb, entry = get_messages(), build.preprocessing
     assert entry is not None
     transform = build.card.transform
     assert transform is not None
@@ -417,7 +417,7 @@ def _write_ensemble(
     build: SignedBuild, record: DeploymentRecord, serving: Serving, settings: Settings, folder: Path
 ) -> None:
     """Writes the ensemble from encoded images to the outputs; labels by Triton's classification extension (`class_count`)."""
-    pb = require_tritonclient()
+    pb = get_messages()
     if not settings.max_batch_size:
         problem = f"{build.card.name} takes no batches of changing size, which an ensemble from images needs"
         raise BadInputError(f"{problem}; build it with --batch 1:…")
@@ -453,9 +453,7 @@ def _write_folder(
     build: SignedBuild, record: DeploymentRecord, serving: Serving, folder: Path
 ) -> DeploymentRecord:
     """Returns the record with the preprocessing. Raises BadInputError for a backend without a loader."""
-    if serving.loader is None:
-        problem = f"--to folder has no loader for artifacts of {build.artifact.info.backend}"
-        raise BadInputError(f"{problem}; use --to triton")
+    assert serving.loader is not None  # refused before the dossier was verified
     copy_artifact(build, folder / ENGINE)
     pipeline, options = None, {}
     if build.preprocessing is not None:

@@ -1,4 +1,4 @@
-"""Triton's model configurations: made as tritonclient's protobuf message, written as text, and compared.
+"""Triton's model configurations: made as a protobuf message, written as text, and compared.
 
 Source: model_config.proto of triton-inference-server/common, and docs/user_guide/model_configuration.md.
 """
@@ -11,6 +11,8 @@ from typing import Any, Literal
 from optpipe.core import LazyModule
 from optpipe.core.card import InputSpec, ModelCard, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, read_as_user_file
+from optpipe.deploy.triton_messages import make_messages
+from optpipe.workspace.places import format_extra
 
 text_format = LazyModule("google.protobuf.text_format")
 CONFIG = "config.pbtxt"
@@ -29,13 +31,21 @@ def list_positions(side: Literal["INPUT", "OUTPUT"], count: int) -> list[str]:
 
 
 def require_tritonclient() -> Any:
-    """The module with `ModelConfig`. Raises MissingError without tritonclient."""
+    """The module with `ModelConfig`. Raises MissingError without tritonclient, which only talking to a server needs."""
     try:
         from tritonclient.grpc import model_config_pb2
     except ImportError as error:
-        problem = f"deploying to Triton needs tritonclient ({error})"
-        raise MissingError(f"{problem}; install it with `pip install 'optpipe[triton]'`") from error
+        problem = f"a Triton server is reached through tritonclient ({error})"
+        raise MissingError(f"{problem}; install it with `{format_extra('triton')}`") from error
     return model_config_pb2
+
+
+def get_messages() -> Any:
+    """The module with `ModelConfig`: tritonclient's, or the part of it that deployments use."""
+    try:
+        return require_tritonclient()
+    except MissingError:
+        return make_messages()
 
 
 def describe_served(spec: InputSpec | TensorSpec, *, batched: bool) -> TensorSpec:
@@ -66,7 +76,7 @@ def describe_tensors(
 
 
 def fill_tensors(config: Any, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-    pb = require_tritonclient()
+    pb = get_messages()
     for target, tensors in ((config.input, inputs), (config.output, outputs)):
         for each in tensors:
             target.add(
@@ -78,7 +88,7 @@ def add_warm_up(
     config: Any, folder: Path, name: str, rows: int, inputs: Iterable[tuple[TensorSpec, bytes]]
 ) -> None:
     """Adds a warm-up request of `rows` samples and writes its inputs to `warmup/` in the model's `folder`."""
-    pb = require_tritonclient()
+    pb = get_messages()
     (folder / WARM_UP).mkdir(exist_ok=True)
     warm_up = config.model_warmup.add(name=name, batch_size=max(rows, 1))
     for each, content in inputs:
@@ -100,7 +110,7 @@ def write_config(config: Any, folder: Path) -> None:
 
 def read_config(path: Path) -> Any:
     """Raises BadInputError with protobuf's line and reason."""
-    pb = require_tritonclient()
+    pb = get_messages()
     with read_as_user_file(
         path, "a Triton model configuration", "write the deployment again with optpipe deploy"
     ):
@@ -111,7 +121,7 @@ def find_tensor_differences(
     config: Any, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> list[str]:
     """Tensors of a configuration with another name, data type, or shape than the model's; one line each."""
-    pb, found = require_tritonclient(), []
+    pb, found = get_messages(), []
     for what, have, want in (("input", config.input, inputs), ("output", config.output, outputs)):
         known = {
             each.name: f"{pb.DataType.Name(each.data_type)} {list(each.dims)}" for each in have

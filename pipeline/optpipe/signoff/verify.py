@@ -64,7 +64,7 @@ from optpipe.workspace.file_names import (
     VERDICT,
 )
 from optpipe.workspace.files import write_bytes
-from optpipe.workspace.places import move_folder, require_unused_path
+from optpipe.workspace.places import format_extra, move_folder, require_unused_path
 from optpipe.workspace.seal import (
     SUMS,
     UNSEALED,
@@ -598,7 +598,7 @@ def _open_key(path: Path, *, public: bool) -> Any:
         from securesystemslib.signer import CryptoSigner, SSlibKey
     except ImportError as error:
         problem = f"signing needs securesystemslib ({error})"
-        raise MissingError(f"{problem}; install it with `pip install 'optpipe[attest]'`") from error
+        raise MissingError(f"{problem}; install it with `{format_extra('attest')}`") from error
     what = "a public key in PEM" if public else "a private key in PEM without a passphrase"
     if not path.is_file():
         raise BadInputError(f"{path}: no such file; expected {what}\ncreate a pair with: {NEW_KEY}")

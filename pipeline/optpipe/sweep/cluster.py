@@ -34,6 +34,7 @@ from optpipe.sweep.matrix import choose_device_of_kind
 from optpipe.sweep.slots import Slot, list_devices, list_slots
 from optpipe.sweep.task import tell_on_one_line
 from optpipe.workspace.entry import load_run
+from optpipe.workspace.places import format_extra
 from optpipe.workspace.store import Store
 
 ray = LazyModule("ray")
@@ -112,7 +113,7 @@ def connect() -> None:
         import ray
     except ModuleNotFoundError as error:
         raise MissingError(
-            "--on ray requires Ray; install it with: pip install 'optpipe[ray]'"
+            f"--on ray requires Ray; install it with: {format_extra('ray')}"
         ) from error
     if ray.is_initialized():
         return

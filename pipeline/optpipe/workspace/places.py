@@ -109,3 +109,9 @@ def find_shipped_folder(name: Literal["models", "calibration"]) -> Path:
     raise MissingError(
         f"folder {name}/ is missing from this installation (searched {in_wheel} and {in_checkout}); reinstall optpipe"
     )
+
+
+def format_extra(name: str) -> str:
+    """The command that installs an extra of optpipe here: `uv sync --extra timm` in a clone, otherwise with pip."""
+    in_clone = (_PACKAGE.parent.parent / "pyproject.toml").is_file()
+    return f"uv sync --extra {name}" if in_clone else f"pip install 'optpipe[{name}]'"

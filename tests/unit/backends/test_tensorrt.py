@@ -202,3 +202,17 @@ def test_every_name_that_we_use_exists_in_tensorrt_11_and_none_that_it_removed(b
 def test_what_only_tensorrt_rtx_has_exists_there(library) -> None:
     assert names_used() >= RTX_ONLY
     assert set(dir(library)) | set(dir(library.IBuilderConfig)) >= RTX_ONLY
+
+
+def test_an_unsupported_operator_is_one_reason() -> None:
+    from optpipe.backends.tensorrt import _list_reasons
+
+    plugin = "Assertion failed: creator && Plugin not found"
+    errors = [
+        ("Det", "a", plugin),
+        ("Det", "b", plugin),
+        ("Det", "b", plugin),
+        ("Det", "a", "Assertion failed: convert(ctx, node)"),
+        ("Unique", "c", plugin),
+    ]
+    assert _list_reasons(errors) == [f"Det (a and 1 more): {plugin}", f"Unique (c): {plugin}"]

@@ -130,7 +130,7 @@ def test_a_card_takes_from_the_file_what_it_leaves_out(tmp_path):
     [
         (
             SAID.replace('"classification"', '"sorting"'),
-            "TASK is 'sorting'; give one of classification",
+            "TASK: unknown task 'sorting': .*tasks are classification",
         ),
         (SAID.replace('["a", "b", "c"]', "3"), "LABELS is not a list"),
         (SAID.replace("INPUTS", "INPUT"), "define INPUTS in it or write a model card"),

@@ -49,11 +49,7 @@ def find_task(card: ModelCard) -> TaskContract:
     """Raises BadInputError for a task that optpipe does not evaluate."""
     if card.task in TASKS:
         return TASKS[card.task]
-    way = (
-        "\nset its task and labels in a model card (see models/README.md)"
-        if card.task is Task.OTHER
-        else ""
-    )
+    way = "\nset its task and labels in a model card (models/README.md), or give your own: --task FILE.py"
     problem = (
         f"{card.name} cannot be evaluated (task: {card.task}; evaluated are {', '.join(TASKS)})"
     )

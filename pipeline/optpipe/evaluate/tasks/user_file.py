@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.core.card import ModelCard
-from optpipe.core.errors import BadInputError, require_existing
+from optpipe.core.card import ModelCard, Task
+from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.image_set import ImageSet
@@ -50,9 +50,12 @@ class UserTask(StoredScores):
     """The `TASK` of a Python file."""
 
     def __init__(self, path: Path) -> None:
-        require_existing(path, "--task")
+        if str(path) in list(Task):
+            problem = f"--task {path}: --task takes a Python file with your own task"
+            raise BadInputError(f'{problem}\na model card sets a task of optpipe: task = "{path}"')
         if path.suffix != ".py" or not path.is_file():
-            raise BadInputError(f"--task {path} is not a Python file (.py)")
+            problem = f"--task {path} is not a Python file (.py)"
+            raise BadInputError(f"{problem}; a model card sets one of optpipe's: {', '.join(Task)}")
         self.path, self._truths = path, dict[str, Any]()
         self._code = UserCode(path)
         with self._code.running():

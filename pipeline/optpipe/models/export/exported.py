@@ -212,7 +212,7 @@ def export_model(
             onnx.save(graph, target)
             simplified = simplify_onnx(target)
         else:
-            simplified = onnx_from_torch(loaded.module, loaded.card, target)
+            simplified = onnx_from_torch(loaded.module, loaded.card, target, listener)
         card = complete_card(loaded.card, target)
         (directory / CARD).write_text(json.dumps(card.to_dict(), indent=2) + "\n", encoding="utf-8")
         if loaded.tokenizer is not None:

@@ -45,6 +45,7 @@ from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import TOKENIZER
 from optpipe.workspace.files import write_json
+from optpipe.workspace.places import format_extra
 
 
 def load_sample_set(
@@ -169,7 +170,7 @@ def require_task_data(card: ModelCard) -> None:
         raise BadInputError(message)
     if get_package_version("tokenizers") is None:
         raise MissingError(
-            f"{card.name} requires the tokenizers package; install it with `uv sync --extra hf`"
+            f"{card.name} requires the tokenizers package; install it with `{format_extra('hf')}`"
         )
 
 

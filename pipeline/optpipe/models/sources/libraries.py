@@ -43,6 +43,7 @@ from optpipe.models.sources.transform import (
     transform_from_torchvision,
 )
 from optpipe.workspace.environment import get_package_version
+from optpipe.workspace.places import format_extra
 
 transformers, timm, models = map(LazyModule, ("transformers", "timm", "torchvision.models"))
 HUB = "huggingface.co"
@@ -149,7 +150,7 @@ class HuggingFaceSource:
     def load(self, weights: WeightsRequest) -> LoadedModel:
         if get_package_version("transformers") is None:
             raise MissingError(
-                f"{self.name} requires transformers; install it with `uv sync --extra hf`"
+                f"{self.name} requires transformers; install it with `{format_extra('hf')}`"
             )
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()  # the record has the tensors that are not in the checkpoint
@@ -346,7 +347,9 @@ class TimmSource:
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
         if get_package_version("timm") is None:
-            raise MissingError(f"{self.name} requires timm; install it with `uv sync --extra timm`")
+            raise MissingError(
+                f"{self.name} requires timm; install it with `{format_extra('timm')}`"
+            )
         architecture = self.model.split(".")[0]
         if not timm.is_model(architecture):
             near = get_close_matches(architecture, timm.list_models(), n=3)

@@ -28,7 +28,14 @@ from typing import Any, ClassVar
 
 import optpipe
 from optpipe.core import torch
-from optpipe.core.card import InputSpec, ModelCard, Task, input_from_dict, name_from_factory
+from optpipe.core.card import (
+    InputSpec,
+    ModelCard,
+    Task,
+    input_from_dict,
+    name_from_factory,
+    task_from_text,
+)
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, first_line, require_file
 from optpipe.core.files import hash_file, hash_text, hash_value
@@ -401,11 +408,9 @@ class PythonFileSource:
 
     def _read_task(self, said: Any) -> Task:
         try:
-            return Task(said)
-        except ValueError as error:
-            raise BadInputError(
-                f"{self.path}: TASK is {said!r}; give one of {', '.join(Task)}"
-            ) from error
+            return task_from_text(said)
+        except BadInputError as error:
+            raise BadInputError(f"{self.path}: TASK: {error}") from error
 
     def _read_labels(self, said: Any) -> tuple[str, ...]:
         if isinstance(said, list | tuple) and all(isinstance(each, str) for each in said):

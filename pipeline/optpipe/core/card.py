@@ -430,7 +430,7 @@ def name_from_factory(source: str) -> str:
 def task_from_text(text: object) -> Task:
     """Raises BadInputError that lists the tasks, for an unknown one."""
     try:
-        return Task(text)
+        return Task(str(text))
     except ValueError as error:
         near = get_close_matches(str(text), Task, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

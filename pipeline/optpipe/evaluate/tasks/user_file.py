@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.files import hash_file
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.image_set import ImageSet
@@ -53,6 +53,7 @@ class UserTask(StoredScores):
         if str(path) in list(Task):
             problem = f"--task {path}: --task takes a Python file with your own task"
             raise BadInputError(f'{problem}\na model card sets a task of optpipe: task = "{path}"')
+        require_existing(path, "--task")
         if path.suffix != ".py" or not path.is_file():
             problem = f"--task {path} is not a Python file (.py)"
             raise BadInputError(f"{problem}; a model card sets one of optpipe's: {', '.join(Task)}")

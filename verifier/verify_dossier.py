@@ -83,6 +83,7 @@ KEYS = {  # of the request and of the verdict, sorted
         "dossier_name",
         "expires_if",
         "groups",
+        "loosened",
         "model",
         "notes",
         "optpipe",
@@ -173,7 +174,7 @@ RATES = {
     "energy": "energy_j_per_image",
 }
 COSINE = ("reference_square", "output_square", "product", "difference_square", "finite")
-TIMED = ("environment", "latency", "throughput", "regression", "memory", "energy", "stability")
+USUAL_SNR = {"fp32": 60, "tf32": 40, "fp16": 33.979400087, "bf16": 20, "int8": 10, "fp8": 10}
 FIGURES = {
     "throughput": "throughput",
     "memory": "memory",
@@ -739,7 +740,12 @@ def find_codes(record, rows, machine, s):  # §5.2
         fmean(machine[name] or [0]) for name in ("other_cpu_cores", "worker_waited_cores")
     )
     cores = len(record.subject.affinity or "1")
-    clocks = [machine[name][1:-1] for name in ("gpu_sm_mhz", "gpu_mem_mhz", "cpu_mhz")]
+    capped = [bool(int(mask) & 0x04) for mask in machine["gpu_throttle_reasons"][1:-1]]
+    cuts = [part * len(capped) // 4 for part in range(5)]
+    share = max(record.limits.get("power_cap_share", inf), 0.25)
+    steady = len(capped) >= 8 and all(fmean(capped[a:b]) >= share for a, b in pairwise(cuts))
+    names = ("gpu_mem_mhz", "cpu_mhz") if steady else ("gpu_sm_mhz", "gpu_mem_mhz", "cpu_mhz")
+    clocks = [machine[name][1:-1] for name in names]
     spans = [
         quantiles(clock, n=20, method="inclusive")
         for clock in clocks
@@ -1874,9 +1880,7 @@ def observe(criterion, at):
         at.build.info,
     )
     if section == "environment":
-        tries = [
-            one for group in select(at.measured).values() for one in keep_valid(group) or group
-        ]
+        tries = [one for group in select(at.measured).values() for one in keep_valid(group)]
         facts = {one.facts.get(key, "none"): one.run for one in tries}
         return [Seen(value, None, False, run) for value, run in facts.items()]
     if section in ("precision", "size"):
@@ -1983,20 +1987,49 @@ def judge(criterion, found, rejected):
     }
 
 
-def judge_trust(at, timed):
-    checked, info = at.verification, at.build.info
+def judge_trust(at):
+    checked, info, proof = at.verification, at.build.info, at.build.info.precision_proof
     same = checked and checked.recipe.get("artifact", {}).get("sha256") == at.build.engine
-    alone = len({str(one.machine) for one in at.measured}) == 1 and (
-        not timed or keep_valid(at.measured)
-    )
+    alone = len({str(one.machine) for one in at.measured}) == 1 and keep_valid(at.measured)
+    counted = proof.share.macs or proof.share.layers
     return {
         "trust.weights": PASS if info.weights.source != "random" else INCONCLUSIVE,
-        "trust.precision": PASS if info.precision_proof.proven else FAIL,
+        "trust.precision": (PASS if proof.proven else FAIL) if counted else INCONCLUSIVE,
         "trust.outputs": {True: PASS, False: FAIL}.get(
             checked.info.passed if same else None, INCONCLUSIVE
         ),
         "trust.environment": PASS if alone else INCONCLUSIVE,
     }
+
+
+def list_loosened(at):  # §10
+    """The limits of evidence that were looser than usual."""
+    limits = [
+        one.limits
+        for run in at.runs
+        if run.kind == "bench" and at.id in run.parents
+        for one in run.record.measurements
+        if run.comparison or one.subject.artifact == at.id
+    ]
+    limits += [one.limits for one in at.baseline]
+    for name, usual in LIMITS.items():
+        loosest = max((each.get(name, usual) for each in limits), default=usual)
+        if loosest > usual:
+            yield {"name": name, "value": loosest, "usual": usual}
+    asked, usual = (
+        (at.verification or {"recipe": {}})["recipe"].get("minimum_snr_db"),
+        USUAL_SNR[at.build.info.precision],
+    )
+    if asked is not None and asked < usual:
+        yield {"name": "minimum_snr_db", "value": asked, "usual": usual}
+    if at.policy < 0.95:
+        yield {"name": "confidence", "value": at.policy, "usual": 0.95}
+
+
+def sort_codes(group):
+    """A stated group, with the codes of left-out measurements in order: they are sets."""
+    left = [one | {"codes": sorted({*one.codes})} for one in group.left_out]
+    return group | {"left_out": left}
 
 
 def describe_group(stated, groups, at):
@@ -2005,7 +2038,7 @@ def describe_group(stated, groups, at):
     for name in stated.figures if keep_valid(tries) else ():
         figures[name] = {"estimate": summarize(tries, name, at).estimate}
     left = [
-        {"run": one.run, "measurement": one.id, "codes": list_codes(one)}
+        {"run": one.run, "measurement": one.id, "codes": sorted({*list_codes(one)})}
         for one in tries
         if one.codes
     ]
@@ -2034,7 +2067,7 @@ def judge_dossier(at, document):
     )
     observed = [(criterion, observe(criterion, at)) for criterion in policy]
     stated, rejected = {each.name: each for each in verdict.criteria}, reject(observed, at)
-    trust = judge_trust(at, any(criterion.section in TIMED for criterion in policy))
+    trust, loosened = judge_trust(at), [*list_loosened(at)]
     expected = {name: {"verdict": each} for name, each in trust.items()}
     for criterion, found in observed:
         name, said = criterion.name, stated[criterion.name].limit if criterion.unit else ""
@@ -2055,7 +2088,13 @@ def judge_dossier(at, document):
     overall, groups = min(counted or {INCONCLUSIVE}, key=ORDER.index), select(at.measured)
     at.compare(
         "verdict.json",
-        verdict | {"keys": sorted(verdict), "number of groups": len(verdict.groups)},
+        verdict
+        | {
+            "keys": sorted({*verdict, "loosened"}),
+            "number of groups": len(verdict.groups),
+            "groups": [*map(sort_codes, verdict.groups)],
+            "loosened": verdict.get("loosened", []),
+        },
         {
             "keys": KEYS["verdict.json"],
             "number of groups": len(groups),
@@ -2081,6 +2120,7 @@ def judge_dossier(at, document):
                 for name, each in expected.items()
             ],
             "groups": [describe_group(each, groups, at) for each in verdict.groups],
+            "loosened": loosened,
         },
     )
     return overall

@@ -314,7 +314,8 @@ class Measurement:
 
     @property
     def invalid_codes(self) -> tuple[str, ...]:
-        return tuple(reason.code for reason in self.reasons if reason.invalidates)
+        """The codes that make it INVALID, sorted: a set, whatever the order in which they were found."""
+        return tuple(sorted({reason.code for reason in self.reasons if reason.invalidates}))
 
     @property
     def memory_bytes(self) -> int | None:

@@ -177,6 +177,10 @@ def compare_recomputed(found: Iterable[Recomputed]) -> Iterator[str]:
         yield from find_disagreements(plain_from_record(stored), plain_from_record(computed), place)
 
 
+EMPTY: tuple[object, ...] = (None, "", [], {})
+"""Values of a field that a record may leave out."""
+
+
 def find_disagreements(
     stored: object,
     computed: object,
@@ -187,9 +191,11 @@ def find_disagreements(
     """Lists where a stored document differs from a computed one, one line each, except in keys of `leave_out`."""
     if isinstance(computed, Mapping) and isinstance(stored, Mapping):
         names = sorted((set(stored) | set(computed)) - set(leave_out))
-        # a newer field is null in an older record
+        # a field that is newer than the record is absent there, which says as much as an empty one
         pairs = [
-            (f"{place}: {name}", stored.get(name), computed.get(name, "nothing")) for name in names
+            (f"{place}: {name}", stored.get(name), computed.get(name, "nothing"))
+            for name in names
+            if name in stored or computed.get(name) not in EMPTY
         ]
     elif isinstance(computed, list) and isinstance(stored, list) and len(computed) == len(stored):
         pairs = [

@@ -84,6 +84,18 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class LoosenedLimit:
+    """A limit of what counts as evidence that was looser than usual: of VALID measurements, of outputs, or the confidence."""
+
+    name: str
+    """`max_cv`, `minimum_snr_db`, `confidence`."""
+    value: float
+    usual: float
+    message: str
+    """`coefficient of variation up to 50% (usual: 2.5%)`"""
+
+
+@dataclass(frozen=True, slots=True)
 class JudgedArtifact:
     id: str
     backend: str
@@ -119,6 +131,8 @@ class VerdictRecord:
     since: str | None = None
     """Time before which bench runs were left out on request; `runs_left_out` has them."""
     runs_left_out: tuple[str, ...] = ()
+    loosened: tuple[LoosenedLimit, ...] = ()
+    """Limits that were looser than usual; a verdict is never shown without them."""
 
     @property
     def waived(self) -> tuple[CriterionResult, ...]:

@@ -6,6 +6,7 @@ checks always run.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -24,6 +25,7 @@ LIMITS: Mapping[str, float] = {
     "max_other_cpu_share": 0.10,
     "max_clock_change": 0.03,
     "max_gpu_temperature_c": 85.0,
+    "power_cap_share": 0.25,  # absent in older records, which judged clocks at the power cap as others
     "enqueue_bound": 0.8,  # trtexec: enqueue over 0.8 of compute
     "cached_answer": 0.75,
 }
@@ -170,7 +172,10 @@ def _check_gpu(evidence: ValidityEvidence) -> Iterator[Reason]:
         yield _invalidate("throttled", f"the GPU was throttled: {text}", remedy, **seen)
     if capped:
         clocks = evidence.list_readings("gpu_sm_mhz")
-        at = f", with its clock at {_quantile(clocks, 0.5):.0f} MHz" if clocks else ""
+        at = ""
+        if clocks:
+            slow, middle, fast = (_quantile(clocks, level) for level in (0.05, 0.5, 0.95))
+            at = f", with its clock at {middle:.0f} MHz ({slow:.0f} to {fast:.0f})"
         text = f"the GPU hit its power limit {capped:.0%} of the time{at}"
         yield _note(
             "power-capped",
@@ -180,8 +185,32 @@ def _check_gpu(evidence: ValidityEvidence) -> Iterator[Reason]:
         )
 
 
+CAPPED_PARTS = 4
+"""A GPU was at its power cap throughout if a share of the readings in each of so many parts of the measurement shows the cap."""
+
+
+def was_power_capped(evidence: ValidityEvidence) -> bool:
+    """Whether the power cap held the clocks throughout: a card at its cap moves them all the time, its steady state.
+
+    A card close to its cap reaches it in a part of the readings only, but then in every part of the measurement.
+    """
+    share = evidence.measurement.limits.get("power_cap_share")
+    bit = next(bit for bit, name in THROTTLE_REASONS.items() if name == POWER_CAP)
+    masks = evidence.list_readings("gpu_throttle_reasons")[1:-1]
+    capped = [bool(int(mask) & bit) for mask in masks]
+    cuts = [part * len(capped) // CAPPED_PARTS for part in range(CAPPED_PARTS + 1)]
+    if share is None or len(capped) < 2 * CAPPED_PARTS:
+        return False
+    least = max(share, LIMITS["power_cap_share"])
+    return all(fmean(capped[start:end]) >= least for start, end in pairwise(cuts))
+
+
 def _check_clocks(evidence: ValidityEvidence) -> Iterator[Reason]:
+    """Clocks that moved; those of a GPU at its power cap are the note `power-capped`, and drift and scatter judge the rest."""
+    capped = was_power_capped(evidence)
     for name in ("gpu_sm_mhz", "gpu_mem_mhz", "cpu_mhz"):
+        if capped and name == "gpu_sm_mhz":
+            continue
         # clocks may idle at both ends of the measurement, but not in the middle, except for one reading in twenty: a range
         # grows with the number of readings
         inner = evidence.list_readings(name)[1:-1]

@@ -50,7 +50,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "91b61e305ab024dfe13a2cebfbb7b5be1330b6df273dee6b9059b6f03c7ecae1"
+VERIFIER = "d6dfa4c5ce65381e04e3a016f5dc28555ced65ccba819ada8cd3b5937ff18891"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

@@ -327,13 +327,13 @@ def _suggest_count(criterion: Criterion, seen: Observation, confidence: float) -
 
 
 def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
+    """The facts of VALID processes alone."""
     groups = select_groups(LoadFilter(), evidence.measured)
-    processes = [one for group in groups for one in group.valid or group.tries]
+    processes = [one for group in groups for one in group.valid]
     seen = {one.environment.get_fact(criterion.metric): one.run for one in processes}
     if not seen:
-        return Blocker(
-            "nothing was measured", suggest_bench(evidence.build, LoadFilter(), evidence.options)
-        )
+        why = "no process was VALID" if groups else "nothing was measured"
+        return Blocker(why, suggest_bench(evidence.build, LoadFilter(), evidence.options))
     return [Observation(name, source=run) for name, run in seen.items()]
 
 

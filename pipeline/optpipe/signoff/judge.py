@@ -9,7 +9,7 @@ from typing import Any
 
 from optpipe.backends.registry import list_runtime_packages
 from optpipe.build.verify import observe_outputs
-from optpipe.core.entries import Environment
+from optpipe.core.entries import ArtifactInfo, Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.quantity import Dimension, Estimate, format_quantity, format_snr
@@ -45,7 +45,8 @@ from optpipe.signoff.build_evidence import (
     suggest_build_again,
 )
 from optpipe.signoff.dossier import Dossier, DossierRequest, split_runs
-from optpipe.signoff.evidence import find_kind, observe
+from optpipe.signoff.evidence import observe
+from optpipe.signoff.loosened import list_loosened
 from optpipe.signoff.policy import Criterion, LoadFilter, Policy, Sense
 from optpipe.stats.means import (
     SPEED_GAP,
@@ -160,6 +161,7 @@ def decide_overall_verdict(judged: Iterable[CriterionResult]) -> Verdict:
 
 
 def _decide_verdict(criterion: Criterion, seen: Observation, broken: set[int]) -> Verdict:
+    """INCONCLUSIVE unless the observation proves the limit kept or broken."""
     if seen.blockers:
         return Verdict.INCONCLUSIVE
     if criterion.sense is Sense.EQUALS:
@@ -170,8 +172,9 @@ def _decide_verdict(criterion: Criterion, seen: Observation, broken: set[int]) -
         return Verdict.INCONCLUSIVE
     if _is_beyond(criterion, seen) and (low == high or id(seen) in broken):
         return Verdict.FAIL
-    kept = low >= limit if criterion.sense is Sense.AT_LEAST else high <= limit
-    return Verdict.PASS if kept else Verdict.INCONCLUSIVE
+    if low >= limit if criterion.sense is Sense.AT_LEAST else high <= limit:
+        return Verdict.PASS
+    return Verdict.INCONCLUSIVE
 
 
 def _bounds(seen: Observation) -> tuple[float, float]:
@@ -292,6 +295,7 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
         ),
         since=request.since,
         runs_left_out=tuple(sorted({one.run for one in left_out})),
+        loosened=tuple(list_loosened(dossier)),
         created_utc=request.created_utc,
         optpipe=request.optpipe,
     )
@@ -420,26 +424,36 @@ def _judge_trust(
     dossier: Dossier, measured: Sequence[RecordedMeasurement]
 ) -> Iterator[CriterionResult]:
     artifact, checked = dossier.artifact, dossier.verification
-    info, record = artifact.info, _describe_record(artifact)
-    given = f"weights as given ({info.weights.source}), not random"
-    if (own := info.weights.converted_from) is not None:
-        given += f"; converted from {own} to float32"
-    weights = CriterionResult("trust.weights", Verdict.PASS, given)
-    if not info.weights.trained:
-        remedy = f"build with the weights you will ship: {suggest_build(dossier.build)}"
-        weights = _doubt_trust("trust.weights", "the weights are random", remedy)
-    precision = CriterionResult(
-        "trust.precision", Verdict.PASS, f"{info.precision} is verified in the built network"
-    )
-    if not info.precision_proof.proven:
-        reason = f"not the requested precision: {info.precision_proof.reason}"
-        remedy = f"`optpipe store show {artifact.id}` lists the layers"
-        precision = CriterionResult("trust.precision", Verdict.FAIL, reason, remedy=remedy)
-    yield replace(weights, source=record)
-    yield replace(precision, source=record)
+    record = _describe_record(artifact)
+    yield replace(_judge_weights(dossier), source=record)
+    yield replace(_judge_precision(artifact), source=record)
     yield replace(_judge_outputs(dossier), source=_describe_record(checked) if checked else "")
-    timed = any(find_kind(each.section) == "bench" for each in dossier.policy.criteria)
-    yield _judge_environment(artifact.id, measured, timed)
+    yield _judge_environment(artifact.id, measured)
+
+
+def _judge_weights(dossier: Dossier) -> CriterionResult:
+    name, weights = "trust.weights", dossier.artifact.info.weights
+    if weights.trained:
+        given = f"weights as given ({weights.source}), not random"
+        if (own := weights.converted_from) is not None:
+            given += f"; converted from {own} to float32"
+        return CriterionResult(name, Verdict.PASS, given)
+    remedy = f"build with the weights you will ship: {suggest_build(dossier.build)}"
+    return _doubt_trust(name, "the weights are random", remedy)
+
+
+def _judge_precision(artifact: Entry[ArtifactInfo]) -> CriterionResult:
+    """PASS and FAIL need layers that were read back from the built network."""
+    name, info, proof = "trust.precision", artifact.info, artifact.info.precision_proof
+    remedy = f"`optpipe store show {artifact.id}` lists the layers"
+    if proof.share.counted and proof.proven:
+        return CriterionResult(
+            name, Verdict.PASS, f"{info.precision} is verified in the built network"
+        )
+    if proof.share.counted:
+        reason = f"not the requested precision: {proof.reason}"
+        return CriterionResult(name, Verdict.FAIL, reason, remedy=remedy)
+    return _doubt_trust(name, "no layer of the built network could be read", remedy)
 
 
 def _describe_record(entry: Entry[Any]) -> str:
@@ -447,22 +461,21 @@ def _describe_record(entry: Entry[Any]) -> str:
     return f"{BUILDS}/{entry.manifest.kind}-{entry.id}/{MANIFEST}"
 
 
-def _judge_environment(
-    artifact: str, measured: Sequence[RecordedMeasurement], timed: bool
-) -> CriterionResult:
-    """A policy without timed criteria needs measurements on one machine, but no VALID one."""
+def _judge_environment(artifact: str, measured: Sequence[RecordedMeasurement]) -> CriterionResult:
+    """PASS needs a VALID process: without one no machine was seen in a state that holds for a deployment."""
     name = "trust.environment"
-    if not measured or (timed and not any(one.measurement.is_valid for one in measured)):
-        why = "no process was VALID" if measured else "nothing was measured"
-        return _doubt_trust(name, why, f"optpipe bench {artifact}")
-    first = measured[0].environment
-    if found := sorted(
-        {text for one in measured for text in find_environment_differences(first, one.environment)}
-    ):
-        return _doubt_trust(
-            name, f"measured on different machines: {'; '.join(found)}", "measure on one machine"
-        )
-    return CriterionResult(name, Verdict.PASS, "all measurements are from one machine")
+    differences = {
+        text
+        for one in measured
+        for text in find_environment_differences(measured[0].environment, one.environment)
+    }
+    if differences:
+        why = f"measured on different machines: {'; '.join(sorted(differences))}"
+        return _doubt_trust(name, why, "measure on one machine")
+    if any(one.measurement.is_valid for one in measured):
+        return CriterionResult(name, Verdict.PASS, "all measurements are from one machine")
+    why = "no process was VALID" if measured else "nothing was measured"
+    return _doubt_trust(name, why, f"optpipe bench {artifact}")
 
 
 def _judge_outputs(dossier: Dossier) -> CriterionResult:
@@ -480,22 +493,19 @@ def _judge_outputs(dossier: Dossier) -> CriterionResult:
     seen += f", SNR {format_snr(snr)}" if snr else ""
     if checked.info.box_agreement is not None:
         seen += f", {checked.info.box_agreement:.1%} of the boxes agree"
+    if checked.info.passed:
+        return CriterionResult(
+            name, Verdict.PASS, f"outputs match the source model within tolerance {seen}"
+        )
     if checked.info.passed is None:
         remedy = "build on samples in which the model finds something"
         return _doubt_trust(name, f"there was nothing to compare {seen}", remedy)
-    if not checked.info.passed:
-        asked, reason = (
-            checked.recipe.get("minimum_snr_db"),
-            f"outputs exceed the {info.precision} tolerance {seen}",
-        )
-        if asked is not None:
-            reason = f"an output has less than the SNR of {asked:g} dB that the build required (--min-snr) {seen}"
-        return CriterionResult(
-            name, Verdict.FAIL, reason, remedy=f"`optpipe store show {checked.id}` names the output"
-        )
-    return CriterionResult(
-        name, Verdict.PASS, f"outputs match the source model within tolerance {seen}"
-    )
+    asked = checked.recipe.get("minimum_snr_db")
+    reason = f"outputs exceed the {info.precision} tolerance {seen}"
+    if asked is not None:
+        reason = f"an output has less than the SNR of {asked:g} dB that the build required (--min-snr) {seen}"
+    remedy = f"`optpipe store show {checked.id}` names the output"
+    return CriterionResult(name, Verdict.FAIL, reason, remedy=remedy)
 
 
 def _doubt_trust(name: str, reason: str, remedy: str) -> CriterionResult:

@@ -63,9 +63,10 @@ from optpipe.signoff.collect import (
 from optpipe.signoff.dossier import finish_dossier, read_dossier, split_runs
 from optpipe.signoff.evidence import JUDGED_RUNS, find_kind, observe
 from optpipe.signoff.judge import judge_criteria, judge_dossier
+from optpipe.signoff.loosened import describe_loosened, find_loosest_limits
 from optpipe.signoff.policy import MEASURED, Criterion, LoadFilter
 from optpipe.signoff.reports import list_drawing_versions, render_dossier, write_reports
-from optpipe.signoff.verify import VerifiedDossier, describe_looser_rules, find_loosest_limits
+from optpipe.signoff.verify import VerifiedDossier
 from optpipe.stats.means import MIN_VALUES
 from optpipe.trace.nsys import ProfilePlan, Stage, find_nsys
 from optpipe.trace.profile_model import profile_model
@@ -491,7 +492,7 @@ def sign_off(
             dossier = read_dossier(Files(scratch, kept={}))
             verdict, evidence = judge_dossier(dossier)
             write_bytes(scratch / VERDICT, json_from_record(verdict))
-        if looser := describe_looser_rules(dossier):
+        if looser := describe_loosened(verdict.loosened):
             listener.warn(looser)
         package = BACKENDS[dossier.artifact.info.backend].package
         for version in {

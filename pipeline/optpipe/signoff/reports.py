@@ -62,6 +62,7 @@ from optpipe.report.document import (
 from optpipe.report.html import render_html
 from optpipe.report.markdown import render_page
 from optpipe.signoff.dossier import Dossier
+from optpipe.signoff.loosened import describe_loosened
 from optpipe.trace.document import draw_profile
 from optpipe.trace.report import StageProfile, TraceProfile, analyze_stage, read_profile
 from optpipe.workspace.entry import Run
@@ -87,6 +88,8 @@ def summarize_verdict(record: VerdictRecord) -> str:
     ]
     tail = _name_waivers(record)
     share = f"{len(worst)} of {len(counted)} criteria {'is' if len(worst) == 1 else 'are'}"
+    if record.loosened:
+        tail += f" It rests on {describe_loosened(record.loosened)}."
     if not counted:
         return f"Do not ship {build} yet: no criteria remain to be judged.{tail}"
     if record.verdict is Verdict.PASS:
@@ -406,6 +409,10 @@ def render_junit(record: VerdictRecord) -> str:
         timestamp=record.created_utc,
         time="0",
     )
+    if record.loosened:
+        properties = Xml.SubElement(suite, "properties")
+        for each in record.loosened:
+            Xml.SubElement(properties, "property", name=f"loosened.{each.name}", value=each.message)
     build = f"{record.model}.{record.artifact.backend}.{record.artifact.precision}"
     for one in record.criteria:
         case = Xml.SubElement(suite, "testcase", classname=build, name=one.name, time="0")

@@ -44,15 +44,14 @@ from optpipe.core.records import (
 from optpipe.core.verdict import Verdict, VerdictRecord, require_reason
 from optpipe.evaluate.recompute import read_evaluation
 from optpipe.measure.figures import read_samples
-from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.dossier import BUILD_KINDS, Dossier, DossierRequest, read_dossier
 from optpipe.signoff.evidence import DOCUMENTS, RECOMPUTE
 from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.loosened import describe_loosened
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawing, render_dossier
-from optpipe.stats.percentiles import CONFIDENCE
 from optpipe.workspace.entry import MANIFEST, Entry, Run, compute_entry_id, get_utc_time
 from optpipe.workspace.file_names import (
     BUILDS,
@@ -464,30 +463,6 @@ def _check_subject(subject: Subject, builds: Mapping[str, Entry[Any]], place: st
     yield from _compare(stated, expected, place, name)
 
 
-def find_loosest_limits(dossier: Dossier) -> Mapping[str, float]:
-    """The limits of VALID measurements of the judged build by name, the loosest of all runs."""
-    runs = (run for run in dossier.every_run if run.kind == "bench")
-    every = [one for run in runs for one in read_measurements(run.files)]
-    limits = [one.limits for one in every if one.subject.artifact == dossier.request.artifact]
-    return {
-        name: max((each.get(name, usual) for each in limits), default=usual)
-        for name, usual in LIMITS.items()
-    }
-
-
-def describe_looser_rules(dossier: Dossier) -> str:
-    """Tells how much looser than usual the limits of VALID measurements and the confidence are; empty if they are not."""
-    loosest, confidence = find_loosest_limits(dossier), dossier.policy.confidence
-    looser = [
-        name for name, usual in LIMITS.items() if name.startswith("max_") and loosest[name] > usual
-    ]
-    said = ", ".join(f"{name} {loosest[name]:g} (default: {LIMITS[name]:g})" for name in looser)
-    found = [f"the limits of VALID measurements were loosened: {said}"] if said else []
-    if confidence < CONFIDENCE:
-        found.append(f"intervals have a confidence of {confidence:.4g} instead of {CONFIDENCE:.4g}")
-    return "; ".join(found)
-
-
 def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
     """Statements of the dossier without a raw file, one line for each record."""
     sources = group_pairs(
@@ -495,7 +470,7 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
     )
     for source, names in sources.items():
         yield f"{', '.join(names)}: stated by {source}"
-    if looser := describe_looser_rules(dossier):
+    if looser := describe_loosened(verdict.loosened):
         yield f"{looser}: stated by {POLICY}, runs/*/{MEASUREMENTS_FILE}"
     kinds = {run.kind for run in dossier.every_run}
     if "bench" in kinds:

@@ -165,12 +165,40 @@ def test_load_of_5_percent_of_the_cores_is_flagged_where_as_small_a_difference_i
     assert codes(machine=calm, limits=PAIR_LIMITS) == {}
 
 
-def test_a_power_cap_is_a_note_unless_it_moves_the_clocks():
-    capped = {"gpu_throttle_reasons": [0, 0x04, 0x04, 0x04, 0]}
-    steady = machine(**capped, gpu_sm_mhz=[300, 1755, 1740, 1755, 300])
-    assert codes(machine=steady) == {"power-capped": False}
-    moving = machine(**capped, gpu_sm_mhz=[300, 1980, 1740, 1755, 300])
-    assert codes(machine=moving) == {"power-capped": False, "clocks-moved": True}
+CAPPED, FREE = 0x04, 0
+
+
+@pytest.mark.parametrize(
+    ("masks", "moved"),
+    [
+        ([CAPPED] * 20, False),
+        ([CAPPED, FREE] * 10, False),  # a card close to its cap
+        ([FREE] * 5 + [CAPPED] * 15, True),  # the cap came later
+        ([CAPPED] * 15 + [FREE] * 5, True),
+        ([CAPPED] + [FREE] * 19, True),
+        ([CAPPED] * 7, True),  # too few readings to tell
+    ],
+)
+def test_clocks_that_move_at_the_power_cap_throughout_are_its_steady_state(masks, moved):
+    clocks = [1980, 1740, 1755, 1890] * 5
+    capped = machine(
+        gpu_throttle_reasons=[0, *masks, 0], gpu_sm_mhz=[300, *clocks[: len(masks)], 300]
+    )
+    assert codes(machine=capped, limits=LIMITS) == {
+        "power-capped": False,
+        **({"clocks-moved": True} if moved else {}),
+    }
+    memory = machine(gpu_throttle_reasons=[CAPPED] * 22, gpu_mem_mhz=[300, *clocks, 300])
+    assert "clocks-moved" in codes(machine=memory, limits=LIMITS)
+
+
+def test_a_record_from_before_the_rule_of_the_power_cap_keeps_its_verdict():
+    capped = machine(gpu_throttle_reasons=[CAPPED] * 22, gpu_sm_mhz=[1980, 1740] * 11)
+    assert "clocks-moved" in codes(machine=capped)
+    assert "clocks-moved" not in codes(machine=capped, limits=LIMITS)
+
+
+def test_a_gpu_that_is_capped_and_hot_is_throttled():
     also_hot = machine(gpu_throttle_reasons=[0, 0x44, 0])
     assert codes(machine=also_hot) == {"power-capped": False, "throttled": True}
 

@@ -2,13 +2,17 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from tests.fakes.dossiers import edit, examine
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.files import Files
+from optpipe.core.files import Files, hash_file
+from optpipe.core.measurement import Reason
+from optpipe.core.precision import PrecisionShare
+from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.housekeeping import remove_stored
 from optpipe.signoff.collect import SignoffRequest
@@ -86,6 +90,61 @@ def test_what_cannot_be_trusted_never_passes(workspace, sign_off, build, bench, 
     found = {one.name: one for one in record.criteria}
     assert (found[name].verdict, record.verdict) == (verdict, verdict)
     assert found[name].remedy
+
+
+@pytest.mark.parametrize(
+    "limit", ['[size]\nmaximum = "1 GiB"', '[accuracy]\nmaximum_drop = "9 points"']
+)
+@pytest.mark.parametrize("measured", ["invalid", "nothing"])
+def test_a_policy_without_times_does_not_pass_without_a_valid_process(
+    workspace, sign_off, limit, measured
+):
+    entry = workspace.artifact("fp16")
+    workspace.evaluate(entry)
+    if measured == "invalid":
+        workspace.bench(entry, processes=1, valid=False)
+    record, _ = sign_off(f"schema = 1\n{limit}\n")
+    found = {one.name: one for one in record.criteria}
+    assert found["trust.environment"].verdict is Verdict.INCONCLUSIVE
+    assert record.verdict is Verdict.INCONCLUSIVE
+    assert found["trust.environment"].remedy
+
+
+def test_facts_of_a_machine_on_which_no_process_was_valid_prove_nothing(workspace, sign_off):
+    workspace.bench(workspace.artifact("fp16"), valid=False)
+    record, _ = sign_off('schema = 1\n[environment]\ngpu = "none"\n')
+    found = {one.name: one.verdict for one in record.criteria}
+    assert found["environment.gpu"] is Verdict.INCONCLUSIVE
+
+
+def test_a_precision_without_layers_that_were_read_is_undecided(workspace, sign_off):
+    entry = workspace.artifact("fp16", proven=False)
+    nothing = replace(
+        entry.info.precision_proof, share=PrecisionShare(layers={}, macs={}, total_macs=0)
+    )
+    edit(entry.path / "manifest.json", "info", "precision_proof", value=plain_from_record(nothing))
+    workspace.bench(entry)
+    record, _ = sign_off(LATENCY % "50")
+    found = {one.name: one.verdict for one in record.criteria}
+    assert found["trust.precision"] is Verdict.INCONCLUSIVE
+
+
+def test_both_verifiers_accept_a_process_that_was_interrupted_on_a_busy_host(workspace, sign_off):
+    """The worker's own reasons and those that follow from the raw files are one set, in whatever order they were found."""
+    entry = workspace.artifact("fp16")
+    workspace.bench(entry)
+    own = [
+        Reason(code, "seen by the worker", "run it again", invalidates=True)
+        for code in ("interrupted", "not-steady")
+    ]
+    run = workspace.bench(entry, processes=1, reasons=own, noise=2.0, max_cv=0.025)
+    path = run.path / "measurements.json"
+    edit(path, "measurements", 0, "reasons", value=lambda reasons: reasons[::-1])
+    hashed = {"sha256": hash_file(path), "size_bytes": path.stat().st_size}
+    edit(run.path / "manifest.json", "files", "measurements.json", value=hashed)
+    record, _ = sign_off(LATENCY % "50")
+    (codes,) = {one.codes for group in record.groups for one in group.left_out}
+    assert codes == ("dispersion", "interrupted", "not-steady")
 
 
 def test_a_runtime_that_no_triton_release_carries_is_named(workspace, tmp_path, monkeypatch):

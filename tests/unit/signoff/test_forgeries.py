@@ -30,7 +30,7 @@ from optpipe.core.records import json_from_record, plain_from_record
 from optpipe.measure.figures import recompute_requested
 from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.judge import judge_dossier
-from optpipe.signoff.reports import render_dossier, write_reports
+from optpipe.signoff.reports import render_dossier, summarize_verdict, write_reports
 from optpipe.signoff.verify import verify_dossier
 from optpipe.workspace.entry import drop_folders
 from optpipe.workspace.seal import approve_folder, seal_folder, sign_folder
@@ -299,7 +299,7 @@ FORGERIES = {
     "measured outside its run": (in_bench(0, "started_utc", value=move(-DAY)), "which is after"),
     "parents of a run": (in_run("parents", value=lambda known: known[:1]), "were measured"),
     "parents of a build": (in_artifact("parents", value=[]), "its recipe names"),
-    "confidence": (change_policy, "confidence of 0.5 instead of 0.95"),
+    "confidence": (change_policy, "intervals at a confidence of 50% (usual: 95%)"),
     "recipe that is not the id's": (in_artifact("recipe", "precision", value="fp16 "), "but its recipe gives"),
     "weights": (in_artifact("info", "weights", "source", value="default:digits"), "its weights are not those of builds/model-"),
     "samples of an evaluation": (in_file("runs/evaluate-*/evaluate.json", "results", 1, "samples", value=10**6), "samples says 1000000"),
@@ -499,14 +499,32 @@ def test_a_report_that_was_rewritten_is_found(dossier, name, old, new):
     assert problem.startswith(name)
 
 
-@pytest.mark.parametrize(("max_cv", "said"), [(0.5, True), (0.025, False)])
-def test_looser_limits_of_validity_than_usual_are_named(workspace, tmp_path, max_cv, said):
+@pytest.mark.parametrize(("max_cv", "shown"), [(0.5, True), (0.025, False)])
+def test_looser_limits_of_evidence_are_stated_wherever_the_verdict_is(
+    workspace, tmp_path, max_cv, shown
+):
     workspace.bench(workspace.artifact("fp16"), max_cv=max_cv, noise=0.1)
     listener = SilentListener()
     folder = workspace.release(POLICY, tmp_path / "one", listener)
-    (named,) = (each for each in verify_dossier(folder).unbacked if "were loosened" in each)
-    assert ("max_cv 0.5 (default: 0.025)" in named) == said
-    assert [each in named for each in listener.warnings] == [True]
+    stated = "coefficient of variation up to 50% (usual: 2.5%)"
+    checked = verify_dossier(folder)
+    line = summarize_verdict(checked.verdict)
+    (unbacked,) = (each for each in checked.unbacked if "than usual" in each)
+    texts = [(folder / name).read_text() for name in ("report.html", "report.md", "junit.xml")]
+    texts += [line, unbacked, *listener.warnings, (folder / "verdict.json").read_text()]
+    assert [stated in text for text in texts] == [shown] * len(texts)
+    loosened = {one.name: (one.value, one.usual) for one in checked.verdict.loosened}
+    assert loosened.get("max_cv") == ((0.5, 0.025) if shown else None)
+    assert examine(folder)[0].differs == []
+
+
+def test_a_loosened_limit_cannot_be_left_out_of_the_verdict(workspace, tmp_path):
+    workspace.bench(workspace.artifact("fp16"))
+    folder = workspace.release(POLICY, tmp_path / "one")
+    edit(folder / "verdict.json", "loosened", value=[])
+    seal_folder(folder)
+    assert any("loosened" in each for each in verify_dossier(folder).problems)
+    assert any("loosened" in each for each in examine(folder)[0].differs)
 
 
 @pytest.mark.parametrize(

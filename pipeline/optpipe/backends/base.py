@@ -305,9 +305,16 @@ class Backend(ABC):
         """Why an artifact cannot run here; None if it can."""
         return self.probe_capability(info.device).why_not
 
+    loading_runs_code: bool = True
+    """Whether whoever made an artifact decides what runs when it is loaded, as in an engine or a compiled package."""
+
+    def list_files(self, info: ArtifactInfo) -> tuple[str, ...]:
+        """The files that `load` opens, the main one first; a backend with fixed names returns those, whatever `info` says."""
+        return (info.file, *info.more_files)
+
     @abstractmethod
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
-        """Loads an artifact. Verify its hash first: deserializing runs code."""
+        """Loads an artifact after `registry.verify_for_loading`: deserializing may run code."""
 
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
         """The FP32 source, whose ONNX graph is `source`, and the artifact in `request.directory`, with the same names of tensors."""

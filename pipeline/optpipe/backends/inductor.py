@@ -277,6 +277,9 @@ class Inductor(TorchBackend):
         build.open_apart = lambda: (build, MarkedProgram(program, request, run_as_it_is, module))
         return module, build
 
+    def list_files(self, info: ArtifactInfo) -> tuple[str, ...]:
+        return (GENERAL, *map(name_static_package, self.list_static_batches(info)))
+
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         merged = self.merge_options({**info.options, **options}, info.device)
         inputs = [tensor_from_dict(each) for each in info.details["inputs"]]

@@ -161,6 +161,11 @@ class OnnxRuntime(Backend):
             layers, GRAPH_FILE, options, {"tensor_cores": tensor_cores}, placement, remarks=remarks
         )
 
+    loading_runs_code = False  # a graph is data
+
+    def list_files(self, info: ArtifactInfo) -> tuple[str, ...]:
+        return (GRAPH_FILE,)
+
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
         merged = self.merge_options({**info.options, **options}, info.device)
         tensor_cores = bool(info.details.get("tensor_cores"))

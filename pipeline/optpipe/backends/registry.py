@@ -9,10 +9,12 @@ from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.tensorrt import TENSORRT, TENSORRT_RTX, TorchTensorRT
 from optpipe.backends.torch_eager import TorchEager
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.errors import BadInputError, MissingError
+from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.plan import choices_from_text
 from optpipe.core.plugins import FAILURES, Registry, load_plugins
 from optpipe.core.precision import Precision
+from optpipe.workspace.entry import Entry
+from optpipe.workspace.store import Store
 
 
 def _backend_from_plugin(name: str, plugin: Any) -> Backend:
@@ -119,3 +121,36 @@ def parse_options(texts: Iterable[str]) -> dict[str, dict[str, str]]:
             )
         options.setdefault(backend, {})[key] = value
     return options
+
+
+def require_own_files(entry: Entry[ArtifactInfo]) -> Backend:
+    """The artifact's backend. Raises StageError if it would open other files than the manifest names, or unhashed ones.
+
+    Size, hash and verdict are those of the files that the manifest names, so these must be the ones that run.
+    """
+    info = entry.info
+    backend = BACKENDS.get(info.backend)
+    if backend is None:
+        raise StageError(
+            f"store entry {entry.name} is of backend {info.backend!r}, which is not installed; available: {', '.join(BACKENDS)}"
+        )
+    opened, named = backend.list_files(info), (info.file, *info.more_files)
+    if opened[0] != info.file or set(opened) != set(named):
+        raise StageError(
+            f"store entry {entry.name} is damaged: its manifest names {', '.join(named)}, "
+            f"and {info.backend} loads {', '.join(opened)}\nbuild it again"
+        )
+    if unhashed := [name for name in opened if name not in entry.manifest.files]:
+        raise StageError(
+            f"store entry {entry.name} is damaged: its manifest has no hash of {unhashed[0]}\nbuild it again"
+        )
+    return backend
+
+
+def verify_for_loading(entry: Entry[ArtifactInfo], store: Store) -> Entry[ArtifactInfo]:
+    """Checks every byte of an artifact before a backend loads it; returns `entry`.
+
+    Raises StageError if a file is missing or changed, or if loading runs code and the artifact was neither built nor
+    approved in this workspace.
+    """
+    return store.verify_entry(entry, runs_code=require_own_files(entry).loading_runs_code)

@@ -178,6 +178,9 @@ class TensorRT(Backend):
             return f"built for compute capability {targets}, this is {list_gpus()[0].compute_capability}"
         return why_not
 
+    def list_files(self, info: ArtifactInfo) -> tuple[str, ...]:
+        return (ENGINE_FILE,)
+
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
         return TensorRTSession(self._library(), directory / ENGINE_FILE, options)
 

@@ -56,6 +56,9 @@ class TorchEager(TorchBackend):
         layers = layers_from_program(program, request.precision)
         return BuildResult(layers, PROGRAM_FILE, options, record_tensors(request))
 
+    def list_files(self, info: ArtifactInfo) -> tuple[str, ...]:
+        return (PROGRAM_FILE,)
+
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
         chosen = self.merge_options({**info.options, **options}, info.device)
         refuse_pickles(directory / PROGRAM_FILE)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.base import Backend, BuildRequest, Device
+from optpipe.backends.registry import verify_for_loading
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.build.verify import Trajectory, parse_steps, read_trajectory, verify_session
 from optpipe.core import pl
@@ -404,7 +405,12 @@ def build_artifact(
         )
 
     return store.produce_in_steps(
-        ArtifactInfo, recipe, make, parents=(model.id, graph.id), listener=listener
+        ArtifactInfo,
+        recipe,
+        make,
+        parents=(model.id, graph.id),
+        listener=listener,
+        runs_code=backend.loading_runs_code,
     )
 
 
@@ -443,7 +449,7 @@ def verify_artifact(
         tolerated = max(TOLERATED_RELATIVE_ERROR[each] for each in rounded)
         if minimum_snr_db is not None:
             tolerated = 10 ** (-minimum_snr_db / 20)
-        with backend.load(store.verify_entry(artifact).path, artifact.info, {}) as session:
+        with backend.load(verify_for_loading(artifact, store).path, artifact.info, {}) as session:
             tensors = reference_from_file(reference.file(REFERENCE))
             info, rows = verify_session(
                 session, card, tolerated, tensors, reference.info, sizes, model.file(ONNX)

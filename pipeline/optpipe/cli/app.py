@@ -57,7 +57,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
     },
     "Ship": {"deploy": "ship:deploy", "sweep": "ship:sweep"},
     "Workspace": {
-        "store": {name: f"store:{name}" for name in ("ls", "show", "rm", "gc", "merge")},
+        "store": {name: f"store:{name}" for name in ("ls", "show", "approve", "rm", "gc", "merge")},
         "doctor": "store:doctor",
     },
 }

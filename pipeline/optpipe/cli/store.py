@@ -41,9 +41,18 @@ def show(id: IdArgument, store: "Store") -> Outcome:
 
     if (folder := find_run(store, id)) is not None:
         return Outcome(describe_run(folder), document_from_entry)
-    return Outcome(
-        describe_entry(store.verify_entry(store.find(id), loads=False), store), document_from_entry
-    )
+    return Outcome(describe_entry(store.verify_entry(store.find(id)), store), document_from_entry)
+
+
+def approve(id: IdArgument, store: "Store") -> Outcome:
+    """Allow an entry of another workspace to be loaded.
+
+    Loading an engine or a compiled package runs code of whoever built it. What `store merge` brought in, or was copied into the store,
+    is loaded only after this.
+    """
+    from optpipe.models.artifacts.housekeeping import approve_entry, document_from_entry
+
+    return Outcome(approve_entry(store.find(id), store), document_from_entry)
 
 
 def rm(

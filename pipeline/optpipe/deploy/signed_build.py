@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
+from optpipe.backends.registry import verify_for_loading
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import (
     ArtifactInfo,
@@ -101,7 +102,7 @@ def _find_signed_entry(dossier: Dossier, store: Store) -> Entry[ArtifactInfo]:
         problem = f"artifact {artifact} of the dossier is not in {store.workspace}"
         command = for_workspace(signed.manifest.command)
         raise BadInputError(f"{problem}; pass --workspace DIR, or build it again: `{command}`")
-    entry = store.verify_entry(entry_from_folder(path, ArtifactInfo))
+    entry = verify_for_loading(entry_from_folder(path, ArtifactInfo), store)
     if hash_engine(entry) != hash_engine(signed):
         problem = f"artifact {artifact} in {store.workspace} is not the one that was signed off: its engine has another sha256"
         raise BadInputError(
@@ -137,7 +138,7 @@ def _find_preprocessing(
         proven = record.pipeline
         if not is_proof_for(record, build) or proven.transform != card.transform:
             continue
-        entry = store.verify_entry(store.find(proven.id, PreprocessingInfo))
+        entry = store.verify_entry(store.find(proven.id, PreprocessingInfo), runs_code=True)
         if entry.sha256(entry.info.file) != proven.sha256:
             raise BadInputError(
                 f"the DALI pipeline {proven.id} in {store.workspace} is not the one that was proven"

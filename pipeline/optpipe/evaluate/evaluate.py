@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import find_selected_outputs
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
-from optpipe.backends.registry import BACKENDS
+from optpipe.backends.registry import BACKENDS, verify_for_loading
 from optpipe.core import pl
 from optpipe.core.card import ModelCard, Task, card_from_file
 from optpipe.core.entries import (
@@ -140,7 +140,7 @@ def evaluate_artifacts(
             rows.append(EvaluatedArtifact(entry, None, reason))
             continue
         try:
-            with backend.load(store.verify_entry(entry).path, entry.info, {}) as session:
+            with backend.load(verify_for_loading(entry, store).path, entry.info, {}) as session:
                 found = predict(session.run, f"{backend.name} {entry.info.precision}")
         except StageError as error:  # continue with the other artifacts
             rows.append(EvaluatedArtifact(entry, None, str(error), failed=True))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest, MarkedNetwork, Run
-from optpipe.backends.registry import BACKENDS
+from optpipe.backends.registry import BACKENDS, verify_for_loading
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import OutputError
 from optpipe.core.errors import BadInputError, OptpipeError, require_existing
@@ -301,7 +301,7 @@ def compare_layers(
             refused[info.label] = why_not
             continue
         graph = store.find(entry.manifest.parents[-1])
-        place, module = store.verify_entry(entry).path, model.fresh_module
+        place, module = verify_for_loading(entry, store).path, model.fresh_module
         request = BuildRequest(
             card, info.precision, graph.file(ONNX), module, info.device, info.options, place
         )

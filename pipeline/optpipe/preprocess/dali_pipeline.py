@@ -298,7 +298,9 @@ def build_preprocessing_artifact(
         )
         return PreprocessingInfo(card.name, transform.hash, plan, PIPELINE)
 
-    return store.produce(PreprocessingInfo, recipe, make, parents=(model,), listener=listener)
+    return store.produce(
+        PreprocessingInfo, recipe, make, parents=(model,), listener=listener, runs_code=True
+    )
 
 
 def load_pipeline(path: Path, plan: DaliPlan) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from optpipe.backends.base import Session
-from optpipe.backends.registry import BACKENDS
+from optpipe.backends.registry import BACKENDS, verify_for_loading
 from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, ExitStatus
@@ -263,7 +263,7 @@ def bench_end_to_end(
     with open_run(store.workspace, "end-to-end") as run:
         results = []
         for artifact, job in zip(artifacts, jobs, strict=True):
-            store.verify_entry(artifact.entry)
+            verify_for_loading(artifact.entry, store)
             with listener.step(f"files to predictions, {artifact.label}"):
                 results.append(_measure(artifact, replace(job, paths=found.paths), run, listener))
         record = EndToEndRecord(

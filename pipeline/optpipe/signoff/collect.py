@@ -110,7 +110,7 @@ def collect_evidence(
 ) -> Path:
     """Fills the empty `folder` with the evidence for `wanted`."""
     entry = find_judged_artifact(wanted, store)
-    store.verify_entry(entry, loads=False)
+    store.verify_entry(entry)
     baseline = find_approved_baseline(store.workspace, entry.info.model)
     approved = None if baseline is None else read_versioned(baseline, REQUEST, DossierRequest)
     other_file = _copy_runs(entry, approved.artifact if approved else None, store, folder)

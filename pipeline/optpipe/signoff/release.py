@@ -14,7 +14,7 @@ from random import Random
 from time import monotonic
 
 from optpipe import __version__
-from optpipe.backends.registry import BACKENDS, find_missing_release
+from optpipe.backends.registry import BACKENDS, find_missing_release, verify_for_loading
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.card import card_from_file
@@ -393,7 +393,7 @@ def audit_dossier(
         f"; VALID as in the dossier: --max-cv {share_to_text(max_cv)}" if max_cv != MAX_CV else ""
     )
     judged = find_judged_artifact(wanted, store)
-    store.verify_entry(judged)
+    verify_for_loading(judged, store)
     if hash_engine(judged) != hash_engine(dossier.artifact):
         listener.warn(
             f"artifact {judged.id} has other bytes here: the audit measures a build of the same recipe"

@@ -6,14 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from optpipe.core.entries import ArtifactInfo, Environment
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_value
 from optpipe.core.records import group_pairs, plain_from_record
 from optpipe.sweep.job import JobRecord, JobState
 from optpipe.workspace.entry import (
-    FOREIGN,
     MANIFEST,
     NOT_LISTED,
     Entry,
@@ -163,7 +162,7 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
 def take_in(source: Path, store: Store, *, trusted: bool = True) -> dict[str, list[str]]:
     """Copies each missing finished entry and run. Returns lines under `added`, `present`, `conflicts` and `damaged`.
 
-    The workspace's entry wins a conflict. An artifact that is not `trusted` is foreign if loading it runs code.
+    The workspace's entry wins a conflict. Code of an entry that is not `trusted` does not run until it is approved.
     """
     found: dict[str, list[str]] = {"added": [], "present": [], "conflicts": [], "damaged": []}
     with hold_lock(store.lock_path("merge")):
@@ -199,8 +198,11 @@ def _copy_whole(path: Path, target: Path, store: Store, *, trusted: bool) -> str
     manifest = read_manifest(Files(path))
     files = {name: file.sha256 for name, file in manifest.files.items()}
     with store.scratch("merge") as scratch:
-        shutil.copytree(path, scratch / "copy")
+        if link := next((each for each in path.rglob("*") if each.is_symlink()), None):
+            return f"{link.relative_to(path)}: a symbolic link"
         for folder in (path, scratch / "copy"):
+            if folder != path:
+                shutil.copytree(path, folder, symlinks=True)
             if problem := next(
                 iter(find_problems(Files(folder), files, "the manifest", NOT_LISTED)), None
             ):
@@ -210,14 +212,8 @@ def _copy_whole(path: Path, target: Path, store: Store, *, trusted: bool) -> str
                 record_from_entry(entry_from_folder(path, JobRecord))
             except BadInputError as error:
                 return str(error)
-        if (
-            manifest.kind == ArtifactInfo.KIND
-            and not trusted
-            and not str(manifest.info.get("file")).endswith(".onnx")
-        ):
-            (
-                scratch / "copy" / FOREIGN
-            ).touch()  # an ONNX graph is data, everything else runs code when it is loaded
         target.parent.mkdir(parents=True, exist_ok=True)
         (scratch / "copy").rename(target)
+    if trusted and manifest.recipe is not None:
+        store.approve(entry_from_folder(target))
     return None

@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Struct
 
 from optpipe.backends.base import Device
-from optpipe.backends.registry import BACKENDS
+from optpipe.backends.registry import BACKENDS, verify_for_loading
 from optpipe.core import torch
 from optpipe.core.card import InputSpec, ModelCard, Shape, card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRequest
@@ -319,7 +319,7 @@ def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
 def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
     """Each iteration launches once and waits for the outputs."""
     store = Store(work.workspace)
-    entry = store.verify_entry(store.find(work.artifact, ArtifactInfo))
+    entry = verify_for_loading(store.find(work.artifact, ArtifactInfo), store)
     inputs = dict(np.load(job.scratch / INPUTS))
     on_gpu = work.device == "cuda"
     with (

@@ -38,9 +38,7 @@ from optpipe.workspace.files import (
 MANIFEST = "manifest.json"
 USED = ".used"
 """File of an entry with the time at which a build last used it: of several entries that fit a name, the last used is meant."""
-FOREIGN = ".foreign"
-"""Marks an artifact from another workspace whose loading runs code: it is not loaded while the file is there."""
-NOT_LISTED = (MANIFEST, USED, FOREIGN)
+NOT_LISTED = (MANIFEST, USED)
 """Files of an entry that its manifest does not list."""
 ID_LENGTH = 12
 Status = Literal["complete", "interrupted"]

@@ -19,11 +19,11 @@ from typing import IO, Any
 
 from optpipe.core.errors import BadInputError, OptpipeError, StageError
 from optpipe.core.events import Listener, Steps, as_steps, finish_steps
-from optpipe.core.files import Files
+from optpipe.core.files import Files, hash_file
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
 from optpipe.workspace.entry import (
-    FOREIGN,
+    MANIFEST,
     USED,
     Entry,
     EntryInfo,
@@ -48,6 +48,9 @@ from optpipe.workspace.files import (
 from optpipe.workspace.places import explain_os_errors
 
 LOCKS = "locks"
+APPROVED = "approved"
+"""Folder of the workspace with the hash of the manifest of each entry that was made or approved here. It lies outside of `store`,
+so that nothing that is merged or copied into the store is trusted by itself."""
 TMP = "tmp"
 """Folder of the workspace with what is being made or deleted."""
 NOTES = "notes"
@@ -122,17 +125,21 @@ class Store:
         *,
         parents: tuple[str, ...] = (),
         listener: Listener,
+        runs_code: bool = False,
     ) -> tuple[Entry[Info], bool]:
         """The entry made by `recipe`, and whether the store had it already.
 
-        `make` fills an empty folder and returns the manifest's `info`; if it raises, nothing is left behind.
+        `make` fills an empty folder and returns the manifest's `info`; if it raises, nothing is left behind. If loading the
+        entry `runs_code`, one that was neither made nor approved here is made again.
         """
 
         def start(folder: Path) -> Steps[Info]:
             return as_steps(make, folder)
 
         return finish_steps(
-            self.produce_in_steps(kind, recipe, start, parents=parents, listener=listener)
+            self.produce_in_steps(
+                kind, recipe, start, parents=parents, listener=listener, runs_code=runs_code
+            )
         )
 
     def produce_in_steps(
@@ -143,20 +150,23 @@ class Store:
         *,
         parents: tuple[str, ...],
         listener: Listener,
+        runs_code: bool = False,
     ) -> Steps[tuple[Entry[Info], bool]]:
         """`produce` with the pauses of `make`; the entry stays locked in them."""
         with suppress(OSError):  # if no lock can be made, nothing can be removed either
             lock(self._open_store_lock(), shared=True)
-        if (entry := self.get(kind, recipe)) is not None:
+        if (entry := self._get_own(kind, recipe, runs_code=runs_code)) is not None:
             with suppress(OSError):  # a read-only store can still be read
                 entry.file(USED).write_text(get_utc_time("microseconds"), encoding="utf-8")
             return entry, True
         name = _name_entry(kind, recipe)
         with explain_os_errors(self.workspace), hold_lock(self.lock_path(name)):
-            if (entry := self.get(kind, recipe)) is not None:
+            if (entry := self._get_own(kind, recipe, runs_code=runs_code)) is not None:
                 return entry, True
             if (self.root / name).exists():
-                listener.warn(f"store entry {name} was damaged and is being rebuilt")
+                damaged = self.get(kind, recipe) is None
+                why = "was damaged" if damaged else "was not built in this workspace"
+                listener.warn(f"store entry {name} {why} and is being rebuilt")
                 delete_tree(self.own_folder(self.root.name) / name)
             scratch = self.own_folder(TMP) / name
             delete_tree(scratch)  # under the lock, so existing files are a dead run's
@@ -172,10 +182,17 @@ class Store:
                     with path.open("rb") as file:
                         os.fsync(file.fileno())
                 self.root.mkdir(parents=True, exist_ok=True)
+                self.approve(made)  # its folder still has the name of the entry
                 scratch.rename(self.root / name)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
             return replace(made, files=Files(self.root / name)), False
+
+    def _get_own(
+        self, kind: type[Info], recipe: Mapping[str, Any], *, runs_code: bool
+    ) -> Entry[Info] | None:
+        entry = self.get(kind, recipe)
+        return None if entry is None or (runs_code and not self.is_own(entry)) else entry
 
     def _open_store_lock(self) -> IO[str]:
         path = (self.workspace / LOCKS / "store").absolute()
@@ -252,18 +269,35 @@ class Store:
             )
         return found[0]
 
+    def _path_of_approval(self, name: str) -> Path:
+        return self.own_folder(APPROVED) / name
+
+    def approve(self, entry: Entry[Any]) -> None:
+        """Notes that `entry`, as its manifest has it now, was made here or is trusted, so that loading it may run code."""
+        write_bytes(
+            self._path_of_approval(entry.path.name), hash_file(entry.file(MANIFEST)).encode()
+        )
+
+    def is_own(self, entry: Entry[Any]) -> bool:
+        """Whether `entry` was made or approved in this workspace, and has had the same manifest since."""
+        with suppress(OSError):
+            approved = self._path_of_approval(entry.path.name).read_text(encoding="utf-8")
+            return approved == hash_file(entry.file(MANIFEST))
+        return False
+
     def verify_entry(
-        self, entry: Entry[Info], only: str | None = None, *, loads: bool = True
+        self, entry: Entry[Info], only: str | None = None, *, runs_code: bool = False
     ) -> Entry[Info]:
         """Compares every byte, or those of the file `only`, with the manifest's hashes; returns `entry`.
 
         Call it before anything is deserialized or believed. Raises StageError if a file is missing or changed, or if
-        the entry `loads` and came from another workspace: deserializing it runs code of whoever made it.
+        loading the entry `runs_code` and it was neither made nor approved in this workspace.
         """
-        if loads and only is None and (foreign := entry.file(FOREIGN)).exists():
+        if runs_code and not self.is_own(entry):
+            approve = for_workspace(f"optpipe store approve {entry.id}", self.workspace)
             raise StageError(
-                f"store entry {entry.path.name} was merged from another workspace, and loading it runs code\n"
-                f"build it here, or approve it, if you trust who made it: rm {foreign}"
+                f"store entry {entry.path.name} was not built in {self.workspace}, and loading it runs code of whoever built it\n"
+                f"build it here, or approve it, if you trust who made it: `{approve}`"
             )
         if (problem := entry.find_damage(only)) is not None:
             raise StageError(
@@ -288,6 +322,7 @@ class Store:
                 return 0
             size = measure_folder_bytes(doomed)
             delete_tree(doomed)
+            self._path_of_approval(folder.name).unlink(missing_ok=True)
         return size
 
     @contextmanager

@@ -153,7 +153,7 @@ def test_no_file_of_a_dossier_is_opened_twice(workspace, folder, monkeypatch):
         "_find_preprocessing",
     ):  # of the workspace, which is not looked at here
         monkeypatch.setattr(f"optpipe.deploy.signed_build.{name}", lambda *_: None)
-    monkeypatch.setattr(type(workspace.store), "verify_entry", lambda _, entry, *__: entry)
+    monkeypatch.setattr(type(workspace.store), "verify_entry", lambda _, entry, *__, **___: entry)
     with count_opens(folder) as opened:
         assert open_signed_build(folder, workspace.store, None).measured
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}

@@ -16,9 +16,10 @@ from tests.fakes.entries import artifact_info, put_verified
 from tests.fakes.entries import put as put_entry
 from tests.fakes.sweeps import make_cell, make_record
 
+from optpipe.backends.registry import verify_for_loading
 from optpipe.core.entries import ArtifactInfo, Environment, ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError, StageError
-from optpipe.core.events import SilentListener
+from optpipe.core.events import SilentListener, as_steps, finish_steps
 from optpipe.core.files import hash_file
 from optpipe.core.records import json_from_record
 from optpipe.sweep.cluster import list_all, list_needed, pack, unpack
@@ -222,20 +223,113 @@ def test_nothing_is_written_outside_of_the_store_and_no_links(tmp_path, name, ki
     assert not list(tmp_path.rglob("escaped"))
 
 
-def test_an_artifact_whose_loading_runs_code_is_foreign_until_approved(tmp_path):
+PACKAGE = {"backend": "inductor", "file": "model.pt2"}
+
+
+def store_package(store, name="model.pt2", **changes):
+    info = artifact_info(**{**PACKAGE, **changes})
+    return put_entry(store, info, {"file": name, **changes}, files={name: b"engine"}).id
+
+
+def test_code_of_another_workspace_is_not_loaded_until_approved(tmp_path):
     theirs, mine = Store(tmp_path / "theirs"), Store(tmp_path / "mine")
-    package, graph = (
-        put_entry(theirs, artifact_info(file=file), {"file": file}, files={file: b"engine"}).id
-        for file in ("model.pt2", "model.onnx")
-    )
+    graph = put_entry(theirs, artifact_info(), {"a": 1}, files={"model.onnx": b"graph"}).id
+    package = store_package(theirs)
     merge(mine.workspace, theirs.workspace)
-    mine.verify_entry(mine.find(graph, ArtifactInfo))
+    verify_for_loading(mine.find(graph, ArtifactInfo), mine)
     foreign = mine.find(package, ArtifactInfo)
-    with pytest.raises(StageError, match="loading it runs code\nbuild it here, or approve it"):
-        mine.verify_entry(foreign)
-    mine.verify_entry(foreign, loads=False)
-    foreign.file(".foreign").unlink()
+    with pytest.raises(StageError, match=r"was not built in .* runs code"):
+        verify_for_loading(foreign, mine)
     mine.verify_entry(foreign)
+    mine.approve(foreign)
+    verify_for_loading(foreign, mine)
+    verify_for_loading(theirs.find(package, ArtifactInfo), theirs)
+
+
+@pytest.mark.parametrize(
+    "way", [shutil.copytree, lambda source, target: target.symlink_to(source)], ids=["copy", "link"]
+)
+def test_a_folder_that_was_put_into_the_store_is_foreign(tmp_path, way):
+    theirs, mine = Store(tmp_path / "theirs"), Store(tmp_path / "mine")
+    name = theirs.find(store_package(theirs), ArtifactInfo).path.name
+    mine.root.mkdir(parents=True)
+    way(theirs.root / name, mine.root / name)
+    with pytest.raises(StageError, match="was not built in"):
+        verify_for_loading(mine.find(name, ArtifactInfo), mine)
+
+
+def test_an_approved_entry_that_is_replaced_is_foreign_again(tmp_path):
+    theirs, mine = Store(tmp_path / "theirs"), Store(tmp_path / "mine")
+    ident = store_package(mine)
+    other = put_entry(
+        theirs, artifact_info(**PACKAGE, model="evil"), {"b": 1}, files={"model.pt2": b"evil"}
+    )
+    place = mine.find(ident, ArtifactInfo).path
+    shutil.rmtree(place)
+    shutil.copytree(other.path, place)
+    with pytest.raises(StageError, match="was not built in"):
+        verify_for_loading(mine.find(place.name, ArtifactInfo), mine)
+
+
+@pytest.mark.parametrize(
+    ("info", "files"),
+    [
+        ({"file": "model.onnx"}, ["model.onnx", "model.pt2"]),
+        ({"file": "model.onnx", "more_files": ("model.pt2",)}, ["model.onnx", "model.pt2"]),
+        ({"file": "model.onnx"}, ["model.onnx"]),
+        ({"file": "model.pt2", "backend": "onnxruntime"}, ["model.pt2", "model.onnx"]),
+        ({"file": "model.pt2"}, ["other"]),
+        ({"file": "model.pt2", "details": {"static_batches": [4]}}, ["model.pt2", "batch-4.pt2"]),
+        ({"file": "model.onnx", "backend": "tensorrt-rtx"}, ["model.onnx", "model.engine"]),
+        ({"file": "model.onnx", "backend": "nobody's"}, ["model.onnx"]),
+    ],
+)
+def test_what_a_backend_would_load_must_be_what_the_manifest_names(tmp_path, info, files):
+    """Also of an entry that was approved, since its size and hash are those of the named file."""
+    store = Store(tmp_path)
+    content = dict.fromkeys(files, b"x")
+    made = put_entry(store, artifact_info(**{**PACKAGE, **info}), {"a": 1}, files=content)
+    with pytest.raises(StageError, match=r"damaged|not installed"):
+        verify_for_loading(made, store)
+
+
+def test_an_unlisted_package_beside_the_listed_file_is_not_loaded(tmp_path):
+    store = Store(tmp_path)
+    made = store.find(store_package(store, "other"), ArtifactInfo)
+    made.file("model.pt2").write_bytes(b"evil")
+    with pytest.raises(StageError, match=r"no hash of model.pt2"):
+        verify_for_loading(made, store)
+
+
+def test_an_entry_with_a_link_is_not_merged(tmp_path):
+    theirs, mine = Store(tmp_path / "theirs"), Store(tmp_path / "mine")
+    made = theirs.find(store_package(theirs), ArtifactInfo)
+    made.file("more").symlink_to("/dev/zero")
+    assert "symbolic link" in merge(mine.workspace, theirs.workspace).damaged[0]
+    assert not list(mine.root.glob("*"))
+
+
+def test_a_foreign_package_is_built_again_and_not_taken_for_ones_own(tmp_path):
+    theirs, mine = Store(tmp_path / "theirs"), Store(tmp_path / "mine")
+    ident = store_package(theirs)
+    merge(mine.workspace, theirs.workspace)
+
+    def make(folder):
+        (folder / "model.pt2").write_bytes(b"own")
+        return artifact_info(**PACKAGE)
+
+    for stored in (False, True):
+        steps = mine.produce_in_steps(
+            ArtifactInfo,
+            {"file": "model.pt2"},
+            lambda folder: as_steps(make, folder),
+            parents=(),
+            listener=SilentListener(),
+            runs_code=True,
+        )
+        made, was_stored = finish_steps(steps)
+        assert (made.id, was_stored) == (ident, stored)
+        assert verify_for_loading(made, mine).file("model.pt2").read_bytes() == b"own"
 
 
 CELL = make_cell()

@@ -49,7 +49,7 @@ from optpipe.signoff.dossier import finish_dossier
 from optpipe.signoff.policy import Criterion
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.workspace.entry import MANIFEST, drop_folder, get_utc_time, strip_folders
-from optpipe.workspace.file_names import CARD, POLICY, REFERENCE
+from optpipe.workspace.file_names import CARD, POLICY, REFERENCE, make_file_name
 from optpipe.workspace.files import write_bytes, write_json
 from optpipe.workspace.store import Store
 
@@ -207,7 +207,7 @@ def write_deployment(
         if target == "folder":
             record = _write_folder(build, record, serving, scratch)
         else:
-            name, models = build.card.name, scratch / MODELS
+            name, models = make_file_name(build.card.name), scratch / MODELS
             record = replace(
                 record, engine=f"{name}_engine", preprocessing=f"{name}_preprocess", ensemble=name
             )

@@ -180,7 +180,8 @@ def list_signed_images(build: SignedBuild) -> dict[str, tuple[Path, int | None]]
                     at * len(rows) // count
                 ]  # a set is often sorted by class
                 path = root / name
-                if path.is_file() and hash_file(path) == sha256:
+                leads_out = Path(name).is_absolute() or ".." in Path(name).parts
+                if not leads_out and path.is_file() and hash_file(path) == sha256:
                     found[f"{at:05}{path.suffix}"] = path, prediction
             return found
     return {}

@@ -12,6 +12,7 @@ from optpipe.core import LazyModule
 from optpipe.core.card import InputSpec, ModelCard, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, read_as_user_file
 from optpipe.deploy.triton_messages import make_messages
+from optpipe.workspace.file_names import make_file_name
 from optpipe.workspace.places import format_extra
 
 text_format = LazyModule("google.protobuf.text_format")
@@ -95,7 +96,7 @@ def add_warm_up(
         target = warm_up.inputs[each.name]
         target.data_type = pb.DataType.Value(TYPES[each.dtype])
         target.dims.extend(each.shape)
-        target.input_data_file = f"{each.name}.{rows}.bin"
+        target.input_data_file = f"{make_file_name(each.name)}.{rows}.bin"
         (folder / WARM_UP / target.input_data_file).write_bytes(content)
 
 

@@ -49,6 +49,7 @@ from optpipe.preprocess.proof import (
     proof_from_rows,
     rows_from_outputs,
 )
+from optpipe.workspace.file_names import make_file_name
 from optpipe.workspace.files import write_bytes
 
 GAP = 8
@@ -583,7 +584,9 @@ def compare_training_transform(
         unknown = "" if explained else ", and no change of the card explains it; the nearest is"
         changed = "; in ".join(f"{step}: {change}" for step, change in changes.items())
         reason = f"{training.text} differs from the card's transform{unknown} in {changed}"
-    worst = save_side_by_side(folder / f"{model}.png", kept[0], transform, paths[kept[0].name])
+    worst = save_side_by_side(
+        folder / f"{make_file_name(model)}.png", kept[0], transform, paths[kept[0].name]
+    )
     worst, first = replace(worst, file=str(folder / worst.file)), next(iter(changes), None)
     images = ImagesRecord(str(samples.root), len(paths))
     found = (verdict, reason, first, TOLERANCE_LEVELS, tuple(differences), worst)

@@ -24,7 +24,7 @@ from optpipe.core.files import Files
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, record_from_files
 from optpipe.workspace.entry import get_utc_time
-from optpipe.workspace.file_names import REQUEST
+from optpipe.workspace.file_names import REQUEST, make_file_name
 from optpipe.workspace.files import find_problems, hash_files, list_files, write_bytes, write_json
 from optpipe.workspace.store import Store
 
@@ -233,9 +233,14 @@ def _first_line(text: bytes) -> str:
 BASELINES = "baselines"
 
 
+def _place_baseline(workspace: Path, model: str) -> Path:
+    """The folder of the baseline of `model`, which no other name shares."""
+    return workspace / BASELINES / make_file_name(model)
+
+
 def find_approved_baseline(workspace: Path, model: str) -> Files | None:
     """Raises BadInputError if the approved dossier is damaged; None if `model` has none."""
-    folder = workspace / BASELINES / Path(model).name
+    folder = _place_baseline(workspace, model)
     if not folder.is_dir():
         return None
     files = Files(folder, kept={})
@@ -253,7 +258,7 @@ def store_baseline(files: Files, workspace: Path, because: str | None = None) ->
 
     `because` is the reason for approving anything but a plain PASS; it is stored next to the dossier.
     """
-    target = workspace / BASELINES / Path(str(json.loads(files.read(REQUEST))["model"])).name
+    target = _place_baseline(workspace, str(json.loads(files.read(REQUEST))["model"]))
     with Store(workspace).scratch("baseline") as scratch:
         for name in list_files(files.folder):
             write_bytes(scratch / "new" / name, files.read(name))

@@ -18,6 +18,7 @@ from optpipe.models.sources.libraries import HuggingFaceSource, TimmSource, Torc
 from optpipe.models.sources.modules import LoadedModel, Source
 from optpipe.models.sources.onnx_file import OnnxFileSource, ShapeRanges
 from optpipe.models.sources.python_file import PythonFileSource
+from optpipe.workspace.file_names import require_name
 from optpipe.workspace.places import find_shipped_folder
 
 CARD_FIELDS: Mapping[str, type] = {
@@ -77,6 +78,7 @@ class CardSource:
     def card(self) -> ModelCard:
         """The card's values, with absolute data folders; the file that it names may complete them."""
         card = card_from_dict(self._table)
+        require_name(card.name, f"{self.path}: name")
         return replace(
             card,
             data={role: str(self._resolve_beside(folder)) for role, folder in card.data.items()},

@@ -12,7 +12,8 @@ import torch
 from optpipe.backends.base import BuildRequest, Device
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.precision import Precision
-from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
+from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, save_graph
+from optpipe.models.export.source_graph import prepare_graph
 from optpipe.quantize.qdq import place_qdq, qdq_from_onnx
 from optpipe.quantize.ranges import TensorRange
 
@@ -84,7 +85,9 @@ def export_quickly(module: torch.nn.Module, spec: InputSpec, path: Path) -> Mode
             input_names=[spec.name],
             dynamic_axes={spec.name: {0: "batch"}},
         )
-    assert simplify_onnx(path)
+    prepared = prepare_graph(onnx.load(path), make_card(spec), own_file=False)
+    assert prepared.simplified
+    save_graph(prepared.graph, path)
     return complete_card(make_card(spec), path)
 
 

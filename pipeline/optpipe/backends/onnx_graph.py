@@ -146,6 +146,17 @@ def is_quantized_dynamically(path: Path) -> bool:
     return bool({"DynamicQuantizeLinear", *_QUANTIZES_ITS_DATA} & set(found))
 
 
+def find_unread_inputs(model: Any) -> frozenset[str]:
+    """The inputs of a graph that no output depends on."""
+    graph = model.graph
+    needed = {each.name for each in graph.output}
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            needed |= list_read_names(node)
+    constants = {each.name for each in graph.initializer}
+    return frozenset(each.name for each in graph.input) - needed - constants
+
+
 def rename_inner_twins(model: Any) -> None:
     """Renames tensors of inner graphs that have the name of a tensor in an outer graph, in place.
 
@@ -297,13 +308,20 @@ def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
     fixed = _copy_for_inference(model)
     by_name = {each.name: each for each in inputs}
     open_sizes: dict[str, int] = {}
+    ambiguous: set[str] = set()
     for value in fixed.graph.input:
         if (spec := by_name.get(value.name)) is None:
             continue
-        for size, dim in zip(spec.opt, value.type.tensor_type.shape.dim, strict=True):
-            if dim.dim_param:
-                open_sizes[dim.dim_param] = size
+        shape = value.type.tensor_type.shape
+        if not value.type.tensor_type.HasField("shape"):
+            shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in spec.opt)
+        for size, dim in zip(spec.opt, shape.dim, strict=True):
+            # two sizes under one name, such as `?` for every open size
+            if dim.dim_param and open_sizes.setdefault(dim.dim_param, size) != size:
+                ambiguous.add(dim.dim_param)
             dim.dim_value = size
+    for name in ambiguous:
+        del open_sizes[name]
     for graph in iterate_graphs(fixed.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             for dim in value.type.tensor_type.shape.dim:

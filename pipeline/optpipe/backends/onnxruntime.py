@@ -38,10 +38,10 @@ from optpipe.backends.onnxruntime_session import (
     REPRODUCE,
     OnnxRuntimeSession,
     mark_as_written,
-    mark_source,
     optimize_graph,
     read_node_times,
 )
+from optpipe.backends.plain_session import mark_source
 from optpipe.core import np, onnx
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError

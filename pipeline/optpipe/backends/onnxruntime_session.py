@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from optpipe.backends.base import Binding, Device, Run
-from optpipe.backends.onnx_graph import MarkedGraph, load_onnx
+from optpipe.backends.onnx_graph import MarkedGraph
 from optpipe.core import LazyModule, np, torch
 from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, StageError
@@ -164,8 +164,7 @@ class OnnxRuntimeSession:
                 "fuse_conv_bias": str(int(options["fuse_conv_bias"])),
             }
         self._session = create_inference_session(graph, device, settings, provider)
-        self.inputs = tuple(_make_spec(each) for each in self._session.get_inputs())
-        self.outputs = tuple(_make_spec(each) for each in self._session.get_outputs())
+        self.inputs, self.outputs = specs_from_session(self._session)
 
     def __enter__(self) -> Self:
         return self
@@ -218,16 +217,6 @@ class OnnxRuntimeSession:
         return OnnxRuntimeBinding(self._session, inputs, outputs, options)
 
 
-def mark_source(path: Path, inputs: Iterable[InputSpec]) -> MarkedGraph:
-    model = load_onnx(path)
-    return MarkedGraph(
-        model,
-        model,
-        inputs,
-        lambda marked, _: OnnxRuntimeSession(marked.SerializeToString(), "cpu", {}).run,
-    )
-
-
 REPRODUCE = f"""options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 session = ort.InferenceSession(graph, options, ["{{provider}}"], disabled_optimizers=["{WEIGHT_PASS}"])
 found, version = session.run(None, inputs)[0], f"ONNX Runtime {{{{ort.__version__}}}}"
@@ -271,6 +260,12 @@ def read_node_times(profile: Path) -> dict[str, float]:
 def _get_stream_handle() -> int:
     """The handle of torch's current CUDA stream. For 0, the default stream, ONNX Runtime creates a separate stream."""
     return int(torch.cuda.current_stream().cuda_stream)
+
+
+def specs_from_session(session: Any) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """The inputs and the outputs of an `onnxruntime.InferenceSession`."""
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    return tuple(map(_make_spec, inputs)), tuple(map(_make_spec, outputs))
 
 
 def _make_spec(value: Any) -> TensorSpec:

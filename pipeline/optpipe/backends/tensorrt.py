@@ -35,7 +35,8 @@ from optpipe.backends.onnx_graph import (
     iterate_nodes,
     load_onnx,
 )
-from optpipe.backends.onnxruntime_session import mark_as_written, mark_source
+from optpipe.backends.onnxruntime_session import mark_as_written
+from optpipe.backends.plain_session import mark_source
 from optpipe.backends.tensorrt_engine import (
     TensorRTSession,
     create_config,

@@ -113,8 +113,9 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     trajectory = None
     if plan.steps is not None:
         tensors = reference_from_file(expected.file(REFERENCE))
+        source = model.load().onnx or exported.file(ONNX)
         trajectory = read_trajectory(
-            plan.steps, card_from_file(exported.file(CARD)), tensors, exported.file(ONNX)
+            plan.steps, card_from_file(exported.file(CARD)), tensors, source
         )
     result = ModelBuild(exported, model.fallback_reason, failed=omitted)
     builds = [
@@ -414,7 +415,7 @@ def build_artifact(
     )
 
 
-VERIFICATION_REVISION = 3
+VERIFICATION_REVISION = 4
 
 
 def verify_artifact(

@@ -11,7 +11,7 @@ import numpy as np
 
 from optpipe.backends.base import Session
 from optpipe.backends.onnx_graph import find_selected_outputs
-from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+from optpipe.backends.plain_session import PlainSession
 from optpipe.core import pl
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import OutputError, ReferenceInfo, VerificationInfo
@@ -58,8 +58,7 @@ def verify_session(
     selected = (find_selected_outputs(graph) if graph else frozenset()) & set(reference.outputs)
     compared, boxes = reference, None
     if graph and selected and card.task is Task.DETECTION:
-        with OnnxRuntimeSession(graph, "cpu", {}) as source:
-            boxes = Detection().compare_runs(card, reference.inputs, source.run, session.run)
+        boxes = Detection().compare_outputs(card, reference.inputs, reference.outputs, session.run)
         if boxes is not None:
             others = {
                 name: value for name, value in reference.outputs.items() if name not in selected
@@ -101,7 +100,7 @@ STEPS_FORM = (
 class Trajectory:
     """Euler steps of a flow: x ← x − output/steps, where the time input, if any, runs from `start` to start/steps.
 
-    The start is the reference's input; the rest of the inputs stays as it is. The source is the exported FP32 graph.
+    The start is the reference's input; the rest of the inputs stays as it is.
     """
 
     steps: int
@@ -111,7 +110,8 @@ class Trajectory:
     start: float
     card: ModelCard
     inputs: Mapping[str, np.ndarray]
-    graph: Path
+    source: Path
+    """The user's ONNX file, or the exported graph of a module."""
 
     @property
     def name(self) -> str:
@@ -126,7 +126,7 @@ class Trajectory:
 
     @cached_property
     def expected(self) -> np.ndarray:
-        with OnnxRuntimeSession(self.graph, "cpu", {}) as source:
+        with PlainSession(self.source) as source:
             found = self.run(source)
         if not np.isfinite(found).all():
             raise BadInputError(
@@ -135,7 +135,7 @@ class Trajectory:
             )
         return found
 
-    def run(self, session: Session) -> np.ndarray:
+    def run(self, session: Session | PlainSession) -> np.ndarray:
         """The states after the last step (samples, ...), without samples that no batch held."""
         rows = dict(self.inputs)
         for step in range(self.steps):
@@ -171,7 +171,7 @@ def parse_steps(text: str) -> tuple[int, str, str, str, float]:
     return steps, state, time, start, first
 
 
-def read_trajectory(text: str, card: ModelCard, reference: Reference, graph: Path) -> Trajectory:
+def read_trajectory(text: str, card: ModelCard, reference: Reference, source: Path) -> Trajectory:
     """Reads `--steps`. STATE may be left out if one input has the shape of an output, and TIME if one is a single number for each
     sample; START is 1, and 1000 if TIME is an integer. Raises BadInputError.
     """
@@ -210,7 +210,9 @@ def read_trajectory(text: str, card: ModelCard, reference: Reference, graph: Pat
         )
     if not start and chosen is not None and inputs[chosen].dtype.kind in "iu":
         first = 1000.0
-    return Trajectory(steps, state, shapes[inputs[state].shape], chosen, first, card, inputs, graph)
+    return Trajectory(
+        steps, state, shapes[inputs[state].shape], chosen, first, card, inputs, source
+    )
 
 
 def fill_batches(reference: Reference, size: int) -> Reference:

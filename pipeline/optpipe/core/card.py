@@ -99,8 +99,10 @@ class InputSpec:
                 f"input '{self.name}': min, opt and max have different ranks: {self.format_profile()}"
             )
         if any(
-            not 1 <= low <= usual <= high
-            for low, usual, high in zip(self.min, self.opt, self.max, strict=True)
+            not 1 <= low <= usual <= high and (axis == self.batch or {low, usual, high} != {0})
+            for axis, (low, usual, high) in enumerate(
+                zip(self.min, self.opt, self.max, strict=True)
+            )
         ):
             raise BadInputError(
                 f"input '{self.name}': every dimension must satisfy 1 <= min <= opt <= max; got {self.format_profile()}"

@@ -111,6 +111,8 @@ class ModelInfo:
     """What a module's forward returns besides tensors, such as `past_key_values (DynamicCache)`."""
     card: str | None = None
     """Path of the model card at the first export; a dossier keeps only the file name."""
+    remarks: tuple[str, ...] = ()
+    """What was left out of the exported graph, and why; empty in records of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import find_selected_outputs
-from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+from optpipe.backends.plain_session import PlainSession
 from optpipe.backends.registry import BACKENDS, verify_for_loading
 from optpipe.core import pl
 from optpipe.core.card import ModelCard, Task, card_from_file
@@ -127,12 +127,12 @@ def evaluate_artifacts(
         with listener.step(f"evaluate {name}", total=len(samples.files)) as step:
             return predict_samples(exported, card, samples, task, run, step)
 
-    module = model.load().given
-    if module is None:
-        with OnnxRuntimeSession(exported.file(ONNX), "cpu", {}) as source:
+    loaded = model.load()
+    if loaded.onnx is not None:
+        with PlainSession(loaded.onnx) as source:
             found = predict(source.run, "source")
     else:
-        found = predict(partial(run_torch_model, module, card), "source")
+        found = predict(partial(run_torch_model, loaded.given, card), "source")
     rows = [EvaluatedArtifact(None, found)]
     for entry in artifacts:
         backend = BACKENDS[entry.info.backend]

@@ -294,6 +294,7 @@ def compare_layers(
         chosen = replace(chosen, drawn=draw_subset(chosen.drawn, count or SAMPLE_COUNT))
     rows = load_sample_inputs(card, chosen, exported)
     samples = [batch for batch, _ in split_batches(card, rows, card.batch_range[0])][:count]
+    given = model.load().onnx or exported.file(ONNX)
     found, refused, unknown, part = [], {}, "", card.batch_range[0] / card.batch_range[1]
     for entry in artifacts:
         info, backend = entry.info, BACKENDS[entry.info.backend]
@@ -307,7 +308,7 @@ def compare_layers(
         )
         try:
             with backend.load(place, info, {}) as session:
-                source, build = backend.open_marked(info, request, exported.file(ONNX))
+                source, build = backend.open_marked(info, request, given)
                 tensors = choose_tensors(source, build, wanted)
                 total = len(group_tensors(tensors, source.sizes, part)) * len(samples)
                 with listener.step(f"{len(tensors)} tensors of {info.label}", total=total) as step:

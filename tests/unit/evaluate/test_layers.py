@@ -18,7 +18,8 @@ from tests.fakes.fp8_models import draw, export_quickly, measure_ranges
 from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.onnxruntime_session import OnnxRuntimeSession, mark_source
+from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+from optpipe.backends.plain_session import mark_source
 from optpipe.backends.registry import BACKENDS
 from optpipe.backends.tensorrt import TensorRTRTX
 from optpipe.backends.torch_layers.lowering import lower_program

@@ -422,25 +422,28 @@ class Detection(TaskContract):
             rows.append(_list_boxes(each, boxes))
         return rows
 
-    def compare_runs(
-        self, card: ModelCard, inputs: Arrays, *runs: Callable[[Arrays], Arrays]
+    def compare_outputs(
+        self,
+        card: ModelCard,
+        inputs: Arrays,
+        expected: Arrays,
+        run: Callable[[Arrays], Arrays],
     ) -> float | None:
-        """The mean of `compute_sample_parity` of two `runs` over `inputs`, (samples, ...) each, where either finds boxes.
+        """The mean of `compute_sample_parity` of the source's outputs, `expected`, and those of `run`, where either finds boxes.
 
-        None if no head fits the card, or the first run finds none.
+        `inputs` and `expected` are rows, (samples, ...) each. None if no head fits the card, or the source finds none.
         """
         try:
             find_head(card)
         except BadInputError:
             return None
-        one, two = (
-            [
-                _list_boxes(each, each.boxes)
-                for batch, count in split_batches(card, inputs)
-                for each in _decode_boxes(rows_from_outputs(card.outputs, run(batch), count), card)
-            ]
-            for run in runs
-        )
+        one, two, at = list[Any](), list[Any](), 0
+        for batch, count in split_batches(card, inputs):
+            known = {name: value[at : at + count] for name, value in expected.items()}
+            found = rows_from_outputs(card.outputs, run(batch), count)
+            one += [_list_boxes(each, each.boxes) for each in _decode_boxes(known, card)]
+            two += [_list_boxes(each, each.boxes) for each in _decode_boxes(found, card)]
+            at += count
         if not any(self.take_as_truths(one)):
             return None
         shown = [

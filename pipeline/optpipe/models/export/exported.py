@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from optpipe.backends.onnx_graph import find_own_precision, is_quantized_dynamically, load_onnx
-from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+from optpipe.backends.plain_session import PlainSession
 from optpipe.core import onnx, torch
 from optpipe.core.card import ModelCard, card_from_file, require_matching_input
 from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo, WeightsRequest
@@ -18,7 +18,9 @@ from optpipe.core.errors import BadInputError, GateError, OptpipeError, first_li
 from optpipe.core.events import Listener
 from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
-from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, simplify_onnx
+from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, save_graph
+from optpipe.models.export.rewrites import RewriteGuard, find_worst
+from optpipe.models.export.source_graph import prepare_graph
 from optpipe.models.inputs.rows import Arrays, run_rows, split_batches
 from optpipe.models.inputs.samples import (
     SAMPLE_COUNT,
@@ -28,7 +30,7 @@ from optpipe.models.inputs.samples import (
 )
 from optpipe.models.sources.libraries import explain_unreachable
 from optpipe.models.sources.modules import LoadedModel, NoWeightsError, Source
-from optpipe.models.sources.onnx_file import ShapeRanges, name_dimensions
+from optpipe.models.sources.onnx_file import ShapeRanges
 from optpipe.models.sources.own_type import describe_conversion
 from optpipe.models.sources.python_file import describe_user_error
 from optpipe.models.sources.resolve import CardSource
@@ -152,7 +154,7 @@ def reference_from_file(path: Path) -> Reference:
         return Reference(inputs, outputs, stored["labels"] if "labels" in stored.files else None)
 
 
-REVISION = 9
+REVISION = 11
 """Raise it if this stage writes something else from the same recipe."""
 
 
@@ -207,12 +209,11 @@ def export_model(
         require_matching_input(loaded.card)
         target = directory / ONNX
         if loaded.onnx is not None:
-            graph = onnx.load(loaded.onnx)  # loads external data too, so that the entry is complete
-            name_dimensions(graph, loaded.card.inputs)
-            onnx.save(graph, target)
-            simplified = simplify_onnx(target)
+            # loads external data too, so that the entry is complete
+            prepared = prepare_graph(onnx.load(loaded.onnx), loaded.card, own_file=True)
+            save_graph(prepared.graph, target)
         else:
-            simplified = onnx_from_torch(loaded.module, loaded.card, target, listener)
+            prepared = onnx_from_torch(loaded.module, loaded.card, target, listener)
         card = complete_card(loaded.card, target)
         (directory / CARD).write_text(json.dumps(card.to_dict(), indent=2) + "\n", encoding="utf-8")
         if loaded.tokenizer is not None:
@@ -220,13 +221,14 @@ def export_model(
         own_precision = find_own_precision(onnx.load(target, load_external_data=False))
         path = str(model.source.path.resolve()) if isinstance(model.source, CardSource) else None
         return ModelInfo(
-            card.name,
-            card.source,
-            loaded.weights,
-            simplified,
-            own_precision,
+            name=card.name,
+            source=card.source,
+            weights=loaded.weights,
+            simplified=prepared.simplified,
+            own_precision=own_precision,
             left_out=() if loaded.module is None else getattr(loaded.module, "left_out", ()),
             card=path,
+            remarks=prepared.remarks,
         )
 
     made = store.produce(ModelInfo, _recipe(model), make, listener=listener)
@@ -235,8 +237,10 @@ def export_model(
 
 
 def _tell_of_changes(model: Entry[ModelInfo], listener: Listener) -> None:
-    """Warns of what is not as in the user's module: its type, and outputs that are no tensors."""
+    """Warns of what is not as the user gave it: rewrites that failed, its type, and outputs that are no tensors."""
     info = model.info
+    for remark in info.remarks:
+        listener.warn(f"{info.name}: {remark}")
     if (changed := describe_conversion(info.name, info.weights)) is not None:
         listener.warn(changed)
     if info.left_out:
@@ -256,6 +260,7 @@ def _recipe(model: Model) -> dict[str, Any]:
     }
 
 
+ONNX_ORIGIN = "the file as given, on ONNX Runtime without optimizations"
 BATCH_WAY_OUT = "its forward pass depends on the batch size; build it for one: --batch N"
 TORCH_WAY_OUT = (
     "its forward pass is random\n"
@@ -295,14 +300,19 @@ def compute_reference(
 
     def make(directory: Path) -> ReferenceInfo:
         inputs = load_sample_inputs(card, samples, entry)
-        module = model.load().module
+        source = model.load()
+        module = source.module
         try:
             onnx_outputs = _run_onnx_model(entry.file(ONNX), card, inputs, listener)
-            outputs = onnx_outputs if module is None else run_torch_model(module, card, inputs)
-            errors = () if module is None else _check_parity(card, outputs, onnx_outputs)
-            if module is not None:
+            if module is None:
+                assert source.onnx is not None
+                [outputs] = run_onnx_graph(source.onnx, card, inputs, card.batch_range[2])
+                errors = _require_rewrites(entry, source.onnx, card, inputs, outputs, onnx_outputs)
+            else:
+                outputs = run_torch_model(module, card, inputs)
+                errors = _check_parity(card, outputs, onnx_outputs)
                 _require_independence(module, card, inputs, outputs)
-                outputs = _run_given_module(model.load(), card, inputs, outputs)
+                outputs = _run_given_module(source, card, inputs, outputs)
         except GateError:
             for name, value in inputs.items():
                 if value.dtype.kind == "f" and np.isnan(value).any():
@@ -313,7 +323,9 @@ def compute_reference(
             size = card.batch_range[1]
             if module is None:
                 _require_repeatable(
-                    run_onnx_graph(entry.file(ONNX), card, inputs, size, size), card, ONNX_WAY_OUT
+                    run_onnx_graph(source.onnx or entry.file(ONNX), card, inputs, size, size),
+                    card,
+                    ONNX_WAY_OUT,
                 )
             else:
                 _require_repeatable(
@@ -325,7 +337,6 @@ def compute_reference(
         if labels is not None:
             tensors["labels"] = labels
         np.savez(directory / REFERENCE, allow_pickle=False, **tensors)
-        own = (entry.info.own_precision or Precision.FP32).upper()
         apart = any(bool((value != value[:1]).any()) for value in outputs.values())
         return ReferenceInfo(
             samples_kind=samples.kind,
@@ -333,7 +344,7 @@ def compute_reference(
             samples_sha256=samples.sha256,
             data=samples.data,
             held_out=samples.held_out,
-            origin="source model" if module is not None else f"ONNX Runtime CPU on the {own} graph",
+            origin="source model" if module is not None else ONNX_ORIGIN,
             export_parity=errors,
             constant=not apart and len(next(iter(inputs.values()))) > 1,
         )
@@ -387,7 +398,7 @@ def _require_fixed_shapes(path: Path, card: ModelCard, inputs: Arrays) -> None:
     """Raises BadInputError if an output's shape differs between samples of a batched model."""
     smallest, _, largest = card.batch_range
     seen: dict[str, tuple[int, ...]] = {}
-    with OnnxRuntimeSession(path, "cpu", {}) as session:
+    with PlainSession(path) as session:
         for batch, _ in split_batches(card, inputs, smallest) if largest > 1 else ():
             for name, value in session.run(batch).items():
                 if (first := seen.setdefault(name, value.shape)) != value.shape:
@@ -491,11 +502,34 @@ def run_onnx_graph(
 ) -> list[dict[str, np.ndarray]]:
     """The graph's outputs in batches of each size, in one session; all sizes but the last get few samples."""
     counts = [max(size, SAMPLE_COUNT) if size < sizes[-1] else None for size in sizes]
-    with OnnxRuntimeSession(path, "cpu", {}) as session:
+    with PlainSession(path) as session:
         given = [{name: value[:count] for name, value in inputs.items()} for count in counts]
         return [
             run_rows(card, rows, session.run, size) for size, rows in zip(sizes, given, strict=True)
         ]
+
+
+def _require_rewrites(
+    entry: Entry[ModelInfo],
+    source: Path,
+    card: ModelCard,
+    inputs: Arrays,
+    outputs: Arrays,
+    found: Arrays,
+) -> tuple[OutputError, ...]:
+    """The errors of the rewritten graph's outputs, `found`, against those of the user's file.
+
+    Raises GateError with the first tensor that differs.
+    """
+    rows = {name: value[: len(found[name])] for name, value in outputs.items()}
+    if (worst := find_worst([rows], [found])) is not None:
+        batches = [batch for batch, _ in split_batches(card, inputs)]
+        graphs = load_onnx(source), load_onnx(entry.file(ONNX))
+        first = RewriteGuard(batches).find_difference(*graphs)
+        if first is not None or worst.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
+            problem = f"{card.name}: the graph as optpipe rewrote it does not match the file"
+            raise GateError(f"{problem} on these inputs: {first or worst}")
+    return _compare_outputs(outputs, found)
 
 
 def _check_parity(card: ModelCard, expected: Arrays, found: Arrays) -> tuple[OutputError, ...]:

@@ -16,26 +16,18 @@ from optpipe.backends.onnx_graph import (
     find_index_bounds,
     infer_graph_types,
     load_onnx,
-    name_nodes,
-    separate_int8_constants,
 )
-from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+from optpipe.backends.plain_session import PlainSession
 from optpipe.backends.torch_program import make_dynamic_shapes, make_example_inputs
-from optpipe.core import LazyModule, onnx, torch
+from optpipe.core import onnx, torch
 from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError, OptpipeError, StageError, first_line
 from optpipe.core.events import Listener, SilentListener
+from optpipe.models.export.source_graph import PreparedGraph, prepare_graph
 from optpipe.models.inputs.samples import make_synthetic_tensor
 from optpipe.models.sources.modules import LoadedModel, flatten_tensors
-from optpipe.models.sources.onnx_file import require_one_file
+from optpipe.models.sources.onnx_file import check_graph, has_size, require_one_file
 from optpipe.models.sources.python_file import describe_user_error
-
-onnxslim = LazyModule("onnxslim")
-OLDEST_IR = 4
-"""Older versions require weights in the list of inputs, which the simplifier omits."""
-NEWEST_IR = 13
-"""The newest that ONNX Runtime 1.31 reads; onnx 1.23 writes 14, and no operator here needs it."""
-
 
 LARGEST_OPTIMIZED = 3000
 """Nodes of the largest graph that the exporter's own optimizer gets, whose time grows with their square: it took 188 s for the
@@ -45,8 +37,8 @@ LARGEST_OPTIMIZED = 3000
 
 def onnx_from_torch(
     module: Any, card: ModelCard, target: Path, listener: Listener | None = None
-) -> bool:
-    """Exports with torch's dynamo exporter and simplifies, with the card's open dimensions; returns whether it was simplified.
+) -> PreparedGraph:
+    """Exports with torch's dynamo exporter and simplifies, with the card's open dimensions; writes the graph to `target`.
 
     Raises BadInputError if the module does not take the card's inputs, changes in forward, or has weights that exceed
     an ONNX file; StageError with the operator or the line that cannot be exported.
@@ -59,10 +51,12 @@ def onnx_from_torch(
         with listener.step("convert to ONNX"):
             _export_program(module, card, target)
         with listener.step("simplify the graph"):
-            return simplify_onnx(target)
+            prepared = prepare_graph(onnx.load(target), card, own_file=False)
+            save_graph(prepared.graph, target)
     except StageError:
         _require_runs(module, card)  # the module's error is clearer than the exporter's
         raise
+    return prepared
 
 
 def read_outputs_early(loaded: LoadedModel) -> ModelCard | None:
@@ -209,32 +203,17 @@ def _rename_clashes(graph: Any, taken: set[str]) -> None:
                 value.name = f"{value.name}_inside"
 
 
-def simplify_onnx(path: Path) -> bool:
-    """Folds constants and removes dead nodes in place, then checks the result; False if the graph stayed unchanged."""
-    given = onnx.load(path)
-    try:
-        _save_checked(onnxslim.slim(onnx.load(path)), path)
-    except Exception:  # noqa: BLE001 - whatever a simplifier trips over, the valid graph is used; the result records it
-        try:
-            _save_checked(given, path)
-        except (
-            onnx.checker.ValidationError,
-            onnx.shape_inference.InferenceError,
-            ValueError,
-        ) as error:
-            raise StageError(
-                f"the exported graph is not valid ONNX: {first_line(error)}"
-            ) from error
-        return False
-    return True
-
-
-def _save_checked(graph: Any, path: Path) -> None:
-    name_nodes(graph)
-    separate_int8_constants(graph)
-    graph.ir_version = min(max(graph.ir_version, OLDEST_IR), NEWEST_IR)
+def save_graph(graph: Any, path: Path) -> None:
+    """Raises StageError if the graph is not valid."""
     onnx.save(graph, path)
-    onnx.checker.check_model(str(path), full_check=True)
+    try:
+        check_graph(path)
+    except (
+        onnx.checker.ValidationError,
+        onnx.shape_inference.InferenceError,
+        ValueError,
+    ) as error:
+        raise StageError(f"the exported graph is not valid ONNX: {first_line(error)}") from error
 
 
 def complete_card(card: ModelCard, path: Path) -> ModelCard:
@@ -250,9 +229,10 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
             raise BadInputError(
                 f"{problem}; remove it from the description, or return a module without it"
             )
-        sizes = [dim.dim_value for dim in taken[each.name].type.tensor_type.shape.dim]
+        dims = taken[each.name].type.tensor_type.shape.dim
+        sizes = [dim.dim_value if has_size(dim) else None for dim in dims]
         for axis, (size, low, high) in enumerate(zip(sizes, each.min, each.max, strict=False)):
-            if size > 0 and not low == size == high:
+            if size is not None and not low == size == high:
                 other = f"--shape {each.name}=..., or other sizes in its description"
                 way = f"--batch {size}" if axis == each.batch else other
                 problem = (
@@ -350,7 +330,7 @@ def _run_for_shapes(
         for each in (one.with_batch(size, size, size) for one in card.inputs)
     }
     try:
-        with OnnxRuntimeSession(path, "cpu", {}) as session:
+        with PlainSession(path) as session:
             return {name: value.shape for name, value in session.run(inputs).items()}
     except OptpipeError:
         return {}
@@ -372,7 +352,7 @@ def _read_outputs(graph: Any) -> tuple[TensorSpec, ...]:
             value.name,
             names.get(value.type.tensor_type.elem_type, "float32"),
             tuple(
-                dim.dim_value if dim.dim_value > 0 else (dim.dim_param or f"dim{axis}")
+                dim.dim_value if has_size(dim) else (dim.dim_param or f"dim{axis}")
                 for axis, dim in enumerate(value.type.tensor_type.shape.dim)
             ),
         )

@@ -81,7 +81,7 @@ def choose_samples(
     bits = (
         int(each.dtype.strip(ascii_lowercase) or 8) * math.prod(each.sample) for each in card.inputs
     )
-    room = SAMPLE_BYTES // (sum(bits) // 8)  # `bool` states no bits and has 8
+    room = SAMPLE_BYTES // max(sum(bits) // 8, 1)  # `bool` states no bits and has 8
 
     def load(source: Path, count: int | None, *, cut: bool) -> SampleSet:
         return load_sample_set(model, card, source, count, 0, SilentListener(), truncate=cut)[0]
@@ -151,16 +151,8 @@ def load_sample_inputs(
     """A row per sample, or SAMPLE_COUNT rows of noise; repeated until they fill the smallest batch."""
     least = card.batch_range[0]
     if samples.drawn is None:
-        made, count = {}, max(SAMPLE_COUNT, least)
-        compared = find_compared_values(load_onnx(model.file(ONNX), weights=False)) if model else {}
-        for seed, each in enumerate(card.inputs):
-            shared = each.batch is None and card.batched
-            shape = (1 if shared else count, *each.sample)
-            values = make_synthetic_tensor(
-                shape, each.dtype, seed, each.below, compared.get(each.name)
-            )
-            made[each.name] = values.repeat(count, axis=0) if shared else values
-        return made
+        graph = load_onnx(model.file(ONNX), weights=False) if model else None
+        return make_noise_rows(card, max(SAMPLE_COUNT, least), graph)
     if card.transform is not None:
         transform = card.transform
         if transform.size is None:  # cropped to the opt shape, so that images share a batch
@@ -177,6 +169,18 @@ def load_sample_inputs(
         rows = {name: value[longest] for name, value in rows.items()}
     order = np.arange(max(count_rows(rows), least)) % count_rows(rows)
     return {name: np.ascontiguousarray(value[order]) for name, value in rows.items()}
+
+
+def make_noise_rows(card: ModelCard, count: int, graph: Any = None) -> dict[str, NDArray[Any]]:
+    """`count` rows of noise by input; values that the `graph` compares an input with are given to it."""
+    compared = {} if graph is None else find_compared_values(graph)
+    made = {}
+    for seed, each in enumerate(card.inputs):
+        shared = each.batch is None and card.batched
+        shape = (1 if shared else count, *each.sample)
+        values = make_synthetic_tensor(shape, each.dtype, seed, each.below, compared.get(each.name))
+        made[each.name] = values.repeat(count, axis=0) if shared else values
+    return made
 
 
 def read_sample_labels(card: ModelCard, samples: Samples) -> NDArray[np.int64] | None:

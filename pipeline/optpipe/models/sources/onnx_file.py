@@ -2,11 +2,13 @@ import math
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from optpipe.backends.onnx_graph import find_unread_inputs
+from optpipe.backends.plain_session import PlainSession
 from optpipe.core import onnx
 from optpipe.core.card import DTYPES, LARGEST_SIZE, InputSpec, ModelCard, Shape, Task
 from optpipe.core.entries import WeightsRecord, WeightsRequest
@@ -33,9 +35,10 @@ def read_input_specs(
 
     Raises BadInputError for an unsupported type, and for open dimensions, with the options to paste.
     """
-    constant = {tensor.name for tensor in model.graph.initializer}
-    values = [value for value in model.graph.input if value.name not in constant]
-    dims = [_read_dims(value) for value in values]
+    unneeded = {tensor.name for tensor in model.graph.initializer} | find_unread_inputs(model)
+    values = [value for value in model.graph.input if value.name not in unneeded]
+    _require_ranks(values, shapes, path)
+    dims = [_read_dims(value, shapes) for value in values]
     axes = find_batch_axes(dims)
     missing = [
         (value.name, each, axis)
@@ -55,11 +58,32 @@ def read_input_specs(
     return tuple(_make_spec(*each, shapes, path) for each in zip(values, dims, axes, strict=True))
 
 
-def _read_dims(value: Any) -> list[int | str | None]:
+def _require_ranks(values: Sequence[Any], shapes: ShapeRanges, path: Path) -> None:
+    for value in values:
+        has_rank = not value.type.HasField("tensor_type") or value.type.tensor_type.HasField(
+            "shape"
+        )
+        if has_rank or value.name in shapes:
+            continue
+        example = shlex.quote(f"{value.name}=1x3x224x224")
+        raise BadInputError(
+            f"{path}: input '{value.name}' has no shape, not even a number of dimensions\n"
+            f"give it, for example --shape {example}"
+        )
+
+
+def has_size(dim: Any) -> bool:
+    """Whether a dimension states its size; 0 is one, and -1 is what some exporters write for an open one."""
+    return bool(dim.HasField("dim_value")) and dim.dim_value >= 0
+
+
+def _read_dims(value: Any, shapes: ShapeRanges) -> list[int | str | None]:
+    if not value.type.tensor_type.HasField("shape") and value.name in shapes:
+        return [None] * len(shapes[value.name][0])
     dims = value.type.tensor_type.shape.dim
     names = [str(each.dim_param) if _NAME.fullmatch(each.dim_param) else None for each in dims]
     return [
-        int(each.dim_value) if each.dim_value > 0 else name
+        int(each.dim_value) if has_size(each) else name
         for each, name in zip(dims, names, strict=True)
     ]
 
@@ -139,33 +163,61 @@ def _make_spec(
 
 
 def name_dimensions(model: Any, specs: Sequence[InputSpec]) -> None:
-    """Names every open dimension of the inputs uniquely, the batch `batch`, in place.
+    """Names every open dimension of the inputs, the batch `batch`, in place; no new name is one of the file's.
 
     Exporters write invalid names (`?`, `-1`), two of which a runtime takes for one dimension. Other tensors lose such a
     name.
     """
-    renamed: dict[str, str] = {}
     by_name = {each.name: each for each in specs}
-    for value in model.graph.input:
+    graph = model.graph
+    batches, others = set[str](), set[str]()
+    for value in graph.input:
         spec = by_name.get(value.name)
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim if spec else ()):
-            if dim.HasField("dim_value") and dim.dim_value > 0:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if _NAME.fullmatch(dim.dim_param):
+                is_batch = spec is not None and axis == spec.batch
+                (batches if is_batch else others).add(dim.dim_param)
+    for value in (*graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param not in batches:
+                others.add(dim.dim_param)
+
+    # another dimension may have the name, or one name may stand for the batch and something else
+    renamed = dict.fromkeys(batches - others, "batch")
+    if "batch" in others:
+        renamed["batch"] = _choose_name("batch_in_file", batches | others)
+    taken = batches | others | set(renamed.values())
+
+    for value in graph.input:
+        spec = by_name.get(value.name)
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if has_size(dim):
                 continue
             if spec is not None and axis == spec.batch:
-                if _NAME.fullmatch(dim.dim_param):
-                    renamed[dim.dim_param] = "batch"
                 dim.dim_param = "batch"
-            elif not _NAME.fullmatch(dim.dim_param):
-                dim.dim_param = f"{re.sub(r'[^A-Za-z0-9_]', '_', value.name)}_dim{axis}"
-    for value in (*model.graph.output, *model.graph.value_info):
+            elif dim.dim_param in renamed:
+                dim.dim_param = renamed[dim.dim_param]
+            elif spec is not None and not _NAME.fullmatch(dim.dim_param):
+                stem = f"{re.sub(r'[^A-Za-z0-9_]', '_', value.name)}_dim{axis}"
+                dim.dim_param = _choose_name(stem, taken)
+                taken.add(dim.dim_param)
+    for value in (*graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in renamed:
                 dim.dim_param = renamed[dim.dim_param]
-            elif dim.dim_param and not _NAME.fullmatch(dim.dim_param):
+            elif (dim.dim_param and not _NAME.fullmatch(dim.dim_param)) or dim.dim_value < 0:
                 dim.Clear()
 
 
-OLDEST_OPSET = 9
+def _choose_name(stem: str, taken: Collection[str]) -> str:
+    """`stem`, or `stem_2` and so on, that is not among `taken`."""
+    name, number = stem, 2
+    while name in taken:
+        name, number = f"{stem}_{number}", number + 1
+    return name
+
+
+OLDEST_OPSET = 7
 LARGEST_ONNX_BYTES = 2**31 - 1
 """Maximum size of one file in protobuf, which holds both graph and weights here."""
 LONGEST_LOOP = 10**6
@@ -259,7 +311,7 @@ def onnx_from_file(path: Path) -> Any:
             raise BadInputError(f"{problem}; use standard ones")
         _require_tensor_outputs(model.graph, path)
         _require_quick_inference(model, path)
-        onnx.checker.check_model(str(path), full_check=True)
+        check_graph(path)
         room = get_memory_bytes()
         is_large = model.ByteSize() > 1 << 28
         for name, dtype, sizes in _iterate_tensors(
@@ -272,6 +324,24 @@ def onnx_from_file(path: Path) -> Any:
                 tensor = f"tensor '{escape(name)[:80]}' alone, {'x'.join(map(str, sizes))},"
                 raise BadInputError(f"{path}: {tensor} exceeds this machine's memory")
     return model
+
+
+_RUN_ALL_THE_SAME = ("is deprecated", "Field 'shape' of 'type' is required but missing")
+"""Parts of the checker's messages about what runtimes run."""
+
+
+def check_graph(graph: Any) -> None:
+    """Raises what `onnx.checker` raises for a model or a file, unless it refuses what runtimes run.
+
+    These are deprecated operators, and inputs and outputs without a rank. ONNX Runtime then checks the graph.
+    """
+    try:
+        onnx.checker.check_model(str(graph) if isinstance(graph, Path) else graph, full_check=True)
+    except onnx.checker.ValidationError as error:
+        if not any(each in str(error) for each in _RUN_ALL_THE_SAME):
+            raise
+        with PlainSession(graph):
+            pass
 
 
 def _require_bounded(model: Any, path: Path) -> None:

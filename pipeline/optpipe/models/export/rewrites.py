@@ -1,0 +1,239 @@
+"""The guard that every rewrite of a graph passes: its result computes what the graph before it computed.
+
+A rewrite takes a graph and returns a graph. Both run in ONNX Runtime without optimizations on the same inputs. A
+rewrite that changes nothing costs one comparison of bytes; the outputs of an accepted graph are kept for the next one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optpipe.backends.graph_names import iterate_graphs
+from optpipe.backends.onnx_graph import expose_tensors
+from optpipe.backends.plain_session import PlainSession
+from optpipe.core import onnx
+from optpipe.core.errors import BadInputError, OptpipeError, escape, first_line
+
+Feeds = Mapping[str, NDArray[Any]]
+"""The inputs of one batch by name."""
+EXACT_RELATIVE = 1e-5
+"""100 dB: what another order of the same FP32 sums stays below in all but ill-conditioned networks."""
+HALF_RELATIVE = 2**-6
+"""The same for outputs in FP16 and BF16, which have 10 and 7 bits: a few units in the last place."""
+SMALLEST_NORM = float(np.finfo(np.float32).tiny)
+ROUNDING_FACTOR = 10.0
+"""Where sums cancel, an output may differ by this many times its change when all weights and inputs move by one unit in
+the last place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two graphs differ first: an output or, if both have it under one name, a tensor inside."""
+
+    tensor: str
+    operator: str
+    """The type of the operator that computes it; empty for an output whose operator is unknown."""
+    relative: float
+    """‖after - before‖ / ‖before‖; infinite for another shape, another type, or other places of NaN."""
+
+    def __str__(self) -> str:
+        where = f"tensor '{escape(self.tensor)[:80]}'"
+        where += f" of {self.operator}" if self.operator else ""
+        if not np.isfinite(self.relative):
+            return f"{where}: another shape, type or range"
+        return f"{where}: SNR {-20 * np.log10(max(self.relative, EXACT_RELATIVE**2)):.1f} dB"
+
+
+class RewriteGuard:
+    """Accepts a rewrite if its graph gives the outputs of the graph before it, for those of `feeds` that it runs on.
+
+    If it runs on none, nothing can be compared and a rewrite is accepted: `compute_reference` compares the last graph
+    with the user's file on real inputs.
+
+        >>> guard = RewriteGuard([{"x": x}])
+        >>> graph, difference = guard.apply(given, simplify)
+    """
+
+    def __init__(self, feeds: Sequence[Feeds]) -> None:
+        self._feeds = list(feeds)
+        self._graph: Any = None
+        self._outputs: list[dict[str, NDArray[Any]]] = []
+
+    def run(self, graph: Any) -> list[dict[str, NDArray[Any]]]:
+        """The outputs of `graph` for each of the feeds; feeds that it does not run on are dropped for good."""
+        if self._graph is not graph:
+            self._graph, self._outputs, runnable = graph, [], []
+            try:
+                with PlainSession(graph) as session:
+                    for feeds in self._feeds:
+                        with suppress(OptpipeError):
+                            self._outputs.append(self._run(session, feeds))
+                            runnable.append(feeds)
+            except OptpipeError:  # refused by ONNX Runtime, as another runtime's operators are
+                runnable = []
+            self._feeds = runnable
+        return self._outputs
+
+    def apply(self, graph: Any, rewrite: Callable[[Any], Any]) -> tuple[Any, Difference | None]:
+        """The rewritten graph, or `graph` itself with the difference that `rewrite` made.
+
+        `rewrite` may change its argument, which is a copy. Errors of `rewrite` are the caller's.
+        """
+        copy = onnx.ModelProto()
+        copy.CopyFrom(graph)
+        rewritten = rewrite(copy)
+        if rewritten == graph:
+            return graph, None
+        difference = self.find_difference(graph, rewritten)
+        return (rewritten, None) if difference is None else (graph, difference)
+
+    def find_difference(self, before: Any, after: Any) -> Difference | None:
+        """The first tensor of `after` that differs from `before`; None if the outputs agree, or `before` does not run."""
+        if not self.run(before):
+            return None
+        try:
+            with PlainSession(after) as session:
+                found = [self._run(session, feeds) for feeds in self._feeds]
+        except OptpipeError as error:
+            return Difference(first_line(error), "", np.inf)
+
+        worst = find_worst(self._outputs, found)
+        if worst is None or self._is_rounding(before, worst):
+            self._graph, self._outputs = after, found
+            return None
+        return find_first_difference(before, after, self._feeds[0]) or worst
+
+    @staticmethod
+    def _run(session: PlainSession, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        names = {each.name for each in session.inputs}
+        return session.run({name: value for name, value in feeds.items() if name in names})
+
+    def _is_rounding(self, before: Any, worst: Difference) -> bool:
+        """Whether `before` itself moves as far when weights and inputs move by one unit in the last place."""
+        if not np.isfinite(worst.relative):
+            return False
+        feeds = [{name: nudge(value, 1) for name, value in each.items()} for each in self._feeds]
+        try:
+            with PlainSession(nudge_weights(before)) as session:
+                moved = [self._run(session, each) for each in feeds]
+        except OptpipeError:
+            return False
+        found = find_worst(self._outputs, moved)
+        return found is not None and worst.relative <= ROUNDING_FACTOR * found.relative
+
+
+def compare_values(before: NDArray[Any], after: NDArray[Any]) -> float:
+    """‖after - before‖ / ‖before‖; infinite for another shape or type, or NaN and infinity at other places.
+
+    Of integers and strings: the share that differs.
+    """
+    if before.shape != after.shape or before.dtype.kind != after.dtype.kind:
+        return np.inf
+    if before.size == 0 or before is after:
+        return 0.0
+    if before.dtype.kind not in "fcV":
+        return float(np.mean(before != after))
+    one, two = (each.astype(np.float64) for each in (before, after))
+    finite = np.isfinite(one)
+    if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
+        return np.inf
+    if not np.isfinite(two[finite]).all():
+        return np.inf
+    norm = float(np.linalg.norm(one[finite]))
+    off = float(np.linalg.norm(two[finite] - one[finite]))
+    return off / max(norm, SMALLEST_NORM)
+
+
+def choose_limit(values: NDArray[Any], limit: float) -> float:
+    """The largest difference of another order of sums, in the type of `values`; 0 for integers and strings."""
+    if values.dtype.kind not in "fcV":
+        return 0.0
+    half = values.dtype.itemsize < 4
+    return max(limit, HALF_RELATIVE) if half else limit
+
+
+def find_worst(
+    before: Sequence[Feeds], after: Sequence[Feeds], limit: float = EXACT_RELATIVE
+) -> Difference | None:
+    """The output that differs most, if by more than `limit` in any batch; integers must be equal."""
+    worst = None
+    for expected, found in zip(before, after, strict=True):
+        if list(expected) != list(found):
+            missing = [*expected.keys() ^ found.keys()] or list(found)
+            return Difference(missing[0], "", np.inf)
+        for name, value in expected.items():
+            off = compare_values(value, found[name])
+            if off > choose_limit(value, limit) and (worst is None or off > worst.relative):
+                worst = Difference(name, "", off)
+    return worst
+
+
+def find_first_difference(
+    before: Any, after: Any, feeds: Feeds, limit: float = EXACT_RELATIVE
+) -> Difference | None:
+    """The first tensor, in the order of `after`, that both graphs have under one name and that differs by more than `limit`.
+
+    None if the graphs do not run with their inner tensors as outputs, or share no tensor that differs.
+    """
+    ours = {name for node in before.graph.node for name in node.output if name}
+    shared = [
+        (name, node) for node in after.graph.node for name in node.output if name and name in ours
+    ]
+    names = [name for name, _ in shared]
+    try:
+        expected, found = (_run_exposed(model, names, feeds) for model in (before, after))
+    except OptpipeError:
+        return None
+    for name, node in shared:
+        if name in expected and name in found:
+            off = compare_values(expected[name], found[name])
+            if off > choose_limit(expected[name], limit):
+                return Difference(name, node.op_type, off)
+    return None
+
+
+def _run_exposed(model: Any, names: Sequence[str], feeds: Feeds) -> dict[str, NDArray[Any]]:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    with PlainSession(expose_tensors(copy, names)) as session:
+        inputs = {each.name for each in session.inputs}
+        return session.run({name: value for name, value in feeds.items() if name in inputs})
+
+
+def nudge(values: NDArray[Any], seed: int) -> NDArray[Any]:
+    """Each FP32 number moved by up to one unit in the last place; other types stay."""
+    if values.dtype not in (np.float32, np.float64):
+        return values
+    sign = np.random.default_rng(seed).integers(-1, 2, values.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved: NDArray[Any] = values * (1 + sign * np.finfo(values.dtype).eps)
+        return moved.astype(values.dtype)
+
+
+def nudge_weights(model: Any) -> Any:
+    """A copy of `model` whose FP32 weights are moved by `nudge`."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for graph in iterate_graphs(copy.graph):
+        for seed, tensor in enumerate(graph.initializer):
+            if tensor.data_type == onnx.TensorProto.FLOAT:
+                moved = nudge(onnx.numpy_helper.to_array(tensor), seed)
+                tensor.CopyFrom(onnx.numpy_helper.from_array(moved, tensor.name))
+    return copy
+
+
+def require_same(
+    guard: RewriteGuard, graph: Any, rewrite: Callable[[Any], Any], problem: str, way_out: str
+) -> Any:
+    """The graph of a `rewrite` without which nothing can be built.
+
+    Raises BadInputError, two lines of `problem`, the first tensor that differs, and `way_out`, if it changes outputs.
+    """
+    rewritten, difference = guard.apply(graph, rewrite)
+    if difference is not None:
+        raise BadInputError(f"{problem}: {difference}\n{way_out}")
+    return rewritten

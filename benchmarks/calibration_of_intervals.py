@@ -495,6 +495,82 @@ def judged(generator, limit, *processes):
     return judge_criteria([(limit, [observed_load(generator, limit, *processes)])], 0.95)[0]
 
 
+def left_out(generator, scale) -> Iterator[Row]:
+    """A build on its limit over all of its processes, of which a share is slower and INVALID; and one whose requests stall."""
+    limit = Criterion("latency", "p50", Sense.AT_MOST, 10e6, Dimension.TIME)
+    for code in ("drift", "throttled"):
+        reasons = [Reason(code, "", "", invalidates=True)]
+        for slow, tries in ((0.2, 10), (0.4, 10), (0.6, 10), (0.75, 10), (0.75, 20), (0.5, 40)):
+            verdicts = []
+            for _ in range(round(300 * scale)):
+                is_slow = generator.random(tries) < slow
+                level = 10 / (1 + 0.12 * slow)
+                figures = level * np.exp(0.005 * generator.standard_normal(tries))
+                measured = tuple(
+                    replace(
+                        planted(each * (1 + 0.12 * late), reasons=reasons if late else ()),
+                        process=at,
+                    )
+                    for at, (each, late) in enumerate(zip(figures, is_slow, strict=True))
+                )
+                verdicts.append(judge_tries(limit, measured))
+            what = (
+                f"on its limit, {slow:.0%} of {tries} processes 12 % slower and left out ({code})"
+            )
+            none = (
+                1 - slow
+            ) ** tries  # a speed 12 % away that no process had is outside the assumption
+            note = f"none of them was drawn in {none:.1%}" if none > 0.005 else ""
+            yield from wrong_verdicts(verdicts, what, note, most=max(0.025, none))
+    limit = replace(limit, metric="p99")
+    for share_of_requests, length in ((0.015, 30), (0.011, 1)):
+        many = stalled_requests(generator, 2_000_000, share_of_requests, length)
+        limit = replace(limit, threshold=float(np.quantile(many, 0.99)))
+        for tries in (3, 5, 10, 20):
+            verdicts, invalid = [], []
+            for _ in range(round(200 * scale)):
+                drawn, raw = [], []
+                for process in range(tries):
+                    raw.append(stalled_requests(generator, 700, share_of_requests, length))
+                    found = codes(np.log(raw[-1] / 1e6)) & {"drift", "bimodal", "dispersion"}
+                    reasons = [Reason(code, "", "", invalidates=True) for code in found]
+                    one = replace(planted(10.0, reasons=reasons), process=process)
+                    one = replace(one, latency_ns=summary_from_ns(raw[-1], (50.0, 99.0)))
+                    drawn.append(one)
+                    invalid.append(bool(found))
+                verdicts.append(judge_tries(limit, tuple(drawn), raw))
+            what = f"p99 on its limit, {share_of_requests:.1%} of requests 12 % slower, {length} in a row, {tries} processes"
+            note = f"{np.mean(invalid):.0%} left out"
+            yield from wrong_verdicts(verdicts, what, note)
+
+
+def stalled_requests(generator, count, slow, length):
+    """Latencies in ns around 10 ms; stalls of `length` requests make a share `slow` of them 12 % slower."""
+    begins = np.flatnonzero(generator.random(count + length) < slow / length)
+    late = np.zeros(count + 2 * length, bool)
+    for at in range(length):
+        late[begins + at] = True
+    return (
+        10e6 * np.exp(0.01 * generator.standard_normal(count)) * (1 + 0.12 * late[length:-length])
+    )
+
+
+def judge_tries(limit, measured, raw=None):
+    tries = tuple(
+        RecordedMeasurement(one, "r", latencies=None if raw is None else raw[at])
+        for at, one in enumerate(measured)
+    )
+    seen = observe(limit, BuildEvidence(JudgedBuild("m", "a", "simulated", "fp32"), tries))
+    return judge_criteria([(limit, seen)], 0.95)[0].verdict
+
+
+def wrong_verdicts(verdicts, what, note="", most=0.025):
+    """The rates of PASS and FAIL of a build that is exactly on its limit."""
+    for wrong in ("PASS", "FAIL"):
+        hits = [each == wrong for each in verdicts]
+        yield share(hits, most=most, what=f"{wrong}: {what}", claimed="≤ 2.5 %", note=note)
+
+
 DRIFT = [Reason("drift", "", "", invalidates=True)]
 
 
@@ -1049,6 +1125,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         tables,
         other_runs,
         requests,
+        left_out,
         accuracy,
         tasks,
         throughput,

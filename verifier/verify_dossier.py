@@ -105,7 +105,6 @@ STATED = {
     "too-few-samples",
     "wrong-output",
 }
-OWN_SAMPLES = {"drift", "bimodal", "not-steady", "dispersion"}
 LIMITS = {
     "max_cv": 0.025,
     "max_drift": 0.025,
@@ -219,10 +218,12 @@ LAUNCH, BEGIN, END = (
 Estimate = namedtuple("Estimate", "value interval")
 Seen = namedtuple(
     "Seen",
-    "value ci blocked source interval number gap",
-    defaults=(nan, None, True, "", None, 0, 0.0),
+    "value ci blocked source interval number lost gap",
+    defaults=(nan, None, True, "", None, 0, 0, 0.0),
 )
-"""An observation, by a `number` of processes. Without `ci` it is exact. `interval` is that of its own distribution."""
+"""An observation, by a `number` of processes, without those that were `lost`. Without `ci` it is exact.
+
+`interval` is that of its own distribution."""
 
 
 class Record(dict):
@@ -328,15 +329,18 @@ def mean_from_runs(runs, first=None):
     return Mean(fmean(means), stdev(means) / sqrt(number), number - 1)
 
 
-def widen(value, low, high, processes, confidence, gap, percent):
-    """Allows for a speed that no process had."""
-    gap, share = max(gap, GAP), 1 - exp(log((1 - confidence) / 2) / processes)
-    most = (
-        hypot(gap, log(high / value))
-        if percent > 50 and share >= 1 - percent / 100
-        else gap * share
-    )
-    return min(low, value * exp(-gap * share)), max(high, value * exp(most))
+def widen(value, low, high, processes, lost, confidence, gap, percent):
+    """Allows for the processes that were left out, and for a speed that no process had."""
+    share = invert_beta(lost + 1, processes, (1 + confidence) / 2)
+    reach = log1p(share * expm1(gap))
+    tail = percent > 50 and share >= 1 - percent / 100 and gap > 0
+    most = hypot(gap, log(high / value)) if tail else reach
+    return min(low, value * exp(-reach)), max(high, value * exp(most))
+
+
+def sum_binomial(most, trials, share):
+    """P(X <= most) of a binomial X."""
+    return 1 - beta(most + 1, trials - most, share)
 
 
 def bound_next(values, confidence):
@@ -854,6 +858,13 @@ def count_processes(tries):
     return len({(one.run, one.process) for one in keep_valid(tries)})
 
 
+def read_raw(one, name):
+    """The figure of a process as its samples give it, even where it would be withheld."""
+    if name in ASKED and one.x:
+        return float(sorted(one.x)[max(ceil(len(one.x) * ASKED[name] / 100 - 1e-9), 1) - 1])
+    return read_figure(one, name)
+
+
 def read_figure(one, name, medians=True):
     found = one.figures.get(name.removeprefix("mean_"))
     return one.median if found is None and name == "p50" and medians else found
@@ -883,34 +894,39 @@ def summarize(tries, name, at):
         for run in runs
     ]
     figures, low, high = [*chain(*parts)], None, None
+    first = [sum(not second for second, _ in run) for run in runs]
+    samples = [[[x for one in process for x in one.x] for process in run.values()] for run in runs]
     if percent > 50:
-        found = jackknife(
-            [[x for one in process for x in one.x] for run in runs for process in run.values()],
-            percent,
-        )
+        found = jackknife([*chain(*samples)], percent)
         parts = [[next(found) for _ in run] for run in runs]
-    spoilt = [read_figure(one, name) for one in tries if one.codes and one.codes <= OWN_SAMPLES]
-    gap = max(
-        (
-            abs(log(each / fmean(figures)))
-            for each in spoilt
-            if each and min(figures, default=0) > 0
-        ),
-        default=0.0,
-    )
-    mean = mean_from_runs(parts, [sum(not second for second, _ in run) for run in runs])
+    spoilt, gap = [read_raw(one, name) for one in tries if one.codes], 0.0 if name == "cv" else GAP
+    if min(figures, default=0) > 0:
+        gap = max([gap, *(abs(log(each / fmean(figures))) for each in spoilt if each and each > 0)])
+    mean, alone = mean_from_runs(parts, first), gap
+    if percent > 50 and sum(len(one.x) for one in tries) < ceil(
+        30 * log(0.025) / log(percent / 100)
+    ):
+        alone = max(gap, log1p(0.15))
     value = mean.value if mean else fmean(chain(*parts)) if figures else None
     if mean:
         spare = 0.05 * value if name == "energy" else 0.0
         low, high = map(sum, zip(mean.interval(at.confidence), (-spare, spare)))
-        if name not in ("cv", "memory"):
-            low, high = widen(value, low, high, len(figures), at.policy, gap, percent)
+        if percent > 50:
+            least, most = invert_share(samples, first, percent, at.confidence)
+            low, high = min(low, least), max(high, most)
+        if name != "memory" and value > 0:
+            counted = len(figures), len(spoilt)
+            low, high = widen(value, low, high, *counted, at.policy, alone, percent)
         low = max(low, 0.0)
     return Record(
         figures=figures,
         parts=parts,
         mean=mean,
         gap=gap,
+        alone=alone,
+        lost=len(spoilt),
+        unknown=bool(figures) and any(not (each or 0) > 0 for each in spoilt),
+        spoilt=[each for each in spoilt if each],
         estimate={"value": value, "low": low, "high": high},
     )
 
@@ -932,6 +948,26 @@ def jackknife(processes, percent):
         len(processes),
     )
     return (find(None) + (k - 1) * (fmean(left) - each) for each in left)
+
+
+def invert_share(runs, first, percent, confidence):
+    """The interval of the percentile of all requests by the share of each process beyond a value."""
+    runs = [[sorted(process) for process in run] for run in runs]
+    values, tail = sorted(chain(*chain(*runs))), 1 - percent / 100
+
+    def bound(value, find, side):
+        shares = [[1 - find(process, value) / len(process) for process in run] for run in runs]
+        mean = mean_from_runs(shares, first)
+        error = max(mean.error, sqrt(max(mean.value * (1 - mean.value), 0.0) / len(values)))
+        return mean.value + side * t_quantile(confidence, mean.freedom) * error
+
+    highest = bisect_left(
+        range(len(values) - 1), True, key=lambda at: bound(values[at], bisect_right, 1) <= tail
+    )
+    lowest = bisect_left(
+        range(len(values)), True, key=lambda at: bound(values[at], bisect_left, -1) < tail
+    )
+    return float(values[max(lowest - 1, 0)]), float(values[highest])
 
 
 def as_texts(options):
@@ -1307,18 +1343,18 @@ def observe_group(tries, name, at):
     found, source = summarize(tries, name, at), tries[-1].run
     (value, low, high), mean, n = found.estimate.values(), found.mean, len(found.figures)
     lacks = name not in ("energy", "memory") and n != count_processes(tries)
-    blocked = is_blocked(tries, at) or low is None or lacks
+    blocked = is_blocked(tries, at) or low is None or lacks or found.unknown
     if value is None:
         return Seen(source=source)
     if name == "memory":
         peak, bound = max(found.figures), bound_next(found.figures, at.confidence)
-        return Seen(peak, (peak, max(peak, bound) if isfinite(bound) else peak), blocked, source)
+        most = max(peak, bound, *found.spoilt) if isfinite(bound) else peak
+        return Seen(peak, (peak, most), blocked, source)
     if mean and name == "energy":
         mean = Mean(0.95 * mean.value, 0.95 * mean.error, mean.freedom)
-    processes = 0 if name == "cv" else n
-    return Seen(
-        value, mean and (low, high), blocked, source, mean and mean.interval, processes, found.gap
-    )
+    number, interval = n if found.alone > 0 else 0, mean and mean.interval
+    bounds = mean and (low, high)
+    return Seen(value, bounds, blocked, source, interval, number, found.lost, found.alone)
 
 
 def observe_accuracy(at):  # §8.1
@@ -1758,7 +1794,7 @@ def find_cosine(reference, output, product, difference, finite):
 def observe_rounds(old, new, at, name, blocked):  # §8.4, 1
     """By interleaved comparisons of both with these settings under this load; None with fewer than four rounds."""
     packages = [f"packages.{name}" for name in old.subject.get("packages") or ()]
-    losses, first, source = [], [], None
+    losses, spoilt, first, source = [], [], [], None
     same = old.subject.backend != new.subject.backend or old.settings == new.settings
     same = (
         same and packages and all(old.facts.get(each) == new.facts.get(each) for each in packages)
@@ -1787,11 +1823,21 @@ def observe_rounds(old, new, at, name, blocked):  # §8.4, 1
             -1 if name == "throughput" else 1,
         )
         blocked, source = blocked or lacking, run.name
+        raw = [
+            [read_raw(one, name) or 0 for one in pair]
+            for pair in pairs
+            if len(keep_valid(pair)) < 2
+        ]
+        spoilt += [sign * log(b / a) if min(a, b) > 0 else None for a, b in raw]
         if any(kept):
             losses.append([sign * log(pair[1] / pair[0]) for pair in compress(figures, kept)])
             first.append(sum(kept[: run.comparison.first_rounds]))
     mean, number = mean_from_runs(losses, first), sum(map(len, losses))
-    return see_change(mean, at, blocked, source, number) if mean and number >= 4 else None
+    if not mean or number < 4:
+        return None
+    blocked = blocked or None in spoilt
+    gap = max([GAP, *(abs(each - mean.value) for each in spoilt if each is not None)])
+    return see_change(mean, at, blocked, source, number, len(spoilt), gap)
 
 
 def observe_loss(group, name, at):  # §8.4
@@ -1804,7 +1850,7 @@ def observe_loss(group, name, at):  # §8.4
         return paired or Seen(source=new.run)
     found, logs = [summarize(each, name, at) for each in both], []
     lacks = not keep_valid(base) or any(
-        len(one.figures) != count_processes(each) for one, each in zip(found, both)
+        len(one.figures) != count_processes(each) or one.unknown for one, each in zip(found, both)
     )
     clocks = [each[-1].clock for each in (group, base)]
     moved = new.machine != base[-1].machine or (all(clocks) and max(clocks) / min(clocks) > 1.05)
@@ -1831,12 +1877,14 @@ def observe_loss(group, name, at):  # §8.4
         spread**2 / shares if shares > 0 else late.freedom + early.freedom, scatter.freedom
     )
     processes, gap = min(len(one.figures) for one in found), max(one.gap for one in found)
+    lost = max(one.lost for one in found)
     return see_change(
         Mean(late.value - early.value, sqrt(spread), freedom),
         at,
         blocked or lacks or moved,
         new.run,
         processes,
+        lost,
         gap,
         TAILS.get(name, 0.0),
         mirrored=True,
@@ -1854,12 +1902,13 @@ def find_scatter(groups, name, at):
     return Mean(0.0, sqrt(squares / freedom), freedom) if freedom else None
 
 
-def see_change(mean, at, blocked, source, processes, gap=0.0, percent=0.0, mirrored=False):
+def see_change(mean, at, blocked, source, processes, lost, gap, percent=0.0, mirrored=False):
     """A loss by the mean of its logarithm; `mirrored` widens both directions of the ratio alike."""
     (low, high), ratio = map(exp, mean.interval(at.confidence)), exp(mean.value)
-    below, above = widen(ratio, low, high, processes, at.policy, gap, percent)
+    known = processes, lost, at.policy, gap, percent
+    below, above = widen(ratio, low, high, *known)
     if mirrored:
-        least, most = widen(1 / ratio, 1 / high, 1 / low, processes, at.policy, gap, percent)
+        least, most = widen(1 / ratio, 1 / high, 1 / low, *known)
         below, above = min(below, 1 / most), max(above, 1 / least)
     return Seen(
         ratio - 1,
@@ -1868,6 +1917,8 @@ def see_change(mean, at, blocked, source, processes, gap=0.0, percent=0.0, mirro
         source,
         lambda confidence: [*map(expm1, mean.interval(confidence))],
         processes,
+        lost,
+        gap,
     )
 
 
@@ -1919,8 +1970,10 @@ def is_rejected(criterion, one, level, at):
     """Whether the probability of the observation at the limit is at most `level`, by its own distribution."""
     limit, base, z = criterion.limit, float(criterion.section == "regression"), NormalDist().inv_cdf
     if one.number and base + one.value > 0 < base + limit:
-        far = abs(log(base + one.value) - log(base + limit)) / max(GAP, one.gap)
-        level -= max(0.0, 1 - far) ** one.number / (at.look * (at.look + 1))
+        far = abs(log(base + one.value) - log(base + limit))
+        share = expm1(far) / expm1(one.gap) if far < one.gap else 1.0
+        chance = sum_binomial(one.lost, one.number + one.lost, share) if share < 1 else 0.0
+        level -= chance / (at.look * (at.look + 1))
     if level <= 0:
         return False
     wider = z(1 - level) / z(0.5 + at.confidence / 2)

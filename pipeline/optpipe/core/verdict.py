@@ -231,6 +231,8 @@ class Observation:
     to_fix: str = ""
     processes: int = 0
     """Processes that a time or rate is the mean of; 0 for other figures."""
+    left_out: int = 0
+    """Tries that were left out as INVALID."""
     left_out_gap: float = 0.0
     """Maximum distance of left-out processes from that mean, as the logarithm of a ratio."""
 

@@ -508,6 +508,8 @@ def _compute_speedup(
         " known; use optpipe bench --processes 5, or optpipe bench A --against B",
         "different runs": "builds that were measured in different runs are not judged: how much runs differ is not known until one"
         " build was measured in two; measure both in one run, or use optpipe bench A --against B",
+        "left out without it": "builds of which a process ended without a latency are not judged: nothing bounds what it would add;"
+        " measure them again, or use optpipe bench A --against B",
     }
     return Estimate(before / after), f"not judged: {found}", notes[found]
 

@@ -31,16 +31,22 @@ from optpipe.stats.means import (
     MIN_VALUES,
     SPEED_GAP,
     Mean,
+    OtherSpeed,
     Scatter,
-    compute_unseen_p_value,
+    combine_speeds,
     estimate_run_scatter,
     mean_from_runs,
     split_scatter,
     subtract_across_runs,
     subtract_means,
-    widen_for_unseen_speed,
 )
-from optpipe.stats.percentiles import pool_percentile
+from optpipe.stats.percentiles import (
+    STALL_GAP,
+    count_requests_for_stalls,
+    find_order_statistic,
+    invert_clustered_share,
+    pool_percentile,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,8 @@ def explain_clock_difference(one: RecordedMeasurement, other: RecordedMeasuremen
     return f"GPU clocks differ: {first:.0f} MHz and {second:.0f} MHz"
 
 
-OWN_SAMPLES = frozenset({"drift", "bimodal", "not-steady", "dispersion"})
-"""Codes that follow from a process's latencies alone; all others have a cause outside them."""
+WITHOUT_SPEED = frozenset({"cv", "memory"})
+"""Figures that do not differ between two speeds of a build."""
 FIGURES = ("p50", "p90", "p95", "p99", "p99.9", "throughput", "tokens", "energy", "cv", "memory")
 
 
@@ -146,23 +152,35 @@ class ProcessGroup:
         )
         return [list(islice(parts, len(run))) for run in runs.values()]
 
-    def measure_left_out_gap(self, name: str) -> float:
-        """Maximum distance of processes that are INVALID by their own samples alone from the VALID mean; 0 without any.
+    def find_other_speed(self, name: str, *, alone: bool = False) -> OtherSpeed:
+        """What the tries that were left out, and a speed that no process drew, may add to the figure `name`.
 
-        The logarithm of a ratio. Such processes are left out because of their speed, so the others do not show the
-        scatter of speeds.
+        Every INVALID try counts, whatever its reason, by its raw figure: a build may cause heat, moved clocks and stalls itself,
+        and a published percentile is withheld where stalls make samples alike. A coefficient of variation has no second speed.
+        A percentile over all requests that is judged `alone`, not against another build's, allows for stalls that so few missed.
         """
+        percent = pooled_percent_from_name(name)
         values = [each for run in self.list_values(name) for each in run]
-        invalid = [one.measurement for one in self.tries if one.measurement.invalid_codes]
-        own = [each for each in invalid if OWN_SAMPLES.issuperset(each.invalid_codes)]
-        others = [read_value(each, name, medians=name == "p50") for each in own]
-        if not values or min(values) <= 0:
-            return 0.0
-        middle = sum(values) / len(values)
-        return max(
-            (abs(log(each / middle)) for each in others if each is not None and each > 0),
-            default=0.0,
-        )
+        gap = 0.0 if name in WITHOUT_SPEED else SPEED_GAP
+        if alone and percent and self._count_requests() < count_requests_for_stalls(percent):
+            gap = STALL_GAP
+        if values and min(values) > 0:
+            middle = sum(values) / len(values)
+            others = (read_raw_value(one, name) for one in self._list_invalid())
+            gaps = (abs(log(each / middle)) for each in others if each is not None and each > 0)
+            gap = max(gap, *gaps, 0.0)
+        left_out = len(self._list_invalid())
+        return OtherSpeed(len(values), left_out, gap, percent)
+
+    def _count_requests(self) -> int:
+        return sum(one.measurement.samples for one in self.tries)
+
+    def count_left_out_without(self, name: str) -> int:
+        """The tries that were left out and lack the figure `name`, so that nothing bounds what they would add."""
+        return sum(not (read_raw_value(one, name) or 0) > 0 for one in self._list_invalid())
+
+    def _list_invalid(self) -> list[RecordedMeasurement]:
+        return [one for one in self.tries if not one.measurement.is_valid]
 
     def _count_first(self, name: str) -> list[int]:
         """Number of each run's processes that determined how many there would be."""
@@ -199,6 +217,16 @@ class ProcessGroup:
         values = self.list_parts(name)
         return mean_from_runs(values, self._count_first(name)) if values else None
 
+    def _invert_share(self, name: str, confidence: float) -> tuple[float, float] | None:
+        """`invert_clustered_share` of a percentile over all requests; None for other figures, or without raw samples."""
+        percent, runs = pooled_percent_from_name(name), self._collect(name, latencies=True)
+        processes = [[*run.values()] for run in runs.values()]
+        given = [part for run in processes for process in run for part in process]
+        if not percent or not given or any(part is None for part in given):
+            return None
+        joined = [[np.concatenate(process) for process in run] for run in processes]
+        return invert_clustered_share(joined, percent, confidence, self._count_first(name))
+
     def estimate(
         self, name: str, confidence: float = 0.95, unseen: float | None = None
     ) -> Estimate | None:
@@ -216,12 +244,12 @@ class ProcessGroup:
         low, high = mean.interval(confidence)
         if name == "energy":  # the sensor has the same error in all processes
             low, high = low - SENSOR_SHARE * mean.value, high + SENSOR_SHARE * mean.value
+        if (found := self._invert_share(name, confidence)) is not None:
+            low, high = min(low, found[0]), max(high, found[1])
         note, level = "", confidence if unseen is None else unseen
-        if name not in ("cv", "memory"):
-            gap, percent = self.measure_left_out_gap(name), pooled_percent_from_name(name)
-            (low, high), note = widen_for_unseen_speed(
-                mean.value, (low, high), len(values), level, gap, percent
-            )
+        if name != "memory" and mean.value > 0:
+            speed = self.find_other_speed(name, alone=True)
+            (low, high), note = speed.widen(mean.value, (low, high), level)
         return Estimate(
             mean.value, max(low, 0.0), high, note or None
         )  # no time, rate or size is negative
@@ -230,33 +258,26 @@ class ProcessGroup:
 @dataclass(frozen=True, slots=True)
 class FigureRatio:
     change: Mean
-    processes: int
-    gap: float
-    percent: float
-    """The percentile, if it is over all requests; 0 for other figures."""
+    speed: OtherSpeed
 
     def interval(
         self, confidence: float, unseen: float | None = None
     ) -> tuple[tuple[float, float], str]:
-        """Interval of the ratio, widened for a second speed that the processes of either side did not draw, and the reason."""
+        """Interval of the ratio, widened for what the left-out processes of either side may add, and the reason."""
         low, high = (exp(each) for each in self.change.interval(confidence))
-        ratio, among = (
-            exp(self.change.value),
-            (self.processes, unseen or confidence, self.gap, self.percent),
-        )
-        found, why = widen_for_unseen_speed(ratio, (low, high), *among)
-        mirrored, _ = widen_for_unseen_speed(1 / ratio, (1 / high, 1 / low), *among)
+        ratio, level = exp(self.change.value), unseen or confidence
+        found, why = self.speed.widen(ratio, (low, high), level)
+        mirrored, _ = self.speed.widen(1 / ratio, (1 / high, 1 / low), level)
         return (min(found[0], 1 / mirrored[1]), max(found[1], 1 / mirrored[0])), why
 
     @property
     def p_value(self) -> float:
         """Two-sided: the probability of a ratio at least this far from 1 between equals."""
         distance = abs(self.change.value)
-        gap = max(self.gap, SPEED_GAP)
         unseen = (
-            float(distance <= gap)
-            if self.percent > 50
-            else compute_unseen_p_value(distance, self.processes, gap)
+            float(distance <= self.speed.gap)
+            if self.speed.percent > 50
+            else self.speed.compute_p_value(distance)
         )
         tail = Mean(distance, self.change.error, self.change.freedom).compute_p_value_above(0.0)
         return min(1.0, 2 * (tail + unseen))
@@ -273,15 +294,17 @@ def compare_groups(
     if means[0] is None or means[1] is None or min(means[0].value, means[1].value) <= 0:
         return "too few processes"
     mine, theirs = (mean.take_logarithm() for mean in means if mean)
-    counts = [group.count_showing(name) for group in (new, old)]
+    if new.count_left_out_without(name) or old.count_left_out_without(name):
+        return "left out without it"
     change: Mean | None = subtract_means(mine, theirs)
     if len({one.run for group in (new, old) for one in group.valid}) > 1:
         runs = len(new.list_values(name)), len(old.list_values(name))
         change = subtract_across_runs(mine, theirs, runs, run_scatter)
     if change is None:
         return "different runs"
-    gap = max(group.measure_left_out_gap(name) for group in (new, old))
-    return FigureRatio(change, min(counts), gap, pooled_percent_from_name(name))
+    return FigureRatio(
+        change, combine_speeds(*(each.find_other_speed(name) for each in (new, old)))
+    )
 
 
 def find_run_scatter(groups: Iterable[ProcessGroup], name: str) -> Scatter | None:
@@ -303,6 +326,14 @@ def read_value(found: Measurement, name: str, *, medians: bool) -> float | None:
     """The figure of one process; with `medians` its median if the figure has no interval."""
     figure, latency = read_figure(found, name), found.latency_ns
     return figure.value if figure else latency.median if medians and latency else None
+
+
+def read_raw_value(one: RecordedMeasurement, name: str) -> float | None:
+    """The figure of one process as its raw samples give it, even where it would be withheld; None if it has none."""
+    percent = 50.0 if name == "p50" else percent_from_name(name)
+    if percent and one.latencies is not None and len(one.latencies):
+        return find_order_statistic(np.sort(one.latencies), percent)
+    return read_value(one.measurement, name, medians=name == "p50")
 
 
 def read_figure(found: Measurement, name: str) -> Estimate | None:

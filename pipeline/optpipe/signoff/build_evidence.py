@@ -22,7 +22,6 @@ from optpipe.core.measurement import (
     format_settings,
     list_load_options,
     percent_from_name,
-    pooled_percent_from_name,
 )
 from optpipe.core.plan import to_command
 from optpipe.core.quantity import format_quantity, share_to_text
@@ -34,6 +33,7 @@ from optpipe.measure.groups import (
     RecordedMeasurement,
     describe_tries,
     group_processes,
+    read_raw_value,
 )
 from optpipe.measure.pair import RecordedPair
 from optpipe.measure.validity import HOST_CAUSES, WRONG_OUTPUTS
@@ -43,9 +43,8 @@ from optpipe.signoff.policy import Criterion, LoadFilter, Policy
 from optpipe.stats.means import (
     MAX_RUNS,
     MIN_VALUES,
-    SPEED_GAP,
+    OtherSpeed,
     compute_look_confidence,
-    count_processes_for_reach,
     count_runs_needed,
     predict_next_upper_bound,
 )
@@ -101,12 +100,12 @@ def suggest_runs(
     runs: Sequence[Sequence[float]],
     confidence: float,
     command: str,
-    gap: float = SPEED_GAP,
+    speed: OtherSpeed | None = None,
 ) -> str:
     """Tells how often to run `command` until the criterion is decided.
 
-    `runs` holds the figures of each run's processes, or the log ratios of a regression's rounds. Processes at another speed may be
-    `gap` away, at least SPEED_GAP.
+    `runs` holds the figures of each run's processes, or the log ratios of a regression's rounds. `speed` is what
+    processes that were left out may add; by default a speed that none of these had.
     """
     loss, limit = criterion.section == "regression", float(criterion.threshold)
     verb, every = "compare" if loss else "measure", [value for run in runs for value in run]
@@ -114,16 +113,12 @@ def suggest_runs(
         return f"{verb} again: {command}"
     middle = sum(every) / len(every)
     distance = criterion.measure_distance(expm1(middle) if loss else middle)
-    level, gap = (1 - confidence) / 2, max(SPEED_GAP, gap)
-    percent = (
-        pooled_percent_from_name(criterion.metric)
-        if not loss and distance and middle < limit
-        else 0.0
-    )
+    level, speed = (1 - confidence) / 2, speed or OtherSpeed(len(every))
+    percent = speed.percent if not loss and distance and middle < limit else 0.0
     fewest = (
         0.0
-        if criterion.section == "stability"
-        else count_processes_for_reach(distance, level, gap, percent)
+        if speed.gap <= 0
+        else replace(speed, percent=percent).count_processes_for_reach(distance, level)
     )
     half = abs(middle - (log1p(limit) if loss else limit))
     needed = count_runs_needed(runs, half, confidence, fewest)
@@ -370,26 +365,43 @@ def observe_group(
         name == "energy" and tail is not None
     ):  # scaled down by the sensor's tolerance, in case it reads too much
         tail = ScaledTail(tail, 1 - SENSOR_SHARE)
-    gap, counted = group.measure_left_out_gap(name), 0 if name in ("cv", "memory") else len(values)
+    speed = group.find_other_speed(name, alone=True)
+    counted = 0 if name == "memory" or speed.gap <= 0 else len(values)
     if name in ("energy", "memory"):  # their intervals do not only cover the mean over runs
         more = suggest_more_processes(group, evidence.build, name, more=True)
         narrow = f"measure more processes to narrow the interval: {more}"
     else:
         again = suggest_more_processes(group, evidence.build, name)
         narrow = suggest_runs(
-            criterion, group.list_parts(name), evidence.policy_confidence, again, gap
+            criterion, group.list_parts(name), evidence.policy_confidence, again, speed
         )
     figure = found.value, found.low, found.high
     seen = Observation(
-        *figure, blockers, about, source, tail, narrow, processes=counted, left_out_gap=gap
+        *figure,
+        blockers,
+        about,
+        source,
+        tail,
+        narrow,
+        processes=counted,
+        left_out=speed.left_out,
+        left_out_gap=speed.gap,
     )
     if name != "memory":
         return seen
     # a process that needs more memory ends a service: judge the largest, up to the bound for the next process
+    # those that were left out need it too
     bound, peak = predict_next_upper_bound(values, evidence.confidence), max(values)
+    others = (read_raw_value(one, name) for one in group.tries)
+    known = max(peak, *(each for each in others if each is not None))
     about += "; the peak, with a margin for one more process"
     return replace(
-        seen, value=peak, low=peak, high=max(peak, bound) if bound else None, about=about, tail=None
+        seen,
+        value=peak,
+        low=peak,
+        high=max(known, bound) if bound else None,
+        about=about,
+        tail=None,
     )
 
 
@@ -408,8 +420,18 @@ def _explain_missing_figure(group: ProcessGroup, name: str, evidence: BuildEvide
 
 
 def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> Iterator[Blocker]:
-    """VALID processes that do not show the figure: the others may be only the undisturbed ones."""
+    """VALID processes that do not show the figure: the others may be only the undisturbed ones. And processes that were left out
+    without it, of which nothing is known.
+    """
     count, given = group.count_processes(), group.count_showing(name)
+    if group.valid and (lacking := group.count_left_out_without(name)):
+        again = suggest_more_processes(group, evidence.build, name)
+        what = (
+            f"{lacking} of {len(group.tries)} processes ended without {name}, so that nothing bounds"
+            " what they would add"
+        )
+        since = "then sign off with --since and the start of that run, which counts as one more try"
+        yield Blocker(what, f"measure again: {again}; {since}")
     if name in ("energy", "memory") or given == count:
         return
     latencies = [one.measurement.latency_ns for one in group.valid]

@@ -50,7 +50,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "d6dfa4c5ce65381e04e3a016f5dc28555ced65ccba819ada8cd3b5937ff18891"
+VERIFIER = "2481baae6d632662d554ea4be15cd3e326ee5ab37492037c9f38e780e9817ef8"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

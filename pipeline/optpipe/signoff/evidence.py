@@ -29,6 +29,7 @@ from optpipe.measure.groups import (
     find_run_scatter,
     group_processes,
     is_requested,
+    read_raw_value,
     read_value,
 )
 from optpipe.measure.pair import PairedComparison, RecordedPair, recompute_pair
@@ -52,7 +53,7 @@ from optpipe.signoff.build_evidence import (
     suggest_runs,
 )
 from optpipe.signoff.policy import Criterion, LoadFilter, Sense
-from optpipe.stats.means import MIN_VALUES, mean_from_runs, widen_for_unseen_speed
+from optpipe.stats.means import MIN_VALUES, SPEED_GAP, OtherSpeed, mean_from_runs
 from optpipe.stats.paired import SampledFigure, Share, count_samples_to_decide
 from optpipe.stats.ratio import SMALLEST_ROUNDS
 from optpipe.trace.report import ProfileRecord, recompute_profile, suggest_profile
@@ -140,9 +141,16 @@ def _observe_paired_loss(
     if mean is None or count < SMALLEST_ROUNDS:
         return None
     low, high = map(exp, mean.interval(evidence.confidence))
-    (low, high), widened = widen_for_unseen_speed(
-        exp(mean.value), (low, high), count, evidence.policy_confidence
-    )
+    spoilt = [
+        raw
+        for pair in pairs
+        for one in pair.rounds
+        if not all(each.measurement.is_valid for each in one)
+        for raw in [_compute_raw_loss(metric, *one)]
+    ]
+    gap = max([SPEED_GAP, *(abs(each - mean.value) for each in spoilt if each is not None)])
+    speed = OtherSpeed(count, len(spoilt), gap)
+    (low, high), widened = speed.widen(exp(mean.value), (low, high), evidence.policy_confidence)
     about = f"{group.load}; {count} interleaved rounds" + (
         f" in {len(pairs)} runs" if len(pairs) > 1 else ""
     )
@@ -151,13 +159,16 @@ def _observe_paired_loss(
         f"; left out: {invalid} not VALID" if invalid else ""
     )
     command = suggest_pair(baseline.newest.measurement.subject, group, evidence.build, metric)
-    narrow = suggest_runs(criterion, runs, evidence.policy_confidence, command)
+    narrow = suggest_runs(criterion, runs, evidence.policy_confidence, command, speed)
+    unknown = sum(each is None for each in spoilt)
+    lost = f"{unknown} rounds ended without {metric}" if unknown else ""
     reason = f"the processes of {withheld} of {count + withheld} VALID rounds do not show {metric}"
     return replace(
         seen,
         blockers=(
             *seen.blockers,
             *([Blocker(reason, explain_withheld(command, runs=len(pairs)))] if withheld else []),
+            *([Blocker(lost, explain_withheld(command, runs=len(pairs)))] if lost else []),
         ),
         value=expm1(mean.value),
         low=low - 1,
@@ -165,6 +176,8 @@ def _observe_paired_loss(
         about="; ".join(filter(None, (about, widened))),
         source=pairs[-1].run,
         processes=count,
+        left_out=speed.left_out,
+        left_out_gap=speed.gap,
         tail=ScaledTail(mean, of_logarithm=True),
         to_narrow=narrow,
     )
@@ -222,6 +235,17 @@ def _compute_loss(
     return -loss if metric == "throughput" else loss
 
 
+def _compute_raw_loss(
+    metric: str, baseline: RecordedMeasurement, contender: RecordedMeasurement
+) -> float | None:
+    """The logarithm of the loss of a round that was left out; None if a process lacks the figure."""
+    before, after = (read_raw_value(each, metric) or 0.0 for each in (baseline, contender))
+    if min(before, after) <= 0:
+        return None
+    loss = log(after) - log(before)
+    return -loss if metric == "throughput" else loss
+
+
 def _observe_unpaired_loss(
     metric: str,
     group: ProcessGroup,
@@ -251,7 +275,9 @@ def _observe_unpaired_loss(
     found = compare_groups(*sides, metric, scatter)
     if isinstance(found, str):
         why = f"{explain_no_interval(min(counts))}: {counts[0]} of the build and {counts[1]} of the baseline"
-        if min(counts) >= MIN_VALUES:
+        if found == "left out without it":
+            why = f"a process that was left out has no {metric}, so that nothing bounds what it would add"
+        elif min(counts) >= MIN_VALUES:
             why = "the two were measured in different runs, and how much runs differ is not known: no build was measured in two"
         return replace(seen, blockers=(*blockers, Blocker(why, more)))
     change = found.change
@@ -266,7 +292,9 @@ def _observe_unpaired_loss(
         high=high - 1,
         blockers=tuple(blockers),
         tail=ScaledTail(change, of_logarithm=True),
-        processes=min(counts),
+        processes=found.speed.processes,
+        left_out=found.speed.left_out,
+        left_out_gap=found.speed.gap,
     )
 
 

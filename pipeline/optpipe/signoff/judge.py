@@ -49,10 +49,9 @@ from optpipe.signoff.evidence import observe
 from optpipe.signoff.loosened import list_loosened
 from optpipe.signoff.policy import Criterion, LoadFilter, Policy, Sense
 from optpipe.stats.means import (
-    SPEED_GAP,
+    OtherSpeed,
     compute_look_confidence,
     compute_t_quantile,
-    compute_unseen_p_value,
     reject_by_holm,
 )
 from optpipe.workspace.entry import MANIFEST, Entry, require_unchanged
@@ -126,8 +125,8 @@ def _compute_p_value(
     if not low < high:
         return None
     distance = criterion.measure_distance(float(seen.value))
-    gap = max(SPEED_GAP, seen.left_out_gap)
-    unseen = compute_unseen_p_value(distance, seen.processes, gap) if seen.processes else 0.0
+    speed = OtherSpeed(seen.processes, seen.left_out, seen.left_out_gap)
+    unseen = speed.compute_p_value(distance) if seen.processes else 0.0
     return unseen / (look * (look + 1)) + _compute_tail(criterion, seen, confidence)
 
 

@@ -1,7 +1,8 @@
 """Means and rates with their intervals by Student's t: over windows of one measurement, over processes, over runs."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, exp, expm1, hypot, inf, log, log1p, sqrt
 
 import numpy as np
@@ -273,43 +274,104 @@ def reject_by_holm(p_values: Sequence[float], level: float) -> list[bool]:
 
 
 # A few processes that agree cannot exclude that the build has two speeds and all of them ran at one: memory layout and core
-# placement differ from process to process. With a share p of the processes at the other speed, the long run lies p · gap from the one
-# that was drawn, and n processes all drew it with probability (1 - p)ⁿ. Distances and gaps are logarithms of ratios.
+# placement differ from process to process. The same holds for processes that were left out as INVALID: they are a share of what
+# the build does, and how large a share is known only by their count. With a share p of processes at the other speed, the long run
+# is p · (exp(gap) - 1) away from those that count. Distances and gaps are logarithms of ratios.
 SPEED_GAP = log1p(0.05)
 """Smallest assumed distance of two speeds of one build: processes of one host differed by 5% (`benchmarks/README.md`)."""
+MOST_PROCESSES = 1 << 20
+"""More are not suggested."""
 
 
-def compute_unseen_p_value(distance: float, processes: int, gap: float = SPEED_GAP) -> float:
-    """The largest probability of drawing `processes` at one speed if the long run lies `distance` from it."""
-    return max(0.0, 1 - distance / gap) ** processes
+@dataclass(frozen=True, slots=True)
+class OtherSpeed:
+    """What the processes that do not count may add to a figure: those left out, and those of a speed that no process drew.
 
+    They are non-ignorable missing values (Little & Rubin, Statistical Analysis with Missing Data, 3rd ed., chapter 15): their share
+    is bounded by its exact interval (Clopper & Pearson, Biometrika 26, 1934), and their distance by the farthest one that was seen.
 
-def widen_for_unseen_speed(
-    value: float,
-    interval: Interval,
-    processes: int,
-    confidence: float,
-    gap: float = SPEED_GAP,
-    percent: float = 0.0,
-) -> tuple[Interval, str]:
-    """The interval of a positive `value` over `processes`, widened by a speed that none of them drew, and the reason.
-
-    A percentile of all requests, `percent` above 50, moves by the whole gap if the share of slow processes can exceed its tail.
+    >>> speed = OtherSpeed(processes=5)
+    >>> round(speed.bound_share(0.025), 3)
+    0.522
     """
-    gap, share = max(gap, SPEED_GAP), 1 - exp(log((1 - confidence) / 2) / processes)
-    reach = gap * share
-    low, high = min(interval[0], value * exp(-reach)), max(interval[1], value * exp(reach))
-    if percent > 50 and share >= 1 - percent / 100:
-        high = value * exp(hypot(gap, log(interval[1] / value)))
-        why = f"{100 * expm1(gap):.1f}% above: {processes} processes cannot rule out a second, slower speed"
-        return (low, high), why
-    why = f"widened to ±{100 * expm1(reach):.1f}%: {processes} processes cannot rule out a second speed"
-    return (low, high), "" if (low, high) == interval else why
+
+    processes: int
+    """Processes that count."""
+    left_out: int = 0
+    """Tries that were left out, whatever the reason."""
+    gap: float = SPEED_GAP
+    """Their largest distance from those that count, as the logarithm of a ratio."""
+    percent: float = 0.0
+    """The percentile, if the figure is one over all requests; such a figure moves by the whole gap if the share exceeds its tail."""
+
+    def bound_share(self, level: float) -> float:
+        """The share of processes at the other speed that so few, or fewer, show with probability `level`."""
+        if not self.processes:
+            return 1.0
+        return float(special.betaincinv(self.left_out + 1, self.processes, 1 - level))
+
+    def compute_reach(self, level: float) -> float:
+        """The distance of the long run from the processes that count, for the share of `bound_share`."""
+        return log1p(self.bound_share(level) * expm1(self.gap))
+
+    def compute_p_value(self, distance: float) -> float:
+        """The largest probability of so few processes at the other speed if the long run lies `distance` away."""
+        if distance >= self.gap:
+            return 0.0 if distance > 0 else 1.0
+        share = expm1(max(distance, 0.0)) / expm1(self.gap)
+        return float(special.bdtr(self.left_out, self.processes + self.left_out, share))
+
+    def widen(self, value: float, interval: Interval, confidence: float) -> tuple[Interval, str]:
+        """The interval of a positive `value` over the processes that count, with what the others may add, and the reason."""
+        level = (1 - confidence) / 2
+        reach, share = self.compute_reach(level), self.bound_share(level)
+        low = min(interval[0], value * exp(-reach))
+        high = max(interval[1], value * exp(reach))
+        if self.percent > 50 and share >= 1 - self.percent / 100 and self.gap > 0:
+            high = value * exp(hypot(self.gap, log(interval[1] / value)))
+            why = f"{100 * expm1(self.gap):.1f}% above: {self._explain()}"
+            return (low, high), why
+        why = f"widened to ±{100 * expm1(reach):.1f}%: {self._explain()}"
+        return (low, high), "" if (low, high) == interval else why
+
+    def _explain(self) -> str:
+        """Such as `2 of 7 processes were left out, up to 12.0% away`."""
+        if not self.left_out:
+            what = "a second, slower speed or stalls" if self.percent > 50 else "a second speed"
+            return f"{self.processes} processes cannot rule out {what}"
+        tries = self.processes + self.left_out
+        were = "was" if self.left_out == 1 else "were"
+        return (
+            f"{self.left_out} of {tries} processes {were} left out, up to"
+            f" {100 * expm1(self.gap):.1f}% away"
+        )
+
+    def count_processes_for_reach(self, distance: float, level: float) -> float:
+        """The number of counting processes that limits the effect to `distance`, if as large a share is left out; or infinity."""
+        if distance <= 0:
+            return inf
+        if distance >= self.gap:
+            return 1
+        share = 1 - self.percent / 100 if self.percent > 50 else expm1(distance) / expm1(self.gap)
+        rate = self.left_out / max(self.processes, 1)
+
+        def suffices(count: int) -> bool:
+            known = replace(self, processes=count, left_out=ceil(rate * count - 1e-9))
+            return known.bound_share(level) <= share * (1 + 1e-9)
+
+        most = 1
+        while not suffices(most):
+            most *= 2
+            if most > MOST_PROCESSES:
+                return inf
+        return bisect_left(range(most), True, key=suffices)
 
 
-def count_processes_for_reach(
-    distance: float, level: float, gap: float = SPEED_GAP, percent: float = 0.0
-) -> float:
-    """The number of processes that limits the effect of an unseen speed to `distance`; infinite for none."""
-    other = percent / 100 if percent > 50 and 0 < distance < gap else 1 - distance / gap
-    return inf if distance <= 0 else 1 if other <= 0 else ceil(log(level) / log(other) - 1e-9)
+def combine_speeds(one: OtherSpeed, other: OtherSpeed) -> OtherSpeed:
+    """Of the ratio of two figures: the fewer processes, the more left out, and the larger gap."""
+    return OtherSpeed(
+        min(one.processes, other.processes),
+        max(one.left_out, other.left_out),
+        max(one.gap, other.gap),
+        one.percent,
+    )

@@ -10,13 +10,14 @@ samples above a high percentile can look independent by luck.
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
-from math import ceil, floor, log
+from math import ceil, floor, log, log1p, sqrt
+from typing import Literal
 
 import numpy as np
 
 from optpipe.core.measurement import LatencySummary, format_percentile_name
 from optpipe.core.quantity import Estimate
-from optpipe.stats.means import special
+from optpipe.stats.means import Interval, compute_t_quantile, mean_from_runs, special
 from optpipe.stats.stability import compute_effective_count, compute_variation_interval
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
@@ -81,6 +82,67 @@ def pool_percentile(processes: Sequence[np.ndarray], percent: float) -> list[flo
         return [whole]
     without = [find(np.where(owner == each, 0.0, weights)) for each in range(count)]
     return [whole + (count - 1) * (sum(without) / count - each) for each in without]
+
+
+STALL_REQUESTS = 30
+"""Assumed length of a stall: consecutive requests of which all are slow or none."""
+STALL_GAP = log1p(0.15)
+"""Assumed distance of stalls that too few requests may have missed, as the logarithm of a ratio."""
+
+
+def count_requests_for_stalls(percent: float, risk: float = 0.025) -> int:
+    """The requests among which stalls that move the percentile are met with probability 1 - `risk`: p99 11,012, p95 2,158.
+
+    A stretch of STALL_REQUESTS counts as one observation: of n of them, none is slow with probability pⁿ if 1 - p of them are.
+    """
+    return ceil(STALL_REQUESTS * log(risk) / log(percent / 100))
+
+
+def invert_clustered_share(
+    runs: Sequence[Sequence[np.ndarray]],
+    percent: float,
+    confidence: float,
+    first: Sequence[int] | None = None,
+) -> Interval | None:
+    """The interval of the percentile of all requests, by the share of requests beyond a value in each process.
+
+    A value belongs to it unless the mean share of processes beyond it differs from 1 - p, by Student's t over processes nested in
+    runs (`mean_from_runs`). The share has a smooth distribution where the percentile lies at a jump of the latencies, at which
+    the jackknife of `pool_percentile` fails (Woodruff, Journal of the American Statistical Association 47, 1952; Francisco &
+    Fuller, Annals of Statistics 19, 1991). Its error is at least that of independent requests. `runs` holds the values of each
+    run's processes, (samples,) each; None for fewer processes than show their scatter.
+    """
+    processes = [[np.sort(process) for process in run] for run in runs]
+    values = np.sort(np.concatenate([process for run in processes for process in run]))
+    tail, count = 1 - percent / 100, len(values)
+
+    def bound_share(value: float, *, above: bool) -> float | None:
+        """The upper bound of the share above `value`, or the lower bound of the share at least as large."""
+        side: Literal["left", "right"] = "right" if above else "left"
+        shares = [
+            [1 - float(np.searchsorted(process, value, side)) / len(process) for process in run]
+            for run in processes
+        ]
+        mean = mean_from_runs(shares, first)
+        if mean is None:
+            return None
+        error = max(mean.error, sqrt(max(mean.value * (1 - mean.value), 0.0) / count))
+        half = compute_t_quantile(0.5 + confidence / 2, mean.freedom) * error
+        return mean.value + half if above else mean.value - half
+
+    if bound_share(float(values[0]), above=True) is None:
+        return None
+    highest = bisect_left(
+        range(count - 1),
+        True,
+        key=lambda at: (bound_share(float(values[at]), above=True) or 0.0) <= tail,
+    )
+    lowest = bisect_left(
+        range(count),
+        True,
+        key=lambda at: (bound_share(float(values[at]), above=False) or 0.0) < tail,
+    )
+    return float(values[max(lowest - 1, 0)]), float(values[highest])
 
 
 def count_samples_for_ranks(percent: float, confidence: float = CONFIDENCE) -> int:

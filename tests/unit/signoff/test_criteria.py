@@ -186,12 +186,9 @@ def test_processes_that_agree_decide_nothing_so_close_to_a_limit_that_a_second_s
         assert "once more: optpipe bench a" in judged.remedy
 
 
-@pytest.mark.parametrize(
-    ("code", "verdict"),
-    [("drift", "INCONCLUSIVE"), ("bimodal", "INCONCLUSIVE"), ("loaded-host", "PASS")],
-)
-def test_a_process_left_out_for_its_own_samples_tells_how_far_apart_speeds_may_be(code, verdict):
-    """Four agree at 9.6 ms, the fifth ran at 10.8 ms: what its own samples show may be its speed, a loaded host is no speed."""
+@pytest.mark.parametrize("code", ["drift", "bimodal", "throttled", "loaded-host", "interrupted"])
+def test_a_process_that_was_left_out_counts_whatever_the_reason(code):
+    """Four agree at 9.6 ms, the fifth ran at 10.8 ms: a build may heat its device or move its clocks itself."""
     limit = Criterion("latency", "p50", Sense.AT_MOST, 10e6, Dimension.TIME)
     figures = [
         planted(Subject("a", "fake", "fp32", "cpu"), 1, 9.6 * (1 + 1e-4 * at), process=at)
@@ -204,8 +201,8 @@ def test_a_process_left_out_for_its_own_samples_tells_how_far_apart_speeds_may_b
         process=4,
         reasons=(Reason(code, "seen", "", True),),
     )
-    judged = judge_measured(limit, (*figures, slow))
-    assert judged.verdict == verdict
+    assert judge_measured(limit, (*figures,)).verdict == "PASS"
+    assert judge_measured(limit, (*figures, slow)).verdict == "INCONCLUSIVE"
 
 
 TRACE = Path(__file__).parents[2] / "golden" / "traces" / "h200-resnet50-fp16-b8.sqlite"

@@ -10,17 +10,15 @@ from hypothesis import strategies as st
 from optpipe.stats.means import (
     SIMILAR_RUNS_FREEDOM,
     SPEED_GAP,
+    OtherSpeed,
     compute_ratio_of_sums_interval,
     compute_t_quantile,
-    compute_unseen_p_value,
-    count_processes_for_reach,
     count_runs_needed,
     mean_from_runs,
     mean_from_values,
     predict_next_upper_bound,
     reject_by_holm,
     split_scatter,
-    widen_for_unseen_speed,
 )
 
 GENERATOR = np.random.default_rng(3)
@@ -105,28 +103,44 @@ def test_the_next_value_stays_below_its_bound_as_often_as_claimed(count):
     assert predict_next_upper_bound([1.0, 2.0], 0.95) is None
 
 
-@given(st.integers(1, 200), st.floats(1e-4, 0.5))
-def test_the_p_value_at_the_reach_is_the_level_and_the_processes_for_it_are_those(processes, level):
-    (low, high), _ = widen_for_unseen_speed(1.0, (1.0, 1.0), processes, 1 - 2 * level)
-    reach = log(high)
+@given(st.integers(1, 200), st.integers(0, 20), st.floats(1e-4, 0.5), st.floats(0.01, 2.0))
+def test_the_p_value_at_the_reach_is_the_level(processes, left_out, level, gap):
+    speed = OtherSpeed(processes, left_out, gap)
+    (low, high), _ = speed.widen(1.0, (1.0, 1.0), 1 - 2 * level)
     assert low == pytest.approx(1 / high)
-    assert 0 < reach < SPEED_GAP
-    assert compute_unseen_p_value(reach, processes) == pytest.approx(level)
-    assert count_processes_for_reach(reach, level) == processes
+    assert 0 < log(high) <= gap
+    assert speed.compute_p_value(log(high)) == pytest.approx(level)
 
 
-@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 50))
-def test_farther_is_less_probable_and_more_processes_reach_less_far(one, other, processes):
+@given(st.integers(1, 200), st.floats(1e-4, 0.5))
+def test_the_processes_for_a_reach_are_those(processes, level):
+    speed = OtherSpeed(processes)
+    assert speed.count_processes_for_reach(speed.compute_reach(level), level) == processes
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 50), st.integers(0, 9))
+def test_farther_is_less_probable_and_more_processes_reach_less_far(one, other, count, left_out):
     near, far = sorted((one, other))
-    assert compute_unseen_p_value(far, processes) <= compute_unseen_p_value(near, processes)
-    assert compute_unseen_p_value(near, processes + 1) <= compute_unseen_p_value(near, processes)
+    speed = OtherSpeed(count, left_out)
+    assert speed.compute_p_value(far) <= speed.compute_p_value(near)
+    more = OtherSpeed(count + 1, left_out)
+    assert more.compute_p_value(near) <= speed.compute_p_value(near) + 1e-12
+    assert OtherSpeed(count, left_out + 1).compute_reach(0.025) > speed.compute_reach(0.025)
 
 
 def test_the_ends():
-    assert compute_unseen_p_value(0.0, 5) == 1.0
-    assert compute_unseen_p_value(SPEED_GAP, 5) == 0.0
-    assert count_processes_for_reach(0.0, 0.025) == float("inf")
-    assert count_processes_for_reach(1.0, 0.025) == 1
+    speed = OtherSpeed(5)
+    assert speed.compute_p_value(0.0) == 1.0
+    assert speed.compute_p_value(SPEED_GAP) == 0.0
+    assert speed.count_processes_for_reach(0.0, 0.025) == float("inf")
+    assert speed.count_processes_for_reach(1.0, 0.025) == 1
+    assert OtherSpeed(0).bound_share(0.025) == 1.0
+
+
+def test_more_processes_do_not_help_against_a_share_that_is_always_left_out():
+    half = OtherSpeed(processes=10, left_out=10, gap=log(1.1))
+    assert half.count_processes_for_reach(log(1.04), 0.025) == float("inf")
+    assert 10 < half.count_processes_for_reach(log(1.06), 0.025) < float("inf")
 
 
 p_values = st.lists(st.floats(0, 1), max_size=12)

@@ -23,6 +23,7 @@ sys.dont_write_bytecode = False
 MEMORY = Path("/dev/shm")
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 8 * 2**30:
     tempfile.tempdir = str(MEMORY)
+os.environ.setdefault("OPTPIPE_PLUGINS", "")  # plug-ins of this environment change what is listed
 for name in ("POLARS_MAX_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # a pytest worker for each core already
 

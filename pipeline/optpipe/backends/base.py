@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from optpipe.core.card import ModelCard, TensorSpec
 from optpipe.core.entries import ArtifactInfo
@@ -17,7 +17,7 @@ from optpipe.core.entries import Device as Device
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Steps, as_steps
 from optpipe.core.plan import NAMES_OF_KINDS
-from optpipe.core.precision import LayerType, Placement, Precision
+from optpipe.core.precision import LayerType, Placement, Precision, QdqForm
 
 if TYPE_CHECKING:
     import numpy as np
@@ -197,14 +197,6 @@ class SpeedBounds:
     """Whether it fuses elementwise operators into matrix kernels more than other backends do."""
 
 
-QdqForm = Literal["tensorrt", "cpu", "fp8"]
-"""Where a backend wants the Q/DQ pairs of a quantized graph.
-
-`tensorrt`: symmetric INT8 at the inputs of layers and of residual additions, so that a layer fuses with the operators after it.
-`cpu`: UINT8 at the inputs and outputs of layers (ONNX Runtime's CPU kernels). `fp8`: E4M3 at the inputs of linear layers.
-"""
-
-
 class Backend(ABC):
     """One runtime. A new one is a subclass and an entry point of the group `optpipe.backends`; nothing else uses its name."""
 
@@ -239,7 +231,7 @@ class Backend(ABC):
         return SpeedBounds()
 
     def qdq_form(self, precision: Precision, device: Device) -> QdqForm:
-        """The placement of Q/DQ pairs that it wants in a graph of `precision`, INT8 or FP8."""
+        """The Q/DQ pairs that it wants in a graph of `precision`, INT8 or FP8."""
         if precision is Precision.FP8:
             return "fp8"
         return "tensorrt" if device == "cuda" else "cpu"

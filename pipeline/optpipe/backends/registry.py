@@ -17,7 +17,7 @@ from optpipe.workspace.entry import Entry
 from optpipe.workspace.store import Store
 
 
-def _backend_from_plugin(name: str, plugin: Any) -> Backend:
+def read_backend_plugin(name: str, plugin: Any) -> Backend:
     """An instance of the class, or the instance, that a plug-in registers."""
     backend = plugin() if isinstance(plugin, type) else plugin
     if not isinstance(backend, Backend):
@@ -33,7 +33,7 @@ _OWN = (TENSORRT, TENSORRT_RTX, TorchTensorRT(), OnnxRuntime(), Inductor(), Torc
 
 BACKENDS: Registry[Backend] = Registry("backend", {backend.name: backend for backend in _OWN})
 
-BACKENDS.update(load_plugins("optpipe.backends", tuple(BACKENDS), _backend_from_plugin))
+BACKENDS.update(load_plugins("optpipe.backends", tuple(BACKENDS), read_backend_plugin))
 
 
 def backends_from_text(
@@ -43,9 +43,9 @@ def backends_from_text(
 
     `auto` is the best backend that can run here and every backend that builds here ahead of time; for FP8 also those that have it.
     """
-    for failure in FAILURES:
-        if failure.name in (word.strip().lower() for word in text.split(",")):
-            raise MissingError(str(failure))
+    named = {word.strip().lower() for word in text.split(",")} - BACKENDS.keys()
+    if failure := next((each for each in FAILURES if each.name in named), None):
+        raise MissingError(str(failure))
     words = choices_from_text(text, ["auto", "all", *BACKENDS], "--backend")
     if "all" in words:
         return tuple(BACKENDS.values())

@@ -288,8 +288,14 @@ def _build_one(
                 plan.budget,
             )
             half = not backend.needs_module  # torch takes only the layers from the graph
+            form = backend.qdq_form(precision, device) if precision in CALIBRATED else None
             graph = run_step(
-                f"graph {precision} for {device}", listener, convert_to_precision, *given, half
+                f"graph {precision} for {device}",
+                listener,
+                convert_to_precision,
+                *given,
+                half,
+                form,
             )
         made_of, options = (
             (graph, result.model, model.fresh_module),

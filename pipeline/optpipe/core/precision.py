@@ -36,6 +36,16 @@ BUDGETED = (Precision.FP16, *CALIBRATED)
 """The precisions whose builds can keep layers in floating point to meet a budget."""
 
 
+QdqForm = Literal["tensorrt", "cpu", "cpu-7bit", "fp8"]
+"""The Q/DQ pairs that a runtime wants in a quantized graph.
+
+`tensorrt`: symmetric INT8 at the inputs of layers and of residual additions, so that a layer fuses with the operators after it.
+`cpu`: UINT8 at the inputs and outputs of layers, as ONNX Runtime's CPU kernels take them. `cpu-7bit`: the same with weights from
+-63 to 63, for processors without VNNI, whose kernels saturate sums of two products at 16 bits (oneDNN, "Nuances of int8
+computations"). `fp8`: E4M3 at the inputs of linear layers.
+"""
+
+
 def precisions_from_text(text: str) -> tuple[Precision, ...]:
     """Reads a comma-separated list such as `fp32,fp16`."""
     return tuple(map(Precision, choices_from_text(text, list(Precision), "--precision")))

@@ -308,8 +308,8 @@ TABLE = "calibration-table.json"
 
 def make_calibrated_graph(
     precision: Precision,
+    target: Target,
     model: Entry[ModelInfo],
-    device: Device,
     calibration: Path | None,
     store: Store,
     listener: Listener,
@@ -317,17 +317,14 @@ def make_calibrated_graph(
     held_out: Collection[str] = (),
     half: bool = True,
 ) -> tuple[Entry[GraphInfo], bool]:
-    """The store entry `graph` in INT8 or FP8 for `device`.
+    """The store entry `graph` in INT8 or FP8 with Q/DQ pairs in the form `target`.
 
-    The other layers of an INT8 graph are FP16 if `half` is set and the device is a GPU, and FP32 otherwise.
+    The other layers of an INT8 graph are FP16 if `half` is set and the form is TensorRT's, and FP32 otherwise.
 
     `calibration` is a folder of images, an image-set manifest, or a calibration table; default: the card's set, without the
     samples whose hash is in `held_out`. With a `budget`, the fewest layers that exceed it stay in floating point. Raises
     BadInputError for a budget with a table, and for FP8 with too few linear layers.
     """
-    target: Target = (
-        "fp8" if precision is Precision.FP8 else "tensorrt" if device == "cuda" else "cpu"
-    )
     half = half and target == "tensorrt"
     if target == "fp8":
         _require_linear_layers(model)

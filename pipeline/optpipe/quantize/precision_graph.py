@@ -29,7 +29,7 @@ from optpipe.core.errors import (
     escape,
 )
 from optpipe.core.events import Listener
-from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision
+from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, QdqForm
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.inputs.rows import split_batches, tensor_set_from_parts
 from optpipe.models.inputs.sample_set import SampleSet
@@ -54,10 +54,12 @@ def convert_to_precision(
     listener: Listener,
     budget: Budget | None = None,
     half: bool = True,
+    form: QdqForm | None = None,
 ) -> tuple[Entry[ModelInfo] | Entry[GraphInfo], bool]:
     """The entry whose `model.onnx` has `precision`; FP32 and TF32 are the exported graph.
 
-    The other layers of an INT8 graph for a GPU are FP16 if `half` is set; for the CPU, which has no FP16 kernels, they are FP32.
+    INT8 and FP8 need the `form` of Q/DQ pairs that the backend wants. The other layers of an INT8 graph in TensorRT's form are
+    FP16 if `half` is set; otherwise they are FP32.
     With a `budget`, FP16, INT8 and FP8 leave out the layers that exceed it. TF32 only allows the runtime other FP32 products,
     so it has no graph.
     """
@@ -72,10 +74,12 @@ def convert_to_precision(
     if precision in CALIBRATED:
         from optpipe.quantize.calibrated_graph import make_calibrated_graph
 
+        if form is None:
+            raise ValueError(f"{precision} needs a form of Q/DQ pairs")
         return make_calibrated_graph(
             precision,
+            form,
             model,
-            device,
             calibration,
             store,
             listener,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from math import ceil, log2
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +35,15 @@ from optpipe.core import onnx
 from optpipe.core.entries import SkippedLayer
 from optpipe.core.errors import BadInputError, StageError, escape
 from optpipe.core.plan import for_workspace
+from optpipe.core.precision import QdqForm
 from optpipe.quantize.ranges import CalibrationTable, TensorRange
 
-Target = Literal["tensorrt", "cpu", "fp8"]
+Target = QdqForm
+CPU_FORMS: tuple[Target, ...] = ("cpu", "cpu-7bit")
 _ACTIVATIONS = ("Relu", "Clip")
 FP8_MULTIPLE = 16
 """Divides a weight's sizes (PyTorch, `torch._scaled_mm`)."""
-_MIN_CHANNELS: dict[Target, int] = {"tensorrt": 16, "cpu": 1}
+_MIN_CHANNELS: dict[Target, int] = {"tensorrt": 16, "cpu": 1, "cpu-7bit": 1}
 """Input channels of a group below which a convolution stays in floating point. INT8 Tensor Core kernels take 16 at a time; a
 CPU's take any number, and with depthwise and narrow ones in INT8 no tensor is converted between them: 0.62 to 1.01 of the
 time (`benchmarks/README.md`).
@@ -89,7 +91,7 @@ def place_qdq(
     after: list[str] = []
     if target == "tensorrt":
         edges += _find_shortcuts(layers, graph)
-    elif target == "cpu":
+    elif target in CPU_FORMS:
         after = [name for name in _find_outputs(layers, graph) if name not in unseen]
     by_name = {node.name: node for node in model.graph.node}
     edges = [
@@ -258,6 +260,7 @@ def _find_outputs(layers: list[Any], graph: OnnxGraph) -> list[str]:
 
 LEVELS = 127
 UNSIGNED_LEVELS = 255
+SEVEN_BIT_LEVELS = 63
 OPSET = 19
 """The first opset whose Q/DQ nodes take FP16 scales."""
 
@@ -280,7 +283,7 @@ SMALLEST_FP32 = np.float32(np.finfo(np.float32).tiny)
 
 def round_scale(scale: NDArray[np.float32], target: Target) -> NDArray[np.float32]:
     """`scale` as the target stores it, never 0: on a CPU in FP32, for TensorRT in FP16, which has nothing between 0 and 6e-8."""
-    if target == "cpu":
+    if target in CPU_FORMS:
         return np.maximum(scale, SMALLEST_FP32).astype(np.float32)
     return round_up_to_fp16(scale)
 
@@ -289,7 +292,7 @@ def quantize_activation(each: TensorRange, target: Target) -> tuple[np.float32, 
     """Scale, zero point and dtype."""
     if target == "fp8":
         return choose_scale(each.amax), 0, get_e4m3()
-    if target != "cpu":
+    if target not in CPU_FORMS:
         return round_scale(np.array([each.amax / LEVELS], np.float32), target)[0], 0, np.int8
     low, high = max(min(each.low, 0.0), -each.amax), min(max(each.high, 0.0), each.amax)
     scale = round_scale(np.array([(high - low) / UNSIGNED_LEVELS], np.float32), target)[0]
@@ -307,10 +310,11 @@ def quantize_weights(
     others = tuple(each for each in range(values.ndim) if each != axis)
     amax = np.abs(values).max(axis=others)
     amax = np.where(amax == 0, amax.max(), amax)
-    scale = round_scale(amax / np.float32(LEVELS), target)
+    levels = SEVEN_BIT_LEVELS if target == "cpu-7bit" else LEVELS
+    scale = round_scale(amax / np.float32(levels), target)
     shape = [-1 if each == axis else 1 for each in range(values.ndim)]
     steps = np.rint(values / scale.reshape(shape))
-    return np.clip(steps, -LEVELS, LEVELS).astype(np.int8), scale
+    return np.clip(steps, -levels, levels).astype(np.int8), scale
 
 
 Integers = dict[tuple[str, tuple[int, ...], int], tuple[NDArray[Any], Any]]
@@ -343,7 +347,7 @@ def qdq_from_onnx(
         writer.widen(placed.layers)
     writer.connect(placed)
     for name in placed.layers:
-        writer.quantize_weight(name, bias=placed.target == "cpu")
+        writer.quantize_weight(name, bias=placed.target in CPU_FORMS)
     return writer.finish()
 
 
@@ -508,7 +512,7 @@ class _Writer:
         axis = 0 if straight else 1  # of the output channels
         key = weight.name, weight.order, axis
         shared = *key, layer in self._wide
-        if self._target == "cpu" or shared not in self._weights:
+        if self._target in CPU_FORMS or shared not in self._weights:
             if key not in self._known:
                 self._known[key] = self._make_integers(weight, axis)
             steps, scale = self._known[key]

@@ -33,7 +33,7 @@ from optpipe.evaluate.evaluate import KEPT_VALUES, Predictions, predict_samples
 from optpipe.evaluate.tasks import TASKS
 from optpipe.models.inputs.image_set import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
-from optpipe.quantize.qdq import Integers, Target, quantize_graph
+from optpipe.quantize.qdq import CPU_FORMS, Integers, Target, quantize_graph
 from optpipe.quantize.ranges import CalibrationTable, open_model_session
 from optpipe.stats.paired import CONFIDENCE, compute_output_error, compute_row_errors
 from optpipe.workspace.entry import Entry
@@ -207,7 +207,7 @@ def compare_methods(
     listener: Listener,
 ) -> tuple[Entry[MethodsInfo], bool]:
     """The store entry `methods`: the cost of every table's graph. The best has the highest SNR of all samples plus mean SNR of each."""
-    device: Device = "cuda" if target != "cpu" and list_gpus() else "cpu"
+    device: Device = "cuda" if target not in CPU_FORMS and list_gpus() else "cpu"
     found = {method: table.sha256 for method, table in tables.items()}
     recipe = describe_recipe(model, samples) | {
         "target": target,

@@ -1,0 +1,108 @@
+"""Plug-ins: what another distribution registers is loaded, and one that fails leaves the rest as it was."""
+
+import sys
+from importlib import invalidate_caches
+
+import pytest
+from tests.unit.backends.test_new_backend import Toy
+
+from optpipe.backends import registry
+from optpipe.build.doctor import diagnose_machine
+from optpipe.core import plugins
+from optpipe.core.errors import MissingError
+from optpipe.workspace.environment import list_packages
+
+MODULE = """
+from tests.unit.backends.test_new_backend import Toy
+
+class Other(Toy):
+    name = "other"
+
+class Nameless(Toy):
+    name = "nameless"
+    packages = ()
+
+class Unfinished(Toy):
+    name = "unfinished"
+    load = None
+
+text = "not a backend"
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Installs a distribution `strangers` with these entry points, and forgets what was loaded before."""
+
+    def write(entries, variable=None, module=MODULE):
+        (tmp_path / "strangers_module.py").write_text(module)
+        folder = tmp_path / "strangers-1.5.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: strangers\nVersion: 1.5\n")
+        lines = [f"{name} = strangers_module:{attribute}" for name, attribute in entries.items()]
+        (folder / "entry_points.txt").write_text("\n".join(["[optpipe.backends]", *lines, ""]))
+        monkeypatch.setenv(plugins.VARIABLE, ",".join(entries) if variable is None else variable)
+        forget()
+        return plugins.load_plugins(
+            "optpipe.backends", tuple(registry.BACKENDS), registry.read_backend_plugin
+        )
+
+    def forget():
+        invalidate_caches()
+        plugins.list_entry_points.cache_clear()
+        plugins.list_distributions.cache_clear()
+        list_packages.cache_clear()
+        sys.modules.pop("strangers_module", None)
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(plugins, "FAILURES", failures := [])
+    monkeypatch.setattr(registry, "FAILURES", failures)
+    monkeypatch.setattr("optpipe.build.doctor.FAILURES", failures)
+    yield write
+    monkeypatch.undo()
+    forget()
+
+
+def test_a_stranger_s_backend_is_loaded_and_its_version_recorded(install):
+    loaded = install({"other": "Other"})
+    assert isinstance(loaded["other"], Toy)
+    assert list_packages()["strangers"] == "1.5"
+
+
+@pytest.mark.parametrize(
+    ("entries", "module", "reason"),
+    [
+        ({"other": "Other"}, "import nothing_of_that_name", "nothing_of_that_name"),
+        ({"other": "Other"}, "raise SystemError('no driver')", "no driver"),
+        ({"other": "Missing"}, MODULE, "Missing"),
+        ({"other": "text"}, MODULE, "Backend"),
+        ({"another": "Other"}, MODULE, "other"),
+        ({"onnxruntime": "Other"}, MODULE, "already taken"),
+        ({"nameless": "Nameless"}, MODULE, "packages"),
+    ],
+)
+def test_a_plugin_that_fails_is_named_and_the_rest_goes_on(install, entries, module, reason):
+    (name,) = entries
+    assert install(entries, module=module) == {}
+    (failure,) = plugins.FAILURES
+    assert (failure.name, failure.distribution) == (name, "strangers")
+    assert reason in failure.reason
+    assert failure.reason in [tool.note for tool in diagnose_machine()]
+    if name not in registry.BACKENDS:
+        with pytest.raises(MissingError, match="strangers"):
+            registry.backends_from_text(name, None)
+        with pytest.raises(MissingError, match="strangers"):
+            registry.BACKENDS[name]
+    assert registry.backends_from_text("onnxruntime", None)
+
+
+@pytest.mark.parametrize(("variable", "names"), [("", set()), ("other", {"other"}), ("x", set())])
+def test_only_allowed_plugins_are_imported(install, variable, names):
+    entries = {"other": "Other", "broken": "Missing"}
+    assert set(install(entries, variable=variable)) == names
+    assert plugins.FAILURES == []
+
+
+def test_an_artifact_of_a_backend_that_is_not_here_names_what_to_install():
+    with pytest.raises(MissingError, match="distribution"):
+        registry.BACKENDS["from-another-machine"]

@@ -123,6 +123,7 @@ LOAD = {
 TAILS, GAP = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}, log1p(0.05)
 ASKED = TAILS | {f"mean_{name}": percent for name, percent in TAILS.items()}
 SCORES = ("top1", "mIoU", "pixel-accuracy", "AP", "AP50", "AP75", "Spearman", "F1", "EM", "recall")
+SCORES += ("precision", "R2", "RMSE", "MAE")
 UNITS = {
     "ns": {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9},
     "images/s": {"images/s": 1},
@@ -581,17 +582,116 @@ def score_boxes(truths, found, groups):
     return score
 
 
+def count_labels(truth, found):
+    return Counter(right=len({*truth} & {*found}), found=len({*found}), true=len({*truth}))
+
+
+def compare_labels(one, other):
+    either = {*one} | {*other}
+    return len({*one} & {*other}) / len(either) if either else 1.0
+
+
+def count_errors(truth, found):
+    """The sums of one sample by output; a Counter keeps no negative ones, so the truths are split by sign."""
+    sums = Counter(units=1)
+    for at, (one, other) in enumerate(zip(truth, found, strict=True)):
+        sums[at, "outputs"] = 1
+        sums[at, "square"], sums[at, "distance"] = (other - one) ** 2, abs(other - one)
+        sums[at, "above"], sums[at, "below"], sums[at, "power"] = (
+            max(one, 0.0),
+            max(-one, 0.0),
+            one**2,
+        )
+    return sums
+
+
+def score_errors(sums):
+    n, squares, distances = sums["units"], [], []
+    for at in [key[0] for key in sums if key[-1] == "outputs"]:
+        middle = (sums[at, "above"] - sums[at, "below"]) / n
+        variance = max(sums[at, "power"] / n - middle**2, 0.0)
+        squares.append(divide(sums[at, "square"] / n, variance))
+        distances.append(divide(sums[at, "distance"] / n, sqrt(variance)))
+    error = fmean(squares)
+    return {
+        "R2": max(1 - error, -1.0),
+        "RMSE": min(sqrt(error), 1.0),
+        "MAE": min(fmean(distances), 1.0),
+    }
+
+
+def find_effect(name, before):
+    """Of a sample whose prediction is drawn from the truths instead."""
+    effects = {"RMSE": sqrt(12) / (2 * max(before, 0.05)), "MAE": sqrt(2)}
+    return effects.get(name, sqrt(12))
+
+
+def list_leaves(value, path=()):
+    """What a JSON value holds, by its place; of a container also its kind and length."""
+    if isinstance(value, dict | list):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        found = {(*path, type(value).__name__): len(value)}
+        for key, part in pairs:
+            found |= list_leaves(part, (*path, (type(value).__name__, key)))
+        return found
+    return {path: value}
+
+
+def compare_numbers(source, found):
+    """1 for equal predictions, where numbers with a fraction may differ by 1% of the spread of the source's at their place."""
+    before, after = ([list_leaves(each) for each in some] for some in (source, found))
+    numbers = {}
+    for leaves in before:
+        for path, value in leaves.items():
+            if type(value) in (int, float):
+                numbers.setdefault(path, []).append(value)
+    room = {}
+    for path, values in numbers.items():
+        middle = fmean(values)
+        room[path] = 0.01 * sqrt(fmean([(value - middle) ** 2 for value in values]))
+
+    def is_same(one, other, path):
+        if {type(one), type(other)} not in ({float}, {int, float}):
+            return type(one) is type(other) and one == other
+        both_nan = one != one and other != other
+        return one == other or both_nan or abs(one - other) <= max(room[path], 1e-6 * abs(one))
+
+    return [
+        float(
+            one.keys() == other.keys()
+            and all(is_same(one[path], other[path], path) for path in one)
+        )
+        for one, other in zip(before, after)
+    ]
+
+
+def compare_texts_of_json(source, found):
+    return compare_numbers(
+        *([json.loads(each["prediction"]) for each in some] for some in (source, found))
+    )
+
+
 class Task(
-    namedtuple("Task", "scores agree count finish least effect", defaults=(None, None, 0, 1))
+    namedtuple(
+        "Task",
+        "scores agree count finish least effect errors agree_all",
+        defaults=(None, None, 0, 1, (), None),
+    )
 ):
-    """Names of its scores, of which the most is 1; and functions of one sample's predictions, and of sums over samples."""
+    """Names of its scores, of which the most is 1; and functions of one sample's predictions, and of sums over samples.
+
+    `effect` may depend on a score's name and value; `errors` are better when lower; `agree_all` compares all samples together.
+    """
+
+    def find_effect(self, name, before):
+        return self.effect(name, before) if callable(self.effect) else self.effect
 
     def score(self, truths, found):
         """The number of units; a score by name, without a group of them if one is given; and its parts by name."""
         if self.count and not self.finish:
             values = [*map(self.count, truths, found)]
             return len(values), lambda _: fmean(values), lambda _: values
-        units = truths if self.least == 0 else list_pairs(truths, found)
+        units = list_pairs(truths, found) if self.least and not self.finish else truths
         n, groups = len(units), min(len(units), 1000)
         if self.finish:
             sums = [
@@ -624,10 +724,19 @@ TASKS = {
     "classification": Task(
         ["top1"], lambda one, other: one[0] == other[0], lambda truth, best: best[0] == truth
     ),
-    "user": Task(
-        ["score"],
-        lambda one, other: one["prediction"] == other["prediction"],
-        lambda _, one: one["score"],
+    "user": Task(["score"], None, lambda _, one: one["score"], agree_all=compare_texts_of_json),
+    "multi-label-classification": Task(
+        ["F1", "precision", "recall"], compare_labels, count_labels, score_entities
+    ),
+    "regression": Task(
+        ["R2", "RMSE", "MAE"],
+        None,
+        count_errors,
+        score_errors,
+        -1,
+        find_effect,
+        ("RMSE", "MAE"),
+        compare_numbers,
     ),
     "segmentation": Task(
         ["mIoU", "pixel-accuracy"],
@@ -1390,7 +1499,7 @@ def observe_accuracy(at):  # §8.1
             limits = (
                 ((0, hidden), least - 1, 1 - least)
                 if name.startswith("drop")
-                else ((-hidden, 0), least, 1)
+                else ((0, hidden) if name in task.errors else (-hidden, 0), least, 1)
             )
             found[name] = partial(see, figure, at, not run.info.trained, run.name, *limits)
     return found
@@ -1406,24 +1515,27 @@ def estimate_answers(at, run, task, columns, table, row):
     )
     figures, scores = {}, row.get("scores") and row.scores.scores
     if task is not TASKS["classification"] or len({best[0] for best in source}) > 1:
-        figures["agreement"] = estimate_mean([*map(task.agree, source, found)])
+        same = (
+            task.agree_all(source, found) if task.agree_all else [*map(task.agree, source, found)]
+        )
+        figures["agreement"] = estimate_mean(same)
     (n, was, early), (_, now, late) = (
         task.score(truths, each) if None not in truths else (0, None, None)
         for each in (source, found)
     )
     for name in (*task.scores, *(at.thresholds if task is TASKS["detection"] else ())) if n else ():
-        lost, width = (
-            partial(lambda name: [*map(sub, early(name), late(name))], name),
-            1 - task.least,
+        first, second = (late, early) if name in task.errors else (early, late)
+        lost = partial(
+            lambda name, *both: [*map(sub, *(parts(name) for parts in both))], name, first, second
         )
+        width, effect = 1 - task.least, task.find_effect(name, was(name))
         figures[name] = (
-            estimate_score(now(name), partial(late, name), n, task.least, 1, task.effect)
+            estimate_score(now(name), partial(late, name), n, task.least, 1, effect)
             if task.finish or not task.count
             else estimate_mean(late(name))
         )
-        figures[f"drop of {name}"] = estimate_score(
-            was(name) - now(name), lost, n, -width, width, task.effect
-        )
+        loss = now(name) - was(name) if name in task.errors else was(name) - now(name)
+        figures[f"drop of {name}"] = estimate_score(loss, lost, n, -width, width, effect)
     value = {name: figure.value for name, figure in figures.items()}
     expected = [
         {"name": name, "value": value[name], "drop": value[f"drop of {name}"]}

@@ -221,6 +221,8 @@ class Task(StrEnum):
     CLASSIFICATION = "classification"
     TEXT_CLASSIFICATION = "text-classification"
     TOKEN_CLASSIFICATION = "token-classification"
+    MULTI_LABEL = "multi-label-classification"
+    REGRESSION = "regression"
     DETECTION = "detection"
     SEGMENTATION = "segmentation"
     EMBEDDING = "embedding"
@@ -257,7 +259,8 @@ class ModelCard:
     tokenization: Tokenization | None = None
     """From text to the inputs; None if the input is not text or its tokenizer is unknown."""
     head: Mapping[str, str | float] = field(default_factory=dict)
-    """How a detector decodes boxes (`layout`, `minimum_score`, `nms_iou`, `max_boxes`), or an encoder's `pooling`."""
+    """How a detector decodes boxes (`layout`, `minimum_score`, `nms_iou`, `max_boxes`), an encoder's `pooling`, or the `threshold`
+    from which a class of several counts."""
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.inputs]

@@ -62,7 +62,9 @@ def _round_to_significant(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-SCORES = ("top1", "mIoU", "pixel-accuracy", "AP", "AP50", "AP75", "Spearman", "F1", "EM", "recall")
+SCORES = (
+    "top1", "mIoU", "pixel-accuracy", "AP", "AP50", "AP75", "Spearman", "F1", "EM", "recall", "precision", "R2", "RMSE", "MAE",
+)  # fmt: skip
 """Scores of tasks as units: `"0.5 AP"` is half a point out of 100."""
 _SIZES = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 _RATES = {"images/s": 1.0, "samples/s": 1.0}

@@ -72,6 +72,8 @@ def _widen_for_calibration(figure: Observation, name: str, run: Run, artifact: s
         return replace(figure, high=min(most - least, figure.high + hidden), about=about)
     if name == "agreement":  # a share of samples for any score
         return replace(figure, low=max(0.0, figure.low - hidden / (most - least)), about=about)
+    if name in task.lower_is_better:
+        return replace(figure, high=min(most, figure.high + hidden), about=about)
     return replace(figure, low=max(least, figure.low - hidden), about=about)
 
 

@@ -50,7 +50,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "2481baae6d632662d554ea4be15cd3e326ee5ab37492037c9f38e780e9817ef8"
+VERIFIER = "4dcfced1f840428cca09f592ade94d16b29df14379d84109e2d57e2c72eea1dd"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

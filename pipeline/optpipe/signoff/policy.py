@@ -27,6 +27,7 @@ from optpipe.core.quantity import (
     score_from_text,
 )
 from optpipe.evaluate.tasks.detection import PARITY_SCORE, SCORE_THRESHOLDS
+from optpipe.evaluate.tasks.values import Regression
 
 MAX_COUNT = 1_000_000
 
@@ -402,6 +403,10 @@ def _list_criteria(tables: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Cr
                 if metric not in table:
                     continue
                 threshold, dimension, score = table[metric]
+                if metric == "minimum_score" and score in Regression.lower_is_better:
+                    raise ValueError(
+                        f'{section}.{metric}: {score} is better when lower; write maximum_drop = "1 {score}" for its rise'
+                    )
                 if metric == "maximum_f1_drop":
                     if score not in (None, "F1"):
                         problem = f"accuracy.maximum_f1_drop is a drop of F1, not of {score}"

@@ -1,6 +1,8 @@
 """Scores of tasks other than classification: optpipe and the independent verifier agree on them, and on every forgery."""
 
+import json
 import shutil
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -15,6 +17,8 @@ LIMITS = {
     "detection": 'maximum_drop = "9 points"\nminimum_score = "10 AP50"\nmaximum_f1_drop = "9 points"\nat_threshold = "40%"',
     "token-classification": 'maximum_drop = "9 F1"\nminimum_score = "50 points"',
     "embedding": 'maximum_drop = "9 Spearman"\nminimum_score = "50 points"',
+    "multi-label-classification": 'maximum_drop = "9 F1"\nminimum_score = "50 precision"',
+    "regression": 'maximum_drop = "9 RMSE"\nminimum_score = "50 points"',
     "user:words": 'maximum_drop = "9 points"\nminimum_score = "50 points"',
 }
 COUNT = 40
@@ -67,8 +71,27 @@ def draw_rows(task):
             [-1.0, 0.0]
         ]
         return [pairs, rows.tolist(), (rows + 0.1 * rng.normal(size=rows.shape)).tolist()]
+    if task == "multi-label-classification":
+        levels = rng.random((COUNT, 5))
+        shifted = (levels, levels + 0.05 * rng.normal(size=levels.shape), levels + 0.1)
+        return [[np.flatnonzero(row > 0.6).tolist() for row in each] for each in shifted]
+    if task == "regression":
+        values = 100 + rng.normal(size=(COUNT, 3)) * [1, 20, 0.1]
+        noise = rng.normal(size=values.shape) * [1, 20, 0.1]
+        return [each.tolist() for each in (values, values + 0.1 * noise, values + 0.11 * noise)]
     given = rng.uniform(0.5, 1, (2, COUNT)).tolist()
-    scores = [[{"prediction": str(round(each, 1)), "score": each} for each in row] for row in given]
+    kinds: list[Any] = [
+        round,
+        float,
+        lambda each: {"at": [round(each, 1), "x", None, True], "to": {}},
+    ]
+    scores = [
+        [
+            {"prediction": json.dumps(kinds[at % 3](each)), "score": each}
+            for at, each in enumerate(row)
+        ]
+        for row in given
+    ]
     return [["true"] * COUNT, *scores]
 
 

@@ -15,6 +15,7 @@ from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.segmentation import Segmentation
 from optpipe.evaluate.tasks.texts import Embedding, TokenClassification
+from optpipe.evaluate.tasks.values import MultiLabel, Regression
 from optpipe.models.artifacts.lookup import format_model_argument
 from optpipe.models.export.exported import Model, read_card
 from optpipe.models.export.onnx_export import read_outputs_early
@@ -27,6 +28,8 @@ TASKS: Mapping[Task, TaskContract] = {
     Task.EMBEDDING: Embedding(),
     Task.SEGMENTATION: Segmentation(),
     Task.TOKEN_CLASSIFICATION: TokenClassification(),
+    Task.MULTI_LABEL: MultiLabel(),
+    Task.REGRESSION: Regression(),
 }
 
 _OF_TEXTS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)

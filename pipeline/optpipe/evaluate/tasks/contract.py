@@ -55,6 +55,8 @@ class TaskContract:
     """Range of the scores."""
     effect: ClassVar[float] = 1.0
     """The largest change of a score's sum over samples by one sample."""
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    """Scores that are errors: their drop is a rise."""
     truth_column: ClassVar[str] = "truth"
     prediction_column: ClassVar[str] = "prediction"
     names_classes: ClassVar[bool] = True
@@ -146,6 +148,10 @@ class TaskContract:
         """False if agreement with the source model, or a drop on `truths`, would say nothing."""
         return True
 
+    def find_effect(self, name: str, before: float) -> float:
+        """`effect` of a score, which is `before` for the source model."""
+        return self.effect
+
     def bound_hidden_loss(self, row: EvaluatedModel) -> float:
         """Largest drop hidden by the calibration samples, all of which may have been lost without them."""
         low, high = self.score_range
@@ -198,13 +204,21 @@ class TaskContract:
         )
         count, width = mine.samples, self.score_range[1] - self.score_range[0]
         figures = []
-        for value, before, parts, others in zip(
-            mine.values, theirs.values, mine.parts.T, theirs.parts.T, strict=True
+        for name, value, before, parts, others in zip(
+            self.scores, mine.values, theirs.values, mine.parts.T, theirs.parts.T, strict=True
         ):
-            given = float(value), parts, count, self.score_range, self.effect
+            effect, sign = (
+                self.find_effect(name, float(before)),
+                -1.0 if name in self.lower_is_better else 1.0,
+            )
+            given = float(value), parts, count, self.score_range, effect
             own = mean_from_samples(parts) if mine.are_means else figure_from_samples(*given)
             lost = figure_from_samples(
-                float(before - value), others - parts, count, (-width, width), self.effect
+                sign * float(before - value),
+                sign * (others - parts),
+                count,
+                (-width, width),
+                effect,
             )
             figures.append((own, lost))
         return mine, theirs, figures

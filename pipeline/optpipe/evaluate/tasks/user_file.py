@@ -5,7 +5,8 @@
     def decode(self, outputs, path): ...             # one sample's outputs by name to a prediction that JSON can hold
     def score(self, prediction, truth): ...          # from 0 to 1, larger is better
 
-Its score on a set is the mean over samples. The run stores each sample's prediction and score, so `verify` computes means,
+Its score on a set is the mean over samples. Predictions agree with the source model's if they are equal; numbers with a fraction
+may differ by 1% of the spread of the source model's. The run stores each sample's prediction and score, so `verify` computes means,
 drops, and intervals without the user's code.
 """
 
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.files import hash_file
+from optpipe.evaluate.tasks.closeness import compare_predictions
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import Arrays
@@ -43,7 +45,11 @@ class StoredScores(TaskContract):
         return np.array([[each["score"]] for each in predictions], np.float64)
 
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
-        return super().compute_sample_parity(*map(self.take_as_truths, (source, found)))
+        """Whether both predictions are the same; numbers with a fraction within the tolerance of `closeness`."""
+        predictions = (
+            [json.loads(text) for text in self.take_as_truths(each)] for each in (source, found)
+        )
+        return compare_predictions(*predictions)
 
 
 class UserTask(StoredScores):

@@ -2,9 +2,10 @@
 
 Everything that is stored or compared is rows; a value that all samples of a call share (a sampling rate) is repeated
 for each. Tensors are data for any model: .npz, and folders of .npz, whose names, types and shapes are checked before
-anything runs; `labels`, one integer per sample, may accompany the inputs.
+anything runs. `labels` may accompany the inputs: an integer for each sample, or numbers for regression and several labels.
 """
 
+import json
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -180,6 +181,8 @@ def _find_axes(card: ModelCard) -> dict[str, int]:
 
 SUFFIX = ".npz"
 LABELS = "labels"
+LABEL_NAMES = (LABELS, "label", "targets", "target")
+"""Names of an array with the truths, unless an input has that name."""
 FORMS = "a .npz with an array per input, or a folder of them"
 
 
@@ -261,10 +264,11 @@ def read_tensor_set(
     Raises BadInputError for an unreadable file, and for a name, type or shape that the model does not take.
     """
     parts, labels = [], []
-    labels_are_input = LABELS in {each.name for each in inputs}
+    names = [name for name in LABEL_NAMES if name not in {each.name for each in inputs}]
     with read_as_user_file(source, "tensors", f"give {FORMS}"):
         for where, found in _iterate_feeds(source):
-            marked = None if labels_are_input else found.pop(LABELS, None)
+            given = [name for name in names if name in found]
+            marked = found.pop(given[0]) if given else None
             rows = check_rows(where, found, inputs)
             labels += _read_labels(where, marked, count_rows(rows))
             parts += [
@@ -296,17 +300,24 @@ def tensor_set_from_parts(
         for index, rows in enumerate(parts)
         for row in range(count_rows(rows))
     )
-    names = tuple(sorted({label for label in labels if label is not None}))
+    known = {label for label in labels if label is not None}
+    names = tuple(sorted(known)) if all(label.isdecimal() for label in known) else ()
     return TensorSet(name, Path(), 0, files, names, parts=tuple(parts))
 
 
 def _read_labels(where: str, marked: NDArray[Any] | None, count: int) -> list[str | None]:
     if marked is None:
         return [None] * count
-    if marked.shape != (count,) or marked.dtype.kind not in "iu":
+    if marked.shape[:1] != (count,) or marked.dtype.kind not in "iufb":
         problem = f"{where}: labels are {marked.dtype} of {marked.shape}"
-        raise BadInputError(f"{problem}; give one integer for each of the {count} samples")
-    return [str(int(each)) for each in marked]
+        raise BadInputError(
+            f"{problem}; give one integer for each of the {count} samples, or numbers for regression and several labels"
+        )
+    if marked.dtype.kind == "f" and not np.isfinite(marked).all():
+        raise BadInputError(f"{where}: labels contain NaN or infinity")
+    if marked.dtype.kind in "bf" and (marked == marked.astype(np.int64)).all():
+        marked = marked.astype(np.int64)
+    return [json.dumps(each) for each in marked.tolist()]
 
 
 def _iterate_feeds(source: Path) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
@@ -333,7 +344,7 @@ def check_rows(
     ):
         if wrong:
             raise BadInputError(
-                f"{where} {what} '{min(wrong)}'; the model takes {', '.join(names)}"
+                f"{where} {what} '{min(wrong)}'; the model takes {', '.join(names)}, and truths are an array '{LABELS}'"
             )
     counts, single = {}, set()
     for each in inputs:

@@ -144,8 +144,8 @@ def _parse_line(value: Any) -> Line:
     if not value["text"].strip():
         raise ValueError("its text is empty")
     label = value.get("label")
-    if label is not None and (isinstance(label, bool) or not isinstance(label, str | int)):
-        raise TypeError(f"its label is neither a string nor an integer: {json.dumps(label)[:40]}")
+    if label is not None and (isinstance(label, bool) or not isinstance(label, str | int | float)):
+        raise TypeError(f"its label is neither a string nor a number: {json.dumps(label)[:40]}")
     label, pair = (None if each is None else str(each) for each in (label, value.get("pair")))
     return value["text"], label, pair
 

@@ -1,0 +1,224 @@
+"""Several labels for each sample, and values: multi-label classification by F1, and regression by R², RMSE, and MAE."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optpipe.core.card import ModelCard
+from optpipe.core.errors import BadInputError
+from optpipe.evaluate.tasks.closeness import compare_predictions
+from optpipe.evaluate.tasks.contract import TaskContract, Values
+from optpipe.models.inputs.rows import Arrays
+from optpipe.models.inputs.sample_set import SampleSet, SetFile
+from optpipe.models.inputs.text_set import TextSet
+
+THRESHOLD = "threshold"
+
+
+class MultiLabel(TaskContract):
+    """Predictions and truths are the ascending indices of the classes that a sample has; scores are micro-averages.
+
+    A class is predicted if its output is above the card's `[head] threshold`, by default 0, for outputs before the sigmoid.
+    """
+
+    form: ClassVar[str] = "(n, classes)"
+    class_axis: ClassVar[int | None] = 1
+    scores: ClassVar[tuple[str, ...]] = ("F1", "precision", "recall")
+
+    def describe_scoring(self, card: ModelCard) -> str:
+        return f"a class counts if its output is above {_read_threshold(card):g}"
+
+    def read_truths(
+        self, samples: SampleSet, card: ModelCard, classes: int | None
+    ) -> Values | None:
+        """From a 0 or 1 for each class, names of classes, or their indices."""
+        said = _read_labels(samples, "labels")
+        if said is None or classes is None:
+            return None
+        places = (f"{samples.name}, {each.path}" for each in samples.files)
+        return [
+            _find_classes(value, card, classes, where)
+            for value, where in zip(said, places, strict=True)
+        ]
+
+    def decode(
+        self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
+    ) -> Values:
+        scores = np.asarray(outputs[card.outputs[0].name], np.float32)
+        if THRESHOLD not in card.head and scores.size and scores.min() >= 0 and scores.max() <= 1:
+            problem = f"{card.name}: all outputs are from 0 to 1, as probabilities are"
+            raise BadInputError(
+                f"{problem}\nsay from which one a class counts in a model card: [head] threshold = 0.5"
+            )
+        return [np.flatnonzero(row > _read_threshold(card)).tolist() for row in scores]
+
+    def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:
+        """Right, predicted, and true classes (samples, classes, 3)."""
+        width = 1 + max((max(each, default=-1) for each in (*truths, *predictions)), default=-1)
+        counts = np.zeros((len(truths), max(width, 1), 3))
+        for row, true, predicted in zip(counts, truths, predictions, strict=True):
+            for column, found in enumerate(({*true} & {*predicted}, predicted, true)):
+                row[sorted(found), column] = 1
+        return counts
+
+    def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """F1, precision, and recall over all classes; NaN without a class."""
+        right, found, true = (weights @ gathered.sum(axis=1)).T
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.stack([2 * right / (found + true), right / found, right / true], axis=1)
+
+    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
+        right, found, true = gathered.sum(axis=0).T
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(2 * right / (found + true))
+
+    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
+        """Classes of both over classes of either; 1 without a class."""
+        pairs = (({*one}, {*other}) for one, other in zip(source, found, strict=True))
+        return np.array(
+            [
+                len(one & other) / max(len(one | other), 1) if one | other else 1.0
+                for one, other in pairs
+            ]
+        )
+
+    def shows_something(self, source: Values, truths: Values | None = None) -> bool:
+        return len({tuple(each) for each in source}) > 1
+
+
+LEAST_RMSE = 0.05
+"""For the effect of one sample on RMSE, which has no limit for a source model without an error."""
+
+
+class Regression(TaskContract):
+    """Predictions and truths are lists of numbers: a sample's first output, flat.
+
+    Errors are in units of the truths' standard deviation, and averaged over a sample's outputs, so that scores do not depend on
+    units: R2 is 1 less the mean squared error, at least -1; RMSE is its root and MAE the mean absolute error, at most 1, which is
+    the RMSE of a model that always predicts the mean. RMSE and MAE are better when lower, and a drop is their rise.
+    """
+
+    scores: ClassVar[tuple[str, ...]] = ("R2", "RMSE", "MAE")
+    lower_is_better: ClassVar[frozenset[str]] = frozenset({"RMSE", "MAE"})
+    score_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+    names_classes: ClassVar[bool] = False
+
+    def describe_scoring(self, card: ModelCard) -> str:
+        return "RMSE and MAE in units of the truths' standard deviation"
+
+    def require_model(self, card: ModelCard) -> None:
+        if card.outputs and not card.outputs[0].dtype.startswith(("float", "bfloat")):
+            first = card.outputs[0]
+            raise BadInputError(
+                f"{card.name}: {card.task} needs a first output of floats, but {first.name} is {first.dtype}"
+            )
+
+    def read_truths(
+        self, samples: SampleSet, card: ModelCard, classes: int | None
+    ) -> Values | None:
+        said = _read_labels(samples, "label")
+        if said is None:
+            return None
+        places = (f"{samples.name}, {each.path}" for each in samples.files)
+        truths = [_read_numbers(value, where) for value, where in zip(said, places, strict=True)]
+        if len({len(each) for each in truths}) > 1:
+            raise BadInputError(f"{samples.name}: its labels have different numbers of values")
+        spread = np.array(truths).std(axis=0)
+        if not (spread > 0).all():
+            problem = f"{samples.name}: all labels are {truths[0][int(spread.argmin())]:g}"
+            raise BadInputError(f"{problem} in one place; R2 needs values that differ")
+        return truths
+
+    def decode(
+        self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
+    ) -> Values:
+        values = np.asarray(outputs[card.outputs[0].name], np.float64)
+        rows: list[list[float]] = values.reshape(len(values), -1).tolist()
+        return rows
+
+    def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:
+        """Squares and distances of the errors, the truths, and their squares, (4, samples, outputs)."""
+        true, found = np.array(truths, np.float64), np.array(predictions, np.float64)
+        if true.shape != found.shape:
+            problem = f"labels have {true.shape[1]} values for each sample"
+            raise BadInputError(f"{problem}, and the model's first output has {found.shape[1]}")
+        apart = found - true
+        return np.stack([apart**2, np.abs(apart), true, true**2])
+
+    def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        total = weights.sum(axis=1, keepdims=True)
+        square, distance, true, true_square = (weights @ each / total for each in gathered)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            variance = np.maximum(true_square - true**2, 0.0)
+            error = (square / variance).mean(axis=1)
+            absolute = (distance / np.sqrt(variance)).mean(axis=1)
+        scores = [
+            np.maximum(1 - error, -1.0),
+            np.minimum(np.sqrt(error), 1.0),
+            np.minimum(absolute, 1.0),
+        ]
+        return np.stack(scores, axis=1)
+
+    def find_effect(self, name: str, before: float) -> float:
+        """Root mean square change of a score's sum by a sample whose prediction is drawn from the truths instead.
+
+        The difference of two normal values with variance 1 has variance 2: its square has the mean square 12, its absolute value 2.
+        """
+        squared = 12**0.5
+        if name == "RMSE":
+            return squared / (2 * max(before, LEAST_RMSE))
+        return 2**0.5 if name == "MAE" else squared
+
+    def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
+        return compare_predictions(source, found)
+
+    def shows_something(self, source: Values, truths: Values | None = None) -> bool:
+        return bool(np.ptp(np.array(source, np.float64), axis=0).any())
+
+
+def _read_threshold(card: ModelCard) -> float:
+    return float(card.head.get(THRESHOLD, 0.0))
+
+
+def _read_labels(samples: SampleSet, key: str) -> list[Any] | None:
+    """The label of each sample as JSON has it; None if one has none."""
+    if isinstance(samples, TextSet):
+        said = [value.get(key, value.get("label")) for value in samples.read_objects()]
+        return None if any(each is None for each in said) else said
+    if any(each.label is None for each in samples.files):
+        return None
+    return [_parse_label(str(each.label)) for each in samples.files]
+
+
+def _parse_label(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _find_classes(value: Any, card: ModelCard, classes: int, where: str) -> list[int]:
+    """Ascending indices of the classes that a label names."""
+    many = value if isinstance(value, list) else [value]
+    names = {name: place for place, name in enumerate(card.labels)}
+    if len(many) == classes and {*map(str, many)} <= {"0", "1", "0.0", "1.0", "False", "True"}:
+        return [place for place, each in enumerate(many) if each]
+    found = set()
+    for each in many:
+        place = names.get(each, each) if isinstance(each, str) else each
+        if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < classes:
+            way = f"give a 0 or 1 for each of the {classes} classes, or a list of names or indices"
+            raise BadInputError(f"{where}: {each!r} is not a class of {card.name}; {way}")
+        found.add(place)
+    return sorted(found)
+
+
+def _read_numbers(value: Any, where: str) -> list[float]:
+    many = np.array(value).reshape(-1).tolist() if isinstance(value, list) else [value]
+    wrong = next((each for each in many if isinstance(each, bool | str) or each is None), None)
+    if wrong is not None or not np.isfinite(np.array(many, np.float64)).all():
+        raise BadInputError(f"{where}: {value!r} is not a number or a list of numbers")
+    return [float(each) for each in many]

@@ -222,7 +222,7 @@ def test_what_is_no_number_with_a_fraction_is_compared_exactly(one, other, same)
 
 def test_an_unknown_task_lists_the_known_ones() -> None:
     with pytest.raises(BadInputError, match=r"did you mean regression\?.*segmentation"):
-        task_from_text("regresion")
+        task_from_text("regression-")
     with pytest.raises(BadInputError, match="unknown task 'sorting': tasks are classification"):
         card_from_dict({"name": "net", "source": "net.onnx", "task": "sorting"})
 

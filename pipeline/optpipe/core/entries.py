@@ -113,6 +113,8 @@ class ModelInfo:
     """Path of the model card at the first export; a dossier keeps only the file name."""
     remarks: tuple[str, ...] = ()
     """What was left out of the exported graph, and why; empty in records of earlier versions."""
+    content: str = ""
+    """The model's ID (`models.identity.compute_content_id`); empty in records of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
+from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import MixedPrecision, Placement
 from optpipe.core.quantity import format_bytes, format_count, format_duration
@@ -56,6 +58,8 @@ class EntrySummary:
     path: str
     status: Literal["complete", "interrupted", "unfinished", "damaged"] = "complete"
     command: str | None = None
+    model_id: str | None = None
+    """The ID of the model's content; None for runs, and for what earlier versions made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,17 @@ class Removal:
     """Bytes of scratch folders from killed runs."""
 
 
-def _summarize(entry: Entry[Any]) -> EntrySummary:
+def _list_model_ids(entries: Iterable[Entry[Any]]) -> dict[str, str]:
+    """The ID of the content of each stored model, by the ID of its entry."""
+    models = (each for each in entries if each.kind == ModelInfo.KIND)
+    return {each.id: str(each.manifest.info.get("content") or "") for each in models}
+
+
+def _summarize(
+    entry: Entry[Any], model_ids: Mapping[str, str] = MappingProxyType({})
+) -> EntrySummary:
     info, manifest = entry.manifest.info, entry.manifest
+    about = (entry.id, *manifest.parents)
     return EntrySummary(
         id=entry.name if manifest.recipe is None else entry.id,
         kind=entry.kind,
@@ -99,13 +112,16 @@ def _summarize(entry: Entry[Any]) -> EntrySummary:
         path=str(entry.path),
         status=manifest.status,
         command=manifest.command,
+        model_id=next((model_ids[each] for each in about if model_ids.get(each)), None),
     )
 
 
 def describe_entry(entry: Entry[Any], store: Store) -> EntryDetails:
     decided = find_decision(store.workspace, {entry.id})
     chosen = None if decided is None else f"{decided[0].describe(entry.id)} ({decided[1]})"
-    return EntryDetails(_summarize(entry), entry.manifest, chosen)
+    return EntryDetails(
+        _summarize(entry, _list_model_ids(store.scan_entries()[0])), entry.manifest, chosen
+    )
 
 
 def approve_entry(entry: Entry[Any], store: Store) -> EntryDetails:
@@ -116,10 +132,12 @@ def approve_entry(entry: Entry[Any], store: Store) -> EntryDetails:
 
 def list_stored(store: Store) -> StoreListing:
     entries, damaged = store.scan_entries()
+    ids = _list_model_ids(entries)
     return StoreListing(
         workspace=str(store.workspace),
         entries=tuple(
-            map(_summarize, sorted(entries, key=lambda each: each.manifest.finished_utc))
+            _summarize(each, ids)
+            for each in sorted(entries, key=lambda each: each.manifest.finished_utc)
         ),
         damaged=tuple(folder.name for folder in damaged),
         runs=tuple(map(_summarize_run, list_run_folders(store.workspace))),
@@ -270,6 +288,7 @@ def _tabulate_entries(listing: StoreListing) -> Iterator[Table | Sentence]:
         Column("id", ColumnKind.NAME),
         "kind",
         "model",
+        Column("model ID", rank=2),
         "backend",
         "precision",
         figure_column("size"),
@@ -280,6 +299,7 @@ def _tabulate_entries(listing: StoreListing) -> Iterator[Table | Sentence]:
             each.id,
             each.kind,
             each.model,
+            each.model_id or "",
             f"{each.backend} ({each.device})" if each.backend else "",
             each.precision,
             format_bytes(each.size_bytes),
@@ -333,6 +353,7 @@ def document_from_entry(found: EntryDetails) -> Document:
         [
             Sentence(f"{manifest.name}  {entry.model or ''}"),
             Sentence(f"{verb} {manifest.started_utc[:19]} in {took} by  {manifest.command}"),
+            Sentence(entry.model_id, Tone.STRONG, "model ID") if entry.model_id else None,
             Sentence(parents, Tone.STRONG, "from") if parents else None,
             make_table(("file", figure_column("size"), Column("sha256", rank=2)), files)
             if files

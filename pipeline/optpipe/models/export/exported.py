@@ -21,6 +21,7 @@ from optpipe.core.precision import Precision
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, save_graph
 from optpipe.models.export.rewrites import RewriteGuard, find_worst
 from optpipe.models.export.source_graph import prepare_graph
+from optpipe.models.identity import compute_content_id
 from optpipe.models.inputs.rows import Arrays, run_rows, split_batches
 from optpipe.models.inputs.samples import (
     SAMPLE_COUNT,
@@ -154,7 +155,7 @@ def reference_from_file(path: Path) -> Reference:
         return Reference(inputs, outputs, stored["labels"] if "labels" in stored.files else None)
 
 
-REVISION = 11
+REVISION = 12
 """Raise it if this stage writes something else from the same recipe."""
 
 
@@ -229,6 +230,7 @@ def export_model(
             left_out=() if loaded.module is None else getattr(loaded.module, "left_out", ()),
             card=path,
             remarks=prepared.remarks,
+            content=compute_content_id(onnx.load(target), card),
         )
 
     made = store.produce(ModelInfo, _recipe(model), make, listener=listener)

@@ -77,6 +77,12 @@ class PolicyTemplate(TypedDict):
     schema: str
 
 
+class CardTemplate(TypedDict):
+    """Of `build --init`."""
+
+    card: str
+
+
 class NodeLabels(TypedDict):
     """Of `sweep --node-labels`."""
 
@@ -115,7 +121,7 @@ class Failure(TypedDict):
 
 
 DOCUMENTS: dict[str, tuple[str | type, ...]] = {
-    "build": ("build.records:BuildResult", "build.choose:ChoiceResult"),
+    "build": ("build.records:BuildResult", "build.choose:ChoiceResult", CardTemplate),
     "calibrate": ("quantize.calibrated_graph:CalibrationResult",),
     "preprocess": ("preprocess.proof:PreprocessRecord", "preprocess.proof:AgainstRecord"),
     "bench": ("measure.pair:BenchRecord", "preprocess.end_to_end:EndToEndRecord"),

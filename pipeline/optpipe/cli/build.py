@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -25,13 +26,33 @@ from optpipe.core.precision import Budget
 from optpipe.core.quantity import Dimension, drop_from_text, read_quantity
 from optpipe.trace.nsys import ProfilePlan, find_nsys
 from optpipe.workspace.files import write_bytes
-from optpipe.workspace.places import require_writable_file
+from optpipe.workspace.places import require_unused_path, require_writable_file
 
 if TYPE_CHECKING:
     from optpipe.build.build import BuildPlan
     from optpipe.cli.terminal import Terminal
     from optpipe.core.entries import Device
+    from optpipe.models.export.exported import Model
     from optpipe.workspace.store import Store
+
+
+def _write_card(model: "Model", target: Path, images: Path | None, terminal: "Terminal") -> Outcome:
+    """Writes a model card; nothing is built."""
+    from optpipe.models.export.onnx_export import read_outputs_early
+    from optpipe.models.sources.card_template import make_card_text
+
+    if target.suffix != ".toml":
+        raise BadInputError(f"--init {target}: a model card is a .toml file")
+    require_unused_path(target, "--init")
+    with terminal.step("load"):
+        loaded = model.load()
+        card = read_outputs_early(loaded) or loaded.card
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(make_card_text(card, target, images), encoding="utf-8")
+    return Outcome(
+        {"card": str(target)},
+        lambda _: f"wrote {target}: complete it, then `optpipe build {quote(str(target))}`",
+    )
 
 
 def build(
@@ -79,6 +100,13 @@ def build(
             "Batch sizes at which auto compares builds, such as 1,8; default: OPT.", metavar="SIZES"
         ),
     ] = None,
+    init: Annotated[
+        Path | None,
+        Param(
+            "Write a model card for MODEL to complete, with the labels of the folders in --images, then exit.",
+            metavar="CARD.toml",
+        ),
+    ] = None,
 ) -> Outcome:
     """Build engines with verified precision and outputs.
 
@@ -90,6 +118,8 @@ def build(
 
     require_existing(images, "--images/--data")
     wanted = model_from_options(model, shapes, store)
+    if init is not None:
+        return _write_card(wanted, init, images, terminal)
     if targets.precision != "auto" and "auto" in (targets.precision or "").split(","):
         raise BadInputError(
             f"--precision {targets.precision}: auto tries every precision, so give it alone"

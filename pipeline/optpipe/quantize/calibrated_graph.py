@@ -42,6 +42,7 @@ from optpipe.models.inputs.sample_set import (
     refuse_overlap,
 )
 from optpipe.models.inputs.task_data import (
+    CARD_WAY,
     drop_unknown_labels,
     fit_batch_size,
     iterate_input_batches,
@@ -155,7 +156,8 @@ def resolve_data(
                     )
     elif card.transform is None and card.tokenization is None and not is_table(source):
         raise BadInputError(
-            f"{source} holds no inputs of {card.name} ({', '.join(each.name for each in card.inputs)})\ngive {FORMS}"
+            f"{source} holds no inputs of {card.name} ({', '.join(each.name for each in card.inputs)})\n"
+            f"give {FORMS}; images and texts need a model card: {CARD_WAY}"
         )
     if is_table(source):
         return source

@@ -35,17 +35,23 @@ from optpipe.models.inputs.sample_set import AnySet, SampleSet, Unusable, format
 from optpipe.models.inputs.text_set import (
     TextSet,
     compute_max_tokens,
+    encode,
     find_first_tokens,
     find_long_texts,
     pad_tokens,
     text_set_from_path,
     tokenize,
 )
+from optpipe.models.sources.text_tokenizer import is_function
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import TOKENIZER
 from optpipe.workspace.files import write_json
 from optpipe.workspace.places import format_extra
+
+CARD_WAY = (
+    "`optpipe build MODEL --init CARD.toml` writes a model card with preprocessing to complete"
+)
 
 
 def load_sample_set(
@@ -79,6 +85,13 @@ def load_sample_set(
         if found.truncated:
             listener.warn(
                 f"{found.truncated} of {len(found.files)} texts are truncated to {longest} tokens"
+            )
+        if card.task is Task.TOKEN_CLASSIFICATION and is_function(
+            tokenizer.read_text(encoding="utf-8")
+        ):
+            problem = f"{card.name}: {card.task} needs the place of each token in its text"
+            raise BadInputError(
+                f"{problem}, which a Python tokenizer does not give\nuse a tokenizer.json"
             )
         if card.task is Task.TOKEN_CLASSIFICATION:
             encoded = tokenize(list(found.texts.values()), tokenizer, longest)
@@ -163,10 +176,12 @@ def require_task_data(card: ModelCard) -> None:
         return
     if card.tokenization is None:
         if card.task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.EMBEDDING):
-            message = f"{card.name} has no tokenizer to convert texts to inputs; save one next to the model"
+            problem = f"{card.name} has no tokenizer to convert texts to inputs"
+            message = f'{problem}; a model card names one: tokenizer = "tokenizer.json", or "file.py:function"'
+
         else:
             way = f"give its inputs as tensors ({FORMS}), or a model card with preprocessing"
-            message = f"{card.name} has no preprocessing, so images cannot be turned into its inputs: {way}"
+            message = f"{card.name} has no preprocessing, so images cannot be turned into its inputs: {way}\n{CARD_WAY}"
         raise BadInputError(message)
     if get_package_version("tokenizers") is None:
         raise MissingError(
@@ -203,9 +218,7 @@ def iterate_rows(
     if isinstance(samples, TextSet):
         assert model is not None
         texts = [samples.texts[each.path] for each in samples.files]
-        rows = [
-            each.ids for each in tokenize(texts, model.file(TOKENIZER), compute_max_tokens(card))
-        ]
+        rows = encode(texts, model.file(TOKENIZER), compute_max_tokens(card))
         if by_length:
             rows.sort(key=len)
         yield from (

@@ -24,6 +24,7 @@ from optpipe.models.inputs.sample_set import (
     draw_subset,
     format_unreadable,
 )
+from optpipe.models.sources.text_tokenizer import encode_by_function, is_function
 
 tokenizers = LazyModule("tokenizers")
 
@@ -175,9 +176,12 @@ def find_long_texts(texts: Mapping[str, str], tokenizer: str, max_length: int) -
 
     `tokenizer` is the content of a `tokenizer.json`; its own truncation applies first.
     """
-    loaded = tokenizers.Tokenizer.from_str(tokenizer)
-    loaded.no_padding()
-    counts = (len(each.ids) for each in loaded.encode_batch(list(texts.values())))
+    if is_function(tokenizer):
+        counts = [len(ids) for ids in encode_by_function(tokenizer, list(texts.values()))]
+    else:
+        loaded = tokenizers.Tokenizer.from_str(tokenizer)
+        loaded.no_padding()
+        counts = [len(each.ids) for each in loaded.encode_batch(list(texts.values()))]
     return {name: count for name, count in zip(texts, counts, strict=True) if count > max_length}
 
 
@@ -207,6 +211,14 @@ def tokenize(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[Any
     return list(loaded.encode_batch(list(texts)))
 
 
+def encode(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[list[int]]:
+    """Token identifiers of each text, by a `tokenizer.json` or the function that it names, cut at `max_length`."""
+    content = tokenizer.read_text(encoding="utf-8")
+    if is_function(content):
+        return [ids[:max_length] for ids in encode_by_function(content, texts)]
+    return [each.ids for each in tokenize(texts, tokenizer, max_length)]
+
+
 def compute_max_tokens(card: ModelCard) -> int:
     assert card.tokenization is not None
     return min(card.tokenization.max_length, card.inputs[0].max[1])
@@ -222,4 +234,11 @@ def pad_tokens(card: ModelCard, rows: Sequence[Sequence[int]]) -> dict[str, np.n
         ids[index, : len(row)] = row
         mask[index, : len(row)] = 1
     known = {"input_ids": ids, "attention_mask": mask}
+    if len(card.inputs) == 1:
+        known[card.inputs[0].name] = ids
+    if unknown := [each.name for each in card.inputs if each.name not in known]:
+        raise BadInputError(
+            f"{card.name}: a tokenizer gives input_ids and attention_mask, not '{unknown[0]}'\n"
+            "name the inputs so, or give its inputs as tensors (.npz)"
+        )
     return {each.name: known[each.name].astype(each.dtype) for each in card.inputs}

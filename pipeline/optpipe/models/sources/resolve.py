@@ -10,23 +10,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from optpipe.core.card import ModelCard, card_from_dict
+from optpipe.core.card import ModelCard, Tokenization, card_from_dict
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, first_line, require_file
-from optpipe.core.files import hash_file, hash_value
+from optpipe.core.files import hash_file, hash_text, hash_value
 from optpipe.models.sources.libraries import HuggingFaceSource, TimmSource, TorchvisionSource
 from optpipe.models.sources.modules import LoadedModel, Source
 from optpipe.models.sources.onnx_file import OnnxFileSource, ShapeRanges
 from optpipe.models.sources.python_file import PythonFileSource
+from optpipe.models.sources.text_tokenizer import read_tokenizer_source
 from optpipe.workspace.file_names import require_name
 from optpipe.workspace.places import find_shipped_folder
 
 CARD_FIELDS: Mapping[str, type] = {
     "name": str, "task": str, "description": str, "source": str, "weights": str, "weights_sha256": str, "labels": list,
     "license": dict, "inputs": list, "outputs": list, "preprocessing": dict, "data": dict,
-    "head": dict,
+    "head": dict, "tokenizer": str, "pad_id": int,
 }  # fmt: skip
-_KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "a table"}
+_KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "a table", int: "an integer"}
 
 
 def _require_known(table: Mapping[str, Any], path: Path) -> None:
@@ -100,6 +101,28 @@ class CardSource:
             f"{self.path}: source '{self.card.source}' is neither FILE.py:FACTORY nor FILE.onnx"
         )
 
+    @cached_property
+    def _tokenizer(self) -> str | None:
+        """The content that the stored model keeps of the card's tokenizer; None without one."""
+        named = self._table.get("tokenizer")
+        return None if named is None else read_tokenizer_source(named, self.path.parent)
+
+    def _add_tokenizer(self, loaded: LoadedModel) -> LoadedModel:
+        """`loaded` with the card's tokenizer; texts hold as many tokens as the first input."""
+        if self._tokenizer is None:
+            return loaded
+        first = loaded.card.inputs[0]
+        if len(first.max) != 2:
+            problem = f"{self.path}: a tokenizer gives (texts, tokens)"
+            raise BadInputError(f"{problem}, but input {first.name} is {first.format_profile()}")
+        tokenization = Tokenization(
+            sha256=hash_text(self._tokenizer),
+            max_length=first.max[1],
+            pad_id=int(self._table.get("pad_id", 0)),
+        )
+        card = replace(loaded.card, tokenization=tokenization)
+        return replace(loaded, card=card, tokenizer=self._tokenizer)
+
     def _find_weights(self) -> Path | None:
         if self._table.get("weights", "default") in ("default", "random"):
             return None
@@ -128,10 +151,18 @@ class CardSource:
         return {
             "card": hash_value(self.card.to_dict()),
             "weights": (stated or hash_file(weights)) if weights else self._table.get("weights"),
+            **(
+                {"tokenizer": [hash_text(self._tokenizer), self._table.get("pad_id", 0)]}
+                if self._tokenizer
+                else {}
+            ),
             **self._inner.collect_identity(),
         }
 
     def load(self, weights: WeightsRequest) -> LoadedModel:
+        return self._add_tokenizer(self._load(weights))
+
+    def _load(self, weights: WeightsRequest) -> LoadedModel:
         own = self._find_weights()
         if weights.kind == "default" and self._table.get("weights") == "random":
             weights = replace(weights, kind="random")

@@ -50,7 +50,12 @@ from optpipe.measure.int8_notes import (
 )
 from optpipe.measure.pair import PAIR_CONFIDENCE
 from optpipe.measure.search import Slo
-from optpipe.models.artifacts.lookup import describe_network, find_builds, judged_build_from_entry
+from optpipe.models.artifacts.lookup import (
+    describe_network,
+    explain_other_content,
+    find_builds,
+    judged_build_from_entry,
+)
 from optpipe.stats.means import Scatter, reject_by_holm
 from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, load_run, runs_from_files
 from optpipe.workspace.runs import RUNS, list_runs
@@ -600,13 +605,15 @@ def compare_workspace(
 
     A single name that is a measured model and no run acts as `model`; a file's name selects the builds of that file.
     """
-    of_file: set[str] = set()
+    of_file: set[str] | None = None
+    asked = names[0] if len(names) == 1 else ""
     if (
         model is None
         and len(names) == 1
         and (meant := _find_measured_model(names[0], store)) is not None
     ):
-        if Path(names[0]).is_file():
+        file = names[0].rpartition(":")[0] if ".py:" in names[0] else names[0]
+        if Path(file).is_file():
             of_file = {each.id for each in find_builds(names[0], store)}
         model, names = meant, ()
     held_against, against = _find_baseline(store, baseline, model)
@@ -626,8 +633,13 @@ def compare_workspace(
             raise BadInputError(
                 f"no measurements of {model} in {store.workspace}; measured models: {', '.join(have)}"
             )
-    if any(one.measurement.subject.artifact in of_file for one in measured):
+    if of_file is not None:
         measured = tuple(one for one in measured if one.measurement.subject.artifact in of_file)
+        if not measured:
+            raise BadInputError(
+                f"no measurements of {asked}{explain_other_content(asked, store)}\n"
+                f"build and measure it: {for_workspace(f'optpipe build {asked}')}"
+            )
     if length is not None:
         have = sorted(
             {str(one.measurement.load.length) for one in measured if one.measurement.load.length}

@@ -28,9 +28,11 @@ from optpipe.core.verdict import VerdictRecord
 from optpipe.models.artifacts.decisions import find_decision
 from optpipe.models.artifacts.lookup import (
     describe_network,
+    explain_other_content,
     find_builds,
     hash_engine,
     judged_build_from_entry,
+    require_one_model,
 )
 from optpipe.preprocess.proof import PreprocessRecord, is_proof_for
 from optpipe.signoff.build_evidence import is_of_other_file
@@ -210,23 +212,27 @@ def _require_options(policy: Policy, name: str | None) -> None:
 
 
 def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[ArtifactInfo]:
-    """Raises BadInputError if no build, or several, match."""
-    built = find_builds(wanted.model, store)
+    """Raises BadInputError if no build, or several, match. An artifact's ID selects it whether or not its source has changed."""
+    built = find_builds(wanted.model, store, any_content=wanted.artifact is not None)
     if not built:
         _require_model(wanted.model, store)
-        problem = f"{wanted.model} has no build in {store.workspace}"
+        other = explain_other_content(wanted.model, store)
+        problem = f"{wanted.model} has no build in {store.workspace}{other}"
         raise BadInputError(
             f"{problem}; first run `{for_workspace(f'optpipe build {shlex.quote(wanted.model)}')}`"
         )
     named = {**wanted.policy.build, **({"artifact": wanted.artifact} if wanted.artifact else {})}
-    newest = {
-        one.info.label: one
+    fitting = [
+        one
         for one in built
         if all(
             one.matches_id(value) if key == "artifact" else str(getattr(one.info, key)) == value
             for key, value in named.items()
         )
-    }
+    ]
+    if wanted.artifact is None:
+        require_one_model(wanted.model, fitting, store)
+    newest = {one.info.label: one for one in fitting}
     if not newest:
         have = ", ".join(
             sorted({f"{one.info.backend} {one.info.precision} ({one.id})" for one in built})

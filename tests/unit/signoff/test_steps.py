@@ -63,9 +63,9 @@ maximum = "1 MiB"
 """
 
 
-def kinds(workspace):
+def kinds(workspace, artifact=None):
     wanted, store = (
-        SignoffRequest("digits", policy_from_toml(POLICY.encode())),
+        SignoffRequest("digits", policy_from_toml(POLICY.encode()), artifact),
         Store(workspace.path),
     )
     judged = find_judged_artifact(wanted, store)
@@ -113,7 +113,7 @@ def test_a_parity_proof_of_another_model_of_the_name_is_no_evidence(workspace, t
     workspace.artifact("fp16", trained=False)
     run = workspace.preprocess()
     entry = workspace.artifact("fp16")
-    assert "preprocess" in kinds(workspace)
+    assert "preprocess" in kinds(workspace, entry.id)
     assert observe_preprocessing([run], judged_build_from_entry(entry), 0.95) == {}
     wanted = SignoffRequest("digits", policy_from_toml(POLICY.encode()), artifact=entry.id)
     collect_evidence(wanted, workspace.store, tmp_path / "dossier")

@@ -14,7 +14,7 @@ from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.core.card import ModelCard, card_from_file, name_from_factory
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, MissingError
-from optpipe.core.files import Files, hash_value
+from optpipe.core.files import Files, hash_file, hash_value
 from optpipe.core.plan import for_workspace
 from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.models.sources.resolve import CardSource, find_model_cards
@@ -149,13 +149,10 @@ def find_artifacts(
 ) -> tuple[StoredArtifact, ...]:
     """The newest artifact of each backend, precision and device that `text` and the filters name.
 
-    Raises BadInputError, with the build command, if there is none.
+    `text` is a MODEL, the ID of an artifact, or that of a model, for all of its artifacts. Raises BadInputError, with the build
+    command, if there is none, and with the IDs if several models have that name.
     """
-    by_id = [
-        entry
-        for entry in store.list_entries(ArtifactInfo)
-        if len(text) >= 4 and entry.matches_id(text)
-    ]
+    by_id = _find_by_id(text, store)
     named = by_id or find_builds(text, store)
     wanted = [
         entry
@@ -174,16 +171,75 @@ def find_artifacts(
     if not wanted:
         built = sorted({f"{entry.info.backend} {entry.info.precision}" for entry in named})
         here = f" (available: {', '.join(built)})" if built else ""
-        if not named and find_builds(text, store, any_content=True):
-            here = "; existing builds of that name are from a different file"
+        if not named:
+            here = explain_other_content(text, store)
         way_out = f"`{for_workspace(f'optpipe build {shlex.quote(text)}{flags}')}` builds it"
         raise BadInputError(f"no build of {text}{flags} in {store.workspace}{here}\n{way_out}")
+    if not by_id:
+        require_one_model(text, wanted, store)
     found = []
     for entry in {entry.info.label: entry for entry in wanted}.values():
         exported = store.find(entry.manifest.parents[0], ModelInfo)
         card = card_from_file(store.verify_entry(exported, CARD).file(CARD))
         found.append(StoredArtifact(entry, card, exported, find_reference(entry, exported, store)))
     return tuple(found)
+
+
+def _find_by_id(text: str, store: Store) -> list[Entry[ArtifactInfo]]:
+    """The artifacts whose ID, or whose model's ID, begins with `text`, of at least 4 digits."""
+    if len(text) < 4:
+        return []
+    models = {
+        each.id
+        for each in store.list_entries(ModelInfo)
+        if each.matches_id(text) or each.info.content.startswith(text)
+    }
+    return [
+        each
+        for each in store.list_entries(ArtifactInfo)
+        if each.matches_id(text) or each.manifest.parents[0] in models
+    ]
+
+
+def require_one_model(text: str, builds: Sequence[Entry[ArtifactInfo]], store: Store) -> None:
+    """Raises BadInputError with the models' IDs if `builds`, which `text` names, are of several models.
+
+    Models with the same content, or with the same source and weights, are one: they differ in profile or in tools.
+    """
+    stored = {each.id: each for each in store.list_entries(ModelInfo)}
+    groups: list[tuple[set[str], list[Entry[ArtifactInfo]]]] = []
+    for each in builds:
+        model = stored.get(each.manifest.parents[0])
+        if model is None:
+            continue
+        keys = {hash_model(model.manifest), model.info.content} - {""}
+        for known, members in groups:
+            if keys & known:
+                known |= keys
+                members.append(each)
+                break
+        else:
+            groups.append((keys, [each]))
+    if len(groups) < 2:
+        return
+    described = []
+    for _, members in groups:
+        model = stored[members[-1].manifest.parents[0]]
+        labels = ", ".join(dict.fromkeys(f"{one.info.label}" for one in members))
+        described.append(f"{model.info.content or model.id} ({labels})")
+    raise BadInputError(
+        f"{len(groups)} models in {store.workspace} are called {text}: {'; '.join(described)}\n"
+        f"give the ID of one instead of the name; `{for_workspace('optpipe store ls')}` lists them"
+    )
+
+
+def explain_other_content(text: str, store: Store) -> str:
+    """What to know if `text` has no builds of its present content: those of its name, with their IDs; empty if there are none."""
+    others = find_builds(text, store, any_content=True)
+    if not others:
+        return ""
+    listed = ", ".join(f"{each.info.label} {each.id}" for each in others[-5:])
+    return f": its source is not that of its builds ({listed}); it has changed, or they are of another file"
 
 
 def select_runnable(
@@ -214,10 +270,18 @@ def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[E
     artifacts = store.list_entries(ArtifactInfo)
     path, (file, _, factory) = Path(text), text.rpartition(":")
     if file.endswith(".py"):
-        alike = [each for each in artifacts if each.info.model == name_from_factory(text)]
-        places = [(each, *each.info.source.rpartition(":")[::2]) for each in alike]
-        made = [(each, place) for each, place, made_by in places if made_by == factory]
-        return [each for each, place in made if Path(file).resolve() == Path(place).resolve()]
+        named = [
+            each
+            for each in artifacts
+            if each.info.model == name_from_factory(text)
+            and each.info.source.rpartition(":")[2] == factory
+        ]
+        if any_content or not named:
+            return named
+        folder = Path(file).resolve().parent
+        models = {each.id: each for each in store.list_entries(ModelInfo)}
+        fresh = {name for name, each in models.items() if _has_same_files(each, folder)}
+        return [each for each in named if each.manifest.parents[0] in fresh]
     if path.suffix == ".toml" and path.is_file():
         source = CardSource(path)
         named = [each for each in artifacts if each.info.model == source.card.name]
@@ -255,6 +319,20 @@ def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[E
         ):
             found.append(each)
     return found
+
+
+def _has_same_files(model: Entry[ModelInfo], folder: Path) -> bool:
+    """Whether the source files of a factory's stored model are the same in `folder`, where its file lies now; runs no code.
+
+    They are the file, the modules that it imported, and the files that it read, such as weights.
+    """
+    source = model.recipe.get("model", {}).get("source", {})
+    files = source.get("made", {}).get("files", {})
+    with suppress(OSError):
+        return bool(files) and all(
+            hash_file(folder / name) == digest for name, digest in files.items()
+        )
+    return False
 
 
 def _list_names(name: str, source: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.entries import ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
+from optpipe.core.files import hash_file
 from optpipe.models.artifacts.lookup import find_artifacts, find_stored_source
 from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
@@ -30,17 +31,33 @@ inputs = [{name = "x", min = [1, 8], opt = [4, 8], max = [16, 8]}]
 """
 
 
-def built(store, name, source, weights="a", precision="fp32", path=None, kind="file"):
+def built(
+    store,
+    name,
+    source,
+    weights="a",
+    precision="fp32",
+    path=None,
+    kind="file",
+    content="",
+    files=(),
+    revision=1,
+):
     record = WeightsRecord(kind, weights)
     card = json.dumps(ModelCard(name, source, Task.OTHER, INPUTS).to_dict()).encode()
+    file = Path(source.rpartition(":")[0])
+    known = files or ([file.name] if file.is_file() else [])
+    hashes = {each: hash_file(file.parent / each) for each in known}
     model = {
-        "source": {"file": source, "card": name},
+        "source": {"file": source, "card": name, "made": {"files": hashes}},
         "weights": {"file": weights},
         "batch": None,
         "shapes": {},
     }
-    info = ModelInfo(name, source, record, simplified=True, own_precision=None, card=path)
-    entry = put(store, info, {"model": model}, files={CARD: card})
+    info = ModelInfo(
+        name, source, record, simplified=True, own_precision=None, card=path, content=content
+    )
+    entry = put(store, info, {"revision": revision, "model": model}, files={CARD: card})
     built = artifact_info(model=name, source=source, precision=precision, weights=record)
     return put(store, built, {"of": entry.id, "precision": precision}, (entry,))
 
@@ -78,6 +95,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 def test_a_model_is_known_by_its_name_its_source_and_its_file(
     store: Store, text: str, name: str | None
 ) -> None:
+    if ".py:" in text:
+        Path("net.py").write_text("# makes a network")
     for each, source in (
         ("net.make", "net.py:make"),
         ("mine", "net.py:make"),
@@ -96,10 +115,83 @@ def test_a_model_is_known_by_its_name_its_source_and_its_file(
 
 
 def test_the_build_that_was_made_or_found_last_is_meant(store: Store) -> None:
-    former, later = (built(store, "net.make", "net.py:make", weights) for weights in ("a", "b"))
+    former, later = (
+        built(store, "net.make", "net.py:make", revision=revision) for revision in (1, 2)
+    )
     assert find_artifacts("net.make", store)[0].entry.id == later.id
-    built(store, "net.make", "net.py:make", "a")
+    built(store, "net.make", "net.py:make", revision=1)
     assert find_artifacts("net.make", store)[0].entry.id == former.id
+
+
+POLICY = policy_from_toml(b"schema = 1\n[size]\nmaximum = '1 MiB'\n")
+
+
+def test_several_models_of_one_name_are_told_apart_by_their_ids(store: Store) -> None:
+    builds = {
+        name: built(store, "net.make", "net.py:make", name, content=name * 12) for name in "ab"
+    }
+    for find in (
+        lambda: find_artifacts("net.make", store),
+        lambda: find_judged_artifact(SignoffRequest("net.make", POLICY), store),
+    ):
+        with pytest.raises(BadInputError, match=r"2 models in .* are called net.make: aaaa.*bbbb"):
+            find()
+    for name, each in builds.items():
+        assert [one.entry.id for one in find_artifacts(name * 6, store)] == [each.id]
+        assert find_artifacts(each.id, store)[0].entry.id == each.id
+        judged = SignoffRequest("net.make", POLICY, artifact=each.id)
+        assert find_judged_artifact(judged, store).id == each.id
+
+
+def test_the_same_content_under_one_name_is_one_model(store: Store) -> None:
+    for weights in "ab":
+        built(store, "net.make", "net.py:make", weights, content="c" * 12)
+    assert len(find_artifacts("net.make", store)) == 1
+
+
+@pytest.mark.parametrize("change", ["the file", "a module", "its weights", "a file is gone"])
+def test_a_build_whose_source_has_changed_is_not_meant(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    for folder, text in (("x", "one"), ("y", "two")):
+        Path(folder).mkdir()
+        Path(folder, "net.py").write_text(text)
+        Path(folder, "layers.py").write_text(f"layers of {text}")
+        Path(folder, "weights.bin").write_bytes(text.encode())
+    monkeypatch.chdir("x")
+    mine = built(store, "net.make", "net.py:make", files=("net.py", "layers.py", "weights.bin"))
+    monkeypatch.chdir("../y")
+    wanted = SignoffRequest("net.py:make", POLICY)
+    for find in (
+        lambda: find_artifacts("net.py:make", store),
+        lambda: find_judged_artifact(wanted, store),
+    ):
+        with pytest.raises(BadInputError, match=rf"its source is not that of .*{mine.id}"):
+            find()
+    theirs = built(store, "net.make", "net.py:make", files=("net.py", "layers.py", "weights.bin"))
+    for folder, expected in (("x", mine), ("y", theirs)):
+        monkeypatch.chdir(tmp_path / folder)
+        assert find_artifacts("net.py:make", store)[0].entry.id == expected.id
+        assert find_judged_artifact(wanted, store).id == expected.id
+    (tmp_path / "y").rename(tmp_path / "moved")
+    assert find_artifacts(str(tmp_path / "moved" / "net.py:make"), store)[0].entry.id == theirs.id
+    monkeypatch.chdir(tmp_path / "x")
+    match change:
+        case "the file":
+            Path("net.py").write_text("another seed")
+        case "a module":
+            Path("layers.py").write_text("other layers")
+        case "its weights":
+            Path("weights.bin").write_bytes(b"retrained")
+        case _:
+            Path("weights.bin").unlink()
+    with pytest.raises(BadInputError, match=r"has changed.*\n.*optpipe build net.py:make"):
+        find_artifacts("net.py:make", store)
+    with pytest.raises(BadInputError, match="has changed"):
+        find_judged_artifact(wanted, store)
+    assert find_artifacts(mine.id, store)[0].entry.id == mine.id
+    by_id = SignoffRequest("net.py:make", POLICY, artifact=mine.id)
+    assert find_judged_artifact(by_id, store).id == mine.id
 
 
 @pytest.mark.parametrize(

@@ -20,20 +20,20 @@ from optpipe.backends.onnx_graph import (
     name_nodes,
     replace_nodes,
 )
-from optpipe.core import onnx
+from optpipe.core import np, onnx
 from optpipe.core.card import InputSpec, ModelCard, card_from_file
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
-from optpipe.core.errors import (
-    BadInputError,
-    GateError,
-    escape,
-)
+from optpipe.core.errors import BadInputError, GateError, StageError, escape
 from optpipe.core.events import Listener
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, QdqForm
 from optpipe.models.export.exported import reference_from_file
+from optpipe.models.export.opsets import needs_conversion, raise_opset, read_opset
+from optpipe.models.export.rewrites import ROUNDING_FACTOR, RewriteGuard, require_same
+from optpipe.models.export.source_graph import require_raised_opset
 from optpipe.models.inputs.rows import split_batches, tensor_set_from_parts
 from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.quantize.modelopt import convert_by_modelopt
+from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX, REFERENCE
@@ -71,6 +71,7 @@ def convert_to_precision(
         return make_graph_as_given(Precision(own), precision, device, model, store, listener)
     if precision in (Precision.FP32, Precision.TF32):
         return model, True
+    require_raised_opset(model.info.name, model.info.remarks, precision)
     if precision in CALIBRATED:
         from optpipe.quantize.calibrated_graph import make_calibrated_graph
 
@@ -172,9 +173,13 @@ def fold_constants(model: Any) -> None:
     replace_nodes(graph, kept, folded)
 
 
-REVISION = 4
+REVISION = 5
 FP16_HEADROOM = 65504 / 8
 """Layers whose values come within three bits of FP16's largest number on the reference inputs stay in FP32."""
+GUARDED_BATCHES = 1
+"""Batches of the reference on which a converted graph is compared with its source."""
+FP16_OPSET = 13
+"""The first opset that ModelOpt leaves as it is."""
 BF16_OPSET = 22
 """The first opset whose Conv takes BF16."""
 SOURCE = "source.onnx"
@@ -318,11 +323,19 @@ def _convert(
 ) -> dict[str, str]:
     """Writes the converted graph into `directory`. Returns why ModelOpt left nodes in FP32, by node."""
     directory, card = directory.resolve(), card_from_file(model.file(CARD))
+    rows = reference_from_file(reference.file(REFERENCE)).inputs
+    guard = RewriteGuard([batch for batch, _ in split_batches(card, rows)][:GUARDED_BATCHES])
+    least = BF16_OPSET if precision is Precision.BF16 else FP16_OPSET
     source = name_nodes(onnx.load(model.file(ONNX)))
-    wide = _find_wide_tensors(source, card, reference_from_file(reference.file(REFERENCE)).inputs)
-    own = next(each.version for each in source.opset_import if each.domain in ("", "ai.onnx"))
-    if precision is Precision.BF16 and own < BF16_OPSET:
-        source = onnx.version_converter.convert_version(source, BF16_OPSET)
+    if needs_conversion(source, least):
+        source = require_same(
+            guard,
+            source,
+            lambda graph: raise_opset(graph, least),
+            f"{card.name} cannot be converted from opset {read_opset(source)} to {least}",
+            f"export the model at opset {least}, or build it in fp32",
+        )
+    wide = _find_wide_tensors(source, card, rows)
     plain = PlainNames(source)
 
     def convert() -> Any:
@@ -354,6 +367,7 @@ def _convert(
         return graph
 
     graph = convert_by_modelopt(plain, card.name, precision, directory, convert)
+    require_rounding(source, graph, precision, guard, card)
     onnx.save(graph, directory / ONNX)
     found, log = {}, (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace")
     shown = plain.list_nodes()
@@ -367,6 +381,33 @@ def _convert(
                 else "by a rule of ModelOpt"
             )
     return found
+
+
+def require_rounding(
+    source: Any, converted: Any, precision: Precision, guard: RewriteGuard, card: ModelCard
+) -> None:
+    """Raises StageError if a converted graph differs from its source by more than rounding to the type explains.
+
+    Most graphs are within a fixed limit. Beyond it, the source with the same nodes rounded says what rounding alone does.
+    ONNX Runtime's CPU provider computes the converted graph in FP32 between casts; a graph that it cannot run is not compared.
+    """
+    limit = TOLERATED_RELATIVE_ERROR[precision]
+    expected = guard.run(source)
+    if not expected:
+        return
+    difference = guard.measure(source, converted, limit)
+    if difference is None or difference.unknown:
+        return
+    if precision is Precision.FP16 and np.isfinite(difference.relative):
+        known = infer_graph_types(source, card.inputs)
+        half = find_half_nodes(converted, card.inputs)
+        rounded = guard.measure(source, round_nodes(source, half, known), 0.0)
+        if rounded is not None and difference.relative <= ROUNDING_FACTOR * rounded.relative:
+            return
+    raise StageError(
+        f"the conversion of {card.name} to {precision} changes more than rounding does: {difference}\n"
+        f"leave {precision} out of --precision, or give an ONNX file that is in {precision} already"
+    )
 
 
 def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset[str]:

@@ -28,7 +28,6 @@ from optpipe.backends.onnx_graph import (
     OnnxGraph,
     list_read_names,
     name_nodes,
-    rename_inner_twins,
     replace_nodes,
 )
 from optpipe.core import onnx
@@ -36,6 +35,7 @@ from optpipe.core.entries import SkippedLayer
 from optpipe.core.errors import BadInputError, StageError, escape
 from optpipe.core.plan import for_workspace
 from optpipe.core.precision import QdqForm
+from optpipe.models.export.opsets import raise_opset
 from optpipe.quantize.ranges import CalibrationTable, TensorRange
 
 Target = QdqForm
@@ -341,7 +341,7 @@ def qdq_from_onnx(
             f"the calibration table does not match this graph: no range for '{missing[0]}'"
             f" and {len(missing) - 1} more; create a matching table with `{for_workspace('optpipe calibrate MODEL')}`"
         )
-    copy = _convert_opset(model, OPSET)
+    copy = raise_opset(model, OPSET)
     writer = _Writer(copy, placed.target, ranges, {} if known is None else known)
     if widen:
         writer.widen(placed.layers)
@@ -374,24 +374,6 @@ def quantize_graph(
     unseen = {name for name, each in table.ranges.items() if each.low == each.high == 0}
     placed = place_qdq(model, target, keep.__contains__, unseen)
     return qdq_from_onnx(model, placed, table.ranges, known, widen=widen), placed
-
-
-def _convert_opset(model: Any, least: int) -> Any:
-    """A copy at opset `least` or later, with a name for every node."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    version = next(
-        (each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0
-    )
-    if version < least:
-        try:
-            copy = onnx.version_converter.convert_version(copy, least)
-            rename_inner_twins(copy)
-        except (RuntimeError, ValueError, onnx.version_converter.ConvertError) as error:
-            raise StageError(
-                f"cannot convert the graph from opset {version} to {least}, required for FP16 Q/DQ: {error}"
-            ) from error
-    return name_nodes(copy)
 
 
 class _Writer:

@@ -1,10 +1,9 @@
 """Raises the opset of a graph, with the meaning of its operators.
 
-Operators that onnx's converter translates wrongly, or into an invalid graph, are written in others first (tried with
-onnx 1.23: `benchmarks/opset_conversion.md`).
+Operators that onnx's converter (1.23) translates wrongly, or into an invalid graph, are written in others first.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from optpipe.backends.graph_names import NameGiver, iterate_graphs
@@ -54,7 +53,7 @@ def raise_opset(model: Any, least: int) -> Any:
         return name_nodes(copy)
     if version < HARDMAX_CHANGED:
         _rewrite_nodes(copy, "Hardmax", _flatten_hardmax)
-    modes = dict(_list_resize_modes(copy)) if version < RESIZE_CHANGED else {}
+    modes = list(_list_resize_modes(copy)) if version < RESIZE_CHANGED else []
     try:
         if modes:
             copy = onnx.version_converter.convert_version(copy, RESIZE_CHANGED)
@@ -69,8 +68,8 @@ def raise_opset(model: Any, least: int) -> Any:
     return name_nodes(copy)
 
 
-def _list_resize_modes(model: Any) -> Iterator[tuple[str, str]]:
-    """By its output, the rounding of each Resize or Upsample: ONNX Runtime rounds down to enlarge, and up to shrink."""
+def _list_resize_modes(model: Any) -> Iterator[str]:
+    """The rounding of each Resize or Upsample, in order: ONNX Runtime rounds down to enlarge, and up to shrink."""
     for graph in iterate_graphs(model.graph):
         constants = {each.name: each for each in graph.initializer}
         constants |= {
@@ -87,13 +86,15 @@ def _list_resize_modes(model: Any) -> Iterator[tuple[str, str]]:
             if not scales and len(node.input) > 1 and node.input[1] in constants:
                 scales = onnx.numpy_helper.to_array(constants[node.input[1]]).reshape(-1)
             shrinks = bool(len(scales)) and bool((np.asarray(scales) < 1).any())
-            yield node.output[0], "ceil" if shrinks else "floor"
+            yield "ceil" if shrinks else "floor"
 
 
-def _state_resize_modes(model: Any, modes: dict[str, str]) -> None:
+def _state_resize_modes(model: Any, modes: Sequence[str]) -> None:
+    """The converter keeps the order of the nodes, but not the names of their outputs."""
+    left = iter(modes)
     for graph in iterate_graphs(model.graph):
         for node in graph.node:
-            if node.op_type != "Resize" or node.output[0] not in modes:
+            if node.op_type != "Resize" or node.domain not in ("", "ai.onnx"):
                 continue
             kept = [
                 each
@@ -102,7 +103,7 @@ def _state_resize_modes(model: Any, modes: dict[str, str]) -> None:
             ]
             stated = {
                 "coordinate_transformation_mode": "asymmetric",
-                "nearest_mode": modes[node.output[0]],
+                "nearest_mode": next(left),
             }
             del node.attribute[:]
             node.attribute.extend(kept)

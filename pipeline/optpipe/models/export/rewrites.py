@@ -39,6 +39,8 @@ class Difference:
     """The type of the operator that computes it; empty for an output whose operator is unknown."""
     relative: float
     """‖after - before‖ / ‖before‖; infinite for another shape, another type, or other places of NaN."""
+    unknown: bool = False
+    """Whether the graph after does not run, so that nothing was compared."""
 
     def __str__(self) -> str:
         where = f"tensor '{escape(self.tensor)[:80]}'"
@@ -90,6 +92,22 @@ class RewriteGuard:
             return graph, None
         difference = self.find_difference(graph, rewritten)
         return (rewritten, None) if difference is None else (graph, difference)
+
+    def measure(self, before: Any, after: Any, limit: float) -> Difference | None:
+        """The first tensor beyond `limit` if an output is, else None; `before` stays the graph to compare with.
+
+        With a limit of 0, the output that differs most.
+        """
+        expected = self.run(before)
+        try:
+            with PlainSession(after) as session:
+                found = [self._run(session, feeds) for feeds in self._feeds]
+        except OptpipeError as error:
+            return Difference(first_line(error), "", np.inf, unknown=True)
+        worst = find_worst(expected, found, limit)
+        if worst is None or not limit:
+            return worst
+        return find_first_difference(before, after, self._feeds[0], limit) or worst
 
     def find_difference(self, before: Any, after: Any) -> Difference | None:
         """The first tensor of `after` that differs from `before`; None if the outputs agree, or `before` does not run."""

@@ -5,6 +5,7 @@ and a remark says so.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,8 @@ from optpipe.backends.onnx_graph import (
 )
 from optpipe.core import LazyModule, onnx
 from optpipe.core.card import ModelCard
-from optpipe.core.errors import escape, first_line
+from optpipe.core.errors import BadInputError, StageError, escape
+from optpipe.models.export.opsets import needs_conversion, raise_opset, read_opset
 from optpipe.models.export.rewrites import RewriteGuard
 from optpipe.models.inputs.rows import split_batches
 from optpipe.models.inputs.samples import make_noise_rows, make_synthetic_tensor
@@ -32,6 +34,10 @@ OLDEST_IR = 4
 NEWEST_IR = 13
 """The newest that ONNX Runtime 1.31 reads; onnx 1.23 writes 14, and no operator here needs it."""
 PROBE_ROWS = 2
+COMMON_OPSET = 19
+"""The opset of the graphs made from a user's file, and the first whose Q/DQ nodes take FP16 scales: what converts types converts
+no versions then."""
+OPSET_REMARK = "raising the opset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,12 @@ def prepare_graph(given: Any, card: ModelCard, *, own_file: bool) -> PreparedGra
         take("naming the dimensions", lambda model: state_shapes(model, card, guard.run(given)))
         if given.functions:
             take("inlining its functions", inline_functions)
+        if needs_conversion(graph, COMMON_OPSET):
+            with suppress(
+                StageError
+            ):  # of an operator without conversion: precisions that need one refuse it
+                what = f"{OPSET_REMARK} from {read_opset(graph)} to {COMMON_OPSET}"
+                take(what, lambda model: raise_opset(model, COMMON_OPSET))
     take("copying constants that layers share", _normalize)
     try:
         simplified = take("simplifying the graph with onnxslim", simplify)
@@ -162,5 +174,11 @@ def _normalize(model: Any) -> Any:
     return model
 
 
-def describe_invalid(error: Exception) -> str:
-    return f"the exported graph is not valid ONNX: {first_line(error)}"
+def require_raised_opset(name: str, remarks: Sequence[str], precision: str) -> None:
+    """Raises BadInputError if a precision needs the graph at `COMMON_OPSET`, and its operators mean something else there."""
+    for remark in remarks:
+        if remark.startswith(OPSET_REMARK):
+            problem = f"{name} cannot be built in {precision}: {remark.removesuffix(', so it is left out')}"
+            raise BadInputError(
+                f"{problem}\nexport the model at opset {COMMON_OPSET}, or build it in fp32"
+            )

@@ -31,6 +31,7 @@ from optpipe.signoff.policy import (
     MAX_TIME,
     MEASURED,
     MIN_COSINE,
+    MIN_FACTOR,
     MIN_RATE,
     MIN_RATIO,
     MIN_SCORE,
@@ -124,7 +125,11 @@ DOCUMENTS: dict[str, tuple[str | type, ...]] = {
     "build": ("build.records:BuildResult", "build.choose:ChoiceResult", CardTemplate),
     "calibrate": ("quantize.calibrated_graph:CalibrationResult",),
     "preprocess": ("preprocess.proof:PreprocessRecord", "preprocess.proof:AgainstRecord"),
-    "bench": ("measure.pair:BenchRecord", "preprocess.end_to_end:EndToEndRecord"),
+    "bench": (
+        "measure.pair:BenchRecord",
+        "measure.turns:TurnsReport",
+        "preprocess.end_to_end:EndToEndRecord",
+    ),
     "evaluate": ("evaluate.result:Evaluation", "evaluate.layers:LayerComparison"),
     "profile": ("trace.profile_model:ModelProfileDocument", "trace.report:TraceProfile"),
     "compare": ("core.measurement:Comparison",),
@@ -213,6 +218,7 @@ LIMITS = {
     MAX_SIZE: "Maximum size.",
     MAX_ENERGY: "Maximum energy per image or sample.",
     MIN_RATE: "Minimum images or samples per second.",
+    MIN_FACTOR: "Minimum of how many times as fast as the other build.",
     MIN_SHARE: "Minimum share.",
     MIN_RATIO: "Minimum signal-to-noise ratio.",
     MIN_COSINE: "Minimum cosine similarity.",
@@ -230,6 +236,7 @@ DESCRIPTIONS = {
     "memory": "Peak memory: device memory on a GPU, process memory on a CPU.",
     "energy": "Energy per image or sample; approximate, from the driver's counter.",
     "stability": "Stability of the runtime: coefficient of variation of the latency.",
+    "speedup": "How many times as fast as another build of the model (`over`, a precision or an ID), measured in turns.",
     "accuracy": "The task's scores on the validation set, on paired predictions with the source model.",
     "preprocessing": "Agreement between DALI and the model's own preprocessing, measured on the model's outputs.",
     "outputs": "The build's outputs against the source model's, on the samples that the build was verified on.",
@@ -297,6 +304,9 @@ def _describe_limit(dimension: Dimension, about: str) -> Json:
     pattern, example = rf"^\s*\+?{number}\s*(?:{units})\s*$", dimension.example
     if dimension is Dimension.NUMBER:
         return {"type": "number", "minimum": 0, "description": about, "examples": [float(example)]}
+    if dimension is Dimension.FACTOR:
+        forms = [{"type": "number", "minimum": 0}, {"type": "string", "pattern": pattern}]
+        return {"anyOf": forms, "description": about, "examples": [1.2, example]}
     return {"type": "string", "pattern": pattern, "description": about, "examples": [example]}
 
 

@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, namedtuple
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
-from itertools import accumulate, chain, combinations, compress, pairwise, takewhile
+from itertools import accumulate, chain, combinations, compress, groupby, pairwise, takewhile
 from math import (
     ceil,
     erfc,
@@ -141,6 +141,7 @@ UNITS = {
     "points": dict.fromkeys(("points", "point", "pt", *SCORES), 1),
     "J/image": {"J/image": 1, "mJ/image": 1e-3},
     "fraction": {"%": 0.01},
+    "times": {"times": 1, "x": 1, "": 1},
     "1": {"": 1},
 }
 SECTIONS = {  # §4: the unit of each limit; one called `minimum…`, and that of a precision, is a lower limit
@@ -150,6 +151,7 @@ SECTIONS = {  # §4: the unit of each limit; one called `minimum…`, and that o
     "memory": {"maximum": "bytes"},
     "energy": {"maximum": "J/image"},
     "stability": {"maximum_cv": "fraction"},
+    "speedup": {"minimum": "times"},
     "accuracy": {
         "maximum_drop": "points",
         "minimum_score": "points",
@@ -1242,6 +1244,9 @@ def read_run(at, place, builds, needed):
         for artifact in artifacts & {*builds}:
             at.compare(f"{place}: weights", record.weights, builds[artifact].info.weights)
         expected["info"] = {"trained": record.weights.source != "random"}
+    elif run.kind == "turns":
+        expected["info"] = {"measurements": len(record.speedups)}
+        check_turns(at, run, builds)
     elif run.kind == "bench":
         subjects = {each.subject.artifact for each in record.measurements}
         whole = subjects == parents or (subjects < parents and run.status == "interrupted")
@@ -1253,6 +1258,98 @@ def read_run(at, place, builds, needed):
         run.pairs = pair_up(at, run) if run.comparison else []
     at.compare(place, run, expected)
     return run
+
+
+def check_turns(at, run, builds):  # §5.5
+    """The rounds of two builds in turns, recomputed from their queries."""
+    record, sides = run.record, (run.record.over, run.record.judged)
+    at.check(
+        {*run.parents} == {each.artifact for each in sides},
+        f"{run.place}: parents are not its builds",
+    )
+    known = [builds.get(each.artifact) for each in sides]
+    at.check(
+        all(known) and len({(*each.parents, None)[0] for each in known}) == 1,
+        f"{run.place}: compares builds that are not known to be of one model",
+    )
+    for subject, build in zip(sides, known):
+        if build:
+            expected = {key: build.info[key] for key in ("backend", "precision", "device")}
+            expected["sha256"] = subject.sha256 and build.engine
+            stated = subject | {"device": subject.device.partition(":")[0]}
+            at.compare(f"{run.place}: {subject.artifact}", stated, expected)
+    medians, speedups = ([], []), []
+    for turn in range(len(record.speedups)):
+        queries = []
+        for side, found in enumerate(medians):
+            table = at.table(f"{run.place}/samples/{'ab'[side]}{turn:03}.parquet")
+            rows = [
+                (start, side, end - start)
+                for phase, start, end in zip(table["phase"], table["start_ns"], table["end_ns"])
+                if phase == 1
+            ]
+            found.append(median(ns for *_, ns in rows))
+            queries += rows
+        blocks = [
+            (side, log(median(ns for *_, ns in block)))
+            for side, block in groupby(sorted(queries), key=lambda query: query[1])
+        ]
+        pairs = [[], []]
+        for (side, before), (_, after) in pairwise(blocks):
+            pairs[side].append(after - before if side else before - after)
+        at.check(min(map(len, pairs)) >= 4, f"{run.place}: round {turn} has too few pairs")
+        speedups.append(exp(fmean(median(each or [0.0]) for each in pairs)))
+    at.compare(
+        run.place,
+        record,
+        {"speedups": speedups, "over_ns": medians[0], "judged_ns": medians[1], "schema_version": 1},
+    )
+    environment = run.environment
+    facts = {f"packages.{name}": version for name, version in environment.packages.items()}
+    gpu = (*(environment.get("gpus") or ()), {})[0]
+    facts |= {"gpu": gpu.get("name", "none"), "driver": gpu.get("driver", "none")}
+    run.facts = facts | {key: environment.get(key, "none") for key in ("cpu", "python")}
+    run.machine = [run.facts[key] for key in ("gpu", "driver", "cpu")]
+    settings = [
+        as_texts(each.options) | {"affinity": each.affinity and sorted(each.affinity)}
+        for each in sides
+    ]
+    run.settings = settings[1]
+    run.alike = str(
+        [*map(record.load.get, LOAD), [each.artifact for each in sides], settings, run.machine]
+    )
+
+
+def observe_speedup(criterion, at):  # §8.5
+    found = [
+        run
+        for run in at.turns
+        if criterion.over in (run.record.over.artifact, run.record.over.precision)
+        and all(
+            wanted is None or wanted == has
+            for wanted, has in zip(criterion.where, map(run.record.load.get, LOAD))
+        )
+    ]
+    same = [run for run in found if run.alike == found[-1].alike]
+    logs = [[*map(log, run.record.speedups)] for run in same]
+    mean, number = mean_from_runs(logs) if logs else None, sum(map(len, logs))
+    if not mean or number < 4:
+        return []
+    value, (low, high) = exp(mean.value), map(exp, mean.interval(at.confidence))
+    blocked = any(run.record.judged.sha256 not in (None, at.build.engine) for run in same)
+    ci = widen(value, low, high, number, 0, at.policy, GAP, 0.0)
+    return [
+        Seen(
+            value,
+            ci,
+            blocked,
+            found[-1].name,
+            lambda confidence: [*map(exp, mean.interval(confidence))],
+            number,
+            0,
+            GAP,
+        )
+    ]
 
 
 def read_measurement(at, run, record, builds, needed):
@@ -1369,7 +1466,7 @@ def pair_up(at, run):  # §8.4
 
 
 def parse(text, unit):
-    if unit == "1" and not isinstance(text, str):
+    if unit in ("1", "times") and not isinstance(text, str):
         return float(text)
     found = re.fullmatch(
         r"\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*", str(text).replace(",", "")
@@ -1411,9 +1508,9 @@ def read_policy(document):
             else None
         )
         output, steps, unit = table.get("output"), table.get("steps"), SECTIONS[section][key]
-        name = ".".join(
-            filter(None, (section, key, *slug, score, output, steps and f"{steps}-steps"))
-        )
+        over = table.get("over")
+        parts = score, output, steps and f"{steps}-steps", over and f"over-{over}"
+        name = ".".join(filter(None, (section, key, *slug, *parts)))
         yield Record(
             name=name,
             section=section,
@@ -1421,6 +1518,7 @@ def read_policy(document):
             score=score,
             output=output,
             steps=steps,
+            over=over,
             least=key.startswith("minimum") or section == "precision",
             limit=parse(table[key], unit),
             unit=unit.replace("image", "sample") if "sample" in text else unit,
@@ -2044,7 +2142,10 @@ def observe(criterion, at):
     )
     if section == "environment":
         tries = [one for group in select(at.measured).values() for one in keep_valid(group)]
-        facts = {one.facts.get(key, "none"): one.run for one in tries}
+        known = [(one.facts, one.run) for one in tries] + [
+            (run.facts, run.name) for run in at.turns
+        ]
+        facts = {one.get(key, "none"): run for one, run in known}
         return [Seen(value, None, False, run) for value, run in facts.items()]
     if section in ("precision", "size"):
         share = info.precision_proof.share
@@ -2066,6 +2167,8 @@ def observe(criterion, at):
         )
     if section == "tensor_cores":
         return at.seen[section]
+    if section == "speedup":
+        return observe_speedup(criterion, at)
     groups = (
         select(at.measured, criterion.where).values()
         if section != "regression" or at.baseline
@@ -2155,7 +2258,8 @@ def judge(criterion, found, rejected):
 def judge_trust(at):
     checked, info, proof = at.verification, at.build.info, at.build.info.precision_proof
     same = checked and checked.recipe.get("artifact", {}).get("sha256") == at.build.engine
-    alone = len({str(one.machine) for one in at.measured}) == 1 and keep_valid(at.measured)
+    machines = {str(one.machine) for one in (*at.measured, *at.turns)}
+    alone = len(machines) == 1 and (keep_valid(at.measured) or at.turns)
     counted = proof.share.macs or proof.share.layers
     return {
         "trust.weights": PASS if info.weights.source != "random" else INCONCLUSIVE,
@@ -2345,9 +2449,9 @@ def read_evidence(at, document):
         one for run in sides[1] for one in run.measured if one.artifact == request.baseline_artifact
     ]
     about = {
-        run.name: len(run.record.measurements)
+        run.name: len(run.record["measurements" if run.kind == "bench" else "speedups"])
         for run in at.runs
-        if run.kind == "bench" and at.id in run.parents
+        if run.kind in ("bench", "turns") and at.id in run.parents
     }
     at.check(request.measurements == about, f"request.json: measurements are not {about}")
     check_dates(at, [*chain(*sides)])
@@ -2367,7 +2471,12 @@ def read_evidence(at, document):
         one for one in every if one.run not in at.early and options <= one.settings.items()
     ]
     runs_of = Counter(key for key, _ in {(one.key, one.run) for one in every})
-    at.look = max(runs_of.values(), default=1) + len(request.removed)
+    turns = [run for run in at.runs if run.kind == "turns" and run.record.judged.artifact == at.id]
+    turns.sort(key=lambda run: run.name)
+    at.turns = [
+        run for run in turns if run.name not in at.early and options <= run.settings.items()
+    ]
+    at.look = max(1, len(turns), *runs_of.values()) + len(request.removed)
     at.confidence = 1 - (1 - at.policy) / (at.look * (at.look + 1))
     model = at.builds.get((*at.build.parents, None)[0], {"recipe": {}})["recipe"].get("model", {})
     at.model_sha256 = digest(model | {"batch": None, "shapes": None})

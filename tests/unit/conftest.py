@@ -40,6 +40,7 @@ from optpipe.measure import figures
 from optpipe.measure.figures import recompute_measurement
 from optpipe.measure.measure import write_measurements
 from optpipe.measure.pair import comparison_from_measurements, draw_names
+from optpipe.measure.turns import TurnsRecord, summarize_round
 from optpipe.measure.validity import LIMITS
 from optpipe.models.artifacts.lookup import hash_model
 from optpipe.preprocess.proof import proof_from_rows, rows_from_outputs
@@ -224,6 +225,47 @@ class Workspace:
         (run.path / "comparison.json").write_bytes(json_from_record(comparison))
         return finish_run(
             run, command="optpipe bench --against", parents=[baseline.id, contender.id]
+        )
+
+    def turns(
+        self, over, judged, *, speedup=1.5, rounds=5, trials=8, scatter=0.02, seed=0, **changes
+    ):
+        """A run in which both take turns on a machine whose speed doubles and halves from trial to trial."""
+        run, generator = begin_run(self.path, "turns"), np.random.default_rng(seed)
+        speedups, over_ns, judged_ns = [], [], []
+        for turn in range(rounds):
+            now, frames = 10**9, {"a": [], "b": []}
+            factor = speedup * np.exp(scatter * generator.standard_normal())
+            for _trial in range(trials):
+                level = 1e7 * 2.0 ** generator.uniform(-1, 1)
+                for side in "ab":
+                    for _ in range(5):
+                        took = int(level / (factor if side == "b" else 1))
+                        frames[side].append((1, 1, now, now, now + took))
+                        now += took
+            names = ("phase", "images", "scheduled_ns", "start_ns", "end_ns")
+            tables = {
+                side: pl.DataFrame(rows, schema=names, orient="row").with_columns(
+                    pl.col("phase").cast(pl.UInt8)
+                )
+                for side, rows in frames.items()
+            }
+            (run.path / "samples").mkdir(exist_ok=True)
+            for side, table in tables.items():
+                table.write_parquet(run.path / "samples" / f"{side}{turn:03}.parquet")
+            figures = summarize_round(tables)
+            for column, value in zip((speedups, over_ns, judged_ns), figures, strict=True):
+                column.append(value)
+        old, new = (measurement(one, 1, "m1", **changes).subject for one in (over, judged))
+        record = TurnsRecord(
+            LoadSpec(1), old, new, seed, tuple(speedups), tuple(over_ns), tuple(judged_ns)
+        )
+        (run.path / "turns.json").write_bytes(json_from_record(record))
+        return finish_run(
+            run,
+            command="optpipe bench --against fp32 --turns",
+            parents=[over.id, judged.id],
+            measurements=rounds,
         )
 
     def evaluate(

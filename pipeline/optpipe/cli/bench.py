@@ -99,6 +99,12 @@ class BenchOptions:
         int | None, replace(params.PROCESSES, help=f"{params.PROCESSES.help} Default: {PROCESSES}.")
     ] = None
     energy: Annotated[bool, Param("Measure energy; takes at least 12 s per process.")] = False
+    turns: Annotated[
+        bool,
+        Param(
+            "With --against: both take turns in short trials, so that other work disturbs both alike."
+        ),
+    ] = False
     max_cv: Annotated[float, params.MAX_CV] = MAX_CV
     images: Annotated[Path | None, Param("Folder of images to use as inputs.", metavar="DIR")] = (
         None
@@ -161,8 +167,11 @@ def bench(
         )
         return _bench_from_images(models, targets, load, how, store, terminal)
     plan = make_bench_plan(load, targets, how)
+    if how.turns and how.against is None:
+        raise BadInputError("--turns requires --against BASELINE")
     if how.against is not None:
         beside = {
+            "turns",
             "against",
             "metric",
             "rounds",
@@ -180,6 +189,10 @@ def bench(
             )
         baseline, contender = find_pair(models[0], how.against, targets, store, terminal)
         _warn_about_options(targets, [(baseline, contender)], terminal)
+        if how.turns:
+            if how.metric is not None:
+                raise BadInputError("--turns compares medians; leave out --metric")
+            return _bench_in_turns(baseline, contender, plan, how.rounds, store, terminal)
         rounds, metric = how.rounds or ROUNDS, how.metric or PairMetric.P50
         record = bench_pair(baseline, contender, plan, rounds, metric, store, terminal)
         return Outcome(record, document_from_pair, ExitStatus(record.exit_status))
@@ -198,6 +211,24 @@ def bench(
         if why:
             terminal.warn(f"--energy: not measured: {why}")
     return Outcome(record, document_from_bench, ExitStatus(record.exit_status))
+
+
+def _bench_in_turns(
+    baseline: "StoredArtifact",
+    contender: "StoredArtifact",
+    plan: "BenchPlan",
+    rounds: int | None,
+    store: "Store",
+    terminal: "Terminal",
+) -> Outcome:
+    from optpipe.measure import turns
+
+    count = turns.ROUNDS if rounds is None else rounds
+    if count < turns.FEWEST_ROUNDS:
+        raise BadInputError(f"--rounds {count}: builds in turns need {turns.FEWEST_ROUNDS} or more")
+    run = turns.measure_turns(baseline, contender, plan, store, terminal, count)
+    record = turns.report_from_run(run)
+    return Outcome(record, turns.document_from_turns)
 
 
 def _require_alone(

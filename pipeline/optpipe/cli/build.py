@@ -73,8 +73,7 @@ def build(
     budget: Annotated[
         str | None,
         Param(
-            "Maximum loss of fp16, int8, fp8, or auto, with as few layers as possible in a wider type: 0.5points of accuracy, "
-            "or an SNR of 30dB.",
+            "Accuracy you may lose (0.5points) or lowest SNR (30dB).",
             metavar="COST",
         ),
     ] = None,
@@ -89,8 +88,7 @@ def build(
     steps: Annotated[
         str | None,
         Param(
-            "Also compare the state after N steps x - output/N, such as those of a flow or denoiser; the time input runs from "
-            "START (1, or 1000 for integers) to START/N.",
+            "For denoisers: also compare after N Euler steps; time runs from START (1, or 1000 for integers) to START/N.",
             metavar="N[:STATE[:TIME[:START]]]",
         ),
     ] = None,

@@ -89,7 +89,7 @@ def deploy(
 ) -> Outcome:
     """Deploy a signed-off build, and prove it on a server.
 
-    With --check DIR: exit status 2 if a file or setting is not as written, 3 if this machine is not the one of the evidence. With
+    With --check DIR: exit status 2 if a file or setting is not as written, 3 if this machine differs from the measured one. With
     --check URL (http, https, grpc, grpcs) a running server gets the signed-off requests: 0 if it answers as signed off, 1 if it
     does not, 5 if it cannot be reached or more requests are needed; SSL_CERT_FILE names the CA to trust.
     """

@@ -25,7 +25,7 @@ from optpipe.cli.options import (
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import MAX_CV, ROUNDS
-from optpipe.core.plan import Param
+from optpipe.core.plan import Param, for_workspace, to_command
 from optpipe.core.quantity import share_from_text, share_to_text
 from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import is_reason
@@ -96,8 +96,8 @@ def signoff(
     """Judge a build against a policy and write a dossier.
 
     A build exactly on a limit wrongly passes in at most 2.5% of cases, and wrongly fails in at most 2.5%, however often it is
-    judged. A percentile above p50 is that of all requests; other figures are means over processes. A verdict holds for this
-    machine, not for others.
+    judged, if its processes differ by chance or have a second speed at most 5% away. p90 and p99 pool all requests; other
+    figures average processes. A verdict holds for this machine, not for others.
     """
     if init:
         return _write_policy_template(policy or Path("policy.toml"), how.output, model, store)
@@ -114,9 +114,17 @@ def signoff(
     wanted = SignoffRequest(model, rules, artifact, waivers, begun, max_cv=how.max_cv)
     require_possible(wanted, store, how.output, how.sign)
     if measure:
-        measure_missing_evidence(
-            wanted, lambda: model_from_options(model, ModelOptions(), store), store, terminal
-        )
+        try:
+            measure_missing_evidence(
+                wanted, lambda: model_from_options(model, ModelOptions(), store), store, terminal
+            )
+        except KeyboardInterrupt:
+            words = [model] + ([] if artifact is None else ["--artifact", artifact])
+            again = to_command("signoff", *words, policy=policy, since=since, output=how.output)
+            terminal.warn(
+                f"what was measured is kept; `{for_workspace(again)}` resumes the sign-off"
+            )
+            raise
     verdict, folder = sign_off(wanted, store, how.output, how.sign, terminal, figures=figures)
     document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
     return Outcome(

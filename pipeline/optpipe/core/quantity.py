@@ -95,6 +95,7 @@ class Dimension(StrEnum):
     ENERGY = "J/image", "an energy per image", "50 mJ/image", _ENERGIES
     SAMPLE_ENERGY = "J/sample", "an energy per sample", "50 mJ/sample", _ENERGIES
     DECIBEL = "dB", "a ratio in decibels", "40 dB", {"dB": 1.0}
+    FACTOR = "times", "a factor", "1.2 times", {"times": 1.0, "x": 1.0, "": 1.0}
     NUMBER = "1", "a number", "0.999", {"": 1.0}
     """No unit, as for values of an output and a cosine."""
 
@@ -110,14 +111,14 @@ def quantity_from_text(text: object, dimension: Dimension) -> float:
     """Value of `text` in the base unit of `dimension`. Raises ValueError that shows the form."""
     example = f'for example "{dimension.example}"'
     if isinstance(text, int | float) and not isinstance(text, bool):
-        if dimension is Dimension.NUMBER and 0 <= text < math.inf:
+        if dimension in (Dimension.NUMBER, Dimension.FACTOR) and 0 <= text < math.inf:
             return float(text)
         raise ValueError(f"{text} has no unit; {example}")
     match = _QUANTITY.match(text) if isinstance(text, str) else None
     if match is None:
         raise ValueError(f"{text!r} is not {dimension.noun}; {example}")
     number, unit = float(match[1]), match[2]
-    if not unit and dimension is not Dimension.NUMBER:
+    if not unit and "" not in dimension.units:
         raise ValueError(f'"{text}" has no unit; {example}')
     if unit not in dimension.units:
         known = ", ".join(dimension.units)

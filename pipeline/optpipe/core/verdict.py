@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from math import log1p
+from math import log, log1p
 from typing import Protocol
 
 from optpipe.core.errors import BadInputError, ExitStatus
@@ -204,6 +204,19 @@ class ScaledTail:
         return self.tail.compute_p_value_below(
             log1p(limit) if self.of_logarithm else limit / self.factor
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RatioTail:
+    """Tail of a positive ratio; `tail` is that of its logarithm."""
+
+    tail: Tail
+
+    def compute_p_value_above(self, limit: float) -> float:
+        return self.tail.compute_p_value_above(log(limit))
+
+    def compute_p_value_below(self, limit: float) -> float:
+        return self.tail.compute_p_value_below(log(limit))
 
 
 @dataclass(frozen=True, slots=True)

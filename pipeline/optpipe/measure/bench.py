@@ -192,6 +192,7 @@ class BenchSubject:
             name = f"m{len(running.measurements):03}"
             found, answer = measure_load(worker, subject.blank, load, name, subject.directory)
         found = replace(found, process=running.processes)
+        running.listener.inform(f"{text}: {_describe_validity(found)}")
         running.measurements.append(found)
         write_measurements(running.run.path, running.measurements)
         running.interrupted = running.interrupted or answer.interrupted
@@ -199,6 +200,15 @@ class BenchSubject:
             running.refusals.append(OptpipeError(answer.message))
             running.refusals[-1].exit_status = answer.status
         return found
+
+
+def _describe_validity(found: Measurement) -> str:
+    """`VALID`, or `INVALID (loaded-host)`: known as soon as a process ends."""
+    return (
+        f"{found.verdict} ({', '.join(found.invalid_codes)})"
+        if found.invalid_codes
+        else found.verdict
+    )
 
 
 class _Workers(ExitStack):
@@ -304,9 +314,10 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
     for done in range(1, plan.processes):
         cause, left = running.find_host_cause(), plan.processes - done
         if cause is not None and left > 1 and not plan.keep_going and not running.interrupted:
-            against = for_workspace("optpipe bench A --against B")
+            against = for_workspace("optpipe bench A --against B --turns")
             problem = f"stopped after process {done} of {plan.processes}, because the last two were disturbed"
-            way = f"alternate two builds under the same disturbance (`{against}`), or continue with --set keep-going=true"
+            anyway = for_workspace("optpipe bench MODEL --set keep-going=true")
+            way = f"let two builds take turns under the same disturbance (`{against}`), or measure all processes anyway (`{anyway}`)"
             running.listener.warn(f"{problem}: {cause.message}\n{cause.remedy}; or {way}")
             return
         begun = monotonic()

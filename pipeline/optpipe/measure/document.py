@@ -385,7 +385,8 @@ def _tabulate_comparison(comparison: Comparison) -> Table:
         Column("artifact", ColumnKind.NAME, rank=TEXT_ONLY + 1),
     ]
     on_frontier = sum(row.on_frontier for row in comparison.rows)
-    caption = f"{len(comparison.rows)} measurements, {on_frontier} on the frontier; brackets are confidence intervals"
+    count = len(comparison.rows)
+    caption = f"{count} measurement{'' if count == 1 else 's'}, {on_frontier} on the frontier; brackets are confidence intervals"
     rows = [_list_comparison_cells(row, comparison) for row in comparison.rows]
     return make_table(columns, rows, id="builds", caption=caption)
 

@@ -147,8 +147,8 @@ def _check_host(evidence: ValidityEvidence) -> Iterator[Reason]:
     share, subject = evidence.limits["max_other_cpu_share"], evidence.measurement.subject
     cpus = len(subject.affinity or (0,))
     if other > share * cpus if subject.device == "cpu" else waited > share / 2:
-        text = f"busy host: other processes used {other:.2f} of {cpus} cores, and the worker waited for {waited:.2f}"
-        remedy = "stop them, or isolate the worker's cores (--affinity)"
+        text = f"busy host: other processes used {other:.2f} of {cpus} cores, and the worker waited for {waited:.2f} of a core"
+        remedy = "stop the other processes, or isolate the worker's cores (--affinity)"
         yield _invalidate(
             "loaded-host", text, remedy, other_cpu_cores=other, worker_waited_cores=waited
         )

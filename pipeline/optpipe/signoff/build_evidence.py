@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import expm1, log1p
 
+from optpipe.core.entries import Environment
 from optpipe.core.measurement import (
     MAX_CV,
     PROCESSES,
@@ -36,6 +37,7 @@ from optpipe.measure.groups import (
     read_raw_value,
 )
 from optpipe.measure.pair import RecordedPair
+from optpipe.measure.turns import RecordedTurns, turns_from_runs
 from optpipe.measure.validity import HOST_CAUSES, WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.preprocess.proof import observe_preprocessing
@@ -196,6 +198,7 @@ def suggest_fix(section: str, build: JudgedBuild) -> str:
         "latency": f"`{profile}` identifies the bottleneck; `{compare}` lists faster builds",
         "throughput": f"`{compare}` shows the best batch size and build; `optpipe doctor --options` lists runtime options to sweep",
         "regression": f"`{profile}` lists the kernels, to compare with those of the baseline",
+        "speedup": f"`{profile}` identifies the bottleneck; `{compare}` lists faster builds",
         "accuracy": f"`optpipe calibrate {build.argument} --sensitivity` finds the layers to keep out of INT8",
         "preprocessing": f"`optpipe preprocess {build.argument}` shows which step contributes most",
         "outputs": f"`optpipe build {build.argument} --budget 30dB` keeps the layers in float that cost the most",
@@ -219,6 +222,8 @@ class BuildEvidence:
     baseline: tuple[RecordedMeasurement, ...] = ()
     baseline_name: str | None = None
     pairs: tuple[RecordedPair, ...] = ()
+    turns: tuple[RecordedTurns, ...] = ()
+    """Comparisons in turns with other builds of the model, oldest first."""
     accuracy: Mapping[str, Observation] = field(default_factory=dict)
     """`drop`, `agreement`, `score`, … of `TaskContract.observe`, as fractions."""
     preprocessing: Mapping[str, Observation] = field(default_factory=dict)
@@ -238,6 +243,13 @@ class BuildEvidence:
     policy_confidence: float = 0.95
     look: int = 1
     """Number of sign-offs that the build can have had: its largest number of bench runs of one load."""
+
+    def list_environments(self) -> list[Environment]:
+        """Of every comparison in turns and every measurement, the newest measurement last."""
+        return [
+            *(one.environment for one in self.turns),
+            *(one.environment for one in self.measured),
+        ]
 
     @property
     def confidence(self) -> float:
@@ -272,13 +284,18 @@ def evidence_from_runs(
     policy: Policy,
     left_out: Sequence[RecordedMeasurement] = (),
     removed: int = 0,
+    earlier_turns: int = 0,
 ) -> BuildEvidence:
-    """Evidence without a baseline; `left_out` measurements and `removed` runs are not judged, but count as looks."""
+    """Evidence without a baseline.
+
+    `left_out` measurements, `removed` runs, and `earlier_turns` (runs of turns) are not judged, but count as looks.
+    """
     every = tuple(list_artifact_measurements(runs, policy.confidence, build.artifact))
     seen = Counter(
         load for load, _ in {(one.measurement.load.key, one.run) for one in (*every, *left_out)}
     )
-    look = max(seen.values(), default=1) + removed
+    turns = tuple(turns_from_runs(runs, build.artifact))
+    look = max(1, len(turns) + earlier_turns, *seen.values()) + removed
     confidence = compute_look_confidence(policy.confidence, look)
     return BuildEvidence(
         build,
@@ -286,6 +303,9 @@ def evidence_from_runs(
             one
             for one in every
             if policy.options.items() <= one.measurement.subject.settings.items()
+        ),
+        turns=tuple(
+            one for one in turns if policy.options.items() <= one.record.judged.settings.items()
         ),
         accuracy=observe_accuracy(runs, build, confidence),
         preprocessing=observe_preprocessing(runs, build, confidence),
@@ -478,7 +498,7 @@ def _explain_invalid(group: ProcessGroup, again: str) -> Blocker:
     which = (
         "the measurement is INVALID"
         if count == 1
-        else f"all {count} processes are INVALID; the last"
+        else f"{'both' if count == 2 else f'all {count}'} processes are INVALID; the last"
     )
     if not spoilt:
         return Blocker(f"{which}: no reason recorded", f"measure again: {again}")

@@ -25,6 +25,7 @@ from optpipe.core.records import (
     record_from_json,
 )
 from optpipe.core.verdict import VerdictRecord
+from optpipe.measure.turns import TurnsRecord
 from optpipe.models.artifacts.decisions import find_decision
 from optpipe.models.artifacts.lookup import (
     describe_network,
@@ -58,6 +59,7 @@ from optpipe.workspace.file_names import (
     PREPROCESSING,
     REQUEST,
     ROWS,
+    TURNS,
     VERDICT,
 )
 from optpipe.workspace.files import write_bytes, write_json
@@ -139,7 +141,9 @@ def collect_evidence(
         run for run in runs_from_files(Files(folder), "runs") if entry.id in run.manifest.parents
     )
     removed = (
-        run for run in runs_from_files(Files(store.workspace), REMOVED) if run.kind == "bench"
+        run
+        for run in runs_from_files(Files(store.workspace), REMOVED)
+        if run.kind in ("bench", "turns")
     )
     exported = next(
         (each for each in store.list_entries(ModelInfo) if each.id == entry.manifest.parents[0]),
@@ -156,7 +160,9 @@ def collect_evidence(
         optpipe=__version__,
         created_utc=get_utc_time(),
         drawn_with=drawn_with or {},
-        measurements={run.name: run.info.measurements or 0 for run in mine if run.kind == "bench"},
+        measurements={
+            run.name: run.info.measurements or 0 for run in mine if run.kind in ("bench", "turns")
+        },
         removed=tuple(run.name for run in removed if entry.id in run.manifest.parents),
         other_file=other_file,
         network=describe_network(exported) if exported else None,
@@ -325,6 +331,9 @@ def _copy_builds(wanted: set[str], store: Store, folder: Path) -> None:
     files = {each.id: hash_engine(each) for each in store.list_entries(ArtifactInfo)}
     paths = folder.glob(f"runs/*/{MEASUREMENTS_FILE}")
     measured = [one.subject for path in paths for one in read_measurements(Files(path.parent))]
+    for path in folder.glob(f"runs/*/{TURNS}"):
+        record = record_from_files(Files(path.parent), TURNS, TurnsRecord)
+        measured += [record.over, record.judged]
     wanted |= {each.artifact for each in measured}
     wanted -= {
         each.artifact for each in measured if each.sha256 not in (None, files.get(each.artifact))

@@ -50,7 +50,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "4dcfced1f840428cca09f592ade94d16b29df14379d84109e2d57e2c72eea1dd"
+VERIFIER = "f1afbe196a5257c64b9299c5ec0fdb9018b197ff2c74fbea4603b855e8ece966"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

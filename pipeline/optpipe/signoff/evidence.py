@@ -12,9 +12,10 @@ from optpipe.core.measurement import (
     find_differing_settings,
     format_settings,
 )
-from optpipe.core.quantity import Dimension
+from optpipe.core.plan import to_command
+from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.records import Recomputed
-from optpipe.core.verdict import Blocker, Observation, ScaledTail
+from optpipe.core.verdict import Blocker, Observation, RatioTail, ScaledTail
 from optpipe.evaluate.recompute import recompute_evaluation
 from optpipe.evaluate.result import Evaluation
 from optpipe.measure.figures import recompute_bench
@@ -33,6 +34,7 @@ from optpipe.measure.groups import (
     read_value,
 )
 from optpipe.measure.pair import PairedComparison, RecordedPair, recompute_pair
+from optpipe.measure.turns import TurnsRecord, recompute_turns
 from optpipe.preprocess.proof import PreprocessRecord, recompute_preprocessing
 from optpipe.signoff.build_evidence import (
     CAVEATS,
@@ -58,7 +60,7 @@ from optpipe.stats.paired import SampledFigure, Share, count_samples_to_decide
 from optpipe.stats.ratio import SMALLEST_ROUNDS
 from optpipe.trace.report import ProfileRecord, recompute_profile, suggest_profile
 from optpipe.workspace.entry import Run
-from optpipe.workspace.file_names import EVALUATION, PREPROCESSING, PROFILE
+from optpipe.workspace.file_names import EVALUATION, PREPROCESSING, PROFILE, TURNS
 
 
 def observe_regression(
@@ -314,6 +316,58 @@ def _find_differences(group: ProcessGroup, baseline: ProcessGroup, pair: str) ->
     return blockers
 
 
+def observe_speedup(
+    criterion: Criterion, evidence: BuildEvidence
+) -> Sequence[Observation] | Blocker:
+    """How many times as fast as another build, by all rounds of the comparison in turns that was measured last."""
+    build, over = evidence.build, str(criterion.over)
+    where = criterion.where
+    command = to_command("bench", build.artifact, where, against=over, turns=True)
+    found = [
+        one
+        for one in evidence.turns
+        if over in (one.record.over.artifact, one.record.over.precision)
+        and where.batch_size in (None, one.record.load.batch_size)
+        and where.length in (None, one.record.load.length)
+    ]
+    if not found:
+        return Blocker(f"not compared with {over} in turns", command)
+    newest = found[-1]
+    same = [one for one in found if one.is_like(newest)]
+    runs = [one.logarithms for one in same]
+    mean, count = mean_from_runs(runs), sum(map(len, runs))
+    if mean is None or count < SMALLEST_ROUNDS:
+        return Blocker(f"{count} rounds in turns, {SMALLEST_ROUNDS} needed", command)
+    value, bounds = exp(mean.value), mean.interval(evidence.confidence)
+    speed = OtherSpeed(count)
+    (low, high), widened = speed.widen(
+        value, (exp(bounds[0]), exp(bounds[1])), evidence.policy_confidence
+    )
+    speedups = [exp(each) for run in runs for each in run]
+    shown = [format_quantity(each, Dimension.FACTOR) for each in (min(speedups), max(speedups))]
+    record = newest.record
+    about = f"{record.load}, over {record.over.backend} {record.over.precision} ({record.over.artifact}); {count} rounds in turns"
+    about += f", single rounds: {shown[0]} to {shown[1]}"
+    hashes = {one.record.judged.sha256 for one in same} - {None}
+    blockers: tuple[Blocker, ...] = ()
+    if build.sha256 and hashes - {build.sha256}:
+        what = "the measured file differs from the one being judged (sha256 mismatch)"
+        blockers = (Blocker(what, command),)
+    seen = Observation(
+        value,
+        low,
+        high,
+        blockers,
+        "; ".join(filter(None, (about, widened))),
+        newest.run,
+        RatioTail(mean),
+        f"compare more rounds: {command}",
+        processes=count,
+        left_out_gap=speed.gap,
+    )
+    return [seen]
+
+
 Observer = Callable[[Criterion, BuildEvidence], Sequence[Observation] | Blocker]
 
 
@@ -355,10 +409,12 @@ def _suggest_count(criterion: Criterion, seen: Observation, confidence: float) -
 
 
 def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
-    """The facts of VALID processes alone."""
+    """The facts of VALID processes and of comparisons in turns alone."""
     groups = select_groups(LoadFilter(), evidence.measured)
     processes = [one for group in groups for one in group.valid]
-    seen = {one.environment.get_fact(criterion.metric): one.run for one in processes}
+    known = [(one.environment, one.run) for one in processes]
+    known += [(one.environment, one.run) for one in evidence.turns]
+    seen = {place.get_fact(criterion.metric): run for place, run in known}
     if not seen:
         why = "no process was VALID" if groups else "nothing was measured"
         return Blocker(why, suggest_bench(evidence.build, LoadFilter(), evidence.options))
@@ -473,6 +529,7 @@ OBSERVERS: Mapping[str, Mapping[str, Observer]] = {
         "stability": partial(observe_groups, name="cv"),
         "environment": _environment,
     },
+    "turns": {"speedup": observe_speedup},
     "profile": {"tensor_cores": _tensor_cores},
     "build": {"outputs": _outputs, "precision": _precision, "size": _size},
 }
@@ -482,6 +539,7 @@ RECOMPUTE: Mapping[str, tuple[Callable[[Run], Iterator[Recomputed]], ...]] = {
     "evaluate": (recompute_evaluation,),
     "preprocess": (recompute_preprocessing,),
     "bench": (recompute_bench, recompute_pair),
+    "turns": (recompute_turns,),
     "profile": (recompute_profile,),
 }
 """Yield a run's records with their recomputed values; raw files that were too large for a dossier yield nothing."""
@@ -489,6 +547,7 @@ DOCUMENTS: Mapping[str, Mapping[str, type]] = {
     "evaluate": {EVALUATION: Evaluation},
     "preprocess": {PREPROCESSING: PreprocessRecord},
     "bench": {MEASUREMENTS_FILE: MeasurementsRecord, COMPARISON_FILE: PairedComparison},
+    "turns": {TURNS: TurnsRecord},
     "profile": {PROFILE: ProfileRecord},
 }
 """The record type of each JSON file of a run."""

@@ -35,6 +35,7 @@ from optpipe.measure.groups import (
 )
 from optpipe.measure.int8_notes import list_int8_notes
 from optpipe.measure.pair import pairs_from_runs
+from optpipe.measure.turns import turns_from_runs
 from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.report.document import format_observed
 from optpipe.signoff.build_evidence import (
@@ -257,7 +258,7 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
     evidence = _gather_evidence(dossier, left_out)
     observed = [(each, observe(each, evidence)) for each in policy.criteria]
     found = [
-        *_judge_trust(dossier, evidence.measured),
+        *_judge_trust(dossier, evidence),
         *judge_criteria(observed, policy.confidence, evidence.look),
     ]
     require_waivable(request.waivers, policy)
@@ -303,10 +304,15 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
 
 def _note_look(evidence: BuildEvidence) -> Note:
     look, error = evidence.look, 100 * (1 - evidence.policy_confidence)
+    counted = f" ({look} bench run{'s' if look > 1 else ''} of one load)"
+    if evidence.turns and len(evidence.turns) >= look:
+        counted = f" ({look} comparison{'s' if look > 1 else ''} in turns)"
+    elif not evidence.measured:
+        counted = ""
     message = (
-        f"this is sign-off {look} of this build ({look} bench run{'s' if look > 1 else ''} of one load), judged at a confidence of"
-        f" {100 * evidence.confidence:.4g}%. Over all its sign-offs, a build exactly on a limit wrongly passes in at most {error / 2:.3g}%"
-        f" of cases, and wrongly fails in at most {error / 2:.3g}%"
+        f"this is sign-off {look} of this build{counted}, judged at a confidence of {100 * evidence.confidence:.4g}%. Over all its"
+        f" sign-offs, a build exactly on a limit wrongly passes in at most {error / 2:.3g}% of cases, and wrongly fails in at most"
+        f" {error / 2:.3g}%, if processes differ by chance or have a second speed at most 5% away"
     )
     stricter = f"each further sign-off needs stronger evidence: the k-th may err in {error:.3g}% / (k (k + 1)) of cases"
     return Note(
@@ -331,7 +337,7 @@ def _note_policy(dossier: Dossier) -> Iterator[Note]:
     if older:
         names = ", ".join(run.name for run in older)
         message += (
-            f"; older and {'left out' if dossier.policy.preregistered else 'judged too'}: {names}"
+            f"; older runs, {'left out' if dossier.policy.preregistered else 'judged too'}: {names}"
         )
     again = "measure again, or sign off by a policy with `[evidence] preregistered = true`, which leaves older runs out"
     yield Note(
@@ -399,7 +405,12 @@ def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) 
         dossier.baseline_runs, confidence, request.baseline_artifact
     )
     evidence = evidence_from_runs(
-        build, dossier.runs, dossier.policy, left_out, len(request.removed)
+        build,
+        dossier.runs,
+        dossier.policy,
+        left_out,
+        len(request.removed),
+        len(list(turns_from_runs(dossier.earlier_runs, build.artifact))),
     )
     checked = dossier.verification
     outputs = {} if checked is None else observe_outputs(checked, build, evidence.confidence)
@@ -419,15 +430,13 @@ def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) 
     )
 
 
-def _judge_trust(
-    dossier: Dossier, measured: Sequence[RecordedMeasurement]
-) -> Iterator[CriterionResult]:
+def _judge_trust(dossier: Dossier, evidence: BuildEvidence) -> Iterator[CriterionResult]:
     artifact, checked = dossier.artifact, dossier.verification
     record = _describe_record(artifact)
     yield replace(_judge_weights(dossier), source=record)
     yield replace(_judge_precision(artifact), source=record)
     yield replace(_judge_outputs(dossier), source=_describe_record(checked) if checked else "")
-    yield _judge_environment(artifact.id, measured)
+    yield _judge_environment(artifact.id, evidence)
 
 
 def _judge_weights(dossier: Dossier) -> CriterionResult:
@@ -460,20 +469,18 @@ def _describe_record(entry: Entry[Any]) -> str:
     return f"{BUILDS}/{entry.manifest.kind}-{entry.id}/{MANIFEST}"
 
 
-def _judge_environment(artifact: str, measured: Sequence[RecordedMeasurement]) -> CriterionResult:
-    """PASS needs a VALID process: without one no machine was seen in a state that holds for a deployment."""
-    name = "trust.environment"
+def _judge_environment(artifact: str, evidence: BuildEvidence) -> CriterionResult:
+    """PASS needs a VALID process or a comparison in turns: without one no machine was seen in a state that counts."""
+    name, places = "trust.environment", evidence.list_environments()
     differences = {
-        text
-        for one in measured
-        for text in find_environment_differences(measured[0].environment, one.environment)
+        text for place in places for text in find_environment_differences(places[0], place)
     }
     if differences:
         why = f"measured on different machines: {'; '.join(sorted(differences))}"
         return _doubt_trust(name, why, "measure on one machine")
-    if any(one.measurement.is_valid for one in measured):
+    if evidence.turns or any(one.measurement.is_valid for one in evidence.measured):
         return CriterionResult(name, Verdict.PASS, "all measurements are from one machine")
-    why = "no process was VALID" if measured else "nothing was measured"
+    why = "no process was VALID" if places else "nothing was measured"
     return _doubt_trust(name, why, f"optpipe bench {artifact}")
 
 
@@ -514,7 +521,7 @@ def _doubt_trust(name: str, reason: str, remedy: str) -> CriterionResult:
 def _list_expiry(evidence: BuildEvidence) -> Iterator[str]:
     build = evidence.build
     yield f"the engine's sha256 is no longer {build.sha256}"
-    place = evidence.measured[-1].environment if evidence.measured else Environment()
+    place = next(reversed(evidence.list_environments()), Environment())
     facts = {"gpu": "the GPU", "driver": "the driver", "cpu": "the CPU"}
     packages = build.packages or list_runtime_packages(build.backend)
     facts |= {f"packages.{package}": package for package in packages}

@@ -47,6 +47,7 @@ MIN_SCORE = Sense.AT_LEAST, Dimension.POINTS
 MAX_SIZE = Sense.AT_MOST, Dimension.SIZE
 MAX_ENERGY = Sense.AT_MOST, Dimension.ENERGY
 MIN_RATE = Sense.AT_LEAST, Dimension.RATE
+MIN_FACTOR = Sense.AT_LEAST, Dimension.FACTOR
 MIN_RATIO = Sense.AT_LEAST, Dimension.DECIBEL
 MIN_COSINE = Sense.AT_LEAST, Dimension.NUMBER
 MAX_ERROR = Sense.AT_MOST, Dimension.NUMBER
@@ -66,6 +67,7 @@ MEASURED: Mapping[str, Mapping[str, Limit]] = {
 """The limits in each table about measurements, which may name a load."""
 SECTIONS: Mapping[str, Mapping[str, Limit]] = {
     **MEASURED,
+    "speedup": {"minimum": MIN_FACTOR},
     "accuracy": {
         "maximum_drop": MAX_DROP,
         "minimum_score": MIN_SCORE,
@@ -98,6 +100,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
     "environment": {"gpu": str, "driver": str, "cpu": str, "python": str, "packages": PACKAGES},
     **{name: {**LOAD, **limits} for name, limits in MEASURED.items()},
     **{name: limits for name, limits in SECTIONS.items() if name not in MEASURED},
+    "speedup": {"over": str, "batch_size": int, "length": int, **SECTIONS["speedup"]},
     "accuracy": {**SECTIONS["accuracy"], "at_threshold": SCORE_THRESHOLD},
     "outputs": {"output": str, "steps": int, **SECTIONS["outputs"]},
 }
@@ -155,6 +158,8 @@ class Criterion:
     """The output, if the section names one."""
     steps: int | None = None
     """The steps of a trajectory, whose state is judged in place of the outputs."""
+    over: str | None = None
+    """The precision, or the ID, of the build that a speedup is over."""
 
     @property
     def name(self) -> str:
@@ -165,6 +170,7 @@ class Criterion:
             self.score,
             self.output,
             state,
+            self.over and f"over-{self.over}",
         )
         return ".".join(part for part in parts if part)
 
@@ -378,6 +384,10 @@ def _require_complete(table: Mapping[str, Any], section: str) -> None:
             and not (key == "streams" and scenario == "offline")
         ):
             raise ValueError(f'{key} requires scenario = "{needing}"')
+    if section == "speedup" and "over" not in table:
+        raise ValueError(
+            'requires over, the precision or ID of another build; for example over = "fp32"'
+        )
     if "at_threshold" in table and "maximum_f1_drop" not in table:
         raise ValueError("at_threshold is the score of maximum_f1_drop, which is not limited")
     if "steps" in table and "output" in table:
@@ -398,7 +408,7 @@ def _list_criteria(tables: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Cr
         for table in tables.get(section, ()):
             load = {key: table[key] for key in LOAD if key in table}
             where = LoadFilter(**load | {"rate": load["rate"][0]} if "rate" in load else load)
-            judged = table.get("output"), table.get("steps")
+            judged = table.get("output"), table.get("steps"), table.get("over")
             for metric, (sense, _) in limits.items():
                 if metric not in table:
                     continue

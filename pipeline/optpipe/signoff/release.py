@@ -30,6 +30,7 @@ from optpipe.core.errors import (
 from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_value
 from optpipe.core.measurement import MAX_CV, LoadSpec, Mode, Scenario, percent_from_name
+from optpipe.core.plan import for_workspace, to_command
 from optpipe.core.quantity import Dimension, format_quantity, share_to_text
 from optpipe.core.records import group_pairs, json_from_record, plain_from_record, record_from_json
 from optpipe.core.verdict import Blocker, CriterionResult, StepRecord, Verdict, VerdictRecord
@@ -39,6 +40,7 @@ from optpipe.measure.bench import bench_artifacts
 from optpipe.measure.figures import ENERGY_SECONDS
 from optpipe.measure.groups import find_environment_differences
 from optpipe.measure.measure import BenchPlan
+from optpipe.measure.turns import measure_turns
 from optpipe.models.artifacts.lookup import find_artifacts, hash_engine, judged_build_from_entry
 from optpipe.models.export.exported import (
     Model,
@@ -151,6 +153,8 @@ def require_evaluable(
         )
 
 
+TURNS_MIN_SECONDS, TURNS_WARM_UP_SECONDS = 0.05, 1.0
+"""Of a process that takes turns: its trials are short, and need no steady speed."""
 MAX_SECONDS = 300.0
 """Stops a hanging load; the highest percentile decides the time, because fewer samples would show less drift."""
 
@@ -164,6 +168,7 @@ def run_bench_step(
     backend: str = "",
 ) -> list[Path]:
     """Measures every load of `criteria` on every artifact, those of `backend` with the policy's options; returns the runs."""
+    criteria = [one for one in criteria if find_kind(one.section) == "bench"]
     found = tuple(artifact for each in artifacts for artifact in find_artifacts(each.id, store))
     on_gpu = any(each.info.device != "cpu" for each in artifacts)
     runs = []
@@ -176,12 +181,49 @@ def run_bench_step(
             lengths=None if load.length is None else (load.length,),
             limits={"max_cv": wanted.max_cv},
             options={backend: wanted.policy.options} if backend else {},
+            keep_going=False,
         )
         result = bench_artifacts(found, plan, store, listener)
         if result.interrupted:
             raise KeyboardInterrupt
         runs.append(Path(result.run_dir))
     return runs
+
+
+def run_turns_step(
+    over: str,
+    where: LoadFilter,
+    judged: Entry[ArtifactInfo],
+    wanted: SignoffRequest,
+    store: Store,
+    listener: Listener,
+) -> Path:
+    """Raises BadInputError if no build, or only the judged one, is called `over`."""
+    mine, model = judged.info, judged.manifest.parents[0]
+    others = [
+        one
+        for one in store.list_entries(ArtifactInfo)
+        if one.id != judged.id and one.manifest.parents[:1] == (model,)
+        if one.id == over
+        or (
+            (str(one.info.precision), one.info.backend, one.info.device)
+            == (over, mine.backend, mine.device)
+        )
+    ]
+    if not others:
+        command = for_workspace(to_command("build", wanted.model, precision=over))
+        raise BadInputError(
+            f"the policy's [speedup] is over {over}, but {wanted.model} has no such build; run `{command}`"
+        )
+    load = _load(where, TURNS_MIN_SECONDS, MAX_SECONDS)
+    plan = BenchPlan(
+        load=replace(load, max_warm_up_seconds=TURNS_WARM_UP_SECONDS),
+        batches=(load.batch_size,),
+        lengths=None if load.length is None else (load.length,),
+        options={mine.backend: wanted.policy.options},
+    )
+    (one,), (other,) = (find_artifacts(each.id, store) for each in (others[-1], judged))
+    return measure_turns(one, other, plan, store, listener).path
 
 
 Step = Callable[[Sequence[Criterion]], list[Path]]
@@ -240,7 +282,21 @@ def make_steps(
         find_nsys()
         return [profile_model(capture, [judged], made_of, store, listener, plan.options).run_dir]
 
-    return {"evaluate": evaluate, "preprocess": preprocess, "bench": bench, "profile": profile}
+    def turns(criteria: Sequence[Criterion]) -> list[Path]:
+        """Compares the judged build with each build that a speedup is over."""
+        loads = dict.fromkeys((one.over, one.where) for one in criteria if one.section == "speedup")
+        return [
+            run_turns_step(str(over), where, judged.entry, wanted, store, listener)
+            for over, where in loads
+        ]
+
+    return {
+        "evaluate": evaluate,
+        "preprocess": preprocess,
+        "bench": bench,
+        "turns": turns,
+        "profile": profile,
+    }
 
 
 def measure_missing_evidence(
@@ -336,11 +392,11 @@ def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> 
 def _group_by_kind(
     needed: Sequence[Criterion], runs: Sequence[Run]
 ) -> Iterator[tuple[str, list[Criterion]]]:
-    """The criteria that each kind of run would show; only bench runs are made again."""
+    """The criteria that each kind of run would show; only timings are made again."""
     present = {run.kind for run in runs}
     for kind in JUDGED_RUNS:
         criteria = [one for one in needed if find_kind(one.section) == kind]
-        if criteria and (kind == "bench" or kind not in present):
+        if criteria and (kind in ("bench", "turns") or kind not in present):
             yield kind, criteria
 
 

@@ -75,7 +75,17 @@ UNSIGNED = (
     "Unsigned: the files are consistent with each other, but nothing proves who made them or where."
 )
 LARGE_FIGURES, MAX_TILES = 3, 4
-TILES = ("latency", "throughput", "accuracy", "energy", "memory", "outputs", "size", "precision")
+TILES = (
+    "latency",
+    "throughput",
+    "speedup",
+    "accuracy",
+    "energy",
+    "memory",
+    "outputs",
+    "size",
+    "precision",
+)
 UNKNOWN = "Anybody can sign with their own key: name those you trust with --allowed-signers FILE."
 
 
@@ -288,9 +298,8 @@ def page_from_verdict(
     counted = [one.verdict for one in record.counted]
     tally = [(str(name), counted.count(name)) for name in Verdict if name in counted]
     proven = (
-        "A build exactly on a limit wrongly passes in at most 2.5% of cases, and wrongly fails in at most 2.5% (at a confidence of 95%),"
-        " however often it is judged. A percentile above p50 is that of all requests over the processes that may serve them;"
-        " p50, rates, and energy are means over processes. The verdict holds for this machine as it was measured, not for others."
+        "p90 and p99 pool all requests; other figures average processes. The verdict holds for this machine as it was measured,"
+        " not for others."
     )
     recompute = (
         "Recompute every number and this verdict, and check the signature, offline and without a GPU: `optpipe verify .` in this folder. "

@@ -44,6 +44,7 @@ from optpipe.core.records import (
 from optpipe.core.verdict import Verdict, VerdictRecord, require_reason
 from optpipe.evaluate.recompute import read_evaluation
 from optpipe.measure.figures import read_samples
+from optpipe.measure.turns import TurnsRecord
 from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.dossier import BUILD_KINDS, Dossier, DossierRequest, read_dossier
@@ -60,6 +61,7 @@ from optpipe.workspace.file_names import (
     POLICY,
     PREPROCESSING,
     REQUEST,
+    TURNS,
     VERDICT,
 )
 from optpipe.workspace.files import write_bytes
@@ -298,6 +300,10 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
         for run in dossier.every_run
         if run.kind == "bench"
     }
+    for run in dossier.every_run:
+        if run.kind == "turns":
+            rounds = record_from_files(run.files, TURNS, TurnsRecord).speedups
+            measured[run.name] = len(rounds)
     about = {run.name for run in dossier.every_run if request.artifact in run.manifest.parents}
     found = {name: count for name, count in measured.items() if name in about}
     yield from find_disagreements(
@@ -422,6 +428,22 @@ def _check_run(
         subjects = {one.subject.artifact for one in measured}
         if not subjects <= parents or (subjects != parents and not run.interrupted):
             yield f"{place}/{MANIFEST}: parents are {_join(parents)}, but {_join(subjects)} were measured"
+    if run.kind == "turns":
+        turns = record_from_files(run.files, TURNS, TurnsRecord)
+        models: set[str | None] = set()
+        for subject in (turns.over, turns.judged):
+            yield from _check_subject(subject, builds, f"{place}/{TURNS}")
+            models |= (
+                set(builds[subject.artifact].manifest.parents[:1])
+                if subject.artifact in builds
+                else {None}
+            )
+        if len(models) != 1 or None in models:
+            yield f"{place}/{TURNS}: compares builds that are not known to be of one model"
+        if parents != {turns.over.artifact, turns.judged.artifact}:
+            yield f"{place}/{MANIFEST}: parents are {_join(parents)}, but others took turns"
+        if run.info.measurements != len(turns.speedups):
+            yield f"{place}: the run had {run.info.measurements} rounds, {TURNS} has {len(turns.speedups)}"
     if run.kind == "evaluate":
         found = read_evaluation(run)
         for row in found.results:

@@ -51,6 +51,7 @@ RunKind = Literal[
     "calibrate",
     "choose",
     "compare",
+    "turns",
     "signoff",
 ]
 
@@ -105,7 +106,7 @@ class RunInfo:
     trained: bool | None = None
     """Whether the model's weights are trained, if accuracy was measured."""
     measurements: int | None = None
-    """Number of measurements of a bench run, so that none can vanish unnoticed."""
+    """Number of measurements of a bench run, and of rounds in turns, so that none can vanish unnoticed."""
 
 
 Info = TypeVar("Info", bound=EntryInfo, default=Any)

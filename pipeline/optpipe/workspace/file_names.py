@@ -22,6 +22,7 @@ PREPROCESSING = "preprocess.json"
 ROWS = "images.parquet"
 END_TO_END = "end-to-end.json"
 PROFILE = "profile.json"
+TURNS = "turns.json"
 # a dossier
 REQUEST = "request.json"
 POLICY = "policy.toml"

@@ -67,6 +67,7 @@ def finish_run(
     parents: Sequence[str] = (),
     model: str | None = None,
     trained: bool | None = None,
+    measurements: int | None = None,
     status: Status = "complete",
 ) -> Run:
     """Hashes every file and writes the manifest, which finishes the run. Raises StageError if it cannot.
@@ -75,9 +76,9 @@ def finish_run(
     """
     ident = run.name.removeprefix(f"{run.kind}-")
     files = Files(run.path)
-    info = RunInfo(
-        model, trained, len(read_measurements(files)) if files.has(MEASUREMENTS_FILE) else None
-    )
+    if files.has(MEASUREMENTS_FILE):
+        measurements = len(read_measurements(files))
+    info = RunInfo(model, trained, measurements)
     return finish_entry(
         run.path,
         run.kind,

@@ -351,7 +351,7 @@ def test_a_preregistered_policy_is_decided_by_later_evidence_alone(workspace, si
         (),
         (old.name,),
     )
-    assert f"older and left out: {old.name}" in record.notes[0].message
+    assert f"older runs, left out: {old.name}" in record.notes[0].message
     assert check_dossier(folder).problems == ()
     assert f"judged too: {old.name}" in sign_off(LATENCY % "50", "without")[0].notes[0].message
     new = workspace.bench(entry)

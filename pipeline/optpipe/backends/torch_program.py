@@ -162,13 +162,21 @@ def export_with_weights(request: BuildRequest, precision: Precision) -> tuple[An
 
 
 def export_rewritten(program: Any, request: BuildRequest) -> Any:
+    """Exports a GraphModule with its images channels last, whatever layouts it was traced with.
+
+    Raises what `export_module` raises.
+    """
+    from optpipe.backends.torch_layers.layouts import make_arranger
+
+    arranger = make_arranger()
+
     class Rewritten(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.program = program
 
         def forward(self, *inputs: Any) -> Any:
-            return self.program(*inputs)
+            return arranger(self.program).run(*inputs)
 
     return export_module(Rewritten(), request)
 
@@ -315,7 +323,8 @@ def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, 
     return tuple(layers)
 
 
-def _read_sizes(value: Any) -> list[int]:
+def read_sizes(value: Any) -> list[int]:
+    """The sizes of a tensor; for symbolic ones, those of the example."""
     return [int(size.node.hint) if hasattr(size, "node") else int(size) for size in value.shape]
 
 
@@ -326,7 +335,7 @@ def _count_flops(count: Any, node: Any) -> int:
         if isinstance(value, torch.fx.Node):
             value = value.meta.get("val")
         if isinstance(value, torch.Tensor):
-            return torch.empty(_read_sizes(value), dtype=value.dtype, device="meta")
+            return torch.empty(read_sizes(value), dtype=value.dtype, device="meta")
         return tuple(map(sized, value)) if isinstance(value, tuple | list) else value
 
     out = node.meta["val"]
@@ -437,7 +446,7 @@ class MarkedProgram(MarkedNetwork):
         self._nodes = {name: node for node, name, _ in found}
         self.layers = {name: label for _, name, label in found}
         self.sizes = {
-            name: prod(_read_sizes(node.meta["val"])) for name, node in self._nodes.items()
+            name: prod(read_sizes(node.meta["val"])) for name, node in self._nodes.items()
         }
         self.ranges = {
             name: node.meta["range"] for name, node in self._nodes.items() if "range" in node.meta

@@ -61,7 +61,7 @@ def lower_program(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
         _join_linear_layers(program)
     layers = [] if half else [*layers_from_qdq(load_onnx(request.graph), _have_same_weights)]
     missed = _Lowering(program, layers, wide, half).run()
-    lower_attention(program, {_quantize: "int8"}, kernels=True)
+    lower_attention(program, {quantize_tensor: "int8"}, kernels=True)
     return program, (f"{len(missed)} layers stay in fp16: {missed[0]}",) if missed else ()
 
 
@@ -527,7 +527,7 @@ class _Lowering:
         if layer.output_scale is not None:
             axis, scale = -1 if layer.flat else 1, layer.output_scale
             codes = partial(
-                _quantize, inverse_scale=1 / scale, axis=axis, spare=step.outputs - outputs
+                quantize_tensor, inverse_scale=1 / scale, axis=axis, spare=step.outputs - outputs
             )
             new.meta |= {
                 "val": last.meta["val"],
@@ -577,7 +577,7 @@ class _Lowering:
             spare = -int(_get_shape(tensor)[axis]) % ALIGNED
             with self.program.graph.inserting_after(source):
                 made = self.program.graph.call_function(
-                    _quantize, (source, 1.0 / scale, axis, spare)
+                    quantize_tensor, (source, 1.0 / scale, axis, spare)
                 )
             self.written[key] = made
         return self.written[key]
@@ -597,7 +597,7 @@ def _multiply_patches(value: Any, weight: Any, bias: Any, size: int) -> Any:
     return torch.nn.functional.linear(pixels.half(), weight, bias).permute(0, 3, 1, 2)
 
 
-def _quantize(value: Any, inverse_scale: float, axis: int, spare: int) -> Any:
+def quantize_tensor(value: Any, inverse_scale: float, axis: int, spare: int) -> Any:
     """INT8, with `spare` zeros at the end of `axis`."""
     import torch  # a tracer follows this function
 

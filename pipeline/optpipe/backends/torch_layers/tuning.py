@@ -20,6 +20,7 @@ from typing import Any
 from optpipe.backends.torch_layers import steps
 from optpipe.backends.torch_layers.blocks import find_blocks, gather_operands, join_layers
 from optpipe.backends.torch_layers.launches import split_block
+from optpipe.backends.torch_layers.layouts import arrange_operands, make_arranger, wrap_layer
 from optpipe.backends.torch_layers.operators import launch_step, register_operator
 from optpipe.backends.torch_layers.tactics import (
     Operands,
@@ -202,12 +203,12 @@ def run_layers(
     last = {nodes[-1]: nodes for nodes in blocks}
     held: dict[Any, Any] = dict.fromkeys(node for nodes in blocks for node in nodes)
 
-    class Layers(torch.fx.Interpreter):
+    class Layers(make_arranger()):  # type: ignore[misc]  # its base needs torch
         def run_node(self, n: Any) -> Any:
             if n.target is not layer:
                 return super().run_node(n)
-            given, added, constants, added_scale, inverse_scale, step, _ = (
-                self.fetch_args_kwargs_from_env(n)[0]
+            given, added, constants, added_scale, inverse_scale, step, _ = arrange_operands(
+                self, self.fetch_args_kwargs_from_env(n)[0]
             )
             operands = Operands(given, added, constants, added_scale, inverse_scale)
             output = compute(n, steps.step_from_text(step), operands)
@@ -216,7 +217,7 @@ def run_layers(
             if (nodes := last.get(n)) is not None:
                 layers, outputs = zip(*(held.pop(each) for each in nodes), strict=True)
                 compare(nodes, blocks[nodes], gather_operands(layers), outputs[1:])
-            return output
+            return wrap_layer(output)
 
     with torch.inference_mode():
         return Layers(program).run(*inputs)

@@ -1,6 +1,6 @@
 """Compiled programs in FP16 and INT8 against torch.compile in FP16, in turns in one process on a GPU; and how near they stay to FP32.
 
-usage: gpu_compiled.py OUT.json NETWORK:BATCH,BATCH…[:VARIANT,…]   (torchvision's names and bert_base, random weights)
+usage: gpu_compiled.py OUT.json NETWORK:BATCH,BATCH…[:VARIANT,…]   (names of gpu_networks.py, random weights)
 
 plain    AOTInductor's code of the exported program in FP16, for one batch size
 fused    the same with optpipe's steps in place of layers that they compute, tuned
@@ -16,7 +16,7 @@ All are replayed from CUDA graphs. A process for each network, MOST at a time, b
 time uses the GPU to tune or to time, and while one times, the others are stopped. No build starts later than WAIT_S seconds after START
 (a time in seconds, else the start), and LAST_S seconds after it builds are given up, so that what is built is still timed.
 PROFILE names cells such as swin_t:64 whose longest kernels are kept. Without a GPU everything but tuning and CUDA graphs runs on
-the CPU, to try the script. A network may be named several times, to build its batch sizes side by side.
+the CPU, to try the script. A file that exists is continued. A network may be named several times, to build its batch sizes side by side.
 """
 
 import gc
@@ -35,11 +35,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx
 import torch
-import torchvision
-from tests.fakes.fp8_models import measure_ranges, run_onnx
+from benchmarks.gpu_networks import draw, get_input, make_network
+from tests.fakes.fp8_models import measure_ranges
 
 from optpipe.backends.base import BuildRequest, Device
 from optpipe.backends.inductor import CONFIGS
+from optpipe.backends.inductor_layouts import keep_right_layouts, takes_layouts
 from optpipe.backends.inductor_packages import Compilation, load_package
 from optpipe.backends.torch_fp8 import lower_fp8
 from optpipe.backends.torch_layers import tuning
@@ -69,47 +70,9 @@ START, WAIT_S = (
 )
 LAST_S = float(os.environ.get("LAST_S", "10000"))
 DEVICE: Device = "cuda" if torch.cuda.is_available() else "cpu"
-PIXELS = int(os.environ.get("PIXELS", "224"))
-TOKENS, WORDS = 128, 30522
 PRECISIONS = {"int8": Precision.INT8, "joules": Precision.INT8, "fp8": Precision.FP8}
 TARGETS: dict[str, Target] = {"int8": "tensorrt", "fp8": "fp8"}
 """Of the Q/DQ graphs."""
-
-
-def make_network(name):
-    """Random weights whose activations neither vanish nor leave FP16's range, so that the outputs can be compared."""
-    torch.manual_seed(0)
-    if name == "bert_base":
-        return Encoder().eval()
-    module = torchvision.models.get_model(name, weights=None).eval()
-    for layer in module.modules():
-        if isinstance(layer, torch.nn.BatchNorm2d):
-            layer.running_mean.normal_(0, 0.1)
-        elif isinstance(layer, torch.nn.Linear) and not layer.weight.any():
-            torch.nn.init.normal_(layer.weight, std=0.02)
-    return module
-
-
-class Encoder(torch.nn.Module):
-    """BERT-base on token numbers (texts, tokens), without padding."""
-
-    def __init__(self):
-        from transformers import BertConfig, BertModel
-
-        super().__init__()
-        self.bert = BertModel(BertConfig(attn_implementation="sdpa"), add_pooling_layer=False)
-
-    def forward(self, input_ids):
-        return self.bert(
-            input_ids=input_ids, attention_mask=torch.ones_like(input_ids)
-        ).last_hidden_state
-
-
-def draw(name, batch, seed):
-    generator = torch.Generator().manual_seed(seed)
-    if name == "bert_base":
-        return torch.randint(WORDS, (batch, TOKENS), generator=generator)
-    return torch.randn(batch, 3, PIXELS, PIXELS, generator=generator)
 
 
 def measure_in_turns(functions):
@@ -191,23 +154,30 @@ class Network:
     def __init__(self, name, batches, variants, folder, alone):
         self.name, self.folder, self.alone, self.programs = name, folder, alone, {}
         self.data = draw(name, 4, 2)
-        given, dtype = ("input_ids", "int64") if name == "bert_base" else ("image", "float32")
-        shapes = [(size, *self.data.shape[1:]) for size in (1, 4, max(4, *batches))]
-        card = ModelCard(
+        shape, dtype = get_input(name)
+        given = "input_ids" if dtype == "int64" else "image"
+        shapes = [(size, *shape) for size in (1, 4, max(4, *batches))]
+        self.card = ModelCard(
             name, f"{name}.py:make", Task.OTHER, (InputSpec(given, dtype, *shapes, batch=0),)
         )
-        onnx_from_torch(make_network(name), card, folder / "model.onnx")
-        self.card, model = (
-            complete_card(card, folder / "model.onnx"),
-            onnx.load(folder / "model.onnx"),
-        )
-        self.reference = run_onnx(model, self.data)[0]
-        for kind in {
-            str(PRECISIONS[each]) for each in map(get_base, variants) if each in PRECISIONS
-        }:
+        self.reference = self.compute_reference()
+        kinds = {str(PRECISIONS[each]) for each in map(get_base, variants) if each in PRECISIONS}
+        if kinds:
+            onnx_from_torch(make_network(name), self.card, folder / "model.onnx")
+            self.card = complete_card(self.card, folder / "model.onnx")
+            model = onnx.load(folder / "model.onnx")
+        for kind in kinds:
             placed = place_qdq(model, TARGETS[kind])
             graph = qdq_from_onnx(model, placed, measure_ranges(model, placed.tensors, self.data))
             onnx.save(graph, folder / f"{kind}.onnx")
+
+    def compute_reference(self):
+        """The first output of the module in FP32, without TF32."""
+        module = make_network(self.name).to(DEVICE)
+        with torch.inference_mode():
+            found = module(self.data.to(DEVICE))
+        first = found[0] if isinstance(found, tuple | list) else found
+        return first.float().cpu().numpy()
 
     def make_program(self, variant, batch, given):
         """The exported program, and what is recorded about it."""
@@ -226,12 +196,14 @@ class Network:
             lower_fp8(wanted, kernels=kernels) if variant == "fp8" else lower_program(wanted)
         )
         measured = self.tune(program, batch, given, variant) if kernels else {}
+        copies = tuning.measure_copies(program, (given,)) if kernels else []
         exported = export_rewritten(program, wanted)
         share = prove_precision(precision, layers_from_program(exported, precision)).share.macs
         return exported, {
             "tactics": tuning.summarize_choices(measured),
             "macs": share,
             "missed": list(missed),
+            "layout_copies": copies,
         }
 
     def tune(self, program, batch, given, variant):
@@ -276,7 +248,11 @@ class Network:
             if variant != base
             else {}
         )
-        Compilation(exported, package, {**CONFIGS[DEVICE], **tuned}).run()
+        compilation = Compilation(exported, package, {**CONFIGS[DEVICE], **tuned})
+        compilation.run()
+        if DEVICE == "cuda" and takes_layouts(exported):
+            with self.alone():
+                about = {**about, "layouts": keep_right_layouts(compilation, (given,))}
         call = load_package(package, DEVICE)
         rows = min(len(self.data), batch)
         with torch.inference_mode(), self.alone():
@@ -358,9 +334,10 @@ def work(name, batches, variants, lock, slots, workers, pipe):
                         cell[variant] = {"failed": f"{type(error).__name__}: {error}"[:300]}
                 gc.collect()
                 torch.cuda.empty_cache()
-            with torch.inference_mode(), alone():
-                measure(cell, functions)
-            pipe.send(cell)
+            if all(each in cell for each in variants):  # otherwise the time was up
+                with torch.inference_mode(), alone():
+                    measure(cell, functions)
+                pipe.send(cell)
             functions.clear()
             torch._dynamo.reset()
     pipe.close()
@@ -386,9 +363,6 @@ def measure(cell, functions):
 
 
 def main():
-    set_assembler()
-    os.environ.setdefault("START", str(time.time()))
-    os.environ["TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS"] = "ATEN"
     networks = []
     for spec in sys.argv[2:]:
         name, sizes, *variants = spec.split(":")
@@ -399,7 +373,16 @@ def main():
                 variants[0].split(",") if variants else VARIANTS,
             )
         )
-    context, rows, pipes = multiprocessing.get_context("spawn"), [], []
+    measure_networks(Path(sys.argv[1]), networks)
+
+
+def measure_networks(file, networks):
+    """Measures (name, batch sizes, variants), and adds a row for each cell to those in the file."""
+    set_assembler()
+    os.environ.setdefault("START", str(time.time()))
+    os.environ["TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS"] = "ATEN"
+    context, pipes = multiprocessing.get_context("spawn"), []
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
     lock, slots, workers = (
         context.Lock(),
         context.BoundedSemaphore(MOST),
@@ -421,12 +404,12 @@ def main():
     while pipes:
         for each in [pipe for pipe in pipes if pipe.poll(0.1)]:
             try:
-                rows.append(each.recv())
+                row = each.recv()
+                cell = row["network"], row["batch"]
+                rows = [old for old in rows if (old["network"], old["batch"]) != cell] + [row]
             except EOFError:  # its process ended
                 pipes.remove(each)
-            Path(sys.argv[1]).write_text(
-                json.dumps({**about, "rows": rows}, indent=1), encoding="utf-8"
-            )
+            file.write_text(json.dumps({**about, "rows": rows}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

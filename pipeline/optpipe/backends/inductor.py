@@ -4,8 +4,8 @@ Source: PyTorch documentation, "AOTInductor: Ahead-Of-Time Compilation for Torch
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from optpipe.backends.base import (
     Serving,
     SpeedBounds,
 )
+from optpipe.backends.inductor_layouts import AS_EXPORTED, keep_right_layouts, takes_layouts
 from optpipe.backends.inductor_packages import (
     GENERAL,
     Compilation,
@@ -30,8 +31,10 @@ from optpipe.backends.inductor_packages import (
     load_package,
     name_static_package,
     parse_static_batches,
+    read_static_batch,
 )
 from optpipe.backends.torch_layers import LOWERING
+from optpipe.backends.torch_layers.overflow import WIDENED
 from optpipe.backends.torch_program import (
     CUDA_GRAPH,
     THREADS,
@@ -55,6 +58,7 @@ from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import Steps, finish_steps
 from optpipe.core.precision import Precision
 from optpipe.workspace.environment import get_package_version, list_gpus
+from optpipe.workspace.files import hold_lock
 
 if TYPE_CHECKING:
     from optpipe.backends.base import Session
@@ -87,14 +91,9 @@ OPTIONS: dict[Device, tuple[Option, ...]] = {
 torch's pool of runners, so packages are loaded for a single caller."""
 CONFIGS: dict[Device, Mapping[str, Any]] = {
     "cpu": {},
-    "cuda": {"layout_optimization": False, "cpp.vec_isa_ok": False},
+    "cuda": {"cpp.vec_isa_ok": False},
 }
-"""Modules and images are channels last already where that is faster. With torch 2.11's own choice of layouts the first convolution of
-DETR read its input in another layout on an H100 (-3 dB, and 33 instead of 55 dB of the logits). GPU code needs no vector instructions of
-the CPU, which torch would probe for 16 to 25 s."""
-SHORT_US = 10.0
-"""Layers that take less on average overlap while they are timed, but not in the program: in DenseNet-121 at batch 1 (5 us) torch's own
-convolutions are faster, so that FP16 code without optpipe's kernels competes."""
+"""GPU code needs no vector instructions of the CPU, which torch would probe for 16 to 25 s."""
 
 
 class Inductor(TorchBackend):
@@ -189,6 +188,7 @@ class Inductor(TorchBackend):
             **CONFIGS[request.device],
             **({"max_autotune": True} if options.get("max_autotune") else {}),
         }
+        as_exported = {**configs, **AS_EXPORTED}
         rewritten, remarks = _lower(request, options, made)
         export = partial(export_rewritten, rewritten) if rewritten is not None else export_program
         program = export(request)
@@ -199,24 +199,25 @@ class Inductor(TorchBackend):
             half, _ = _lower(wanted, options, {})
             exported = export_program(wanted) if half is None else export_rewritten(half, wanted)
             rival = replace(rival, program=exported)
-        fixed = {size: replace(request, card=fix_batch(request.card, size)) for size in sizes}
         low, _, high = request.card.batch_range
-        exports = [export] if low < high else []  # otherwise the code for all sizes is for this one
+        if on_gpu and low == high and request.card.batched:
+            sizes = sizes or (low,)
+        fixed = {size: replace(request, card=fix_batch(request.card, size)) for size in sizes}
+        # of a single size, the code for all sizes is the first variant
+        exports = [(export, configs)] if low < high else []
         tactics: Any = made.get("tactics", {})
-        if (
-            "convolution" in str(tactics)
-            and not lowered
-            and _find_shortest_mean(rewritten, tactics) < SHORT_US
-        ):
-            exports.append(export_program)
+        if "convolution" in str(tactics) and not lowered and WIDENED not in made:
+            exports.append((export_program, configs))  # without optpipe's kernels
+        if on_gpu and takes_layouts(program):
+            exports.append((export, as_exported))
         static = [
             [
                 Compilation(
-                    make(each), request.directory / name_static_package(size, variant), configs
+                    make(each), request.directory / name_static_package(size, variant), chosen
                 )
                 for size, each in fixed.items()
             ]
-            for variant, make in enumerate(exports)
+            for variant, (make, chosen) in enumerate(exports)
         ]
         general = Compilation(program, request.directory / GENERAL, configs)
         groups += [[general], *filter(None, static), *([[rival]] if rival.program else [])]
@@ -234,6 +235,9 @@ class Inductor(TorchBackend):
                 )
         if request.gpu_lock is not None:
             yield
+        if on_gpu:
+            made_here = [general, *(each for group in static for each in group)]
+            remarks = (*remarks, *_check_layouts(request, made_here, failures))
         if compared:
             from optpipe.backends.torch_layers.tuning import (
                 compare_calls,
@@ -350,18 +354,29 @@ def _lower(
         return None, said
     from optpipe.backends.torch_fp8 import lower_fp8
     from optpipe.backends.torch_layers.lowering import lower_program
-    from optpipe.backends.torch_layers.tuning import draw_inputs, summarize_choices, tune_program
+    from optpipe.backends.torch_layers.tuning import (
+        draw_inputs,
+        explain_copies,
+        measure_copies,
+        summarize_choices,
+        tune_program,
+    )
 
     program, missed = (
         lower_fp8(request, kernels=fuse and not old) if fp8 else lower_program(request)
     )
     missed = (*missed, *said, *((ON_CPU,) if fp8 and request.device == "cpu" else ()))
-    with translate_refusals(request.card, "torch could not run the program of"):
-        measured = (
-            tune_program(program, draw_inputs(request.card.inputs))
-            if request.device == "cuda"
-            else {}
-        )
+    if widened := program.meta.get(WIDENED):
+        made[WIDENED] = [*widened]
+    measured: Mapping[int, Any] = {}
+    if request.device == "cuda":
+        drawn = draw_inputs(request.card.inputs)
+        with translate_refusals(request.card, "torch could not run the program of"):
+            measured = tune_program(program, drawn)
+            copies = measure_copies(program, drawn[request.card.inputs[0].opt[0]])
+        if copies:
+            made["layout_copies"] = copies
+            missed = (*missed, explain_copies(copies))
     if request.precision is Precision.INT8 or any(measured.values()):
         made |= {
             "triton": get_package_version("triton"),
@@ -371,10 +386,26 @@ def _lower(
     return program, missed
 
 
-def _find_shortest_mean(program: Any, tactics: Mapping[str, Mapping[str, float]]) -> float:
-    """The least mean of the layers' microseconds at a batch size."""
-    layers = sum("optpipe" in str(node.target) for node in program.graph.nodes)
-    return min(sum(times.values()) for times in tactics.values()) / layers
+def _check_layouts(
+    request: BuildRequest, compiled: Sequence[Compilation], failures: Mapping[str, str]
+) -> Iterator[str]:
+    """Builds again without torch's choice of layouts what that choice made wrong; yields a remark for each.
+
+    Holds the lock of the request, since compiling again times kernels.
+    """
+    from optpipe.backends.torch_layers.tuning import draw_inputs
+
+    lock = nullcontext() if request.gpu_lock is None else hold_lock(request.gpu_lock)
+    with lock:
+        for each in compiled:
+            if each.package.name in failures or not takes_layouts(each.program):
+                continue
+            drawn = draw_inputs(request.card.inputs)
+            inputs = drawn[request.card.inputs[0].opt[0]]
+            if (size := read_static_batch(each.package.name)) is not None:
+                inputs = drawn.get(size) or draw_inputs(fix_batch(request.card, size).inputs)[size]
+            if (remark := keep_right_layouts(each, inputs)) is not None:
+                yield remark
 
 
 def fix_batch(card: ModelCard, size: int) -> ModelCard:

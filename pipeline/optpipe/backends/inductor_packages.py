@@ -4,12 +4,14 @@ Code for one batch size has fixed shapes, and each package holds the weights. `p
 [LOCK]` waits for the file, and compiles the programs that it names one after the other, so that no two of them time kernels at once.
 """
 
+import ctypes
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +35,12 @@ FAILURE = ".failure"
 def name_static_package(size: int, variant: int = 0) -> str:
     """The file name of a package for one batch size; finally the fastest variant gets the name of the first."""
     return f"batch-{size}-variant-{variant}.pt2" if variant else f"batch-{size}.pt2"
+
+
+def read_static_batch(name: str) -> int | None:
+    """The batch size of a package with a name of `name_static_package`; None for the package for all sizes."""
+    _, is_static, size = name.removesuffix(".pt2").partition("batch-")
+    return int(size.partition("-")[0]) if is_static else None
 
 
 def parse_static_batches(text: str) -> tuple[int, ...]:
@@ -145,19 +153,46 @@ def load_package(package: Path, device: Device) -> Any:
     """The package's library as a callable that takes and returns tensors by position.
 
     torch's own function imports its compiler first, which takes up to 8 s, and probes the CPU's vector instructions. With torch 2.11 on
-    an H200, a new process ends with signal 11 while it loads a package, unless ONNX Runtime has loaded CUDA's libraries by name.
+    an H200, a new process ends with signal 11 while it loads a package, unless CUDA's libraries were loaded by name.
     """
     from optpipe.backends.torch_layers.operators import register_operator
 
     register_operator()
     if device == "cuda":
-        import onnxruntime
-
-        onnxruntime.preload_dlls()
+        load_cuda_libraries()
     runner = torch._C._aoti.AOTIModelPackageLoader(
         str(package), "model", True, 1, -1
     )  # for a single caller, any device
     return lambda *inputs: runner.boxed_run(list(inputs))
+
+
+@cache
+def load_cuda_libraries() -> None:
+    """Loads the libraries of CUDA and cuDNN that torch was built for, by their files or, where torch has others, by their names."""
+    major = int(str(torch.version.cuda).partition(".")[0])
+    folder = Path(torch.__file__).parents[1] / "nvidia"
+    toolkit = ("cublasLt", "cublas", "nvrtc", "cudart")
+    names = [
+        *(f"lib{each}.so.{major}" for each in toolkit),
+        "libcurand.so.10",
+        f"libcufft.so.{major - 1}",
+        *(f"libcudnn{each}.so.9" for each in CUDNN_PARTS),
+    ]
+    for name in names:
+        file = next(folder.glob(f"*/lib/{name}"), name)
+        with suppress(OSError):  # torch may be linked to a library of the system instead
+            ctypes.CDLL(str(file))
+
+
+CUDNN_PARTS = (
+    "_engines_runtime_compiled",
+    "_engines_precompiled",
+    "_heuristic",
+    "_ops",
+    "_adv",
+    "_graph",
+    "",
+)
 
 
 def lock_timing(file: Path) -> None:

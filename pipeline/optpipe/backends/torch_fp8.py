@@ -18,10 +18,16 @@ from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_on
 from optpipe.backends.torch_layers.attention import lower_attention, put_batches_first
 from optpipe.backends.torch_layers.lowering import lower_own_layers
 from optpipe.backends.torch_layers.operators import register_operator
+from optpipe.backends.torch_layers.overflow import (
+    WIDENED,
+    explain_overflows,
+    widen_overflows,
+)
 from optpipe.backends.torch_layers.steps import Attention, approximate_gelu, step_from_text
 from optpipe.backends.torch_program import (
     copy_where_needed,
     export_with_weights,
+    make_example_inputs,
     read_arguments,
     read_product,
     split_outputs,
@@ -41,6 +47,8 @@ def lower_fp8(
     """
     exported, wide = export_with_weights(request, around)
     program = exported.run_decompositions({}).module()
+    if around is Precision.FP16:
+        widen_overflows(program, wide, make_example_inputs(request.card.inputs, request.device))
     put_batches_first(program)
     if kernels:
         lower_own_layers(program, wide)
@@ -51,7 +59,8 @@ def lower_fp8(
     _attend_in_8_bits(program)
     copy_where_needed(program)
     why = "for the torch program has no linear layer with their weights"
-    return program, (f"{len(missed)} layers stay in fp16, {why}: {missed[0]}",) if missed else ()
+    stay = (f"{len(missed)} layers stay in fp16, {why}: {missed[0]}",) if missed else ()
+    return program, (*stay, *explain_overflows(program.meta.get(WIDENED, ())))
 
 
 def replace_linear_layers(

@@ -264,13 +264,13 @@ def _reshape(_: Any, __: Any, args: Any, ___: Any) -> Any:
     if _is_tensor(value, 3) and len(shape) == 4 and value.stride(1) == 1 != value.stride(2):
         images, channels, pixels = value.shape
         height, width = shape[2:]
-        if shape[1] == channels and shape[0] in (images, -1) and -1 not in (height, width):
-            if height * width == pixels:
-                return image_from_rows(value.transpose(1, 2).unflatten(1, (height, width)))
+        same = shape[1] == channels and shape[0] in (images, -1)
+        if same and -1 not in (height, width) and height * width == pixels:
+            return image_from_rows(value.transpose(1, 2).unflatten(1, (height, width)))
     return NotImplemented
 
 
-def _flatten(arranger: Any, _: Any, args: Any, __: Any) -> Any:
+def _flatten(_: Any, __: Any, args: Any, ___: Any) -> Any:
     value, first, last = (*args, 0, -1)[:3] if len(args) < 3 else args
     if isinstance(value, Image) and first == 2 and last in (-1, 3):
         return value.rows.flatten(1, 2).transpose(1, 2)
@@ -353,9 +353,10 @@ def _resize_linearly(_: Any, __: Any, args: Any, kwargs: Any) -> Any:
     )
     down, along = down[:, None, None], along[:, None]
     upper, lower = (
-        _pick(rows, each, left).lerp(_pick(rows, each, right), along) for each in (top, below)
+        (1 - along) * _pick(rows, each, left) + along * _pick(rows, each, right)
+        for each in (top, below)
     )
-    return image_from_rows(upper.lerp(lower, down).to(rows.dtype))
+    return image_from_rows(((1 - down) * upper + down * lower).to(rows.dtype))
 
 
 def _pick(rows: Any, down: Any, along: Any) -> Any:

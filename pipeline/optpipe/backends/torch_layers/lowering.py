@@ -20,11 +20,17 @@ from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_on
 from optpipe.backends.torch_layers import steps, tactics
 from optpipe.backends.torch_layers.attention import get_only, lower_attention, put_batches_first
 from optpipe.backends.torch_layers.operators import register_operator
+from optpipe.backends.torch_layers.overflow import (
+    WIDENED,
+    explain_overflows,
+    widen_overflows,
+)
 from optpipe.backends.torch_program import (
     add_constant,
     copy_where_needed,
     export_with_weights,
     fold_normalization,
+    make_example_inputs,
     read_arguments,
     read_product,
     split_outputs,
@@ -43,6 +49,7 @@ _LEAST_DEPTH = 32
 """Bytes of the smallest block of input channels."""
 _STEM_CHANNELS = 4
 _STEM_OUTPUTS = (16, 32, 64, 128)
+_LARGEST_HALF = 65504.0
 _TOLERANCE = 0.6
 """In steps of a weight: covers rounding, and scales that the graph stores in FP16."""
 
@@ -55,6 +62,8 @@ def lower_program(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
     register_operator()
     exported, wide = export_with_weights(request, Precision.FP16)
     program = exported.run_decompositions({}).module()
+    inputs = make_example_inputs(request.card.inputs, request.device)
+    widened = widen_overflows(program, wide, inputs)
     put_batches_first(program)
     half = request.precision is Precision.FP16
     if half:
@@ -62,7 +71,8 @@ def lower_program(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
     layers = [] if half else [*layers_from_qdq(load_onnx(request.graph), _have_same_weights)]
     missed = _Lowering(program, layers, wide, half).run()
     lower_attention(program, {quantize_tensor: "int8"}, kernels=True)
-    return program, (f"{len(missed)} layers stay in fp16: {missed[0]}",) if missed else ()
+    stay = (f"{len(missed)} layers stay in fp16: {missed[0]}",) if missed else ()
+    return program, (*stay, *explain_overflows(widened))
 
 
 def _join_linear_layers(program: Any) -> None:
@@ -259,13 +269,15 @@ class _Lowering:
             self.waiting = [each for each in self.waiting if each is not match]
             if match.kept:
                 return
-            if (obstacle := _find_obstacle(layer)) is not None:
+            obstacle = _find_obstacle(layer) or _find_overflow(layer)
+            if obstacle is not None:
                 self.missed.append(f"{match.name}: {obstacle}")
                 return
             layer.table = match
-        own = _is_depthwise(layer) or _is_stem(layer)
-        layer.floating = match is None and not own and self.half and layer.fits_half
-        if match is None and _is_patches(layer):
+        narrow = _find_overflow(layer) is None
+        own = narrow and (_is_depthwise(layer) or _is_stem(layer))
+        layer.floating = match is None and narrow and not own and self.half and layer.fits_half
+        if match is None and narrow and _is_patches(layer):
             self.patches.append(layer)
         elif match is not None or own or layer.floating:
             self.layers[layer.node] = layer
@@ -634,6 +646,14 @@ def _find_obstacle(layer: _Layer) -> str | None:
     if merged is None or (merged < layer.groups and depth * layer.groups % ALIGNED):
         return f"{layer.groups} groups of {depth} input channels fit no kernel"
     return None
+
+
+def _find_overflow(layer: _Layer) -> str | None:
+    """Why kernels with FP16 weights and outputs do not fit: values or weights beyond FP16's range."""
+    if WIDENED in layer.node.meta or WIDENED in layer.last.meta:
+        return "fp16 cannot hold its values"
+    largest = float(layer.weight.abs().max()) if layer.weight.numel() else 0.0
+    return None if largest < _LARGEST_HALF else "fp16 cannot hold its weights"
 
 
 def _is_patches(layer: _Layer) -> bool:

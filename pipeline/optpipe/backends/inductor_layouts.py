@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from optpipe.backends.base import Device
 from optpipe.backends.inductor_packages import Compilation, load_package
 from optpipe.core import torch
 
@@ -62,9 +61,9 @@ def keep_right_layouts(compilation: Compilation, inputs: Sequence[Any]) -> str |
 
 
 def _run(compilation: Compilation, inputs: Sequence[Any]) -> Any:
-    device: Device = "cuda" if inputs[0].is_cuda else "cpu"
     with torch.inference_mode():
-        return load_package(compilation.package, device)(*inputs)
+        call = load_package(compilation.package, "cuda" if inputs[0].is_cuda else "cpu")
+        return call(*inputs)
 
 
 def measure_agreement(expected: Sequence[Any], outputs: Sequence[Any]) -> float:

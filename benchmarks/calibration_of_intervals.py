@@ -49,6 +49,7 @@ from optpipe.signoff.evidence import observe
 from optpipe.signoff.judge import decide_overall_verdict, judge_criteria
 from optpipe.signoff.policy import Criterion, Sense
 from optpipe.stats.means import (
+    compute_look_confidence,
     estimate_run_scatter,
     mean_from_runs,
     mean_from_values,
@@ -63,6 +64,7 @@ from optpipe.stats.paired import (
     compute_share_interval,
     compute_snr_interval,
     figure_from_samples,
+    find_largest_effect,
 )
 from optpipe.stats.percentiles import (
     count_queries_needed,
@@ -772,6 +774,78 @@ def make_boxes(count, draw):
     return truths, source, found
 
 
+def rare(generator, scale) -> Iterator[Row]:
+    """A build on its limit that loses samples of a rare class, texts with entities, or single outputs."""
+    for classes, often, loses in ((5, 0.01, 0.2), (5, 0.02, 0.1), (20, 0.03, 0.05)):
+        for n in (100, 300, 1000):
+            truth, found = loses / classes, []
+            shares = np.full(classes, (1 - often) / (classes - 1))
+            shares[-1] = often
+            for _ in range(round(400 * scale)):
+                labels = generator.choice(classes, n, p=shares)
+                lost = (labels == classes - 1) & (generator.random(n) < loses)
+                found.append(mean_of_classes(labels, lost, classes))
+            none = (1 - often) ** n  # a class that does not occur is not judged
+            what = f"drop of a mean over {classes} classes, one in {often:.1%} of {n} images loses {loses:.0%}"
+            yield from on_limit(found, truth, what, most=max(0.025, none))
+    for often, loses in ((0.03, 0.1), (0.03, 0.3)):
+        for n in (100, 300, 1000):
+            truth, found = 1 - 2 * (1 - loses) / (2 - loses), []
+            for _ in range(round(400 * scale)):
+                entities = (generator.random(n) < often).astype(float)
+                lost = entities * (generator.random(n) < loses)
+                if entities.any():
+                    found.append(drop_of_f1(entities, lost))
+            what = (
+                f"drop of F1, entities in {often:.0%} of {n} texts, {loses:.0%} of these lose all"
+            )
+            yield from on_limit(found, truth, what)
+    for often in (0.005, 0.01, 0.02):
+        for n in (20, 60, 100, 300, 1000):
+            found = []
+            for _ in range(round(400 * scale)):
+                lost = np.where(generator.random(n) < often, generator.uniform(0.3, 1, n), 1e-4)
+                found.append(figure_from_samples(float(lost.mean()), lost, n, (0.0, 2.0)))
+            truth = 0.65 * often + 1e-4 * (1 - often)
+            yield from on_limit(
+                found, truth, f"1 - cosine, {often:.1%} of {n} samples lose 0.3 to 1"
+            )
+
+
+def mean_of_classes(labels, lost, classes):
+    """The drop of a mean over classes of the share of images that are right, which all were."""
+    amounts = (labels == np.arange(classes)[:, None]).astype(float)
+    totals = amounts.sum(axis=1)
+    there = totals > 0
+    shares = (amounts @ lost)[there] / totals[there]
+    value, own = float(shares.mean()), np.zeros(classes)
+    own[there] = shares
+    parts = len(labels) / there.sum() * (lost - own[labels]) / totals[labels] + value
+    effect = find_largest_effect(amounts)
+    return figure_from_samples(value, parts, len(labels), (-1.0, 1.0), effect)
+
+
+def drop_of_f1(entities, lost):
+    """The drop of the F1 of all texts, in some of which nothing is found any more."""
+    right, total = entities.sum() - lost.sum(), entities.sum()
+    value = 1 - 2 * right / (right + total)
+    left, there = right - (entities - lost), total - entities
+    without = 1 - 2 * left / np.maximum(left + there, 1e-9)
+    parts = (len(entities) - 1) * (value - without)
+    effect = find_largest_effect(entities[None])
+    return figure_from_samples(float(value), parts, len(entities), (-1.0, 1.0), effect)
+
+
+def on_limit(found, truth, what, most=0.025):
+    """The rates of wrong verdicts at the confidence of a first sign-off."""
+    bounds = [each.interval(compute_look_confidence(0.95, 1)) for each in found]
+    for wrong, hits in (
+        ("PASS", [high <= truth for _, high in bounds]),
+        ("FAIL", [low > truth for low, _ in bounds]),
+    ):
+        yield share(hits, most=most, what=f"{wrong} on its limit: {what}", claimed="≤ 2.5 %")
+
+
 def spoil(rows, name, draw):
     """The source model's predictions with few of them lost: 2 % of texts, 2 % of pairs, 1 % of masks, 0.3 % of boxes."""
     found = list(rows)
@@ -1128,6 +1202,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         left_out,
         accuracy,
         tasks,
+        rare,
         throughput,
         interleaving,
         validity,

@@ -185,6 +185,7 @@ FIGURES = {
 }  # others: the key
 OVERLAPS = 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.8999999999999999, 0.95
 LEVELS = {"AP": range(10), "AP50": [0], "AP75": [5]}  # the overlaps of a score
+AVERAGED = {*LEVELS, "mIoU"}  # scores that are means over classes
 ALIGNED = {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16}
 KERNELS = {
     name: re.compile(pattern, re.IGNORECASE)
@@ -676,12 +677,13 @@ def compare_texts_of_json(source, found):
 class Task(
     namedtuple(
         "Task",
-        "scores agree count finish least effect errors agree_all",
-        defaults=(None, None, 0, 1, (), None),
+        "scores agree count finish spread least effect errors agree_all",
+        defaults=(None, None, None, 0, 1, (), None),
     )
 ):
     """Names of its scores, of which the most is 1; and functions of one sample's predictions, and of sums over samples.
 
+    `spread` has a sample's amounts of truth by class, from its sums, or from its truth without them.
     `effect` may depend on a score's name and value; `errors` are better when lower; `agree_all` compares all samples together.
     """
 
@@ -692,21 +694,21 @@ class Task(
         """The number of units; a score by name, without a group of them if one is given; and its parts by name."""
         if self.count and not self.finish:
             values = [*map(self.count, truths, found)]
-            return len(values), lambda _: fmean(values), lambda _: values
+            return len(values), lambda _: fmean(values), lambda _: values, None
         units = list_pairs(truths, found) if self.least and not self.finish else truths
         n, groups = len(units), min(len(units), 1000)
         if self.finish:
-            sums = [
-                sum(map(self.count, truths[at::groups], found[at::groups]), Counter())
-                for at in range(groups)
-            ]
+            rows = [*map(self.count, truths, found)]
+            amounts = [*map(self.spread, rows)] if self.spread else None
+            sums = [sum(rows[at::groups], Counter()) for at in range(groups)]
             sums, total = [*sums, Counter()], sum(sums, Counter())
 
             def score(name, left_out=-1):
                 return self.finish(total - sums[left_out])[name]
-        elif self.least == 0:
-            score = score_boxes(truths, found, groups)
+        elif self.spread:
+            score, amounts = score_boxes(truths, found, groups), [*map(self.spread, truths)]
         else:
+            amounts = None
 
             def score(_, left_out=-1):
                 return correlate([pair for at, pair in enumerate(units) if at % groups != left_out])
@@ -719,7 +721,20 @@ class Task(
                 for at in range(groups if n > 1 else 0)
             ]
 
-        return n, score, list_parts
+        return n, score, list_parts, amounts
+
+
+def find_largest_effect(amounts, name):
+    """The change by a lost sample of the class that feels it most, times the number of samples."""
+    if name not in AVERAGED:
+        amounts = [Counter(all=each.total()) for each in amounts]
+    total, influence = sum(amounts, Counter()), Counter()
+    for each in amounts:
+        shares = {label: each[label] / whole for label, whole in total.items()}
+        lost = len(amounts) * sum(shares.values()) / max(len(total), 1)
+        for label, share in shares.items() if lost else ():
+            influence[label] += share * lost
+    return max(1.0, *influence.values())
 
 
 TASKS = {
@@ -728,31 +743,41 @@ TASKS = {
     ),
     "user": Task(["score"], None, lambda _, one: one["score"], agree_all=compare_texts_of_json),
     "multi-label-classification": Task(
-        ["F1", "precision", "recall"], compare_labels, count_labels, score_entities
+        ["F1", "precision", "recall"],
+        compare_labels,
+        count_labels,
+        score_entities,
+        lambda sums: Counter(all=sums["true"]),
     ),
     "regression": Task(
         ["R2", "RMSE", "MAE"],
         None,
         count_errors,
         score_errors,
-        -1,
-        find_effect,
-        ("RMSE", "MAE"),
-        compare_numbers,
+        least=-1,
+        effect=find_effect,
+        errors=("RMSE", "MAE"),
+        agree_all=compare_numbers,
     ),
     "segmentation": Task(
         ["mIoU", "pixel-accuracy"],
         lambda *masks: fmean([*map(eq, *map(read_mask, masks))]),
         count_pixels,
         score_pixels,
+        lambda pairs: sum((Counter({true: n}) for (true, _), n in pairs.items()), Counter()),
     ),
     "token-classification": Task(
         ["F1", "precision", "recall"],
         lambda *tags: fmean([*map(eq, *tags)] or [1.0]),
         count_entities,
         score_entities,
+        lambda sums: Counter(all=sums["true"]),
     ),
-    "detection": Task([*LEVELS, "F1", "recall"], compare_boxes),
+    "detection": Task(
+        [*LEVELS, "F1", "recall"],
+        compare_boxes,
+        spread=lambda truths: Counter(box[4] for box in truths if not box[6]),
+    ),
     "embedding": Task(
         ["Spearman"], lambda *texts: max(compare_texts(*texts), 0.0), least=-1, effect=6 / sqrt(15)
     ),
@@ -1617,8 +1642,8 @@ def estimate_answers(at, run, task, columns, table, row):
             task.agree_all(source, found) if task.agree_all else [*map(task.agree, source, found)]
         )
         figures["agreement"] = estimate_mean(same)
-    (n, was, early), (_, now, late) = (
-        task.score(truths, each) if None not in truths else (0, None, None)
+    (n, was, early, _), (_, now, late, amounts) = (
+        task.score(truths, each) if None not in truths else (0, None, None, None)
         for each in (source, found)
     )
     for name in (*task.scores, *(at.thresholds if task is TASKS["detection"] else ())) if n else ():
@@ -1627,6 +1652,7 @@ def estimate_answers(at, run, task, columns, table, row):
             lambda name, *both: [*map(sub, *(parts(name) for parts in both))], name, first, second
         )
         width, effect = 1 - task.least, task.find_effect(name, was(name))
+        effect = find_largest_effect(amounts, name) if amounts else effect
         figures[name] = (
             estimate_score(now(name), partial(late, name), n, task.least, 1, effect)
             if task.finish or not task.count
@@ -1972,7 +1998,8 @@ def observe_outputs(at):  # §8.3
             info.data == "seeded noise" or seen or len(peaks) < 20,
             len({*rows["reference_best"]}) < 2,
         )
-        mean = mean_from_runs([[*map(find_cosine, *(rows[name] for name in COSINE))]])
+        cosines = [*map(find_cosine, *(rows[name] for name in COSINE))]
+        mean = estimate_score(fmean(cosines), lambda each=cosines: each, len(cosines), -1)
         same = estimate_mean([*map(eq, rows["output_best"], rows["reference_best"])])
         found |= (
             {
@@ -1983,7 +2010,7 @@ def observe_outputs(at):  # §8.3
                         blocked or (ci is None and finite and snr is not None),
                         place,
                     ),
-                    "cosine": see(mean, at, blocked, place) if mean else Seen(source=place),
+                    "cosine": see(mean, at, blocked, place),
                     "agreement": see(same, at, blocked or alike, place),
                     "abs_error": Seen(
                         peak, (peak, max(peak, bound_next(peaks, at.confidence))), blocked, place

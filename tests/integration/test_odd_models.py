@@ -272,9 +272,10 @@ def test_a_policy_judges_the_outputs_without_labels(tmp_path, built, inside):
         "INCONCLUSIVE",
         "PASS",
     ]
+    # a few dozen samples that all lose a little do not exclude that others lose nothing
     assert [verdicts["tight"][f"outputs.{each}"] for each in names] == [
         "FAIL",
-        "FAIL",
+        "INCONCLUSIVE",
         "INCONCLUSIVE",
         "FAIL",
     ]

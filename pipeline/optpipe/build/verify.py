@@ -23,7 +23,7 @@ from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.models.export.exported import Reference
 from optpipe.models.inputs.rows import count_rows, list_batches, run_rows
 from optpipe.models.inputs.samples import CALIBRATED_ON, NOISE
-from optpipe.stats.means import mean_from_values, predict_next_upper_bound
+from optpipe.stats.means import predict_next_upper_bound
 from optpipe.stats.paired import (
     FEWEST_FOR_SNR,
     FEWEST_SAMPLES,
@@ -33,6 +33,7 @@ from optpipe.stats.paired import (
     compute_snr_interval,
     compute_top1_accuracy,
     compute_top1_agreement,
+    figure_from_samples,
     pool_errors,
 )
 from optpipe.workspace.entry import Entry
@@ -335,7 +336,7 @@ def _observe_output(
     with np.errstate(invalid="ignore", divide="ignore"):
         product = rows["product"] / np.sqrt(rows["reference_square"] * rows["output_square"])
     cosines = np.where(np.isnan(product), rows["difference_square"] == 0, product) * rows["finite"]
-    mean = mean_from_values([float(each) for each in cosines])
+    cosine = figure_from_samples(float(cosines.mean()), cosines, count, (-1.0, 1.0))
     peaks = [float(each) for each in rows["difference_max"]] if pooled.finite else [inf]
     bound = predict_next_upper_bound(peaks, confidence) if pooled.finite else inf
     snr = EXACT_DB if pooled.snr_db is None else max(pooled.snr_db, -EXACT_DB)
@@ -369,9 +370,7 @@ def _observe_output(
     )
     found = {
         "snr": Observation(snr, low, high, () if extent else (scattered,)),
-        "cosine": Observation(mean.value, *mean.interval(confidence), tail=mean)
-        if mean
-        else Observation(nan),
+        "cosine": Observation(cosine.value, *cosine.interval(confidence), tail=cosine),
         "agreement": Observation(share.value, *share.interval(confidence), tail=share),
         "abs_error": Observation(max(peaks), max(peaks), max(*peaks, bound or inf)),
     }

@@ -50,7 +50,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "f1afbe196a5257c64b9299c5ec0fdb9018b197ff2c74fbea4603b855e8ece966"
+VERIFIER = "517625d14aaae5968f5271a8c9c68ffef7d13e9f798662b4dcabc47c5da5f7a9"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

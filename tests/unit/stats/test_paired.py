@@ -15,6 +15,7 @@ from optpipe.stats.paired import (
     compute_top1_agreement,
     count_samples_to_decide,
     figure_from_samples,
+    find_largest_effect,
     mean_from_samples,
     pool_errors,
 )
@@ -169,3 +170,35 @@ def test_the_best_class_is_the_same_with_axes_of_size_1():
     for shape in ((3, 4), (3, 4, 1, 1), (3, 1, 4)):
         assert compute_top1_agreement(scores.reshape(shape), scores.reshape(shape)) == 1
         assert compute_top1_accuracy(labels, scores.reshape(shape)) == pytest.approx(2 / 3)
+
+
+def test_the_effect_of_a_lost_sample_is_that_of_the_class_which_feels_it_most():
+    common, uncommon = np.ones(97), np.ones(3)
+    apart = np.zeros((2, 100))
+    apart[0, :97], apart[1, 97:] = common, uncommon
+    assert find_largest_effect(apart) == pytest.approx(100 / (2 * 3))
+    assert find_largest_effect(np.ones((7, 100))) == pytest.approx(
+        1
+    )  # every sample has all classes
+    assert find_largest_effect(np.ones((1, 100))) == pytest.approx(1)
+    alone = np.zeros((1, 100))
+    alone[0, 5] = 40.0
+    assert find_largest_effect(alone) == pytest.approx(100)
+    assert find_largest_effect(np.zeros((3, 100))) == 1.0
+    assert find_largest_effect(np.zeros((0, 100))) == 1.0
+
+
+@given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 10**6))
+def test_no_order_or_unit_changes_the_effect_and_it_is_at_least_one(classes, samples, seed):
+    generator = np.random.default_rng(seed)
+    amounts = generator.integers(0, 4, (classes, samples)).astype(float)
+    effect = find_largest_effect(amounts)
+    assert 1 <= effect <= samples * 1.000001
+    mixed = amounts[generator.permutation(classes)][:, generator.permutation(samples)] * 8
+    assert find_largest_effect(mixed) == pytest.approx(effect)
+
+
+def test_a_rare_class_that_lost_nothing_is_not_proven_by_few_of_it():
+    nothing = np.zeros(300)
+    high = figure_from_samples(0.0, nothing, 300, (-1.0, 1.0), 20.0).interval(0.95)[1]
+    assert high > 5 * figure_from_samples(0.0, nothing, 300, (-1.0, 1.0)).interval(0.95)[1]

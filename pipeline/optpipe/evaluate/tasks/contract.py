@@ -20,6 +20,7 @@ from optpipe.stats.paired import (
     SampledFigure,
     Share,
     figure_from_samples,
+    find_largest_effect,
     mean_from_samples,
 )
 
@@ -40,6 +41,8 @@ class Measured:
     """(samples or groups of them, scores), as in `stats.paired.figure_from_samples`."""
     samples: int
     are_means: bool
+    effects: tuple[float, ...]
+    """Of each score the change of its sum over samples by one lost sample; empty without `spread_truths`."""
 
 
 class TaskContract:
@@ -54,7 +57,7 @@ class TaskContract:
     score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     """Range of the scores."""
     effect: ClassVar[float] = 1.0
-    """The largest change of a score's sum over samples by one sample."""
+    """The largest change of a score's sum over samples by one sample, without `spread_truths`."""
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
     """Scores that are errors: their drop is a rise."""
     truth_column: ClassVar[str] = "truth"
@@ -132,6 +135,13 @@ class TaskContract:
         """Every score for every row of `weights` (rows, samples): (rows, scores), where sample j counts weights[i, j] times."""
         return np.asarray(weights @ gathered / weights.sum(axis=1, keepdims=True))
 
+    def spread_truths(self, gathered: Any) -> Sequence[NDArray[np.float64]]:
+        """For each score, the truth that each unit holds of each class that the score averages, (classes, units).
+
+        One class for a score of all classes together; empty if one sample moves a score by `find_effect`.
+        """
+        return ()
+
     def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
         """The first score of each class (classes,); NaN for a class that does not occur."""
         return np.zeros(0)
@@ -204,11 +214,17 @@ class TaskContract:
         )
         count, width = mine.samples, self.score_range[1] - self.score_range[0]
         figures = []
-        for name, value, before, parts, others in zip(
-            self.scores, mine.values, theirs.values, mine.parts.T, theirs.parts.T, strict=True
+        for name, value, before, parts, others, spread in zip(
+            self.scores,
+            mine.values,
+            theirs.values,
+            mine.parts.T,
+            theirs.parts.T,
+            mine.effects or [None] * len(self.scores),
+            strict=True,
         ):
             effect, sign = (
-                self.find_effect(name, float(before)),
+                self.find_effect(name, float(before)) if spread is None else spread,
                 -1.0 if name in self.lower_is_better else 1.0,
             )
             given = float(value), parts, count, self.score_range, effect
@@ -269,18 +285,20 @@ def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Mea
     """
     true, predicted = pickle.loads(truths), pickle.loads(predictions)
     gathered, count = task.gather(true, predicted), task.count_units(true)
+    spread = [find_largest_effect(each) for each in task.spread_truths(gathered)]
+    effects = tuple(spread)
     if type(task).compute_scores is TaskContract.compute_scores:
-        return Measured(gathered, gathered.mean(axis=0), gathered, count, are_means=True)
+        return Measured(gathered, gathered.mean(axis=0), gathered, count, True, effects)
     groups = min(count, MOST_PARTS)
     member = np.arange(count) % groups
     whole = task.compute_scores(gathered, np.ones((1, count)))[0]
     if count < 2:
-        return Measured(gathered, whole, np.zeros((count, len(whole))), count, are_means=False)
+        return Measured(gathered, whole, np.zeros((count, len(whole))), count, False, effects)
     without = task.compute_scores(
         gathered, (np.arange(groups)[:, None] != member).astype(np.float64)
     )
     left = count - np.bincount(member)
-    return Measured(gathered, whole, left[:, None] * (whole - without), count, are_means=False)
+    return Measured(gathered, whole, left[:, None] * (whole - without), count, False, effects)
 
 
 def require_labels(card: ModelCard, classes: int | None, task: Task) -> None:

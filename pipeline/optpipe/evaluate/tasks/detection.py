@@ -475,6 +475,11 @@ class Detection(TaskContract):
         ]
         return np.stack([*means, *compute_rates(gathered, weights, PARITY_SCORE)], axis=1)
 
+    def spread_truths(self, gathered: Any) -> list[NDArray[np.float64]]:
+        objects = np.stack([one.objects for one in gathered]) if gathered else np.zeros((0, 1))
+        together = objects.sum(axis=0, keepdims=True)
+        return [objects if name.startswith("AP") else together for name in self.scores]
+
     def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
         return np.array(
             [

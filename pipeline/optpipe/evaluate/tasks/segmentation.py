@@ -98,6 +98,10 @@ class Segmentation(TaskContract):
             [np.nanmean(_divide(both, predicted + true - both), axis=1), accuracy], axis=1
         )
 
+    def spread_truths(self, gathered: Any) -> list[NDArray[np.float64]]:
+        true = gathered[2].T
+        return [true, true.sum(axis=0, keepdims=True)]
+
     def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
         both, predicted, true = gathered.sum(axis=1)
         last = max(np.flatnonzero(predicted + true), default=-1)

@@ -70,6 +70,9 @@ class MultiLabel(TaskContract):
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.stack([2 * right / (found + true), right / found, right / true], axis=1)
 
+    def spread_truths(self, gathered: Any) -> list[NDArray[np.float64]]:
+        return [gathered[:, :, 2].sum(axis=1)[None]] * len(self.scores)
+
     def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
         right, found, true = gathered.sum(axis=0).T
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -71,14 +71,12 @@ class PlainSession:
 
                 model = load_from_string(model)
             names = find_unread_inputs(model)
-            self._unread = {
-                each.name: np.zeros(
-                    [size if isinstance(size, int) else 1 for size in each.shape],
-                    str if each.dtype == "tensor(string)" else each.dtype,
-                )
-                for each in self.inputs
-                if each.name in names
-            }
+            self._unread = {}
+            for each in self.inputs:
+                dtype = str if each.dtype == "tensor(string)" else each.dtype
+                if each.name in names and not str(dtype).startswith("tensor("):
+                    shape = [size if isinstance(size, int) else 1 for size in each.shape]
+                    self._unread[each.name] = np.zeros(shape, dtype)
         return self._unread
 
 

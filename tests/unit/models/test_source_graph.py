@@ -314,3 +314,11 @@ def test_a_file_with_a_random_operator_is_called_random(tmp_path) -> None:
     onnx_model([noise, ("Add", "x r", "y")], {"x": ["N", 4]}, {"y": ["N", 4]}, path=path)
     with pytest.raises(GateError, match="not deterministic"):
         export(path)
+
+
+def test_a_graph_whose_outputs_depend_on_no_input_is_refused(tmp_path) -> None:
+    path = tmp_path / "net.onnx"
+    nodes = [("Neg", "w", "y")]
+    onnx_model(nodes, {"x": ("FLOAT8E4M3FN", [2])}, {"y": [2]}, path=path, w=normal(2))
+    with pytest.raises(BadInputError, match=r"depend on no input\n"):
+        export(path)

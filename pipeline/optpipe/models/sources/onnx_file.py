@@ -37,6 +37,10 @@ def read_input_specs(
     """
     unneeded = {tensor.name for tensor in model.graph.initializer} | find_unread_inputs(model)
     values = [value for value in model.graph.input if value.name not in unneeded]
+    if not values:
+        raise BadInputError(
+            f"{path}: its outputs depend on no input\nexport the model with its inputs, or use the constant itself"
+        )
     _require_ranks(values, shapes, path)
     dims = [_read_dims(value, shapes) for value in values]
     axes = find_batch_axes(dims)

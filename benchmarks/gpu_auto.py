@@ -336,7 +336,7 @@ def list_command(name: str, given: Any) -> list[str]:
 
 def do_part(given: Any) -> None:
     """Leaves builds in the workspace, or prints the row of one batch size as a JSON line."""
-    from optpipe.cli.terminal import Terminal
+    from optpipe.report.progress import Terminal
 
     network = plan_network(given)
     with Terminal() as terminal:
@@ -357,8 +357,8 @@ def measure_one(given: Any) -> None:
     Candidates are FP16 (on a CPU FP32) and, with calibration data, INT8 or FP8: wider types only cost time here.
     """
     from optpipe.build.choose import choose_build
-    from optpipe.cli.terminal import Terminal
     from optpipe.core.precision import Budget
+    from optpipe.report.progress import Terminal
 
     network = plan_network(given)
     winners: Mapping[int, str] = {}

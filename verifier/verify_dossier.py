@@ -105,6 +105,7 @@ STATED = {
     "too-few-samples",
     "wrong-output",
 }
+UNTRAINED = "random", "unknown"
 LIMITS = {
     "max_cv": 0.025,
     "max_drift": 0.025,
@@ -1225,7 +1226,8 @@ def read_builds(at):
         absent = {*re.findall(r'"(\w*)"', json.dumps(recipe))} & {*builds} - {name, *build.parents}
         at.check(not absent, f"{place}: its recipe names {sorted(absent)}, which are no parents")
         if "weights" in info:
-            at.compare(f"{place}: trained", info.weights.trained, info.weights.source != "random")
+            trained = info.weights.source not in UNTRAINED
+            at.compare(f"{place}: trained", info.weights.trained, trained)
         if build.kind == "artifact":
             parents = [builds[each] for each in build.parents if each in builds]
             models = [parent.info.weights for parent in parents if parent.kind == "model"]
@@ -1268,7 +1270,7 @@ def read_run(at, place, builds, needed):
         )
         for artifact in artifacts & {*builds}:
             at.compare(f"{place}: weights", record.weights, builds[artifact].info.weights)
-        expected["info"] = {"trained": record.weights.source != "random"}
+        expected["info"] = {"trained": record.weights.source not in UNTRAINED}
     elif run.kind == "turns":
         expected["info"] = {"measurements": len(record.speedups)}
         check_turns(at, run, builds)
@@ -2289,7 +2291,7 @@ def judge_trust(at):
     alone = len(machines) == 1 and (keep_valid(at.measured) or at.turns)
     counted = proof.share.macs or proof.share.layers
     return {
-        "trust.weights": PASS if info.weights.source != "random" else INCONCLUSIVE,
+        "trust.weights": PASS if info.weights.source not in UNTRAINED else INCONCLUSIVE,
         "trust.precision": (PASS if proof.proven else FAIL) if counted else INCONCLUSIVE,
         "trust.outputs": {True: PASS, False: FAIL}.get(
             checked.info.passed if same else None, INCONCLUSIVE

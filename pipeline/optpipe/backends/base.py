@@ -148,6 +148,12 @@ class Session(Protocol):
     def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
         """Allocates buffers of these shapes on the device and copies `inputs` in."""
 
+    def run_on(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """CUDA tensors in, CUDA tensors out, enqueued on torch's current stream: no copy to the host, no wait for the GPU.
+
+        The outputs are new at each call. The inputs must not change before the work on that stream is done.
+        """
+
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *error: object) -> None: ...

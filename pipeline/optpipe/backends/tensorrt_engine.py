@@ -301,8 +301,21 @@ class TensorRTSession:
         return CudaGraphBinding(binding) if self._options["cuda_graph"] else binding
 
     def _bind_buffers(self, inputs: Mapping[str, "np.ndarray"]) -> "_EngineBinding":
-        on_device = {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
-        self._select_profile({name: tuple(array.shape) for name, array in inputs.items()})
+        return self._bind_tensors(
+            {name: torch.from_numpy(array).cuda() for name, array in inputs.items()}
+        )
+
+    def run_on(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        binding = self._bind_tensors({name: each.contiguous() for name, each in inputs.items()})
+        binding.launch()
+        for (
+            each
+        ) in binding.inputs.values():  # the allocator must not reuse them before the work is done
+            each.record_stream(torch.cuda.current_stream())
+        return binding.outputs
+
+    def _bind_tensors(self, on_device: "dict[str, torch.Tensor]") -> "_EngineBinding":
+        self._select_profile({name: tuple(each.shape) for name, each in on_device.items()})
         for name, tensor in on_device.items():
             if not self._context.set_input_shape(name, tuple(tensor.shape)):
                 raise BadInputError(

@@ -603,6 +603,13 @@ class TorchSession:
             return CudaGraphBinding(binding)
         return binding
 
+    def run_on(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        names = tuple(each.name for each in self.outputs)
+        ordered = {each.name: inputs[each.name] for each in self.inputs}
+        binding = _TorchBinding(self._call, ordered, names, self.device)
+        binding.launch()
+        return binding.tensors
+
     def _bind_buffers(self, inputs: Mapping[str, "np.ndarray"]) -> "_TorchBinding":
         tensors = {
             each.name: torch.from_numpy(inputs[each.name]).to(self.device, copy=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optpipe.cli.groups import Outcome
-from optpipe.cli.options import TargetOptions, require_device
+from optpipe.cli.options import TargetOptions
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError, ExitStatus, require_existing
 from optpipe.core.measurement import (
@@ -19,17 +19,16 @@ from optpipe.core.measurement import (
     Goal,
     LoadSpec,
     PairMetric,
-    Scenario,
     format_cpus,
 )
-from optpipe.core.plan import Param, choices_from_text, for_workspace
-from optpipe.core.precision import Precision, precisions_from_text
+from optpipe.core.plan import Param, for_workspace
+from optpipe.core.precision import Precision
 
 if TYPE_CHECKING:
-    from optpipe.cli.terminal import Terminal
     from optpipe.core.events import Listener
     from optpipe.measure.measure import BenchPlan
     from optpipe.models.artifacts.lookup import StoredArtifact
+    from optpipe.report.progress import Terminal
     from optpipe.workspace.store import Store
 
 
@@ -246,89 +245,39 @@ def make_bench_plan(
 ) -> "BenchPlan":
     """Raises BadInputError for options that contradict each other."""
     from optpipe.backends.registry import parse_options
-    from optpipe.measure.figures import ENERGY_SECONDS
-    from optpipe.measure.measure import BenchPlan
-    from optpipe.measure.search import slo_from_text
+    from optpipe.measure.plan import plan_bench
 
-    limit = None if how.slo is None else slo_from_text(how.slo)
-    spec = LoadSpec(1, **load)
-    if limit is not None and spec.rate_per_s is not None:
-        raise BadInputError("--rate and --slo are mutually exclusive")
-    spec.require_sound(needs_rate=limit is None)
-    if how.energy:
-        least = max(spec.min_seconds, ENERGY_SECONDS)
-        spec = replace(spec, min_seconds=least, max_seconds=max(spec.max_seconds, least))
-    if limit is not None:
-        spec = replace(spec, percentile=max(spec.percentile, limit.percent))
-    if how.batch and len(how.batch) > 1 and spec.scenario is Scenario.SERVER and limit:
-        problem = f"--scenario server with --slo searches the rate at one batch size, not {len(how.batch)}"
-        raise BadInputError(f"{problem}; use --batch {how.batch[-1]}")
-    if how.length and len(how.length) > 1 and limit:
-        raise BadInputError(
-            f"--slo searches at one length, not {len(how.length)}; use --length {how.length[-1]}"
-        )
-    require_existing(how.images, "--images")
-    return BenchPlan(
-        load=spec,
-        batches=how.batch,
-        lengths=how.length,
-        slo=limit,
-        processes=how.processes or PROCESSES,
-        keep_going=how.keep_going,
-        options=parse_options(targets.option),
+    return plan_bench(
+        load,
+        batch=how.batch,
+        length=how.length,
+        slo=how.slo,
+        processes=how.processes,
+        energy=how.energy,
+        max_cv=how.max_cv,
         images=how.images,
         affinity=how.affinity,
-        limits={"max_cv": how.max_cv},
+        keep_going=how.keep_going,
         seed=how.seed,
+        options=parse_options(targets.option),
     )
 
 
 def find_bench_targets(
     models: Sequence[str], given: TargetOptions, store: "Store", listener: "Listener"
 ) -> "tuple[tuple[StoredArtifact, ...], ...]":
-    """The runnable artifacts of each MODEL; warns about the others.
+    """The runnable artifacts of each MODEL; warns about the others."""
+    from optpipe.build.plan import require_device
+    from optpipe.measure.targets import find_targets
 
-    The precision `auto` selects the choice of `build --precision auto`.
-    """
-    from optpipe.backends.registry import BACKENDS
-    from optpipe.models.artifacts.decisions import find_decision
-    from optpipe.models.artifacts.lookup import (
-        explain_different_weights,
-        find_artifacts,
-        select_runnable,
+    return find_targets(
+        models,
+        store,
+        listener,
+        precision=given.precision,
+        backend=given.backend,
+        device=require_device(given.device),
     )
-
-    chosen = given.precision == "auto"
-    named_precision = None if chosen else given.precision
-    precisions = (
-        () if named_precision is None else tuple(map(str, precisions_from_text(named_precision)))
-    )
-    backends = (
-        () if given.backend is None else choices_from_text(given.backend, BACKENDS, "--backend")
-    )
-    target = require_device(given.device)
-    groups: list[tuple[StoredArtifact, ...]] = []
-    for model in models:
-        named = find_artifacts(model, store, precisions, backends, target)
-        if chosen:
-            decided = find_decision(store.workspace, {each.entry.id for each in named})
-            if decided is None:
-                auto = for_workspace(f"optpipe build {model} --precision auto")
-                raise BadInputError(f"nothing is chosen for {model} yet; `{auto}` chooses")
-            named = tuple(each for each in named if each.entry.id in decided[0].winners.values())
-        able, reasons = select_runnable(named)
-        for label, why_not in reasons.items():
-            listener.warn(f"not measured: {label}: {why_not}")
-        if len(able) > 1 and (
-            decided := find_decision(store.workspace, {each.entry.id for each in able})
-        ):
-            listener.inform(f"build --precision auto chose {decided[0].describe()}")
-        if any(not each.entry.info.weights.trained for each in able):
-            listener.warn(f"{model}: weights are random; speed is meaningful, accuracy is not")
-        if (why := explain_different_weights(able)) is not None:
-            listener.warn(why)
-        groups.append(able)
-    return tuple(groups)
 
 
 def _warn_about_options(

@@ -23,16 +23,16 @@ from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError, ExitStatus, require_existing
 from optpipe.core.plan import Param, choices_from_text, list_words, sizes_from_text
 from optpipe.core.precision import Budget
-from optpipe.core.quantity import Dimension, drop_from_text, read_quantity
+from optpipe.core.quantity import drop_from_text
 from optpipe.trace.nsys import ProfilePlan, find_nsys
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import require_unused_path, require_writable_file
 
 if TYPE_CHECKING:
     from optpipe.build.build import BuildPlan
-    from optpipe.cli.terminal import Terminal
     from optpipe.core.entries import Device
     from optpipe.models.export.exported import Model
+    from optpipe.report.progress import Terminal
     from optpipe.workspace.store import Store
 
 
@@ -122,12 +122,9 @@ def build(
         raise BadInputError(
             f"--precision {targets.precision}: auto tries every precision, so give it alone"
         )
-    plan = build_plan_from_options(targets, ranges, images=images, budget=budget)
-    if min_snr is not None:
-        plan = replace(
-            plan, minimum_snr_db=read_quantity(min_snr, "--min-snr", Dimension.DECIBEL)[0]
-        )
-    plan = replace(plan, steps=steps)
+    plan = build_plan_from_options(
+        targets, ranges, images=images, budget=budget, min_snr=min_snr, steps=steps
+    )
     if targets.precision == "auto":
         from optpipe.build.choose import choose_build
 

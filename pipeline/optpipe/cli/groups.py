@@ -141,7 +141,7 @@ def _open_shared(
 
             shared["store"] = Store(root["workspace"])
         if "terminal" in taken:
-            from optpipe.cli.terminal import Terminal
+            from optpipe.report.progress import Terminal
 
             shared["terminal"] = stack.enter_context(Terminal())
         yield shared

@@ -8,10 +8,9 @@ import typer
 
 from optpipe.core import plan as params
 from optpipe.core.entries import Device, weights_from_text
-from optpipe.core.errors import MissingError, require_existing
 from optpipe.core.plan import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
 from optpipe.core.plan import Param
-from optpipe.core.precision import Precision, budget_from_text, precisions_from_text
+from optpipe.core.precision import Precision
 
 if TYPE_CHECKING:
     from optpipe.build.build import BuildPlan
@@ -96,31 +95,15 @@ class CalibrationOptions:
     truncate: Annotated[bool, params.TRUNCATE] = False
 
 
-def require_device(device: Device | None) -> Device | None:
-    """Raises MissingError for `cuda` if no NVIDIA GPU is found."""
-    from optpipe.workspace.environment import list_gpus
-
-    if device == "cuda" and not list_gpus():
-        raise MissingError(
-            "--device cuda: no NVIDIA GPU or driver found; omit --device to use what is available"
-        )
-    return device
-
-
 def model_from_options(model: str, given: ModelOptions, store: "Store") -> "Model":
     """The model, not loaded yet, with the given weights and shapes. `model` may be the name of a stored one."""
     from optpipe.core.card import batch_range_from_text, shapes_from_text
-    from optpipe.models.artifacts.lookup import find_stored_source
-    from optpipe.models.export.exported import Model
-    from optpipe.models.sources.resolve import source_from_text
+    from optpipe.models.artifacts.named import model_from_text
 
     shapes = dict(map(shapes_from_text, given.shape))
-    return Model(
-        source_from_text(find_stored_source(model, store) or model, shapes),
-        weights_from_text(given.weights),
-        batch_range_from_text(given.batch) if given.batch is not None else None,
-        shapes,
-    )
+    weights = weights_from_text(given.weights)
+    batch = batch_range_from_text(given.batch) if given.batch is not None else None
+    return model_from_text(model, store, weights=weights, batch=batch, shapes=shapes)
 
 
 def build_plan_from_options(
@@ -129,30 +112,22 @@ def build_plan_from_options(
     *,
     images: Path | None = None,
     budget: str | None = None,
+    min_snr: str | None = None,
+    steps: str | None = None,
 ) -> "BuildPlan":
-    """The plan of every command that builds: FP16 without `--precision`; without `--backend` one that suits; `auto`: all candidates."""
-    from optpipe.backends.registry import backends_from_text, parse_options
-    from optpipe.build.build import BuildPlan
+    """The plan of every command that builds."""
+    from optpipe.backends.registry import parse_options
+    from optpipe.build.plan import plan_builds
 
-    require_existing(images, "--images")
-    require_existing(ranges.calibration, "--calibration")
-    target, backend = require_device(targets.device), targets.backend or "auto"
-    choosing, named = targets.precision == "auto", backend not in ("auto", "all")
-    precisions = () if choosing else precisions_from_text(targets.precision or "fp16")
-    candidates = "all" if choosing and not named else backend
-    backends, options = (
-        backends_from_text(candidates, target, precisions),
-        parse_options(targets.option),
-    )
-    return BuildPlan(
-        precisions=precisions,
-        backends=backends,
-        named=named,
-        automatic=backend == "auto" and not choosing,
-        device=target,
-        images=images,
+    return plan_builds(
+        precision=targets.precision,
+        backend=targets.backend,
+        device=targets.device,
         calibration=ranges.calibration,
-        options=options,
-        budget=None if budget is None else budget_from_text(budget, "--budget"),
+        images=images,
+        options=parse_options(targets.option),
+        budget=budget,
+        minimum_snr=min_snr,
+        steps=steps,
         truncate=ranges.truncate,
     )

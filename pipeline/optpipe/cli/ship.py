@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout, suppress
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,14 +11,14 @@ import typer
 
 from optpipe.cli.groups import Outcome
 from optpipe.cli.options import BECAUSE
-from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
+from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.plan import Param
 from optpipe.sweep.job import Matrix, SweepOptions
 
 MAX_RATE = 10_000.0
 
 if TYPE_CHECKING:
-    from optpipe.cli.terminal import Terminal
+    from optpipe.report.progress import Terminal
     from optpipe.sweep.slots import Slot
     from optpipe.sweep.sweep import Executor
     from optpipe.workspace.store import Store
@@ -93,18 +92,9 @@ def deploy(
     --check URL (http, https, grpc, grpcs) a running server gets the signed-off requests: 0 if it answers as signed off, 1 if it
     does not, 5 if it cannot be reached or more requests are needed; SSL_CERT_FILE names the CA to trust.
     """
-    from optpipe.deploy.check import check_deployment
-    from optpipe.deploy.early import refuse_early
+    from optpipe.deploy.deploy import check_folder, deploy_dossier, require_server
     from optpipe.deploy.live import check_live, document_from_live_check
-    from optpipe.deploy.proof import prove_deployment
-    from optpipe.deploy.records import DeployResult, document_from_deployment
-    from optpipe.deploy.repository import write_deployment
-    from optpipe.deploy.server import find_server
-    from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
-    from optpipe.deploy.triton_config import require_tritonclient
-    from optpipe.deploy.tune import tune_deployment
-    from optpipe.workspace.files import delete_tree
-    from optpipe.workspace.places import require_unused_path
+    from optpipe.deploy.records import document_from_deployment
 
     if check is not None and "://" in check:
         if dossier is None:
@@ -121,45 +111,18 @@ def deploy(
             "DOSSIER with --output DIR, or --check DIR, or the deployment's folder with --check URL"
         )
         raise BadInputError(f"deploy requires {usage}")
-    program = None
-    if prove or tune:
-        if to == "folder":
-            raise BadInputError("--prove and --tune need a server: use --to triton")
-        require_tritonclient()
-        program = find_server(server)
-    if dossier is not None:
-        if output is None:
-            raise BadInputError("deploy DOSSIER requires --output DIR")
-        require_unused_path(output)
-        refuse_early(dossier, store, because, to)
-        with terminal.step("verify the dossier"):
-            build = open_signed_build(dossier, store, because)
-        if ensemble:
-            require_preprocessing(build, served=to != "folder")
-        else:
-            build = replace(build, preprocessing=None)
-        with terminal.step(f"write the {to} deployment"):
-            write_deployment(build, output, store, to)
-    folder, proof = Path(check or output or ""), None
-    try:
-        with terminal.step("check"):
-            checked = check_deployment(folder)
-        if program is not None and checked.serving is None:
-            raise BadInputError(
-                f"{folder} is a deployment to a folder; a server needs one to triton"
-            )
-        if program is not None and tune:
-            tune_deployment(checked, program, seconds, store, terminal)
-            checked = check_deployment(folder)
-        if program is not None:
-            proof = prove_deployment(checked, program, store, terminal)
-    except (OptpipeError, KeyboardInterrupt):
-        if dossier is not None:  # an unproven deployment must not stay
-            delete_tree(folder)
-        raise
-    result = DeployResult(str(folder), checked.record, checked.differences, proof)
-    status = ExitStatus.MISSING if check is not None and checked.differences else ExitStatus.DONE
-    return Outcome(result, document_from_deployment, status)
+    program = require_server(to, server) if prove or tune else None
+    serving: Mapping[str, Any] = {"program": program, "tune": tune, "seconds": seconds}
+    if dossier is None:
+        result = check_folder(Path(check or ""), store, terminal, **serving)
+        status = ExitStatus.MISSING if result.differences else ExitStatus.DONE
+        return Outcome(result, document_from_deployment, status)
+    if output is None:
+        raise BadInputError("deploy DOSSIER requires --output DIR")
+    result = deploy_dossier(
+        dossier, output, to, store, terminal, because=because, ensemble=ensemble, **serving
+    )
+    return Outcome(result, document_from_deployment)
 
 
 def sweep(

@@ -31,20 +31,8 @@ from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import is_reason
 
 if TYPE_CHECKING:
-    from optpipe.cli.terminal import Terminal
-    from optpipe.signoff.policy import Policy
+    from optpipe.report.progress import Terminal
     from optpipe.workspace.store import Store
-
-
-def policy_from_file(path: Path) -> "Policy":
-    from optpipe.signoff.policy import policy_from_toml
-
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        problem = f"cannot read policy {path}: {error.strerror}"
-        raise BadInputError(f"{problem}; run optpipe signoff --init for a template") from error
-    return policy_from_toml(source, str(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +91,7 @@ def signoff(
         return _write_policy_template(policy or Path("policy.toml"), how.output, model, store)
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.dossier import since_from_text
+    from optpipe.signoff.policy import policy_from_file
     from optpipe.signoff.release import measure_missing_evidence, require_possible, sign_off
     from optpipe.signoff.reports import document_from_verdict
 
@@ -192,6 +181,7 @@ def run(
     policy's precision and backend, and FP32 for comparison.
     """
     from optpipe.signoff.collect import SignoffRequest
+    from optpipe.signoff.policy import policy_from_file
     from optpipe.signoff.release import require_possible, run_pipeline, sign_off
     from optpipe.signoff.reports import document_from_pipeline_run
 

@@ -10,7 +10,7 @@ from optpipe.cli.groups import Outcome
 from optpipe.core.plan import Param
 
 if TYPE_CHECKING:
-    from optpipe.cli.terminal import Terminal
+    from optpipe.report.progress import Terminal
     from optpipe.workspace.store import Store
 
 IdArgument = Annotated[

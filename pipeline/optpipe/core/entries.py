@@ -28,7 +28,8 @@ class WeightsRequest:
 @dataclass(frozen=True, slots=True)
 class WeightsRecord:
     source: str
-    """`default:NAME` (as published, or set by a factory), `random`, `file`, or `embedded` (in an ONNX file)."""
+    """`default:NAME` (as published, or set by a factory), `random`, `file`, `embedded` (in an ONNX file); of a module in memory
+    `asserted` if the user says that it is trained, otherwise `unknown`."""
     sha256: str
     """Over names, types, shapes and bytes of all tensors; over the file's bytes for ONNX."""
     seed: int | None = None
@@ -37,10 +38,10 @@ class WeightsRecord:
     converted_from: str | None = field(default=None, kw_only=True)
     """`float16`, `bfloat16`, or `float64`: the type of a module that was converted to float32; None for others."""
     trained: bool = field(init=False, default=True)
-    """False for random weights, whose accuracy is meaningless."""
+    """False for random weights, whose accuracy is meaningless, and for weights about which nobody says anything."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "trained", self.source != "random")
+        object.__setattr__(self, "trained", self.source not in ("random", "unknown"))
 
     @property
     def own_precision(self) -> Precision:

@@ -48,6 +48,12 @@ class GateError(OptpipeError):
     exit_status = ExitStatus.FAIL
 
 
+class InconclusiveError(OptpipeError):
+    """A verdict is INCONCLUSIVE: nothing is proven, neither way."""
+
+    exit_status = ExitStatus.INCONCLUSIVE
+
+
 def first_line(error: BaseException) -> str:
     """A library's error on one line; the name of its type if it has no message."""
     return escape((str(error).strip() or type(error).__name__).splitlines()[0])[:240]

@@ -9,7 +9,8 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import EnumType
@@ -178,6 +179,39 @@ def use_workspace(path: Path | None) -> None:
     _CURRENT[:] = _name_workspace(path)
 
 
+@contextmanager
+def suggest_for(path: Path) -> Iterator[None]:
+    """Names the workspace `path` in suggested commands while the block runs."""
+    before = list(_CURRENT)
+    use_workspace(path)
+    try:
+        yield
+    finally:
+        _CURRENT[:] = before
+
+
+_ORIGIN: ContextVar[str | None] = ContextVar("origin", default=None)
+
+
+@contextmanager
+def record_origin(call: str) -> Iterator[None]:
+    """Records `call`, such as `python: Model.build(precision=fp32)`, in manifests in place of the command line."""
+    token = _ORIGIN.set(f"{PYTHON}{call}")
+    try:
+        yield
+    finally:
+        _ORIGIN.reset(token)
+
+
+PYTHON = "python: "
+"""Begins the origin of what a Python program made."""
+
+
+def read_origin() -> str | None:
+    """The call that `record_origin` set; None in the command line."""
+    return _ORIGIN.get()
+
+
 def _name_workspace(path: Path | None) -> list[str]:
     usual = Path(os.environ.get("OPTPIPE_WORKSPACE") or DEFAULT_WORKSPACE)
     return [] if path is None or path == usual else ["--workspace", str(path)]
@@ -186,6 +220,8 @@ def _name_workspace(path: Path | None) -> list[str]:
 def for_workspace(command: str, workspace: Path | None = None) -> str:
     """`command` with the `--workspace` option for `workspace`, by default the command line's; used in suggestions to the user."""
     named = _CURRENT if workspace is None else _name_workspace(workspace)
+    if command.startswith(PYTHON):
+        return command.removeprefix(PYTHON)
     try:
         words = shlex.split(command)
     except ValueError:  # a recorded command with truncated quotes

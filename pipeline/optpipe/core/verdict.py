@@ -251,6 +251,6 @@ class Observation:
 
 
 RANDOM_WEIGHTS = Blocker(
-    "the weights are random, so accuracy and agreement are meaningless",
-    "build with trained weights",
+    "the weights are random, or nobody asserts that they are trained, so accuracy and agreement are meaningless",
+    "build with trained weights, or assert them: Model(..., trained=True)",
 )

@@ -76,7 +76,7 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
     dossier, verdict, evidence = verify_dossier(folder).require_intact()
     require_pass(folder, verdict, because, "deploy it")
     waived = tuple(one.name for one in verdict.waived)
-    artifact = _find_signed_entry(dossier, store)
+    artifact = find_signed_entry(dossier, store)
     model = store.find(artifact.manifest.parents[0], ModelInfo)
     card = card_from_file(store.verify_entry(model, CARD).file(CARD))
     digest = dossier.files.hash(SUMS)
@@ -94,7 +94,7 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
     )
 
 
-def _find_signed_entry(dossier: Dossier, store: Store) -> Entry[ArtifactInfo]:
+def find_signed_entry(dossier: Dossier, store: Store) -> Entry[ArtifactInfo]:
     """Finds the artifact in the workspace; its bytes must be those of the dossier's manifest."""
     signed, artifact = dossier.artifact, dossier.request.artifact
     path = store.root / f"{ArtifactInfo.KIND}-{artifact}"

@@ -33,6 +33,7 @@ from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
 from optpipe.evaluate.tasks import find_task, require_fitting_task
+from optpipe.evaluate.tasks.callable import CallableTask
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.user_file import UserTask
 from optpipe.models.artifacts.lookup import hash_engine
@@ -281,7 +282,7 @@ def run_evaluation(
     budget: float | None,
     store: Store,
     listener: Listener,
-    user_task: UserTask | None = None,
+    user_task: UserTask | CallableTask | None = None,
     only: Sequence[Entry[ArtifactInfo]] | None = None,
     *,
     truncate: bool = False,

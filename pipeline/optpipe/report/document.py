@@ -224,7 +224,8 @@ def warn_of_weights(weights: WeightsRecord) -> list[Sentence]:
         found.append(Sentence(text, Tone.DOUBTFUL, "weights"))
     if not weights.trained:
         which = f" ({weights.drawn})" if weights.drawn else ""
-        text = f"weights are random{which}: these results say nothing about accuracy"
+        state = f"random{which}" if weights.source == "random" else "not asserted to be trained"
+        text = f"weights are {state}: these results say nothing about accuracy"
         found.append(Sentence(text, Tone.DOUBTFUL))
     return found
 

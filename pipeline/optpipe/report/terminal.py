@@ -42,6 +42,14 @@ def print_document(document: Document, console: Console) -> None:
         blank = not line.plain
 
 
+def text_from_document(document: Document, width: int = 100) -> str:
+    """The document as `print_document` prints it, without colors."""
+    console = Console(highlight=False, markup=False, width=width, color_system=None)
+    with console.capture() as written:
+        print_document(document, console)
+    return written.get().rstrip()
+
+
 def _render_parts(parts: Iterable[Part], console: Console, width: int) -> Iterator[Text]:
     for part in parts:
         match part:

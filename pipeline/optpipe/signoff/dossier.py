@@ -50,7 +50,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "517625d14aaae5968f5271a8c9c68ffef7d13e9f798662b4dcabc47c5da5f7a9"
+VERIFIER = "961f70267fd652c73777d6bf2372c0d9a667911f870007d574d58c1256bdf412"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

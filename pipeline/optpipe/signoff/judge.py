@@ -443,9 +443,14 @@ def _judge_weights(dossier: Dossier) -> CriterionResult:
     name, weights = "trust.weights", dossier.artifact.info.weights
     if weights.trained:
         given = f"weights as given ({weights.source}), not random"
+        if weights.source == "asserted":
+            given = "weights of a module in memory, trained as its user asserts"
         if (own := weights.converted_from) is not None:
             given += f"; converted from {own} to float32"
         return CriterionResult(name, Verdict.PASS, given)
+    if weights.source == "unknown":
+        remedy = "if they are, say so: Model(..., trained=True)"
+        return _doubt_trust(name, "nobody asserts that the weights are trained", remedy)
     remedy = f"build with the weights you will ship: {suggest_build(dossier.build)}"
     return _doubt_trust(name, "the weights are random", remedy)
 

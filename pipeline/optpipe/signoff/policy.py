@@ -217,8 +217,18 @@ class _BadKeyError(ValueError):
     """Has a text, then the table, its number, and the key or None."""
 
 
-def policy_from_toml(source: bytes, origin: str = "the policy") -> Policy:
-    """Raises BadInputError with `origin`, the line, the key, and a correction."""
+def policy_from_file(path: Path) -> Policy:
+    """Raises BadInputError if the file cannot be read, and as `policy_from_toml`."""
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        problem = f"cannot read policy {path}: {error.strerror}"
+        raise BadInputError(f"{problem}; run optpipe signoff --init for a template") from error
+    return policy_from_toml(source, str(path))
+
+
+def policy_from_toml(source: bytes, origin: str = "the policy", *, lines: bool = True) -> Policy:
+    """Raises BadInputError with `origin`, the line, the key, and a correction; without `lines` if no file has them."""
     try:
         text = source.decode("utf-8-sig")  # editors on Windows write a byte order mark
         document = tomllib.loads(text)
@@ -235,7 +245,7 @@ def policy_from_toml(source: bytes, origin: str = "the policy") -> Policy:
         return _policy_from_document(document, source)
     except _BadKeyError as error:
         said, *place = error.args
-        line = _find_line(text, *place)
+        line = _find_line(text, *place) if lines else None
         raise BadInputError(f"{origin}{f', line {line}' if line else ''}: {said}") from error
     except ValueError as error:
         raise BadInputError(f"{origin}: {error}") from error

@@ -19,7 +19,7 @@ from typing_extensions import TypeVar
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files, hash_value
-from optpipe.core.plan import for_workspace
+from optpipe.core.plan import PYTHON, for_workspace, read_origin
 from optpipe.core.records import (
     json_from_record,
     plain_from_record,
@@ -53,6 +53,7 @@ RunKind = Literal[
     "compare",
     "turns",
     "signoff",
+    "time",
 ]
 
 
@@ -288,7 +289,9 @@ def get_utc_time(precision: str = "seconds") -> str:
 
 
 def get_command_line() -> str:
-    """The running command, as it can be typed again."""
+    """The running command, as it can be typed again; in a Python program the call of the library."""
+    if (call := read_origin()) is not None:
+        return call
     name = Path(sys.argv[0]).name
     return shlex.join(["optpipe" if name in ("optpipe", "__main__.py") else name, *sys.argv[1:]])
 
@@ -304,6 +307,8 @@ def strip_folders(manifest: Manifest) -> Manifest:
 
 def drop_folders(command: str) -> str:
     """Cuts absolute paths of a command line to their last part."""
+    if command.startswith(PYTHON):
+        return drop_folder(command)
     return shlex.join(map(drop_folder, shlex.split(command)))
 
 

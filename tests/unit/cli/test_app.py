@@ -177,7 +177,7 @@ def test_a_result_is_written_where_other_streams_are_closed(closing: str, tmp_pa
 @pytest.mark.slow
 def test_progress_that_nobody_reads_ends_nothing() -> None:
     program = (
-        "from optpipe.cli.terminal import Terminal\n"
+        "from optpipe.report.progress import Terminal\n"
         "with Terminal() as terminal:\n"
         "    for at in range(3):\n        terminal.warn(f'{at} ' * 9)\n"
         "print('done')"

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from tests.command_line import call
 
-from optpipe.cli import terminal as terminal_module
 from optpipe.cli.bench import compare
 from optpipe.cli.build import calibrate
 from optpipe.cli.ship import deploy
 from optpipe.cli.signoff import DossierOptions, attest, run, signoff, verify
-from optpipe.cli.terminal import Terminal
 from optpipe.core.errors import BadInputError
+from optpipe.report import progress as terminal_module
+from optpipe.report.progress import Terminal
 
 NOWHERE = Path("/proc/x")
 POLICY = Path("policy.toml")

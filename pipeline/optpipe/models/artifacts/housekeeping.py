@@ -36,7 +36,7 @@ from optpipe.workspace.files import (
 from optpipe.workspace.runs import REMOVED, list_run_folders
 from optpipe.workspace.store import TMP, Store
 
-_KEPT = ("artifact", "calibration", "preprocessing")
+_KEPT = ("artifact", "calibration", "data", "preprocessing")
 """Requested results stay, with everything they were made from: `deploy` needs a run's pipeline, and `calibrate` advises
 a build from its table."""
 _COMPANIONS = ("reference", "verification")

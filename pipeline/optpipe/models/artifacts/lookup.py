@@ -177,12 +177,15 @@ def find_artifacts(
         raise BadInputError(f"no build of {text}{flags} in {store.workspace}{here}\n{way_out}")
     if not by_id:
         require_one_model(text, wanted, store)
-    found = []
-    for entry in {entry.info.label: entry for entry in wanted}.values():
-        exported = store.find(entry.manifest.parents[0], ModelInfo)
-        card = card_from_file(store.verify_entry(exported, CARD).file(CARD))
-        found.append(StoredArtifact(entry, card, exported, find_reference(entry, exported, store)))
-    return tuple(found)
+    newest = {entry.info.label: entry for entry in wanted}
+    return tuple(stored_from_entry(entry, store) for entry in newest.values())
+
+
+def stored_from_entry(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifact:
+    """Raises BadInputError if its model is not in the store."""
+    exported = store.find(entry.manifest.parents[0], ModelInfo)
+    card = card_from_file(store.verify_entry(exported, CARD).file(CARD))
+    return StoredArtifact(entry, card, exported, find_reference(entry, exported, store))
 
 
 def _find_by_id(text: str, store: Store) -> list[Entry[ArtifactInfo]]:

@@ -170,6 +170,18 @@ def resolve_texts(
     return place
 
 
+def write_subset(
+    source: Path, card: ModelCard, count: int, seed: int, folder: Path, listener: Listener
+) -> Path:
+    """The manifest, in `folder`, of `count` samples of images or texts, drawn by `seed`."""
+    require_task_data(card)
+    read = read_texts if card.tokenization else read_images
+    found, _ = read(source, count, seed, listener)
+    place = folder / f"{found.sha256[:12]}.json"
+    write_json(place, found.to_dict(folder))
+    return place
+
+
 def require_task_data(card: ModelCard) -> None:
     """Raises BadInputError if nothing is known that turns files or texts into the model's inputs."""
     if card.transform is not None:

@@ -181,6 +181,13 @@ def source_from_text(model: str, shapes: ShapeRanges | None = None) -> Source:
         return HuggingFaceSource(rest)
     if prefix == "torchvision" and rest:
         return TorchvisionSource(rest)
+    if prefix == "memory" and rest:
+        problem = (
+            f"{model} is a module in memory, which only the Python program that holds it can build"
+        )
+        raise BadInputError(
+            f"{problem}\nbench, compare, signoff, verify, and deploy find its builds: {rest}"
+        )
     file, _, factory = model.rpartition(":")
     if file.endswith(".py"):
         return PythonFileSource(require_file(file), factory)

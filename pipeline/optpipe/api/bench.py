@@ -1,0 +1,299 @@
+"""Figures of builds, with their intervals and verdicts; and times for trying things out."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from optpipe.api.calling import arrays_from
+from optpipe.core import np, pl
+from optpipe.core.errors import BadInputError
+from optpipe.core.measurement import LoadSpec, MeasurementGroup, format_cpus
+from optpipe.core.plan import list_fields
+
+if TYPE_CHECKING:
+    import altair as alt
+
+    from optpipe.api.build import Build, Builds
+    from optpipe.api.workspace import Workspace
+    from optpipe.measure.pair import BenchRecord
+
+UNITS: Mapping[str, str] = {
+    "throughput": "throughput_per_s",
+    "tokens": "tokens_per_s",
+    "energy": "energy_j",
+    "cv": "cv",
+    "memory": "memory_bytes",
+}
+"""The column of each figure of a group; percentiles are `p50_ns`."""
+
+
+class Bench:
+    """One bench run: every try of each build and load, in fresh processes.
+
+    `frame()` has a row for each build and load; `samples()` has every query. A measurement that was disturbed is INVALID, with its
+    reasons, and has no figures. The run lies in the workspace, and counts in every later verdict.
+    """
+
+    def __init__(self, workspace: "Workspace", record: "BenchRecord") -> None:
+        self.workspace, self.record = workspace, record
+
+    @property
+    def run(self) -> str:
+        """Name of the run, as `optpipe compare` takes it."""
+        return self.record.run_id
+
+    @property
+    def path(self) -> Path:
+        return Path(self.record.run_dir)
+
+    @property
+    def valid(self) -> bool:
+        """Whether every build has VALID processes under every load."""
+        return bool(self.record.groups) and all(group.processes for group in self.record.groups)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.record.warnings
+
+    def frame(self) -> "pl.DataFrame":
+        """A row for each build and load.
+
+        `build`, `artifact`, `backend`, `precision`, `device`; the load: `batch_size`, `length`, `scenario`, `mode`, `streams`,
+        `rate_per_s`; `verdict` (VALID or INVALID), `reasons` (a list of texts), `processes` (VALID ones), `left_out`; and each
+        figure with the bounds of its 95% interval: `p50_ns`, `p50_ns_low`, `p50_ns_high`, …, `throughput_per_s`, `memory_bytes`.
+        A figure of an INVALID measurement is null, and so are bounds that fewer than three processes cannot give.
+        """
+        rows = [self._list_cells(group) for group in self.record.groups]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return pl.DataFrame(
+            {name: [row.get(name) for row in rows] for name in names},
+            schema_overrides={"reasons": pl.List(pl.String)},
+        )
+
+    def _list_cells(self, group: MeasurementGroup) -> dict[str, Any]:
+        load, subject = group.load, group.subject
+        tries = [
+            each
+            for each in self.record.measurements
+            if each.subject.artifact == subject.artifact and each.load.key == load.key
+        ]
+        reasons = dict.fromkeys(
+            f"{reason.code}: {reason.message}"
+            for each in tries
+            for reason in each.reasons
+            if reason.invalidates
+        )
+        cells: dict[str, Any] = {
+            "build": f"{subject.backend} {subject.precision}",
+            "artifact": subject.artifact,
+            "backend": subject.backend,
+            "precision": str(subject.precision),
+            "device": subject.device,
+            "batch_size": load.batch_size,
+            "length": load.length,
+            "scenario": str(load.scenario),
+            "mode": str(load.mode),
+            "streams": load.streams,
+            "rate_per_s": load.rate_per_s,
+            "verdict": "VALID" if group.processes else "INVALID",
+            "reasons": list(reasons),
+            "processes": group.processes,
+            "left_out": len(group.left_out),
+        }
+        for name, figure in group.figures.items():
+            column, estimate = UNITS.get(name, f"{name}_ns"), figure.estimate
+            counts = group.processes > 0
+            cells[column] = float(estimate.value) if counts else None
+            cells[f"{column}_low"] = estimate.low if counts else None
+            cells[f"{column}_high"] = estimate.high if counts else None
+        return cells
+
+    def samples(self) -> "pl.DataFrame":
+        """Every query of every process, warm-up included: `build`, `artifact`, `measurement`, `process`, `batch_size`, `valid`,
+        `latency_ns`, and the raw columns of the run's Parquet files (times in ns, `phase` 0 for warm-up and 1 for measured)."""
+        frames = [
+            pl.read_parquet(self.path / each.samples_file).select(
+                pl.lit(f"{each.subject.backend} {each.subject.precision}").alias("build"),
+                pl.lit(each.subject.artifact).alias("artifact"),
+                pl.lit(each.id).alias("measurement"),
+                pl.lit(each.process).alias("process"),
+                pl.lit(each.load.batch_size).alias("batch_size"),
+                pl.lit(each.is_valid).alias("valid"),
+                (pl.col("end_ns") - pl.col("scheduled_ns")).alias("latency_ns"),
+                pl.all(),
+            )
+            for each in self.record.measurements
+            if each.samples_file is not None
+        ]
+        return pl.concat(frames) if frames else pl.DataFrame()
+
+    def plot(self, figure: str = "p50_ns") -> "alt.Chart":
+        """An Altair chart of a column of `frame()` by batch size, with its intervals; INVALID measurements are left out.
+
+        Raises BadInputError for a column that is no figure, or without VALID measurements.
+        """
+        import altair as alt
+
+        frame = self.frame()
+        if f"{figure}_low" not in frame.columns:
+            known = [name for name in frame.columns if f"{name}_low" in frame.columns]
+            raise BadInputError(f"figure {figure!r}: choose from {', '.join(known)}")
+        rows = frame.filter(pl.col(figure).is_not_null()).to_dicts()
+        if not rows:
+            raise BadInputError(
+                "no measurement is VALID, so there is nothing to draw: see frame()['reasons']"
+            )
+        base = alt.Chart(alt.InlineData(rows)).encode(
+            x=alt.X("batch_size:O", title="batch size"), color=alt.Color("build:N", title=None)
+        )
+        points = base.mark_line(point=True).encode(
+            y=alt.Y(f"{figure}:Q", title=figure), tooltip=["build:N", "batch_size:O", f"{figure}:Q"]
+        )
+        bars = base.mark_rule(strokeWidth=2).encode(y=f"{figure}_low:Q", y2=f"{figure}_high:Q")
+        return points + bars
+
+    def _document(self) -> Any:
+        from optpipe.measure.document import document_from_bench
+
+        return document_from_bench(self.record)
+
+    def __str__(self) -> str:
+        from optpipe.report.terminal import text_from_document
+
+        return text_from_document(self._document())
+
+    def __repr__(self) -> str:
+        valid = sum(group.processes > 0 for group in self.record.groups)
+        return f"Bench({self.run}, {valid} of {len(self.record.groups)} loads VALID)"
+
+    def _repr_html_(self) -> str:
+        from optpipe.report.notebook import html_from_document
+
+        return html_from_document(self._document())
+
+
+OWN_OPTIONS = {
+    "batch",
+    "length",
+    "slo",
+    "processes",
+    "energy",
+    "max_cv",
+    "images",
+    "affinity",
+    "keep_going",
+    "seed",
+    "option",
+}
+"""Options of a bench besides those of its load."""
+
+
+def bench_builds(builds: "Builds", options: Mapping[str, Any]) -> Bench:
+    from dataclasses import replace
+
+    from optpipe.core.quantity import share_from_text
+    from optpipe.measure.bench import bench_artifacts
+    from optpipe.measure.plan import plan_bench
+    from optpipe.measure.targets import keep_runnable
+
+    workspace, stored = builds.workspace, [each.stored for each in builds.require_built()]
+    loads = {
+        each.flag.removeprefix("--").replace("-", "_"): each.name for each in list_fields(LoadSpec)
+    }
+    del loads["batch"], loads["length"]
+    given = dict(options)
+    if unknown := sorted(given.keys() - loads.keys() - OWN_OPTIONS):
+        raise BadInputError(
+            f"bench has no argument {unknown[0]!r}; arguments are {', '.join(sorted({*loads, *OWN_OPTIONS}))}"
+        )
+    with workspace.call(
+        "Builds.bench", builds=[each.entry.id for each in stored], **options
+    ) as listener:
+        load = {loads[name]: given.pop(name) for name in list(given) if name in loads}
+        for name in ("batch", "length"):
+            given[name] = _read_sizes(given.get(name), name)
+        if isinstance(given.get("max_cv"), str):
+            given["max_cv"] = share_from_text(given["max_cv"], "--max-cv")
+        if (affinity := given.get("affinity")) is not None:
+            given["affinity"] = tuple(sorted({int(each) for each in affinity}))
+            format_cpus(given["affinity"])
+        plan = plan_bench(load, options=given.pop("option", None), **given)
+        store = workspace.store
+        able = keep_runnable(stored[0].card.name, stored, store, listener)
+        record = bench_artifacts(able, plan, store, listener)
+        return Bench(workspace, replace(record, warnings=tuple(listener.warnings)))
+
+
+def _read_sizes(sizes: int | Iterable[int] | None, name: str) -> tuple[int, ...] | None:
+    if sizes is None:
+        return None
+    several = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    if not several or not all(
+        isinstance(each, int) and not isinstance(each, bool) and each >= 1 for each in several
+    ):
+        raise BadInputError(f"{name} {sizes}: expected a size, or a list of sizes, such as [1, 8]")
+    return tuple(sorted(set(several)))
+
+
+class Times:
+    """Times of calls in one process, for trying things out: no interval, no check of the machine, never evidence.
+
+    `median_ns`, `calls`, and `times_ns`; the folder `path` keeps them.
+    """
+
+    def __init__(self, label: str, batch: int, times_ns: list[int], path: Path) -> None:
+        self.label, self.batch, self.times_ns, self.path = label, batch, times_ns, path
+
+    @property
+    def median_ns(self) -> float:
+        return float(median(self.times_ns))
+
+    @property
+    def calls(self) -> int:
+        return len(self.times_ns)
+
+    def __repr__(self) -> str:
+        from optpipe.core.quantity import format_duration
+
+        time = format_duration(self.median_ns)
+        return f"Times({self.label}, batch {self.batch}: about {time}, {self.calls} calls in one process; not evidence)"
+
+
+def time_build(build: "Build", batch: int | None, seconds: float) -> Times:
+    from optpipe.measure.trials import time_calls
+    from optpipe.models.export.exported import reference_from_file
+    from optpipe.models.inputs.rows import batch_from_rows, count_rows
+    from optpipe.workspace.file_names import REFERENCE
+    from optpipe.workspace.files import write_parquet
+    from optpipe.workspace.runs import finish_run, open_run
+
+    stored, store = build.stored, build.workspace.store
+    if not 0 < seconds <= 600:
+        raise BadInputError(f"seconds {seconds}: expected more than 0 and at most 600")
+    low, usual, high = stored.card.batch_range
+    size = usual if batch is None else batch
+    if not low <= size <= high:
+        raise BadInputError(f"batch {size} is outside the profile {low}…{high} of {build.label}")
+    if stored.reference is None:
+        raise BadInputError(
+            f"{build.label} has no verification inputs in {store.workspace}; build it again"
+        )
+    rows = reference_from_file(store.verify_entry(stored.reference).file(REFERENCE)).inputs
+    order = np.arange(size) % count_rows(rows)
+    inputs = batch_from_rows(stored.card, {name: each[order] for name, each in rows.items()})
+    with build.workspace.call("Build.time", build=build.id, batch=size, seconds=seconds):
+        with build._lock:
+            session = build._open()
+            arrays = arrays_from(inputs)
+            session.run(arrays)
+            begun, times = perf_counter(), list[int]()
+            for started, _, ended in time_calls(lambda: session.run(arrays)):
+                times.append(ended - started)
+                if perf_counter() - begun >= seconds:
+                    break
+        with open_run(store.workspace, "time") as run:
+            write_parquet(run.path / "times.parquet", pl.DataFrame({"time_ns": times}))
+            finish_run(run, parents=[build.id], model=stored.card.name)
+            return Times(build.label, size, times, run.path)

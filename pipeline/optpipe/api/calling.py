@@ -1,0 +1,111 @@
+"""The contract of calling a build, above all backends: names, types, and shapes are checked, and nothing is cast."""
+
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from optpipe.core import np, torch
+from optpipe.core.card import InputSpec, ModelCard, TensorSpec
+from optpipe.core.errors import BadInputError
+
+
+def name_inputs(card: ModelCard, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs by name, from positions, keywords, or one mapping. Raises BadInputError for a name that is missing, unknown, or
+    given twice."""
+    names = [each.name for each in card.inputs]
+    positional = list(given)
+    if len(positional) == 1 and isinstance(positional[0], Mapping) and not named:
+        named = positional.pop()
+    if len(positional) > len(names):
+        raise BadInputError(
+            f"{len(positional)} inputs are given, and {card.name} takes {', '.join(names)}"
+        )
+    found = dict(zip(names, positional, strict=False))
+    for name, value in named.items():
+        if name in found or name not in names:
+            what = "is given twice" if name in found else "is unknown"
+            raise BadInputError(f"input '{name}' {what}; {card.name} takes {', '.join(names)}")
+        found[name] = value
+    if missing := [name for name in names if name not in found]:
+        raise BadInputError(
+            f"input '{missing[0]}' is missing; {card.name} takes {', '.join(names)}"
+        )
+    return found
+
+
+def require_fitting(card: ModelCard, inputs: Mapping[str, Any]) -> None:
+    """Raises BadInputError for a type or shape outside the profile, and for inputs that differ in batch size or kind."""
+    batches: dict[str, int] = {}
+    for spec in card.inputs:
+        _require_spec(spec, inputs[spec.name])
+        if spec.batch is not None:
+            batches[spec.name] = inputs[spec.name].shape[spec.batch]
+    if len(set(batches.values())) > 1:
+        shown = ", ".join(f"{name} {size}" for name, size in batches.items())
+        raise BadInputError(f"the inputs have different batch sizes: {shown}")
+
+
+def _require_spec(spec: InputSpec, value: Any) -> None:
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        raise BadInputError(
+            f"input '{spec.name}' is a {type(value).__name__}\ngive a NumPy array or a torch tensor of {spec.dtype}"
+        )
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype != spec.dtype:
+        way = f".to(torch.{spec.dtype})" if hasattr(value, "detach") else f".astype('{spec.dtype}')"
+        raise BadInputError(
+            f"input '{spec.name}' is {dtype}, and the build takes {spec.dtype}\nconvert it with {way}; nothing is cast silently"
+        )
+    shape = tuple(value.shape)
+    fits = len(shape) == len(spec.min) and all(
+        low <= size <= high for size, low, high in zip(shape, spec.min, spec.max, strict=True)
+    )
+    if not fits:
+        shown = "x".join(map(str, shape)) or "a single value"
+        raise BadInputError(
+            f"input '{spec.name}' is {shown}, and the build takes {spec.format_profile()}\nsplit the batch, or build with another "
+            "batch= or shape="
+        )
+
+
+def find_device(inputs: Mapping[str, Any]) -> Any:
+    """The device that all tensors lie on; None for arrays. Raises BadInputError for a mixture."""
+    kinds = {
+        name: value.device if hasattr(value, "detach") else None for name, value in inputs.items()
+    }
+    if len({str(each) for each in kinds.values()}) > 1:
+        shown = ", ".join(f"'{name}' {each or 'a NumPy array'}" for name, each in kinds.items())
+        raise BadInputError(f"the inputs lie in different places: {shown}\nmove them together")
+    return next(iter(kinds.values()))
+
+
+def arrays_from(inputs: Mapping[str, Any]) -> dict[str, "np.ndarray"]:
+    """Host arrays without a copy of tensors on the CPU; contiguous."""
+    return {
+        name: np.ascontiguousarray(value.detach().numpy() if hasattr(value, "detach") else value)
+        for name, value in inputs.items()
+    }
+
+
+def pack_outputs(
+    outputs: Mapping[str, Any], specs: Sequence[TensorSpec], *, as_tensors: bool
+) -> Any:
+    """One output as itself, several as a named tuple; names that Python does not allow become `features_0` or `_0`."""
+    values = [outputs[each.name] for each in specs]
+    if as_tensors:
+        values = [
+            each if torch.is_tensor(each) else torch.from_numpy(np.array(each)) for each in values
+        ]
+    if len(values) == 1:
+        return values[0]
+    return make_tuple_type(tuple(each.name for each in specs))(*values)
+
+
+_TYPES: dict[tuple[str, ...], Any] = {}
+
+
+def make_tuple_type(names: tuple[str, ...]) -> Any:
+    if names not in _TYPES:
+        fields = ["".join(part if part.isalnum() else "_" for part in name) for name in names]
+        _TYPES[names] = namedtuple("Outputs", fields, rename=True)
+    return _TYPES[names]

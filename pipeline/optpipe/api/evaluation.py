@@ -1,0 +1,192 @@
+"""Scores of builds and of the source model on the same samples."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.api.calling import make_tuple_type
+from optpipe.api.data import Data, resolve_data_argument
+from optpipe.api.metric import Metric
+from optpipe.core import pl
+from optpipe.core.card import ModelCard
+from optpipe.core.errors import BadInputError
+
+if TYPE_CHECKING:
+    from optpipe.api.build import Build, Builds
+    from optpipe.api.workspace import Workspace
+    from optpipe.evaluate.result import Evaluation as EvaluationRecord
+
+
+class Evaluation:
+    """One evaluation: the score of each build and of the source model, and the drop on paired predictions.
+
+    The run lies in the workspace, and is what a verdict recomputes.
+    """
+
+    def __init__(self, workspace: "Workspace", record: "EvaluationRecord") -> None:
+        self.workspace, self.record = workspace, record
+
+    @property
+    def run(self) -> str:
+        return Path(self.record.run_dir).name
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.record.warnings
+
+    @property
+    def artifacts(self) -> tuple[str, ...]:
+        """IDs of the builds that were scored."""
+        return tuple(
+            each.artifact for each in self.record.results if each.artifact and not each.why_not
+        )
+
+    def frame(self) -> "pl.DataFrame":
+        """A row for each build and score: `build` (`source` for the model itself), `artifact`, `score`, `value`, `low`, `high`, `drop`,
+        `drop_low`, `drop_high` as fractions with 95% intervals, `samples`, `verdict`, `why_not`; null where nothing was scored."""
+        rows = []
+        for each in self.record.results:
+            build = "source" if each.artifact is None else f"{each.backend} {each.precision}"
+            common = {"build": build, "artifact": each.artifact, "samples": each.samples}
+            end = {"verdict": each.verdict and str(each.verdict), "why_not": each.why_not}
+            scores = [] if each.scores is None else list(each.scores.scores)
+            figures: list[Any] = [
+                (one.name, one.value, one.ci, one.drop, one.drop_ci) for one in scores
+            ]
+            if each.accuracy is not None:
+                own = each.accuracy
+                figures.append(("top1", own.top1, own.top1_ci, own.drop, own.drop_ci))
+            for name, value, ci, drop, drop_ci in figures or [
+                (None, None, (None, None), None, (None, None))
+            ]:
+                rows.append(
+                    {
+                        **common,
+                        "score": name,
+                        "value": value,
+                        "low": ci[0],
+                        "high": ci[1],
+                        "drop": drop,
+                        "drop_low": drop_ci[0],
+                        "drop_high": drop_ci[1],
+                        **end,
+                    }
+                )
+        return pl.DataFrame(rows, infer_schema_length=None)
+
+    def _document(self) -> Any:
+        from optpipe.evaluate.document import document_from_evaluation
+        from optpipe.evaluate.evaluate import list_states
+
+        return document_from_evaluation(self.record, list_states(self.workspace.store))
+
+    def __str__(self) -> str:
+        from optpipe.report.terminal import text_from_document
+
+        return text_from_document(self._document())
+
+    def __repr__(self) -> str:
+        return f"Evaluation({self.run}, {self.record.dataset.describe()})"
+
+    def _repr_html_(self) -> str:
+        from optpipe.report.notebook import html_from_document
+
+        return html_from_document(self._document())
+
+
+def evaluate_builds(
+    builds: "Builds",
+    data: Any,
+    metric: Metric | None,
+    accuracy_budget: str | None,
+    *,
+    truncate: bool,
+) -> Evaluation:
+    from dataclasses import replace
+
+    from optpipe.core.quantity import drop_from_text
+    from optpipe.evaluate.evaluate import run_evaluation
+
+    workspace, built = builds.workspace, builds.require_built()
+    samples = resolve_data_argument(data)
+    with workspace.call(
+        "Builds.evaluate",
+        builds=[each.id for each in built],
+        data=samples and (samples.path or samples.sha256[:12]),
+        metric=metric and metric.name,
+    ) as listener:
+        model = find_source(built[0])
+        card = built[0].card
+        if metric is None and card.task == "other":
+            way = 'metric=Metric(function, range=(0, 1)), or Model(..., task="classification")'
+            raise BadInputError(f"{card.name} has no task that optpipe scores\ngive {way}")
+        if samples is None and metric is not None and "validation" not in card.data:
+            raise BadInputError(
+                f"metric {metric.name} needs data with truths\ngive data=Data((inputs, labels))"
+            )
+        path, task = _place_samples(samples, metric, card, workspace, listener)
+        budget = (
+            None
+            if accuracy_budget is None
+            else drop_from_text(accuracy_budget, "--accuracy-budget") / 100
+        )
+        record = run_evaluation(
+            model,
+            path,
+            None,
+            0,
+            budget,
+            workspace.store,
+            listener,
+            task,
+            only=[each.stored.entry for each in built],
+            truncate=truncate,
+        )
+        return Evaluation(workspace, replace(record, warnings=tuple(listener.warnings)))
+
+
+def _place_samples(
+    samples: Data | None,
+    metric: Metric | None,
+    card: ModelCard,
+    workspace: "Workspace",
+    listener: Any,
+) -> tuple[Path | None, Any]:
+    """The path of the samples, and the task that scores them by a metric."""
+    from optpipe.evaluate.tasks.callable import CallableTask
+
+    path, stored = None, None
+    if samples is not None:
+        path, stored = samples.store_for(card, workspace.store, listener)
+    if metric is None:
+        return path, None
+    names = tuple(each.name for each in card.outputs)
+
+    def pack(own: Any) -> Any:
+        values = [own[name] for name in names]
+        return values[0] if len(values) == 1 else make_tuple_type(names)(*values)
+
+    task = CallableTask(
+        metric.name,
+        metric.function,
+        (float(metric.range[0]), float(metric.range[1])),
+        pack,
+        None if stored is None else stored.truths,
+        larger_is_better=metric.larger_is_better,
+    )
+    return path, task
+
+
+def find_source(build: "Build") -> Any:
+    """The model that a build was made from. Raises BadInputError for a module in memory that this program does not hold."""
+    from optpipe.models.artifacts.named import model_from_text
+    from optpipe.models.sources.in_memory import PREFIX
+
+    if (model := build.model()) is not None:
+        return model
+    source = build.card.source
+    if source.startswith(f"{PREFIX}:"):
+        raise BadInputError(
+            f"{build.label} was built from {source}, a module in memory, which is not here\nmake it and build it again: Model(module, "
+            "example=...).build(...)"
+        )
+    return model_from_text(source, build.workspace.store)

@@ -1,0 +1,60 @@
+"""A metric: a callable that scores one sample."""
+
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+from optpipe.core.errors import BadInputError
+
+
+class Metric:
+    """`function(outputs, truth)` scores one sample with a number in `range`; the score of a set is the mean over its samples.
+
+    `outputs` are those of one sample, without the batch axis: an array, or a named tuple of several outputs. `truth` is what the
+    data give with the sample. Scores are shown and limited as a share of the range, so that a point is 1% of it.
+    With `larger_is_better=False` they are turned around.
+
+    A verdict records that the scores come from a callable, and the hash of its source: means, drops, and intervals can be
+    recomputed from the stored scores, the scores themselves cannot.
+
+    >>> import numpy as np, optpipe as op
+    >>> op.Metric(lambda outputs, label: float(np.argmax(outputs) == label), range=(0, 1), name="top1")
+    Metric('top1', range=(0, 1))
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any, Any], Any],
+        *,
+        range: tuple[float, float],
+        name: str | None = None,
+        larger_is_better: bool = True,
+    ) -> None:
+        if not callable(function):
+            raise BadInputError(
+                f"metric: a {type(function).__name__} is not callable\ngive a function of (outputs, truth) that returns a number"
+            )
+        try:
+            low, high = (float(each) for each in range)
+        except (TypeError, ValueError) as error:
+            raise BadInputError(f"range {range!r}: expected two numbers, such as (0, 1)") from error
+        if not (isfinite(low) and isfinite(high) and low < high):
+            raise BadInputError(
+                f"range {range!r}: expected finite numbers, the smaller first, such as (0, 1)"
+            )
+        self.function, self.range, self.larger_is_better = function, range, larger_is_better
+        given: str = name or str(getattr(function, "__name__", type(function).__name__))
+        self.name = "metric" if given == "<lambda>" else given
+        if not self.name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+            raise BadInputError(f"name {self.name!r}: expected letters, digits, and any of - . _")
+
+    @property
+    def source_sha256(self) -> str:
+        """Hash of the callable's source, as a verdict records it."""
+        from optpipe.evaluate.tasks.callable import hash_callable
+
+        return hash_callable(self.function)
+
+    def __repr__(self) -> str:
+        turned = "" if self.larger_is_better else ", larger_is_better=False"
+        return f"Metric({self.name!r}, range={self.range}{turned})"

@@ -1,0 +1,348 @@
+"""A model: a module in memory, or whatever the command line takes as MODEL."""
+
+import inspect
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from optpipe.api.workspace import Workspace, resolve_workspace
+from optpipe.core import np, torch
+from optpipe.core.card import DTYPES, InputSpec, ModelCard, Shape, Task
+from optpipe.core.entries import Device, weights_from_text
+from optpipe.core.errors import BadInputError
+
+if TYPE_CHECKING:
+    from optpipe.api.build import Builds
+    from optpipe.api.data import Data
+    from optpipe.models.export.exported import Model as SourceModel
+
+Batch = int | tuple[int, int, int]
+ShapeRange = Shape | tuple[Shape, Shape, Shape]
+
+
+class Model:
+    """What is built: a `torch.nn.Module` in memory, or a name, file, or card as on the command line.
+
+    A module is copied at once and never changed: its mode, hooks, device, and gradients stay as they are. It needs an `example` of
+    its inputs: a tensor or array, a tuple of them in the order of forward, or a mapping by the names of forward's arguments.
+    `batch` is the batch size, or (min, opt, max); by default that of the command line, (1, 8, 64). `axes` names the batch axis of
+    inputs where it is not 0, or None for an input that all samples share; all other axes have the example's size, unless `shape`
+    gives a range. `trained` asserts that the weights are trained, which a verdict records; if nobody says so, no verdict is PASS.
+
+    Raises BadInputError for a module that torch.export cannot represent (with forward hooks, TorchScript, tensors on several
+    devices), and for an example that it does not take, with the module's own error as the cause.
+
+    >>> import torch, optpipe as op
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    >>> model = op.Model(net, example=torch.randn(2, 8), batch=(1, 8, 64), workspace="work")
+    >>> model
+    Model('Sequential', input float32 1x8:8x8:64x8)
+    >>> net.training
+    True
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        example: Any = None,
+        *,
+        batch: Batch | None = None,
+        axes: Mapping[str, int | None] | None = None,
+        shape: Mapping[str, ShapeRange] | None = None,
+        trained: bool | None = None,
+        weights: str = "default",
+        name: str | None = None,
+        task: str | None = None,
+        labels: Sequence[str] = (),
+        workspace: Workspace | str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.workspace = resolve_workspace(workspace)
+        batch_range = _read_batch(batch)
+        shapes = {key: _read_range(key, value) for key, value in (shape or {}).items()}
+        text = os.fspath(source) if isinstance(source, str | os.PathLike) else None
+        with self.workspace.call("Model", source=text or type(source).__name__):
+            if text is not None:
+                given = {
+                    "example": example is not None,
+                    "axes": axes,
+                    "trained": trained is not None,
+                    "name": name,
+                    "task": task,
+                    "labels": labels,
+                }
+                if wrong := [key for key, value in given.items() if value]:
+                    raise BadInputError(
+                        f"{wrong[0]} is for a module in memory, not for {text!r}\nput it into a model card (models/README.md)"
+                    )
+                self._model = _model_from_text(text, weights, batch_range, shapes, self.workspace)
+            else:
+                if weights != "default":
+                    raise BadInputError(
+                        "weights is for a model by name; a module in memory has its own\nload them into it first"
+                    )
+                self._model = _model_from_module(
+                    source, example, batch_range, axes or {}, shapes, trained, name, task, labels
+                )
+
+    @property
+    def name(self) -> str:
+        return self.card.name
+
+    @property
+    def card(self) -> ModelCard:
+        """Its inputs, task, and preprocessing."""
+        return self._model.load().card
+
+    @property
+    def id(self) -> str:
+        """The ID of the exported model in the workspace: the same for the same content. Exports a module in memory, which takes
+        seconds."""
+        from optpipe.models.export.exported import compute_model_id
+
+        with self.workspace.call("Model.id", model=self.name):
+            return compute_model_id(self._model)
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(
+            f"{each.name} {each.dtype} {each.format_profile()}" for each in self.card.inputs
+        )
+        return f"Model({self.name!r}, {inputs})"
+
+    def build(
+        self,
+        precision: str | Sequence[str] = "fp16",
+        *,
+        backend: str | Sequence[str] = "auto",
+        device: Device | None = None,
+        calibration: "Data | str | os.PathLike[str] | None" = None,
+        data: "Data | str | os.PathLike[str] | None" = None,
+        budget: str | None = None,
+        option: Mapping[str, Mapping[str, Any]] | None = None,
+        truncate: bool = False,
+        min_snr: str | None = None,
+        steps: str | None = None,
+    ) -> "Builds":
+        """Builds and verifies every combination, or finds it in the workspace; the arguments are the options of `optpipe build`.
+
+        Returns all of them by precision; a candidate that failed is there too, with its reason. `precision="auto"` builds and
+        measures every candidate. Raises what the export raises, and BadInputError if the module has changed since `Model()`.
+
+        >>> import torch, optpipe as op
+        >>> net = torch.nn.Linear(8, 4)
+        >>> builds = op.Model(net, example=torch.randn(2, 8), workspace="work").build("fp32", backend="onnxruntime", device="cpu")
+        >>> builds["fp32"](torch.zeros(3, 8)).shape
+        torch.Size([3, 4])
+        """
+        from optpipe.api.build import build_model_from_library
+
+        return build_model_from_library(
+            self,
+            self._model,
+            precision=precision,
+            backend=backend,
+            device=device,
+            calibration=calibration,
+            data=data,
+            budget=budget,
+            option=option or {},
+            truncate=truncate,
+            min_snr=min_snr,
+            steps=steps,
+        )
+
+    def require_unchanged(self) -> None:
+        """Raises BadInputError if a tensor of the module in memory has changed since its snapshot."""
+        from optpipe.models.sources.in_memory import ModuleSource
+
+        if isinstance(self._model.source, ModuleSource):
+            self._model.source.require_unchanged()
+
+    def exported(self) -> "SourceModel":
+        """The model as optpipe's own functions take it."""
+        return self._model
+
+
+def _read_batch(batch: Batch | None) -> tuple[int, int, int] | None:
+    if batch is None:
+        return None
+    sizes = (batch,) * 3 if isinstance(batch, int) else tuple(batch)
+    whole = all(isinstance(each, int) and not isinstance(each, bool) for each in sizes)
+    if len(sizes) != 3 or not whole or not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
+        raise BadInputError(
+            f"batch {batch}: expected one size, or (min, opt, max) with 1 <= min <= opt <= max, such as (1, 8, 64)"
+        )
+    return sizes[0], sizes[1], sizes[2]
+
+
+def _read_range(name: str, value: ShapeRange) -> tuple[Shape, Shape, Shape]:
+    several: Any = value if value and isinstance(value[0], tuple | list) else (value,) * 3
+    if len(several) != 3:
+        raise BadInputError(
+            f"shape of {name}: expected one shape, or three (min, opt, max), not {len(several)}"
+        )
+    low, usual, high = (tuple(int(size) for size in each) for each in several)
+    return low, usual, high
+
+
+def _model_from_text(
+    text: str,
+    weights: str,
+    batch: tuple[int, int, int] | None,
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]],
+    workspace: Workspace,
+) -> "SourceModel":
+    from optpipe.models.artifacts.named import model_from_text
+
+    return model_from_text(
+        text, workspace.store, weights=weights_from_text(weights), batch=batch, shapes=dict(shapes)
+    )
+
+
+def _model_from_module(
+    module: Any,
+    example: Any,
+    batch: tuple[int, int, int] | None,
+    axes: Mapping[str, int | None],
+    shapes: Mapping[str, tuple[Shape, Shape, Shape]],
+    trained: bool | None,
+    name: str | None,
+    task: str | None,
+    labels: Sequence[str],
+) -> "SourceModel":
+    from optpipe.core.entries import WeightsRequest
+    from optpipe.models.export.exported import Model as SourceModel
+    from optpipe.models.sources.in_memory import (
+        PREFIX,
+        find_devices,
+        require_plain,
+        source_from_module,
+        unwrap_module,
+    )
+    from optpipe.models.sources.modules import DEFAULT_BATCH_PROFILE
+    from optpipe.models.sources.own_type import find_own_type
+
+    if not isinstance(module, torch.nn.Module):
+        kind = module.__name__ if isinstance(module, type) else type(module).__name__
+        what = f"the class {kind}" if isinstance(module, type) else f"a {kind}"
+        way = f"make an instance: {kind}(...)" if isinstance(module, type) else "wrap it in one"
+        raise BadInputError(
+            f"expected a torch.nn.Module, a name, or the path of a file, not {what}\n{way}"
+        )
+    module = unwrap_module(module)
+    require_plain(module)
+    if example is None:
+        raise BadInputError(
+            f"{type(module).__name__} needs an example of its inputs\ngive a tensor, a tuple of tensors, or a mapping by the names of "
+            "forward's arguments: example="
+        )
+    named = _read_example(module, example, find_own_type(module))
+    places = find_devices(module)
+    apart = {
+        key: str(each.device)
+        for key, each in named.items()
+        if places and str(each.device) != places[0]
+    }
+    if apart:
+        key, where = next(iter(apart.items()))
+        raise BadInputError(
+            f"the module is on {places[0]}, and its example '{key}' on {where}\nmove one of them with .to()"
+        )
+    if unknown := sorted({*axes} - {*named}):
+        raise BadInputError(
+            f"axes: no input is called '{unknown[0]}'; inputs are {', '.join(named)}"
+        )
+    called = name or type(module).__name__
+    if not called.replace("-", "").replace(".", "").replace("_", "").isalnum():
+        raise BadInputError(f"name {called!r}: expected letters, digits, and any of - . _")
+    inputs = _specs_from_example(named, axes, batch or DEFAULT_BATCH_PROFILE)
+    kinds = [str(each) for each in Task]
+    if task is not None and task not in kinds:
+        raise BadInputError(f"task {task!r}: choose from {', '.join(kinds)}")
+    card = ModelCard(
+        called, f"{PREFIX}:{called}", Task(task or "other"), inputs, labels=tuple(labels)
+    )
+    source = source_from_module(module, card, tuple(named.values()), trained)
+    return SourceModel(source, WeightsRequest(), batch, dict(shapes))
+
+
+def _read_example(module: Any, example: Any, own_type: str | None) -> dict[str, Any]:
+    """The example's tensors by name, `states.0` for those inside of an argument. `own_type` is the module's, if not float32."""
+    from optpipe.models.sources.in_memory import name_arguments
+
+    if isinstance(example, Mapping):
+        arguments = {str(key): each for key, each in example.items()}
+        parameters = inspect.signature(module.forward).parameters
+        free = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        if unknown := [key for key in arguments if key not in parameters and not free]:
+            raise BadInputError(
+                f"example: forward has no argument '{unknown[0]}'; it has {', '.join(parameters)}"
+            )
+    else:
+        values = tuple(example) if isinstance(example, tuple | list) else (example,)
+        arguments = dict(zip(name_arguments(module, len(values)), values, strict=True))
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        for place, part in _walk_example(name, value):
+            found[place] = _tensor_from(place, part, own_type)
+    if not found:
+        raise BadInputError(
+            "the example is empty\ngive a tensor or array for each argument of forward"
+        )
+    return found
+
+
+def _walk_example(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _walk_example(f"{name}.{key}", part)
+    elif isinstance(value, tuple | list):
+        for place, part in enumerate(value):
+            yield from _walk_example(f"{name}.{place}", part)
+    else:
+        yield name, value
+
+
+def _tensor_from(name: str, value: Any, own_type: str | None) -> Any:
+    tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    if not torch.is_tensor(tensor):
+        raise BadInputError(
+            f"example: input '{name}' is a {type(value).__name__}\ngive tensors or NumPy arrays, as forward gets them"
+        )
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in (*DTYPES, own_type):
+        raise BadInputError(
+            f"example: input '{name}' is {dtype}; engines take {', '.join(DTYPES)}\nconvert the example, such as with .float()"
+        )
+    if 0 in tensor.shape:
+        raise BadInputError(
+            f"example: input '{name}' is empty ({'x'.join(map(str, tensor.shape))})\ngive at least one sample"
+        )
+    return tensor
+
+
+def _specs_from_example(
+    named: Mapping[str, Any], axes: Mapping[str, int | None], batch: tuple[int, int, int]
+) -> tuple[InputSpec, ...]:
+    """Raises BadInputError for a batch axis that the example does not have, and for batch sizes that differ."""
+    sizes: dict[str, int] = {}
+    found = []
+    for name, tensor in named.items():
+        shape = tuple(tensor.shape)
+        axis = axes.get(name, 0) if shape else None
+        if axis is not None and not 0 <= axis < len(shape):
+            raise BadInputError(
+                f"axes: '{name}' has {len(shape)} axes, so its batch axis cannot be {axis}"
+            )
+        if axis is not None:
+            sizes[name] = shape[axis]
+        spec = InputSpec(
+            name, str(tensor.dtype).removeprefix("torch."), shape, shape, shape, batch=axis
+        )
+        found.append(spec.with_batch(*batch))
+    if len(set(sizes.values())) > 1:
+        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise BadInputError(
+            f"the example's inputs have different batch sizes on their batch axes: {shown}\n"
+            "name the batch axis of each in axes=, or None for an input that all samples share"
+        )
+    return tuple(found)

@@ -1,0 +1,192 @@
+"""A release policy in Python, as the canonical text of the same policy in TOML."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.core.errors import BadInputError
+
+if TYPE_CHECKING:
+    from optpipe.signoff.policy import Criterion
+    from optpipe.signoff.policy import Policy as ParsedPolicy
+
+Table = Mapping[str, Any]
+
+
+class Policy:
+    """Limits that a build must meet: a policy file, or its tables as keyword arguments.
+
+    The tables and keys are those of a policy file (docs/reference/files.md); a list of mappings is an array of tables. The same
+    limits, in any order, have the same text and the same hash, which a verdict records.
+
+    Raises BadInputError that names the argument, the key, and a correction.
+
+    >>> import optpipe as op
+    >>> policy = op.Policy(latency={"p99": "10 ms", "batch_size": 1}, accuracy={"maximum_drop": "1 point"})
+    >>> [criterion.name for criterion in policy.criteria]
+    ['latency.p99.b1', 'accuracy.maximum_drop']
+    >>> policy.sha256 == op.Policy(accuracy={"maximum_drop": "1 point"}, latency={"batch_size": 1, "p99": "10 ms"}).sha256
+    True
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        name: str | None = None,
+        model: str | None = None,
+        confidence: str | None = None,
+        build: Table | None = None,
+        evidence: Table | None = None,
+        environment: Table | None = None,
+        **limits: Table | Sequence[Table],
+    ) -> None:
+        from optpipe.signoff.policy import policy_from_file
+
+        given: dict[str, Any] = {
+            "name": name,
+            "model": model,
+            "confidence": confidence,
+            "build": build,
+            "evidence": evidence,
+            "environment": environment,
+            **limits,
+        }
+        given = {key: value for key, value in given.items() if value is not None}
+        if path is not None:
+            if given:
+                raise BadInputError(
+                    f"Policy: {next(iter(given))} and the file {path} exclude each other\nwrite it into the file"
+                )
+            self._parsed = policy_from_file(Path(path))
+        else:
+            self._parsed = _parse(given)
+
+    @property
+    def name(self) -> str:
+        return self._parsed.name
+
+    @property
+    def criteria(self) -> "tuple[Criterion, ...]":
+        """The limits, in the order in which they are judged."""
+        return self._parsed.criteria
+
+    @property
+    def toml(self) -> str:
+        """Its text, as a policy file has it."""
+        return self._parsed.source.decode()
+
+    @property
+    def sha256(self) -> str:
+        return self._parsed.sha256
+
+    def parsed(self) -> "ParsedPolicy":
+        """The policy as optpipe's own functions take it."""
+        return self._parsed
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes it as a file, such as for `optpipe signoff --policy`. Raises BadInputError if there is one already."""
+        target = Path(path)
+        if target.exists():
+            raise BadInputError(f"{target} already exists; choose another name")
+        target.write_bytes(self._parsed.source)
+        return target
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Policy) and other.sha256 == self.sha256
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
+    def __repr__(self) -> str:
+        limits = ", ".join(f"{each.name} {each.limit}" for each in self.criteria)
+        return f"Policy({self.name!r}, {limits})"
+
+
+def _parse(given: Mapping[str, Any]) -> "ParsedPolicy":
+    from optpipe.signoff.policy import TABLES, policy_from_toml
+
+    tables = [key for key in TABLES if key]
+    for key in given:
+        if key not in (*tables, *TABLES[""]):
+            near = get_close_matches(key, tables, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"tables are {', '.join(tables)}"
+            raise BadInputError(f"Policy has no table {key!r}; {hint}")
+        if key in tables:
+            _require_tables(key, given[key])
+    return policy_from_toml(render_toml(given).encode(), "Policy", lines=False)
+
+
+def _require_tables(name: str, value: Any) -> None:
+    several = value if isinstance(value, list | tuple) else [value]
+    for each in several:
+        if not isinstance(each, Mapping):
+            raise BadInputError(
+                f"Policy: {name}={value!r} is no table\ngive a mapping, such as latency={{'p99': '10 ms', 'batch_size': 1}}"
+            )
+
+
+def render_toml(document: Mapping[str, Any]) -> str:
+    """The canonical text of a policy: `schema = 1`, keys and tables in alphabetical order, one key a line."""
+    plain = {"schema": 1} | {key: value for key, value in document.items() if not _is_table(value)}
+    lines = [f"{_show_key(key)} = {_show(value, key)}" for key, value in sorted(plain.items())]
+    for name, value in sorted((key, each) for key, each in document.items() if _is_table(each)):
+        several = isinstance(value, list | tuple)
+        texts = ["\n".join(_render_table(each, name)) for each in (value if several else [value])]
+        head = f"[[{name}]]" if several and len(texts) > 1 else f"[{name}]"
+        lines += [f"\n{head}\n{text}" for text in sorted(texts)]
+    return "\n".join(lines) + "\n"
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping) or (
+        isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value)
+    )
+
+
+def _render_table(table: Mapping[str, Any], name: str) -> list[str]:
+    return [f"{_show_key(key)} = {_show(value, f'{name}.{key}')}" for key, value in _sort(table)]
+
+
+def _sort(table: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(table.items(), key=lambda item: str(item[0]))
+
+
+def _show_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise BadInputError(f"Policy: the key {key!r} is a {type(key).__name__}; keys are texts")
+    bare = key.replace("_", "").replace("-", "")
+    return key if bare.isascii() and bare.isalnum() else json.dumps(key)
+
+
+def _show(value: Any, where: str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float | str):
+        if isinstance(value, float):
+            return repr(value)
+        return (
+            json.dumps(str(value), ensure_ascii=False)
+            if isinstance(value, str)
+            else str(int(value))
+        )
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_show_key(key)} = {_show(each, where)}" for key, each in _sort(value))
+        return f"{{ {inner} }}" if inner else "{}"
+    raise BadInputError(
+        f"Policy: {where}={value!r} is a {type(value).__name__}\ngive a number, or a text with its unit, such as '10 ms'"
+    )
+
+
+def resolve_policy(policy: "Policy | str | os.PathLike[str]") -> Policy:
+    """A Policy of a path. Raises BadInputError for anything else."""
+    if isinstance(policy, Policy):
+        return policy
+    if isinstance(policy, str | os.PathLike):
+        return Policy(policy)
+    raise BadInputError(
+        f"policy: expected a Policy or the path of a file, not a {type(policy).__name__}"
+    )

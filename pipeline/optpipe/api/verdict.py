@@ -1,0 +1,279 @@
+"""A verdict, its dossier, and the build that a dossier signed off."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optpipe.api.data import resolve_data_argument
+from optpipe.api.evaluation import Evaluation, find_source
+from optpipe.api.metric import Metric
+from optpipe.api.policy import Policy, resolve_policy
+from optpipe.api.workspace import Workspace, resolve_workspace
+from optpipe.core.errors import BadInputError, GateError, InconclusiveError
+from optpipe.core.verdict import CriterionResult, VerdictRecord
+from optpipe.core.verdict import Verdict as Outcome
+
+if TYPE_CHECKING:
+    from optpipe.api.build import Build
+    from optpipe.deploy.deploy import Form
+    from optpipe.deploy.records import DeployResult
+    from optpipe.workspace.store import Store
+
+
+class Verdict:
+    """PASS, FAIL, or INCONCLUSIVE, with the reasons, and the dossier that anyone can verify.
+
+    `bool(verdict)` is True for PASS and False for FAIL; for INCONCLUSIVE it raises InconclusiveError, since neither is proven.
+    """
+
+    def __init__(self, workspace: Workspace, record: VerdictRecord, folder: Path) -> None:
+        self.workspace, self.record = workspace, record
+        self.dossier = Dossier(folder, workspace=workspace)
+
+    @property
+    def outcome(self) -> str:
+        """`PASS`, `FAIL`, or `INCONCLUSIVE`."""
+        return str(self.record.verdict)
+
+    @property
+    def criteria(self) -> tuple[CriterionResult, ...]:
+        """Every criterion with its figure, interval, limit, and reason."""
+        return self.record.criteria
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """A line for each criterion that is not met or not decided, those that decide the verdict first."""
+        worst = [each for each in self.record.counted if each.verdict is not Outcome.PASS]
+        worst.sort(key=lambda each: each.verdict is not self.record.verdict)
+        return tuple(f"{each.name} {each.verdict}: {each.reason}" for each in worst)
+
+    def require_pass(self) -> "Verdict":
+        """Returns itself. Raises GateError for FAIL, InconclusiveError for INCONCLUSIVE, each with the reasons."""
+        if self.record.verdict is Outcome.PASS:
+            return self
+        kind = GateError if self.record.verdict is Outcome.FAIL else InconclusiveError
+        raise kind("\n".join([f"{self.outcome}: {self.dossier.path}", *self.reasons]))
+
+    def __bool__(self) -> bool:
+        if self.record.verdict is Outcome.INCONCLUSIVE:
+            self.require_pass()
+        return self.record.verdict is Outcome.PASS
+
+    def _document(self) -> Any:
+        from optpipe.signoff.reports import document_from_verdict
+
+        return document_from_verdict(self.record, self.dossier.path)
+
+    def __str__(self) -> str:
+        from optpipe.report.terminal import text_from_document
+
+        return text_from_document(self._document())
+
+    def __repr__(self) -> str:
+        return f"Verdict({self.outcome}, {self.dossier.path})"
+
+    def _repr_html_(self) -> str:
+        from optpipe.report.notebook import html_from_document
+
+        return html_from_document(self._document())
+
+
+class Dossier:
+    """The evidence of a verdict: a sealed folder with the raw samples, the policy, and the reports.
+
+    `workspace` is where the build lies that it signed off.
+
+    >>> import optpipe as op
+    >>> op.Dossier("nowhere").verify()
+    Traceback (most recent call last):
+    ...
+    optpipe.core.errors.BadInputError: nowhere is not a dossier
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        workspace: Workspace | str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.path, self.workspace = Path(path), resolve_workspace(workspace)
+
+    @property
+    def report(self) -> Path:
+        """Its report, an HTML file without external resources."""
+        from optpipe.signoff.reports import HTML
+
+        return self.path / HTML
+
+    def verify(self) -> Verdict:
+        """Recomputes every figure and the verdict from the raw files, offline.
+
+        Raises BadInputError if a byte has changed, GateError if a figure does not follow from the raw files.
+        """
+        from optpipe.signoff.verify import verify_dossier
+
+        with self.workspace.call("Dossier.verify", dossier=self.path) as listener:
+            if not self.path.is_dir():
+                raise BadInputError(f"{self.path} is not a dossier")
+            with listener.step("verify"):
+                checked = verify_dossier(self.path)
+            if checked.problems and checked.as_sealed:
+                raise GateError(f"{self.path} failed verification: {checked.problems[0]}")
+            _, record, _ = checked.require_intact()
+            return Verdict(self.workspace, record, self.path)
+
+    def deploy(
+        self,
+        output: str | os.PathLike[str],
+        *,
+        to: "Form" = "triton",
+        because: str | None = None,
+        ensemble: bool = True,
+        prove: bool = False,
+        tune: bool = False,
+        server: str | None = None,
+    ) -> "DeployResult":
+        """Writes the signed-off build as a Triton model repository, or a folder with a program that loads it.
+
+        The arguments are the options of `optpipe deploy`. Raises GateError for anything but an unqualified PASS without `because`,
+        and BadInputError if the dossier is not intact or the workspace has another build.
+        """
+        from optpipe.deploy.deploy import deploy_dossier, require_server
+
+        if to not in ("triton", "folder"):
+            raise BadInputError(f"to={to!r}: choose from triton, folder")
+        with self.workspace.call("Dossier.deploy", dossier=self.path, to=to) as listener:
+            program = require_server(to, server) if prove or tune else None
+            return deploy_dossier(
+                self.path,
+                Path(output),
+                to,
+                self.workspace.store,
+                listener,
+                because=because,
+                ensemble=ensemble,
+                program=program,
+                tune=tune,
+            )
+
+    def load(self) -> "Build":
+        """The build that it signed off, from the workspace. Raises BadInputError if the workspace lacks it, or has another file."""
+        from optpipe.api.build import find_build
+        from optpipe.deploy.signed_build import find_signed_entry
+        from optpipe.signoff.verify import verify_dossier
+
+        with self.workspace.call("load", dossier=self.path):
+            if not self.path.is_dir():
+                raise BadInputError(f"{self.path} is not a dossier")
+            dossier, _, _ = verify_dossier(self.path).require_intact()
+            entry = find_signed_entry(dossier, self.workspace.store)
+            return find_build(self.workspace, entry.id)
+
+    def __repr__(self) -> str:
+        return f"Dossier({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        from markupsafe import escape
+
+        return f'<div class="optpipe"><a href="{escape(self.report)}">{escape(self.path.name)}</a></div>'
+
+
+def load(
+    dossier: Dossier | str | os.PathLike[str],
+    *,
+    workspace: Workspace | str | os.PathLike[str] | None = None,
+) -> "Build":
+    """The build of a dossier, from the workspace that made it, after the dossier was verified and the hash of its file was checked.
+
+    Loading an engine runs code, so nothing is loaded from the dossier itself.
+
+    >>> import optpipe as op
+    >>> op.load("nowhere")
+    Traceback (most recent call last):
+    ...
+    optpipe.core.errors.BadInputError: nowhere is not a dossier
+    """
+    if isinstance(dossier, Dossier):
+        return (
+            dossier.load()
+            if workspace is None
+            else Dossier(dossier.path, workspace=workspace).load()
+        )
+    return Dossier(dossier, workspace=workspace).load()
+
+
+def sign_off_build(
+    build: "Build",
+    policy: Policy | str | os.PathLike[str],
+    *,
+    evaluation: Evaluation | None,
+    data: Any,
+    metric: Metric | None,
+    waive: Mapping[str, str],
+    measure: bool,
+    output: str | os.PathLike[str] | None,
+    figures: bool,
+) -> Verdict:
+    from optpipe.signoff.collect import SignoffRequest
+    from optpipe.signoff.release import measure_missing_evidence, require_possible, sign_off
+    from optpipe.signoff.same import find_same_dossier, remember_dossier
+
+    workspace, rules, store = build.workspace, resolve_policy(policy), build.workspace.store
+    samples = resolve_data_argument(data)
+    with workspace.call(
+        "Build.signoff", build=build.id, policy=f"{rules.name} ({rules.sha256[:12]})"
+    ) as listener:
+        for name, reason in waive.items():
+            if not isinstance(reason, str) or not reason.strip() or not reason.isprintable():
+                raise BadInputError(f"waive: {name} needs a reason in one line")
+        wanted = SignoffRequest(
+            _choose_model_text(build, rules, store), rules.parsed(), build.id, dict(waive)
+        )
+        target = None if output is None else Path(output)
+        require_possible(wanted, store, target, None)
+        _require_accuracy(build, rules, evaluation, samples is not None, store)
+        if samples is not None:
+            evaluation = build.evaluate(samples, metric=metric)
+        if measure:
+            measure_missing_evidence(wanted, lambda: find_source(build), store, listener)
+        if target is None and (same := find_same_dossier(wanted, store)) is not None:
+            from optpipe.signoff.verify import verify_dossier
+
+            _, record, _ = verify_dossier(same).require_intact()
+            return Verdict(workspace, record, same)
+        record, folder = sign_off(wanted, store, target, None, listener, figures=figures)
+        remember_dossier(wanted, store, folder)
+        return Verdict(workspace, record, folder)
+
+
+def _choose_model_text(build: "Build", policy: Policy, store: "Store") -> str:
+    """The MODEL of the request: the build's name, or another that the policy gives it."""
+    from optpipe.models.artifacts.lookup import find_builds
+
+    asked = policy.parsed().model
+    if asked is not None and build.id in {each.id for each in find_builds(asked, store)}:
+        return asked
+    return build.info.model
+
+
+def _require_accuracy(
+    build: "Build", policy: Policy, evaluation: Evaluation | None, given: bool, store: "Store"
+) -> None:
+    """Raises BadInputError, before anything is measured, for an evaluation of other builds, and for a limit of accuracy that
+    nothing can show."""
+    from optpipe.workspace.runs import list_runs
+
+    if evaluation is not None and build.id not in evaluation.artifacts:
+        raise BadInputError(
+            f"evaluation {evaluation.run} did not score {build.label} ({build.id})\nevaluate this build: build.evaluate(data)"
+        )
+    limited = [each.name for each in policy.criteria if each.section == "accuracy"]
+    if not limited or evaluation is not None or given or "validation" in build.card.data:
+        return
+    runs = list_runs(store.workspace, "evaluate")
+    if not any(build.id in run.manifest.parents for run in runs):
+        raise BadInputError(
+            f"the policy limits {limited[0]}, and {build.label} was never evaluated\ngive evaluation=builds.evaluate(data, "
+            "metric=...), or data= with metric="
+        )

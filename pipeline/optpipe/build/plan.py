@@ -1,0 +1,67 @@
+"""The plan of a build from what a user asks for: which backends suit, and what is refused before anything is built."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from optpipe.backends.registry import backends_from_text
+from optpipe.build.build import BuildPlan
+from optpipe.core.entries import Device
+from optpipe.core.errors import MissingError, require_existing
+from optpipe.core.precision import budget_from_text, precisions_from_text
+from optpipe.core.quantity import Dimension, read_quantity
+from optpipe.workspace.environment import list_gpus
+
+AUTO = "auto"
+
+
+def require_device(device: Device | None) -> Device | None:
+    """Raises MissingError for `cuda` if no NVIDIA GPU is found."""
+    if device == "cuda" and not list_gpus():
+        raise MissingError(
+            "--device cuda: no NVIDIA GPU or driver found; omit --device to use what is available"
+        )
+    return device
+
+
+def plan_builds(
+    *,
+    precision: str | None = None,
+    backend: str | None = None,
+    device: Device | None = None,
+    calibration: Path | None = None,
+    images: Path | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    budget: str | None = None,
+    minimum_snr: str | None = None,
+    steps: str | None = None,
+    truncate: bool = False,
+) -> BuildPlan:
+    """The plan of everything that builds: FP16 without `precision`; without `backend` one that suits; `auto`: all candidates.
+
+    Texts are as on the command line. Raises BadInputError for a word or quantity that is not known and a file that does not
+    exist, MissingError without the GPU that is asked for.
+    """
+    require_existing(images, "--images")
+    require_existing(calibration, "--calibration")
+    target, wanted = require_device(device), backend or AUTO
+    choosing, named = precision == AUTO, wanted not in (AUTO, "all")
+    precisions = () if choosing else precisions_from_text(precision or "fp16")
+    candidates = "all" if choosing and not named else wanted
+    minimum = None
+    if minimum_snr is not None:
+        minimum, _ = read_quantity(minimum_snr, "--min-snr", Dimension.DECIBEL)
+    return BuildPlan(
+        precisions=precisions,
+        backends=backends_from_text(candidates, target, precisions),
+        named=named,
+        automatic=wanted == AUTO and not choosing,
+        device=target,
+        images=images,
+        calibration=calibration,
+        options=options or {},
+        budget=None if budget is None else budget_from_text(budget, "--budget"),
+        minimum_snr_db=minimum,
+        steps=steps,
+        truncate=truncate,
+    )

@@ -1,0 +1,134 @@
+"""A metric of a Python program: a callable that scores one sample, from its outputs and its truth.
+
+The run stores each sample's score, so that means, drops, and intervals can be recomputed; the scores themselves cannot, since
+only a hash of the callable's source is kept.
+"""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from optpipe.core.card import ModelCard
+from optpipe.core.errors import BadInputError
+from optpipe.core.files import hash_arrays, hash_text
+from optpipe.evaluate.tasks.contract import Values
+from optpipe.evaluate.tasks.user_file import PREFIX, StoredScores
+from optpipe.models.inputs.rows import Arrays
+from optpipe.models.inputs.sample_set import SampleSet, SetFile
+from optpipe.models.sources.python_file import describe_user_error
+
+LONGEST_TRUTH = 200
+"""Longer truths and predictions, as JSON, are stored as their hash."""
+
+
+def hash_callable(function: Callable[..., Any]) -> str:
+    """SHA-256 of its source text; of its code and constants if the text is not known."""
+    try:
+        return hash_text(inspect.getsource(function))
+    except (OSError, TypeError):
+        code = getattr(function, "__code__", None) or getattr(
+            type(function).__call__, "__code__", None
+        )
+        if code is None:
+            return hash_text(repr(type(function)))
+        return hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()
+
+
+class CallableTask(StoredScores):
+    """Scores by `function(outputs, truth)`, whose range becomes 0 to 1, larger being better.
+
+    `pack` makes the outputs of one sample, by name, into what the callable takes. `truths` are those of the samples in order; None
+    takes each sample's label.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        score_range: tuple[float, float],
+        pack: Callable[[Mapping[str, Any]], Any],
+        truths: Sequence[Any] | None,
+        *,
+        larger_is_better: bool = True,
+    ) -> None:
+        self._name, self._function, self._range = name, function, score_range
+        self._pack, self._given, self._larger = pack, truths, larger_is_better
+        self._truths: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        return f"{PREFIX}{self._name}"
+
+    def describe_scoring(self, card: ModelCard) -> str:
+        low, high = (f"{each:g}" for each in self._range)
+        sense = "" if self._larger else ", smaller is better"
+        return (
+            f"{self._name} by a callable (source sha256 {hash_callable(self._function)[:12]}) from {low} to {high}{sense}, as a share of "
+            "that range; mean over samples. Scored by a callable: not recomputable, but means, drops, and intervals are"
+        )
+
+    def read_truths(
+        self, samples: SampleSet, card: ModelCard, classes: int | None
+    ) -> Values | None:
+        truths = self._given
+        if truths is None:
+            truths = [each.label for each in samples.files]
+            if any(each is None for each in truths):
+                raise BadInputError(
+                    f"{samples.name} has no truths for {self._name}\ngive them with the inputs: Data((inputs, labels))"
+                )
+        if len(truths) != len(samples.files):
+            raise BadInputError(f"{len(truths)} truths are given for {len(samples.files)} samples")
+        self._truths = dict(zip((each.path for each in samples.files), truths, strict=True))
+        return [_to_json(each) for each in truths]
+
+    def decode(
+        self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
+    ) -> Values:
+        found = []
+        for place, file in enumerate(files):
+            own = {name: value[place] for name, value in outputs.items()}
+            score = self._score(self._pack(own), self._truths[file.path], file.path)
+            found.append({"prediction": f"{score:.3g}", "score": score})  # agreement is of scores
+        return found
+
+    def _score(self, outputs: Any, truth: Any, sample: str) -> float:
+        """The score as a share of the range. Raises BadInputError if the callable raises, or gives no number in the range."""
+        low, high = self._range
+        try:
+            value = self._function(outputs, truth)
+        except Exception as error:
+            raise BadInputError(
+                f"metric {self._name} fails on sample {sample}: {describe_user_error(error)}"
+            ) from error
+        if hasattr(value, "item") and getattr(value, "size", 1) is not None:
+            try:
+                value = value.item()
+            except (ValueError, RuntimeError) as error:
+                raise BadInputError(
+                    f"metric {self._name} gives an array for sample {sample}\nreturn one number for each sample"
+                ) from error
+        if isinstance(value, bool | np.bool_):
+            value = float(value)
+        if not isinstance(value, int | float) or not isfinite(value) or not low <= value <= high:
+            raise BadInputError(
+                f"metric {self._name} gives {value!r} for sample {sample}\nit must be a number from {low:g} to {high:g}: see range="
+            )
+        share = (float(value) - low) / (high - low)
+        return share if self._larger else 1.0 - share
+
+
+def _to_json(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        if value.size > LONGEST_TRUTH:
+            return f"sha256 {hash_arrays({'': value})[:16]}"
+        value = value.tolist()
+    elif isinstance(value, np.generic):
+        value = value.item()
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= LONGEST_TRUTH else f"sha256 {hash_text(text)[:16]}"

@@ -1,0 +1,63 @@
+"""The plan of a measurement from what a user asks for."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from optpipe.core.errors import BadInputError, require_existing
+from optpipe.core.measurement import MAX_CV, PROCESSES, LoadSpec, Scenario
+from optpipe.measure.figures import ENERGY_SECONDS
+from optpipe.measure.measure import BenchPlan
+from optpipe.measure.search import slo_from_text
+
+
+def plan_bench(
+    load: Mapping[str, Any],
+    *,
+    batch: tuple[int, ...] | None = None,
+    length: tuple[int, ...] | None = None,
+    slo: str | None = None,
+    processes: int | None = None,
+    energy: bool = False,
+    max_cv: float = MAX_CV,
+    images: Path | None = None,
+    affinity: tuple[int, ...] | None = None,
+    keep_going: bool = False,
+    seed: int = 0,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> BenchPlan:
+    """`load` holds fields of LoadSpec. Raises BadInputError for values that contradict each other."""
+    limit = None if slo is None else slo_from_text(slo)
+    spec = LoadSpec(1, **load)
+    if limit is not None and spec.rate_per_s is not None:
+        raise BadInputError("--rate and --slo are mutually exclusive")
+    spec.require_sound(needs_rate=limit is None)
+    if energy:
+        least = max(spec.min_seconds, ENERGY_SECONDS)
+        spec = replace(spec, min_seconds=least, max_seconds=max(spec.max_seconds, least))
+    if limit is not None:
+        spec = replace(spec, percentile=max(spec.percentile, limit.percent))
+    if batch and len(batch) > 1 and spec.scenario is Scenario.SERVER and limit:
+        problem = (
+            f"--scenario server with --slo searches the rate at one batch size, not {len(batch)}"
+        )
+        raise BadInputError(f"{problem}; use --batch {batch[-1]}")
+    if length and len(length) > 1 and limit:
+        raise BadInputError(
+            f"--slo searches at one length, not {len(length)}; use --length {length[-1]}"
+        )
+    require_existing(images, "--images")
+    return BenchPlan(
+        load=spec,
+        batches=batch,
+        lengths=length,
+        slo=limit,
+        processes=processes or PROCESSES,
+        keep_going=keep_going,
+        options=options or {},
+        images=images,
+        affinity=affinity,
+        limits={"max_cv": max_cv},
+        seed=seed,
+    )

@@ -157,11 +157,17 @@ class Build:
             raise BadInputError(
                 f'the inputs are on {device}, and this build runs on the CPU\nmove them with .cpu(), or build with device="cuda"'
             )
+        from optpipe.backends.base import RunsOnDevice
+
         with self._lock:
             session = self._open()
             if device.index not in (None, self._index):
                 raise BadInputError(
                     f"the inputs are on {device}, and this build's session on cuda:{self._index}\nmove them there with .to()"
+                )
+            if not isinstance(session, RunsOnDevice):
+                raise BadInputError(
+                    f"{self.backend} does not take tensors on a GPU\ngive arrays, or tensors on the CPU"
                 )
             outputs = session.run_on({name: value.detach() for name, value in given.items()})
         return pack_outputs(outputs, self.card.outputs, as_tensors=True)

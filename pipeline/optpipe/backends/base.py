@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from optpipe.core.card import ModelCard, TensorSpec
 from optpipe.core.entries import ArtifactInfo
@@ -148,15 +148,20 @@ class Session(Protocol):
     def bind(self, inputs: Mapping[str, "np.ndarray"]) -> Binding:
         """Allocates buffers of these shapes on the device and copies `inputs` in."""
 
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+@runtime_checkable
+class RunsOnDevice(Protocol):
+    """A session on a GPU that takes tensors where they lie; a backend need not have it."""
+
     def run_on(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """CUDA tensors in, CUDA tensors out, enqueued on torch's current stream: no copy to the host, no wait for the GPU.
 
         The outputs are new at each call. The inputs must not change before the work on that stream is done.
         """
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 OWN_SESSION = "Triton has no backend for this runtime: it is served by the Python backend, which needs optpipe on the server"

@@ -44,5 +44,5 @@ def test_every_public_name_is_declared_for_type_checkers_and_can_be_used() -> No
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="Modell"):
-        _ = optpipe.Modell  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="Models"):
+        _ = optpipe.Models  # type: ignore[attr-defined]

@@ -276,9 +276,10 @@ def evaluate(
     truncate: Annotated[bool, params.TRUNCATE] = False,
     accuracy_budget: Annotated[str | None, DROP] = None,
     task: Annotated[
-        Path | None,
+        str | None,
         Param(
-            "Your own task: a Python file that defines TASK (models/README.md).", metavar="FILE.py"
+            "Your own task: a Python file that defines TASK (models/README.md), or the name of a plug-in.",
+            metavar="FILE.py|NAME",
         ),
     ] = None,
     seed: Annotated[int, SAMPLE_SEED] = 0,
@@ -304,7 +305,7 @@ def evaluate(
         page_from_layers,
     )
     from optpipe.evaluate.evaluate import list_states, run_evaluation
-    from optpipe.evaluate.tasks.user_file import UserTask
+    from optpipe.evaluate.tasks.user_file import find_user_task
 
     wanted = model_from_options(model, shapes, store)
     if output is not None:
@@ -332,7 +333,7 @@ def evaluate(
         compared = replace(compared, warnings=tuple(terminal.warnings))
         return Outcome(compared, lambda record: document_from_layers(record, list_states(store)))
     budget = drop_from_text(accuracy_budget, "--accuracy-budget") / 100 if accuracy_budget else None
-    own = UserTask(task) if task else None
+    own = find_user_task(task) if task else None
     found = run_evaluation(
         wanted, data, count, seed, budget, store, terminal, own, truncate=truncate
     )

@@ -19,8 +19,8 @@ from typing import Any, Literal, TypeVar
 
 from optpipe.core.errors import MissingError, first_line
 
-Group = Literal["optpipe.backends", "optpipe.tasks", "optpipe.metrics"]
-GROUPS: tuple[Group, ...] = ("optpipe.backends", "optpipe.tasks", "optpipe.metrics")
+Group = Literal["optpipe.backends", "optpipe.tasks"]
+GROUPS: tuple[Group, ...] = ("optpipe.backends", "optpipe.tasks")
 VARIABLE = "OPTPIPE_PLUGINS"
 """Names of the plug-ins to load; if it is not set, all are."""
 

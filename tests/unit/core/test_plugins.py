@@ -5,11 +5,13 @@ from importlib import invalidate_caches
 
 import pytest
 from tests.unit.backends.test_new_backend import Toy
+from tests.unit.evaluate.test_evaluate import BRIGHTNESS, CARD, decode
 
 from optpipe.backends import registry
 from optpipe.build.doctor import diagnose_machine
 from optpipe.core import plugins
-from optpipe.core.errors import MissingError
+from optpipe.core.errors import BadInputError, MissingError
+from optpipe.evaluate.tasks import user_file
 from optpipe.workspace.environment import list_packages
 
 MODULE = """
@@ -34,18 +36,18 @@ text = "not a backend"
 def install(tmp_path, monkeypatch):
     """Installs a distribution `strangers` with these entry points, and forgets what was loaded before."""
 
-    def write(entries, variable=None, module=MODULE):
+    def write(entries, variable=None, module=MODULE, group="optpipe.backends"):
         (tmp_path / "strangers_module.py").write_text(module)
         folder = tmp_path / "strangers-1.5.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: strangers\nVersion: 1.5\n")
         lines = [f"{name} = strangers_module:{attribute}" for name, attribute in entries.items()]
-        (folder / "entry_points.txt").write_text("\n".join(["[optpipe.backends]", *lines, ""]))
+        (folder / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
         monkeypatch.setenv(plugins.VARIABLE, ",".join(entries) if variable is None else variable)
         forget()
-        return plugins.load_plugins(
-            "optpipe.backends", tuple(registry.BACKENDS), registry.read_backend_plugin
-        )
+        if group != "optpipe.backends":
+            return {}
+        return plugins.load_plugins(group, tuple(registry.BACKENDS), registry.read_backend_plugin)
 
     def forget():
         invalidate_caches()
@@ -58,6 +60,7 @@ def install(tmp_path, monkeypatch):
     monkeypatch.setattr(plugins, "FAILURES", failures := [])
     monkeypatch.setattr(registry, "FAILURES", failures)
     monkeypatch.setattr("optpipe.build.doctor.FAILURES", failures)
+    monkeypatch.setattr(user_file, "FAILURES", failures)
     yield write
     monkeypatch.undo()
     forget()
@@ -106,3 +109,25 @@ def test_only_allowed_plugins_are_imported(install, variable, names):
 def test_an_artifact_of_a_backend_that_is_not_here_names_what_to_install():
     with pytest.raises(MissingError, match="distribution"):
         registry.BACKENDS["from-another-machine"]
+
+
+def test_a_stranger_s_task_is_found_by_its_name(install):
+    install({"brightness": "Brightness"}, module=BRIGHTNESS, group="optpipe.tasks")
+    task = user_file.find_user_task("brightness")
+    assert task.name == "user:brightness"
+    assert "strangers_module.py" in task.describe_scoring(CARD)
+    assert len(decode(task, 0.0)[1]) == 8
+
+
+@pytest.mark.parametrize("attribute", ["Missing", "Empty"])
+def test_a_stranger_s_task_that_fails_is_named(install, attribute):
+    module = BRIGHTNESS + "class Empty:\n    name = 'empty'\n"
+    install({"brightness": attribute}, module=module, group="optpipe.tasks")
+    with pytest.raises(MissingError, match="strangers"):
+        user_file.find_user_task("brightness")
+
+
+def test_a_task_that_nobody_brings_is_refused(install):
+    install({}, group="optpipe.tasks")
+    with pytest.raises(BadInputError, match="--task"):
+        user_file.find_user_task("brightness")

@@ -292,7 +292,7 @@ SAMPLES = ImageSet("s", Path("root"), 0, tuple(SetFile(f"{index}.png", "0") for 
 
 def make_task(tmp_path, text: str = BRIGHTNESS) -> UserTask:
     (tmp_path / "task.py").write_text(text)
-    return UserTask(tmp_path / "task.py")
+    return UserTask.from_file(tmp_path / "task.py")
 
 
 def decode(task: UserTask, shift: float):

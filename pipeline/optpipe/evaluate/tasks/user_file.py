@@ -1,4 +1,4 @@
-"""A user's task: a Python file that defines `TASK`, an object with
+"""A user's task: the `TASK` of a Python file, or a plug-in of the group `optpipe.tasks`; an object with
 
     name = "word-accuracy"                           # the name of its score
     def read_truths(self, paths): ...                # a truth for each sample's path (texts: line number), or None
@@ -10,8 +10,10 @@ may differ by 1% of the spread of the source model's. The run stores each sample
 drops, and intervals without the user's code.
 """
 
+import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.errors import BadInputError, require_existing
+from optpipe.core.errors import BadInputError, MissingError, require_existing
 from optpipe.core.files import hash_file
+from optpipe.core.plugins import FAILURES, list_entry_points, load_plugins
 from optpipe.evaluate.tasks.closeness import compare_predictions
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.image_set import ImageSet
@@ -30,6 +33,17 @@ from optpipe.models.sources.python_file import UserCode, describe_user_error
 
 PREFIX = "user:"
 _METHODS = ("read_truths", "decode", "score")
+Running = Callable[[], AbstractContextManager[None]]
+
+
+def find_user_task(text: str) -> "UserTask":
+    """The task that `--task` names: a plug-in of the group `optpipe.tasks`, or a Python file with a `TASK`."""
+    if text not in (entry.name for entry in list_entry_points("optpipe.tasks")):
+        return UserTask.from_file(Path(text))
+    loaded = load_plugins("optpipe.tasks", list(Task), UserTask.from_plugin)
+    if text in loaded:
+        return loaded[text]
+    raise MissingError(next(str(failure) for failure in FAILURES if failure.name == text))
 
 
 class StoredScores(TaskContract):
@@ -53,27 +67,40 @@ class StoredScores(TaskContract):
 
 
 class UserTask(StoredScores):
-    """The `TASK` of a Python file."""
+    """A user's object that decodes and scores; `path` is the file that defines it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, task: Any, path: Path, running: Running) -> None:
+        """Calls of the object run within `running()`. Raises BadInputError if it lacks a name or a method."""
+        self.path, self._task, self._running = path, task, running
+        self._truths = dict[str, Any]()
+        absent = [name for name in _METHODS if not callable(getattr(task, name, None))]
+        if absent or not isinstance(getattr(task, "name", None), str):
+            lack = f"has no {absent[0]}()" if absent else "has no name"
+            problem = "defines no TASK" if task is None else f"its TASK {lack}"
+            needed = ", ".join(f"{name}()" for name in _METHODS)
+            raise BadInputError(f"{path}: {problem}; a task has a name, {needed}")
+
+    @classmethod
+    def from_file(cls, path: Path) -> "UserTask":
+        """The `TASK` of a Python file. Raises BadInputError if there is none."""
         if str(path) in list(Task):
-            problem = f"--task {path}: --task takes a Python file with your own task"
+            problem = f"--task {path}: --task takes a Python file with your own task, or a plug-in"
             raise BadInputError(f'{problem}\na model card sets a task of optpipe: task = "{path}"')
         require_existing(path, "--task")
         if path.suffix != ".py" or not path.is_file():
             problem = f"--task {path} is not a Python file (.py)"
             raise BadInputError(f"{problem}; a model card sets one of optpipe's: {', '.join(Task)}")
-        self.path, self._truths = path, dict[str, Any]()
-        self._code = UserCode(path)
-        with self._code.running():
-            self._task: Any = getattr(self._code.import_definitions(), "TASK", None)
-        absent = [name for name in _METHODS if not callable(getattr(self._task, name, None))]
-        if absent or not isinstance(getattr(self._task, "name", None), str):
-            what = f"has no {absent[0]}()" if absent else "has no name"
-            said = "defines no TASK" if self._task is None else f"its TASK {what}"
-            raise BadInputError(
-                f"{path}: {said}; a task has a name, {', '.join(f'{name}()' for name in _METHODS)}"
-            )
+        code = UserCode(path)
+        with code.running():
+            task = getattr(code.import_definitions(), "TASK", None)
+        return cls(task, path, code.running)
+
+    @classmethod
+    def from_plugin(cls, name: str, plugin: Any) -> "UserTask":
+        """The object, or an instance of the class, that a distribution registers as `name`."""
+        task = plugin() if isinstance(plugin, type) else plugin
+        source = inspect.getsourcefile(type(task))
+        return cls(task, Path(source or name), nullcontext)
 
     @property
     def name(self) -> str:
@@ -128,7 +155,7 @@ class UserTask(StoredScores):
         return float(value)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        with self._code.running():
+        with self._running():
             try:
                 return getattr(self._task, name)(*arguments)
             except (Exception, SystemExit) as error:

@@ -546,6 +546,28 @@ def left_out(generator, scale) -> Iterator[Row]:
             yield from wrong_verdicts(verdicts, what, note)
 
 
+def energy(generator, scale) -> Iterator[Row]:
+    """Energy over processes by a sensor that reads up to 5 % too low or too high in all of them."""
+    for error in (-0.05, 0.0, 0.05):
+        for between in (0.005, 0.013):
+            held = []
+            for _ in range(round(400 * scale)):
+                readings = (1 + error) * (1 + between * generator.standard_normal(5))
+                tries = tuple(
+                    RecordedMeasurement(
+                        replace(
+                            planted(10.0), process=at, energy_j_per_image=Estimate(float(each))
+                        ),
+                        "r",
+                    )
+                    for at, each in enumerate(readings)
+                )
+                low, high = ProcessGroup(tries).estimate("energy").bounds
+                held.append(low <= 1 <= high)
+            what = f"energy over 5 processes, scatter {between:.1%}, sensor {error:+.0%}"
+            yield share(held, COVERAGE, what=what, claimed="95 %")
+
+
 def stalled_requests(generator, count, slow, length):
     """Latencies in ns around 10 ms; stalls of `length` requests make a share `slow` of them 12 % slower."""
     begins = np.flatnonzero(generator.random(count + length) < slow / length)
@@ -1200,6 +1222,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         other_runs,
         requests,
         left_out,
+        energy,
         accuracy,
         tasks,
         rare,

@@ -1046,8 +1046,9 @@ def summarize(tries, name, at):
         alone = max(gap, log1p(0.15))
     value = mean.value if mean else fmean(chain(*parts)) if figures else None
     if mean:
-        spare = 0.05 * value if name == "energy" else 0.0
-        low, high = map(sum, zip(mean.interval(at.confidence), (-spare, spare)))
+        low, high = mean.interval(at.confidence)
+        if name == "energy":
+            low, high = low / 1.05, high / 0.95
         if percent > 50:
             least, most = invert_share(samples, first, percent, at.confidence)
             low, high = min(low, least), max(high, most)
@@ -1585,7 +1586,7 @@ def observe_group(tries, name, at):
         most = max(peak, bound, *found.spoilt) if isfinite(bound) else peak
         return Seen(peak, (peak, most), blocked, source)
     if mean and name == "energy":
-        mean = Mean(0.95 * mean.value, 0.95 * mean.error, mean.freedom)
+        mean = Mean(mean.value / 1.05, mean.error / 1.05, mean.freedom)
     number, interval = n if found.alone > 0 else 0, mean and mean.interval
     bounds = mean and (low, high)
     return Seen(value, bounds, blocked, source, interval, number, found.lost, found.alone)

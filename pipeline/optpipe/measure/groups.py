@@ -242,8 +242,8 @@ class ProcessGroup:
         if mean is None:
             return Estimate(sum(values) / len(values), note=explain_no_interval(len(values)))
         low, high = mean.interval(confidence)
-        if name == "energy":  # the sensor has the same error in all processes
-            low, high = low - SENSOR_SHARE * mean.value, high + SENSOR_SHARE * mean.value
+        if name == "energy":  # the sensor reads as much too high or too low in all processes
+            low, high = low / (1 + SENSOR_SHARE), high / (1 - SENSOR_SHARE)
         if (found := self._invert_share(name, confidence)) is not None:
             low, high = min(low, found[0]), max(high, found[1])
         note, level = "", confidence if unseen is None else unseen

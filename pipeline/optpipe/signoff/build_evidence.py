@@ -384,7 +384,7 @@ def observe_group(
     if (
         name == "energy" and tail is not None
     ):  # scaled down by the sensor's tolerance, in case it reads too much
-        tail = ScaledTail(tail, 1 - SENSOR_SHARE)
+        tail = ScaledTail(tail, 1 / (1 + SENSOR_SHARE))
     speed = group.find_other_speed(name, alone=True)
     counted = 0 if name == "memory" or speed.gap <= 0 else len(values)
     if name in ("energy", "memory"):  # their intervals do not only cover the mean over runs

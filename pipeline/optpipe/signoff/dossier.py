@@ -50,7 +50,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "961f70267fd652c73777d6bf2372c0d9a667911f870007d574d58c1256bdf412"
+VERIFIER = "45bae93c6bc961d643e905a9503734da41f7ddca09d7f6a8d05fb36390be5afc"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

@@ -17,6 +17,7 @@ import click
 import msgspec
 import typer
 
+import optpipe
 from optpipe.build.doctor import list_options
 from optpipe.cli.app import SCHEMA_VERSION, SECTIONS, app
 from optpipe.core.errors import ExitStatus
@@ -102,6 +103,37 @@ def _describe_command(command: Any, parent: click.Context, name: str, level: str
 
 def _escape(text: str) -> str:
     return re.sub(r"([<>\[\]*_])", r"\\\1", text)
+
+
+def make_library(_: str) -> Iterator[str]:
+    """Every public class and function of `import optpipe`, from its docstrings."""
+    for name in optpipe.__all__:
+        public = getattr(optpipe, name)
+        yield f"## {name}\n"
+        if not (inspect.isclass(public) and issubclass(public, Exception)):
+            yield f"```text\n{name}{inspect.signature(public)}\n```\n"
+        yield _format_docstring(public)
+        for below, member in vars(public).items() if inspect.isclass(public) else ():
+            function = member.fget if isinstance(member, property) else member
+            if below.startswith("_") or not inspect.isfunction(function) or not function.__doc__:
+                continue
+            yield f"### {name}.{below}\n"
+            if function is member:
+                yield f"```text\n{below}{inspect.signature(function)}\n```\n"
+            yield _format_docstring(function)
+
+
+def _format_docstring(documented: Any) -> str:
+    """The text, with its examples as a block of Python."""
+    text, *examples = inspect.cleandoc(documented.__doc__ or "").partition("\n>>> ")
+    block = f"```pycon\n>>> {examples[1]}\n```\n" if examples[0] else ""
+    return f"{_escape_plain(text)}\n\n{block}"
+
+
+def _escape_plain(text: str) -> str:
+    """Escapes what Markdown would read outside of code."""
+    parts = text.split("`")
+    return "`".join(each if place % 2 else _escape(each) for place, each in enumerate(parts))
 
 
 def make_statuses(_: str) -> Iterator[str]:

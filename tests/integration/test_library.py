@@ -1,6 +1,8 @@
 """The library with real parts: a module in memory, ONNX Runtime, and everything that follows from it."""
 
 import copy
+import doctest
+import importlib
 import os
 import random
 import shutil
@@ -692,3 +694,36 @@ def test_nested_inputs_and_other_types(workspace, dtype) -> None:
         expected = module.float()({"x": x, "y": y}, torch.tensor(2.0))
     torch.testing.assert_close(found[0], expected[0], atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(found[1], expected[1]["shifted"], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "module", ["workspace", "model", "data", "metric", "build", "policy", "verdict"]
+)
+def test_the_examples_of_the_docstrings_run(module, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = doctest.testmod(importlib.import_module(f"optpipe.api.{module}"))
+    assert found.attempted
+    assert not found.failed
+
+
+def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, net) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    lines = text.partition("```python\n")[2].partition("```")[0]
+    build, _, rest = lines.partition("verdict = ")
+    assert rest
+    x = images(600, seed=3)
+    with torch.no_grad():
+        labels = copy.deepcopy(net).eval()(x).argmax(1)
+    names: dict[str, Any] = {
+        "net": net,
+        "images": images(),
+        "loader": DataLoader(TensorDataset(x, labels), batch_size=50),
+        "val_loader": DataLoader(TensorDataset(x, labels), batch_size=50),
+        "top1": lambda outputs, label: float(np.argmax(outputs) == label),
+    }
+    exec(build.replace("batch=[1, 16]", "batch=[1, 16], processes=1, min_time=0.05"), names)
+    verdict = names["builds"]["int8"].signoff(
+        names["policy"], evaluation=names["scores"], measure=False, figures=False
+    )
+    assert verdict.outcome in ("PASS", "INCONCLUSIVE")

@@ -79,6 +79,13 @@ class Build:
         return self.precision.proven and verified
 
     @property
+    def runs_here(self) -> bool:
+        """Whether it can run on this machine."""
+        from optpipe.backends.registry import BACKENDS
+
+        return BACKENDS[self.backend].find_run_blocker(self.info) is None
+
+    @property
     def info(self) -> ArtifactInfo:
         """The record in its manifest."""
         return self._stored.entry.info
@@ -301,6 +308,7 @@ class FailedBuild:
 class Builds(Mapping[str, Build]):
     """The builds of a model, by precision: `builds["int8"]`; by `BACKEND PRECISION` where several backends built one precision.
 
+    A precision that several backends built means the only one of them that can run on this machine, if there is only one.
     Candidates that could not be built are in it too, as `FailedBuild` with the reason.
 
     >>> import torch, optpipe as op
@@ -339,9 +347,11 @@ class Builds(Mapping[str, Build]):
             for each in self._builds.values()
             if name in (getattr(each, "backend", ""), _name_precision(each))
         ]
-        if len(matching) == 1:
-            only: Build = matching[0]
-            return only
+        able = [each for each in matching if isinstance(each, Build) and each.runs_here]
+        for chosen in (able, matching):
+            if len(chosen) == 1:
+                only: Build = chosen[0]
+                return only
         raise KeyError(f"no single build is called {name!r}; there are {', '.join(self._builds)}")
 
     def __iter__(self) -> Iterator[str]:

@@ -408,8 +408,9 @@ def compare_macro_f1(
     apart = _influence(labels, first, classes) - _influence(labels, second, classes)
     sizes = np.maximum((_sizes(labels, first, classes) + _sizes(labels, second, classes)) / 2, 1)
     present = max(int(np.count_nonzero(np.bincount(labels, minlength=classes))), 1)
-    # of a sample of the rarest class that only one has right
-    effect = float(np.max(2 * len(labels) / sizes[labels] / present))
+    effect = sqrt(
+        np.mean((2 * len(labels) / sizes[labels] / present) ** 2)
+    )  # of a sample that only one has right
     value = compute_macro_f1(labels, first, classes) - compute_macro_f1(labels, second, classes)
     return figure_from_samples(value, apart, len(labels), (-1.0, 1.0), effect)
 

@@ -106,6 +106,7 @@ STATED = {
     "wrong-output",
 }
 UNTRAINED = "random", "unknown"
+MAX_SHARE_ELSEWHERE = 0.01  # §8.3
 LIMITS = {
     "max_cv": 0.025,
     "max_drift": 0.025,
@@ -2285,7 +2286,18 @@ def judge(criterion, found, rejected):
     }
 
 
-def judge_trust(at):
+def is_precision_trusted(info, policy):
+    """Proven, or of a share for which the policy has a limit; FP32 and TF32 are never shares."""
+    proof, wanted = info.precision_proof, info.precision
+    stated = any(
+        criterion.section == "precision" and criterion.key == wanted for criterion in policy
+    )
+    share = (proof.share.macs or proof.share.layers).get(wanted, 0.0)
+    placed = not proof.placement or proof.placement.share <= MAX_SHARE_ELSEWHERE
+    return proof.proven or (stated and placed and share > 0 and wanted not in ("fp32", "tf32"))
+
+
+def judge_trust(at, policy):
     checked, info, proof = at.verification, at.build.info, at.build.info.precision_proof
     same = checked and checked.recipe.get("artifact", {}).get("sha256") == at.build.engine
     machines = {str(one.machine) for one in (*at.measured, *at.turns)}
@@ -2293,7 +2305,9 @@ def judge_trust(at):
     counted = proof.share.macs or proof.share.layers
     return {
         "trust.weights": PASS if info.weights.source not in UNTRAINED else INCONCLUSIVE,
-        "trust.precision": (PASS if proof.proven else FAIL) if counted else INCONCLUSIVE,
+        "trust.precision": (PASS if is_precision_trusted(info, policy) else FAIL)
+        if counted
+        else INCONCLUSIVE,
         "trust.outputs": {True: PASS, False: FAIL}.get(
             checked.info.passed if same else None, INCONCLUSIVE
         ),
@@ -2366,7 +2380,7 @@ def judge_dossier(at, document):
     )
     observed = [(criterion, observe(criterion, at)) for criterion in policy]
     stated, rejected = {each.name: each for each in verdict.criteria}, reject(observed, at)
-    trust, loosened = judge_trust(at), [*list_loosened(at)]
+    trust, loosened = judge_trust(at, policy), [*list_loosened(at)]
     expected = {name: {"verdict": each} for name, each in trust.items()}
     for criterion, found in observed:
         name, said = criterion.name, stated[criterion.name].limit if criterion.unit else ""

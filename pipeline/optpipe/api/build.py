@@ -65,8 +65,10 @@ class Build:
         stored: "StoredArtifact",
         verification: "Entry[VerificationInfo] | None",
         model: "SourceModel | None" = None,
+        required_share: float | None = None,
     ) -> None:
         self.workspace = workspace
+        self._required_share = required_share
         self._stored, self._verification, self._model = stored, verification, model
         self._session: Any = None
         self._index = 0
@@ -74,9 +76,13 @@ class Build:
 
     @property
     def ok(self) -> bool:
-        """Whether its precision is proven and its outputs, if they could be compared, are verified."""
+        """Whether its precision is what was asked for and its outputs, if they could be compared, are verified.
+
+        A share below `require_share` is not; without it, any share above zero is, and `precision` states it.
+        """
         verified = self.verification is None or self.verification.passed is not False
-        return self.precision.proven and verified
+        shortfall = self.precision.find_shortfall(self.info.precision, self._required_share)
+        return shortfall is None and verified
 
     @property
     def runs_here(self) -> bool:
@@ -278,7 +284,7 @@ class Build:
         return self._model
 
     def __repr__(self) -> str:
-        state = "" if self.ok else ", not proven or verified"
+        state = "" if self.ok else ", precision or outputs not as required"
         return f"Build({self._stored.card.name!r}, {self.label}, {self.id}{state})"
 
     def _repr_html_(self) -> str:
@@ -455,6 +461,7 @@ def build_model_from_library(
     option: Mapping[str, Mapping[str, Any]],
     truncate: bool,
     min_snr: str | None,
+    require_share: str | None,
     steps: str | None,
 ) -> Builds:
     from optpipe.build.build import build_model
@@ -472,6 +479,7 @@ def build_model_from_library(
         "data": checked and (checked.path or checked.sha256[:12]),
         "budget": budget,
         "min_snr": min_snr,
+        "require_share": require_share,
         "steps": steps,
     }
     with workspace.call("Model.build", **arguments) as listener:
@@ -487,6 +495,7 @@ def build_model_from_library(
             options={name: dict(given) for name, given in option.items()},
             budget=budget,
             minimum_snr=min_snr,
+            require_share=require_share,
             steps=steps,
             truncate=truncate,
         )
@@ -539,7 +548,13 @@ def _list_builds(
     built: "ModelBuild", workspace: "Workspace", source: "SourceModel"
 ) -> list[Build | FailedBuild]:
     found: list[Build | FailedBuild] = [
-        Build(workspace, _stored_from_entry(workspace, each.entry), each.verification, source)
+        Build(
+            workspace,
+            _stored_from_entry(workspace, each.entry),
+            each.verification,
+            source,
+            each.required_share,
+        )
         for each in built.artifacts
     ]
     for omitted in (*built.failed, *built.skipped):

@@ -120,6 +120,7 @@ class Model:
         option: Mapping[str, Mapping[str, Any]] | None = None,
         truncate: bool = False,
         min_snr: str | None = None,
+        require_share: str | None = None,
         steps: str | None = None,
     ) -> "Builds":
         """Builds and verifies every combination, or finds it in the workspace; the arguments are the options of `optpipe build`.
@@ -147,6 +148,7 @@ class Model:
             option=option or {},
             truncate=truncate,
             min_snr=min_snr,
+            require_share=require_share,
             steps=steps,
         )
 

@@ -60,6 +60,8 @@ class BuildPlan:
     """Whether calibration texts longer than the model's input are cut."""
     minimum_snr_db: float | None = None
     """The minimum SNR of each output; None for the default of its precision."""
+    required_share: float | None = None
+    """The minimum share of a build's MACs in its precision; None if the build only states it."""
     steps: str | None = None
     """`--steps`; None without a trajectory."""
     gpu_lock: Path | None = None
@@ -331,7 +333,9 @@ def _build_one(
         result.failed.append(Omission(backend.name, str(precision), str(error), error.exit_status))
         return True
     kept = graph.info.kept if isinstance(graph.info, GraphInfo) else ()
-    result.artifacts.append(BuiltArtifact(entry, checked, why_not, kept))
+    result.artifacts.append(
+        BuiltArtifact(entry, checked, why_not, kept, required_share=plan.required_share)
+    )
     return True
 
 

@@ -64,9 +64,9 @@ def find_flaw(built: BuiltArtifact) -> str | None:
     """Why a build cannot be a candidate with any budget: it does not run here, or is not what was requested."""
     if built.why_not is not None:
         return built.why_not
-    proof, verified = built.entry.info.precision_proof, built.verification
-    if not proof.proven:
-        return proof.reason
+    verified = built.verification
+    if built.shortfall is not None:
+        return built.shortfall
     if verified is not None and verified.info.passed is False:
         boxes = verified.info.box_agreement
         found = (

@@ -7,9 +7,9 @@ from typing import Any
 from optpipe.backends.registry import backends_from_text
 from optpipe.build.build import BuildPlan
 from optpipe.core.entries import Device
-from optpipe.core.errors import MissingError, require_existing
+from optpipe.core.errors import BadInputError, MissingError, require_existing
 from optpipe.core.precision import budget_from_text, precisions_from_text
-from optpipe.core.quantity import Dimension, read_quantity
+from optpipe.core.quantity import Dimension, read_quantity, share_from_text
 from optpipe.workspace.environment import list_gpus
 
 AUTO = "auto"
@@ -34,6 +34,7 @@ def plan_builds(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     budget: str | None = None,
     minimum_snr: str | None = None,
+    require_share: str | None = None,
     steps: str | None = None,
     truncate: bool = False,
 ) -> BuildPlan:
@@ -51,6 +52,13 @@ def plan_builds(
     minimum = None
     if minimum_snr is not None:
         minimum, _ = read_quantity(minimum_snr, "--min-snr", Dimension.DECIBEL)
+    share = None
+    if require_share is not None:
+        share = share_from_text(require_share, "--require-share")
+        if share > 1:
+            raise BadInputError(
+                f"--require-share {require_share}: expected more than 0% and up to 100%"
+            )
     return BuildPlan(
         precisions=precisions,
         backends=backends_from_text(candidates, target, precisions),
@@ -62,6 +70,7 @@ def plan_builds(
         options=options or {},
         budget=None if budget is None else budget_from_text(budget, "--budget"),
         minimum_snr_db=minimum,
+        required_share=share,
         steps=steps,
         truncate=truncate,
     )

@@ -53,6 +53,10 @@ if TYPE_CHECKING:
     from optpipe.build.choose import ChoiceResult
 
 
+SMALL_SHARE = 0.5
+"""A share of the MACs in INT8 or FP8 below this is the first that a build says."""
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltArtifact:
     entry: Entry[ArtifactInfo]
@@ -62,6 +66,14 @@ class BuiltArtifact:
     """Layers of an INT8 or FP8 graph that stay in floating point."""
     accuracy: CandidateAccuracy | None = None
     """Set for a candidate of `--precision auto` without a flaw."""
+    required_share: float | None = None
+    """`--require-share`; None if any share is accepted and stated."""
+
+    @property
+    def shortfall(self) -> str | None:
+        """Why the precision is not what was asked for; None if it is."""
+        info = self.entry.info
+        return info.precision_proof.find_shortfall(info.precision, self.required_share)
 
     @property
     def keeps_budget(self) -> bool:
@@ -69,9 +81,9 @@ class BuiltArtifact:
 
     @property
     def passed(self) -> bool:
-        """Whether the precision is proven and the outputs, if they could be compared, are verified."""
+        """Whether the precision is what was asked for and the outputs, if they could be compared, are verified."""
         verified = self.verification is None or self.verification.info.passed is not False
-        return self.entry.info.precision_proof.proven and verified
+        return self.shortfall is None and verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,8 @@ class ArtifactResult:
     parity: VerificationInfo | None
     mixed: MixedPrecision | None = None
     kept: tuple[SkippedLayer, ...] = ()
+    shortfall: str | None = None
+    """Why the precision is not what was asked for, such as a share below `--require-share`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +167,7 @@ def result_from_build(
                 parity=each.verification.info if each.verification else None,
                 mixed=each.entry.info.mixed,
                 kept=each.kept,
+                shortfall=each.shortfall,
             )
             for each in result.artifacts
         ),
@@ -168,6 +183,7 @@ def document_from_build(result: BuildResult) -> Document:
     ready = [each.id for each in result.artifacts if each.parity and each.parity.passed]
     return make_document(
         [
+            *_name_small_shares(result.artifacts),
             Sentence(
                 f"{result.model} from {result.source}, weights {weights.source} {weights.sha256[:12]}"
             ),
@@ -211,7 +227,7 @@ def _format_shares(artifact: ArtifactResult) -> Cell:
     shares = sorted(proof.share.counted.items(), key=lambda item: -item[1])
     return Cell(
         ", ".join(f"{share:.1%} {kind}" for kind, share in shares),
-        Tone.PLAIN if proof.proven else Tone.BAD,
+        Tone.BAD if artifact.shortfall else Tone.PLAIN if proof.proven else Tone.DOUBTFUL,
     )
 
 
@@ -294,17 +310,8 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
                 (way_out,),
             )
     for each in artifacts:
-        proof = each.precision_proof
-        if not proof.proven:
-            reasons = {one.layer: f", {one.reason}" for one in each.kept}
-            names = "; ".join(
-                f"{one.name} ({one.type}{reasons.get(one.name, '')})" for one in proof.others
-            )
-            more = proof.others_count - len(proof.others)
-            rest = f" and {more} more" if more > 0 else ""
-            yield Sentence(
-                f"{each.id}: {proof.reason}; others: {names}{rest}", Tone.BAD, "not proven"
-            )
+        if not each.precision_proof.proven or each.shortfall:
+            yield _describe_others(each)
     for each in artifacts:
         inner = [one for one in each.kept if one.reason.startswith("inside ")]
         if inner and each.precision_proof.proven:
@@ -322,6 +329,42 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
         if each.mixed is not None:
             text = f"{each.id}: {format_mixed(each.mixed)}; optpipe store show {each.id} lists the layers"
             yield Sentence(text, Tone.STRONG, "mixed")
+
+
+def _describe_others(artifact: ArtifactResult) -> Sentence:
+    """The layers of a build in other types than its precision, and why they are."""
+    proof = artifact.precision_proof
+    reasons = {each.layer: f", {each.reason}" for each in artifact.kept}
+    unfit = f", {artifact.backend} has no {artifact.precision} kernel for it here"
+    other = unfit if artifact.precision in CALIBRATED else ""
+    names = "; ".join(
+        f"{each.name} ({each.type}{reasons.get(each.name, other)})" for each in proof.others
+    )
+    more = proof.others_count - len(proof.others)
+    rest = f" and {more} more" if more > 0 else ""
+    if artifact.shortfall:
+        text = f"{artifact.id}: {artifact.shortfall}; others: {names}{rest}"
+        return Sentence(text, Tone.BAD, "not proven")
+    share = proof.share.counted.get(artifact.precision, 0.0)
+    text = f"{artifact.id}: {share:.1%} {artifact.precision}; in other types: {names}{rest}"
+    way_out = f'a policy accepts this share if it states one: [precision] {artifact.precision} = "{int(100 * share)}%"'
+    return Sentence(text, Tone.DOUBTFUL, "mixed types", (way_out,) if share >= 0.01 else ())
+
+
+def _name_small_shares(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentence]:
+    """What most of a build's arithmetic is in, if that is not its precision."""
+    for each in artifacts:
+        shares = each.precision_proof.share.counted
+        share = shares.get(each.precision, 0.0)
+        if each.precision not in CALIBRATED or share >= SMALL_SHARE or not shares:
+            continue
+        largest = max((one for one in each.precision_proof.others), key=lambda one: one.macs)
+        kind = max(shares, key=lambda name: shares[name])
+        text = (
+            f"{each.id} computes {share:.1%} of its MACs in {each.precision} and {shares[kind]:.1%} in {kind}"
+            f" ({largest.op}): it is not an {each.precision.upper()} build in more than name"
+        )
+        yield Sentence(text, Tone.DOUBTFUL, "few layers")
 
 
 def _list_omissions(failed: Sequence[Omission], left_out: Sequence[Omission]) -> Iterator[Sentence]:

@@ -85,6 +85,13 @@ def build(
             metavar="DB",
         ),
     ] = None,
+    require_share: Annotated[
+        str | None,
+        Param(
+            "Minimum share of the multiply-adds in a build's precision, such as 80%; default: any share, which the build states.",
+            metavar="SHARE",
+        ),
+    ] = None,
     steps: Annotated[
         str | None,
         Param(
@@ -123,7 +130,13 @@ def build(
             f"--precision {targets.precision}: auto tries every precision, so give it alone"
         )
     plan = build_plan_from_options(
-        targets, ranges, images=images, budget=budget, min_snr=min_snr, steps=steps
+        targets,
+        ranges,
+        images=images,
+        budget=budget,
+        min_snr=min_snr,
+        require_share=require_share,
+        steps=steps,
     )
     if targets.precision == "auto":
         from optpipe.build.choose import choose_build

@@ -113,6 +113,7 @@ def build_plan_from_options(
     images: Path | None = None,
     budget: str | None = None,
     min_snr: str | None = None,
+    require_share: str | None = None,
     steps: str | None = None,
 ) -> "BuildPlan":
     """The plan of every command that builds."""
@@ -128,6 +129,7 @@ def build_plan_from_options(
         options=parse_options(targets.option),
         budget=budget,
         minimum_snr=min_snr,
+        require_share=require_share,
         steps=steps,
         truncate=ranges.truncate,
     )

@@ -11,7 +11,7 @@ from optpipe.core.plan import choices_from_text
 from optpipe.core.quantity import Dimension, drop_from_text, read_quantity
 
 REQUIRED_SHARE = 0.80
-"""Minimum share of the MACs in the requested type."""
+"""The share of the MACs in the requested type from which a build counts as proven, if no policy states another."""
 MAX_SHARE_ELSEWHERE = 0.01
 """Maximum share of the MACs on another execution provider than the requested one."""
 MAX_OTHERS = 10
@@ -124,13 +124,38 @@ class PrecisionProof:
     placement: Placement | None = None
     """None if the runtime leaves no node to another provider silently."""
 
+    @property
+    def placed(self) -> bool:
+        """Whether the layers run on the provider that was asked for, so that their types are those of its kernels."""
+        return self.placement is None or self.placement.share <= MAX_SHARE_ELSEWHERE
+
+    def find_shortfall(self, wanted: Precision, required: float | None = None) -> str | None:
+        """Why a build is not what was asked for; None if it is.
+
+        A share of `wanted` below `required` is one. Without `required`, a lower precision may have any share above zero, which
+        the build states, but FP32 and TF32 may not contain a narrower type.
+        """
+        if not self.placed:
+            return self.reason
+        share = self.share.counted.get(wanted, 0.0)
+        if required is not None and share < required - 1e-12:
+            unit = "MACs" if self.share.macs else "layers"
+            return (
+                f"{_format_share(share, required)} of {unit} in {wanted}, {required:.0%} required"
+            )
+        if wanted in (Precision.FP32, Precision.TF32):
+            narrower = {str(each) for each in Precision} - {str(wanted), str(Precision.FP32)}
+            return self.reason if narrower & {*self.share.counted} else None
+        return self.reason if share == 0 else None
+
 
 def prove_precision(
     wanted: Precision, layers: Iterable[LayerType], placement: Placement | None = None
 ) -> PrecisionProof:
     """Compares a built network's layers with the requested precision.
 
-    FP32 and TF32 must hold for every MAC; the others for at least `REQUIRED_SHARE` of them. A network without MACs is
+    FP32 and TF32 must hold for every MAC; the others for at least `REQUIRED_SHARE` of them. A share below that is no failure
+    of a build, which states it, but a sign-off takes it only if its policy does. A network without MACs is
     judged by its layers. More than `MAX_SHARE_ELSEWHERE` of the MACs on another execution provider is not proven
     either, because the types that were read are then not those of the kernels that run.
     """

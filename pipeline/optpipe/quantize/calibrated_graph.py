@@ -22,7 +22,7 @@ from optpipe.core.entries import (
 )
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener, SilentListener
-from optpipe.core.precision import REQUIRED_SHARE, Budget, Precision, PrecisionCost
+from optpipe.core.precision import Budget, Precision, PrecisionCost
 from optpipe.core.quantity import format_count
 from optpipe.evaluate.tasks import require_fitting_task
 from optpipe.models.export.exported import (
@@ -364,19 +364,18 @@ def make_calibrated_graph(
 
 
 def _require_linear_layers(model: Entry[ModelInfo]) -> None:
-    """Checked before calibration: with fewer linear layers the precision could not be proven."""
+    """Checked before calibration. Raises BadInputError if FP8 fits no layer."""
     graph = load_onnx(model.file(ONNX))
     macs, placed = (
         count_layer_macs(graph, card_from_file(model.file(CARD))),
         place_qdq(graph, "fp8"),
     )
     share = sum(macs.get(name, 0) for name in placed.layers) / max(sum(macs.values()), 1)
-    if share < REQUIRED_SHARE:
+    if share == 0:
         largest = max(placed.skipped, key=lambda each: macs.get(each.layer, 0), default=None)
         why = f" ({largest.layer}: {largest.reason})" if largest else ""
         raise BadInputError(
-            f"FP8 fits {share:.1%} of the MACs of {model.info.name}, {REQUIRED_SHARE:.0%} required{why}\n"
-            "build it in fp16 or int8"
+            f"FP8 fits no layer of {model.info.name}{why}\nbuild it in fp16 or int8"
         )
 
 

@@ -50,7 +50,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "45bae93c6bc961d643e905a9503734da41f7ddca09d7f6a8d05fb36390be5afc"
+VERIFIER = "5624591c779677f56984ff9c7a01e42c0e4d7875ff66d770e91656bdd4525328"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

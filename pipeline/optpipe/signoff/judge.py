@@ -12,6 +12,7 @@ from optpipe.build.verify import observe_outputs
 from optpipe.core.entries import ArtifactInfo, Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import find_differing_settings, format_settings
+from optpipe.core.precision import Precision
 from optpipe.core.quantity import Dimension, Estimate, format_quantity, format_snr
 from optpipe.core.verdict import (
     Blocker,
@@ -434,7 +435,7 @@ def _judge_trust(dossier: Dossier, evidence: BuildEvidence) -> Iterator[Criterio
     artifact, checked = dossier.artifact, dossier.verification
     record = _describe_record(artifact)
     yield replace(_judge_weights(dossier), source=record)
-    yield replace(_judge_precision(artifact), source=record)
+    yield replace(_judge_precision(artifact, dossier.policy), source=record)
     yield replace(_judge_outputs(dossier), source=_describe_record(checked) if checked else "")
     yield _judge_environment(artifact.id, evidence)
 
@@ -455,14 +456,24 @@ def _judge_weights(dossier: Dossier) -> CriterionResult:
     return _doubt_trust(name, "the weights are random", remedy)
 
 
-def _judge_precision(artifact: Entry[ArtifactInfo]) -> CriterionResult:
-    """PASS and FAIL need layers that were read back from the built network."""
+def _judge_precision(artifact: Entry[ArtifactInfo], policy: Policy) -> CriterionResult:
+    """PASS and FAIL need layers that were read back from the built network.
+
+    A policy may state which share of a precision is enough; FP32 and TF32 hold for every MAC, whatever it states.
+    """
     name, info, proof = "trust.precision", artifact.info, artifact.info.precision_proof
     remedy = f"`optpipe store show {artifact.id}` lists the layers"
     if proof.share.counted and proof.proven:
         return CriterionResult(
             name, Verdict.PASS, f"{info.precision} is verified in the built network"
         )
+    share = proof.share.counted.get(info.precision, 0.0)
+    stated = any(
+        each.section == "precision" and each.metric == info.precision for each in policy.criteria
+    )
+    if stated and proof.placed and share and info.precision not in (Precision.FP32, Precision.TF32):
+        reason = f"{share:.1%} {info.precision}, verified in the built network; the policy states which share is enough"
+        return CriterionResult(name, Verdict.PASS, reason)
     if proof.share.counted:
         reason = f"not the requested precision: {proof.reason}"
         return CriterionResult(name, Verdict.FAIL, reason, remedy=remedy)

@@ -70,11 +70,10 @@ def build_recipe(task: Task) -> CellOutcome:
     if found.why_not is not None:
         return CellOutcome(JobState.IMPOSSIBLE, found.why_not, found.entry.id)
     if not found.passed:
-        proven = found.entry.info.precision_proof.proven
         what = (
             "its outputs differ from the source model's"
-            if proven
-            else f"it does not compute in {recipe.precision}"
+            if found.shortfall is None
+            else f"it does not compute in {recipe.precision}: {found.shortfall}"
         )
         return CellOutcome(
             JobState.FAILED, f"the build failed verification: {what}", found.entry.id

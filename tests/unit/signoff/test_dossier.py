@@ -147,6 +147,26 @@ def test_both_verifiers_accept_a_process_that_was_interrupted_on_a_busy_host(wor
     assert codes == ("dispersion", "interrupted", "not-steady")
 
 
+@pytest.mark.parametrize(
+    ("precision", "share", "stated", "trusted", "verdict"),
+    [
+        ("fp16", 0.77, 'fp16 = "75%"', True, "PASS"),
+        ("fp16", 0.77, 'fp16 = "78%"', True, "FAIL"),
+        ("fp16", 0.77, 'int8 = "1%"', False, "FAIL"),
+        ("fp32", 0.77, 'fp32 = "75%"', False, "FAIL"),
+    ],
+)
+def test_a_policy_states_the_share_of_a_precision_that_is_enough(
+    workspace, sign_off, precision, share, stated, trusted, verdict
+):
+    workspace.bench(workspace.artifact(precision, proven=False, macs=share), count=900)
+    record, folder = sign_off(LATENCY % "50" + f"\n[precision]\n{stated}\n")
+    found = {one.name: one.verdict for one in record.criteria}
+    assert (found["trust.precision"] is Verdict.PASS) == trusted
+    assert record.verdict == verdict
+    assert not check_dossier(folder).problems
+
+
 def test_a_runtime_that_no_triton_release_carries_is_named(workspace, tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(SilentListener, "inform", lambda _, message: told.append(message))

@@ -2086,6 +2086,8 @@ def observe_loss(group, name, at):  # §8.4
     base = approved.get(new.key, [*approved.values()][-1])
     both = [keep_requested(each, name) for each in (group, base)]
     blocked = any(one.caveats for one in keep_valid(base) or base) or is_blocked(both[0], at)
+    networks = {at.request.network, at.request.baseline_network} - {None}
+    blocked = blocked or len(networks) > 1
     paired = observe_rounds(base[-1], new, at, name, blocked)
     if paired or new.key not in approved:
         return paired or Seen(source=new.run)

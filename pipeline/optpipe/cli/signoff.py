@@ -330,6 +330,7 @@ def approve(
 
     With --by, --role, and --sign it also writes a signed approval of the dossier's hash, which `optpipe verify` shows.
     """
+    from optpipe.models.artifacts.lookup import find_content_id
     from optpipe.signoff.verify import require_pass, verify_dossier
     from optpipe.workspace.seal import approve_folder, require_key, store_baseline
 
@@ -343,7 +344,8 @@ def approve(
     require_pass(dossier, found, because, "set it as baseline")
     if by is not None and role is not None and sign is not None:
         approve_folder(dossier, sign, by, role, because)
-    target = store_baseline(checked.files, store.workspace, because)
+    content = find_content_id(found.artifact.id, store)
+    target = store_baseline(checked.files, store.workspace, because, content)
     document = {
         "model": found.model,
         "baseline": str(target),

@@ -56,13 +56,18 @@ def record_from_files(files: Files, name: str, kind: type[T]) -> T:
     return record_from_json(files.read(name), kind, files.folder / name)
 
 
+class OtherSchemaError(BadInputError):
+    """A record that another version of optpipe wrote."""
+
+
 def read_versioned(files: Files, name: str, kind: type[T]) -> T:
-    """Reads a record with a `schema_version`. Raises BadInputError for another version."""
+    """Reads a record with a `schema_version`. Raises OtherSchemaError for another version, BadInputError for none."""
     expected = next(each.default for each in fields(kind) if each.name == "schema_version")  # type: ignore[arg-type]
     found = record_from_files(files, name, dict).get("schema_version", 0)
     if found != expected:
         where = files.folder / name
-        raise BadInputError(
+        error = OtherSchemaError if found else BadInputError
+        raise error(
             f"{where} has schema version {found}; this version of optpipe reads version {expected}"
         )
     return record_from_files(files, name, kind)

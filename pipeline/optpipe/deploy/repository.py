@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from optpipe import __version__
 from optpipe.backends.base import Serving
 from optpipe.backends.registry import BACKENDS
@@ -48,6 +46,7 @@ from optpipe.preprocess.dali_pipeline import PIPELINE
 from optpipe.signoff.dossier import finish_dossier
 from optpipe.signoff.policy import Criterion
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
+from optpipe.workspace.arrays import write_arrays
 from optpipe.workspace.entry import MANIFEST, drop_folder, get_utc_time, strip_folders
 from optpipe.workspace.file_names import CARD, POLICY, REFERENCE, make_file_name
 from optpipe.workspace.files import write_bytes, write_json
@@ -281,7 +280,7 @@ def write_requests(
         if name not in by_boxes
     }
     folder.mkdir()
-    np.savez(folder / TENSORS, allow_pickle=False, **rows)
+    write_arrays(folder / TENSORS, rows)
     for name, (path, _) in images.items():
         shutil.copyfile(path, folder / name)
     return reference_from_file(folder / TENSORS)

@@ -18,6 +18,7 @@ from optpipe.deploy.triton_config import CONFIG, read_config
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.inputs.rows import fill_sequences, read_length
 from optpipe.preprocess.dali_pipeline import INPUT as DALI_INPUT
+from optpipe.workspace.arrays import read_arrays, write_arrays
 
 DALI_OUTPUT = "DALI_OUTPUT_0"
 ENCODED = "encoded_image"
@@ -59,13 +60,11 @@ def list_expected(
                 }
             yield replace(each, outputs=engine([inputs])[0])
     elif recorded.is_file():
-        with (
-            read_as_user_file(recorded, "the outputs of a deployment"),
-            np.load(recorded, allow_pickle=False) as found,
-        ):
-            for number, each in enumerate(requests):
-                names = [name for name in found.files if name.startswith(f"{number}:")]
-                yield replace(each, outputs={name.partition(":")[2]: found[name] for name in names})
+        with read_as_user_file(recorded, "the outputs of a deployment"):
+            found = read_arrays(recorded)
+        for number, each in enumerate(requests):
+            names = [name for name in found if name.startswith(f"{number}:")]
+            yield replace(each, outputs={name.partition(":")[2]: found[name] for name in names})
     else:
         yield from requests
 
@@ -80,7 +79,7 @@ def record_outputs(folder: Path, record: DeploymentRecord, card: ModelCard) -> N
         images += each.model != record.engine
         if images <= RECORDED_IMAGES:
             found |= {f"{number}:{name}": array for name, array in each.outputs.items()}
-    np.savez(folder / REQUESTS / OUTPUTS, allow_pickle=False, **found)
+    write_arrays(folder / REQUESTS / OUTPUTS, found)
 
 
 def _list_requests(folder: Path, record: DeploymentRecord, card: ModelCard) -> Iterator[Expected]:

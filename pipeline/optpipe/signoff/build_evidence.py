@@ -221,6 +221,8 @@ class BuildEvidence:
     measured: tuple[RecordedMeasurement, ...] = ()
     baseline: tuple[RecordedMeasurement, ...] = ()
     baseline_name: str | None = None
+    same_network: bool = True
+    """Whether the baseline is of a network with the same facts, as after training it again, or of an unknown one."""
     pairs: tuple[RecordedPair, ...] = ()
     turns: tuple[RecordedTurns, ...] = ()
     """Comparisons in turns with other builds of the model, oldest first."""

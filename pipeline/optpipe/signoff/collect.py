@@ -115,7 +115,14 @@ def collect_evidence(
     """Fills the empty `folder` with the evidence for `wanted`."""
     entry = find_judged_artifact(wanted, store)
     store.verify_entry(entry)
-    baseline = find_approved_baseline(store.workspace, entry.info.model)
+    exported = next(
+        (each for each in store.list_entries(ModelInfo) if each.id == entry.manifest.parents[0]),
+        None,
+    )
+    network = describe_network(exported) if exported else None
+    baseline = find_approved_baseline(
+        store.workspace, entry.info.model, network, exported.info.content if exported else ""
+    )
     approved = None if baseline is None else read_versioned(baseline, REQUEST, DossierRequest)
     other_file = _copy_runs(entry, approved.artifact if approved else None, store, folder)
     checked = [
@@ -145,10 +152,6 @@ def collect_evidence(
         for run in runs_from_files(Files(store.workspace), REMOVED)
         if run.kind in ("bench", "turns")
     )
-    exported = next(
-        (each for each in store.list_entries(ModelInfo) if each.id == entry.manifest.parents[0]),
-        None,
-    )
     request = DossierRequest(
         model=entry.info.model,
         artifact=entry.id,
@@ -165,7 +168,7 @@ def collect_evidence(
         },
         removed=tuple(run.name for run in removed if entry.id in run.manifest.parents),
         other_file=other_file,
-        network=describe_network(exported) if exported else None,
+        network=network,
         baseline_network=approved.network if approved else None,
         since=wanted.since,
         policy_utc=register_policy(wanted.policy, store),

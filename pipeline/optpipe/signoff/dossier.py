@@ -50,7 +50,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "5624591c779677f56984ff9c7a01e42c0e4d7875ff66d770e91656bdd4525328"
+VERIFIER = "4302eca46e63402279787c822051700d5cb38d77d95dc944490dea466380da7a"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 
@@ -75,6 +75,7 @@ class DossierRequest:
     network: str | None = None
     """`describe_network` of the judged build; None if the store had no record of it, and in older dossiers."""
     baseline_network: str | None = None
+    """`network` of the baseline's own request."""
     since: str | None = None
     """Bench runs that started earlier are in the dossier but not judged."""
     policy_utc: str | None = None
@@ -82,6 +83,13 @@ class DossierRequest:
     verifier: str = ""
     """VERIFIER of the version that wrote it."""
     schema_version: int = 1
+
+    @property
+    def is_of_other_network(self) -> bool:
+        """Whether the baseline is of another network with the model's name."""
+        return None not in (self.network, self.baseline_network) and (
+            self.network != self.baseline_network
+        )
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,15 @@ def _observe_loss(
     of_baseline = (
         Blocker(f"baseline: {CAVEATS.get(caveat, caveat)}", _NEWER) for caveat in caveats
     )
-    blockers = (*find_blockers(group.keep_requested(metric), evidence), *of_baseline)
+    other = Blocker(
+        f"the baseline is of another network called {evidence.build.model}",
+        "approve a dossier of this network: optpipe signoff approve DOSSIER",
+    )
+    blockers = (
+        *find_blockers(group.keep_requested(metric), evidence),
+        *of_baseline,
+        *(() if evidence.same_network else (other,)),
+    )
     seen = Observation(UNKNOWN, blockers=blockers, about=about, source=group.newest.run)
     paired = _observe_paired_loss(criterion, group, baseline, evidence, seen)
     if paired is not None:

@@ -382,8 +382,8 @@ def _note_left_out(
             f"{what}: {', '.join(names)}",
             f"measure this file: optpipe bench {request.artifact}",
         )
-    mine, theirs = request.network, request.baseline_network
-    if mine and theirs and mine != theirs:
+    if request.is_of_other_network:
+        mine, theirs = request.network, request.baseline_network
         what = f"the baseline {request.baseline} is of another network called {request.model}"
         remedy = "approve a dossier of this network: optpipe signoff approve DOSSIER"
         yield Note("other-network", f"{what}: {theirs}; this one: {mine}", remedy)
@@ -421,6 +421,7 @@ def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) 
         evidence,
         baseline=tuple(approved),
         baseline_name=request.baseline,
+        same_network=not request.is_of_other_network,
         pairs=tuple(
             pairs_from_runs(dossier.runs, request.baseline_artifact, build.artifact, confidence)
         ),

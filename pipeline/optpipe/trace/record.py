@@ -55,6 +55,7 @@ from optpipe.trace.read import Trace, trace_from_sqlite
 from optpipe.trace.report import StageSubject
 from optpipe.trace.roofline import Peaks, measure_cpu_peaks, measure_gpu_peaks
 from optpipe.trace.rules import StageFacts
+from optpipe.workspace.arrays import read_arrays, write_arrays
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD, REFERENCE
 from optpipe.workspace.store import Store
@@ -185,7 +186,7 @@ def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> Worker
     chosen = {
         name: values[np.arange(work.batch_size) % len(values)] for name, values in rows.items()
     }
-    np.savez(scratch / INPUTS, **batch_from_rows(card, chosen))  # type: ignore[arg-type]
+    write_arrays(scratch / INPUTS, batch_from_rows(card, chosen))
     return worker_job
 
 
@@ -320,7 +321,7 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
     """Each iteration launches once and waits for the outputs."""
     store = Store(work.workspace)
     entry = verify_for_loading(store.find(work.artifact, ArtifactInfo), store)
-    inputs = dict(np.load(job.scratch / INPUTS))
+    inputs = read_arrays(job.scratch / INPUTS)
     on_gpu = work.device == "cuda"
     with (
         open_stream(work.device),

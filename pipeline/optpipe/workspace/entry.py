@@ -21,6 +21,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files, hash_value
 from optpipe.core.plan import PYTHON, for_workspace, read_origin
 from optpipe.core.records import (
+    OtherSchemaError,
     json_from_record,
     plain_from_record,
     read_versioned,
@@ -59,6 +60,10 @@ RunKind = Literal[
 
 class UnreadableManifestError(BadInputError):
     """A damaged manifest, or one of another version of optpipe."""
+
+
+class OtherVersionError(UnreadableManifestError):
+    """A whole manifest that another version of optpipe wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +184,17 @@ Run = Entry[RunInfo]
 
 
 def read_manifest(files: Files) -> Manifest:
-    """Raises UnreadableManifestError if the manifest is damaged or has another schema version."""
+    """Raises UnreadableManifestError if the manifest is damaged, OtherVersionError if it has another schema version."""
     try:
         return read_versioned(files, MANIFEST, Manifest)
+    except OtherSchemaError as error:
+        raise OtherVersionError(str(error)) from error
     except BadInputError as error:
         raise UnreadableManifestError(str(error)) from error
 
 
 def entry_from_files(files: Files, kind: type[Info] | None = None) -> Entry[Info]:
-    """Raises UnreadableManifestError if the manifest is damaged or of another kind."""
+    """Raises UnreadableManifestError if the manifest is damaged or of another kind, OtherVersionError if its info has other fields."""
     manifest = read_manifest(files)
     if kind is None:
         plain: Any = manifest.info
@@ -202,7 +209,7 @@ def entry_from_files(files: Files, kind: type[Info] | None = None) -> Entry[Info
             files, manifest, record_from_plain(manifest.info, kind, files.folder / MANIFEST)
         )
     except BadInputError as error:
-        raise UnreadableManifestError(str(error)) from error
+        raise OtherVersionError(str(error)) from error
 
 
 def entry_from_folder(folder: Path, kind: type[Info] | None = None) -> Entry[Info]:

@@ -1,6 +1,6 @@
 """A sealed folder: a hash per file, a hash over the hashes, and an optional signature, so that any changed byte shows.
 
-The dossiers that `signoff approve` stores are sealed folders in `baselines/`, one for each model.
+The dossiers that `signoff approve` stores are sealed folders in `baselines/`, one for each model, whatever it is called.
 
 Format: `SHA256SUMS` lists every other file in coreutils' form (so `sha256sum -c SHA256SUMS` works without optpipe),
 sorted by path; `SHA256SUMS.sha256` holds the hash of that list; `SHA256SUMS.sig` is an SSH signature of it, made and
@@ -15,17 +15,17 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape
-from optpipe.core.files import Files
+from optpipe.core.files import Files, hash_value
 from optpipe.core.plan import for_workspace
-from optpipe.core.records import json_from_record, record_from_files
-from optpipe.workspace.entry import get_utc_time
+from optpipe.core.records import json_from_record, read_record, record_from_files
+from optpipe.workspace.entry import ID_LENGTH, get_utc_time
 from optpipe.workspace.file_names import REQUEST, make_file_name
-from optpipe.workspace.files import find_problems, hash_files, list_files, write_bytes, write_json
+from optpipe.workspace.files import find_problems, hash_files, list_files, write_bytes
 from optpipe.workspace.store import Store
 
 SUMS = "SHA256SUMS"
@@ -233,16 +233,34 @@ def _first_line(text: bytes) -> str:
 BASELINES = "baselines"
 
 
-def _place_baseline(workspace: Path, model: str) -> Path:
-    """The folder of the baseline of `model`, which no other name shares."""
-    return workspace / BASELINES / make_file_name(model)
+@dataclass(frozen=True, slots=True)
+class Approved:
+    """The note beside a baseline, of which model it is; workspaces of earlier versions lack the model."""
+
+    approved_utc: str
+    dossier: str
+    because: str | None = None
+    model: str | None = None
+    content: str = ""
+    """The model's ID; empty if the workspace does not have the model."""
+    network: str | None = None
+    """`network` of its request."""
 
 
-def find_approved_baseline(workspace: Path, model: str) -> Files | None:
-    """Raises BadInputError if the approved dossier is damaged; None if `model` has none."""
-    folder = _place_baseline(workspace, model)
-    if not folder.is_dir():
+def find_approved_baseline(
+    workspace: Path, model: str, network: str | None = None, content: str = ""
+) -> Files | None:
+    """The dossier that was approved last for this very model; None if nothing called `model` was approved.
+
+    A model whose `content` was never approved has the baseline of the newest model with its name and `network`, such as the one
+    before it was trained again, and otherwise that of the newest one with its name. Raises BadInputError if it is damaged.
+    """
+    known = _list_approved(workspace, model)
+    if not known:
         return None
+    same_network = [each for each in known if network is not None and each[1].network == network]
+    same_content = [each for each in known if content and each[1].content == content]
+    folder, _ = (same_content or same_network or known)[-1]
     files = Files(folder, kept={})
     problems = find_seal_problems(files) if files.has(SUMS) else [f"{SUMS}: missing"]
     if problems:
@@ -253,12 +271,33 @@ def find_approved_baseline(workspace: Path, model: str) -> Files | None:
     return files
 
 
-def store_baseline(files: Files, workspace: Path, because: str | None = None) -> Path:
-    """Stores a verified dossier as the next baseline of its model; returns its folder.
+def _list_approved(workspace: Path, model: str) -> list[tuple[Path, Approved]]:
+    """The folders of the baselines of `model`, and their notes; the one that was approved last is at the end."""
+    found = []
+    for folder in sorted((workspace / BASELINES).glob("*/")):
+        path = folder.with_name(f"{folder.name}.json")
+        note = read_record(path, Approved) if path.is_file() else Approved("", folder.name)
+        if note.model == model:
+            found.append((folder, note))
+        elif note.model is None and folder.name == make_file_name(model):
+            files = Files(folder)
+            asked = json.loads(files.read(REQUEST)) if files.has(REQUEST) else {}
+            found.append((folder, replace(note, network=asked.get("network"))))
+    return sorted(found, key=lambda each: each[1].approved_utc)
 
-    `because` is the reason for approving anything but a plain PASS; it is stored next to the dossier.
+
+def store_baseline(
+    files: Files, workspace: Path, because: str | None = None, content: str = ""
+) -> Path:
+    """Stores a verified dossier as the next baseline of its model, whose ID is `content`; returns its folder.
+
+    It replaces the former baseline of this very model, never one of another model with its name. `because` is the reason for
+    approving anything but a plain PASS.
     """
-    target = _place_baseline(workspace, str(json.loads(files.read(REQUEST))["model"]))
+    request = json.loads(files.read(REQUEST))
+    model, network = str(request["model"]), request.get("network")
+    own = hash_value([model, content or network])[:ID_LENGTH]
+    target = workspace / BASELINES / f"{make_file_name(model)}.{own}"
     with Store(workspace).scratch("baseline") as scratch:
         for name in list_files(files.folder):
             write_bytes(scratch / "new" / name, files.read(name))
@@ -266,8 +305,8 @@ def store_baseline(files: Files, workspace: Path, because: str | None = None) ->
         if target.exists():
             target.rename(scratch / "old")
         (scratch / "new").rename(target)
-    write_json(
-        target.parent / f"{target.name}.json",
-        {"approved_utc": get_utc_time(), "because": because, "dossier": files.folder.name},
+    note = Approved(
+        get_utc_time("microseconds"), files.folder.name, because, model, content, network
     )
+    write_bytes(target.parent / f"{target.name}.json", json_from_record(note))
     return target

@@ -28,6 +28,7 @@ from optpipe.workspace.entry import (
     Entry,
     EntryInfo,
     Info,
+    OtherVersionError,
     UnreadableManifestError,
     compute_entry_id,
     entry_from_folder,
@@ -164,8 +165,12 @@ class Store:
             if (entry := self._get_own(kind, recipe, runs_code=runs_code)) is not None:
                 return entry, True
             if (self.root / name).exists():
-                damaged = self.get(kind, recipe) is None
-                why = "was damaged" if damaged else "was not built in this workspace"
+                if _is_of_other_version(self.root / name, kind):
+                    why = "is of another version of optpipe"
+                elif self.get(kind, recipe) is None:
+                    why = "was damaged"
+                else:
+                    why = "was not built in this workspace"
                 listener.warn(f"store entry {name} {why} and is being rebuilt")
                 delete_tree(self.own_folder(self.root.name) / name)
             scratch = self.own_folder(TMP) / name
@@ -226,9 +231,10 @@ class Store:
     def list_entries(self, kind: type[Info] | None = None) -> list[Entry[Info]]:
         """Entries of `kind`, or all, with the last used at the end. Their files are not hashed.
 
-        Raises BadInputError if a manifest is damaged.
+        Those of another version of optpipe are left out: `produce` makes them again. Raises BadInputError if a manifest is damaged.
         """
-        found, damaged = self.scan_entries(kind)
+        found, unreadable = self.scan_entries(kind)
+        damaged = [each for each in unreadable if not _is_of_other_version(each, kind)]
         if damaged:
             remove, clean = (
                 for_workspace(f"optpipe store rm {damaged[0].name}"),
@@ -239,6 +245,11 @@ class Store:
                 f"remove it with `{remove}`, or all damaged entries with `{clean}`"
             )
         return found
+
+    def list_other_versions(self, kind: type[EntryInfo]) -> list[str]:
+        """The names of the entries of `kind` that another version of optpipe made, which this one cannot read."""
+        _, unreadable = self.scan_entries(kind)
+        return [each.name for each in unreadable if _is_of_other_version(each, kind)]
 
     def scan_entries(self, kind: type[Info] | None = None) -> tuple[list[Entry[Info]], list[Path]]:
         """Entries with a readable manifest, ordered as by `list_entries`, and the folders without one."""
@@ -337,6 +348,16 @@ class Store:
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
                 self.lock_path(name).unlink(missing_ok=True)
+
+
+def _is_of_other_version(folder: Path, kind: type[EntryInfo] | None) -> bool:
+    try:
+        entry_from_folder(folder, kind)
+    except OtherVersionError:
+        return True
+    except UnreadableManifestError:
+        return False
+    return False
 
 
 def _name_entry(kind: type[EntryInfo], recipe: Mapping[str, Any]) -> str:

@@ -37,6 +37,7 @@ from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.trace import record
 from optpipe.trace.record import INPUTS, InferenceJob, WorkerJob
+from optpipe.workspace.arrays import write_arrays
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
 
@@ -185,7 +186,7 @@ def test_its_layers_are_profiled(tmp_path, toy, monkeypatch) -> None:
     (built,) = result.artifacts
     work = InferenceJob(store.workspace, built.entry.id, toy.name, "cpu", {}, 2)
     job = WorkerJob(tmp_path, iterations=2, work=work)
-    np.savez(tmp_path / INPUTS, x=np.ones((2, 4), np.float32))
+    write_arrays(tmp_path / INPUTS, {"x": np.ones((2, 4), np.float32)})
     found = record.run_job(job)
     assert found.layer_ns == {"m": 1000.0}
     assert found.unprofiled_iteration_ns > 0

@@ -306,7 +306,10 @@ def test_approving_replaces_the_baseline_whole_and_a_damaged_one_is_not_taken_fo
         target = store_baseline(Files(folder), tmp_path / "w", "reason")
         assert check_dossier(target).intact
         assert (target / "policy.toml").read_bytes() == (folder / "policy.toml").read_bytes()
-    assert sorted(path.name for path in target.parent.iterdir()) == ["digits", "digits.json"]
+    assert sorted(path.name for path in target.parent.iterdir()) == [
+        target.name,
+        f"{target.name}.json",
+    ]
     assert find_approved_baseline(tmp_path / "w", "digits").folder == target
     (target / "policy.toml").write_text("changed")
     with pytest.raises(

@@ -53,8 +53,8 @@ def compared(measured, make_workspace, tmp_path_factory):
     return folder / "one"
 
 
-def sign_off(workspace, tmp_path, name, criterion="regression.p50.b1.compute"):
-    found, folder = workspace.sign_off(POLICY, tmp_path / name)
+def sign_off(workspace, tmp_path, name, criterion="regression.p50.b1.compute", **wanted):
+    found, folder = workspace.sign_off(POLICY, tmp_path / name, **wanted)
     checked, verdict = examine(folder)
     assert (checked.differs, checked.open, verdict) == ([], [], found.verdict)
     return {one.name: one for one in found.criteria}.get(criterion)
@@ -65,8 +65,9 @@ def test_a_baseline_of_another_network_of_that_name_is_said(make_workspace, tmp_
     workspace = make_workspace(tmp_path / "workspace")
     for name, width in (("approved", 10), ("again", 10), ("other", 20)):
         workspace.counter += 100
-        workspace.bench(workspace.artifact("fp16", macs=0.9 + workspace.counter / 1e4, width=width))
-        sign_off(workspace, tmp_path, name)
+        artifact = workspace.artifact("fp16", macs=0.9 + workspace.counter / 1e4, width=width)
+        workspace.bench(artifact)
+        sign_off(workspace, tmp_path, name, artifact=artifact.id)
         if name == "approved":
             store_baseline(Files(tmp_path / name), workspace.path)
     notes = {name: read_notes(tmp_path / name) for name in ("approved", "again", "other")}
@@ -76,10 +77,24 @@ def test_a_baseline_of_another_network_of_that_name_is_said(make_workspace, tmp_
         in notes["other"]["other-network"]
     )
     assert check_dossier(tmp_path / "other").problems == ()
+    reasons = {name: read_reason(tmp_path / name) for name in ("again", "other")}
+    assert "another network" in reasons["other"]
+    assert "another network" not in reasons["again"]
     (warning,) = [
         each for each in compare_workspace(workspace.store)[0].warnings if "networks" in each
     ]
     assert warning.startswith("2 networks are called digits, and each row shows the newest: ")
+
+
+def read_reason(dossier):
+    """Why the regression is judged so; it is INCONCLUSIVE in all dossiers of this test."""
+    (found,) = (
+        one
+        for one in json.loads((dossier / "verdict.json").read_text())["criteria"]
+        if one["name"].startswith("regression")
+    )
+    assert found["verdict"] == "INCONCLUSIVE"
+    return found["reason"]
 
 
 def read_notes(dossier):

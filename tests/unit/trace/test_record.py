@@ -18,6 +18,7 @@ from optpipe.trace.record import (
     make_worker_job,
     read_profiled_rows,
 )
+from optpipe.workspace.arrays import read_arrays
 from optpipe.workspace.file_names import CARD, REFERENCE
 
 
@@ -53,6 +54,25 @@ def test_a_profile_runs_at_its_batch_size_and_length(tmp_path, length, batch_siz
     assert read_written(batch_size).shape == (batch_size, length or 8)
     with pytest.raises(BadInputError, match="--batch-size 65"):
         read_written(65)
+
+
+def test_a_profile_takes_inputs_of_any_name(tmp_path):
+    names = ("file", "allow_pickle", "x", "x.npy", "serving/input:0")
+    card = ModelCard(
+        "odd",
+        "odd.onnx",
+        Task.OTHER,
+        tuple(InputSpec(each, "float32", (1, 4), (1, 4), (1, 4)) for each in names),
+    )
+    rows = {each: np.full((1, 4), number, np.float32) for number, each in enumerate(names)}
+    work = InferenceJob(tmp_path, "a" * 12, "onnxruntime", "cpu", {}, 1, None)
+    make_worker_job(
+        ProfileJob("a", False, work, (), read_rows=lambda: (card, rows)), ProfilePlan(), tmp_path
+    )
+    written = read_arrays(tmp_path / INPUTS)
+    assert {each: values.flat[0] for each, values in written.items()} == {
+        each: number for number, each in enumerate(names)
+    }
 
 
 @pytest.mark.parametrize(

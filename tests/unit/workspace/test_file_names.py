@@ -113,3 +113,40 @@ def test_a_baseline_is_not_replaced_by_a_model_of_another_name(tmp_path, name) -
         assert json.loads(found.read(REQUEST)) == {"model": model}
         assert found.folder.parent == workspace / "baselines"
     assert {path.name for path in tmp_path.iterdir()} == {"own", "evil", "workspace"}
+
+
+def test_a_baseline_is_not_replaced_by_another_model_of_its_name(tmp_path) -> None:
+    def approve(network, content):
+        folder = tmp_path / f"of-{content}"
+        folder.mkdir()
+        (folder / REQUEST).write_text(json.dumps({"model": "digits", "network": network}))
+        seal_folder(folder)
+        return store_baseline(Files(folder), tmp_path / "w", content=content)
+
+    narrow, wide, trained_again = (
+        approve("8 to 10", "a"), approve("8 to 20", "b"), approve("8 to 10", "c")
+    )  # fmt: skip
+    for network, content, expected in (
+        ("8 to 10", "a", narrow),
+        ("8 to 20", "b", wide),
+        ("8 to 20", "trained again", wide),
+        ("8 to 10", "trained again", trained_again),
+        ("8 to 30", "another", trained_again),  # the sign-off says that it is another network
+        (None, "", trained_again),
+    ):
+        found = find_approved_baseline(tmp_path / "w", "digits", network, content)
+        assert found.folder == expected
+    assert find_approved_baseline(tmp_path / "w", "other", "8 to 10", "a") is None
+
+
+def test_a_baseline_of_an_earlier_version_is_found_and_replaced_by_the_next(tmp_path) -> None:
+    for name in ("w/baselines/digits", "new"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / REQUEST).write_text(json.dumps({"model": "digits"}))
+        seal_folder(tmp_path / name)
+    earlier = tmp_path / "w" / "baselines" / "digits"
+    note = {"approved_utc": "2026-01-01T00:00:00+00:00", "because": None, "dossier": "d"}
+    earlier.with_name("digits.json").write_text(json.dumps(note))
+    assert find_approved_baseline(tmp_path / "w", "digits", "8 to 10").folder == earlier
+    newer = store_baseline(Files(tmp_path / "new"), tmp_path / "w")
+    assert find_approved_baseline(tmp_path / "w", "digits", "8 to 10").folder == newer

@@ -204,6 +204,24 @@ def test_an_unreadable_manifest_is_named_with_its_remedy_and_made_again(
     assert (again.id, cached, len(store.list_entries())) == (entry.id, False, 2)
 
 
+@pytest.mark.parametrize(
+    "change", [{"schema_version": 7}, {"info": {"answer": "of an earlier version"}}]
+)
+def test_an_entry_of_another_version_is_left_out_and_made_again(tmp_path: Path, change) -> None:
+    store, listener = Store(tmp_path), SilentListener()
+    entry, _ = store.produce(Thing, {"a": 1}, write_payload, listener=listener)
+    other = put(store, Thing(), {"a": 2})
+    manifest = json.loads((entry.path / MANIFEST).read_text())
+    (entry.path / MANIFEST).write_text(json.dumps(manifest | change))
+    assert [each.id for each in store.list_entries(Thing)] == [other.id]
+    assert store.list_other_versions(Thing) == [entry.name]
+    again, cached = store.produce(Thing, {"a": 1}, write_payload, listener=listener)
+    assert (again.id, cached, len(store.list_entries(Thing))) == (entry.id, False, 2)
+    assert listener.warnings == [
+        f"store entry {entry.name} is of another version of optpipe and is being rebuilt"
+    ]
+
+
 def test_what_another_process_has_removed_is_no_failure(tmp_path: Path) -> None:
     store = Store(tmp_path)
     entry, _ = store.produce(Thing, {"a": 1}, write_payload, listener=SilentListener())

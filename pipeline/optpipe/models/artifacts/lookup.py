@@ -172,7 +172,7 @@ def find_artifacts(
         built = sorted({f"{entry.info.backend} {entry.info.precision}" for entry in named})
         here = f" (available: {', '.join(built)})" if built else ""
         if not named:
-            here = explain_other_content(text, store)
+            here = explain_other_content(text, store) or _count_other_versions(store)
         way_out = f"`{for_workspace(f'optpipe build {shlex.quote(text)}{flags}')}` builds it"
         raise BadInputError(f"no build of {text}{flags} in {store.workspace}{here}\n{way_out}")
     if not by_id:
@@ -186,6 +186,11 @@ def stored_from_entry(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifac
     exported = store.find(entry.manifest.parents[0], ModelInfo)
     card = card_from_file(store.verify_entry(exported, CARD).file(CARD))
     return StoredArtifact(entry, card, exported, find_reference(entry, exported, store))
+
+
+def _count_other_versions(store: Store) -> str:
+    count = len(store.list_other_versions(ArtifactInfo))
+    return f" (it has {count} of another version of optpipe, to build again)" if count else ""
 
 
 def _find_by_id(text: str, store: Store) -> list[Entry[ArtifactInfo]]:
@@ -202,6 +207,13 @@ def _find_by_id(text: str, store: Store) -> list[Entry[ArtifactInfo]]:
         for each in store.list_entries(ArtifactInfo)
         if each.matches_id(text) or each.manifest.parents[0] in models
     ]
+
+
+def find_content_id(artifact: str, store: Store) -> str:
+    """The ID of the model that `artifact` was built from; empty if the store does not have both."""
+    made_of = {each.id: each.manifest.parents[0] for each in store.list_entries(ArtifactInfo)}
+    contents = {each.id: each.info.content for each in store.list_entries(ModelInfo)}
+    return contents.get(made_of.get(artifact, ""), "")
 
 
 def require_one_model(text: str, builds: Sequence[Entry[ArtifactInfo]], store: Store) -> None:

@@ -36,6 +36,7 @@ from optpipe.models.sources.own_type import describe_conversion
 from optpipe.models.sources.python_file import describe_user_error
 from optpipe.models.sources.resolve import CardSource
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, compute_output_error
+from optpipe.workspace.arrays import read_arrays, write_arrays
 from optpipe.workspace.entry import Entry, compute_entry_id
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX, REFERENCE, TOKENIZER
@@ -141,18 +142,16 @@ class Reference:
 
 
 def reference_from_file(path: Path) -> Reference:
-    with np.load(path, allow_pickle=False) as stored:
-        inputs = {
-            name.removeprefix("input:"): stored[name]
-            for name in stored.files
-            if name.startswith("input:")
+    stored = read_arrays(path)
+    inputs, outputs = (
+        {
+            name.removeprefix(side): values
+            for name, values in stored.items()
+            if name.startswith(side)
         }
-        outputs = {
-            name.removeprefix("output:"): stored[name]
-            for name in stored.files
-            if name.startswith("output:")
-        }
-        return Reference(inputs, outputs, stored["labels"] if "labels" in stored.files else None)
+        for side in ("input:", "output:")
+    )
+    return Reference(inputs, outputs, stored.get("labels"))
 
 
 REVISION = 12
@@ -338,7 +337,7 @@ def compute_reference(
         tensors |= {f"output:{name}": value for name, value in outputs.items()}
         if labels is not None:
             tensors["labels"] = labels
-        np.savez(directory / REFERENCE, allow_pickle=False, **tensors)
+        write_arrays(directory / REFERENCE, tensors)
         apart = any(bool((value != value[:1]).any()) for value in outputs.values())
         return ReferenceInfo(
             samples_kind=samples.kind,

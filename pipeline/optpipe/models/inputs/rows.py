@@ -23,6 +23,7 @@ from optpipe.core.files import get_memory_bytes, hash_arrays
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import group_pairs
 from optpipe.models.inputs.sample_set import SampleSet, SetFile, stratify_indices
+from optpipe.workspace.arrays import read_arrays
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -226,8 +227,7 @@ def read_shapes(source: Path) -> dict[str, tuple[int, ...]]:
         return {}
     with read_as_user_file(source, "tensors", f"give {FORMS}"):
         _require_room(source)
-        with np.load(source, allow_pickle=False) as stored:
-            return {name: stored[name].shape for name in stored.files}
+        return {name: values.shape for name, values in read_arrays(source).items()}
 
 
 def _require_room(source: Path) -> None:
@@ -329,8 +329,7 @@ def _iterate_feeds(source: Path) -> Iterator[tuple[str, dict[str, NDArray[Any]]]
     )
     for file in files:
         _require_room(file)
-        with np.load(file, allow_pickle=False) as stored:
-            yield str(file), {name: stored[name] for name in stored.files}
+        yield str(file), read_arrays(file)
 
 
 def check_rows(

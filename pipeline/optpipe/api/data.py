@@ -59,12 +59,13 @@ class Data:
 
     def _take_path(self, path: Path) -> None:
         from optpipe.models.inputs.task_data import hash_data
+        from optpipe.workspace.arrays import read_arrays
 
         if not path.exists():
             raise BadInputError(f"{path}: no such file or folder")
         if self.count_limit is not None and path.suffix.lower() == ".npz":
-            with read_as_user_file(path, "tensors"), np.load(path, allow_pickle=False) as held:
-                columns = {key: held[key] for key in held.files}
+            with read_as_user_file(path, "tensors"):
+                columns = read_arrays(path)
             self._drawn = _draw(columns, self.count_limit, self.seed, None, path.stem)
             return
         self.path, self._sha256 = path, hash_data(path)

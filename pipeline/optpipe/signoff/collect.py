@@ -105,6 +105,17 @@ def register_policy(policy: Policy, store: Store) -> str:
     return first
 
 
+def find_baseline(entry: Entry[ArtifactInfo], store: Store) -> tuple[Files | None, str | None]:
+    """The approved baseline of the model of `entry`, if there is one; and `describe_network` of the model, if it is stored."""
+    exported = next(
+        (each for each in store.list_entries(ModelInfo) if each.id == entry.manifest.parents[0]),
+        None,
+    )
+    network = describe_network(exported) if exported else None
+    content = exported.info.content if exported else ""
+    return find_approved_baseline(store.workspace, entry.info.model, network, content), network
+
+
 def collect_evidence(
     wanted: SignoffRequest,
     store: Store,
@@ -115,14 +126,7 @@ def collect_evidence(
     """Fills the empty `folder` with the evidence for `wanted`."""
     entry = find_judged_artifact(wanted, store)
     store.verify_entry(entry)
-    exported = next(
-        (each for each in store.list_entries(ModelInfo) if each.id == entry.manifest.parents[0]),
-        None,
-    )
-    network = describe_network(exported) if exported else None
-    baseline = find_approved_baseline(
-        store.workspace, entry.info.model, network, exported.info.content if exported else ""
-    )
+    baseline, network = find_baseline(entry, store)
     approved = None if baseline is None else read_versioned(baseline, REQUEST, DossierRequest)
     other_file = _copy_runs(entry, approved.artifact if approved else None, store, folder)
     checked = [

@@ -10,18 +10,23 @@ from optpipe import __version__
 from optpipe.core.entries import VerificationInfo
 from optpipe.core.files import hash_file, hash_value
 from optpipe.models.artifacts.lookup import hash_engine
-from optpipe.signoff.collect import SignoffRequest, find_judged_artifact, is_run_about
+from optpipe.signoff.collect import (
+    SignoffRequest,
+    find_baseline,
+    find_judged_artifact,
+    is_run_about,
+)
 from optpipe.signoff.evidence import JUDGED_RUNS
 from optpipe.workspace.files import write_json
 from optpipe.workspace.runs import list_runs
-from optpipe.workspace.seal import SUMS, find_approved_baseline
+from optpipe.workspace.seal import SUMS
 from optpipe.workspace.store import NOTES, Store
 
 
 def describe_evidence(wanted: SignoffRequest, store: Store) -> Mapping[str, Any]:
     """Everything that decides a verdict, besides the time."""
     judged = find_judged_artifact(wanted, store)
-    baseline = find_approved_baseline(store.workspace, judged.info.model)
+    baseline, _ = find_baseline(judged, store)
     return {
         "optpipe": __version__,
         "artifact": [judged.id, hash_engine(judged)],

@@ -1,5 +1,7 @@
 """A user's file is run as Python would run it, and what it reads decides the model."""
 
+import compileall
+import os
 import sys
 from pathlib import Path
 
@@ -336,3 +338,28 @@ def test_what_goes_wrong_in_it_is_said_with_its_line(tmp_path: Path, code: str, 
     )
     with pytest.raises(BadInputError, match=said):
         made(tmp_path).load()
+
+
+@pytest.mark.parametrize("name", ["net.py", "helper_beside.py", "late_beside/inner.py"])
+def test_a_file_rewritten_within_a_second_runs_as_it_is_now(folder: Path, name: str) -> None:
+    """Python's cached bytecode is current for it: same size, same second."""
+    (folder / "net.py").write_text(
+        "import torch, helper_beside\nfrom late_beside.inner import last\nown = 1\n"
+        "INPUTS = [dict(name='x', dtype='float32', min=[1, 1], opt=[1, 1], max=[1, 1])]\n"
+        "def make():\n    return torch.nn.Linear(own, helper_beside.own, bias=bool(last))\n"
+    )
+    (folder / "helper_beside.py").write_text("own = 1\n")
+    (folder / "late_beside" / "inner.py").write_text("last = 1\nown = 1\n")
+    for path in folder.rglob("*.py"):
+        compileall.compile_file(path, quiet=1)
+    changed = folder / name
+    before = changed.stat()
+    changed.write_text(
+        changed.read_text().replace("own = 1", "own = 7").replace("last = 1", "last = 0")
+    )
+    os.utime(changed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert changed.stat().st_size == before.st_size
+
+    shapes = [tuple(each.shape) for each in made(folder).load().module.parameters()]
+    expected = {"net.py": [(1, 7), (1,)], "helper_beside.py": [(7, 1), (7,)]}
+    assert shapes == expected.get(name, [(1, 1)])

@@ -17,13 +17,13 @@ import sys
 import sysconfig
 import tokenize
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, ClassVar
 
 import optpipe
@@ -62,6 +62,34 @@ _READING: list[set[str]] = []
 """Stack of sets that collect opened paths while a user's code runs."""
 
 
+class SourceLoader(SourceFileLoader):
+    """Compiles a module from its source in any case.
+
+    Python takes cached bytecode for current if the source has the same size and the same second of modification. A file that
+    was rewritten within a second would then run as it was before, under the hash of what it is now.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)  # type: ignore[no-any-return, unused-ignore]
+
+
+class SourceFinder:
+    """Finds modules as Python does; those that are not installed get a SourceLoader."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
+            return None
+        if _is_installed(spec.origin):
+            return None
+        spec.loader = SourceLoader(name, spec.origin)
+        return spec
+
+
 @dataclass
 class UserCode:
     path: Path
@@ -85,6 +113,7 @@ class UserCode:
         sys.modules.update(self.modules)
         before, path, argv, folder = set(sys.modules), list(sys.path), sys.argv, Path.cwd()
         sys.path.insert(0, str(self.path.resolve().parent))
+        sys.meta_path.insert(0, SourceFinder)
         sys.argv = [str(self.path)]
         _READING.append(self.read)
         try:
@@ -92,6 +121,7 @@ class UserCode:
                 yield
         finally:
             _READING.pop()
+            sys.meta_path.remove(SourceFinder)
             sys.path[:], sys.argv = path, argv
             os.chdir(folder)
             for name in set(sys.modules) - before:
@@ -137,7 +167,8 @@ class UserCode:
         name = self.path.stem
         if not name.isidentifier() or name in sys.modules or _hides_installed(name):
             name = f"optpipe_model_{name}"
-        spec = importlib.util.spec_from_file_location(name, self.path)
+        loader = SourceLoader(name, str(self.path))
+        spec = importlib.util.spec_from_file_location(name, self.path, loader=loader)
         assert spec is not None  # the name ends in .py
         assert spec.loader is not None
         definitions = importlib.util.module_from_spec(spec)

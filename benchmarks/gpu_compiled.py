@@ -227,6 +227,8 @@ class Network:
             module = module.half() if DEVICE == "cuda" else module
             if variant == "cast":
                 module = cast_module(Precision.FP16, module, DEVICE)
+            elif given.dim() == 3 and given.is_floating_point():
+                given = given.to(next(module.parameters()).dtype)
             elif given.is_floating_point():
                 module = module.to(memory_format=torch.channels_last)
                 given = given.to(next(module.parameters()).dtype, memory_format=torch.channels_last)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from optpipe.backends.torch_layers import steps
 from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_program import read_sizes
 from optpipe.core import torch
@@ -293,24 +294,30 @@ def _convolve(arranger: Any, target: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _run_layer(arranger: Any, target: Any, args: Any, kwargs: Any) -> Any:
-    return wrap_layer(target(*arrange_operands(arranger, args), **kwargs))
+    output = target(*arrange_operands(arranger, args), **kwargs)
+    return wrap_layer(output, args[5])
 
 
 def arrange_operands(arranger: Any, arguments: Sequence[Any]) -> list[Any]:
     """The arguments of an operator of ours as tensors; images that it reads channels last are channels last."""
-    from optpipe.backends.torch_layers import steps
-
     given, added, *others = arguments
-    if not isinstance(steps.step_from_text(arguments[5]), steps.Stem | steps.Attention):
+    step = steps.step_from_text(arguments[5])
+    if not _reads_tokens(step) and not isinstance(step, steps.Stem):
         given, added = (
             arranger.demand_image(each) if _is_tensor(each, 4) else each for each in (given, added)
         )
     return [show(given), show(added), *others]
 
 
-def wrap_layer(output: Any) -> Any:
-    """An output of our operator, which is channels last if it is an image."""
-    return image_from_view(output) if _is_tensor(output, 4) else output
+def wrap_layer(output: Any, step: str) -> Any:
+    """An output of our operator, which is channels last if it is an image; tokens may have four axes too."""
+    image = _is_tensor(output, 4) and not _reads_tokens(steps.step_from_text(step))
+    return image_from_view(output) if image else output
+
+
+def _reads_tokens(step: steps.Step) -> bool:
+    """Whether a step reads and writes (..., features)."""
+    return isinstance(step, steps.Attention) or (isinstance(step, steps.Convolution) and step.flat)
 
 
 def _quantize(_: Any, target: Any, args: Any, kwargs: Any) -> Any:

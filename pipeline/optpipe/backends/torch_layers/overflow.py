@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from optpipe.backends.torch_program import add_constant, get_layer_name
+from optpipe.backends.torch_program import add_constant, copy_where_needed, get_layer_name
 from optpipe.core import torch
 
 WIDENED = "widened"
@@ -25,6 +25,7 @@ def widen_overflows(
 
     `wide` are the module's FP32 weights by the program's names for them, `inputs` tensors on the program's device.
     """
+    copy_where_needed(program)  # other types have other kernels, whose outputs have other strides
     overflowing = find_overflows(program, wide, inputs)
     if overflowing:
         _Widening(program, wide, overflowing).run()

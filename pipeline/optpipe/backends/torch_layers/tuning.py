@@ -241,7 +241,7 @@ def run_layers(
             if (nodes := last.get(n)) is not None:
                 layers, outputs = zip(*(held.pop(each) for each in nodes), strict=True)
                 compare(nodes, blocks[nodes], gather_operands(layers), outputs[1:])
-            return wrap_layer(output)
+            return wrap_layer(output, step)
 
     with torch.inference_mode():
         return Layers(program).run(*inputs)

@@ -77,7 +77,24 @@ class Gate(torch.nn.Module):
         )
 
 
-NETWORKS = (Pyramid, Tokens, Gate)
+class Block(torch.nn.Module):
+    """A block of ConvNeXt: its linear layers read tokens (images, height, width, channels)."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 16, 3, padding=1)
+        self.deep = torch.nn.Conv2d(16, 16, 7, padding=3, groups=16)
+        self.norm = torch.nn.LayerNorm(16)
+        self.wide, self.narrow = torch.nn.Linear(16, 64), torch.nn.Linear(64, 16)
+
+    def forward(self, image):
+        value = self.first(image)
+        tokens = self.norm(self.deep(value).permute(0, 2, 3, 1))
+        tokens = self.narrow(functional.gelu(self.wide(tokens)))
+        return (value + tokens.permute(0, 3, 1, 2)).mean((2, 3))
+
+
+NETWORKS = (Pyramid, Tokens, Gate, Block)
 
 
 @pytest.fixture
@@ -130,7 +147,7 @@ def test_every_image_of_the_exported_program_is_channels_last(
             and node.args[0].op == "call_function"
         ):
             value = node.args[0].meta["val"]
-            if value.dim() == 4:
+            if value.dim() == 4 and "flat=True" not in str(node.args):  # those are tokens
                 read += 1
                 assert value.is_contiguous(memory_format=torch.channels_last), node
     assert read

@@ -19,7 +19,7 @@ from tests.fakes.int8_network import (
 
 from optpipe.backends.torch_layers import tuning
 from optpipe.backends.torch_layers.lowering import lower_program
-from optpipe.backends.torch_layers.overflow import WIDENED
+from optpipe.backends.torch_layers.overflow import WIDENED, widen_overflows
 from optpipe.backends.torch_program import export_rewritten, layers_from_program
 from optpipe.core.precision import Precision
 
@@ -133,6 +133,19 @@ def test_a_network_whose_values_leave_the_range_of_fp16_has_its_outputs(network,
         assert "loud" in remarks[0]
         types = {each.type for each in layers_from_program(exported, Precision.FP16) if each.macs}
         assert types == {"fp16", "fp32"}
+
+
+def test_values_are_computed_whatever_strides_other_kernels_give():
+    """On a GPU, attention in FP32 has other strides than in FP16, with which the program was traced."""
+
+    class Flat(torch.nn.Module):
+        def forward(self, value):
+            return value.relu().view(len(value), -1) * 70000
+
+    value = torch.ones(2, 3, 4, 4, dtype=torch.float16)
+    program = torch.export.export(Flat(), (value,)).module()
+    widen_overflows(program, {}, (value.contiguous(memory_format=torch.channels_last),))
+    assert torch.equal(program(value), torch.full((2, 48), 70000.0))
 
 
 def test_a_network_within_the_range_is_not_changed(tmp_path):

@@ -124,6 +124,12 @@ EMPTY = """() => [...document.querySelectorAll('#criteria-table td[data-label]')
     .filter((one) => one.getBoundingClientRect().width && !one.textContent.trim()
         && getComputedStyle(one, '::before').content !== 'none').length"""
 
+OUT_OF_SIGHT = """() => [...document.querySelectorAll('#criteria-table tbody :is(td, th)')]
+    .filter((one) => one.getBoundingClientRect().right > innerWidth + 1).map((one) => one.textContent)"""
+CUT_LABELS = """() => [...document.querySelectorAll('figure svg text')]
+    .filter((text) => { const box = text.getBoundingClientRect(), frame = text.closest('figure').getBoundingClientRect();
+        return box.width && (box.left < frame.left || box.right > frame.right); }).map((one) => one.textContent)"""
+
 
 @pytest.mark.parametrize("verdict", POLICIES)
 @pytest.mark.parametrize("screen", SCREENS, ids=lambda p: f"{p[0]}-{p[1]}")
@@ -135,6 +141,11 @@ def test_every_verdict_is_readable_on_every_screen(browser, dossiers, verdict, s
         assert page.evaluate(SMALLEST_TEXT) >= 11
         assert page.evaluate(CUT) == []
         assert page.evaluate(EMPTY) == 0, "a label of nothing"
+        assert page.evaluate(OUT_OF_SIGHT) == []
+        assert page.evaluate(CUT_LABELS) == []
+        tally = sum(int(text.split()[0]) for text in page.locator(".tally .chip").all_inner_texts())
+        count = page.locator(".table-tools[data-for=criteria-table] .count").inner_text()
+        assert count == f"{tally} of {tally}", "one count of criteria in a report"
         assert "`" not in page.locator("main").inner_text()
         assert page.locator(".verdict").bounding_box()["y"] < 200, "the answer comes first"
         if verdict in WAIVED:  # no energy here; what fails is waived

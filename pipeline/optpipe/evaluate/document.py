@@ -9,7 +9,7 @@ from optpipe.core.quantity import format_snr
 from optpipe.evaluate.layers import BuildDivergence, LayerComparison
 from optpipe.evaluate.result import EvaluatedModel, Evaluation
 from optpipe.evaluate.tasks.detection import PARITY_SCORE
-from optpipe.report.charts import Point, draw_points
+from optpipe.report.charts import FEWEST_POINTS, Point, draw_points
 from optpipe.report.document import (
     TONES,
     Cell,
@@ -169,7 +169,7 @@ def _draw_divergence(build: BuildDivergence) -> Iterator[Figure]:
     limit = [(1.0, build.limit_db), (float(max(2, len(build.tensors))), build.limit_db)]
     caption = f"The line is the limit of {format_snr(build.limit_db)}; tensors that equal the source's are left out."
     title, across = f"SNR along {build.build}", "tensor, in the order of the network"
-    if points:
+    if len(points) >= FEWEST_POINTS:  # the table lists fewer
         yield draw_points(title, caption, points, across, "SNR in dB", limit=limit, linear=True)
 
 

@@ -426,7 +426,7 @@ POINTS = 160
 
 def draw_measurements(
     comparison: Comparison, measured: Sequence[RecordedMeasurement], runs: Sequence[Run], root: Path
-) -> list[Figure]:
+) -> list[Figure | Sentence]:
     """Figures of `comparison`; file paths are relative to the report's folder `root`."""
     folders = {run.name: run for run in runs}
     chosen = _choose_curves(measured, comparison)

@@ -112,18 +112,22 @@ def find_int8_causes(info: ArtifactInfo) -> str:
 
 
 def check_int8_accuracy(
-    runs: Sequence[Run], build: JudgedBuild, confidence: float = 0.95
+    runs: Sequence[Run],
+    build: JudgedBuild,
+    confidence: float = 0.95,
+    limit: float | None = None,
 ) -> Note | None:
-    """The drop of the newest evaluation, recomputed from its predictions, if it is not within its budget."""
+    """The drop of the newest evaluation, recomputed from its predictions, if it is not within its budget.
+
+    The budget is `limit`, the drop that a policy allows as a share, otherwise the evaluation's.
+    """
     figure = observe_accuracy(runs, build, confidence).get("drop")
     if build.precision not in CALIBRATED or figure is None or figure.blockers:
         return None
     if figure.low is None or figure.high is None:
         return None
-    given = next(
-        (read_evaluation(run).accuracy_budget for run in runs if run.name == figure.source), None
-    )
-    budget = BUDGET if given is None else given
+    given = (read_evaluation(run).accuracy_budget for run in runs if run.name == figure.source)
+    budget = next((each for each in (limit, *given) if each is not None), BUDGET)
     if figure.high <= budget:
         return None
     said = "exceeds" if figure.low > budget else "may exceed"
@@ -146,12 +150,14 @@ def list_int8_notes(
     runs: Sequence[Run],
     measured: Sequence[Measurement],
     confidence: float,
+    drop_limit: float | None = None,
 ) -> Iterator[Note]:
+    """Notes on an INT8 or FP8 build. The drop is judged at `confidence`, by `drop_limit` of a policy if it has one."""
     if build.precision not in CALIBRATED:
         return
     cause = find_int8_causes(info)
     yield from _note_speed(build, runs, measured, cause)
-    if (found := check_int8_accuracy(runs, build, confidence)) is not None:
+    if (found := check_int8_accuracy(runs, build, confidence, drop_limit)) is not None:
         yield found
     if cause:
         yield Note(

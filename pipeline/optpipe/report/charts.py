@@ -7,12 +7,13 @@ Vega's `aria-label`, which screen readers read and the page's script shows as a 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optpipe.core import LazyModule
 from optpipe.core.measurement import Comparison, ComparisonRow, Goal, name_sample
 from optpipe.core.quantity import Estimate
-from optpipe.report.document import Figure, Legend, RawFiles, clean_text
+from optpipe.report.document import Figure, Legend, RawFiles, Sentence, clean_text
 
 if TYPE_CHECKING:
     import altair as alt
@@ -23,7 +24,9 @@ vl_convert = LazyModule("vl_convert")
 
 WIDTH, HEIGHT = 272, 195
 """Size of the plot in pixels: with its axes it fits a phone, and its text of 12 pixels stays readable there."""
-FONT_SIZE, ROW_HEIGHT = 12, 40
+FONT_SIZE, ROW_HEIGHT, LINE_HEIGHT = 12, 40, 15
+MAX_NAME = 44
+"""Characters of a row's name that fit the width of a drawing."""
 MAX_SPEEDUPS = 24
 SERIES = tuple(f"#fe00{number:02x}" for number in range(1, 9))
 SHAPES = {"circle": "●", "square": "■", "diamond": "◆", "triangle-up": "▲"}
@@ -126,8 +129,9 @@ def draw_points(
     roof = [{"x": _round(px), "y": _round(py)} for px, py in limit]
     values = ([] if linear else [row[key] for row in (*rows, *roof)] for key in ("x", "y"))
     across, upwards = (choose_axis_scale(each, 16) for each in values)
+    axis = alt.Axis(tickCount=5, format=_choose_number_format([row["x"] for row in (*rows, *roof)]))
     base = alt.Chart(alt.InlineData(rows)).encode(
-        x=alt.X("x:Q", title=x, scale=across, axis=alt.Axis(tickCount=5, format="~s")),
+        x=alt.X("x:Q", title=x, scale=across, axis=axis),
         y=alt.Y("y:Q", title=y, scale=upwards, axis=alt.Axis(tickCount=6)),
         color=_encode_color(labels),
     )
@@ -280,25 +284,51 @@ def draw_processes(points: Sequence[Point], files: RawFiles = ()) -> Figure:
 def _draw_rows(
     chart: Any, order: Sequence[object], title: str, caption: str, files: RawFiles, legend: Legend
 ) -> Figure:
-    """Adds the name of each row above it."""
-    names = alt.Chart(alt.InlineData([{"label": name} for name in order]))
-    chart += names.mark_text(
-        align="left", baseline="bottom", dy=-7, fontSize=FONT_SIZE, aria=False
-    ).encode(
-        x=alt.value(0),
-        y=alt.Y("label:N", title=None, sort=list(order), axis=None),
-        text="label:N",
-        color=alt.value(INK),
+    """Adds the name of each row above it, on as many lines as it needs."""
+    wrapped = {name: wrap(str(name), MAX_NAME) or [""] for name in order}
+    most = max(map(len, wrapped.values()), default=1)
+    names = alt.Chart(
+        alt.InlineData(
+            [
+                {"label": name, "line": line, "up": len(lines) - at}
+                for name, lines in wrapped.items()
+                for at, line in enumerate(lines)
+            ]
+        )
     )
+    for up in range(1, most + 1):
+        chart += (
+            names.transform_filter(f"datum.up == {up}")
+            .mark_text(
+                align="left",
+                baseline="bottom",
+                dy=-7 - LINE_HEIGHT * (up - 1),
+                fontSize=FONT_SIZE,
+                aria=False,
+            )
+            .encode(
+                x=alt.value(0),
+                y=alt.Y("label:N", title=None, sort=list(order), axis=None),
+                text="line:N",
+                color=alt.value(INK),
+            )
+        )
+    row_height = ROW_HEIGHT + 2 * LINE_HEIGHT * (most - 1)
     return _draw(
-        chart, title, caption, files, legend, width=WIDTH + 40, height=ROW_HEIGHT * len(order)
+        chart, title, caption, files, legend, width=WIDTH + 40, height=row_height * len(order)
     )
+
+
+FEWEST_POINTS = 3
+"""Fewer are a sentence: a drawing of them shows no shape."""
 
 
 def draw_comparison(
     comparison: Comparison, latencies: Sequence[Curve] = (), processes: Sequence[Point] = ()
-) -> list[Figure]:
+) -> list[Figure | Sentence]:
     """Draws every figure with enough data, in reading order; the first three state what they show.
+
+    Figures of fewer than FEWEST_POINTS points are sentences.
 
     `latencies` are empirical distribution functions: ms, share of the queries in [0, 1].
     """
@@ -308,7 +338,7 @@ def draw_comparison(
     percentile = "p99" if all("p99" in row.latency_ns for row in measured) else "p50"
     rows = [row for row in measured if percentile in row.latency_ns]
     sample, latency = name_sample(row.load.sample for row in rows), f"{percentile} latency (ms)"
-    drawn: list[Figure] = []
+    drawn: list[Figure | Sentence] = []
     if rows:
         rated = [
             (row, rate.value) for row in rows if (rate := row.throughput_images_per_s) is not None
@@ -324,10 +354,17 @@ def draw_comparison(
         leader = (
             f"{comparison.row(best).label} has the highest throughput" if best else "Throughput"
         )
-        figure = draw_points(
-            "Latency vs. throughput", caption, points, f"{sample}s per second", latency, files
+        drawn.append(
+            draw_or_state_points(
+                "Latency vs. throughput",
+                caption,
+                points,
+                f"{sample}s per second",
+                latency,
+                files,
+                finding=f"{leader}: {reason}",
+            )
         )
-        drawn.append(replace(figure, finding=f"{leader}: {reason}"))
     if latencies:
         caption = "Share of queries completed within a given time, from the raw samples; nothing is trimmed."
         if len(latencies) < len(comparison.rows):
@@ -338,7 +375,9 @@ def draw_comparison(
         figure = draw_distributions("Latency distribution", caption, latencies, "latency (ms)", y)
         drawn.append(replace(figure, finding=finding))
     if processes:
-        drawn.append(draw_processes(processes, files))
+        figure = draw_processes(processes, files)
+        few = len(processes) < FEWEST_POINTS
+        drawn.append(Sentence(figure.finding, label="Processes") if few else figure)
     for title, y, scale, figures, caption in (
         (
             "Accuracy vs. latency",
@@ -360,12 +399,12 @@ def draw_comparison(
             for row, each in zip(rows, figures, strict=True)
             if each is not None
         ]
-        if len(known) > 1:
+        if known:
             points = [
                 _make_point(row, row.latency_ns[percentile].value / 1e6, each.value, each)
                 for row, each in known
             ]
-            drawn.append(draw_points(title, caption, points, latency, y, files))
+            drawn.append(draw_or_state_points(title, caption, points, latency, y, files))
     judged = [
         row for row in comparison.rows if row.change in ("faster", "slower", "no difference shown")
     ]
@@ -379,12 +418,53 @@ def draw_comparison(
         baseline = comparison.baseline or "the baseline"
         caption = f"Ratio of the p50 latencies with its interval; the baseline is {baseline}. "
         caption += "An interval that contains 1 shows no difference."
-        drawn.append(
-            draw_bars(
-                "Speed-up", caption, faster, "speedup over the baseline", files, reference=1.0
+        if len(faster) < FEWEST_POINTS:
+            stated = "; ".join(_state_speedup(bar) for bar in faster)
+            drawn.append(Sentence(f"over {baseline}: {stated}", label="Speed-up"))
+        else:
+            drawn.append(
+                draw_bars(
+                    "Speed-up", caption, faster, "speedup over the baseline", files, reference=1.0
+                )
             )
-        )
     return drawn
+
+
+def draw_or_state_points(
+    title: str,
+    caption: str,
+    points: Sequence[Point],
+    x: str,
+    y: str,
+    files: RawFiles,
+    *,
+    limit: Sequence[tuple[float, float]] = (),
+    finding: str = "",
+) -> Figure | Sentence:
+    """The drawn points, or a sentence with the values of fewer than FEWEST_POINTS."""
+    if len(points) >= FEWEST_POINTS:
+        figure = draw_points(title, caption, points, x, y, files, limit=limit)
+        return replace(figure, finding=finding)
+    stated = "; ".join(
+        f"{each.label.partition('; ')[0]}: {_name_value(y, each.y)} at {_name_value(x, each.x)}"
+        for each in points
+    )
+    return Sentence(f"{stated}. {finding}".rstrip(" .") + ".", label=title)
+
+
+def _name_value(axis: str, value: float) -> str:
+    """`p99 latency 2.31 ms`, `1,016 images per second`, `top-1 accuracy 99.5%`: a value in the words of its axis."""
+    number = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    name, _, unit = axis.partition(" (")
+    if not unit:
+        return f"{number} {name}"
+    unit = unit.removesuffix(")")
+    return f"{name} {number}{'' if unit == '%' else ' '}{unit}"
+
+
+def _state_speedup(bar: Bar) -> str:
+    interval = "" if bar.low is None or bar.high is None else f" [{bar.low:.2f}, {bar.high:.2f}]"
+    return f"{bar.label} {bar.value:.2f}×{interval}"
 
 
 def _make_point(row: ComparisonRow, x: float, y: float, interval: Estimate | None = None) -> Point:
@@ -406,6 +486,12 @@ def choose_axis_scale(values: Sequence[float], padding: int) -> "alt.Scale":
     if values and min(values) > 0 and max(values) / min(values) > 4:
         return alt.Scale(type="log", nice=False, padding=padding)
     return alt.Scale(zero=False, nice=False, padding=padding)
+
+
+def _choose_number_format(values: Sequence[float]) -> str:
+    """SI prefixes where the ticks are round numbers; close values need all their digits: 8,024 and not 8.024k."""
+    near = min(values) > 0 and max(values) / min(values) <= 4
+    return "," if near else "~s"
 
 
 def _encode_color(labels: Sequence[str], field: str = "series") -> "alt.Color":

@@ -103,6 +103,12 @@ class Table:
     title: str = ""
     caption: str = ""
     id: str = ""
+    row_counts: tuple[int, ...] = ()
+    """The number of things in each row, such as criteria that share one; empty if each row is one."""
+
+    def count_rows(self) -> tuple[int, ...]:
+        """The number of things in each row."""
+        return self.row_counts or (1,) * len(self.rows)
 
     def list_columns(self, *, page: bool = False) -> list[int]:
         """Positions of the columns with text that a page, or the terminal and Markdown, have room for."""
@@ -200,12 +206,13 @@ def make_table(
     title: str = "",
     caption: str = "",
     id: str = "",
+    row_counts: Sequence[int] = (),
 ) -> Table:
     heads = tuple(Column(each) if isinstance(each, str) else each for each in columns)
     cells = tuple(
         tuple(each if isinstance(each, Cell) else Cell(each or "") for each in row) for row in rows
     )
-    return Table(heads, cells, title, caption, id)
+    return Table(heads, cells, title, caption, id, tuple(row_counts))
 
 
 def figure_column(name: str, unit: str = "", rank: int = 1) -> Column:

@@ -1,7 +1,7 @@
 """Renders a page as one HTML file without external resources."""
 
 import re
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -68,6 +68,7 @@ def _make_environment() -> "Environment":
         ),
         "group": _find_group,
         "shown": _choose_columns,
+        "zip": partial(zip, strict=True),
     }
     return made
 

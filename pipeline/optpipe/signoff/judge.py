@@ -285,7 +285,14 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
         notes=(
             *_note_policy(dossier),
             *_note_left_out(request, left_out),
-            *list_int8_notes(dossier.artifact.info, build, dossier.runs, loads, policy.confidence),
+            *list_int8_notes(
+                dossier.artifact.info,
+                build,
+                dossier.runs,
+                loads,
+                evidence.confidence,
+                _find_drop_limit(policy),
+            ),
             _note_look(evidence),
         ),
         baseline=request.baseline,
@@ -301,6 +308,16 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
         optpipe=request.optpipe,
     )
     return record, evidence
+
+
+def _find_drop_limit(policy: Policy) -> float | None:
+    """The drop of the task's main score that the policy allows, as a share; None without a limit."""
+    limits = [
+        float(one.threshold) / 100
+        for one in policy.criteria
+        if (one.section, one.metric, one.score) == ("accuracy", "maximum_drop", None)
+    ]
+    return min(limits, default=None)
 
 
 def _note_look(evidence: BuildEvidence) -> Note:

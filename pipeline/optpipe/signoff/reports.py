@@ -205,10 +205,13 @@ def tabulate_criteria(record: VerdictRecord) -> Table:
         Column("verdict", ColumnKind.STATE, rank=0),
         figure_column("observed", rank=0),
         Column("limit"),
-        Column("measured", rank=2),
+        Column("measured", rank=2, below=True),
         Column("why", rank=2),
     )
-    return make_table(columns, rows, id="criteria")
+    counts = [1] * len(rows)
+    if trusted:
+        counts[-1] = len(trusted)
+    return make_table(columns, rows, id="criteria", row_counts=counts)
 
 
 def _list_criterion_cells(one: CriterionResult) -> Row:
@@ -290,7 +293,7 @@ def document_from_verification(found: VerificationRecord) -> Document:
 def page_from_verdict(
     record: VerdictRecord,
     comparison: Comparison,
-    figures: Sequence[Figure],
+    figures: Sequence[Figure | Sentence],
     pictures: Sequence[Figure],
     profile: TraceProfile | None,
     files: RawFiles,
@@ -351,7 +354,7 @@ def _identify_build(record: VerdictRecord, environment: Environment) -> Iterator
 
 
 def page_from_comparison(
-    comparison: Comparison, figures: Sequence[Figure], files: RawFiles
+    comparison: Comparison, figures: Sequence[Figure | Sentence], files: RawFiles
 ) -> Page:
     names = {
         "latency": "Lowest latency",
@@ -377,11 +380,13 @@ def page_from_comparison(
 
 
 def _list_comparison_sections(
-    comparison: Comparison, figures: Sequence[Figure]
+    comparison: Comparison, figures: Sequence[Figure | Sentence]
 ) -> Iterator[Section]:
     yield Section("Builds", tuple(list_comparison_parts(comparison)), "builds")
-    yield Section("Figures", tuple(figures[:LARGE_FIGURES]), "figures")
-    yield Section("Diagnostics", tuple(figures[LARGE_FIGURES:]), "diagnostics", folded=True)
+    stated = tuple(each for each in figures if isinstance(each, Sentence))
+    drawn = tuple(each for each in figures if isinstance(each, Figure))
+    yield Section("Figures", (*drawn[:LARGE_FIGURES], *stated), "figures")
+    yield Section("Diagnostics", drawn[LARGE_FIGURES:], "diagnostics", folded=True)
 
 
 def _make_evidence_section(text: str, environment: Environment, *more: Section) -> Section:

@@ -7,7 +7,13 @@ import polars as pl
 from optpipe.core.quantity import format_bytes, format_count, format_duration
 from optpipe.core.records import group_pairs
 from optpipe.core.verdict import Verdict
-from optpipe.report.charts import Bar, Point, draw_bars, draw_points, draw_timeline
+from optpipe.report.charts import (
+    Bar,
+    Point,
+    draw_bars,
+    draw_or_state_points,
+    draw_timeline,
+)
 from optpipe.report.document import (
     Cell,
     Column,
@@ -362,7 +368,7 @@ _UNITS = {True: "Tensor Cores", False: "other units"}
 
 def draw_profile(
     profile: TraceProfile, files: RawFiles, trace: Analysis | None
-) -> Iterator[Figure]:
+) -> Iterator[Figure | Sentence]:
     """Draws one iteration of `trace`, and the longest kernels and the roofline of `profile`."""
     if trace is not None:
         yield from _draw_inference(trace, files)
@@ -433,7 +439,7 @@ def _draw_inference(measured: Analysis, files: RawFiles) -> Iterator[Figure]:
     yield replace(draw_timeline("One inference", caption, shown, "ms", files), finding=finding)
 
 
-def _draw_roofline(found: Roofline, files: RawFiles) -> Iterator[Figure]:
+def _draw_roofline(found: Roofline, files: RawFiles) -> Iterator[Figure | Sentence]:
     """Draws layers as measured if most of the arithmetic was timed, otherwise at their bounds."""
     layers = [each for each in found.layers if each.intensity and each.bound_ns]
     types = [each.cost.type for each in layers]
@@ -458,6 +464,6 @@ def _draw_roofline(found: Roofline, files: RawFiles) -> Iterator[Figure]:
     what = "Each point is a layer"
     what += "" if timed else " at its bound: layers were not timed individually"
     caption = f"{what}; the line is the device's limit (peaks: {found.peaks.source})."
-    yield draw_points(
+    yield draw_or_state_points(
         "Roofline", caption, points, "operations per byte", "TFLOP/s", files, limit=roof
     )

@@ -55,6 +55,23 @@ def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:
     assert check_dossier(folder).problems == ()
 
 
+def test_the_drop_of_a_sign_off_is_held_against_the_policys_limit_at_its_interval(
+    built, tmp_path
+) -> None:
+    workspace, slow, fast = built
+    workspace.evaluate(slow, 40)
+    workspace.bench(slow, fast, mean_ms=10.0)
+    for limit, noted in ("0.5", True), ("2.5", True), ("20", False):
+        policy = f"{POLICY}[accuracy]\nmaximum_drop = '{limit} points'\n"
+        document, _ = workspace.sign_off(policy, tmp_path / limit)
+        notes = [note.message for note in document.notes if note.code == "int8-accuracy"]
+        assert bool(notes) == noted
+        (judged,) = (one for one in document.criteria if one.name == "accuracy.maximum_drop")
+        for message in notes:
+            assert f"the {limit}-point budget" in message
+            assert "[{:+.2f}, {:+.2f}]".format(*judged.ci) in message
+
+
 def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:
     workspace, slow, _ = built
     run = workspace.evaluate(slow, 5)

@@ -7,18 +7,17 @@ for (const tools of document.querySelectorAll(".table-tools")) {
   const search = tools.querySelector("[data-filter]");
   const choices = [...tools.querySelectorAll("[data-choice]")];
   const count = tools.querySelector(".count");
+  const sum = (some) => some.reduce((total, row) => total + Number(row.dataset.count ?? 1), 0);
 
   function show() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const pressed = choices.filter((one) => one.getAttribute("aria-pressed") === "true").map((one) => one.dataset.choice);
-    let shown = 0;
     for (const row of rows) {
       const text = row.textContent.toLowerCase();
       const fits = words.every((word) => text.includes(word)) && (!pressed.length || pressed.includes(row.dataset.group));
       row.hidden = !fits;
-      shown += fits;
     }
-    count.textContent = `${shown} of ${rows.length}`;
+    count.textContent = `${sum(rows.filter((row) => !row.hidden))} of ${sum(rows)}`;
   }
 
   search.addEventListener("input", show);

@@ -188,6 +188,23 @@ FIGURES = {
 OVERLAPS = 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.8999999999999999, 0.95
 LEVELS = {"AP": range(10), "AP50": [0], "AP75": [5]}  # the overlaps of a score
 AVERAGED = {*LEVELS, "mIoU"}  # scores that are means over classes
+ON_DEVICE = ("h2d_ns", "compute_ns", "d2h_ns")
+COLUMNS = {  # §5.6, by folder
+    "samples": {"phase": "UInt8", "stream": "UInt16", "input": "UInt32", "images": "UInt32"}
+    | dict.fromkeys(("scheduled_ns", "start_ns", "end_ns", "enqueue_ns", *ON_DEVICE), "Int64"),
+    "machine": dict.fromkeys(
+        ("other_cpu_cores", "worker_cpu_cores", "cpu_mhz", "worker_waited_cores", "gpu_power_w"),
+        "Float64",
+    )
+    | dict.fromkeys(
+        (
+            *("time_ns", "worker_rss_bytes", "gpu_sm_mhz", "gpu_mem_mhz", "gpu_temperature_c"),
+            *("gpu_energy_mj", "gpu_utilization", "gpu_used_bytes", "gpu_worker_bytes"),
+            *("gpu_other_processes", "gpu_throttle_reasons"),
+        ),
+        "Int64",
+    ),
+}
 ALIGNED = {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16}
 KERNELS = {
     name: re.compile(pattern, re.IGNORECASE)
@@ -985,6 +1002,50 @@ def measure(record, rows, machine):  # §5.1
     }
 
 
+def find_impossible(record, table, machine, count):  # §5.6
+    """The rules that raw data break; both tables have every query and reading, `machine` is empty without a file."""
+    load, on_cpu = record.load, record.subject.device == "cpu"
+    phases, images, due, start, end = (
+        table[name] for name in ("phase", "images", "scheduled_ns", "start_ns", "end_ns")
+    )
+    queries = sorted(zip(start, end, phases))
+    warm = [stop for _, stop, phase in queries if phase == 0]
+    measured = [(begin, stop) for begin, stop, phase in queries if phase == 1]
+    streams = load.streams if load.scenario == "multi-stream" else 1
+    size = {0: load.batch_size, 1: load.batch_size * streams}
+    busy = [*map(sub, end, start)]
+    parts = [(part, most) for name in ON_DEVICE for part, most in zip(table[name], busy)]
+    read = [each for column in machine.values() for each in column if each is not None]
+    times = machine.get("time_ns", ())
+    first, last = min(start, default=0), max(end, default=0)
+    begun, ended = min(measured, default=(0, 0))[0], max((b for _, b in measured), default=0)
+    energy = [each for each in machine.get("gpu_energy_mj", ()) if each is not None]
+    cpus = record.subject.affinity
+    rules = {
+        "phases": {*phases} <= {0, 1} and (not warm or not measured or max(warm) <= begun),
+        "images": all(size.get(phase) == each for phase, each in zip(phases, images)),
+        "times": all(
+            0 <= a <= b <= c < 2**62 and (a == b or load.scenario == "server")
+            for a, b, c in zip(due, start, end)
+        ),
+        "one query at a time": load.scenario == "offline"
+        or all(before[1] <= after[0] for before, after in pairwise(queries)),
+        "parts": all(0 <= part <= most for part, most in zip(table["enqueue_ns"], busy))
+        and all(
+            part is None or (not on_cpu and 0 <= part <= 1.001 * most + 1000)
+            for part, most in parts
+        ),
+        "readings": all(isfinite(each) and each >= 0 for each in read)
+        and all(a <= b for a, b in chain(pairwise(times), pairwise(energy)))
+        and max((each or 0 for each in machine.get("gpu_utilization", ())), default=0) <= 100,
+        "watched": not (machine and measured and record.duration_s >= 2)
+        or any(begun <= time <= ended for time in times),
+        "processors": cpus is None
+        or (0 < len(cpus) == len({*cpus}) <= (count or inf) and min(cpus) >= 0),
+    }
+    return [name for name, holds in rules.items() if not holds], (first, last)
+
+
 # ---- groups (§6): lists of tries of one build with the same settings under one load, sorted by time
 
 
@@ -1186,6 +1247,17 @@ class Dossier:
             self.path(name).read_text("utf-8"), object_pairs_hook=read_object, parse_constant=int
         )
 
+    def raw(self, name, kind):
+        """A raw file of a bench run, the columns and types of which are those of §5.6."""
+        path, nullable = self.path(name), {*ON_DEVICE, *COLUMNS["machine"]} - {"time_ns"}
+        if not path.is_file():
+            return {}
+        frame = polars.read_parquet(path, glob=False)
+        types = {column: str(kind) for column, kind in frame.schema.items()}
+        if types != COLUMNS[kind] or any(frame[each].has_nulls() for each in {*types} - nullable):
+            raise ValueError(f"{name}: other columns or types than those of the format")
+        return frame.to_dict(as_series=False)
+
     def table(self, name):
         path = self.path(name)
         return (
@@ -1284,6 +1356,9 @@ def read_run(at, place, builds, needed):
         needed = needed | ({at.request.baseline_artifact} if run.comparison else set())
         found = [read_measurement(at, run, each, builds, needed) for each in record.measurements]
         run.measured, expected["info"] = [one for one in found if one], {"measurements": len(found)}
+        spans = sorted((*one.span, one.id) for one in run.measured if one.span)
+        for (_, end, one), (start, _, other) in pairwise(spans):
+            at.check(end <= start, f"{place}: {other} began before {one} ended, on one machine")
         run.pairs = pair_up(at, run) if run.comparison else []
     at.compare(place, run, expected)
     return run
@@ -1400,7 +1475,16 @@ def read_measurement(at, run, record, builds, needed):
     at.check(not missing or subject.artifact not in needed, f"{place}: {missing} are missing")
     if names[0] in missing:
         return None
-    table, machine = (at.table(name) if name else {} for name in names)
+    kinds = {"samples": record.samples_file, "machine": record.machine_file}
+    for kind, name in kinds.items():
+        at.check(
+            name in (None, f"{kind}/{record.id}.parquet"), f"{place}: its file of {kind} is {name}"
+        )
+    table, machine = (at.raw(name, kind) if name else {} for name, kind in zip(names, kinds))
+    span = None
+    if table:
+        wrong, span = find_impossible(record, table, machine, run.environment.get("cpu_count"))
+        at.check(not wrong, f"{place}: impossible raw data (§5.6): {', '.join(wrong)}")
     order = [row for row, phase in enumerate(table.get("phase", ())) if phase == 1]
     order.sort(key=lambda row: table["end_ns"][row])
     environment = run.environment
@@ -1421,6 +1505,7 @@ def read_measurement(at, run, record, builds, needed):
         x=(),
         times=(),
         figures={},
+        span=span,
         median=None,
         clock=None,
         codes={*list_codes(record)} or {"no-samples"},

@@ -156,7 +156,7 @@ class Workspace:
         Each takes `peaks` bytes more than the one before.
         """
         run = begin_run(self.path, "bench")
-        measurements = []
+        measurements, begin_ns = [], 0
         levels = mean_ms * np.exp(0.005 * np.random.default_rng(seed).standard_normal(processes))
         for process, entry, batch in product(range(processes), entries, batches):
             self.counter += 1
@@ -171,7 +171,8 @@ class Workspace:
             drawn = Drawn(
                 mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter, power
             )
-            measurements.append(write_drawn(run, found, drawn))
+            measurements.append(write_drawn(run, found, drawn, begin_ns))
+            begin_ns += int(measurements[-1].duration_s * 2e9)
         write_measurements(run.path, measurements)
         return finish_run(
             run, command="optpipe bench digits", parents=[entry.id for entry in entries]
@@ -206,6 +207,7 @@ class Workspace:
     ):
         """A `bench --against` run in which `contender` takes `ratio` times as long, on a machine whose rounds differ by 5 %."""
         run, generator, every = begin_run(self.path, "bench"), np.random.default_rng(seed), []
+        begin_ns = 0
         hours = 10.0 * np.exp(0.05 * generator.standard_normal(rounds))
         for name in islice(draw_names(seed), 2 * rounds):
             entry, factor = (baseline, 1.0) if name[0] == "a" else (contender, ratio)
@@ -218,8 +220,11 @@ class Workspace:
                 host_peak_bytes=found.host_peak_bytes + len(every) * peaks,
             )
             every.append(
-                write_drawn(run, found, Drawn(float(level), 0.2, count, 1, seed + len(every)))
+                write_drawn(
+                    run, found, Drawn(float(level), 0.2, count, 1, seed + len(every)), begin_ns
+                )
             )
+            begin_ns += int(every[-1].duration_s * 2e9)
         write_measurements(run.path, every)
         comparison = comparison_from_measurements(every, rounds, PairMetric.P50, seed)
         (run.path / "comparison.json").write_bytes(json_from_record(comparison))
@@ -445,17 +450,20 @@ class Drawn:
 
 
 @cache
-def draw_files(drawn):
+def draw_files(drawn, begin_ns):
+    """Samples and readings of one process as Parquet, the clock of which is `begin_ns` at its start."""
     frame = drawn_samples(drawn.mean_ms, drawn.noise_ms, drawn.count, drawn.batch, drawn.seed)
+    clock = pl.col("^(time|scheduled|start|end)_ns$") + begin_ns
     files = BytesIO(), BytesIO()
-    frame.write_parquet(files[0])
-    drawn_machine(frame, drawn.power).write_parquet(files[1])
+    frame.with_columns(clock).write_parquet(files[0])
+    drawn_machine(frame, drawn.power).with_columns(clock).write_parquet(files[1])
     return tuple(each.getvalue() for each in files)
 
 
-def write_drawn(run, found, drawn):
+def write_drawn(run, found, drawn, begin_ns):
+    """`found` with the figures of what was drawn; processes of one run begin one after the other."""
     for path, content in zip(
-        (found.samples_file, found.machine_file), draw_files(drawn), strict=True
+        (found.samples_file, found.machine_file), draw_files(drawn, begin_ns), strict=True
     ):
         (run.path / path).parent.mkdir(exist_ok=True)
         (run.path / path).write_bytes(content)

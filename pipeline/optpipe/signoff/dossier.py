@@ -50,7 +50,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "4302eca46e63402279787c822051700d5cb38d77d95dc944490dea466380da7a"
+VERIFIER = "88fe94c86ab3e1d71f260e4338df63b59917db387ffd1ba996f7ed456294b478"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

@@ -44,6 +44,7 @@ from optpipe.core.records import (
 from optpipe.core.verdict import Verdict, VerdictRecord, require_reason
 from optpipe.evaluate.recompute import read_evaluation
 from optpipe.measure.figures import read_samples
+from optpipe.measure.invariants import find_impossible
 from optpipe.measure.turns import TurnsRecord
 from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.signoff.build_evidence import BuildEvidence
@@ -294,6 +295,8 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
         for run in runs:
             paired = baseline if COMPARISON_FILE in run.manifest.files else set()
             yield from _check_run(run, f"{folder}/{run.path.name}", known, needed | paired)
+            if run.kind == "bench":
+                yield from (f"{folder}/{run.path.name}/{each}" for each in find_impossible(run))
         yield from _find_copies(runs, folder)
     measured = {
         run.name: len(read_measurements(run.files))

@@ -76,8 +76,8 @@ def shift_process(dossier):
     """The second process runs while the first one does."""
     (path,) = dossier.glob("runs/bench-*/measurements.json")
     first, second = json.loads(path.read_text())["measurements"][:2]
-    begin = pl.read_parquet(path.parent / first["samples_file"])["start_ns"].min() + 1
-    by = pl.read_parquet(path.parent / second["samples_file"])["start_ns"].min() - begin
+    begin = pl.read_parquet(path.parent / first["samples_file"])["start_ns"][0] + 1
+    by = pl.read_parquet(path.parent / second["samples_file"])["start_ns"][0] - begin
     for kind in ("samples", "machine"):
         raw = path.parent / second[f"{kind}_file"]
         clock = pl.col("^(time|scheduled|start|end)_ns$") - by

@@ -1020,7 +1020,8 @@ def find_impossible(record, table, machine, count):  # §5.6
     first, last = min(start, default=0), max(end, default=0)
     begun, ended = min(measured, default=(0, 0))[0], max((b for _, b in measured), default=0)
     energy = [each for each in machine.get("gpu_energy_mj", ()) if each is not None]
-    cpus = record.subject.affinity
+    cpus, inputs = record.subject.affinity, record.inputs or {}
+    peaks = record.host_peak_bytes, record.device_peak_bytes, inputs.get("rotated_bytes")
     rules = {
         "phases": {*phases} <= {0, 1} and (not warm or not measured or max(warm) <= begun),
         "images": all(size.get(phase) == each for phase, each in zip(phases, images)),
@@ -1043,6 +1044,11 @@ def find_impossible(record, table, machine, count):  # §5.6
         "processors": cpus is None
         or (0 < len(cpus) == len({*cpus}) <= (count or inf) and min(cpus) >= 0),
     }
+    rules["counts"] = (
+        0 <= inputs.get("padding", 0.0) <= 1
+        and min(load.batch_size, load.streams) >= 1
+        and all(each is None or each >= 0 for each in peaks)
+    )
     return [name for name, holds in rules.items() if not holds], (first, last)
 
 
@@ -1313,6 +1319,9 @@ def read_builds(at):
             build.size = sum(each.size_bytes for each in files.values())
             hashes = {name: each.sha256 for name, each in files.items()}
             build.engine = digest(hashes) if len(hashes) > 1 else hashes[info.file]
+            share = info.precision_proof.share
+            shares = [*share.macs.values(), *share.layers.values()]
+            at.check(all(0 <= each <= 1 for each in shares), f"{place}: shares not from 0 to 1")
         elif build.kind == "model" and "default" not in (
             asked := recipe.get("model", {}).get("weights", {})
         ):
@@ -1338,6 +1347,9 @@ def read_run(at, place, builds, needed):
     )
     if run.kind == "evaluate":
         artifacts = {row.artifact for row in record.results} - {None}
+        for row in record.results:
+            used = row.get("calibrated_on") or 0
+            at.check(0 <= used <= row.samples, f"{place}: calibrated on {used} of {row.samples}")
         at.check(
             artifacts <= parents,
             f"{place}: {sorted(artifacts)} were evaluated, not all are parents",
@@ -1701,6 +1713,7 @@ def observe_accuracy(at):  # §8.1
             for each in run.record.results
             if f"{each.artifact or 'source'}:{columns[1]}" in table
         ]
+        check_samples(at, run, table)
         figures = {
             each.artifact: estimate_answers(at, run, task, columns, table, each) for each in rows
         }.get(at.id, {})
@@ -1715,6 +1728,19 @@ def observe_accuracy(at):  # §8.1
             )
             found[name] = partial(see, figure, at, not run.info.trained, run.name, *limits)
     return found
+
+
+def check_samples(at, run, table):
+    """The rows are samples of the data set, each once, and equal labels are of one class."""
+    paths, hashes = table["path"], table["sha256"]
+    lines = "".join(f"{known}  {path}\n" for known, path in zip(hashes, paths))
+    at.compare(f"{run.place}: dataset: sha256", run.record.dataset.sha256, digest(lines.encode()))
+    at.check(len({*paths} - {None}) == len(paths), f"{run.place}: a sample occurs twice")
+    classes = {*zip(table.get("label", ()), table.get("class", ()))}
+    labels = [label for label, _ in classes if label is not None]
+    at.check(len({*labels}) == len(labels), f"{run.place}: one label is of two classes")
+    if copies := len(hashes) - len({*hashes}):
+        at.stated.append(f"{run.place}: {copies} of {len(hashes)} samples are copies of others")
 
 
 def estimate_answers(at, run, task, columns, table, row):
@@ -2614,6 +2640,14 @@ def read_evidence(at, document):
     checks = [
         each for each in at.builds.values() if each.kind == "verification" and at.id in each.parents
     ]
+    checks.sort(  # §8.3
+        key=lambda each: (
+            each.recipe.get("artifact", {}).get("sha256") != at.build.engine,
+            (False, None, True).index(each.info.passed),
+            inf if each.info.snr_db is None else each.info.snr_db,
+            each.id,
+        )
+    )
     at.verification = (*checks, None)[0]
 
 

@@ -19,7 +19,7 @@ from tests.golden import phenomena
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.entries import ModelInfo, VerificationInfo, WeightsRecord
 from optpipe.core.events import SilentListener
-from optpipe.core.files import Files
+from optpipe.core.files import Files, hash_text
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     SAMPLE_COLUMNS,
@@ -296,7 +296,7 @@ class Workspace:
         ]
         frame = {
             "path": [str(index) for index in range(n)],
-            "sha256": [""] * n,
+            "sha256": [hash_text(str(index)) for index in range(n)],
             "label": [None] * n,
             "class": classes,
         }
@@ -305,9 +305,13 @@ class Workspace:
         )
         if rows is not None:
             names, n = ("truth", "source:prediction", f"{entry.id}:prediction"), len(rows[0])
-            table = pl.DataFrame(dict(zip(names, rows, strict=True)))
+            known = {"path": [str(at) for at in range(n)]}
+            known["sha256"] = [hash_text(path) for path in known["path"]]
+            table = pl.DataFrame(known | dict(zip(names, rows, strict=True)))
         table.write_parquet(run.path / "predictions.parquet")
-        named = {"name": "digits/validation", "sha256": "0" * 64, **(dataset or {})}
+        lines = zip(table["sha256"], table["path"], strict=True)
+        drawn = hash_text("".join(f"{known}  {path}\n" for known, path in lines))
+        named = {"name": "digits/validation", "sha256": drawn, **(dataset or {})}
         samples = Dataset(kind="images", count=n, unreadable=(), labeled=True, classes=10, **named)
         row = EvaluatedModel(
             entry.info.backend, entry.info.precision, "cpu", n, entry.id, sha256=sha256

@@ -86,13 +86,13 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
     if not run.files.has(PREDICTIONS):
         return
     stored = read_evaluation(run)
-    task, frame = _find_task(stored), _read_table(run)
-    truths, source = _read_truths(frame, task), _read_predictions(frame, task, "source")
+    task, frame = _find_task(stored), read_predictions(run)
+    truths, source = _read_truths(frame, task), _select_predictions(frame, task, "source")
     assert source is not None
     yield f"{EVALUATION}: dataset", stored.dataset, replace(stored.dataset, count=len(source))
     for row in stored.results:
         name = row.artifact or "source"
-        found = source if name == "source" else _read_predictions(frame, task, name)
+        found = source if name == "source" else _select_predictions(frame, task, name)
         again = replace(row, agreement=None, accuracy=None, scores=None)
         if found is not None:
             again = replace(
@@ -107,9 +107,9 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
 
 def recompute_accuracy(run: Run, artifact: str | None, confidence: float) -> dict[str, Observation]:
     """The figures of one artifact's predictions; empty without predictions."""
-    evaluated, frame = read_evaluation(run), _read_table(run)
+    evaluated, frame = read_evaluation(run), read_predictions(run)
     task = _find_task(evaluated)
-    found, source = (_read_predictions(frame, task, str(name)) for name in (artifact, "source"))
+    found, source = (_select_predictions(frame, task, str(name)) for name in (artifact, "source"))
     if found is None or source is None:
         return {}
     judged = replace(evaluated.dataset, count=len(source))
@@ -133,11 +133,12 @@ def _read_truths(frame: pl.DataFrame, task: TaskContract) -> Values | None:
     return None if column.null_count() else column.to_list()
 
 
-def _read_predictions(frame: pl.DataFrame, task: TaskContract, name: str) -> Values | None:
+def _select_predictions(frame: pl.DataFrame, task: TaskContract, name: str) -> Values | None:
     column = f"{name}:{task.prediction_column}"
     return frame[column].to_list() if column in frame.columns else None
 
 
-def _read_table(run: Run) -> pl.DataFrame:
+def read_predictions(run: Run) -> pl.DataFrame:
+    """Every sample with its truth and predictions. Raises BadInputError if the file cannot be read."""
     with read_as_user_file(run.path / PREDICTIONS, "predictions"):
         return pl.read_parquet(run.files.read(PREDICTIONS))

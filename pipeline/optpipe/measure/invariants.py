@@ -123,6 +123,18 @@ def hold_processors(raw: RawMeasurement) -> bool:
     )
 
 
+def hold_counts(raw: RawMeasurement) -> bool:
+    stored, inputs = raw.stored, raw.stored.inputs
+    bytes_ = [stored.host_peak_bytes, stored.device_peak_bytes]
+    if inputs is not None:
+        bytes_.append(inputs.rotated_bytes)
+        if not 0 <= inputs.padding <= 1:
+            return False
+    return min(stored.load.batch_size, stored.load.streams) >= 1 and all(
+        each is None or each >= 0 for each in bytes_
+    )
+
+
 INVARIANTS: Mapping[str, Callable[[RawMeasurement], bool]] = MappingProxyType(
     {
         "a query is of another phase than 0 and 1, or warm-up follows a measured query": hold_phases,
@@ -133,6 +145,7 @@ INVARIANTS: Mapping[str, Callable[[RawMeasurement], bool]] = MappingProxyType(
         "the machine's readings are out of order, negative, or not finite": hold_readings,
         "no reading of the machine is from the measurement": hold_watched,
         "its processors repeat, or are more than the machine has": hold_processors,
+        "a count is negative, or a share is not from 0 to 1": hold_counts,
     }
 )
 """What is wrong if the function returns False."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from optpipe.core.entries import (
 from optpipe.core.errors import BadInputError, escape
 from optpipe.core.files import Files
 from optpipe.core.records import read_versioned
-from optpipe.models.artifacts.lookup import JudgedBuild, judged_build_from_entry
+from optpipe.models.artifacts.lookup import JudgedBuild, hash_engine, judged_build_from_entry
 from optpipe.quantize.sensitivity import MethodsInfo, SelectionInfo, SensitivityInfo
 from optpipe.signoff.policy import Policy, policy_from_toml
 from optpipe.workspace.entry import (
@@ -50,7 +51,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "88fe94c86ab3e1d71f260e4338df63b59917db387ffd1ba996f7ed456294b478"
+VERIFIER = "ba7d141e6af18fab44d738f65d15042028fe8a24e7f4acc3ea496c8ee744ae2f"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 
@@ -129,9 +130,20 @@ class Dossier:
 
     @cached_property
     def verification(self) -> Entry[VerificationInfo] | None:
-        """The comparison of the judged artifact's outputs with the source model's."""
+        """The comparison of the judged artifact's outputs with the source model's.
+
+        Of several, the worst of the artifact's file: one that failed, one without a result, the lowest SNR.
+        """
         found = (each for each in self.builds if isinstance(each.info, VerificationInfo))
-        return next((each for each in found if self.artifact.id in each.manifest.parents), None)
+        about = [each for each in found if self.artifact.id in each.manifest.parents]
+        engine = hash_engine(self.artifact)
+
+        def rank(checked: Entry[VerificationInfo]) -> tuple[bool, int, float, str]:
+            other_file = checked.recipe.get("artifact", {}).get("sha256") != engine
+            snr_db = inf if checked.info.snr_db is None else checked.info.snr_db
+            return other_file, (False, None, True).index(checked.info.passed), snr_db, checked.id
+
+        return min(about, key=rank, default=None)
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:

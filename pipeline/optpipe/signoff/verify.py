@@ -43,6 +43,7 @@ from optpipe.core.records import (
 )
 from optpipe.core.verdict import Verdict, VerdictRecord, require_reason
 from optpipe.evaluate.recompute import read_evaluation
+from optpipe.evaluate.samples import count_copies, find_foreign_samples
 from optpipe.measure.figures import read_samples
 from optpipe.measure.invariants import find_impossible
 from optpipe.measure.turns import TurnsRecord
@@ -60,6 +61,7 @@ from optpipe.workspace.file_names import (
     EVALUATION,
     OUTPUT_ERRORS,
     POLICY,
+    PREDICTIONS,
     PREPROCESSING,
     REQUEST,
     TURNS,
@@ -382,6 +384,10 @@ def _check_entry(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterato
         stated = {"backend": info.backend, "precision": str(info.precision), "device": info.device}
         expected = {name: recipe.get(name, value) for name, value in stated.items()}
         yield from _compare(stated, expected, place, "its recipe")
+        share = info.precision_proof.share
+        for name, value in (*share.macs.items(), *share.layers.items()):
+            if not 0 <= value <= 1:
+                yield f"{place}: the share of {name} is {value:g}, which is not from 0 to 1"
         for parent in (builds[one] for one in entry.manifest.parents if one in builds):
             if isinstance(parent.info, ModelInfo) and parent.info.weights != info.weights:
                 yield f"{place}: its weights are not those of {BUILDS}/{parent.path.name}"
@@ -448,11 +454,14 @@ def _check_run(
         if run.info.measurements != len(turns.speedups):
             yield f"{place}: the run had {run.info.measurements} rounds, {TURNS} has {len(turns.speedups)}"
     if run.kind == "evaluate":
+        yield from (f"{place}/{each}" for each in find_foreign_samples(run))
         found = read_evaluation(run)
         for row in found.results:
             build = builds.get(row.artifact or "")
             if build is not None and build.info.weights != found.weights:
                 yield f"{place}/{EVALUATION}: its weights are not those of {BUILDS}/{build.path.name}"
+            if not 0 <= row.calibrated_on <= row.samples:
+                yield f"{place}/{EVALUATION}: calibrated on {row.calibrated_on} of {row.samples} samples"
             if row.artifact is not None and row.artifact not in parents:
                 yield f"{place}/{MANIFEST}: parents are {_join(parents)}, but {row.artifact} was evaluated"
         if run.info.trained != found.weights.trained:
@@ -518,6 +527,8 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
                 else ""
             )
             yield f"{snr}name and hash of the data set {found.dataset.name!r}: stated by runs/{run.name}/{EVALUATION}"
+            if copies := count_copies(run):
+                yield f"{copies:,} of {found.dataset.count:,} samples are copies of others: runs/{run.name}/{PREDICTIONS}"
     if "preprocess" in kinds:
         yield f"pictures, and differences of steps and images: stated by runs/*/{PREPROCESSING}"
     yield f"hardware, driver, and package versions: stated by runs/*/{MANIFEST}, baseline/runs/*/{MANIFEST}"

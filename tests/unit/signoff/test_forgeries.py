@@ -22,9 +22,10 @@ from tests.fakes.mutations import mutate_bytes
 
 from optpipe.cli.app import app
 from optpipe.cli.signoff import verify
+from optpipe.core.entries import VerificationInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
-from optpipe.core.files import Files, hash_file
+from optpipe.core.files import Files, hash_file, hash_text
 from optpipe.core.measurement import InputPool, MeasurementsRecord, OutputCheck, read_measurements
 from optpipe.core.records import json_from_record, plain_from_record
 from optpipe.measure.figures import recompute_requested
@@ -32,7 +33,7 @@ from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.reports import render_dossier, summarize_verdict, write_reports
 from optpipe.signoff.verify import verify_dossier
-from optpipe.workspace.entry import drop_folders
+from optpipe.workspace.entry import compute_entry_id, drop_folders
 from optpipe.workspace.seal import approve_folder, seal_folder, sign_folder
 
 POLICY = b"""schema = 1
@@ -366,6 +367,110 @@ def test_a_waiver_without_a_reason_is_refused_by_both_verifiers(dossier, reason)
     assert outcome.status in (1, 2)
     assert "memory.maximum has no reason" in outcome.document.problems[0]
     assert any("memory.maximum has no reason" in each for each in examine(dossier)[0].differs)
+
+
+SHARE = "info", "precision_proof", "share", "macs", "fp16"
+OUT_OF_RANGE = {
+    "MAC share of 17.5": (in_artifact(*SHARE, value=17.5), "the share of fp16 is 17.5"),
+    "MAC share below zero": (in_artifact(*SHARE, value=-0.5), "the share of fp16 is -0.5"),
+    "calibrated on fewer than none": (
+        in_file("runs/evaluate-*/evaluate.json", "results", 1, "calibrated_on", value=-400),
+        "calibrated on -400 of 400 samples",
+    ),
+    "calibrated on more than all": (
+        in_file("runs/evaluate-*/evaluate.json", "results", 1, "calibrated_on", value=401),
+        "calibrated on 401 of 400 samples",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_a_share_or_count_out_of_range_is_refused_by_both_verifiers(dossier, name):
+    forge, says = OUT_OF_RANGE[name]
+    forge(dossier)
+    put_right(dossier)
+    assert any(says in each for each in verify_dossier(dossier).problems)
+    assert examine(dossier)[0].differs
+
+
+def change_samples(folder, **columns):
+    path = find_one(folder, "runs/evaluate-*/predictions.parquet")
+    pl.read_parquet(path).with_columns(**columns).write_parquet(path)
+
+
+def hash_samples(folder):
+    """The data set's hash of the rows that are there."""
+    rows = pl.read_parquet(find_one(folder, "runs/evaluate-*/predictions.parquet"))
+    lines = "".join(f"{known}  {path}\n" for path, known in rows.select("path", "sha256").rows())
+    in_data("sha256", value=hash_text(lines))(folder)
+
+
+TWO = pl.int_range(pl.len()) % 2
+FOREIGN_SAMPLES = {
+    "another data set": (in_data("sha256", value="1" * 64), False, "the data set is 1111"),
+    "images replaced": (partial(change_samples, sha256=pl.col("sha256").first()), False, "the data set is"),
+    "one sample twice": (partial(change_samples, path=pl.col("path").gather(TWO)), True, "a sample occurs twice"),
+    "no path": (partial(change_samples, path=pl.lit(None, pl.String)), True, "has no path"),
+    "class of another label": (partial(change_samples, label=TWO.cast(pl.String)), True, "same label are of different classes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN_SAMPLES)
+def test_predictions_of_other_samples_are_refused_by_both_verifiers(dossier, name):
+    forge, hashed, says = FOREIGN_SAMPLES[name]
+    forge(dossier)
+    if hashed:
+        hash_samples(dossier)
+    put_right(dossier)
+    problems = verify_dossier(dossier).problems
+    assert any(says in each for each in problems), problems
+    assert examine(dossier)[0].differs
+
+
+def test_copies_among_the_samples_are_stated_by_both_verifiers(dossier):
+    change_samples(dossier, sha256=pl.col("sha256").gather(TWO))
+    hash_samples(dossier)
+    put_right(dossier)
+    checked, stated = verify_dossier(dossier), examine(dossier)[0].stated
+    assert checked.problems == ()
+    assert any("398 of 400 samples are copies" in each for each in checked.unbacked)
+    assert any("398 of 400 samples are copies" in each for each in stated)
+
+
+def add_verification(folder, engine, **info):
+    """Another verification of the judged build, whose recipe gives its id."""
+    path = next(
+        each
+        for each in sorted(folder.glob("builds/verification-*/manifest.json"))
+        if find_artifact(folder).parent.name.removeprefix("artifact-")
+        in json.loads(each.read_text())["parents"]
+    )
+    document = json.loads(path.read_text())
+    document["recipe"]["seed"] = 1
+    document["recipe"]["artifact"]["sha256"] = engine or document["recipe"]["artifact"]["sha256"]
+    document["info"] |= info
+    document["id"] = compute_entry_id(VerificationInfo, document["recipe"])
+    target = folder / "builds" / f"verification-{document['id']}"
+    target.mkdir()
+    (target / "manifest.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("engine", "info", "expected"),
+    [
+        (None, {"passed": False}, "FAIL"),
+        (None, {"passed": None}, "INCONCLUSIVE"),
+        (None, {"passed": True, "snr_db": 99.0}, "PASS"),
+        ("0" * 64, {"passed": False}, "PASS"),
+    ],
+)
+def test_all_verifications_of_the_judged_file_are_judged(dossier, engine, info, expected):
+    add_verification(dossier, engine, **info)
+    put_right(dossier)
+    checked = verify_dossier(dossier)
+    (judged,) = [one for one in checked.verdict.criteria if one.name == "trust.outputs"]
+    assert (checked.problems, judged.verdict) == ((), expected)
+    assert examine(dossier)[0].differs == []
 
 
 def edit_waived(folder, reason):

@@ -7,6 +7,8 @@ import polars as pl
 import pytest
 from tests.fakes.dossiers import edit, examine, seal_anew
 
+from optpipe.core.measurement import InputPool
+from optpipe.core.records import plain_from_record
 from optpipe.signoff.verify import verify_dossier
 
 POLICY = b"schema = 1\n[[latency]]\np50 = '50 ms'\nbatch_size = 4\n"
@@ -120,6 +122,8 @@ IMPOSSIBLE = {
     "one processor twice": change_record("subject", "affinity", value=[0, 0]),
     "no processor": change_record("subject", "affinity", value=[]),
     "processor below zero": change_record("subject", "affinity", value=[-1]),
+    "padding below zero": change_record("inputs", value=plain_from_record(InputPool("texts", 9, 9, 0, "0", padding=-9.0))),
+    "fewer than no bytes": change_record("host_peak_bytes", value=-1),
     "processes at one time": shift_process,
 }  # fmt: skip
 

@@ -1,0 +1,36 @@
+"""Whether the stored predictions of an evaluation are those of its data set: section 8.1 of docs/dossier-format.md."""
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from optpipe.core.files import hash_text
+from optpipe.evaluate.recompute import read_evaluation, read_predictions
+from optpipe.workspace.entry import Run
+from optpipe.workspace.file_names import EVALUATION, PREDICTIONS
+
+
+def find_foreign_samples(run: Run) -> Iterator[str]:
+    """One line for each way in which the rows contradict the data set. Raises BadInputError for an invalid file."""
+    if not run.files.has(PREDICTIONS):
+        return
+    frame, stated = read_predictions(run), read_evaluation(run).dataset.sha256
+    if absent := {"path", "sha256"} - set(frame.columns):
+        yield f"{PREDICTIONS}: has no column {', '.join(sorted(absent))}"
+        return
+    lines = frame.select(pl.concat_str("sha256", pl.lit("  "), "path", pl.lit("\n")))
+    computed = hash_text("".join(lines.to_series().fill_null("")))
+    if stated != computed:
+        yield f"{EVALUATION}: the data set is {stated}, but {PREDICTIONS} has samples of {computed}"
+    if frame["path"].has_nulls() or frame["path"].is_duplicated().any():
+        yield f"{PREDICTIONS}: a sample occurs twice, or has no path"
+    if {"label", "class"} <= set(frame.columns):
+        labeled = frame.drop_nulls("label").group_by("label").agg(pl.col("class").n_unique())
+        if (labeled["class"] > 1).any():
+            yield f"{PREDICTIONS}: samples with the same label are of different classes"
+
+
+def count_copies(run: Run) -> int:
+    """The number of samples whose content is that of an earlier one."""
+    hashes = read_predictions(run)["sha256"] if run.files.has(PREDICTIONS) else pl.Series()
+    return len(hashes) - hashes.n_unique()

@@ -15,6 +15,7 @@ from optpipe.deploy.server import ServerProgram, find_server
 from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
 from optpipe.deploy.triton_config import require_tritonclient
 from optpipe.deploy.tune import tune_deployment
+from optpipe.models.artifacts.lookup import explain_changed_source
 from optpipe.workspace.files import delete_tree
 from optpipe.workspace.places import require_unused_path
 from optpipe.workspace.store import Store
@@ -51,6 +52,8 @@ def deploy_dossier(
     refuse_early(dossier, store, because, to)
     with listener.step("verify the dossier"):
         build = open_signed_build(dossier, store, because)
+    if (changed := explain_changed_source(build.artifact, store)) is not None:
+        listener.warn(changed)
     if ensemble:
         require_preprocessing(build, served=to != "folder")
     else:

@@ -11,6 +11,7 @@ from optpipe.core.precision import precisions_from_text
 from optpipe.models.artifacts.decisions import find_decision
 from optpipe.models.artifacts.lookup import (
     StoredArtifact,
+    explain_changed_source,
     explain_different_weights,
     find_artifacts,
     select_runnable,
@@ -69,4 +70,7 @@ def keep_runnable(
         listener.warn(f"{model}: weights are {state}; speed is meaningful, accuracy is not")
     if (why := explain_different_weights(able)) is not None:
         listener.warn(why)
+    for each in able:
+        if (why := explain_changed_source(each.entry, store)) is not None:
+            listener.warn(why)
     return able

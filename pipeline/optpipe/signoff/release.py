@@ -41,7 +41,12 @@ from optpipe.measure.figures import ENERGY_SECONDS
 from optpipe.measure.groups import find_environment_differences
 from optpipe.measure.measure import BenchPlan
 from optpipe.measure.turns import measure_turns
-from optpipe.models.artifacts.lookup import find_artifacts, hash_engine, judged_build_from_entry
+from optpipe.models.artifacts.lookup import (
+    explain_changed_source,
+    find_artifacts,
+    hash_engine,
+    judged_build_from_entry,
+)
 from optpipe.models.export.exported import (
     Model,
     find_stored_model,
@@ -546,6 +551,8 @@ def sign_off(
             )
         with listener.step("judge"):
             dossier = read_dossier(Files(scratch, kept={}))
+            if (changed := explain_changed_source(dossier.artifact, store)) is not None:
+                listener.warn(changed)
             verdict, evidence = judge_dossier(dossier)
             write_bytes(scratch / VERDICT, json_from_record(verdict))
         if looser := describe_loosened(verdict.loosened):

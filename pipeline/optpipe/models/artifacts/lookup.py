@@ -333,7 +333,50 @@ def find_builds(text: str, store: Store, *, any_content: bool = False) -> list[E
             content is not None and bare and _is_named_by_source(info.model, info.source)
         ):
             found.append(each)
-    return found
+    return found if any_content else _drop_changed(found, store)
+
+
+def _drop_changed(builds: list[Entry[ArtifactInfo]], store: Store) -> list[Entry[ArtifactInfo]]:
+    """Those of `builds` whose source has not changed since."""
+    models = {each.id: each for each in store.list_entries(ModelInfo)}
+    made_of = {each.manifest.parents[0] for each in builds}
+    changed = {name for name in made_of & models.keys() if has_changed_source(models[name])}
+    return [each for each in builds if each.manifest.parents[0] not in changed]
+
+
+def has_changed_source(model: Entry[ModelInfo]) -> bool:
+    """Whether the source that a stored model was made of is here with another content; runs no code.
+
+    False if its files are gone, or if the model is a library's or was made in memory.
+    """
+    info, stored = model.info, model.recipe.get("model", {}).get("source", {})
+    file, _, factory = info.source.rpartition(":")
+    with suppress(BadInputError, OSError):
+        if info.card is not None:
+            source = CardSource(Path(info.card))
+            identity = source.collect_identity() if source.path.is_file() else {}
+            versions = ("torch",)
+            return any(
+                stored.get(name) != value
+                for name, value in identity.items()
+                if name not in versions
+            )
+        if factory and file.endswith(".py") and Path(file).is_file():
+            known = bool(stored.get("made", {}).get("files"))
+            return known and not _has_same_files(model, Path(file).resolve().parent)
+        if info.weights.source == "embedded" and Path(info.source).is_file():
+            return hash_onnx_file(Path(info.source)) != info.weights.sha256
+    return False
+
+
+def explain_changed_source(artifact: Entry[ArtifactInfo], store: Store) -> str | None:
+    """A message if the source of a build that was named by its ID has changed since; None otherwise."""
+    made_of = artifact.manifest.parents[:1]
+    models = [each for each in store.list_entries(ModelInfo) if each.id in made_of]
+    if not any(map(has_changed_source, models)):
+        return None
+    source = models[0].info.card or artifact.info.source
+    return f"{source} is not what {artifact.id} was built from: it has changed, or it is another file; the stored build is used"
 
 
 def _has_same_files(model: Entry[ModelInfo], folder: Path) -> bool:
@@ -384,12 +427,30 @@ def find_stored_source(text: str, store: Store) -> str | None:
         for each in infos
         if text in ((each.name,) if each.card else _list_names(each.name, each.source))
     ]
-    found = [place for each in called if (place := _find_place(each)) is not None]
+    found = [(place, each) for each in called if (place := _find_place(each)) is not None]
     if found and text.isidentifier() and get_package_version("torchvision"):
         from torchvision.models import list_models
 
-        return None if text in list_models() else found[-1]
-    return found[-1] if found else None
+        if text in list_models():
+            return None
+    _require_one_place(text, found, store)
+    return found[-1][0] if found else None
+
+
+def _require_one_place(text: str, found: Sequence[tuple[str, ModelInfo]], store: Store) -> None:
+    """Raises BadInputError if `text` names models of several places that are not the same content."""
+    places: dict[str, tuple[str, str]] = {}
+    for place, info in found:
+        file, colon, rest = place.rpartition(":")
+        where = str(Path(file).resolve()) + colon + rest if file.endswith(".py") else place
+        where = str(Path(place).resolve()) if place.endswith((".onnx", ".toml")) else where
+        places[where] = place, info.content or place
+    if len({content for _, content in places.values()}) > 1 and len(places) > 1:
+        listed = ", ".join(place for place, _ in places.values())
+        raise BadInputError(
+            f"{len(places)} models in {store.workspace} are called {text}: {listed}\n"
+            "give the one that you mean instead of the name"
+        )
 
 
 def _find_place(model: ModelInfo) -> str | None:

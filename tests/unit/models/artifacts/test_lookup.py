@@ -15,7 +15,11 @@ from optpipe.core.entries import ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_file
-from optpipe.models.artifacts.lookup import find_artifacts, find_stored_source
+from optpipe.models.artifacts.lookup import (
+    explain_changed_source,
+    find_artifacts,
+    find_stored_source,
+)
 from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import policy_from_toml
@@ -192,6 +196,48 @@ def test_a_build_whose_source_has_changed_is_not_meant(
     assert find_artifacts(mine.id, store)[0].entry.id == mine.id
     by_id = SignoffRequest("net.py:make", POLICY, artifact=mine.id)
     assert find_judged_artifact(by_id, store).id == mine.id
+
+
+@pytest.mark.parametrize("kind", ["factory", "onnx"])
+def test_a_name_does_not_mean_a_build_whose_source_has_changed(store: Store, kind: str) -> None:
+    if kind == "onnx":
+        save_relu("net.onnx")
+        name, source, weights = "net", "net.onnx", hash_onnx_file(Path("net.onnx"))
+    else:
+        Path("net.py").write_text("one")
+        name, source, weights = "net.make", "net.py:make", "a"
+    mine = built(store, name, source, weights, kind="embedded" if kind == "onnx" else "file")
+    assert find_artifacts(name, store)[0].entry.id == mine.id
+    assert explain_changed_source(mine, store) is None
+    if kind == "onnx":
+        onnx_model([("Abs", "x", "y")], {"x": [4, 8]}, {"y": [4, 8]}, path=Path("net.onnx"))
+    else:
+        Path("net.py").write_text("two")
+    for find in (
+        lambda: find_artifacts(name, store),
+        lambda: find_judged_artifact(SignoffRequest(name, POLICY), store),
+    ):
+        with pytest.raises(BadInputError, match=rf"its source is not that of .*{mine.id}"):
+            find()
+    assert find_artifacts(mine.id, store)[0].entry.id == mine.id
+    judged = SignoffRequest(name, POLICY, artifact=mine.id)
+    assert find_judged_artifact(judged, store).id == mine.id
+    assert f"is not what {mine.id} was built from" in (explain_changed_source(mine, store) or "")
+    Path(source.partition(":")[0]).unlink()
+    assert find_artifacts(name, store)[0].entry.id == mine.id, "nothing tells that it changed"
+
+
+def test_a_name_of_models_in_several_places_is_refused_with_the_places(store: Store) -> None:
+    for folder, content in (("x", "a" * 12), ("y", "b" * 12), ("copy", "b" * 12)):
+        Path(folder).mkdir()
+        Path(folder, "net.py").write_text(content)
+        built(store, "net.make", f"{Path.cwd()}/{folder}/net.py:make", content=content)
+    with pytest.raises(BadInputError, match=r"called net.make: .*/x/net.py:make, .*/y/net.py"):
+        find_stored_source("net.make", store)
+    (Path("x") / "net.py").unlink()
+    found = find_stored_source("net.make", store)
+    assert found is not None, "a copy of the same content is the same model"
+    assert found.endswith(("/y/net.py:make", "/copy/net.py:make"))
 
 
 @pytest.mark.parametrize(

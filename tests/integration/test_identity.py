@@ -1,0 +1,93 @@
+"""Two folders with files of one name, and one workspace: no command takes the build of the other folder, or of an earlier source."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.integration.conftest import optpipe
+
+NET = """
+import torch
+
+INPUTS = [{{"name": "x", "dtype": "float32", "min": [1, 4], "opt": [2, 4], "max": [8, 4]}}]
+
+def make():
+    torch.manual_seed({seed})
+    return torch.nn.Linear(4, 3)
+"""
+CARD = """
+name = "three"
+task = "classification"
+source = "net.py:make"
+weights = "default"
+labels = ["a", "b", "c"]
+inputs = [{name = "x", dtype = "float32", min = [1, 4], opt = [2, 4], max = [8, 4]}]
+"""
+BUILD = ("--precision", "fp32", "--backend", "onnxruntime")
+BENCH = ("--batch", "1", "--processes", "1", "--min-time", "0.05")
+POLICY = "schema = 1\n[size]\nmaximum = '1 MiB'\n"
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """`x`, `y`, and their workspace, which has builds of `y` alone."""
+    for seed, name in enumerate("xy"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "net.py").write_text(NET.format(seed=seed))
+        (tmp_path / name / "three.toml").write_text(CARD)
+    labels = np.arange(24) % 3
+    np.savez(tmp_path / "data.npz", x=np.eye(4, dtype=np.float32)[labels], labels=labels)
+    (tmp_path / "policy.toml").write_text(POLICY)
+    build(tmp_path / "y", "net.py:make")
+    return tmp_path / "x", tmp_path / "y"
+
+
+def run(folder, *words):
+    return optpipe(*words, "--json", cwd=folder, workspace=folder.parent / "workspace")
+
+
+def build(folder, model):
+    (made,) = run(folder, "build", model, *BUILD).expect(0).document["artifacts"]
+    return made["id"]
+
+
+def test_no_command_takes_the_build_of_another_folder(folders) -> None:
+    mine, theirs = folders
+    stored = build(theirs, "net.py:make")
+    sign_off = ("--policy", "../policy.toml", "--no-measure")
+    for words in (("bench", "net.py:make", *BENCH), ("signoff", "net.py:make", *sign_off)):
+        refused = run(mine, *words).expect(2)
+        assert stored in refused.stderr
+        assert "its source is not that of its builds" in refused.stderr
+    profiled = ("profile", "net.py:make", "--stage", "inference", *BUILD)
+    record = run(mine, *profiled).expect(0).document
+    (subject,) = {each["subject"]["artifact"] for each in record["stages"]}
+    assert subject != stored, "it builds its own"
+    build(theirs, "three.toml")
+    refused = run(mine, "evaluate", "three.toml", "--data", "../data.npz").expect(2)
+    assert "build" in refused.stderr
+    own = build(mine, "three.toml")
+    scores = run(mine, "evaluate", "three.toml", "--data", "../data.npz").expect(0)
+    assert own in scores.stdout
+
+
+def test_a_changed_source_is_said_by_every_command_that_takes_a_stored_build(folders) -> None:
+    _, folder = folders
+    stored = build(folder, "net.py:make")
+    (folder / "net.py").write_text(NET.format(seed=7))
+    said = f"is not what {stored} was built from"
+    for name in ("net.make", "net.py:make"):
+        assert stored in run(folder, "bench", name, *BENCH).expect(2).stderr
+    signed = run(folder, "signoff", "net.make", "--policy", "../policy.toml", "--no-measure")
+    assert stored in signed.expect(2).stderr
+    measured = run(folder, "bench", stored, *BENCH)
+    assert said in " ".join(measured.stderr.split())
+    words = ("--artifact", stored, "--policy", "../policy.toml", "--no-measure")
+    signed = run(folder, "signoff", "net.make", *words, "--output", "dossier")
+    assert any(said in each for each in signed.document["warnings"])
+    served = ("dossier", "--to", "folder", "--output", "served", "--because", "a test")
+    deployed = run(folder, "deploy", *served).expect(0)
+    assert any(said in each for each in deployed.document["warnings"])
+    (manifest,) = (folder / "served").rglob("manifest.json")
+    assert json.loads(manifest.read_text())["id"] == stored

@@ -377,6 +377,38 @@ def test_weights_that_change_after_the_snapshot_are_noticed(workspace) -> None:
         module.bias.sub_(1)
 
 
+FACTORY = """
+import torch
+INPUTS = [{"name": "input", "min": [1, 8], "opt": [8, 8], "max": [64, 8]}]
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Linear(8, 4)
+"""
+
+
+def test_a_file_and_a_module_in_memory_have_one_id(workspace, tmp_path) -> None:
+    (tmp_path / "net.py").write_text(FACTORY)
+    torch.manual_seed(0)
+    module = torch.nn.Linear(8, 4)
+    model = op.Model(module, example=torch.zeros(2, 8), workspace=workspace)
+    same = op.Model(f"{tmp_path / 'net.py'}:make", workspace=workspace)
+    called = op.Model(
+        module,
+        example=torch.zeros(3, 8),
+        batch=(1, 2, 4),
+        name="Other",
+        trained=True,
+        workspace=workspace,
+    )
+    assert model.id == same.id == called.id
+    with torch.no_grad():
+        module.bias.add_(1)
+    with pytest.raises(op.BadInputError, match="has changed since"):
+        _ = model.id
+    moved = op.Model(module, example=torch.zeros(2, 8), workspace=workspace)
+    assert moved.id != same.id
+
+
 def test_calibration_in_another_order_is_the_same_build(workspace, net, builds) -> None:
     x = images(64, seed=2)[:48]
     turned = op.Data((x.flip(0), torch.arange(48).flip(0)))
@@ -408,6 +440,7 @@ def test_scores_of_a_metric(builds, held, workspace) -> None:
     frame = scores.frame()
     assert frame["build"].to_list() == ["source", "onnxruntime fp32", "onnxruntime int8"]
     assert frame["value"][0] == 1.0
+    assert pl.Null not in frame.dtypes
     assert frame.filter(pl.col("drop_low") > pl.col("drop")).is_empty()
     assert "not recomputable" in scores.record.scoring
     assert metric.source_sha256[:12] in scores.record.scoring
@@ -504,6 +537,8 @@ def test_a_bench_is_a_counted_try_and_a_time_is_none(builds, workspace) -> None:
     frame = bench.frame()
     assert frame.height == 4
     assert set(frame["batch_size"]) == {1, 4}
+    assert pl.Null not in frame.dtypes
+    assert {frame["p50_ns"].dtype, frame["p50_ns_low"].dtype} == {pl.Float64}
     invalid = frame.filter(pl.col("verdict") == "INVALID")
     assert invalid.filter(pl.col("p50_ns").is_not_null()).is_empty()
     assert all(each.len() for each in invalid["reasons"])
@@ -697,7 +732,8 @@ def test_nested_inputs_and_other_types(workspace, dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["workspace", "model", "data", "metric", "build", "policy", "verdict"]
+    "module",
+    ["workspace", "model", "data", "metric", "build", "bench", "evaluation", "policy", "verdict"],
 )
 def test_the_examples_of_the_docstrings_run(module, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -34,6 +34,15 @@ class Bench:
 
     `frame()` has a row for each build and load; `samples()` has every query. A measurement that was disturbed is INVALID, with its
     reasons, and has no figures. The run lies in the workspace, and counts in every later verdict.
+
+    >>> import torch, optpipe as op
+    >>> model = op.Model(torch.nn.Linear(8, 4), example=torch.randn(2, 8), workspace="work")
+    >>> builds = model.build("fp32", backend="onnxruntime", device="cpu")
+    >>> bench = builds.bench(batch=[1, 4], processes=1, min_time=0.05, keep_going=True)
+    >>> bench.frame().select("build", "batch_size").rows()
+    [('onnxruntime fp32', 1), ('onnxruntime fp32', 4)]
+    >>> bool((bench.samples()["latency_ns"] > 0).all())
+    True
     """
 
     def __init__(self, workspace: "Workspace", record: "BenchRecord") -> None:
@@ -67,9 +76,20 @@ class Bench:
         """
         rows = [self._list_cells(group) for group in self.record.groups]
         names = list(dict.fromkeys(name for row in rows for name in row))
+        figures = [
+            name.removesuffix("_low") + suffix
+            for name in names
+            if name.endswith("_low")
+            for suffix in ("", "_low", "_high")
+        ]
         return pl.DataFrame(
             {name: [row.get(name) for row in rows] for name in names},
-            schema_overrides={"reasons": pl.List(pl.String)},
+            schema_overrides={
+                **dict.fromkeys(figures, pl.Float64),
+                "reasons": pl.List(pl.String),
+                "length": pl.Int64,
+                "rate_per_s": pl.Float64,
+            },
         )
 
     def _list_cells(self, group: MeasurementGroup) -> dict[str, Any]:

@@ -20,6 +20,15 @@ class Evaluation:
     """One evaluation: the score of each build and of the source model, and the drop on paired predictions.
 
     The run lies in the workspace, and is what a verdict recomputes.
+
+    >>> import torch, optpipe as op
+    >>> net, images = torch.nn.Linear(8, 4), torch.randn(64, 8)
+    >>> model = op.Model(net, example=images[:2], trained=True, workspace="work")
+    >>> builds = model.build("fp32", backend="onnxruntime", device="cpu")
+    >>> top1 = op.Metric(lambda outputs, label: float(outputs.argmax() == label), range=(0, 1), name="top1")
+    >>> scores = builds.evaluate((images, net(images).argmax(1)), metric=top1)
+    >>> scores.frame().select("build", "value", "drop").rows()
+    [('source', 1.0, 0.0), ('onnxruntime fp32', 1.0, 0.0)]
     """
 
     def __init__(self, workspace: "Workspace", record: "EvaluationRecord") -> None:
@@ -71,7 +80,13 @@ class Evaluation:
                         **end,
                     }
                 )
-        return pl.DataFrame(rows, infer_schema_length=None)
+        figures = ("value", "low", "high", "drop", "drop_low", "drop_high")
+        texts = ("artifact", "score", "verdict", "why_not")
+        return pl.DataFrame(
+            rows,
+            schema_overrides=dict.fromkeys(figures, pl.Float64) | dict.fromkeys(texts, pl.String),
+            infer_schema_length=None,
+        )
 
     def _document(self) -> Any:
         from optpipe.evaluate.document import document_from_evaluation

@@ -95,12 +95,25 @@ class Model:
 
     @property
     def id(self) -> str:
-        """The ID of the exported model in the workspace: the same for the same content. Exports a module in memory, which takes
-        seconds."""
-        from optpipe.models.export.exported import compute_model_id
+        """The ID of its content: 12 hexadecimal digits, which cover the exported graph, its tensors, and the names and types of
+        inputs and outputs. A module has the same ID in memory and as `file.py:make`, whatever its name, batch range, or example.
 
-        with self.workspace.call("Model.id", model=self.name):
-            return compute_model_id(self._model)
+        Exports the model into the workspace, or finds it there, as `build` does; an export takes seconds. Raises what the export
+        raises.
+
+        >>> import torch, optpipe as op
+        >>> net = torch.nn.Linear(8, 4)
+        >>> op.Model(net, example=torch.randn(2, 8)).id == op.Model(net, example=torch.randn(3, 8), trained=True).id
+        True
+        """
+        from optpipe.models.export.exported import export_model, prepare_model
+
+        with self.workspace.call("Model.id", model=self.name) as listener:
+            self.require_unchanged()
+            store = self.workspace.store
+            model, stored = prepare_model(self._model, store, listener)
+            entry, _ = export_model(model, store, listener, stored)
+            return entry.info.content
 
     def __repr__(self) -> str:
         inputs = ", ".join(

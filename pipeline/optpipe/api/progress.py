@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
+from optpipe.api.door import name_arguments
 from optpipe.core.events import Listener, ProgressStep
 
 REDRAW_S = 0.2
@@ -48,7 +49,8 @@ class NotebookBar(Listener):
     def __exit__(self, *error: object) -> None:
         self._running.clear()
         if self._handle is not None:
-            self.draw(f"{self._done} steps in {monotonic() - self._begun:.1f} s")
+            steps = f"{self._done} step{'' if self._done == 1 else 's'}"
+            self.draw(f"{steps} in {monotonic() - self._begun:.1f} s")
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:
@@ -63,7 +65,7 @@ class NotebookBar(Listener):
                 self._running.remove(step)
 
     def warn(self, message: str) -> None:
-        super().warn(message)
+        super().warn(name_arguments(message))
         self.draw(" · ".join(each.name for each in self._running))
 
     def draw(self, text: str | None = None) -> None:
@@ -79,8 +81,14 @@ class NotebookBar(Listener):
             if last is None or not last.total
             else f'<progress max="{last.total}" value="{last.done}"></progress> '
         )
-        warned = "".join(f"<div>warning: {html.escape(each)}</div>" for each in self.warnings)
-        shown = _Html(f"<div>{bar}<small>{html.escape(text)}</small></div>{warned}")
+        warnings = [f"warning: {each}" for each in self.warnings]
+        warned = "".join(
+            f"<div>{html.escape(each).replace(chr(10), '<br>')}</div>" for each in warnings
+        )
+        shown = _Drawing(
+            f"<div>{bar}<small>{html.escape(text)}</small></div>{warned}",
+            "\n".join([text, *warnings]),
+        )
         if self._handle is None:
             self._handle = self._display(shown, display_id=True)
         else:
@@ -96,9 +104,14 @@ class _Step(ProgressStep):
         self.bar.draw()
 
 
-class _Html:
-    def __init__(self, text: str) -> None:
-        self._text = text
+class _Drawing:
+    """HTML for a notebook, and the same in plain text for front ends without HTML."""
+
+    def __init__(self, markup: str, text: str) -> None:
+        self._markup, self._text = markup, text
 
     def _repr_html_(self) -> str:
+        return self._markup
+
+    def __repr__(self) -> str:
         return self._text

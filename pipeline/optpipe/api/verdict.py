@@ -25,6 +25,16 @@ class Verdict:
     """PASS, FAIL, or INCONCLUSIVE, with the reasons, and the dossier that anyone can verify.
 
     `bool(verdict)` is True for PASS and False for FAIL; for INCONCLUSIVE it raises InconclusiveError, since neither is proven.
+
+    >>> import torch, optpipe as op
+    >>> model = op.Model(torch.nn.Linear(8, 4), example=torch.randn(2, 8), trained=True, workspace="work")
+    >>> build = model.build("fp32", backend="onnxruntime", device="cpu", data=torch.randn(64, 8))["fp32"]
+    >>> waive = {"trust.environment": "nothing is timed"}
+    >>> verdict = build.signoff(op.Policy(size={"maximum": "1 MiB"}), waive=waive, figures=False)
+    >>> verdict.require_pass().outcome
+    'PASS'
+    >>> verdict.dossier.verify().reasons
+    ()
     """
 
     def __init__(self, workspace: Workspace, record: VerdictRecord, folder: Path) -> None:

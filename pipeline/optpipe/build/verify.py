@@ -325,11 +325,14 @@ def _observe_output(
 ) -> dict[str, Observation]:
     count, data = len(rows["values"]), checked.info.data
     kind = "state" if name in {each.name for each in checked.info.trajectory} else "output"
-    about, more = (
-        f"{kind} {name}, {count} samples of {data}",
-        f"optpipe build {build.argument} --data PATH",
+    about = f"{kind} {name}, {count} samples of {data}"
+    flag, argument = "", ""
+    if kind == "state":
+        flag, argument = f" --steps {checked.info.steps}", f', steps="{checked.info.steps}"'
+    more = build.choose_way(
+        f"optpipe build {build.argument} --data PATH{flag}",
+        call=f"Model.build(..., data=...{argument})",
     )
-    more += f" --steps {checked.info.steps}" if kind == "state" else ""
     same = rows["output_best"] == rows["reference_best"]
     hits, pooled = int(same.sum()), pool_errors(name, rows)
     share = Share(hits, count)

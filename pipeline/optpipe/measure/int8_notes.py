@@ -36,11 +36,16 @@ def pick_baseline(
 
 
 def check_int8_speed(
-    found: Measurement, others: Sequence[Measurement], cause: str = ""
+    found: Measurement,
+    others: Sequence[Measurement],
+    cause: str = "",
+    *,
+    can_profile: bool = True,
 ) -> Reason | None:
     """A reason if `found` is INT8 or FP8 and one of `others`, of the same runtime and load in a wider type, is as fast.
 
     None if it is clearly faster, or if nothing was measured to tell. `cause` is a known cause of slowness.
+    `can_profile` is False for a module in memory, which no command can name.
     """
     ours = found.throughput_images_per_s
     beside = (
@@ -57,7 +62,9 @@ def check_int8_speed(
             found, [one for one in beside if one.subject.precision == precision], get_rate
         )
         if wider is not None and ours and (theirs := wider.throughput_images_per_s):
-            return None if ours.bounds[0] > theirs.bounds[1] else _make_reason(found, wider, cause)
+            if ours.bounds[0] > theirs.bounds[1]:
+                return None
+            return _make_reason(found, wider, cause, can_profile=can_profile)
     return None
 
 
@@ -68,7 +75,9 @@ def has_same_load(one: Measurement, other: Measurement) -> bool:
     return place and one.load.key == other.load.key
 
 
-def _make_reason(found: Measurement, other: Measurement, cause: str) -> Reason:
+def _make_reason(
+    found: Measurement, other: Measurement, cause: str, *, can_profile: bool
+) -> Reason:
     ours, theirs = found.throughput_images_per_s, other.throughput_images_per_s
     assert ours is not None
     assert theirs is not None
@@ -80,7 +89,9 @@ def _make_reason(found: Measurement, other: Measurement, cause: str) -> Reason:
     text += " on the same runtime"
     model, backend = shlex.quote(found.subject.model or "MODEL"), found.subject.backend
     both = f"{model} --backend {backend} --precision {precision},{found.subject.precision}"
-    remedy = f"deploy {precision}, or find what prevents kernel fusion: optpipe profile {both}"
+    remedy = f"deploy {precision}"
+    if can_profile:
+        remedy += f", or find what prevents kernel fusion: optpipe profile {both}"
     if ours.value > theirs.value:
         text += ", but the intervals overlap"
         pair = (
@@ -138,9 +149,14 @@ def check_int8_accuracy(
     command = (
         f"optpipe build {build.argument} --precision {build.precision} --budget {100 * budget:g}%"
     )
-    remedy = f"`{command}` keeps sensitive layers in float"
+    way = build.choose_way(
+        command, call=f'Model.build("{build.precision}", budget="{100 * budget:g}%")'
+    )
+    remedy = f"`{way}` keeps sensitive layers in float"
     if figure.low <= budget:
-        remedy = f"evaluate on more: optpipe evaluate {build.argument} --data DIR"
+        evaluate = f"optpipe evaluate {build.argument} --data DIR"
+        way = build.choose_way(evaluate, call="Builds.evaluate(data, metric=...)")
+        remedy = f"evaluate on more: {way}"
     return Note(f"{build.precision}-accuracy", text, remedy)
 
 
@@ -175,8 +191,11 @@ def _note_speed(
     wider = [one for one in found if one.subject.precision in WIDER_PRECISIONS[build.precision]]
     newest = {one.key: one for one in sorted(wider, key=lambda one: one.started_utc)}
     beside = list(newest.values())
+    can_profile = bool(build.choose_way("optpipe profile"))
     marks = [
-        reason for one in measured if (reason := check_int8_speed(one, beside, cause)) is not None
+        reason
+        for one in measured
+        if (reason := check_int8_speed(one, beside, cause, can_profile=can_profile)) is not None
     ]
     if marks:
         worst = min(marks, key=lambda reason: float(reason.evidence["ratio"]))

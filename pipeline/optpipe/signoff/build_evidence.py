@@ -172,42 +172,68 @@ def _list_runtime_options(backend: str, options: Mapping[str, str]) -> Iterator[
 
 
 def suggest_build_again(build: JudgedBuild) -> str:
-    return f"optpipe build {build.argument}"
+    return build.choose_way(f"optpipe build {build.argument}", call="Model(...).build(...)")
 
 
 def suggest_build(build: JudgedBuild) -> str:
     """Builds with trained weights."""
-    return f"{suggest_build_again(build)} --backend {build.backend} --precision {build.precision} --weights FILE"
+    command = f"optpipe build {build.argument} --backend {build.backend} --precision {build.precision} --weights FILE"
+    return build.choose_way(command, call="Model(module, example=..., trained=True)")
 
 
 def suggest_narrowing(section: str, build: JudgedBuild) -> str:
     """Empty for sections whose intervals a load narrows."""
+    evaluate, rebuild, profile = (
+        suggest_evaluation(build),
+        suggest_more_samples(build),
+        suggest_profile(build),
+    )
+    parity = build.choose_way(f"optpipe preprocess {build.argument} --images DIR")
     return {
-        "accuracy": f"evaluate on more labeled data: optpipe evaluate {build.argument} --data DIR",
-        "preprocessing": f"verify parity on more images: optpipe preprocess {build.argument} --images DIR",
-        "outputs": f"build on more samples: optpipe build {build.argument} --data PATH",
-        "tensor_cores": f"profile more iterations: {suggest_profile(build)} --iterations {MORE_ITERATIONS}",
+        "accuracy": f"evaluate on more labeled data: {evaluate}",
+        "preprocessing": parity and f"verify parity on more images: {parity}",
+        "outputs": f"build on more samples: {rebuild}",
+        "tensor_cores": profile
+        and f"profile more iterations: {profile} --iterations {MORE_ITERATIONS}",
     }.get(section, "")
+
+
+def suggest_evaluation(build: JudgedBuild) -> str:
+    command = f"optpipe evaluate {build.argument} --data DIR"
+    return build.choose_way(command, call="Builds.evaluate(data, metric=...)")
+
+
+def suggest_more_samples(build: JudgedBuild) -> str:
+    command = f"optpipe build {build.argument} --data PATH"
+    return build.choose_way(command, call="Model.build(..., data=...)")
 
 
 def suggest_fix(section: str, build: JudgedBuild) -> str:
     """The command that helps to meet a section's limits; empty if none is known."""
     compare = f"optpipe compare --model {shlex.quote(build.model)}"
     profile = suggest_profile(build)
+    bottleneck = profile and f"`{profile}` identifies the bottleneck; "
+    calibrate = build.choose_way(f"optpipe calibrate {build.argument} --sensitivity")
+    preprocess = build.choose_way(f"optpipe preprocess {build.argument}")
+    budget = build.choose_way(
+        f"optpipe build {build.argument} --budget 30dB", call='Model.build(..., budget="30dB")'
+    )
     return {
-        "latency": f"`{profile}` identifies the bottleneck; `{compare}` lists faster builds",
+        "latency": f"{bottleneck}`{compare}` lists faster builds",
         "throughput": f"`{compare}` shows the best batch size and build; `optpipe doctor --options` lists runtime options to sweep",
-        "regression": f"`{profile}` lists the kernels, to compare with those of the baseline",
-        "speedup": f"`{profile}` identifies the bottleneck; `{compare}` lists faster builds",
-        "accuracy": f"`optpipe calibrate {build.argument} --sensitivity` finds the layers to keep out of INT8",
-        "preprocessing": f"`optpipe preprocess {build.argument}` shows which step contributes most",
-        "outputs": f"`optpipe build {build.argument} --budget 30dB` keeps the layers in float that cost the most",
+        "regression": profile
+        and f"`{profile}` lists the kernels, to compare with those of the baseline",
+        "speedup": f"{bottleneck}`{compare}` lists faster builds",
+        "accuracy": calibrate and f"`{calibrate}` finds the layers to keep out of INT8",
+        "preprocessing": preprocess and f"`{preprocess}` shows which step contributes most",
+        "outputs": f"`{budget}` keeps the layers in float that cost the most",
         "precision": f"`optpipe store show {build.artifact}` lists the layers in other precisions",
         "memory": "reduce the batch size or use a lower precision",
         "size": "use a lower precision for a smaller engine",
         "energy": "use a lower precision or a larger batch to reduce energy per inference",
         "stability": f"stop other work and lock the clocks; `optpipe bench {build.artifact}` reports the cause",
-        "tensor_cores": f"`{profile}` lists eligible kernels that do not use Tensor Cores",
+        "tensor_cores": profile
+        and f"`{profile}` lists eligible kernels that do not use Tensor Cores",
     }.get(section, "")
 
 

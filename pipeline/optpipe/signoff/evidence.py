@@ -48,8 +48,10 @@ from optpipe.signoff.build_evidence import (
     select_groups,
     suggest_bench,
     suggest_build_again,
+    suggest_evaluation,
     suggest_fix,
     suggest_more_processes,
+    suggest_more_samples,
     suggest_narrowing,
     suggest_pair,
     suggest_runs,
@@ -443,7 +445,7 @@ def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observa
         if criterion.score is not None and known:
             there = f"this model's task has no score {criterion.score}; it has {', '.join(known)}"
             return Blocker(there, "change the policy's [accuracy]")
-        command = f"optpipe evaluate {evidence.build.argument} --data DIR"
+        command = suggest_evaluation(evidence.build)
         if not evidence.accuracy and "evaluate" in evidence.other_file:
             return Blocker(
                 "the evaluated file differs from the one being judged (sha256 mismatch)", command
@@ -474,7 +476,7 @@ def _preprocessing(
 
 def _outputs(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     """Observes the output that the criterion names, all outputs, or the state after the criterion's steps."""
-    known, command = evidence.outputs, f"{suggest_build_again(evidence.build)} --data PATH"
+    known, command = evidence.outputs, suggest_more_samples(evidence.build)
     if criterion.steps is not None:
         known = evidence.states if evidence.steps == criterion.steps else {}
     if not known and criterion.steps is not None:
@@ -517,8 +519,9 @@ def _tensor_cores(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Obs
     if evidence.tensor_core_share is None:
         other = "profile" in evidence.other_file
         reason = "the profiled file differs from the one being judged (sha256 mismatch)"
+        by_file = "give the module as FILE.py:FACTORY; one in memory cannot be profiled"
         return Blocker(
-            reason if other else "not profiled on a GPU", suggest_profile(evidence.build)
+            reason if other else "not profiled on a GPU", suggest_profile(evidence.build) or by_file
         )
     return [evidence.tensor_core_share]
 

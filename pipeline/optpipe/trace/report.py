@@ -301,7 +301,10 @@ MORE_ITERATIONS = 30
 
 
 def suggest_profile(build: JudgedBuild) -> str:
-    return f"optpipe profile {build.argument} --backend {build.backend} --precision {build.precision} --stage inference"
+    """Empty for a module in memory, which cannot be profiled."""
+    return build.choose_way(
+        f"optpipe profile {build.argument} --backend {build.backend} --precision {build.precision} --stage inference"
+    )
 
 
 def read_profile(run: Run) -> ProfileRecord:

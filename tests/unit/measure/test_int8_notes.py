@@ -142,3 +142,9 @@ def test_int8_is_held_against_the_same_options_else_against_the_fastest():
     assert notes(*wider, with_threads(at("int8", 60.0), 1))[3] == ""
     slower = notes(*wider, with_threads(at("int8", 100.0), 8))[3]
     assert "100 images/s in int8 (threads=8), 120 in fp32 (threads=4) on the same runtime" in slower
+
+
+def test_no_profile_is_suggested_for_a_module_in_memory():
+    found = check_int8_speed(at("int8", 60.0), [at("fp16", 100.0)], can_profile=False)
+    assert found is not None
+    assert found.remedy == "deploy fp16"

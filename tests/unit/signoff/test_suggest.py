@@ -201,6 +201,18 @@ def test_a_load_that_was_never_measured_is_suggested_as_the_policy_has_it(where)
 
 
 @pytest.mark.parametrize("section", [*SECTIONS, "environment"])
+def test_no_command_names_a_module_in_memory(section):
+    build = JudgedBuild("Net", "90d93930c3c6", "onnxruntime", "int8", source="memory:Net")
+    for remedy in (suggest_narrowing(section, build), suggest_fix(section, build)):
+        assert "``" not in remedy
+        for command in list_commands(remedy):
+            parse_command(command)
+        verbs = ("build", "calibrate", "evaluate", "preprocess", "profile")
+        assert not any(f"optpipe {verb}" in remedy for verb in verbs)
+    assert "Builds.evaluate(" in suggest_narrowing("accuracy", build)
+
+
+@pytest.mark.parametrize("section", [*SECTIONS, "environment"])
 def test_a_model_whose_name_has_spaces_is_quoted(section):
     build = JudgedBuild("a model.onnx", "90d93930c3c6", "onnxruntime", "fp16")
     for remedy in (suggest_narrowing(section, build), suggest_fix(section, build)):

@@ -55,6 +55,10 @@ class JudgedBuild:
         """The MODEL of a command that names its model."""
         return format_model_argument(self.model, self.source)
 
+    def choose_way(self, command: str, *, call: str = "") -> str:
+        """`command`, whose MODEL is this build's; for a module in memory, which no command can name, the library's `call`."""
+        return call if self.source.startswith("memory:") else command
+
     def has_other_file(self, artifact: str | None, sha256: str | None) -> bool:
         """Whether a record of `artifact` is of another file with the build's id, since not every backend is
         reproducible. Records without a hash are from versions that stored none and count as the same file."""

@@ -5,6 +5,7 @@ A line `<!-- make: NAME ARGUMENT -->` of a page is replaced by the Markdown that
 
 import ast
 import inspect
+import json
 import re
 import runpy
 import shutil
@@ -47,6 +48,15 @@ def make_report(name: str) -> Iterator[str]:
         raise ValueError(f"reports/{name} does not exist")
     REPORTS.add(name)
     yield f'<a href="reports/{name}">Open the report.</a>'
+
+
+def make_notebook(name: str) -> Iterator[str]:
+    """The cells of a tutorial notebook, which is stored without outputs and run by the tests."""
+    text = (ROOT / "docs" / "tutorials" / f"{name}.ipynb").read_text(encoding="utf-8")
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        yield source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
+        yield ""
 
 
 def copy_reports(target: Path) -> None:

@@ -80,11 +80,11 @@ class Evaluation:
                         **end,
                     }
                 )
-        figures = ("value", "low", "high", "drop", "drop_low", "drop_high")
+        numbers = ("value", "low", "high", "drop", "drop_low", "drop_high")
         texts = ("artifact", "score", "verdict", "why_not")
         return pl.DataFrame(
             rows,
-            schema_overrides=dict.fromkeys(figures, pl.Float64) | dict.fromkeys(texts, pl.String),
+            schema_overrides=dict.fromkeys(numbers, pl.Float64) | dict.fromkeys(texts, pl.String),
             infer_schema_length=None,
         )
 

@@ -1,5 +1,7 @@
 """The bar of a notebook."""
 
+from typing import Any
+
 from optpipe.api.progress import NotebookBar
 
 
@@ -7,7 +9,7 @@ class Screen:
     """What a notebook shows, in place of IPython's display."""
 
     def __init__(self) -> None:
-        self.shown = None
+        self.shown: Any = None
 
     def __call__(self, drawing, *, display_id):
         self.shown = drawing

@@ -31,7 +31,9 @@ from optpipe.core.measurement import (
     format_percentile_name,
 )
 from optpipe.core.quantity import Dimension, Estimate
-from optpipe.core.verdict import Blocker
+from optpipe.core.verdict import Blocker, Verdict
+from optpipe.deploy.live import judge_latencies
+from optpipe.deploy.proof import Answer
 from optpipe.evaluate.tasks.contract import measure_scores
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
@@ -1209,6 +1211,42 @@ def server(generator, scale) -> Iterator[Row]:
         )
 
 
+def live(generator, scale) -> Iterator[Row]:
+    """The live check of one server, whose limit is exceeded or exactly met."""
+
+    def judge_live(utilization, count, limit_ms, name):
+        due, _, end = queue(generator, utilization, count)
+        limits = [Criterion("latency", name, Sense.AT_MOST, 1e6 * limit_ms, Dimension.TIME)]
+        load = LoadSpec(1, Scenario.SERVER, rate_per_s=1e3 * utilization)
+        answers = list(map(Answer, due.tolist(), end.tolist()))
+        return next(judge_latencies(answers, limits, load, 1e3 * utilization)).verdict
+
+    for utilization in (1.05, 1.2, 1.5):
+        for count in (700, 2000):
+            verdicts = [judge_live(utilization, count, 5, "p99") for _ in range(round(100 * scale))]
+            yield share(
+                [verdict is Verdict.FAIL for verdict in verdicts],
+                0.95,
+                what=f"live check, {utilization - 1:.0%} more than the server can answer, {count} requests: FAIL",
+            )
+    for utilization in (0.3, 0.5, 0.8, 0.95):
+        due, _, end = queue(generator, utilization, 2_000_000)
+        latencies_ms = (end - due)[100_000:] / 1e6
+        for percent, count in ((99, 700), (99, 2000), (50, 700)):
+            limit_ms = float(np.quantile(latencies_ms, percent / 100))
+            tries = round(400 * scale)
+            verdicts = [
+                judge_live(utilization, count, limit_ms, f"p{percent}") for _ in range(tries)
+            ]
+            for wrong in (Verdict.PASS, Verdict.FAIL):
+                yield share(
+                    [verdict is wrong for verdict in verdicts],
+                    most=0.025,
+                    what=f"live check, p{percent} on the limit, utilization {utilization:g}, {count} requests: {wrong}",
+                    claimed="at most 2.5 %",
+                )
+
+
 PARTS: dict[str, Callable[..., Iterator[Row]]] = {
     each.__name__: each
     for each in (
@@ -1230,6 +1268,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         interleaving,
         validity,
         server,
+        live,
     )
 }
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from secrets import randbits
 from time import time
@@ -27,6 +28,7 @@ from optpipe.deploy.check import CheckedDeployment, check_deployment
 from optpipe.deploy.proof import (
     CONNECTIONS,
     PROTOCOLS,
+    Answer,
     Client,
     fill_load,
     judge_failed,
@@ -43,13 +45,24 @@ from optpipe.deploy.triton_config import CONFIG, read_config, require_tritonclie
 from optpipe.measure.trials import iterate_arrivals
 from optpipe.report.document import TONES, Document, Sentence, Tone, make_document, tabulate_results
 from optpipe.signoff.policy import Criterion, policy_from_toml
-from optpipe.stats.percentiles import summary_from_ns
+from optpipe.stats.percentiles import (
+    CONFIDENCE,
+    compute_relaxation_queries,
+    count_queries_needed,
+    count_transient_queries,
+    summary_from_ns,
+)
+from optpipe.stats.queues import bound_late_share, estimate_utilization, is_falling_behind
 from optpipe.workspace.file_names import POLICY
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import require_writable_file
 
 json_format = LazyModule("google.protobuf.json_format")
 CONNECT_LIMIT_S = 10.0
+FEWEST_RELAXATIONS = 50
+"""Relaxation times of a queue that decide: a shorter load starts empty, and sees few of its long waits or none."""
+FEW_CONFIDENCE = 0.99
+"""The confidence of a percentile of fewer requests than its queue needs: their correlation is then often estimated too small."""
 
 
 def check_live(
@@ -146,12 +159,12 @@ def _replay_live(
                 due = islice(iterate_arrivals(load[1], randbits(32)), load[0])
                 # without a rate its requests follow each other: a latency counts from sending
                 paced = ((None for _ in due), 1) if spec.rate_per_s is None else (due, CONNECTIONS)
-                latencies, failed = send_requests(connect, record.engine, given, *paced)
+                answers, failed = send_requests(connect, record.engine, given, *paced)
                 found.append(
-                    judge_failed(f"answers.{limits[0].name}", len(latencies) + len(failed), failed)
+                    judge_failed(f"answers.{limits[0].name}", len(answers) + len(failed), failed)
                 )
-                if latencies and not failed:
-                    found += judge_latencies(latencies, limits, spec, load[1])
+                if answers and not failed:
+                    found += judge_latencies(answers, limits, spec, load[1])
     verdict = combine_verdicts(each.verdict for each in found)
     return ProofRecord(server, {}, tuple(comparisons), tuple(notes), verdict, tuple(found))
 
@@ -202,37 +215,65 @@ def _judge_configuration(checked: CheckedDeployment, client: Client, model: str)
 
 
 def judge_latencies(
-    latencies: Sequence[int], limits: Sequence[Criterion], spec: LoadSpec, rate_per_s: float
+    answers: Sequence[Answer], limits: Sequence[Criterion], spec: LoadSpec, rate_per_s: float
 ) -> Iterator[CriterionResult]:
-    """Judges latencies in ns at this client. A lower rate than the policy's cannot PASS, and a higher one cannot FAIL."""
-    percents = {each.metric: percent_from_name(each.metric) for each in limits}
-    summary = summary_from_ns(np.array(latencies), sorted(set(percents.values())))
+    """Judges latencies in ns at this client. A lower rate than the policy's cannot PASS, and a higher one cannot FAIL.
+
+    The first requests, which met a shorter queue than later ones, are left out. Where the server falls behind, latencies have no
+    percentile, because they grow as long as requests come: it FAILs a limit that the last half of the requests exceed.
+    """
+    ordered = sorted(answers)
+    latency_ns = np.array([answer.latency_ns for answer in ordered], dtype=np.float64)
+    due_ns, end_ns = np.array(ordered, dtype=np.int64).T
+    paced = spec.rate_per_s is not None
     wanted = rate_per_s if spec.rate_per_s is None else spec.rate_per_s
-    about = f"{spec}; {len(latencies):,} requests at {rate_per_s:g}/s, from this client"
+    behind = paced and is_falling_behind(due_ns, end_ns, rate_per_s)
+    utilization = estimate_utilization(latency_ns) if paced else 0.0
+    fewest = ceil(FEWEST_RELAXATIONS * compute_relaxation_queries(utilization)) if paced else 0
+    percents = {percent_from_name(limit.metric) for limit in limits}
+    about = f"{spec}; {len(answers):,} requests at {rate_per_s:g}/s, from this client"
+
     for each in limits:
-        limit, percent = float(each.threshold), percents[each.metric]
-        if (shown := summary.percentile(percent)) is None:
-            verdict, why = (
-                Verdict.INCONCLUSIVE,
-                f"not shown: {summary.withheld[format_percentile_name(percent)]}",
+        limit, percent = float(each.threshold), percent_from_name(each.metric)
+        late = latency_ns[len(latency_ns) // 2 :] > limit
+        exceeded = behind and bound_late_share(late.tolist()) > 1 - percent / 100
+        transient = count_transient_queries(utilization, percent) if paced else 0
+        kept = latency_ns[min(transient, len(latency_ns) // 2) :]
+        needed = max(fewest, transient + count_queries_needed(utilization, percent))
+        few = paced and len(answers) < needed
+        lower = sorted(one for one in percents if one <= percent)
+        summary = summary_from_ns(kept, lower, FEW_CONFIDENCE if few else CONFIDENCE)
+        shown = None if behind else summary.percentile(percent)
+
+        if exceeded and rate_per_s <= wanted:
+            verdict = Verdict.FAIL
+            why = f"the server falls behind: {late.mean():.0%} of the last {len(late):,} requests took longer"
+        elif behind:
+            verdict = Verdict.INCONCLUSIVE
+            why = (
+                f"the server falls behind, and the policy's load has {wanted:g} requests/s, not {rate_per_s:g}"
+                if exceeded
+                else "the server falls behind: its latencies grow, and have not exceeded the limit yet"
             )
+        elif shown is None:
+            verdict = Verdict.INCONCLUSIVE
+            why = f"not shown: {summary.withheld[format_percentile_name(percent)]}"
+        elif len(answers) < fewest:
+            verdict = Verdict.INCONCLUSIVE
+            why = f"requests wait as at a server that is busy {utilization:.0%} of the time, and {len(answers):,} are too few for it"
         elif shown.bounds[0] <= limit < shown.bounds[1]:
             verdict, why = Verdict.INCONCLUSIVE, "the interval includes the limit"
         elif rate_per_s != wanted and (rate_per_s < wanted) == (shown.value <= limit):
-            verdict, why = (
-                Verdict.INCONCLUSIVE,
-                f"the policy's load has {wanted:g} requests/s, not {rate_per_s:g}",
-            )
+            verdict = Verdict.INCONCLUSIVE
+            why = f"the policy's load has {wanted:g} requests/s, not {rate_per_s:g}"
         else:
-            verdict, why = (
-                Verdict.PASS if shown.value <= limit else Verdict.FAIL,
-                "as measured at this client",
-            )
-        more = (
-            "send more requests with --load NUMBER@RATE"
-            if verdict is Verdict.INCONCLUSIVE
-            else None
-        )
+            verdict = Verdict.PASS if shown.value <= limit else Verdict.FAIL
+            why = "as measured at this client"
+
+        more = None
+        if verdict is Verdict.INCONCLUSIVE:
+            number = f"{needed:,} or more" if needed > len(answers) else "more"
+            more = f"send {number} requests with --load NUMBER@{wanted:g}"
         value, ci = (shown.value, shown.bounds) if shown else (None, None)
         yield CriterionResult(
             each.name, verdict, why, each.limit, more, value, ci, limit, Dimension.TIME, about

@@ -18,7 +18,7 @@ from pathlib import Path
 from ssl import create_default_context
 from threading import Barrier, BrokenBarrierError, Semaphore, local
 from time import monotonic, perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -239,20 +239,31 @@ def prepare_inputs(module: Any, arrays: Mapping[str, np.ndarray]) -> list[Any]:
     return found
 
 
+class Answer(NamedTuple):
+    """A request that was answered; `due_ns` is when it was sent if it had no time to be sent at."""
+
+    due_ns: int
+    end_ns: int
+
+    @property
+    def latency_ns(self) -> int:
+        return self.end_ns - self.due_ns
+
+
 def send_requests(
     connect: Callable[[], Client],
     model: str,
     inputs: Mapping[str, np.ndarray],
     arrivals: Iterable[int | None],
     connections: int,
-) -> tuple[list[int], list[str]]:
-    """Sends a request at each of `arrivals`; returns the latencies since then in ns, for None since sending, and why others failed.
+) -> tuple[list[Answer], list[str]]:
+    """Sends a request at each of `arrivals`, for None at once; returns the answers as they came, and why other requests failed.
 
     A free connection takes the next arrival, so that at most `connections` requests are in flight. After MAX_FAILED nothing more is
     sent.
     """
     thread, ready, room = local(), Barrier(connections), Semaphore(connections)
-    latencies: list[int] = []
+    answers: list[Answer] = []
     failed: list[str] = []
 
     def open_sender(_: int) -> None:
@@ -270,7 +281,7 @@ def send_requests(
         except StageError as problem:
             failed.append(str(problem))
         else:
-            latencies.append(perf_counter_ns() - begun)
+            answers.append(Answer(begun, perf_counter_ns()))
         room.release()
 
     with ThreadPoolExecutor(connections) as pool:
@@ -281,7 +292,7 @@ def send_requests(
             room.acquire()
             if len(failed) >= MAX_FAILED:
                 break
-    return latencies, failed
+    return answers, failed
 
 
 def open_client(protocol: str, place: str, *, secure: bool = False) -> Client:

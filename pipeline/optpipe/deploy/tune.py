@@ -226,13 +226,13 @@ def _make_trial(
 
     def run_trial() -> list[int]:
         connections = IN_FLIGHT if rate_per_s is None else CONNECTIONS
-        latencies, failed = send_requests(
+        answers, failed = send_requests(
             partial(open_client, "grpc", url), name, inputs, iterate_due(), connections
         )
-        if failed or not latencies:
+        if failed or not answers:
             raise StageError(
                 failed[0] if failed else "no request was answered in a trial; increase --seconds"
             )
-        return latencies
+        return [answer.latency_ns for answer in answers]
 
     return run_trial

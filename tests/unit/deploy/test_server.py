@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from itertools import islice
+from itertools import islice, starmap
 from threading import Lock
 from time import perf_counter_ns, sleep
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from optpipe.core.quantity import Dimension
 from optpipe.deploy import tune
 from optpipe.deploy.frames import SharedMemory, read_frame, write_frame
 from optpipe.deploy.live import judge_latencies
-from optpipe.deploy.proof import MAX_FAILED, send_requests
+from optpipe.deploy.proof import MAX_FAILED, Answer, send_requests
 from optpipe.deploy.server import find_server
 from optpipe.deploy.session_process import list_captured_sizes
 from optpipe.signoff.policy import Criterion, Sense
@@ -71,7 +71,7 @@ def test_no_more_than_asked_for_are_in_flight_and_all_are_awaited(count):
     client = Client()
     found, failed = send(client, islice(iter(perf_counter_ns, None), 10), count)
     assert (client.most, client.now, len(found), failed) == (count, 0, 10, [])
-    assert min(found) >= 5 * MS
+    assert min(answer.latency_ns for answer in found) >= 5 * MS
 
 
 def test_an_arrival_is_asked_for_when_there_is_room_and_its_latency_counts_from_when_it_was_due():
@@ -82,7 +82,7 @@ def test_an_arrival_is_asked_for_when_there_is_room_and_its_latency_counts_from_
             asked.append(client.now)
             yield perf_counter_ns() - 1000 * MS
 
-    assert min(send(client, arrivals(), 2)[0]) >= 1005 * MS
+    assert min(answer.latency_ns for answer in send(client, arrivals(), 2)[0]) >= 1005 * MS
     assert max(asked) <= 1
 
 
@@ -159,9 +159,48 @@ def test_a_lower_rate_than_the_policys_cannot_pass_and_a_higher_one_cannot_fail(
     limits = [
         Criterion("latency", name, Sense.AT_MOST, 20e6, Dimension.TIME) for name in ("p50", "p99")
     ]
-    latencies = (np.random.default_rng(0).uniform(0.9, 1.1, count) * ms * 1e6).astype(int).tolist()
+    generator = np.random.default_rng(0)
+    due = (np.cumsum(generator.exponential(1 / rate, count)) * 1e9).astype(int)
+    latencies = (generator.uniform(0.9, 1.1, count) * ms * 1e6).astype(int)
     load = LoadSpec(1, Scenario.SERVER, rate_per_s=50.0)
-    assert [each.verdict for each in judge_latencies(latencies, limits, load, rate)] == verdicts
+    answers = list(starmap(Answer, zip(due.tolist(), (due + latencies).tolist(), strict=True)))
+    assert [each.verdict for each in judge_latencies(answers, limits, load, rate)] == verdicts
+
+
+def answer_by(servers, rate_per_s, count, service_s):
+    """Requests that come at random to `servers` that share a queue; the service takes the same time, apart from noise of 2%."""
+    generator = np.random.default_rng(1)
+    free, answers = [0.0] * servers, []
+    for due in np.cumsum(generator.exponential(1 / rate_per_s, count)):
+        end = max(due, free[0]) + service_s * (1 + 0.02 * generator.standard_normal())
+        free = sorted([end, *free[1:]])
+        answers.append(Answer(int(due * 1e9), int(end * 1e9)))
+    return answers
+
+
+@pytest.mark.parametrize("servers", [1, 4])
+@pytest.mark.parametrize("percent", [50, 99])
+@pytest.mark.parametrize(
+    ("utilization", "policy_share", "limit_services", "verdict"),
+    [
+        (1.1, 1.1, 5, "FAIL"),
+        (1.5, 1.5, 5, "FAIL"),
+        (1.5, 2.0, 5, "FAIL"),
+        (1.1, 0.5, 5, "INCONCLUSIVE"),
+        (1.1, 1.1, 500, "INCONCLUSIVE"),
+        (0.5, 0.5, 50, "PASS"),
+    ],
+)
+def test_a_server_that_falls_behind_fails_a_limit_that_it_exceeds(
+    servers, percent, utilization, policy_share, limit_services, verdict
+):
+    service_s = 0.01
+    rate, wanted = (servers * each / service_s for each in (utilization, policy_share))
+    limit_ns = limit_services * service_s * 1e9
+    limits = [Criterion("latency", f"p{percent}", Sense.AT_MOST, limit_ns, Dimension.TIME)]
+    load = LoadSpec(1, Scenario.SERVER, rate_per_s=wanted)
+    answers = answer_by(servers, rate, 2000, service_s)
+    assert [each.verdict for each in judge_latencies(answers, limits, load, rate)] == [verdict]
 
 
 @given(st.integers(1, 8), st.integers(0, 10_000), st.sampled_from([(), (8,), (4, 8)]))

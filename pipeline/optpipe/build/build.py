@@ -1,5 +1,6 @@
 """From a model to verified artifacts: export, reference, precision, build, proof, verification."""
 
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,14 @@ from optpipe.build.verify import Trajectory, parse_steps, read_trajectory, verif
 from optpipe.core import pl
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ArtifactInfo, GraphInfo, ModelInfo, ReferenceInfo, VerificationInfo
-from optpipe.core.errors import BadInputError, ExitStatus, MissingError, OptpipeError, StageError
+from optpipe.core.errors import (
+    BadInputError,
+    ExitStatus,
+    MissingError,
+    OptpipeError,
+    StageError,
+    first_line,
+)
 from optpipe.core.events import Listener, Steps, advance_steps, finish_steps, run_step
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, prove_precision
 from optpipe.core.process import redirect_output
@@ -37,9 +45,9 @@ from optpipe.quantize.ranges import is_table
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, pool_errors
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_gpu_name
-from optpipe.workspace.file_names import CARD, ONNX, OUTPUT_ERRORS, REFERENCE
-from optpipe.workspace.files import hold_lock, write_parquet
-from optpipe.workspace.store import Store
+from optpipe.workspace.file_names import CARD, ONNX, OUTPUT_ERRORS, REFERENCE, make_file_name
+from optpipe.workspace.files import hold_lock, write_bytes, write_parquet
+from optpipe.workspace.store import NOTES, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,12 +279,12 @@ def _build_one(
     listener: Listener,
 ) -> Steps[bool]:
     """Adds the build, or why there is none, to `result`. Pauses as the backend does; at the end returns True."""
-    if (reason := _find_obstacle(model, plan, backend, precision, device)) is not None:
-        omission = Omission(backend.name, str(precision), reason, ExitStatus.MISSING)
-        (result.failed if plan.named else result.skipped).append(omission)
-        return True
     name = f"{backend.name} {precision}"
     try:
+        if (reason := _find_obstacle(model, plan, backend, precision, device)) is not None:
+            omission = Omission(backend.name, str(precision), reason, ExitStatus.MISSING)
+            (result.failed if plan.named else result.skipped).append(omission)
+            return True
         graph: Entry[ModelInfo] | Entry[GraphInfo] = result.model
         if _reads_graph(backend, precision) or result.model.info.own_precision is not None:
             given = (
@@ -332,11 +340,31 @@ def _build_one(
     except OptpipeError as error:
         result.failed.append(Omission(backend.name, str(precision), str(error), error.exit_status))
         return True
+    except Exception as error:  # noqa: BLE001 - a library's or a bug's; others are still built
+        failure = _record_failure(error, result.model.info.name, backend, precision, store)
+        result.failed.append(
+            Omission(backend.name, str(precision), failure, ExitStatus.STAGE_FAILED)
+        )
+        return True
     kept = graph.info.kept if isinstance(graph.info, GraphInfo) else ()
     result.artifacts.append(
         BuiltArtifact(entry, checked, why_not, kept, required_share=plan.required_share)
     )
     return True
+
+
+def _record_failure(
+    error: Exception, model: str, backend: Backend, precision: Precision, store: Store
+) -> str:
+    """The two-line reason for an error that nobody foresaw; its traceback is kept in the workspace, to be reported."""
+    name = make_file_name(f"failed-{model}-{backend.name}-{precision}.log")
+    path = store.own_folder(NOTES) / name
+    problem = f"unexpected {type(error).__name__}: {first_line(error)}"
+    try:
+        write_bytes(path, "".join(traceback.format_exception(error)).encode(errors="replace"))
+    except OptpipeError as reason:
+        return f"{problem}\nits traceback could not be kept: {first_line(reason)}"
+    return f"{problem}\nits traceback is in {path}; report it with the model, or leave this candidate out"
 
 
 def _find_obstacle(

@@ -355,6 +355,8 @@ def describe_nonfinite(graph: Path, batch: Batch, tensor: str) -> str:
         if origin is None:
             continue
         node, made = origin
+        if kind == "NaN" and (earlier := _trace_infinity(graph, batch, node)) is not None:
+            (node, made), kind = earlier, "Inf"
         where = f"{node.op_type} '{escape(node.name or made)}'"
         result = "" if made == tensor else f" (its result: '{escape(made)}')"
         return (
@@ -362,6 +364,30 @@ def describe_nonfinite(graph: Path, batch: Batch, tensor: str) -> str:
             f"check its weights, and what it divides by or takes the root or logarithm of; {remedy}"
         )
     return f"{problem}\ncheck the preprocessing and weights; {remedy}"  # overflows on a GPU alone
+
+
+def _trace_infinity(graph: Path, batch: Batch, node: Any) -> tuple[Any, str] | None:
+    """The node that made the Inf from which `node` makes NaN, and its result; None if `node` reads no Inf.
+
+    Only what `node` reads is followed: an Inf elsewhere, such as in a mask, is no cause.
+    """
+    model = load_onnx(graph)
+    makers = {name: each for each in model.graph.node for name in each.output if name}
+    session = open_model_session(expose_tensors(model, makers))
+    names, infinite = [*makers], set[str]()
+    for start in range(0, len(names), NODES_AT_ONCE):
+        part = names[start : start + NODES_AT_ONCE]
+        for name, value in zip(part, session.run(part, dict(batch)), strict=True):
+            array = np.asarray(value)
+            if array.dtype.kind == "f" and np.isinf(array).any():
+                infinite.add(name)
+        if {*node.output} & {*part}:
+            break  # what comes after the node is no cause
+    found = None
+    while (name := next((each for each in node.input if each in infinite), None)) is not None:
+        node = makers[name]
+        found = node, name
+    return found
 
 
 def find_first_result(

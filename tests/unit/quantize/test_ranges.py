@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.fakes.graphs import onnx_model
 
 from optpipe.core.entries import SampleSetSummary
 from optpipe.core.errors import BadInputError, StageError
@@ -225,6 +226,83 @@ def test_what_is_not_finite_is_named(graph, bad) -> None:
     poisoned[0, 0, 0, 0] = bad
     with pytest.raises(StageError, match="tensor 'x' contains NaN or Inf"):
         Collector(graph, TENSORS, histograms=True).add({"x": poisoned})
+
+
+@pytest.fixture
+def selecting(tmp_path):
+    """A head on the rows of `x` that pass a threshold: `rows` and `h` may be empty."""
+    nodes = [
+        ("ReduceMax", "x", "top", {"axes": [1], "keepdims": 0}),
+        ("Greater", "top t", "wanted"),
+        ("Compress", "x wanted", "rows", {"axis": 0}),
+        ("MatMul", "rows w", "h"),
+    ]
+    constants = {"t": np.float32(0.5), "w": np.eye(4, dtype=np.float32)}
+    onnx_model(nodes, {"x": ["n", 4]}, {"h": ["m", 4]}, path=tmp_path / "select.onnx", **constants)
+    return tmp_path / "select.onnx"
+
+
+@pytest.mark.parametrize("histograms", [True, False])
+def test_a_tensor_that_is_empty_in_some_batches_has_the_range_of_the_others(
+    selecting, histograms
+) -> None:
+    kept, none = np.full((2, 4), 3, np.float32), np.zeros((3, 4), np.float32)
+    tensors = ("x", "rows", "h")
+    mixed, alone = (
+        collect(Collector(selecting, tensors, histograms), [{"x": each} for each in batches])
+        for batches in ([none, kept, none], [kept])
+    )
+    for name in ("rows", "h"):
+        assert (mixed[name].low, mixed[name].high) == (alone[name].low, alone[name].high) == (3, 3)
+        if histograms:
+            assert np.array_equal(mixed[name].counts, alone[name].counts)
+    assert (mixed["x"].low, mixed["x"].high) == (0, 3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tensor_that_is_empty_in_all_batches_has_a_usable_bound(selecting, method) -> None:
+    none = {"x": np.zeros((3, 4), np.float32)}
+    found = collect(Collector(selecting, ("rows", "h"), method != "max"), [none, none])
+    for each in found.values():
+        assert (each.low, each.high) == (0, 0)
+        assert math.isfinite(compute_range(each, method))
+
+
+def test_no_sample_at_all_selects_no_value(selecting) -> None:
+    empty = {"x": np.zeros((0, 4), np.float32)}
+    found = collect(Collector(selecting, ("x", "h"), histograms=True), [empty])
+    assert (found["x"].low, found["h"].high) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("operator", "value", "kind"),
+    [("Sqrt", -1, "NaN"), ("Log", 0, "Inf"), ("Log", -1, "NaN"), ("Exp", 1e3, "Inf"),
+     ("Reciprocal", 0, "Inf")],
+)  # fmt: skip
+def test_the_node_that_makes_nan_or_inf_is_named_with_a_way_out(
+    tmp_path, operator, value, kind
+) -> None:
+    nodes = [
+        ("Relu", "x", "before"),
+        (operator, "x", "broken", {"name": "culprit"}),
+        ("MatMul", "broken w", "after"),
+    ]
+    path, w = tmp_path / "broken.onnx", np.eye(4, dtype=np.float32)
+    onnx_model(nodes, {"x": ["n", 4]}, {"before": ["n", 4], "after": ["n", 4]}, path=path, w=w)
+    batch = {"x": np.full((2, 4), value, np.float32)}
+    with pytest.raises(StageError) as caught:
+        Collector(path, ("before", "after"), histograms=True).add(batch)
+    problem, remedy = str(caught.value).splitlines()
+    assert f"{operator} 'culprit' is the first that makes {kind}" in problem
+    assert "'after'" in problem
+    assert "optpipe build" in remedy
+
+
+def test_data_with_nan_are_blamed_before_any_node(tmp_path) -> None:
+    path, w = tmp_path / "m.onnx", np.eye(4, dtype=np.float32)
+    onnx_model([("MatMul", "x w", "y")], {"x": ["n", 4]}, {"y": ["n", 4]}, path=path, w=w)
+    with pytest.raises(StageError, match="the data themselves contain NaN or Inf"):
+        Collector(path, ("y",), histograms=False).add({"x": np.full((1, 4), np.nan, np.float32)})
 
 
 def test_what_the_graph_rejects_is_bad_input(graph) -> None:

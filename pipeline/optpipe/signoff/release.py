@@ -49,6 +49,7 @@ from optpipe.models.artifacts.lookup import (
 )
 from optpipe.models.export.exported import (
     Model,
+    explain_other_export,
     find_stored_model,
     prepare_model,
     read_card,
@@ -332,10 +333,15 @@ def measure_missing_evidence(
         stored = find_stored_model(found, store)
         if stored is not None and stored.id in judged.manifest.parents:
             return found
-        problem = f"{wanted.model} was built with non-default options"
-        raise BadInputError(
-            f"{problem}; run optpipe evaluate or optpipe preprocess with the same options"
-        )
+        built_of = store.find(judged.manifest.parents[0], ModelInfo)
+        how, only_exporter = explain_other_export(found, built_of)
+        what = how or "other options"
+        problem = f"build {judged.id} was exported from {wanted.model} with {what} than now"
+        remedy = "run optpipe evaluate or optpipe preprocess with the options of the build"
+        if how and only_exporter:
+            command = to_command("build", wanted.model, precision=judged.info.precision)
+            remedy = f"build it again: `{for_workspace(command)}`"
+        raise BadInputError(f"{problem}; {remedy}")
 
     return list(_measure(needed, runs, wanted, judged, source, store, listener))
 

@@ -1,5 +1,9 @@
 """What a module may do in forward, and what is said of one that cannot be exported."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -7,7 +11,13 @@ from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec, card_from_
 from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError, GateError, StageError
 from optpipe.core.events import SilentListener
-from optpipe.models.export.exported import Model, compute_reference, export_model, run_torch_model
+from optpipe.models.export.exported import (
+    Model,
+    compute_reference,
+    explain_other_export,
+    export_model,
+    run_torch_model,
+)
 from optpipe.models.export.onnx_export import onnx_from_torch
 from optpipe.models.sources.python_file import PythonFileSource
 from optpipe.workspace.file_names import CARD
@@ -230,3 +240,26 @@ def test_inputs_that_are_not_numbers_are_not_blamed_on_the_weights(tmp_path) -> 
     np.savez(tmp_path / "data.npz", x=np.full((4, 8), np.nan, np.float32))
     with pytest.raises(BadInputError, match=r"data\.npz: input 'x' contains NaN"):
         compute_reference(model, entry, tmp_path / "data.npz", store, SilentListener())
+
+
+def test_another_export_is_explained_by_what_differs(tmp_path) -> None:
+    (tmp_path / "net.py").write_text(
+        f"{HEAD}    def forward(self, x):\n        return self.linear(x)\n"
+    )
+    store = Store(tmp_path / ".optpipe")
+    model = Model(PythonFileSource(tmp_path / "net.py", "Net"), WeightsRequest())
+    entry, _ = export_model(model, store, SilentListener())
+    assert explain_other_export(model, entry) == ("", True)
+
+    recipe = dict(entry.recipe)
+    older = {
+        "a version of torch": (recipe | {"tools": recipe["tools"] | {"torch": "1.0"}}, "torch"),
+        "a version of optpipe": (recipe | {"revision": "older"}, "optpipe"),
+    }
+    for changed, named in older.values():
+        exported: Any = SimpleNamespace(recipe=changed)
+        how = explain_other_export(model, exported)
+        assert how == (f"other versions of {named}", True)
+
+    narrow = replace(model, batch=(1, 2, 3))
+    assert explain_other_export(narrow, entry) == ("other batch", False)

@@ -261,6 +261,24 @@ def _recipe(model: Model) -> dict[str, Any]:
     }
 
 
+def explain_other_export(model: Model, exported: Entry[ModelInfo]) -> tuple[str, bool]:
+    """How `exported` differs from an export of `model` now, and whether only the exporter's version does.
+
+    The text is empty if the recipes are equal: `other versions of torch`, `other weights, batch`.
+    """
+    now, then = _recipe(model), exported.recipe
+    if now["model"] != then.get("model"):
+        given = then.get("model") or {}
+        names = now["model"].keys() | given.keys()
+        differing = [name for name in sorted(names) if now["model"].get(name) != given.get(name)]
+        return f"other {', '.join(differing)}", False
+    made_by = then.get("tools") or {}
+    tools = [name for name, version in now["tools"].items() if made_by.get(name) != version]
+    if now["revision"] != then.get("revision"):
+        tools = ["optpipe", *tools]
+    return (f"other versions of {', '.join(tools)}" if tools else "", True)
+
+
 ONNX_ORIGIN = "the file as given, on ONNX Runtime without optimizations"
 BATCH_WAY_OUT = "its forward pass depends on the batch size; build it for one: --batch N"
 TORCH_WAY_OUT = (

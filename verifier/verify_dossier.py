@@ -1290,7 +1290,7 @@ def check_seal(at):
         at.compare(SEAL[3], at.json(SEAL[3]), {"dossier": digest(listed)})
     signed = [name for name in (SEAL[2], SEAL[4]) if (at.folder / name).exists()]
     at.stated += [f"{name}: whose it is, tells ssh-keygen -Y verify" for name in signed] or [
-        "not signed"
+        "not signed: nobody vouches for the order and number of samples, the predictions, and the engine that gave them"
     ]
 
 

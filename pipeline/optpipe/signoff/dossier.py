@@ -51,7 +51,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "ba7d141e6af18fab44d738f65d15042028fe8a24e7f4acc3ea496c8ee744ae2f"
+VERIFIER = "3354d47a7ff68b326031c32e0d40644f1428801be4a41a804a9752eeeaa0a9c8"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

@@ -72,7 +72,8 @@ from optpipe.workspace.runs import newest_runs
 
 NOT_RECOMPUTED = "changed before it was sealed, or made by a different version of optpipe: measure and sign off again"
 UNSIGNED = (
-    "Unsigned: the files are consistent with each other, but nothing proves who made them or where."
+    "Unsigned: the files are consistent with each other, but nothing proves who made them or where. A signature names who vouches "
+    "that samples were not reordered or trimmed, that predictions were not edited, and that this engine gave them."
 )
 LARGE_FIGURES, MAX_TILES = 3, 4
 TILES = (

@@ -506,6 +506,16 @@ def test_a_dossier_put_right_without_a_change_is_the_same(dossier, honest):
     ]
 
 
+def test_an_unsigned_dossier_says_what_a_signature_would_add(dossier, tmp_path):
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True
+    )
+    for adds in (True, False):
+        assert ("A signature names" in show(dossier)) == adds
+        assert any("nobody vouches" in each for each in examine(dossier)[0].stated) == adds
+        sign_folder(dossier, tmp_path / "key")
+
+
 def test_a_signature_by_an_unknown_key_is_named(dossier, tmp_path):
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True

@@ -1,6 +1,7 @@
 """An ONNX Runtime session on host arrays, or bound to fixed buffers on the CPU or a GPU."""
 
 import json
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from optpipe.backends.base import Binding, Device, Run
 from optpipe.backends.onnx_graph import MarkedGraph
 from optpipe.core import LazyModule, np, torch
 from optpipe.core.card import InputSpec, TensorSpec
-from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.core.errors import BadInputError, MissingError, StageError, first_line
 from optpipe.core.precision import MAX_OTHERS, LayerType, PlacedNode, Placement
 from optpipe.core.records import group_pairs
 
@@ -28,6 +29,12 @@ _ORT_TYPES = {
 
 
 _NODE_SUFFIX = "_kernel_time"
+_NOT_IN_NUMPY = ("Numpy_type", "No corresponding Numpy type")
+"""Parts of what ONNX Runtime raises, as a RuntimeError, for BF16, FP8, and types of less than a byte."""
+_NEWER_OPSET = re.compile(
+    r"Opset (\d+) is under development.*support for domain (\S+) is till opset (\d+)", re.DOTALL
+)
+"""ONNX Runtime's message about a graph of an opset that it does not know yet."""
 QDQ_AS_WRITTEN = ("session.disable_quant_qdq", "1")
 """Leaves out ONNX Runtime's passes over Q/DQ pairs. They prepare integer kernels, which its CUDA provider does not have, and
 do harm there: biases become INT32 with scale(input) * scale(weight), which is zero or subnormal if scales are FP16 (`digits`
@@ -83,6 +90,13 @@ def create_inference_session(
         state.RuntimeException,
     ) as error:
         name = graph.name if isinstance(graph, Path) else "the graph"
+        if newer := _NEWER_OPSET.search(str(error)):
+            version, domain, newest = newer.groups()
+            problem = f"{name} is opset {version} of {domain}"
+            raise StageError(
+                f"{problem}; ONNX Runtime {ort.__version__} runs up to opset {newest}\n"
+                f"export the model at opset {newest} or earlier"
+            ) from error
         way_out = ""
         if isinstance(error, state.NotImplemented):  # as for BF16 on the CPU
             way_out = f"\nit has no kernel on {device} for this operator with these types; export the model in float32"
@@ -120,6 +134,13 @@ def translate_runtime_errors() -> Iterator[None]:
         raise BadInputError(f"ONNX Runtime rejected these inputs: {_reason(error)}") from error
     except (state.Fail, state.RuntimeException, state.NotImplemented) as error:
         raise StageError(f"ONNX Runtime could not run the graph: {_reason(error)}") from error
+    except RuntimeError as error:
+        if not any(each in str(error) for each in _NOT_IN_NUMPY):
+            raise
+        raise StageError(
+            f"an input or output has a type that NumPy lacks: {first_line(error)[:160]}\n"
+            "cast it to float32 inside the model"
+        ) from error
 
 
 class OnnxRuntimeSession:

@@ -4,6 +4,7 @@ A user's file, and every graph that is compared with it, runs here and nowhere e
 cannot agree with a rewrite that made the same mistake.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -15,11 +16,16 @@ from optpipe.backends.onnxruntime_session import (
     specs_from_session,
     translate_runtime_errors,
 )
-from optpipe.core import np
-from optpipe.core.card import InputSpec
+from optpipe.core import np, onnx
+from optpipe.core.card import InputSpec, TensorSpec
+from optpipe.core.errors import StageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+_NEWER_FORMAT = re.compile(r"Unsupported model IR version: \d+, max supported IR version: (\d+)")
+"""ONNX Runtime's message about a file that a newer onnx package wrote."""
 
 
 class PlainSession:
@@ -41,9 +47,15 @@ class PlainSession:
 
         self._graph = graph
         source = graph if isinstance(graph, Path | bytes) else graph.SerializeToString()
-        self._session = create_inference_session(source, "cpu", options, {})
+        try:
+            self._session = create_inference_session(source, "cpu", options, {})
+        except StageError as error:
+            if (newest := _NEWER_FORMAT.search(str(error))) is None:
+                raise
+            source = _state_format(graph, int(newest.group(1)))
+            self._session = create_inference_session(source, "cpu", options, {})
         self.inputs, self.outputs = specs_from_session(self._session)
-        self._unread: dict[str, NDArray[Any]] | None = None
+        self._unread: dict[str, Any] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -60,8 +72,8 @@ class PlainSession:
             values = self._session.run(None, given)
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 
-    def _fill_unread(self) -> "dict[str, NDArray[Any]]":
-        """Zeros for each input that no operator reads: ONNX Runtime requires a value all the same."""
+    def _fill_unread(self) -> dict[str, Any]:
+        """Zeros for each input that no output depends on: ONNX Runtime requires a value all the same."""
         if self._unread is None:
             model = self._graph
             if isinstance(model, Path):
@@ -73,11 +85,38 @@ class PlainSession:
             names = find_unread_inputs(model)
             self._unread = {}
             for each in self.inputs:
-                dtype = str if each.dtype == "tensor(string)" else each.dtype
-                if each.name in names and not str(dtype).startswith("tensor("):
-                    shape = [size if isinstance(size, int) else 1 for size in each.shape]
-                    self._unread[each.name] = np.zeros(shape, dtype)
+                if each.name in names:
+                    self._unread[each.name] = _make_zeros(each)
         return self._unread
+
+
+def _state_format(graph: Path | bytes | Any, version: int) -> bytes:
+    """`graph` with the IR version `version`: the form of the file, which no operator's meaning depends on."""
+    copy = onnx.ModelProto()
+    if isinstance(graph, Path):
+        copy = load_onnx(graph)
+    elif isinstance(graph, bytes):
+        copy.ParseFromString(graph)
+    else:
+        copy.CopyFrom(graph)
+    copy.ir_version = version
+    serialized: bytes = copy.SerializeToString()
+    return serialized
+
+
+def _make_zeros(spec: TensorSpec) -> Any:
+    """Zeros of any type that a graph's input may have, also of those that NumPy lacks."""
+    if spec.dtype.startswith("seq("):
+        return []
+    if spec.dtype.startswith("optional("):
+        return None
+    shape = [size if isinstance(size, int) else 1 for size in spec.shape]
+    if spec.dtype == "tensor(string)":
+        return np.zeros(shape, str)
+    name = {"float32": "float"}.get(spec.dtype, spec.dtype)
+    name = name.removeprefix("tensor(").removesuffix(")")
+    kind = onnx.TensorProto.DataType.Value(name.upper())
+    return ort.OrtValue.ortvalue_from_shape_and_type(shape, kind)
 
 
 def mark_source(path: Path, inputs: Iterable[InputSpec]) -> MarkedGraph:

@@ -29,7 +29,7 @@ from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, QdqF
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.export.opsets import needs_conversion, raise_opset, read_opset
 from optpipe.models.export.rewrites import ROUNDING_FACTOR, RewriteGuard, require_same
-from optpipe.models.export.source_graph import require_raised_opset
+from optpipe.models.export.source_graph import require_raised_opset, state_output_ranks
 from optpipe.models.inputs.rows import split_batches, tensor_set_from_parts
 from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.quantize.modelopt import convert_by_modelopt
@@ -322,19 +322,40 @@ def _convert(
     kept: Sequence[str],
 ) -> dict[str, str]:
     """Writes the converted graph into `directory`. Returns why ModelOpt left nodes in FP32, by node."""
-    directory, card = directory.resolve(), card_from_file(model.file(CARD))
+    card = card_from_file(model.file(CARD))
     rows = reference_from_file(reference.file(REFERENCE)).inputs
+    return write_half_graph(precision, onnx.load(model.file(ONNX)), card, rows, directory, kept)
+
+
+def write_half_graph(
+    precision: Precision,
+    graph: Any,
+    card: ModelCard,
+    rows: "Arrays",
+    directory: Path,
+    kept: Sequence[str] = (),
+) -> dict[str, str]:
+    """Writes `graph` in FP16 or BF16 into `directory`; `kept` names nodes that stay in FP32.
+
+    On `rows`, (samples, ...) by input, nodes are found whose values leave FP16's range, and the
+    result is compared with its source. Returns why ModelOpt left nodes in FP32, by node.
+
+    Raises StageError if ModelOpt fails, or if the result differs by more than rounding explains;
+    BadInputError if the opset cannot be raised.
+    """
+    directory = directory.resolve()
     guard = RewriteGuard([batch for batch, _ in split_batches(card, rows)][:GUARDED_BATCHES])
     least = BF16_OPSET if precision is Precision.BF16 else FP16_OPSET
-    source = name_nodes(onnx.load(model.file(ONNX)))
+    source = name_nodes(graph)
     if needs_conversion(source, least):
         source = require_same(
             guard,
             source,
-            lambda graph: raise_opset(graph, least),
+            lambda given: raise_opset(given, least),
             f"{card.name} cannot be converted from opset {read_opset(source)} to {least}",
             f"export the model at opset {least}, or build it in fp32",
         )
+    state_output_ranks(source, guard.run(source))
     wide = _find_wide_tensors(source, card, rows)
     plain = PlainNames(source)
 
@@ -355,7 +376,7 @@ def _convert(
             def _log_skipped(self, node: Any, **_: Any) -> None:
                 logger.info(f"Skipping node {node.name}: {WIDE}")
 
-        graph = convert_to_mixed_precision(
+        converted = convert_to_mixed_precision(
             str(directory / SOURCE),
             low_precision_type=str(precision),
             nodes_to_exclude=[f"{plain.hide('n', each)}$" for each in kept],
@@ -364,11 +385,11 @@ def _convert(
             custom_rule=OutOfRange(),
         )
         (directory / SOURCE).unlink()
-        return graph
+        return converted
 
-    graph = convert_by_modelopt(plain, card.name, precision, directory, convert)
-    require_rounding(source, graph, precision, guard, card)
-    onnx.save(graph, directory / ONNX)
+    half = convert_by_modelopt(plain, card.name, precision, directory, convert)
+    require_rounding(source, half, precision, guard, card)
+    onnx.save(half, directory / ONNX)
     found, log = {}, (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace")
     shown = plain.list_nodes()
     for hidden_name, why in re.findall(r"Skipping node (.+?): (.*)", log):
@@ -422,6 +443,8 @@ def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset
         *(name for node in model.graph.node for name in node.output),
     )
     names = [name for name in made if known.types.get(name) == "fp32"]
+    if not names:  # a session asked for no output computes all of the model's
+        return frozenset()
     reduced, wide = type(model)(), set[str]()
     reduced.CopyFrom(model)
     pairs = [(name, operator) for name in names for operator in REDUCTIONS]

@@ -74,7 +74,8 @@ class Model:
         """The model in memory, with the requested shapes in its card."""
         if self._loaded is None:
             found = self.source.load(self.weights)
-            card = found.card.with_profile(self.batch, self.shapes)
+            read = {name: each for name, each in self.shapes.items() if name not in found.unread}
+            card = found.card.with_profile(self.batch, read)
             if (
                 card.tokenization is not None
                 and (longest := card.inputs[0].max[-1]) > card.tokenization.max_length

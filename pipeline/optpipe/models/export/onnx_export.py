@@ -249,7 +249,9 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
         wrong := next((each for each in outputs if not each.shape), None)
     ):
         problem = f"{card.name}: output '{wrong.name}' is a single value for a whole batch"
-        raise BadInputError(f"{problem}: leave it out, or give --batch 1")
+        smallest, _, largest = card.batch_range
+        way = "export the model at batch size 1" if smallest == largest else "give --batch 1"
+        raise BadInputError(f"{problem}: leave it out, or {way}")
     outputs = _find_output_axes(outputs, card, graph, path)
     classes = outputs[0].classes
     if (

@@ -40,9 +40,11 @@ class Difference:
     relative: float
     """‖after - before‖ / ‖before‖; infinite for another shape, another type, or other places of NaN."""
     unknown: bool = False
-    """Whether the graph after does not run, so that nothing was compared."""
+    """Whether the graph after does not run; `tensor` is then the runtime's reason."""
 
     def __str__(self) -> str:
+        if self.unknown:
+            return f"it does not run: {escape(self.tensor)[:160]}"
         where = f"tensor '{escape(self.tensor)[:80]}'"
         where += f" of {self.operator}" if self.operator else ""
         if not np.isfinite(self.relative):
@@ -117,7 +119,7 @@ class RewriteGuard:
             with PlainSession(after) as session:
                 found = [self._run(session, feeds) for feeds in self._feeds]
         except OptpipeError as error:
-            return Difference(first_line(error), "", np.inf)
+            return Difference(first_line(error), "", np.inf, unknown=True)
 
         worst = find_worst(self._outputs, found)
         if worst is None or self._is_rounding(before, worst):

@@ -32,6 +32,8 @@ class LoadedModel:
     own_module: Any = None
     """The user's module in its own type, with inputs and outputs in float32; None if `module` is that."""
     onnx: Path | None = None
+    unread: tuple[str, ...] = ()
+    """Inputs of the ONNX file that no output depends on; they are not in the card."""
     tokenizer: str | None = None
     code_identity: Mapping[str, Any] = field(default_factory=dict)
     """Identity besides the source's, known only after loading; for models with `runs_code`."""

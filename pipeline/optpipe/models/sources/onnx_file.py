@@ -12,7 +12,7 @@ from optpipe.backends.plain_session import PlainSession
 from optpipe.core import onnx
 from optpipe.core.card import DTYPES, LARGEST_SIZE, InputSpec, ModelCard, Shape, Task
 from optpipe.core.entries import WeightsRecord, WeightsRequest
-from optpipe.core.errors import BadInputError, escape, read_as_user_file, require_file
+from optpipe.core.errors import BadInputError, StageError, escape, read_as_user_file, require_file
 from optpipe.core.files import get_memory_bytes, hash_file, hash_value
 from optpipe.core.process import run_python_code
 from optpipe.core.quantity import format_bytes
@@ -229,6 +229,8 @@ INFERENCE_S = 60
 """Timeout of shape inference with functions or subgraphs: each level of nesting may double the time."""
 LONGEST_NAME = 4096
 """Maximum characters of a name, and bytes of a path on Linux."""
+_STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
+_PROBE_IR = 8
 _RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx.contrib")
 _TENSORS_OF = {"SequenceConstruct": slice(None), "ZipMap": slice(None), "SplitToSequence": slice(1)}
 """Inputs that hold the tensors of an operator's sequence or map."""
@@ -267,15 +269,17 @@ class OnnxFileSource:
             return LoadedModel(self.card, record, onnx=self.path)
         example = read_shapes(self.example) if self.example is not None else None
         inputs = read_input_specs(model, self.shapes or {}, self.path, example)
+        unread = tuple(sorted(find_unread_inputs(model)))
         if self.card is not None:
-            return LoadedModel(replace(self.card, inputs=inputs), record, onnx=self.path)
+            card = replace(self.card, inputs=inputs)
+            return LoadedModel(card, record, onnx=self.path, unread=unread)
         # one image in and one row of scores out is a classifier; other models are only compared by tensors
         outputs = [len(each.type.tensor_type.shape.dim) for each in model.graph.output]
         classifies = len(inputs) == 1 and inputs[0].is_image and outputs == [2]
         card = ModelCard(
             self.path.stem, self.name, Task.CLASSIFICATION if classifies else Task.OTHER, inputs
         )
-        return LoadedModel(card, record, onnx=self.path)
+        return LoadedModel(card, record, onnx=self.path, unread=unread)
 
 
 def hash_onnx_file(path: Path) -> str:
@@ -313,6 +317,7 @@ def onnx_from_file(path: Path) -> Any:
             named = ", ".join(escape(each)[:80] for each in list(unknown)[:5])
             problem = f"{path} has operators that neither ONNX nor ONNX Runtime defines: {named}"
             raise BadInputError(f"{problem}; use standard ones")
+        _require_runtime_opsets(model, path)
         _require_tensor_outputs(model.graph, path)
         _require_quick_inference(model, path)
         check_graph(path)
@@ -393,6 +398,25 @@ def _require_bounded(model: Any, path: Path) -> None:
             raise BadInputError(f"{problem}; rename it")
 
 
+def _require_runtime_opsets(model: Any, path: Path) -> None:
+    """Raises BadInputError for an opset that ONNX Runtime, which runs the reference, does not know.
+
+    onnx declares opsets before runtimes have them; a graph of one Identity shows what the runtime says.
+    """
+    value = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in ("x", "y")
+    ]
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    graph = onnx.helper.make_graph([node], "probe", value[:1], value[1:])
+    kept = [each for each in model.opset_import if each.domain in _STANDARD_DOMAINS]
+    probe = onnx.helper.make_model(graph, opset_imports=kept, ir_version=_PROBE_IR)
+    try:
+        with PlainSession(probe):
+            pass
+    except StageError as error:
+        raise BadInputError(str(error).replace("the graph", str(path), 1)) from error
+
+
 def _iterate_trip_counts(graph: Any, outer: Mapping[str, Any]) -> Iterator[int]:
     """Yields the trip count of each Loop that a constant of its graph or of an outer one fixes."""
     known = {**outer, **{each.name: each for each in graph.initializer}}
@@ -440,7 +464,8 @@ def _require_tensor_outputs(graph: Any, path: Path) -> None:
         tensors |= dict.fromkeys(made_of.get(name, ()) if name in others else (name,))
     name, kind = next(iter(others.items()))
     way_out = "return tensors from the model"
-    if tensors:
+    given = {each.name for each in graph.input} | constant
+    if tensors and given.isdisjoint(tensors):
         cut = (str(path), str(path.with_name(f"{path.stem}-tensors.onnx")))
         inputs = [each.name for each in graph.input if each.name not in constant]
         code = f"from onnx.utils import extract_model; extract_model{(*cut, inputs, list(tensors))}"

@@ -81,3 +81,12 @@ def test_a_shape_for_an_unread_input_has_no_effect(tmp_path) -> None:
     unknown = {"v": ((1, 3),) * 3}
     with pytest.raises(BadInputError, match="unknown input 'v'"):
         Model(OnnxFileSource(path, shapes=unknown), WeightsRequest(), shapes=unknown).load()
+
+
+@pytest.mark.parametrize("kind", ["FLOAT8E4M3FN", "FLOAT8E5M2FNUZ", "INT4", "UINT4", "UINT2"])
+def test_an_output_of_a_type_that_numpy_lacks_is_refused(tmp_path, kind) -> None:
+    nodes = [("Cast", "x", "y", {"to": getattr(TensorProto, kind)})]
+    model = onnx_model(nodes, X, {"y": (kind, [2, 3])}, opset=25)
+    onnx.save(model, tmp_path / "net.onnx")
+    with pytest.raises(BadInputError, match="which NumPy lacks\ncast it"):
+        onnx_from_file(tmp_path / "net.onnx")

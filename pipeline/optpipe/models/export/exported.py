@@ -21,6 +21,7 @@ from optpipe.core.precision import Precision
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, save_graph
 from optpipe.models.export.rewrites import RewriteGuard, find_worst
 from optpipe.models.export.source_graph import prepare_graph
+from optpipe.models.export.ties import describe_tie
 from optpipe.models.identity import compute_content_id
 from optpipe.models.inputs.rows import Arrays, run_rows, split_batches
 from optpipe.models.inputs.samples import (
@@ -286,6 +287,7 @@ TORCH_WAY_OUT = (
     "its forward pass is random\n"
     "disable randomness in eval mode, as torch.nn.Dropout and functional.dropout(..., training=self.training) do"
 )
+TIE_WAY_OUT = "make them differ in the model, for example by a small ramp over their indices"
 ONNX_WAY_OUT = (
     "its graph is random\nexport it in eval mode, or remove RandomNormal, Dropout and similar nodes"
 )
@@ -330,7 +332,7 @@ def compute_reference(
                 errors = _require_rewrites(entry, source.onnx, card, inputs, outputs, onnx_outputs)
             else:
                 outputs = run_torch_model(module, card, inputs)
-                errors = _check_parity(card, outputs, onnx_outputs)
+                errors = _check_parity(entry.file(ONNX), card, inputs, outputs, onnx_outputs)
                 _require_independence(module, card, inputs, outputs)
                 outputs = _run_given_module(source, card, inputs, outputs)
         except GateError:
@@ -552,12 +554,22 @@ def _require_rewrites(
     return _compare_outputs(outputs, found)
 
 
-def _check_parity(card: ModelCard, expected: Arrays, found: Arrays) -> tuple[OutputError, ...]:
+def _check_parity(
+    path: Path, card: ModelCard, inputs: Arrays, expected: Arrays, found: Arrays
+) -> tuple[OutputError, ...]:
+    """The errors of the exported graph's outputs, `found`, against the module's, `expected`.
+
+    Raises GateError beyond the tolerance, with a selection among equal values if there is one.
+    """
     errors = _compare_outputs(expected, found)
     for error in errors:
         if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
-            raise GateError(
-                f"{card.name}: the exported graph does not match the source model: output '{error.name}' has a "
-                f"relative error of {error.relative:.2e}; the tolerance is {TOLERATED_RELATIVE_ERROR[Precision.FP32]:.0e}"
-            )
+            problem = f"{card.name}: the exported graph does not match the source model"
+            off = f"output '{error.name}' has a relative error of {error.relative:.2e}"
+            tolerance = f"the tolerance is {TOLERATED_RELATIVE_ERROR[Precision.FP32]:.0e}"
+            graph = load_onnx(path)
+            batches = (batch for batch, _ in split_batches(card, inputs))
+            tie = next((said for each in batches if (said := describe_tie(graph, each))), None)
+            way_out = "" if tie is None else f"\n{tie}, and torch may choose others; {TIE_WAY_OUT}"
+            raise GateError(f"{problem}: {off}; {tolerance}{way_out}")
     return errors

@@ -229,6 +229,7 @@ INFERENCE_S = 60
 """Timeout of shape inference with functions or subgraphs: each level of nesting may double the time."""
 LONGEST_NAME = 4096
 """Maximum characters of a name, and bytes of a path on Linux."""
+_NOT_IN_NUMPY = re.compile("FLOAT[48]|U?INT[24]$")
 _STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 _PROBE_IR = 8
 _RUNTIME_DOMAINS = ("com.microsoft", "ai.onnx.contrib")
@@ -319,6 +320,7 @@ def onnx_from_file(path: Path) -> Any:
             raise BadInputError(f"{problem}; use standard ones")
         _require_runtime_opsets(model, path)
         _require_tensor_outputs(model.graph, path)
+        _require_known_outputs(model.graph, path)
         _require_quick_inference(model, path)
         check_graph(path)
         room = get_memory_bytes()
@@ -474,6 +476,20 @@ def _require_tensor_outputs(graph: Any, path: Path) -> None:
         f"{path}: output '{escape(name)[:80]}' is a {str(kind).removesuffix('_type')}, not a tensor"
     )
     raise BadInputError(f"{problem}\n{way_out}")
+
+
+def _require_known_outputs(graph: Any, path: Path) -> None:
+    """Raises BadInputError for an output in FP8, FP4, or integers of less than a byte.
+
+    ONNX Runtime gives some of them as bytes, whose numbers are not those of the output.
+    """
+    for value in graph.output:
+        kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+        if _NOT_IN_NUMPY.match(kind):
+            problem = f"{path}: output '{escape(value.name)[:80]}' is {kind.lower()}"
+            raise BadInputError(
+                f"{problem}, which NumPy lacks\ncast it to float32 inside the model"
+            )
 
 
 def _require_quick_inference(model: Any, path: Path) -> None:

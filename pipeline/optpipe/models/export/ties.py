@@ -1,0 +1,63 @@
+"""Ties in a graph's selections, where torch and a runtime may each choose another of equal values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optpipe.backends.onnx_graph import expose_tensors
+from optpipe.backends.plain_session import PlainSession
+from optpipe.core import onnx
+from optpipe.core.errors import OptpipeError, escape
+
+SELECTIONS = {"TopK": 0, "ArgMax": 0, "ArgMin": 0, "NonMaxSuppression": 1}
+"""Operators that choose, and the place of the input that they choose by."""
+
+
+def describe_tie(model: Any, feeds: Mapping[str, NDArray[Any]]) -> str | None:
+    """The first selection of `model` that chooses among equal values on `feeds`, in words.
+
+    None without one, and if the graph does not run with these tensors as outputs. Of equal values,
+    ONNX's TopK takes the lower index; torch.topk promises no order ("not guaranteed to be stable").
+    """
+    nodes = [node for node in model.graph.node if node.op_type in SELECTIONS]
+    names = [
+        name
+        for node in nodes
+        for name in (node.input[SELECTIONS[node.op_type]], *node.output)
+        if name
+    ]
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    try:
+        with PlainSession(expose_tensors(copy, list(dict.fromkeys(names)))) as session:
+            taken = {each.name for each in session.inputs}
+            found = session.run({name: value for name, value in feeds.items() if name in taken})
+    except OptpipeError:
+        return None
+    found = {**feeds, **found}
+    for node in nodes:
+        ranked = node.input[SELECTIONS[node.op_type]]
+        if ranked in found and _has_tie(node, found[ranked], found):
+            tensor = escape(ranked)[:80]
+            return f"{node.op_type} chooses among equal values of tensor '{tensor}'"
+    return None
+
+
+def _has_tie(node: Any, ranked: NDArray[Any], found: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether values that are equal make the choice, or its order, open on some row of `ranked`."""
+    attributes = {each.name: each.i for each in node.attribute}
+    in_order = node.op_type in ("TopK", "NonMaxSuppression")
+    axis = attributes.get("axis", -1 if in_order else 0)
+    values = np.moveaxis(ranked, axis, -1)
+
+    ordered = np.sort(values, axis=-1)
+    if node.op_type != "ArgMin" and attributes.get("largest", 1):
+        ordered = ordered[..., ::-1]
+    count = values.shape[-1] if in_order else 1
+    if node.op_type == "TopK":
+        chosen = next(found[name] for name in node.output if name in found)
+        count = chosen.shape[axis]
+    compared = ordered[..., : count + 1]
+    return bool((compared[..., 1:] == compared[..., :-1]).any())

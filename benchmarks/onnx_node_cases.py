@@ -118,7 +118,8 @@ def judge(
             found[name], np.ndarray | np.generic
         ):
             return f"wrong: {name} is no tensor"
-        one, two = np.asarray(value), np.asarray(found[name])
+        one: Any = np.asarray(value)
+        two: Any = np.asarray(found[name])
         if one.shape != two.shape:
             return f"wrong: {name} has the shape {two.shape} instead of {one.shape}"
         if one.dtype.kind in "OSUT":
@@ -126,9 +127,8 @@ def judge(
                 return f"wrong: {name}"
             continue
         is_real = one.dtype.kind in "fcV"
-        one, two = (
-            each if each.dtype.kind == "c" else each.astype(np.float64) for each in (one, two)
-        )
+        if one.dtype.kind != "c":
+            one, two = one.astype(np.float64), two.astype(np.float64)
         if not half or not is_real:
             near = np.allclose(one, two, rtol=case.rtol, atol=case.atol, equal_nan=True)
             if not near:
@@ -254,10 +254,15 @@ def run_in_processes(names: Sequence[str], out: Path) -> None:
             append(out, {"case": ended, "fp32": f"traceback: its process ended: {why}"})
 
 
+def read_result(record: Mapping[str, Any], part: str) -> str:
+    """The first word of a result; `none` without one."""
+    return str(record.get(part, "none")).split(":")[0]
+
+
 def count_results(records: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], int]:
     """How many cases have each result: of the runtime, in FP32, and in FP16."""
     return Counter(
-        tuple(str(each.get(part, "none")).split(":")[0] for part in ("runtime", "fp32", "fp16"))
+        (read_result(each, "runtime"), read_result(each, "fp32"), read_result(each, "fp16"))
         for each in records
     )
 

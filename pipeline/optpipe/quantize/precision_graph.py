@@ -29,7 +29,7 @@ from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, QdqF
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.export.opsets import needs_conversion, raise_opset, read_opset
 from optpipe.models.export.rewrites import ROUNDING_FACTOR, RewriteGuard, require_same
-from optpipe.models.export.source_graph import require_raised_opset, state_output_ranks
+from optpipe.models.export.source_graph import require_raised_opset
 from optpipe.models.inputs.rows import split_batches, tensor_set_from_parts
 from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.quantize.modelopt import convert_by_modelopt
@@ -355,7 +355,6 @@ def write_half_graph(
             f"{card.name} cannot be converted from opset {read_opset(source)} to {least}",
             f"export the model at opset {least}, or build it in fp32",
         )
-    state_output_ranks(source, guard.run(source))
     wide = _find_wide_tensors(source, card, rows)
     plain = PlainNames(source)
 

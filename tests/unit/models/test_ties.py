@@ -1,5 +1,7 @@
 """A selection among equal values is named where torch and the exported graph choose differently."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.fakes.graphs import onnx_model
@@ -9,7 +11,7 @@ from optpipe.models.export.ties import describe_tie
 DISTINCT = np.arange(12, dtype=np.float32).reshape(2, 6)
 TOP = [("TopK", "x k", ["v", "y"], {"axis": -1})]
 LOWEST = [("TopK", "x k", ["v", "y"], {"axis": -1, "largest": 0})]
-CASES = {
+CASES: dict[str, Any] = {
     "TopK": TOP,
     "TopK of the smallest": LOWEST,
     "ArgMax": [("ArgMax", "x", "y", {"axis": 1})],

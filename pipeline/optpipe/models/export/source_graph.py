@@ -119,17 +119,12 @@ def state_shapes(model: Any, card: ModelCard, outputs: Sequence[dict[str, NDArra
         tensor = value.type.tensor_type
         if value.name in taken and not tensor.HasField("shape"):
             _state_rank(tensor, len(taken[value.name].opt))
-    state_output_ranks(model, outputs)
-    name_dimensions(model, card.inputs)
-    return model
-
-
-def state_output_ranks(model: Any, outputs: Sequence[dict[str, NDArray[Any]]]) -> None:
-    """States the rank of each output without one, in place, as `outputs` have it; none if the graph did not run."""
     for value in model.graph.output:
         tensor = value.type.tensor_type
         if outputs and not tensor.HasField("shape"):
             _state_rank(tensor, outputs[0][value.name].ndim)
+    name_dimensions(model, card.inputs)
+    return model
 
 
 def _drop_inputs(graph: Any, names: Collection[str]) -> None:

@@ -184,7 +184,7 @@ def build_case(
             record["fp32"] = judge(case, expected, session.run(feeds))
 
         stage = "fp16"
-        types = {each.dtype for each in (*card.inputs, *card.outputs)}
+        types = {each.dtype for each in card.inputs} | {each.dtype for each in card.outputs}
         if find_own_precision(prepared.graph) is not None or "float32" not in types:
             return record
         require_raised_opset(card.name, prepared.remarks, "fp16")

@@ -243,8 +243,25 @@ def separate_int8_constants(model: Any) -> None:
                 read.add(name)
 
 
+_SIZES = {
+    "CenterCropPad": (1,),
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "OneHot": (1,),
+    "Pad": (1,),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (3,),
+    "Tile": (1,),
+    "TopK": (1,),
+}
+"""The inputs of operators that are sizes of their outputs (ONNX operators, version 1.23)."""
+SIZE_BOUND = 8
+"""Noise for an input that is a size stays below it, so that no output is larger than memory."""
+
+
 def find_index_bounds(model: Any) -> dict[str, int]:
-    """For each graph input that indexes constant tables: the number of rows of the smallest table."""
+    """For each graph input that indexes constant tables, the number of rows of the smallest; SIZE_BOUND for one that is a size."""
     graph = OnnxGraph(model)
     bounds: dict[str, int] = {}
     for name in (each.name for each in model.graph.input):
@@ -260,6 +277,11 @@ def find_index_bounds(model: Any) -> dict[str, int]:
                     axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
                     rows = graph.weights[node.input[0]].dims[axis]
                     bounds[name] = min(rows, bounds.get(name, rows))
+                elif any(
+                    at < len(node.input) and node.input[at] == tensor
+                    for at in _SIZES.get(node.op_type, ())
+                ):
+                    bounds[name] = min(SIZE_BOUND, bounds.get(name, SIZE_BOUND))
                 elif node.op_type in _KEEPS_VALUES and node.input[0] == tensor:
                     ahead += node.output
     return bounds

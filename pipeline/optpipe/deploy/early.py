@@ -9,7 +9,7 @@ from typing import Literal
 
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.files import Files
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import read_versioned, record_from_files
@@ -28,8 +28,12 @@ def refuse_early(
     files = Files(folder)
     if not (files.has(REQUEST) and files.has(VERDICT)):
         return  # the verification says what is missing
-    require_pass(folder, record_from_files(files, VERDICT, VerdictRecord), because, "deploy it")
-    artifact = read_versioned(files, REQUEST, DossierRequest).artifact
+    try:
+        verdict = record_from_files(files, VERDICT, VerdictRecord)
+        artifact = read_versioned(files, REQUEST, DossierRequest).artifact
+    except OptpipeError:
+        return  # the verification says which byte has changed
+    require_pass(folder, verdict, because, "deploy it")
     name = f"{ArtifactInfo.KIND}-{artifact}"
     below = files.below(f"{BUILDS}/{name}")
     if not below.has(MANIFEST):

@@ -18,7 +18,7 @@ from optpipe.backends.onnxruntime_session import (
 )
 from optpipe.core import np, onnx
 from optpipe.core.card import InputSpec, TensorSpec
-from optpipe.core.errors import StageError
+from optpipe.core.errors import BadInputError, StageError, escape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,10 +64,17 @@ class PlainSession:
         del self._session
 
     def run(self, inputs: "Mapping[str, NDArray[Any]]") -> "dict[str, NDArray[Any]]":
-        """The outputs by name."""
+        """The outputs by name. Raises BadInputError if an input that the graph reads is missing."""
         given = dict(inputs)
         if any(each.name not in given for each in self.inputs):
             given = self._fill_unread() | given
+        missing = [each.name for each in self.inputs if each.name not in given]
+        if missing:
+            known = ", ".join(escape(name) for name in inputs) or "none"
+            raise BadInputError(
+                f"the graph reads its input '{escape(missing[0])}', which is not described (described: {known})\n"
+                "name the inputs in the model card as the file does"
+            )
         with translate_runtime_errors():
             values = self._session.run(None, given)
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}

@@ -5,7 +5,7 @@ import io
 import logging
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from optpipe.backends.onnx_graph import (
     find_compared_values,
     find_index_bounds,
+    find_unread_inputs,
     infer_graph_types,
     load_onnx,
 )
@@ -142,6 +143,7 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
             program.model.graph.outputs, _find_output_names(module, card), strict=False
         ):
             value.name = name
+    _restore_inputs(program.model, [each.name for each in card.inputs])
     _rename_clashes(program.model, {each.name for each in card.inputs})
     program.save(str(target), external_data=False)
 
@@ -194,6 +196,14 @@ def _find_output_names(module: Any, card: ModelCard) -> tuple[str, ...]:
     return () if {each.name for each in card.inputs} & set(names) else names
 
 
+def _restore_inputs(graph: Any, names: Sequence[str]) -> None:
+    """Gives inputs their names again: the exporter's optimizer renames one that is passed through to an output."""
+    inputs = graph.graph.inputs
+    if len(inputs) == len(names):
+        for value, name in zip(inputs, names, strict=True):
+            value.name = name
+
+
 def _rename_clashes(graph: Any, taken: set[str]) -> None:
     """Renames inner values that share their name with an input or output."""
     outputs = {value.name for value in graph.graph.outputs}
@@ -223,8 +233,9 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
     """
     graph = load_onnx(path, weights=False)
     taken = {each.name: each for each in graph.graph.input}
+    unread = find_unread_inputs(graph)
     for each in card.inputs:
-        if each.name not in taken:
+        if each.name not in taken or each.name in unread:
             problem = f"{card.name} does not use input '{each.name}'"
             raise BadInputError(
                 f"{problem}; remove it from the description, or return a module without it"

@@ -13,7 +13,14 @@ from optpipe.core.records import read_record
 from optpipe.core.verdict import Verdict, VerdictRecord
 from optpipe.evaluate.result import Evaluation
 from tests.fakes.text_models import make_tokenizer, train
-from tests.integration.conftest import Ran, build_and_evaluate, needs_server, optpipe, sign_off
+from tests.integration.conftest import (
+    SHARED_MACHINE,
+    Ran,
+    build_and_evaluate,
+    needs_server,
+    optpipe,
+    sign_off,
+)
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: uv sync --extra hf")
 
@@ -169,7 +176,7 @@ def test_a_deployment_answers_texts_of_every_length_as_in_process_and_names_no_f
         'schema = 1\n[build]\nprecision = "fp32"\n[accuracy]\nmaximum_drop = "20 Spearman"\n'
     )
     words = ("--policy", "policy.toml", "--no-measure", "--no-figures", "--output", "dossier")
-    inside("signoff", model, *words, cwd=tmp_path).expect(0)
+    inside("signoff", model, *words, *SHARED_MACHINE, cwd=tmp_path).expect(0)
     told = (
         "deploy",
         "dossier",

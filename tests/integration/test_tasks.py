@@ -22,7 +22,7 @@ from optpipe.preprocess.preprocess import PreprocessRequest, derive_preprocessin
 from optpipe.preprocess.proof import PreprocessRecord
 from optpipe.workspace.store import Store
 from tests.fakes.dossiers import edit, examine, seal_anew
-from tests.integration.conftest import Ran, optpipe
+from tests.integration.conftest import SHARED_MACHINE, Ran, optpipe
 
 Run = Callable[..., Ran]
 MODELS = {"shapes-segmenter": "mIoU", "shapes-detector": "AP"}
@@ -96,7 +96,9 @@ def test_three_policies_three_verdicts_that_verify_recomputes(built, inside):
         policy = folder / f"policy-{status}.toml"
         policy.write_text(POLICY.format(name=f"policy {status}", model=model, limit=limits[status]))
         figures = () if status == 0 else ("--no-figures",)
-        ran = optpipe("signoff", model, "--policy", policy, *figures, "--json", cwd=folder)
+        ran = optpipe(
+            *("signoff", model, "--policy", policy, *figures, *SHARED_MACHINE, "--json"), cwd=folder
+        )
         assert ran.status == status, ran.stderr
         dossier = sorted((folder / ".optpipe" / "dossiers").iterdir())[-1]
         assert inside("verify", dossier, cwd=folder).status == status

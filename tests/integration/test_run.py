@@ -8,7 +8,7 @@ import pytest
 
 from optpipe.cli.app import SCHEMA_VERSION
 from optpipe.measure.race import EARLY_ROUNDS, FINAL_ROUNDS
-from tests.integration.conftest import SHARED_MACHINE, Ran, ignore_host, optpipe
+from tests.integration.conftest import Ran, ignore_host, optpipe
 
 AUTO = ("build", "digits", "--precision", "auto")
 
@@ -92,7 +92,6 @@ def test_cold_to_verdict(folder, tmp_path):
 def _walked(folder, name):
     (folder / f"{name}.toml").write_text(POLICIES[name])
     quick = ["--set", "min-time=0.2", "--max-cv", "400%", "--no-profile", "--no-preprocess"]
-    quick += SHARED_MACHINE
     quick += (
         [] if name == "PASS" else ["--precision", "int8"]
     )  # without FP32, the default beside it

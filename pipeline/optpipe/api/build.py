@@ -1,4 +1,4 @@
-"""What was built: callable, with its proof, and with the reasons of the candidates that failed."""
+"""Builds: callable, with their proofs, and with the reasons why other candidates failed."""
 
 import os
 import threading
@@ -368,12 +368,12 @@ class Builds(Mapping[str, Build]):
 
     @property
     def built(self) -> tuple[Build, ...]:
-        """Those that were built."""
+        """The candidates that were built."""
         return tuple(each for each in self._builds.values() if isinstance(each, Build))
 
     @property
     def failed(self) -> tuple[FailedBuild, ...]:
-        """Those that were not, with their reasons."""
+        """The candidates that were not built, with the reasons."""
         return tuple(each for each in self._builds.values() if isinstance(each, FailedBuild))
 
     def require_built(self) -> tuple[Build, ...]:

@@ -72,7 +72,7 @@ class Data:
 
     @property
     def sha256(self) -> str:
-        """Of the samples and their truths in any order; of a path, over its files."""
+        """Hash of the samples and their truths, in any order; for a path, hash over its files."""
         return self._sha256 if self._drawn is None else self._drawn.sha256
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What every call of the library passes: one at a time, with the caller's state given back and errors in his words.
+"""The door of every library call: one call at a time, the caller's state restored, errors in Python's terms.
 
 torch.export and the redirection of compilers' output work on the whole process, so calls that build or measure take turns.
 """

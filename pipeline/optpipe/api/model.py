@@ -21,7 +21,7 @@ ShapeRange = Shape | tuple[Shape, Shape, Shape]
 
 
 class Model:
-    """What is built: a `torch.nn.Module` in memory, or a name, file, or card as on the command line.
+    """The source of builds: a `torch.nn.Module` in memory, or a name, file, or card as on the command line.
 
     A module is copied at once and never changed: its mode, hooks, device, and gradients stay as they are. It needs an `example` of
     its inputs: a tensor or array, a tuple of them in the order of forward, or a mapping by the names of forward's arguments.

@@ -1,4 +1,4 @@
-"""Where everything is stored, and who listens."""
+"""The place of all stored entries and runs, and the listener to progress."""
 
 import os
 from collections.abc import Iterator

@@ -198,7 +198,7 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class SpeedBounds:
-    """What is known of a backend's speed before anything is built, so that `auto` builds less."""
+    """Bounds of a backend's speed that hold before anything is built, so that `auto` builds less."""
 
     compiled_by: str = ""
     """A backend whose code is this one's, compiled, and never slower; empty if there is none."""
@@ -238,7 +238,7 @@ class Backend(ABC):
     def probe_capability(self, device: Device) -> Capability: ...
 
     def speed_bounds(self, device: Device) -> SpeedBounds:
-        """What `auto` may rule out on `device` without building it; nothing by default."""
+        """The bounds by which `auto` rules out builds on `device`; none by default."""
         return SpeedBounds()
 
     def qdq_form(self, precision: Precision, device: Device) -> QdqForm:

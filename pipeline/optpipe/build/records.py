@@ -352,7 +352,7 @@ def _describe_others(artifact: ArtifactResult) -> Sentence:
 
 
 def _name_small_shares(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentence]:
-    """What most of a build's arithmetic is in, if that is not its precision."""
+    """The type of most of a build's arithmetic, if that is not its precision."""
     for each in artifacts:
         shares = each.precision_proof.share.counted
         share = shares.get(each.precision, 0.0)

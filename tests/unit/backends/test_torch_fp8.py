@@ -187,6 +187,7 @@ class Odd(torch.nn.Module):
         )
 
 
+@pytest.mark.slow
 def test_odd_layers_stay_in_fp16_with_their_reason_or_compute_what_they_did(tmp_path):
     spec = InputSpec("given", "float32", *((size, 32) for size in (1, 4, 16)), batch=0)
     card = export_quickly(Odd().eval(), spec, tmp_path / "model.onnx")

@@ -5,6 +5,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 import optpipe
 from optpipe.core.process import make_python_environment, run_python_code, start_python
 
@@ -43,6 +45,7 @@ def is_start(node):
     )
 
 
+@pytest.mark.slow
 def test_only_one_place_starts_python() -> None:
     trees = dict(list_trees())
     starting = {name for name, tree in trees.items() if any(map(is_start, ast.walk(tree)))}

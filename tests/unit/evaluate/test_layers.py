@@ -170,6 +170,7 @@ def test_a_planted_fault_is_named(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "precision"), [("onnxruntime", "int8"), ("emulation", "int8"), ("torch", "fp16")]
 )
@@ -204,6 +205,7 @@ def test_a_fault_of_the_compiler_is_cut_out_of_the_network(tmp_path, monkeypatch
     assert float(capsys.readouterr().out.split("SNR ")[1].split(" dB")[0]) < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt-rtx"])
 def test_a_fault_of_a_graph_compiler_is_cut_out_as_onnx(
     backend, tmp_path, good, monkeypatch, capsys

@@ -124,6 +124,7 @@ class Renamed(Net):
         return torch.nn.functional.leaky_relu(first, self.slope)
 
 
+@pytest.mark.slow
 def test_modules_with_the_same_computation_and_weights_are_one_model(tmp_path) -> None:
     def identify(module, name, low, usual, high):
         spec = InputSpec("x", "float32", (low, 4), (usual, 4), (high, 4))

@@ -150,6 +150,7 @@ def put_tensors(value: Any, tensor: Any) -> Any:
     return tensor if value == "tensor" else value
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(make_outputs())
 def test_no_output_is_lost_without_a_word(output) -> None:

@@ -133,6 +133,7 @@ def test_what_cannot_be_exported_is_said_with_the_way_out(
     assert not capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_outputs_that_are_no_tensors_are_named(tmp_path) -> None:
     class_ = "class Cache: pass\n"
     (tmp_path / "net.py").write_text(
@@ -242,6 +243,7 @@ def test_inputs_that_are_not_numbers_are_not_blamed_on_the_weights(tmp_path) -> 
         compute_reference(model, entry, tmp_path / "data.npz", store, SilentListener())
 
 
+@pytest.mark.slow
 def test_another_export_is_explained_by_what_differs(tmp_path) -> None:
     (tmp_path / "net.py").write_text(
         f"{HEAD}    def forward(self, x):\n        return self.linear(x)\n"

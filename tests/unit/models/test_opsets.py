@@ -122,6 +122,7 @@ NOT_RUN = {  # ONNX Runtime has no kernel that shrinks in Upsample
 } | {("GroupNormalization", opset) for opset in range(7, 18)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_raised_opset_means_the_same(case) -> None:
     for opset in range(7, NEWEST):
@@ -159,6 +160,7 @@ OLD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("opset", "mode", "scale"), OLD)
 def test_an_old_enlargement_is_as_exact_in_int8_and_fp16_as_a_new_one(
     tmp_path, opset, mode, scale

@@ -115,6 +115,7 @@ def make():
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", QUANTIZED)
 def test_quantized_modules_are_refused_with_the_way_out(tmp_path, case) -> None:

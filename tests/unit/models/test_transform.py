@@ -118,6 +118,7 @@ def test_timm_settings_without_equivalent_are_named(config, said):
         transform_from_timm(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", "Pil"])
 @pytest.mark.parametrize("family", ["ViT", "CLIP", "ConvNext", "Beit", "DeiT"])
 def test_processors_of_transformers_give_the_same_picture(family, suffix):

@@ -227,6 +227,7 @@ def for_gpu(files):
     return [bool(np.asarray(where[row])) for row in range(len(files))]
 
 
+@pytest.mark.slow
 def test_odd_files_come_through_as_pillow_reads_them():
     half = Normalize((0.5,) * 3, (STD,) * 3)
     transform = Transform((Decode(), Resize((72,)), CenterCrop(64, 63), Rescale(), half, Pack()))

@@ -151,6 +151,7 @@ def test_the_derived_pipeline_passes(paths):
     assert record.images == record.steps[0].images == 6
 
 
+@pytest.mark.slow
 def test_a_filter_without_antialiasing_is_found(paths, monkeypatch):
     filtering = dali_graph._get_filtering
     monkeypatch.setattr(
@@ -305,6 +306,7 @@ def test_a_transform_that_equals_the_cards_is_called_as_it_wants(paths, training
     assert ("Pillow" in one.given) == (name in ("right", "factory", "on_tensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "step", "change"),
     [
@@ -350,6 +352,7 @@ def test_a_transform_that_cannot_be_compared_is_refused_in_two_lines(paths, trai
     assert len(str(refused.value).splitlines()) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "verdict"), [("right", "PASS"), ("letterbox", "FAIL"), ("variable", "FAIL")]
 )

@@ -73,6 +73,7 @@ def test_a_name_that_a_pair_would_have_belongs_to_the_model(target, kind, name) 
     assert np.array_equal(run(graph, {"x": X})[0], expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=130, deadline=None)
 @given(
     st.lists(odd_names, min_size=8, max_size=8, unique=True), st.sampled_from(["tensorrt", "cpu"])

@@ -210,6 +210,7 @@ def test_a_dossier_of_another_schema_version_is_refused_by_number(passed):
     assert "version 7; this version of optpipe reads" in check_dossier(passed).problems[0]
 
 
+@pytest.mark.slow
 def test_a_regression_against_the_approved_baseline(workspace, sign_off):
     workspace.bench(workspace.artifact("fp16"), count=2000, options={"threads": 1})
     without, folder = sign_off(REGRESSION, "first")
@@ -236,6 +237,7 @@ def test_a_regression_against_the_approved_baseline(workspace, sign_off):
     assert check_dossier(folder).problems == ()
 
 
+@pytest.mark.slow
 def test_the_newest_of_several_settings_is_judged_and_named(workspace, sign_off):
     entry = workspace.artifact("fp16")
     for threads, mean_ms in ((1, 90.0), (2, 10.0)):
@@ -322,6 +324,7 @@ def test_approving_replaces_the_baseline_whole_and_a_damaged_one_is_not_taken_fo
         find_approved_baseline(tmp_path / "w", "digits")
 
 
+@pytest.mark.slow
 def test_all_tries_count_and_a_run_that_was_removed_is_named(workspace, sign_off):
     entry = workspace.artifact("fp16")
     fast, slow = (
@@ -336,6 +339,7 @@ def test_all_tries_count_and_a_run_that_was_removed_is_named(workspace, sign_off
     assert check_dossier(folder).problems == ()
 
 
+@pytest.mark.slow
 def test_since_narrows_what_is_judged_and_what_it_leaves_out_is_named(workspace, sign_off):
     entry = workspace.artifact("fp16")
     removed, slow, fast = (
@@ -362,6 +366,7 @@ def test_since_narrows_what_is_judged_and_what_it_leaves_out_is_named(workspace,
     assert any('verdict says "PASS"' in problem for problem in check_dossier(folder).problems)
 
 
+@pytest.mark.slow
 def test_a_preregistered_policy_is_decided_by_later_evidence_alone(workspace, sign_off):
     entry, policy = (
         workspace.artifact("fp16"),

@@ -60,6 +60,7 @@ def sign_off(workspace, tmp_path, name, criterion="regression.p50.b1.compute", *
     return {one.name: one for one in found.criteria}.get(criterion)
 
 
+@pytest.mark.slow
 def test_a_baseline_of_another_network_of_that_name_is_said(make_workspace, tmp_path):
     """One that was trained again is none; `verify` reads the same from the dossier."""
     workspace = make_workspace(tmp_path / "workspace")

@@ -62,6 +62,7 @@ def test_of_few_samples_or_undefined_ones_the_interval_spans_everything(values) 
     assert found.compute_p_value_above(0.1) == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [30, 100, 300, 1000])
 @pytest.mark.parametrize(
     ("p_lost", "p_won"), [(0.01, 0.01), (0.03, 0.01), (0.02, 0.0), (0.002, 0.001), (0.0, 0.004)]
@@ -123,6 +124,7 @@ def test_no_samples_have_no_share() -> None:
         compute_share_interval(0, 0)
 
 
+@pytest.mark.slow
 def test_macro_f1_against_scikit_learn() -> None:
     from sklearn.metrics import f1_score
 

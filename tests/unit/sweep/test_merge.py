@@ -88,6 +88,7 @@ def make_workspace(path, made):
     return path
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(workspaces, st.randoms(use_true_random=False))
 def test_any_order_and_any_grouping_give_the_same_workspace(made, random):

@@ -113,6 +113,7 @@ def measure_snr(expected, found):
     return float(10 * torch.log10(expected.double().square().sum() / noise))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_program_gives_its_module_s_outputs_and_copies_no_image(
     network, tmp_path, prefer_channels_last
@@ -132,6 +133,7 @@ def test_a_program_gives_its_module_s_outputs_and_copies_no_image(
     assert arranger.copies == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_image_of_the_exported_program_is_channels_last(
     network, tmp_path, prefer_channels_last
@@ -172,6 +174,7 @@ def test_an_image_in_another_order_is_copied_once_and_counted(tmp_path, prefer_c
     assert [each.shape for each in arranger.copies] == [(len(batch), 8, 32, 32)]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     old=st.tuples(st.integers(1, 7), st.integers(1, 7)),

@@ -53,6 +53,7 @@ def measure_snr(expected, found):
     return 10 * np.log10(np.square(expected).sum() / np.square(found - expected).sum())
 
 
+@pytest.mark.slow
 def test_outputs_are_those_of_the_qdq_graph_and_logits_are_as_frozen(lowered):
     """Logits vary between CPUs by what layers in FP16 round to another integer."""
     name, wanted, program, single, _ = lowered
@@ -100,6 +101,7 @@ def test_the_proof_counts_what_the_program_executes_and_names_what_no_kernel_tak
         assert sum(each.op == "convolution" and each.type == "fp16" for each in layers) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kinds", "left"),
     spread(
@@ -133,6 +135,7 @@ def test_convolutions_in_fp16_are_steps_and_give_the_module_s_outputs(name, kind
     assert prove_precision(Precision.FP16, layers).share.macs == {"fp16": 1.0}
 
 
+@pytest.mark.slow
 def test_attention_over_many_tokens_reads_queries_keys_and_values_without_copies(
     tmp_path, monkeypatch
 ):
@@ -187,6 +190,7 @@ class Bare(torch.nn.Module):
         return attend(queries, keys, values) + attend(queries, keys, values, is_causal=True)
 
 
+@pytest.mark.slow
 def test_attention_whose_heads_are_an_output_is_a_step_and_causal_attention_stays(tmp_path):
     torch.manual_seed(0)
     module, batch = Bare().eval(), draw(SPEC)

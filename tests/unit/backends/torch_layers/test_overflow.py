@@ -114,6 +114,7 @@ def make_request(module, folder, precision):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [Loud, Steep])
 def test_a_network_whose_values_leave_the_range_of_fp16_has_its_outputs(network, tmp_path):
     torch.manual_seed(0)
@@ -148,6 +149,7 @@ def test_values_are_computed_whatever_strides_other_kernels_give():
     assert torch.equal(program(value), torch.full((2, 48), 70000.0))
 
 
+@pytest.mark.slow
 def test_a_network_within_the_range_is_not_changed(tmp_path):
     wanted = replace(make_int8_request("residual", tmp_path), precision=Precision.FP16)
     program, remarks = lower_program(wanted)

@@ -119,6 +119,7 @@ class Parts(torch.nn.Module):
         return torch.nn.functional.linear(hidden, self.weight, bias) @ self.plain
 
 
+@pytest.mark.slow
 def test_layers_are_found_as_modules_write_them_and_unknown_ones_are_named():
     module, given = Parts().half(), torch.randn(4, 16).half()
     wide = {name: each.detach().float() for name, each in module.named_parameters()}

@@ -74,6 +74,7 @@ def plant(folder, marker):
         (folder / f"{name}.py").write_text(code)
 
 
+@pytest.mark.slow
 def test_a_child_imports_nothing_from_the_current_folder(tmp_path, monkeypatch) -> None:
     marker = tmp_path / "marker"
     folder = tmp_path / "user"

@@ -132,6 +132,7 @@ def test_any_transform_gives_the_same_picture(geometry, ending, height, width, b
     assert apart.mean() <= 0.1 + 4 / apart.size  # a picture of nine levels has one off
 
 
+@pytest.mark.slow
 def test_a_batch_may_mix_both_orders():
     transform = Transform((Decode(), Resize((30,)), CenterCrop(28, 28), Rescale(), Pack()))
     shapes = [(160, 51), (51, 160), (91, 80), (23, 71), (71, 23)]

@@ -164,6 +164,7 @@ def test_a_filter_without_antialiasing_is_found(paths, monkeypatch):
     assert next(each.step for each in record.steps if each.mean_levels > 0.1) == "resize"
 
 
+@pytest.mark.slow
 def test_a_crop_shifted_by_one_pixel_is_found(paths, monkeypatch):
     start = dali_graph._compute_crop_start
     monkeypatch.setattr(dali_graph, "_compute_crop_start", lambda *arguments: start(*arguments) + 1)

@@ -157,6 +157,7 @@ def test_a_process_with_nothing_but_dali_runs_the_stored_pipeline(tmp_path, kind
         assert apart.max() <= 1.3, name
 
 
+@pytest.mark.slow
 def test_the_same_pipeline_comes_from_the_store_and_another_plan_s_or_model_s_does_not(tmp_path):
     store, transform = Store(tmp_path), TRANSFORMS["planes"]
 

@@ -88,6 +88,7 @@ def test_any_names_give_the_same_integers(names, target) -> None:
     assert np.array_equal(run(graph, {names[0]: X})[0], expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(odd_names, min_size=8, max_size=8, unique=True))
 def test_any_names_give_the_same_rounded_and_separated_graphs(names) -> None:

@@ -255,6 +255,7 @@ def test_the_newest_of_several_settings_is_judged_and_named(workspace, sign_off)
     assert not any(one.startswith(deployed) for one in record.expires_if), "as it was built"
 
 
+@pytest.mark.slow
 def test_a_policy_may_say_with_which_options_the_build_is_judged(workspace, sign_off):
     entry, policy = workspace.artifact("fp16"), LATENCY % "50" + "[build.options]\nthreads = 2\n"
     workspace.bench(entry, options={"threads": 1, "spinning": True})

@@ -155,6 +155,7 @@ def test_every_image_of_the_exported_program_is_channels_last(
     assert read
 
 
+@pytest.mark.slow
 def test_an_image_in_another_order_is_copied_once_and_counted(tmp_path, prefer_channels_last):
     class Turned(torch.nn.Module):
         def __init__(self):

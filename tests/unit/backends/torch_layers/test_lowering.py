@@ -72,6 +72,7 @@ def test_outputs_are_those_of_the_qdq_graph_and_logits_are_as_frozen(lowered):
     np.testing.assert_allclose(found, frozen, rtol=0, atol=0.02 * np.abs(frozen).max())
 
 
+@pytest.mark.slow
 def test_the_proof_counts_what_the_program_executes_and_names_what_no_kernel_takes(lowered):
     name, wanted, _, single, missed = lowered
     layers = layers_from_program(single, Precision.INT8)
@@ -164,6 +165,7 @@ class Shifted(torch.nn.Module):
         return functional.relu6(self.wide(self.patches(image).relu()) + 3)
 
 
+@pytest.mark.slow
 def test_what_follows_patches_and_a_number_after_a_convolution_stay(tmp_path):
     torch.manual_seed(0)
     module, batch = Shifted().eval(), draw(SPEC)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import onnx
 
-from optpipe.core.card import card_from_file
 from optpipe.core.entries import weights_from_text
 from optpipe.core.events import SilentListener
 from optpipe.models.export.exported import Model, export_model
 from optpipe.models.inputs.image_set import image_set_from_path
 from optpipe.models.sources.resolve import source_from_text
+from optpipe.models.stored_card import read_stored_card
 from optpipe.quantize.calibrated_graph import (
     TARGETS,
     calibrate_model,
@@ -24,7 +24,7 @@ from optpipe.quantize.calibrated_graph import (
 from optpipe.quantize.qdq import quantize_graph
 from optpipe.quantize.ranges import METHODS
 from optpipe.quantize.sensitivity import Fp32Reference
-from optpipe.workspace.file_names import CARD, ONNX
+from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.store import Store
 
 
@@ -37,7 +37,7 @@ def main(name: str = "digits") -> None:
             store,
             SilentListener(),
         )
-        card, graph = card_from_file(model.file(CARD)), onnx.load(model.file(ONNX))
+        card, graph = read_stored_card(model), onnx.load(model.file(ONNX))
         data, _ = load_calibration_data(model, None, None, 0, SilentListener())
         tables = tables_from_entry(
             calibrate_model(model, data, tuple(METHODS), TARGETS, store, SilentListener())[0]

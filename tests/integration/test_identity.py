@@ -1,6 +1,7 @@
-"""Two folders with files of one name, and one workspace: no command takes the build of the other folder, or of an earlier source."""
+"""A model's identity is its content: no command takes the build of a namesake or of an earlier source, and a folder can be moved."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -91,3 +92,56 @@ def test_a_changed_source_is_said_by_every_command_that_takes_a_stored_build(fol
     assert any(said in each for each in deployed.document["warnings"])
     (manifest,) = (folder / "served").rglob("manifest.json")
     assert json.loads(manifest.read_text())["id"] == stored
+
+
+def test_a_workspace_and_its_folder_can_be_moved_together(tmp_path) -> None:
+    first, second = tmp_path / "first", tmp_path / "elsewhere" / "second"
+    first.mkdir()
+    (first / "net.py").write_text(NET.format(seed=0))
+    data = 'data = {calibration = "train.npz", validation = "held.npz"}'
+    (first / "three.toml").write_text(CARD + data)
+    labels = np.arange(240) % 3
+    for seed, name in enumerate(("train", "held")):
+        noise = np.random.default_rng(seed).normal(0, 0.1, (240, 4))
+        rows = (np.eye(4)[labels] + noise).astype(np.float32)
+        np.savez(first / f"{name}.npz", x=rows, labels=labels)
+    (first / "policy.toml").write_text(POLICY)
+    build_both = ("--precision", "fp32,int8", "--backend", "onnxruntime")
+
+    def build_all(folder):
+        models = (
+            ("three.toml",),
+            ("net.py:make", "--calibration", "train.npz"),
+            (f"{folder}/net.py:make", "--calibration", f"{folder}/train.npz"),
+        )
+        made = []
+        for words in models:
+            ran = optpipe("build", *words, *build_both, "--json", cwd=folder).expect(0)
+            made += [each["id"] for each in ran.document["artifacts"]]
+        return made
+
+    builds = build_all(first)
+    entries = sorted(path.name for path in (first / ".optpipe" / "store").iterdir())
+    assert len(set(builds)) == 4, "a path that is typed otherwise is the same model"
+    second.parent.mkdir()
+    shutil.move(first, second)
+    assert build_all(second) == builds
+    scored = optpipe("evaluate", "three", "--json", cwd=second).expect(0)
+    assert scored.document["dataset"]["name"] == "held.npz"
+    assert sorted(path.name for path in (second / ".optpipe" / "store").iterdir()) == entries
+    (second / "net.py").write_text(NET.format(seed=1))
+    refused = optpipe("bench", "three", *BENCH, cwd=second).expect(2)
+    assert "its source is not that of its builds" in refused.stderr
+
+
+def test_a_copy_of_a_card_reads_the_data_beside_it(folders) -> None:
+    mine, theirs = folders
+    for folder, count in ((mine, 12), (theirs, 24)):
+        (folder / "net.py").write_text(NET.format(seed=0))
+        (folder / "three.toml").write_text(CARD + 'data = {validation = "held.npz"}')
+        labels = np.arange(count) % 3
+        np.savez(folder / "held.npz", x=np.eye(4, dtype=np.float32)[labels], labels=labels)
+    assert build(mine, "three.toml") == build(theirs, "three.toml")
+    for folder, count in ((mine, 12), (theirs, 24)):
+        scored = run(folder, "evaluate", "three.toml").expect(0).document
+        assert scored["dataset"]["count"] == count

@@ -11,7 +11,7 @@ from optpipe.backends.registry import verify_for_loading
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.build.verify import Trajectory, parse_steps, read_trajectory, verify_session
 from optpipe.core import pl
-from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.card import ModelCard
 from optpipe.core.entries import ArtifactInfo, GraphInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import (
     BadInputError,
@@ -39,13 +39,14 @@ from optpipe.models.export.exported import (
 from optpipe.models.inputs.rows import holds_tensors, read_tensor_set
 from optpipe.models.inputs.samples import choose_samples
 from optpipe.models.sources.onnx_file import OnnxFileSource
+from optpipe.models.stored_card import read_stored_card
 from optpipe.quantize.calibrated_graph import require_calibration, resolve_data
 from optpipe.quantize.precision_graph import convert_to_precision
 from optpipe.quantize.ranges import is_table
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, pool_errors
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_gpu_name
-from optpipe.workspace.file_names import CARD, ONNX, OUTPUT_ERRORS, REFERENCE, make_file_name
+from optpipe.workspace.file_names import ONNX, OUTPUT_ERRORS, REFERENCE, make_file_name
 from optpipe.workspace.files import hold_lock, write_bytes, write_parquet
 from optpipe.workspace.store import NOTES, Store
 
@@ -124,9 +125,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     if plan.steps is not None:
         tensors = reference_from_file(expected.file(REFERENCE))
         source = model.load().onnx or exported.file(ONNX)
-        trajectory = read_trajectory(
-            plan.steps, card_from_file(exported.file(CARD)), tensors, source
-        )
+        trajectory = read_trajectory(plan.steps, read_stored_card(exported), tensors, source)
     result = ModelBuild(exported, model.fallback_reason, failed=omitted)
     builds = [
         _build_one(result, model, plan, *each, expected, trajectory, store, listener)
@@ -404,7 +403,7 @@ def build_artifact(
     gpu_lock: Path | None = None,
 ) -> Steps[tuple[Entry[ArtifactInfo], bool]]:
     """The store entry `artifact`: the engine, package or optimized graph, with the proof of its precision."""
-    card = card_from_file(model.file(CARD))
+    card = read_stored_card(model)
     recipe = {
         "revision": REVISION,
         "backend": backend.name,
@@ -472,7 +471,7 @@ def verify_artifact(
     Code for single batch sizes also runs at those sizes, and the worst result counts. Repeated if the artifact's bytes, the
     reference or the GPU change.
     """
-    card = card_from_file(model.file(CARD))
+    card = read_stored_card(model)
     recipe = {
         "revision": VERIFICATION_REVISION,
         "artifact": {"id": artifact.id, "sha256": hash_engine(artifact)},

@@ -23,7 +23,7 @@ from optpipe.build.build import (
 )
 from optpipe.build.records import BuildResult, BuiltArtifact, result_from_build
 from optpipe.core import np, torch
-from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.card import ModelCard
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError
 from optpipe.core.events import Listener
@@ -52,9 +52,9 @@ from optpipe.models.artifacts.decisions import (
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.models.export.exported import Model, export_model, prepare_model, read_card
 from optpipe.models.inputs.task_data import load_sample_set
+from optpipe.models.stored_card import read_stored_card
 from optpipe.stats.ratio import Change
 from optpipe.workspace.entry import Entry
-from optpipe.workspace.file_names import CARD
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import OpenRun, finish_run, open_run
 from optpipe.workspace.store import Store
@@ -330,7 +330,7 @@ def choose_budget(
     budget = plan.budget
     if budget is not None and budget.unit == "dB":
         return budget, None, ""
-    card = card_from_file(exported.file(CARD))
+    card = read_stored_card(exported)
     data, obstacle = require_judgeable(
         budget, plan.images, card, trained=exported.info.weights.trained
     )
@@ -582,7 +582,7 @@ def choose_build(
             pool.prepare(ON_GPU)
         with listener.step("export"):
             exported, _ = export_model(model, store, listener, stored)
-        card = card_from_file(exported.file(CARD))
+        card = read_stored_card(exported)
         wanted = add_static_batches(wanted, card, sizes)
         if on_gpu:
             wanted = replace(wanted, gpu_lock=scratch / "gpu.lock")

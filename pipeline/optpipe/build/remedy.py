@@ -8,7 +8,7 @@ from pathlib import Path
 from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.build.choose import SHORT_LOAD
-from optpipe.core.card import Task, card_from_file
+from optpipe.core.card import Task
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo
 from optpipe.core.errors import OptpipeError
 from optpipe.core.events import Listener
@@ -27,6 +27,7 @@ from optpipe.models.inputs.image_set import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
 from optpipe.models.inputs.samples import choose_samples
 from optpipe.models.sources.resolve import format_source
+from optpipe.models.stored_card import read_stored_card
 from optpipe.quantize.calibrated_graph import (
     CHOICE_SAMPLES,
     TABLE,
@@ -37,7 +38,6 @@ from optpipe.quantize.ranges import read_table, write_table
 from optpipe.quantize.sensitivity import compare_methods, lower_by_table, select_kept_layers
 from optpipe.stats.ratio import Ratio
 from optpipe.workspace.entry import Entry
-from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
 
 GAIN_DB = 6.0
@@ -65,7 +65,7 @@ def try_remedies(
     model, stored = prepare_model(model, store, listener)
     exported, _ = export_model(model, store, listener, stored)
     samples = choose_samples(
-        card_from_file(exported.file(CARD)), data, None, exported, truncate=truncate
+        read_stored_card(exported), data, None, exported, truncate=truncate
     ).drawn
     if samples is None:
         return found
@@ -113,7 +113,7 @@ class _Remedies:
             remedies.append(Remedy(command, kept, share, result))
             if _meets(result, before, wanted):
                 break
-        card = card_from_file(self.exported.file(CARD))
+        card = read_stored_card(self.exported)
         for rival in list_model_artifacts(self.model, card, self.store) if remedies else ():
             alike = (rival.info.backend, rival.info.device) == (
                 artifact.info.backend,
@@ -212,7 +212,7 @@ class _Remedies:
 
     def _evaluate(self, artifact: Entry[ArtifactInfo]) -> EvaluatedModel:
         """The build's SNR, and its accuracy if there are labels; without a task the largest output counts."""
-        card = card_from_file(self.exported.file(CARD))
+        card = read_stored_card(self.exported)
         task, truths = TASKS.get(card.task, TASKS[Task.CLASSIFICATION]), None
         with suppress(NothingJudgedError):
             truths = task.read_truths(self.samples, card, task.count_classes(card))

@@ -405,14 +405,13 @@ def _profile_model(
     store: "Store",
     terminal: "Terminal",
 ) -> Outcome:
-    from optpipe.core.card import card_from_file
     from optpipe.models.artifacts.lookup import require_card_lengths
     from optpipe.models.export.exported import prepare_model, read_card
     from optpipe.models.inputs.image_set import find_images
+    from optpipe.models.stored_card import read_stored_card
     from optpipe.trace.document import document_from_stages
     from optpipe.trace.profile_model import build_or_find, choose_preprocess_images, profile_model
     from optpipe.trace.record import BuildJob
-    from optpipe.workspace.file_names import CARD
 
     model = model_from_options(text, shapes, store)
     find_nsys()
@@ -440,7 +439,7 @@ def _profile_model(
         truncate=builds.truncate,
     )
     images = choose_preprocess_images(
-        card_from_file(built.model.file(CARD)), builds.images, max(capture.batch_size)
+        read_stored_card(built.model), builds.images, max(capture.batch_size)
     )
     found = profile_model(
         capture, built.artifacts, built.model, store, terminal, builds.options, again, images

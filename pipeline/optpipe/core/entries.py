@@ -111,7 +111,8 @@ class ModelInfo:
     left_out: tuple[str, ...] = ()
     """What a module's forward returns besides tensors, such as `past_key_values (DynamicCache)`."""
     card: str | None = None
-    """Path of the model card at the first export; a dossier keeps only the file name."""
+    """Path of the model card at the first export, relative to the workspace's folder if it lies there; a dossier keeps only the
+    name of a file elsewhere."""
     remarks: tuple[str, ...] = ()
     """What was left out of the exported graph, and why; empty in records of earlier versions."""
     content: str = ""

@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from optpipe.backends.registry import verify_for_loading
-from optpipe.core.card import ModelCard, Task, card_from_file
+from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import (
     ArtifactInfo,
     Environment,
@@ -27,6 +27,7 @@ from optpipe.evaluate.tasks import find_task
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.models.artifacts.lookup import JudgedBuild, hash_engine
 from optpipe.models.inputs.image_set import ImageSet
+from optpipe.models.stored_card import read_stored_card
 from optpipe.preprocess.dali_pipeline import PreprocessingInfo
 from optpipe.preprocess.proof import PreprocessRecord, is_proof_for
 from optpipe.signoff.dossier import Dossier
@@ -78,7 +79,7 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
     waived = tuple(one.name for one in verdict.waived)
     artifact = find_signed_entry(dossier, store)
     model = store.find(artifact.manifest.parents[0], ModelInfo)
-    card = card_from_file(store.verify_entry(model, CARD).file(CARD))
+    card = read_stored_card(store.verify_entry(model, CARD))
     digest = dossier.files.hash(SUMS)
     return SignedBuild(
         folder=folder,

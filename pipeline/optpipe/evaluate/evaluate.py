@@ -17,7 +17,7 @@ from optpipe.backends.onnx_graph import find_selected_outputs
 from optpipe.backends.plain_session import PlainSession
 from optpipe.backends.registry import BACKENDS, verify_for_loading
 from optpipe.core import pl
-from optpipe.core.card import ModelCard, Task, card_from_file
+from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import (
     ArtifactInfo,
     CalibrationInfo,
@@ -50,9 +50,10 @@ from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.models.inputs.task_data import fit_batch_size, iterate_input_batches, load_sample_set
 from optpipe.models.inputs.text_set import TextSet
 from optpipe.models.sources.resolve import format_source
+from optpipe.models.stored_card import read_stored_card
 from optpipe.stats.paired import FEWEST_SAMPLES, compute_output_error
 from optpipe.workspace.entry import Entry, drop_folder, get_command_line
-from optpipe.workspace.file_names import CALIBRATION_SET, CARD, EVALUATION, ONNX, PREDICTIONS
+from optpipe.workspace.file_names import CALIBRATION_SET, EVALUATION, ONNX, PREDICTIONS
 from optpipe.workspace.files import write_bytes, write_parquet
 from optpipe.workspace.runs import finish_run, open_run
 from optpipe.workspace.store import Store
@@ -122,7 +123,7 @@ def evaluate_artifacts(
     store: Store,
     listener: Listener,
 ) -> list[EvaluatedArtifact]:
-    card = card_from_file(exported.file(CARD))
+    card = read_stored_card(exported)
 
     def predict(run: Runner, name: str) -> Predictions:
         with listener.step(f"evaluate {name}", total=len(samples.files)) as step:
@@ -307,7 +308,7 @@ def run_evaluation(
         )
     artifacts = list_model_artifacts(model, card, store) if only is None else list(only)
     exported, _ = export_model(model, store, listener, stored)
-    card = card_from_file(exported.file(CARD))
+    card = read_stored_card(exported)
     task.require_model(card)
     source = data or Path(str(own))
     validates = count is None and own is not None and source.resolve() == Path(own).resolve()

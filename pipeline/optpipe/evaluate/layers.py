@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest, MarkedNetwork, Run
 from optpipe.backends.registry import BACKENDS, verify_for_loading
-from optpipe.core.card import card_from_file
 from optpipe.core.entries import OutputError
 from optpipe.core.errors import BadInputError, OptpipeError, require_existing
 from optpipe.core.events import UNWATCHED, Listener, ProgressStep
@@ -26,9 +25,10 @@ from optpipe.models.export.exported import Model, export_model, prepare_model, r
 from optpipe.models.inputs.rows import split_batches
 from optpipe.models.inputs.sample_set import draw_subset
 from optpipe.models.inputs.samples import NOISE, SAMPLE_COUNT, choose_samples, load_sample_inputs
+from optpipe.models.stored_card import read_stored_card
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, pool_sums, sum_errors
 from optpipe.stats.ratio import Ratio
-from optpipe.workspace.file_names import CARD, ONNX
+from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.store import Store
 
 GROUP_VALUES = 1 << 26
@@ -286,7 +286,7 @@ def compare_layers(
     model, stored = prepare_model(model, store, listener)
     artifacts = list_model_artifacts(model, read_card(model, stored), store)
     exported, _ = export_model(model, store, listener, stored)
-    card = card_from_file(exported.file(CARD))
+    card = read_stored_card(exported)
     chosen = choose_samples(card, data, None, exported, listener, truncate=truncate)
     if chosen.drawn is None:
         listener.warn(f"no data: {card.name} is compared on {NOISE}; give real inputs with --data")

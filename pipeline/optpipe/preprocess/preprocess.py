@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
-from optpipe.core.card import ModelCard, Task, card_from_file, require_matching_input
+from optpipe.core.card import ModelCard, Task, require_matching_input
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import Listener, run_step
 from optpipe.core.process import redirect_output
@@ -21,6 +21,7 @@ from optpipe.models.artifacts.lookup import hash_model
 from optpipe.models.export.exported import Model, export_model, prepare_model, read_card
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.task_data import drop_unknown_labels, find_label_indices, read_images
+from optpipe.models.stored_card import read_stored_card
 from optpipe.preprocess.dali_graph import require_translatable
 from optpipe.preprocess.dali_pipeline import (
     PIPELINE,
@@ -51,7 +52,7 @@ from optpipe.preprocess.throughput import (
     warn_about_other_load,
 )
 from optpipe.workspace.environment import count_cores, list_gpus
-from optpipe.workspace.file_names import CARD, ONNX, PREPROCESSING, ROWS
+from optpipe.workspace.file_names import ONNX, PREPROCESSING, ROWS
 from optpipe.workspace.files import write_bytes, write_parquet
 from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.runs import finish_run, open_run
@@ -97,7 +98,7 @@ def derive_preprocessing(
     )
     model, stored = prepare_model(model, store, listener)
     exported = run_step("export", listener, export_model, model, store, listener, stored)
-    card = card_from_file(exported.file(CARD))
+    card = read_stored_card(exported)
     transform = require_image_transform(card)
     samples, unreadable = given or read_images(choose_images(card), request.limit, 0, listener)
     labels = read_labels(samples, card, listener)

@@ -11,7 +11,7 @@ import numpy as np
 
 from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import load_onnx
-from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.card import ModelCard
 from optpipe.core.entries import (
     CalibrationInfo,
     GraphInfo,
@@ -32,7 +32,6 @@ from optpipe.models.export.exported import (
     read_card,
     read_tokenizer,
 )
-from optpipe.models.inputs.image_set import image_set_from_path
 from optpipe.models.inputs.rows import FORMS, holds_tensors, read_tensor_set
 from optpipe.models.inputs.sample_set import (
     FEW_SAMPLES,
@@ -49,6 +48,7 @@ from optpipe.models.inputs.task_data import (
     load_sample_set,
     resolve_texts,
 )
+from optpipe.models.stored_card import read_stored_card
 from optpipe.quantize.modelopt import round_rest_to_half
 from optpipe.quantize.qdq import Target, place_qdq, quantize_graph
 from optpipe.quantize.ranges import (
@@ -92,7 +92,7 @@ from optpipe.report.document import (
 )
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version, list_gpus
-from optpipe.workspace.file_names import CALIBRATION_SET, CARD, ONNX
+from optpipe.workspace.file_names import CALIBRATION_SET, ONNX
 from optpipe.workspace.places import require_writable_folder
 from optpipe.workspace.store import Store
 
@@ -112,14 +112,14 @@ def load_calibration_data(
 
     Raises BadInputError if there is no set, it was drawn for another model, or it has validation samples.
     """
-    card = card_from_file(model.file(CARD))
+    card = read_stored_card(model)
     own = card.data.get("calibration")
     if source is None:
         require_calibration(card)
     found, unreadable = load_sample_set(
         model, card, source or Path(str(own)), count, seed, listener
     )
-    _require_own(found, card)
+    _require_own(found, card, model)
     found = replace(found, files=tuple(each for each in found.files if each.sha256 not in held_out))
     if len(found.files) < FEW_SAMPLES:
         listener.warn(
@@ -128,10 +128,17 @@ def load_calibration_data(
     return drop_unknown_labels(found, card, listener), unreadable
 
 
-def _require_own(found: SampleSet, card: ModelCard) -> None:
-    """Raises BadInputError for a set that has samples of the card's validation set."""
-    if "validation" in card.data and Path(card.data["validation"]).exists():
-        refuse_overlap(found, image_set_from_path(Path(card.data["validation"]))[0])
+def _require_own(found: SampleSet, card: ModelCard, model: Entry[ModelInfo] | None = None) -> None:
+    """Raises BadInputError for a set that has samples of the card's validation set: images, texts, or tensors.
+
+    Only texts need the exported `model`, for its tokenizer.
+    """
+    validation = Path(card.data.get("validation", ""))
+    if "validation" in card.data and validation.exists():
+        others, _ = load_sample_set(
+            model, card, validation, None, 0, SilentListener(), truncate=True
+        )
+        refuse_overlap(found, others)
 
 
 def resolve_data(
@@ -195,7 +202,7 @@ def calibrate_model(
 ) -> tuple[Entry[CalibrationInfo], bool]:
     """The store entry `calibration`: `set.json` and a table for each of `methods`; complete or absent."""
     device: Device = "cuda" if list_gpus() else "cpu"
-    card = card_from_file(model.file(CARD))
+    card = read_stored_card(model)
     about = SampleSetSummary(samples.name, samples.sha256, len(samples.files), samples.seed)
     recipe = {
         "revision": CALIBRATION_REVISION,
@@ -367,7 +374,7 @@ def _require_linear_layers(model: Entry[ModelInfo]) -> None:
     """Checked before calibration. Raises BadInputError if FP8 fits no layer."""
     graph = load_onnx(model.file(ONNX))
     macs, placed = (
-        count_layer_macs(graph, card_from_file(model.file(CARD))),
+        count_layer_macs(graph, read_stored_card(model)),
         place_qdq(graph, "fp8"),
     )
     share = sum(macs.get(name, 0) for name in placed.layers) / max(sum(macs.values()), 1)
@@ -399,7 +406,7 @@ def graph_from_table(
         raise BadInputError(
             f"the calibration table is for model {table.model}, not {model.info.name}"
         )
-    own = card_from_file(model.file(CARD)).preprocessing_sha256
+    own = read_stored_card(model).preprocessing_sha256
     if own is not None and table.transform_sha256 is not None and table.transform_sha256 != own:
         raise BadInputError(
             f"the calibration table was made for different preprocessing than {model.info.name}'s; "

@@ -21,7 +21,7 @@ from optpipe.backends.onnx_graph import (
     replace_nodes,
 )
 from optpipe.core import np, onnx
-from optpipe.core.card import InputSpec, ModelCard, card_from_file
+from optpipe.core.card import InputSpec, ModelCard
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.errors import BadInputError, GateError, StageError, escape
 from optpipe.core.events import Listener
@@ -32,11 +32,12 @@ from optpipe.models.export.rewrites import ROUNDING_FACTOR, RewriteGuard, requir
 from optpipe.models.export.source_graph import require_raised_opset
 from optpipe.models.inputs.rows import split_batches, tensor_set_from_parts
 from optpipe.models.inputs.sample_set import SampleSet
+from optpipe.models.stored_card import read_stored_card
 from optpipe.quantize.modelopt import convert_by_modelopt
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
-from optpipe.workspace.file_names import CARD, MODELOPT_LOG, ONNX, REFERENCE
+from optpipe.workspace.file_names import MODELOPT_LOG, ONNX, REFERENCE
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def convert_within_budget(
     def make(directory: Path) -> GraphInfo:
         kept = selection.info.keep
         reasons = _convert(Precision.FP16, model, reference, directory, kept)
-        half = find_half_nodes(load_onnx(directory / ONNX), card_from_file(model.file(CARD)).inputs)
+        half = find_half_nodes(load_onnx(directory / ONNX), read_stored_card(model).inputs)
         if wrong := sorted(half & frozenset(kept)):
             raise GateError(
                 f"ModelOpt converts {escape(wrong[0])} to fp16 although the budget keeps it in fp32"
@@ -260,7 +261,7 @@ def lower_to_half(model: Entry[ModelInfo], base: Entry[GraphInfo]) -> "Lowering"
     from optpipe.quantize.sensitivity import Lowering
 
     def load() -> "LoweredLayers":
-        inputs = card_from_file(model.file(CARD)).inputs
+        inputs = read_stored_card(model).inputs
         graph = name_nodes(load_onnx(model.file(ONNX)))
         half, known = (
             find_half_nodes(load_onnx(base.file(ONNX)), inputs),
@@ -281,7 +282,7 @@ def _choose_samples(
 ) -> SampleSet:
     from optpipe.quantize.calibrated_graph import load_calibration_data
 
-    card = card_from_file(model.file(CARD))
+    card = read_stored_card(model)
     if data is not None or "calibration" in card.data:
         return load_calibration_data(model, data, None, 0, listener, reference.info.held_out)[0]
     found = reference_from_file(reference.file(REFERENCE))
@@ -322,7 +323,7 @@ def _convert(
     kept: Sequence[str],
 ) -> dict[str, str]:
     """Writes the converted graph into `directory`. Returns why ModelOpt left nodes in FP32, by node."""
-    card = card_from_file(model.file(CARD))
+    card = read_stored_card(model)
     rows = reference_from_file(reference.file(REFERENCE)).inputs
     return write_half_graph(precision, onnx.load(model.file(ONNX)), card, rows, directory, kept)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, load_onnx, name_nodes
-from optpipe.core.card import ModelCard, Task, card_from_file
+from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, GateError
 from optpipe.core.events import UNWATCHED, Listener, ProgressStep
@@ -33,12 +33,13 @@ from optpipe.evaluate.evaluate import KEPT_VALUES, Predictions, predict_samples
 from optpipe.evaluate.tasks import TASKS
 from optpipe.models.inputs.image_set import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
+from optpipe.models.stored_card import read_stored_card
 from optpipe.quantize.qdq import CPU_FORMS, Integers, Target, quantize_graph
 from optpipe.quantize.ranges import CalibrationTable, open_model_session
 from optpipe.stats.paired import CONFIDENCE, compute_output_error, compute_row_errors
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version, list_gpus
-from optpipe.workspace.file_names import CARD, ONNX
+from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.store import Store
 
 
@@ -55,7 +56,7 @@ class Fp32Reference:
         self.model, self.samples, self.card, self.device = (
             model,
             samples,
-            card_from_file(model.file(CARD)),
+            read_stored_card(model),
             device,
         )
         task = TASKS.get(
@@ -431,7 +432,7 @@ def describe_mixed(
     not `lowered`.
     """
     graph = name_nodes(load_onnx(model.file(ONNX)))
-    macs = count_layer_macs(graph, card_from_file(model.file(CARD)))
+    macs = count_layer_macs(graph, read_stored_card(model))
     ops = {node.name: node.op_type for node in graph.graph.node}
     alone = {row.layer: row.cost for row in ranking}
     told = {}

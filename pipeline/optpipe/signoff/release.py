@@ -17,7 +17,6 @@ from optpipe import __version__
 from optpipe.backends.registry import BACKENDS, find_missing_release, verify_for_loading
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import BuiltArtifact, ModelBuild
-from optpipe.core.card import card_from_file
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import (
     BadInputError,
@@ -57,6 +56,7 @@ from optpipe.models.export.exported import (
 )
 from optpipe.models.export.onnx_export import read_outputs_early
 from optpipe.models.inputs.task_data import hash_data, load_sample_set, resolve_texts
+from optpipe.models.stored_card import read_stored_card
 from optpipe.preprocess.preprocess import PreprocessRequest, choose_dali_plan, derive_preprocessing
 from optpipe.report.document import format_observed
 from optpipe.signoff.build_evidence import evidence_from_runs, is_of_other_file, select_groups
@@ -80,7 +80,7 @@ from optpipe.trace.nsys import ProfilePlan, Stage, find_nsys
 from optpipe.trace.profile_model import profile_model
 from optpipe.workspace.entry import MANIFEST, Entry, Run
 from optpipe.workspace.environment import describe_environment
-from optpipe.workspace.file_names import CARD, VERDICT
+from optpipe.workspace.file_names import VERDICT
 from optpipe.workspace.files import write_bytes, write_json
 from optpipe.workspace.places import require_unused_path
 from optpipe.workspace.runs import RUNS, list_runs
@@ -651,7 +651,7 @@ def _place_notes(
     wanted: SignoffRequest, plan: BuildPlan, data: Path | None, built: ModelBuild, store: Store
 ) -> Path:
     """The file of exactly this pipeline's finished steps. Raises BadInputError for data that cannot be read."""
-    own = card_from_file(built.model.file(CARD)).data.get("validation")
+    own = read_stored_card(built.model).data.get("validation")
     validation = Path(own) if own and Path(own).exists() else None
     decisive = {
         "optpipe": __version__,

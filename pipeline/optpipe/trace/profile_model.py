@@ -12,7 +12,7 @@ from typing import Any
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import BuiltArtifact, ModelBuild
-from optpipe.core.card import ModelCard, card_from_file
+from optpipe.core.card import ModelCard
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
@@ -28,6 +28,7 @@ from optpipe.models.export.exported import Model
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.rows import read_length
 from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples
+from optpipe.models.stored_card import read_stored_card
 from optpipe.preprocess.preprocess import choose_dali_plan
 from optpipe.trace.analysis import analysis_from_trace
 from optpipe.trace.nsys import BUILD_STAGES, ProfilePlan, Stage
@@ -57,7 +58,7 @@ from optpipe.trace.roofline import (
 )
 from optpipe.trace.rules import StageFacts
 from optpipe.workspace.entry import Entry, Status
-from optpipe.workspace.file_names import CARD, ONNX, PROFILE
+from optpipe.workspace.file_names import ONNX, PROFILE
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import OpenRun, finish_run, open_run
 from optpipe.workspace.store import Store
@@ -126,7 +127,7 @@ def profile_model(
     without nsys, BadInputError if no stage can be profiled or a length is outside the builds' profile, and the first
     stage's error if all failed.
     """
-    card = card_from_file(model.file(CARD))
+    card = read_stored_card(model)
     for each in artifacts:
         require_lengths(StoredArtifact(each.entry, card, model, None), plan.length)
     jobs = [] if build is None else list(_list_build_jobs(plan, build, images, card, model, store))

@@ -24,7 +24,7 @@ from msgspec import Struct
 from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS, verify_for_loading
 from optpipe.core import torch
-from optpipe.core.card import InputSpec, ModelCard, Shape, card_from_file
+from optpipe.core.card import InputSpec, ModelCard, Shape
 from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRequest
 from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener, ProgressStep, SilentListener
@@ -37,6 +37,7 @@ from optpipe.models.export.exported import Model, reference_from_file
 from optpipe.models.inputs.rows import Arrays, batch_from_rows, fill_sequences
 from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
 from optpipe.models.sources.resolve import source_from_text
+from optpipe.models.stored_card import read_stored_card
 from optpipe.preprocess.dali_pipeline import DaliPlan, make_reading_pipeline
 from optpipe.preprocess.end_to_end import open_stream
 from optpipe.trace.analysis import analysis_from_trace, select_measured_part
@@ -57,7 +58,7 @@ from optpipe.trace.roofline import Peaks, measure_cpu_peaks, measure_gpu_peaks
 from optpipe.trace.rules import StageFacts
 from optpipe.workspace.arrays import read_arrays, write_arrays
 from optpipe.workspace.entry import Entry
-from optpipe.workspace.file_names import CARD, REFERENCE
+from optpipe.workspace.file_names import REFERENCE
 from optpipe.workspace.store import Store
 
 _LEAST_FREE_BYTES = 1 << 20
@@ -193,7 +194,7 @@ def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> Worker
 def read_profiled_rows(artifact: Entry[ArtifactInfo], store: Store) -> tuple[ModelCard, Arrays]:
     """The card of an artifact's model, and the rows that verified the artifact, (samples, ...) by input."""
     model = store.find(artifact.manifest.parents[0], ModelInfo)
-    card = card_from_file(model.file(CARD))
+    card = read_stored_card(model)
     if (kept := find_reference(artifact, model, store)) is not None:
         return card, dict(
             reference_from_file(store.verify_entry(kept, REFERENCE).file(REFERENCE)).inputs
@@ -344,7 +345,7 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
 
 
 def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
-    transform = card_from_file(Store(job.workspace).find(job.model).file(CARD)).transform
+    transform = read_stored_card(Store(job.workspace).find(job.model)).transform
     assert transform is not None
     pipeline = make_reading_pipeline(job.images, transform, job.plan)
     synchronize = _make_synchronizer(on_gpu=torch.cuda.is_available() and job.plan.device == "gpu")

@@ -148,7 +148,7 @@ def folder(workspace, tmp_path):
 
 def test_no_file_of_a_dossier_is_opened_twice(workspace, folder, monkeypatch):
     for name in (
-        "card_from_file",
+        "read_stored_card",
         "_find_samples",
         "_find_preprocessing",
     ):  # of the workspace, which is not looked at here

@@ -11,13 +11,14 @@ from typing import Any
 from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import load_onnx
 from optpipe.backends.registry import BACKENDS, resolve_effective_options
-from optpipe.core.card import ModelCard, card_from_file, name_from_factory
+from optpipe.core.card import ModelCard, name_from_factory
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.files import Files, hash_file, hash_value
 from optpipe.core.plan import for_workspace
 from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.models.sources.resolve import CardSource, find_model_cards
+from optpipe.models.stored_card import find_card_file, read_stored_card
 from optpipe.workspace.entry import (
     Entry,
     Manifest,
@@ -188,7 +189,7 @@ def find_artifacts(
 def stored_from_entry(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifact:
     """Raises BadInputError if its model is not in the store."""
     exported = store.find(entry.manifest.parents[0], ModelInfo)
-    card = card_from_file(store.verify_entry(exported, CARD).file(CARD))
+    card = read_stored_card(store.verify_entry(exported, CARD))
     return StoredArtifact(entry, card, exported, find_reference(entry, exported, store))
 
 
@@ -356,8 +357,8 @@ def has_changed_source(model: Entry[ModelInfo]) -> bool:
     info, stored = model.info, model.recipe.get("model", {}).get("source", {})
     file, _, factory = info.source.rpartition(":")
     with suppress(BadInputError, OSError):
-        if info.card is not None:
-            source = CardSource(Path(info.card))
+        if (path := find_card_file(model)) is not None:
+            source = CardSource(path)
             identity = source.collect_identity() if source.path.is_file() else {}
             versions = ("torch",)
             return any(
@@ -379,7 +380,7 @@ def explain_changed_source(artifact: Entry[ArtifactInfo], store: Store) -> str |
     models = [each for each in store.list_entries(ModelInfo) if each.id in made_of]
     if not any(map(has_changed_source, models)):
         return None
-    source = models[0].info.card or artifact.info.source
+    source = find_card_file(models[0]) or artifact.info.source
     return f"{source} is not what {artifact.id} was built from: it has changed, or it is another file; the stored build is used"
 
 
@@ -425,13 +426,11 @@ def find_stored_source(text: str, store: Store) -> str | None:
         or text in find_model_cards()
     ):
         return None
-    infos = [entry.info for entry in store.list_entries(ModelInfo)]
-    called = [
-        each
-        for each in infos
-        if text in ((each.name,) if each.card else _list_names(each.name, each.source))
+    found = [
+        (place, each.info)
+        for each in store.list_entries(ModelInfo)
+        if text in _list_model_names(each.info) and (place := _find_place(each)) is not None
     ]
-    found = [(place, each) for each in called if (place := _find_place(each)) is not None]
     if found and text.isidentifier() and get_package_version("torchvision"):
         from torchvision.models import list_models
 
@@ -457,12 +456,17 @@ def _require_one_place(text: str, found: Sequence[tuple[str, ModelInfo]], store:
         )
 
 
-def _find_place(model: ModelInfo) -> str | None:
+def _list_model_names(model: ModelInfo) -> tuple[str, ...]:
+    return (model.name,) if model.card else _list_names(model.name, model.source)
+
+
+def _find_place(model: Entry[ModelInfo]) -> str | None:
     """The MODEL that a stored one was exported from; None if its file is gone."""
-    file = model.card or model.source
-    if model.source.startswith(("hf:", "timm:")):
+    card, info = find_card_file(model), model.info
+    file = str(card or info.source)
+    if info.source.startswith(("hf:", "timm:")):
         return file
-    if model.card is None and not _is_named_by_source(model.name, model.source):
+    if card is None and not _is_named_by_source(info.name, info.source):
         return None
     exists = Path(file if file.endswith((".onnx", ".toml")) else file.rpartition(":")[0]).is_file()
     return file if exists else None
@@ -513,7 +517,7 @@ def describe_network(model: Entry[ModelInfo]) -> str | None:
     """
     if not {CARD, ONNX} <= set(model.manifest.files):
         return None
-    card = card_from_file(model.file(CARD))
+    card = read_stored_card(model)
     inputs = [
         (each, [low if low == high else "n" for low, high in zip(each.min, each.max, strict=True)])
         for each in card.inputs

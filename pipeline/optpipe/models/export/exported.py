@@ -12,7 +12,7 @@ import numpy as np
 from optpipe.backends.onnx_graph import find_own_precision, is_quantized_dynamically, load_onnx
 from optpipe.backends.plain_session import PlainSession
 from optpipe.core import onnx, torch
-from optpipe.core.card import ModelCard, card_from_file, require_matching_input
+from optpipe.core.card import ModelCard, require_matching_input
 from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo, WeightsRequest
 from optpipe.core.errors import BadInputError, GateError, OptpipeError, first_line
 from optpipe.core.events import Listener
@@ -36,6 +36,7 @@ from optpipe.models.sources.onnx_file import ShapeRanges
 from optpipe.models.sources.own_type import describe_conversion
 from optpipe.models.sources.python_file import describe_user_error
 from optpipe.models.sources.resolve import CardSource
+from optpipe.models.stored_card import format_card_place, place_at_source, read_stored_card
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, compute_output_error
 from optpipe.workspace.arrays import read_arrays, write_arrays
 from optpipe.workspace.entry import Entry, compute_entry_id
@@ -161,7 +162,9 @@ REVISION = 12
 
 
 def find_stored_model(model: Model, store: Store) -> Entry[ModelInfo] | None:
-    return store.get(ModelInfo, _recipe(model))
+    """The store's entry of `model`, with the place of its card as of now."""
+    stored = store.get(ModelInfo, _recipe(model))
+    return stored and place_at_source(stored, model.source)
 
 
 def compute_model_id(model: Model) -> str:
@@ -182,7 +185,7 @@ def prepare_model(
 
 
 def read_card(model: Model, stored: Entry[ModelInfo] | None) -> ModelCard:
-    return card_from_file(stored.file(CARD)) if stored else model.load().card
+    return read_stored_card(stored) if stored else model.load().card
 
 
 def read_tokenizer(model: Model, stored: Entry[ModelInfo] | None) -> str | None:
@@ -217,11 +220,14 @@ def export_model(
         else:
             prepared = onnx_from_torch(loaded.module, loaded.card, target, listener)
         card = complete_card(loaded.card, target)
+        place = None
+        if isinstance(model.source, CardSource):
+            card = replace(card, data=model.source.data_as_written)
+            place = format_card_place(model.source.path, store.workspace)
         (directory / CARD).write_text(json.dumps(card.to_dict(), indent=2) + "\n", encoding="utf-8")
         if loaded.tokenizer is not None:
             (directory / TOKENIZER).write_text(loaded.tokenizer, encoding="utf-8")
         own_precision = find_own_precision(onnx.load(target, load_external_data=False))
-        path = str(model.source.path.resolve()) if isinstance(model.source, CardSource) else None
         return ModelInfo(
             name=card.name,
             source=card.source,
@@ -229,14 +235,14 @@ def export_model(
             simplified=prepared.simplified,
             own_precision=own_precision,
             left_out=() if loaded.module is None else getattr(loaded.module, "left_out", ()),
-            card=path,
+            card=place,
             remarks=prepared.remarks,
             content=compute_content_id(onnx.load(target), card),
         )
 
-    made = store.produce(ModelInfo, _recipe(model), make, listener=listener)
-    _tell_of_changes(made[0], listener)
-    return made
+    entry, existed = store.produce(ModelInfo, _recipe(model), make, listener=listener)
+    _tell_of_changes(entry, listener)
+    return place_at_source(entry, model.source), existed
 
 
 def _tell_of_changes(model: Entry[ModelInfo], listener: Listener) -> None:
@@ -308,7 +314,7 @@ def compute_reference(
     Both run on all samples, and on a few at batch sizes 1 and 3 if the profile allows. Raises GateError for outputs
     outside the FP32 tolerance.
     """
-    card = card_from_file(entry.file(CARD))
+    card = read_stored_card(entry)
     samples = choose_samples(card, data, calibration, entry, listener, truncate=truncate)
     labels = read_sample_labels(card, samples)
     recipe = {

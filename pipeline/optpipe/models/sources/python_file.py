@@ -347,7 +347,7 @@ class PythonFileSource:
         made = {
             **_describe_contents(module),
             "files": self._code.files(weights.path),
-            "card": hash_value(replace(card, data={}).to_dict()),
+            "card": hash_value(replace(card, data={}, source=self.factory).to_dict()),
         }
         arrange = arrange_inputs(module, [each.name for each in card.inputs])
         return replace(make_loaded_model(module, card, record, arrange), code_identity=made)

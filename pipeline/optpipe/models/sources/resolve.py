@@ -85,6 +85,11 @@ class CardSource:
             data={role: str(self._resolve_beside(folder)) for role, folder in card.data.items()},
         )
 
+    @property
+    def data_as_written(self) -> Mapping[str, str]:
+        """The places of its data, relative to the card if the user wrote them so."""
+        return dict(self._table.get("data", {}))
+
     def _resolve_beside(self, name: str) -> Path:
         return (self.path.parent / name).resolve()
 
@@ -143,13 +148,16 @@ class CardSource:
         return self._inner.runs_code
 
     def collect_identity(self) -> Mapping[str, Any]:
-        """The card's values with the places of its data, which the stored model keeps; its file; the hash of its weights."""
+        """The card's values with the places of its data as written; its file; the hash of its weights.
+
+        No absolute place counts unless the user wrote one, so that the card can be moved with its files.
+        """
         weights, stated = (
             self._find_weights(),
             self._table.get("weights_sha256"),
         )  # the file was checked against it
         return {
-            "card": hash_value(self.card.to_dict()),
+            "card": hash_value(replace(self.card, data=self.data_as_written).to_dict()),
             "weights": (stated or hash_file(weights)) if weights else self._table.get("weights"),
             **(
                 {"tokenizer": [hash_text(self._tokenizer), self._table.get("pad_id", 0)]}

@@ -172,9 +172,8 @@ def _change_benchmarkers(module: Any) -> None:
 
 CHANGES: dict[str, Callable[[Any], None]] = {
     "torch._inductor.runtime.benchmarking": _change_benchmarkers,
-    "optpipe.backends.torch_layers.tuning": _change_functions(
-        hold, "time_launch", "compare_in_turns"
-    ),
+    "optpipe.kernels.tuner": _change_functions(hold, "time_launch"),
+    "optpipe.backends.torch_layers.tuning": _change_functions(hold, "compare_in_turns"),
     "gpu_turns": _change_functions(alone, "time_in_turns", "list_longest_kernels"),
 }
 

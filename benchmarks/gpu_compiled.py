@@ -50,10 +50,11 @@ from optpipe.backends.torch_program import (
     export_program,
     export_rewritten,
     layers_from_program,
-    set_assembler,
 )
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.precision import Precision, prove_precision
+from optpipe.kernels import tuner
+from optpipe.kernels.compilation import set_assembler
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch
 from optpipe.quantize.qdq import Target, place_qdq, qdq_from_onnx
 from optpipe.workspace.environment import list_gpus
@@ -125,8 +126,8 @@ def measure_energy(function, batch, seconds=ENERGY_S):
 
 def measure_launch_energy(launch):
     """Microjoules of a launch; the counter moves in steps of some 20 ms."""
-    replay = tuning.capture_launches(launch, tuning.LAUNCHES)
-    return measure_energy(replay, tuning.LAUNCHES, 0.4) * 1e3
+    replay = tuner.capture_launches(launch, tuner.LAUNCHES)
+    return measure_energy(replay, tuner.LAUNCHES, 0.4) * 1e3
 
 
 def list_kernels(function):
@@ -209,14 +210,14 @@ class Network:
     def tune(self, program, batch, given, variant):
         """Compiles kernels beside other processes, and times them alone."""
         tuning.compile_tactics(program, {batch: (given,)})
-        before = tuning.time_launch
-        tuning.CHOSEN.clear()  # of another variant
+        before = tuner.time_launch
+        tuner.CHOSEN.clear()  # of another variant
         try:
-            tuning.time_launch = measure_launch_energy if variant == "joules" else before
+            tuner.time_launch = measure_launch_energy if variant == "joules" else before
             with self.alone():
                 return tuning.choose_tactics(program, {batch: (given,)})
         finally:
-            tuning.time_launch = before
+            tuner.time_launch = before
 
     def build(self, variant, batch):
         """What is recorded, and the function that is timed."""
@@ -275,7 +276,7 @@ def get_base(variant):
 
 def capture(call):
     """The function that replays `call`, and keeps what its CUDA graph reads."""
-    replay = tuning.capture_launches(call, 1) if DEVICE == "cuda" else call
+    replay = tuner.capture_launches(call, 1) if DEVICE == "cuda" else call
     return lambda _=call: replay()
 
 

@@ -50,8 +50,8 @@ def compile_source(
     """
     import torch
 
-    from optpipe.backends.torch_program import set_assembler
     from optpipe.core.entries import weights_from_text
+    from optpipe.kernels.compilation import set_assembler
     from optpipe.models.sources.resolve import source_from_text
 
     set_assembler()

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from optpipe.backends.torch_layers import steps
-from optpipe.backends.torch_layers.launches import split_block
-from optpipe.backends.torch_layers.operators import register_operator
-from optpipe.backends.torch_layers.tactics import Operands
+from optpipe.kernels import steps
+from optpipe.kernels.launches import split_block
+from optpipe.kernels.operators import register_operator
+from optpipe.kernels.tactics import Operands
 
 LOWEST, HIGHEST = -128, 127
 _ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {

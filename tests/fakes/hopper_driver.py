@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from optpipe.backends.torch_layers import kernels, kernels_gluon
+from optpipe.kernels.triton import attention, convolutions, endings, gluon, images
 
 
 class HopperDriver:
@@ -38,6 +38,7 @@ def pretend_hopper():
 
 def forget_compiled():
     """Triton keeps what a process compiled, or saw compiled, by device."""
-    for each in (*vars(kernels).values(), *vars(kernels_gluon).values()):
-        if isinstance(each, JITFunction):
-            each.device_caches.clear()
+    for module in (attention, convolutions, endings, gluon, images):
+        for value in vars(module).values():
+            if isinstance(value, JITFunction):
+                value.device_caches.clear()

@@ -9,15 +9,15 @@ from tests.fakes.fp8_models import draw, export_quickly, measure_ranges
 from torch.nn import functional
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.torch_layers import steps
-from optpipe.backends.torch_layers.tactics import (
+from optpipe.core.card import InputSpec
+from optpipe.core.precision import Precision
+from optpipe.kernels import steps
+from optpipe.kernels.tactics import (
     Operands,
     arrange_convolution,
     arrange_depthwise,
     arrange_stem,
 )
-from optpipe.core.card import InputSpec
-from optpipe.core.precision import Precision
 from optpipe.quantize.qdq import place_qdq, qdq_from_onnx
 
 

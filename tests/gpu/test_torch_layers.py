@@ -24,11 +24,11 @@ from tests.fakes.int8_network import (
 )
 
 from optpipe.backends.inductor import Inductor, find_old_gpu
-from optpipe.backends.torch_layers import steps
-from optpipe.backends.torch_layers.operators import launch_step
-from optpipe.backends.torch_layers.tactics import Operands, list_tactics
 from optpipe.core.entries import ArtifactInfo, WeightsRecord
 from optpipe.core.precision import Precision, prove_precision
+from optpipe.kernels import steps
+from optpipe.kernels.operators import launch_step
+from optpipe.kernels.tactics import Operands, list_tactics
 
 pytestmark = pytest.mark.skipif(
     find_old_gpu("cuda", Precision.INT8) is not None, reason="needs compute capability 9.0"

@@ -19,12 +19,13 @@ from time import sleep
 from typing import Any
 
 from optpipe.backends.base import Device
-from optpipe.backends.torch_program import set_assembler, set_float32_products
+from optpipe.backends.torch_program import set_float32_products
 from optpipe.core import torch
 from optpipe.core.card import TensorSpec
 from optpipe.core.errors import BadInputError, first_line
 from optpipe.core.events import Steps
 from optpipe.core.process import POLL_S, end_with_parent, make_python_command, open_process_group
+from optpipe.kernels.compilation import set_assembler
 from optpipe.workspace.files import hold_lock, write_bytes
 
 GENERAL = "model.pt2"
@@ -155,7 +156,7 @@ def load_package(package: Path, device: Device) -> Any:
     torch's own function imports its compiler first, which takes up to 8 s, and probes the CPU's vector instructions. With torch 2.11 on
     an H200, a new process ends with signal 11 while it loads a package, unless CUDA's libraries were loaded by name.
     """
-    from optpipe.backends.torch_layers.operators import register_operator
+    from optpipe.kernels.operators import register_operator
 
     register_operator()
     if device == "cuda":
@@ -209,7 +210,7 @@ def lock_timing(file: Path) -> None:
 
 
 def main() -> None:
-    from optpipe.backends.torch_layers.operators import register_operator
+    from optpipe.kernels.operators import register_operator
 
     end_with_parent()
     register_operator()

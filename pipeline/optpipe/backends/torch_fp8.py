@@ -17,13 +17,11 @@ from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_onnx
 from optpipe.backends.torch_layers.attention import lower_attention, put_batches_first
 from optpipe.backends.torch_layers.lowering import lower_own_layers
-from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_layers.overflow import (
     WIDENED,
     explain_overflows,
     widen_overflows,
 )
-from optpipe.backends.torch_layers.steps import Attention, approximate_gelu, step_from_text
 from optpipe.backends.torch_program import (
     copy_where_needed,
     export_with_weights,
@@ -34,6 +32,8 @@ from optpipe.backends.torch_program import (
 )
 from optpipe.core import torch
 from optpipe.core.precision import Precision
+from optpipe.kernels.operators import register_operator
+from optpipe.kernels.steps import Attention, approximate_gelu, step_from_text
 
 LEAST_FEATURES = 32
 """Matrix units take no fewer products of 8-bit numbers at once."""

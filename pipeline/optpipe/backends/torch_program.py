@@ -5,7 +5,6 @@ back from the operators of the exported program.
 """
 
 import json
-import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -294,7 +293,7 @@ def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, 
     for node in program.run_decompositions().graph.nodes:
         packet = getattr(node.target, "overloadpacket", None)
         if str(packet) == "optpipe.layer":
-            from optpipe.backends.torch_layers.steps import step_from_text
+            from optpipe.kernels.steps import step_from_text
 
             step = step_from_text(node.args[5])
             kind = "fp16" if step.floating else "int8"
@@ -358,17 +357,6 @@ def _names_pickle(value: Any) -> bool:
     if isinstance(value, Mapping):
         return bool(value.get("use_pickle")) or any(_names_pickle(each) for each in value.values())
     return isinstance(value, list) and any(_names_pickle(each) for each in value)
-
-
-def set_assembler() -> None:
-    """Makes Triton use the ptxas of torch's compile workers in this process, unless TRITON_PTXAS_PATH is set.
-
-    torch 2.11 ships ptxas 13.0 and Triton 12.8. Only the workers set this variable, and the assembler's version is part of the
-    key of Triton's cache: the process that times kernels would compile each of them again.
-    """
-    ptxas = Path(torch.__file__).parent / "bin" / "ptxas"
-    if os.access(ptxas, os.X_OK):
-        os.environ.setdefault("TRITON_PTXAS_PATH", str(ptxas))
 
 
 def set_float32_products(*, tf32: bool) -> None:
@@ -477,7 +465,7 @@ class MarkedProgram(MarkedNetwork):
         folder.mkdir(parents=True, exist_ok=True)
         torch.export.save(exported, folder / "subgraph.pt2")
         torch.save(arguments, folder / "inputs.pt")
-        own = "from optpipe.backends.torch_layers.operators import register_operator\n\nregister_operator()\n"
+        own = "from optpipe.kernels.operators import register_operator\n\nregister_operator()\n"
         needed = own if "optpipe" in str(exported.graph) else ""
         (folder / "reproduce.py").write_text(
             REPRODUCER.format(tensor=tensor, needed=needed), encoding="utf-8"

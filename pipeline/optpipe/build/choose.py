@@ -533,8 +533,8 @@ SHORT_LOAD = LoadSpec(
 
 
 ON_GPU = (
-    "torch", "torch.utils.flop_counter", "onnxruntime", "optpipe.backends.registry", "optpipe.backends.torch_layers.operators",
-    "optpipe.backends.torch_layers.kernels_gluon",
+    "torch", "torch.utils.flop_counter", "onnxruntime", "optpipe.backends.registry", "optpipe.kernels.operators",
+    "optpipe.kernels.triton.gluon",
 )  # fmt: skip
 """The processes of a race import these modules during the builds."""
 

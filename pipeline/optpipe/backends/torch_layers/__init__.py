@@ -1,9 +1,8 @@
 """Layers of torch programs on NVIDIA GPUs, in INT8 and FP16.
 
-torch exports and compiles the module's program, in which an operator with Triton kernels computes convolutions, attention over few
-tokens, linear layers before an activation, and in INT8 all linear layers. One kernel computes convolution, bias, residual addition,
-activation, and requantization, or the convolutions of a residual block; activations are in NHWC, and in INT8 between such layers.
-Everything else is torch's compiler's, which fuses the quantization with the code before it.
+torch exports and compiles the module's program, in which an operator with the kernels of `optpipe.kernels` computes convolutions,
+attention over few tokens, linear layers before an activation, and in INT8 all linear layers. Everything else is torch's compiler's,
+which fuses the quantization with the code before it.
 """
 
 LOWERING = 9

@@ -10,10 +10,10 @@ from math import prod
 from operator import attrgetter, getitem
 from typing import Any
 
-from optpipe.backends.torch_layers import steps
-from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_program import add_constant, read_arguments
 from optpipe.core import torch
+from optpipe.kernels import steps
+from optpipe.kernels.operators import register_operator
 
 MOST_TOKENS, MOST_BIASED = 256, 64
 """A step keeps all scores of some queries in registers; with a table of biases, those of all queries of a head."""

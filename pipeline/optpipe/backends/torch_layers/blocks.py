@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from optpipe.backends.torch_layers import steps
-from optpipe.backends.torch_layers.launches import split_block
-from optpipe.backends.torch_layers.operators import register_operator
-from optpipe.backends.torch_layers.tactics import Operands
+from optpipe.kernels import steps
+from optpipe.kernels.launches import split_block
+from optpipe.kernels.operators import register_operator
+from optpipe.kernels.tactics import Operands
 
 _NARROWEST, _WIDEST = 64, 128
 """Channels inside a block. A third convolution is included for the fewest: with more, its weights leave room for one tile at a time."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from optpipe.backends.torch_layers import steps
-from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_program import read_sizes
 from optpipe.core import torch
+from optpipe.kernels import steps
+from optpipe.kernels.operators import register_operator
 
 _ROWS_FROM_IMAGE = (0, 2, 3, 1)
 _IMAGE_FROM_ROWS = (0, 3, 1, 2)

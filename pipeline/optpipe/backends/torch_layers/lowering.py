@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_onnx
-from optpipe.backends.torch_layers import steps, tactics
 from optpipe.backends.torch_layers.attention import get_only, lower_attention, put_batches_first
-from optpipe.backends.torch_layers.operators import register_operator
 from optpipe.backends.torch_layers.overflow import (
     WIDENED,
     explain_overflows,
@@ -38,6 +36,8 @@ from optpipe.backends.torch_program import (
 )
 from optpipe.core import torch
 from optpipe.core.precision import Precision
+from optpipe.kernels import steps, tactics
+from optpipe.kernels.operators import register_operator
 
 ALIGNED = 16
 """TMA strides are multiples of 16 bytes, so INT8 tensors have zero-padded channels in multiples of 16."""

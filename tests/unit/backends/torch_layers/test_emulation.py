@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from tests.fakes.emulation import compute_step, quantize
 from tests.fakes.int8_network import random_convolution, random_stem, upload
 
-from optpipe.backends.torch_layers import steps
-from optpipe.backends.torch_layers.tactics import (
+from optpipe.backends.torch_layers.tuning import ROUNDS, compare_in_turns, explain_speeds, is_faster
+from optpipe.core.precision import Precision
+from optpipe.kernels import steps
+from optpipe.kernels.tactics import (
     Operands,
     arrange_convolution,
     arrange_stem,
     list_tactics,
 )
-from optpipe.backends.torch_layers.tuning import ROUNDS, compare_in_turns, explain_speeds, is_faster
-from optpipe.core.precision import Precision
 
 layers = st.fixed_dictionaries(
     {

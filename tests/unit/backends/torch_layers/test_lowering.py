@@ -21,10 +21,11 @@ from torch.nn import functional
 from optpipe.backends.inductor import Inductor, fix_batch
 from optpipe.backends.torch_layers import LOWERING, attention, tuning
 from optpipe.backends.torch_layers.lowering import lower_program
-from optpipe.backends.torch_layers.steps import Block, step_from_text
-from optpipe.backends.torch_layers.tactics import list_tactics, tactics_from_text
 from optpipe.backends.torch_program import export_rewritten, layers_from_program
 from optpipe.core.precision import Precision, prove_precision
+from optpipe.kernels import tuner
+from optpipe.kernels.steps import Block, step_from_text
+from optpipe.kernels.tactics import list_tactics, tactics_from_text
 
 register_emulation()
 GOLDEN = Path(__file__).parents[3] / "golden" / "int8"
@@ -210,11 +211,12 @@ def test_attention_whose_heads_are_an_output_is_a_step_and_causal_attention_stay
 def plant_times(monkeypatch, time_launch, folder):
     """The emulation computes the steps."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
-    monkeypatch.setattr(tuning, "CHOSEN", {})
-    monkeypatch.setattr(
-        tuning, "launch_step", lambda step, given, _tactic=None: compute_step(step, given)
-    )
-    monkeypatch.setattr(tuning, "time_launch", time_launch)
+    monkeypatch.setattr(tuner, "CHOSEN", {})
+    for module in (tuner, tuning):
+        monkeypatch.setattr(
+            module, "launch_step", lambda step, given, _tactic=None: compute_step(step, given)
+        )
+    monkeypatch.setattr(tuner, "time_launch", time_launch)
     monkeypatch.setattr(tuning, "compile_side_by_side", lambda _: None)
 
 

@@ -17,11 +17,11 @@ from tests.fakes.int8_network import (
     random_sequences,
 )
 
-from optpipe.backends.torch_layers import tuning
 from optpipe.backends.torch_layers.lowering import lower_program
 from optpipe.backends.torch_layers.overflow import WIDENED, widen_overflows
 from optpipe.backends.torch_program import export_rewritten, layers_from_program
 from optpipe.core.precision import Precision
+from optpipe.kernels import tuner
 
 register_emulation()
 STEPS = {
@@ -58,9 +58,9 @@ def test_a_step_is_tuned_on_finite_values_whatever_reaches_it(
         seen.append(given)
         return compute_step(step, given)
 
-    monkeypatch.setattr(tuning, "launch_step", launch)
-    monkeypatch.setattr(tuning, "time_launch", lambda _: 1.0)
-    tactic, _ = tuning._find_fastest(step, tuning.make_finite(operands))
+    monkeypatch.setattr(tuner, "launch_step", launch)
+    monkeypatch.setattr(tuner, "time_launch", lambda _: 1.0)
+    tactic, _ = tuner._find_fastest(step, tuner.make_finite(operands))
     assert tactic is not None
     assert all(bool(each.data.float().isfinite().all()) for each in seen)
     assert seen[0].data.stride() == operands.data.stride()
@@ -69,7 +69,7 @@ def test_a_step_is_tuned_on_finite_values_whatever_reaches_it(
 def test_a_mask_keeps_its_barred_keys():
     _, operands = random_sequences(mask=torch.float16)
     operands.added[..., -2:] = -torch.inf
-    assert tuning.make_finite(operands).added is operands.added
+    assert tuner.make_finite(operands).added is operands.added
 
 
 class Loud(torch.nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.backends.torch_layers import steps
+from optpipe.kernels import steps
 from optpipe.workspace.environment import get_package_version
 
 FEW_TILES, MANY_TILES = 200, 60

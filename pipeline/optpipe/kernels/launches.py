@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil, e, gcd, log2
 from typing import Any
 
-from optpipe.backends.torch_layers import steps
-from optpipe.backends.torch_layers.tactics import Operands
 from optpipe.core import torch
+from optpipe.kernels import steps
+from optpipe.kernels.tactics import Operands
 
 _RESIDENT = 2
 """Blocks of a persistent kernel per multiprocessor."""
@@ -57,7 +57,7 @@ def _get_ending(step: steps.Convolution | steps.Depthwise | steps.Stem) -> dict[
 
 
 def _launch_product(step: steps.Convolution, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_layers.kernels import wgmma_product
+    from optpipe.kernels.triton.convolutions import wgmma_product
 
     output, memory = (
         steps.make_output(step, given.data),
@@ -102,7 +102,7 @@ def _pair_with_added(output: Any, given: Operands) -> tuple[Any, Any]:
 
 
 def _launch_at_once(step: steps.Convolution, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_layers.kernels_gluon import int8_wgmma_product_at_once
+    from optpipe.kernels.triton.gluon import int8_wgmma_product_at_once
 
     output, memory = (
         steps.make_output(step, given.data),
@@ -155,7 +155,7 @@ def _count_multiprocessors(device: Any) -> int:
 
 
 def _launch_gathered(step: steps.Convolution, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_layers.kernels import wgmma_convolution_gathered
+    from optpipe.kernels.triton.convolutions import wgmma_convolution_gathered
 
     output, memory = steps.make_output(step, given.data), as_channels_last(given.data)
     weight, scale, bias, *_ = given.constants
@@ -209,7 +209,7 @@ def _launch_gathered(step: steps.Convolution, given: Operands, settings: Mapping
 
 
 def _launch_boxes(step: steps.Convolution, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_layers.kernels import wgmma_convolution_boxes
+    from optpipe.kernels.triton.convolutions import wgmma_convolution_boxes
 
     output, memory = steps.make_output(step, given.data), as_channels_last(given.data)
     weight, scale, bias, *_ = given.constants
@@ -251,7 +251,7 @@ def _launch_boxes(step: steps.Convolution, given: Operands, settings: Mapping[st
 
 
 def _launch_stem(step: steps.Stem, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_layers.kernels import fp16_wgmma_stem
+    from optpipe.kernels.triton.images import fp16_wgmma_stem
 
     output = steps.make_output(step, given.data)
     weight, bias = given.constants
@@ -277,7 +277,7 @@ def _launch_stem(step: steps.Stem, given: Operands, settings: Mapping[str, int])
 
 def _reorder_cells(step: steps.Stem, given: Operands, size: Sequence[int]) -> Any:
     """FP16 cells (images, rows, columns, 16) for outputs of `size`, rows and columns."""
-    from optpipe.backends.torch_layers.kernels import fp16_reorder_cells
+    from optpipe.kernels.triton.images import fp16_reorder_cells
 
     image = given.data.contiguous()
     images, channels, height, width = image.shape
@@ -293,7 +293,7 @@ def _reorder_cells(step: steps.Stem, given: Operands, size: Sequence[int]) -> An
 
 
 def _launch_stem_at_once(step: steps.Stem, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_layers.kernels_gluon import fp16_wgmma_stem_at_once
+    from optpipe.kernels.triton.gluon import fp16_wgmma_stem_at_once
 
     output = steps.make_output(step, given.data)
     weight, bias = given.constants
@@ -341,8 +341,8 @@ def split_block(step: steps.Block, output: Any, given: Any) -> tuple[Any, ...]:
 
 
 def _launch_block(step: steps.Block, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_layers.kernels import int8_wgmma_block
-    from optpipe.backends.torch_layers.kernels_gluon import int8_wgmma_block_at_once
+    from optpipe.kernels.triton.convolutions import int8_wgmma_block
+    from optpipe.kernels.triton.gluon import int8_wgmma_block_at_once
 
     output, memory = steps.make_output(step, given.data), as_channels_last(given.data)
     w, scale, bias, w3, scale3, bias3, *third = given.constants
@@ -388,7 +388,7 @@ def _launch_block(step: steps.Block, given: Operands, settings: Mapping[str, int
 
 
 def _launch_depthwise(step: steps.Depthwise, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_layers.kernels import fp16_depthwise
+    from optpipe.kernels.triton.images import fp16_depthwise
 
     output, memory = steps.make_output(step, given.data), as_channels_last(given.data)
     weight, bias, _ = given.constants
@@ -465,7 +465,7 @@ def _launch_product_by_cublas(
 
 
 def _launch_attention(step: steps.Attention, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_layers.kernels import wgmma_attention
+    from optpipe.kernels.triton.attention import wgmma_attention
 
     output, memory = steps.make_output(step, given.data), given.data.contiguous()
     bias, sequences = given.constants[0] if step.biased else memory, len(memory)
@@ -493,7 +493,7 @@ def _launch_attention_by_torch(step: steps.Attention, given: Operands, _: Mappin
     value = found.transpose(1, 2).flatten(2).contiguous()
     if step.half:
         return value
-    from optpipe.backends.torch_layers.kernels import fp16_quantize
+    from optpipe.kernels.triton.attention import fp16_quantize
 
     count, block = value.numel(), 2048
     arguments = (value, output, given.inverse_scale, count)
@@ -509,7 +509,7 @@ def _launch_attention_by_torch(step: steps.Attention, given: Operands, _: Mappin
 
 
 def _launch_max_pool(step: steps.MaxPool, given: Operands, settings: Mapping[str, int]) -> Any:
-    from optpipe.backends.torch_layers.kernels import max_pool
+    from optpipe.kernels.triton.images import max_pool
 
     output = steps.make_output(step, given.data)
     images, _, height, width = given.data.shape

@@ -21,7 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from optpipe.backends.torch_layers.kernels import _bent, _find_box, _quantized
+from optpipe.kernels.triton.convolutions import find_box
+from optpipe.kernels.triton.endings import activate, quantize
 
 
 @gluon.jit
@@ -133,7 +134,7 @@ def int8_wgmma_block_at_once(
     gdc_wait()
     begin = gl.program_id(0)
     step = gl.num_programs(0)
-    i, h, v = _find_box(begin, DOWN, ALONG, 1, 8, 8)
+    i, h, v = find_box(begin, DOWN, ALONG, 1, 8, 8)
     _copy_pixels(upper, lower, xs, copied.index(1), 0, i, h - 1, v - 1, begin < tiles, 8, 2, 3)
     _copy_added(added, sums, copied.index(2), i, h, v, begin < tiles, CHUNKS, BN)
     phase = 0
@@ -150,15 +151,15 @@ def int8_wgmma_block_at_once(
         b = gl.load(bias + columns)[None, :]
         acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
         debug_barrier()
-        i, h, v = _find_box(tile + step, DOWN, ALONG, 1, 8, 8)
+        i, h, v = find_box(tile + step, DOWN, ALONG, 1, 8, 8)
         _copy_pixels(
             upper, lower, xs, copied.index(1), 0, i, h - 1, v - 1, tile + step < tiles, 8, 2, 3
         )
-        middle.store(_quantized(gl.fma(acc.to(gl.float32), a, b), 1))
+        middle.store(quantize(gl.fma(acc.to(gl.float32), a, b), 1))
         fence_async_shared()
         debug_barrier()
         following = gl.zeros([64, NEXT if NEXT > 0 else MID], gl.int32, narrow)
-        i, h, v = _find_box(tile, DOWN, ALONG, 1, 8, 8)
+        i, h, v = find_box(tile, DOWN, ALONG, 1, 8, 8)
         mbarrier.wait(copied.index(2), phase)
         for c in range(CHUNKS):
             none = gl.zeros([64, BN], gl.int32, broad)
@@ -172,7 +173,7 @@ def int8_wgmma_block_at_once(
             # the conversion of INT8 has an eighth of the rate of additions, so that of small INT32 is done by one
             wide = (r.to(gl.int32) + 0x4B400000).to(gl.float32, bitcast=True) - 12582912.0
             value = gl.fma(wide, added_scale, gl.fma(found.to(gl.float32), a3, b3))
-            sums.index(c).store(_quantized(value, 1))
+            sums.index(c).store(quantize(value, 1))
             fence_async_shared()
             debug_barrier()
             done = sums.index(c)._reinterpret(gl.int8, [1, 8, 8, BN], y.layout)
@@ -183,14 +184,14 @@ def int8_wgmma_block_at_once(
             debug_barrier()
             a = gl.load(scale1 + columns)[None, :]
             b = gl.load(bias1 + columns)[None, :]
-            middle.store(_quantized(gl.fma(following.to(gl.float32), a, b), 1))
+            middle.store(quantize(gl.fma(following.to(gl.float32), a, b), 1))
             fence_async_shared()
             debug_barrier()
             done = middle._reinterpret(gl.int8, [1, 8, 8, NEXT], z.layout)
             tma.async_copy_shared_to_global(z, [i, h, v, 0], done)
         tma.store_wait(pendings=0)
         debug_barrier()
-        i, h, v = _find_box(tile + step, DOWN, ALONG, 1, 8, 8)
+        i, h, v = find_box(tile + step, DOWN, ALONG, 1, 8, 8)
         _copy_added(added, sums, copied.index(2), i, h, v, tile + step < tiles, CHUNKS, BN)
         phase ^= 1
     for each in gl.static_range(3):
@@ -239,13 +240,13 @@ def fp16_wgmma_stem_at_once(
     gdc_wait()
     begin = gl.program_id(0)
     step = gl.num_programs(0)
-    i, h, v = _find_box(begin, DOWN, ALONG, 1, ROWS, 8)
+    i, h, v = find_box(begin, DOWN, ALONG, 1, ROWS, 8)
     _copy_pixels(upper, lower, xs, copied.index(0), 0, i, h, v, begin < tiles, ROWS, MORE, R)
     turn = 0
     mbarrier.wait(copied.index(2), 0)
     for tile in range(begin, tiles, step):
         side = turn & 1
-        i, h, v = _find_box(tile + step, DOWN, ALONG, 1, ROWS, 8)
+        i, h, v = find_box(tile + step, DOWN, ALONG, 1, ROWS, 8)
         ahead = (1 - side) * R * TALL
         _copy_pixels(
             upper,
@@ -271,16 +272,16 @@ def fp16_wgmma_stem_at_once(
                 rows, ws.index(tap).permute((1, 0)), acc, use_acc=tap > 0, is_async=True
             )
         acc = warpgroup_mma_wait(num_outstanding=0, deps=[acc])
-        value = _bent(acc + b, ACTIVATION)
+        value = activate(acc + b, ACTIVATION)
         tma.store_wait(pendings=0)
         debug_barrier()
         if HALF:
             ys.store(value.to(gl.float16))
         else:
-            ys.store(_quantized(value * inverse_scale, 0))
+            ys.store(quantize(value * inverse_scale, 0))
         fence_async_shared()
         debug_barrier()
-        i, h, v = _find_box(tile, DOWN, ALONG, 1, ROWS, 8)
+        i, h, v = find_box(tile, DOWN, ALONG, 1, ROWS, 8)
         tma.async_copy_shared_to_global(
             y, [i, h, v, 0], ys._reinterpret(y.dtype, [1, ROWS, 8, N], y.layout)
         )
@@ -350,7 +351,7 @@ def int8_wgmma_product_at_once(
             value = gl.maximum(value, 0.0)
         ys.store(value.to(gl.float16))
     else:
-        ys.store(_quantized(value, ACTIVATION))
+        ys.store(quantize(value, ACTIVATION))
     fence_async_shared()
     tma.async_copy_shared_to_global(y, [m, n], ys)
     tma.store_wait(pendings=0)

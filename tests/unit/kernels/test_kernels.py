@@ -11,17 +11,17 @@ import pytest
 from tests.fakes.hopper_driver import pretend_hopper
 from tests.fakes.int8_network import random_block, random_convolution, random_depthwise, random_stem
 
-from optpipe.backends.torch_layers import launches, tuning
-from optpipe.backends.torch_layers.operators import launch_step
-from optpipe.backends.torch_layers.steps import ACTIVATIONS
-from optpipe.backends.torch_layers.tactics import list_tactics
+from optpipe.kernels import compilation, launches, tuner
+from optpipe.kernels.operators import launch_step
+from optpipe.kernels.steps import ACTIVATIONS
+from optpipe.kernels.tactics import list_tactics
 
-CHECKOUT = Path(__file__).parents[4]
+CHECKOUT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
 def test_every_kernel_gives_the_emulation_s_numbers():
-    command = [sys.executable, "-m", "tests.unit.backends.torch_layers.interpreted"]
+    command = [sys.executable, "-m", "tests.unit.kernels.interpreted"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     ran = subprocess.run(
         command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False
@@ -67,7 +67,7 @@ def compile_for_hopper(kernel, fixed, attributes=(), **types):
 def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(
     activation, parts, half, floating
 ):
-    from optpipe.backends.torch_layers.kernels import wgmma_product
+    from optpipe.kernels.triton.convolutions import wgmma_product
 
     fixed = {
         "FLOAT": floating,
@@ -98,7 +98,7 @@ def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(
 @pytest.mark.slow
 @pytest.mark.parametrize(("padded", "rows"), [(128, 64), (256, 64)])
 def test_attention_in_8_bits_compiles_for_hopper_s_matrix_units_without_a_gpu(padded, rows):
-    from optpipe.backends.torch_layers.kernels import wgmma_attention
+    from optpipe.kernels.triton.attention import wgmma_attention
 
     fixed = {"H": 12, "D": 64, "P": padded, "BM": rows, "BIASED": False, "MASK": 1, "END": 2}
     types = {
@@ -118,7 +118,7 @@ def test_attention_in_8_bits_compiles_for_hopper_s_matrix_units_without_a_gpu(pa
 def test_a_depthwise_kernel_loads_what_the_outputs_of_a_strip_share_once_and_16_bytes_at_a_time(
     kernel, along
 ):
-    from optpipe.backends.torch_layers.kernels import fp16_depthwise
+    from optpipe.kernels.triton.images import fp16_depthwise
 
     fixed = {
         "R": kernel,
@@ -166,11 +166,13 @@ def test_kernels_with_overlapping_views_compile_for_hopper_where_triton_accepts_
         "PYTHONPATH": str(CHECKOUT / "pipeline"),
         "TRITON_CACHE_DIR": str(tmp_path),
     }
-    here = [*command, "python", "-m", "tests.unit.backends.torch_layers.overlapping"]
+    here = [*command, "python", "-m", "tests.unit.kernels.overlapping"]
     ran = subprocess.run(
         here, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False
     )
-    if ran.returncode and "Traceback" not in ran.stderr:
+    if any(
+        said in ran.stderr for said in ("No solution found", "Failed to fetch", "error sending")
+    ):
         pytest.skip(f"triton {version} cannot be fetched: {ran.stderr}")
     assert ran.returncode == 0, ran.stderr
 
@@ -192,16 +194,16 @@ def test_what_other_processes_compiled_is_not_compiled_again_where_it_is_launche
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(launches, "_count_multiprocessors", lambda _: 132)
     with pretend_hopper():
-        with tuning.collect_kernels() as kernels:
+        with compilation.collect_kernels() as kernels:
             for step, given in (*STEPS, *STEPS):
-                tuning._launch_all(step, given)
+                tuner.launch_all_tactics(step, given)
         assert knobs.runtime.jit_cache_hook is None
         assert (
             len(kernels)
             == len({json.dumps(json.loads(each), sort_keys=True) for each in kernels})
             > 5
         )
-        tuning.compile_side_by_side([*kernels])
+        compilation.compile_side_by_side([*kernels])
         compiled = {path.name for path in tmp_path.rglob("*.cubin")}
         names = (
             "fp16_depthwise",

@@ -5,7 +5,7 @@ from triton.compiler import compile as compile_kernel
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from optpipe.backends.torch_layers import kernels_gluon
+from optpipe.kernels.triton import gluon as kernels
 
 
 def tiles(kind, *block):
@@ -33,7 +33,7 @@ def compile_all():
     for following in (0, 64):
         block = tiles("i8", 1, 8, 8, 128)
         compile_for_hopper(
-            kernels_gluon.int8_wgmma_block_at_once,
+            kernels.int8_wgmma_block_at_once,
             4,
             place | {"MID": 64, "WIDE": 256, "NEXT": following, "BN": 128},
             upper=tiles("i8", 1, 8, 8, 64),
@@ -56,7 +56,7 @@ def compile_all():
             "HALF": half,
         }
         compile_for_hopper(
-            kernels_gluon.fp16_wgmma_stem_at_once,
+            kernels.fp16_wgmma_stem_at_once,
             8,
             fixed,
             upper=tiles("fp16", 1, 16, 8, 16),

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from optpipe.backends.torch_layers import steps
-from optpipe.backends.torch_layers.launches import LAUNCHERS
-from optpipe.backends.torch_layers.tactics import Operands, Tactic, list_tactics, tactics_from_text
 from optpipe.core import torch
+from optpipe.kernels import steps
+from optpipe.kernels.launches import LAUNCHERS
+from optpipe.kernels.tactics import Operands, Tactic, list_tactics, tactics_from_text
 
 SCHEMA = (
     "layer(Tensor given, Tensor? added, Tensor[] constants, float added_scale, float inverse_scale, str step, "
@@ -23,7 +23,7 @@ SCHEMA = (
 def register_operator() -> Any:
     from torch.utils.flop_counter import register_flop_formula
 
-    from optpipe.backends.torch_program import set_assembler
+    from optpipe.kernels.compilation import set_assembler
 
     set_assembler()
     library = torch.library.Library("optpipe", "DEF")

@@ -5,12 +5,18 @@ it could not infer the same name, leaves files in the current folder, and raises
 """
 
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from optpipe.backends.graph_names import NameGiver, PlainNames, rename_some_values
+from optpipe.backends.graph_names import (
+    NameGiver,
+    PlainNames,
+    iterate_graphs,
+    rename_some_values,
+)
 from optpipe.backends.onnx_graph import drop_unknown_sizes
 from optpipe.core import onnx
 from optpipe.core.errors import OptpipeError, StageError, escape, first_line
@@ -32,6 +38,7 @@ def convert_by_modelopt(
     """
     directory = directory.resolve()
     aside = _set_outputs_aside(plain.model)
+    _drop_shapeless_values(plain.model)
     log = directory / MODELOPT_LOG
     with redirect_output(log), translate_errors(name, precision, directory, plain):
         converted = convert()
@@ -98,6 +105,28 @@ def _put_outputs_back(model: Any, aside: list[_Aside]) -> None:
     model.graph.output.extend(outputs)
 
 
+def _drop_shapeless_values(model: Any) -> None:
+    """Takes notes on types that lack a shape from a graph, in place: ModelOpt's checker refuses them.
+
+    onnx's version converter makes such notes for operators whose shapes it cannot infer.
+    """
+    for graph in iterate_graphs(model.graph):
+        kept = [each for each in graph.value_info if each.type.tensor_type.HasField("shape")]
+        if len(kept) < len(graph.value_info):
+            del graph.value_info[:]
+            graph.value_info.extend(kept)
+
+
+def _name_reason(error: Exception) -> str:
+    """An error's type and first line; for one without text, as an assertion is, the function that raised it."""
+    kind, text = type(error).__name__, str(error).strip()
+    if text:
+        return f"{kind}: {first_line(error)}"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {frames[-1].name}: {frames[-1].line}" if frames else ""
+    return f"{kind}{where}"
+
+
 @contextmanager
 def translate_errors(
     name: str, precision: Precision, directory: Path, plain: PlainNames
@@ -111,9 +140,7 @@ def translate_errors(
     except Exception as error:
         log = (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace")
         said = re.findall(r"ERROR[\s:-]+(.+)", log)
-        reason = escape(
-            plain.restore_text(said[-1] if said else f"{type(error).__name__}: {first_line(error)}")
-        )
+        reason = escape(plain.restore_text(said[-1] if said else _name_reason(error)))
         raise StageError(
             f"ModelOpt cannot convert {name} to {precision}: {reason[:240]}\n"
             f"leave {precision} out of --precision, or give an ONNX file that is in {precision} already"

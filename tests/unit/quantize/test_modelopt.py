@@ -11,8 +11,10 @@ from tests.unit.backends.test_graph_names import odd_names
 from tests.unit.quantize.test_qdq_forms import draw, quantize, run, snr_db
 from tests.unit.quantize.test_qdq_names import PLAIN, X, residual
 
+from optpipe.backends.graph_names import PlainNames
 from optpipe.core.errors import StageError
-from optpipe.quantize.modelopt import round_rest_to_half
+from optpipe.core.precision import Precision
+from optpipe.quantize.modelopt import convert_by_modelopt, round_rest_to_half
 
 pytestmark = pytest.mark.slow  # ModelOpt's import takes seconds
 
@@ -81,3 +83,35 @@ def test_whatever_modelopt_raises_is_an_error_of_two_lines(tmp_path) -> None:
         round_rest_to_half(model, "net", tmp_path)
     assert str(raised.value).startswith("ModelOpt cannot convert net to int8: ")
     assert len(str(raised.value).splitlines()) == 2
+
+
+def test_an_error_without_text_names_what_raised_it(tmp_path) -> None:
+    def fail() -> None:
+        raise AssertionError
+
+    plain = PlainNames(product(Y))
+    with pytest.raises(StageError, match="AssertionError in fail: raise AssertionError"):
+        convert_by_modelopt(plain, "net", Precision.FP16, tmp_path, fail)
+
+
+INNER = helper.make_graph(
+    [helper.make_node("CenterCropPad", ["y", "size"], ["inner"], axes=[1])],
+    "inner",
+    [],
+    [helper.make_tensor_value_info("inner", 1, None)],
+    value_info=[helper.make_tensor_value_info("inner", 1, None)],
+)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_notes_on_types_without_shapes_do_not_matter(inside, tmp_path) -> None:
+    crop = helper.make_node("CenterCropPad", ["y", "size"], ["z"], "crop", axes=[1])
+    branch = helper.make_node("If", ["yes"], ["z"], "crop", then_branch=INNER, else_branch=INNER)
+    model = product(
+        {"z": ["n", 8]}, nodes=[branch if inside else crop], size=[8], yes=np.array(True)
+    )
+    model.graph.value_info.append(helper.make_tensor_value_info("z", 1, None))
+    model.graph.value_info.append(helper.make_tensor_value_info("y", 1, ["n", 16]))
+    feeds = {"x": draw(4, 16, seed=3)}
+    half = round_rest_to_half(model, "net", tmp_path)
+    assert snr_db(run(model, feeds)[0], run(half, feeds)[0]) > 50

@@ -101,7 +101,11 @@ def run_runtime(
     try:
         session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
         names = [each.name for each in session.get_outputs()]
-        found = dict(zip(names, session.run(None, dict(given)), strict=True))
+        feeds = {
+            name: np.asarray(value) if isinstance(value, np.generic) else value
+            for name, value in given.items()
+        }
+        found = dict(zip(names, session.run(None, feeds), strict=True))
     except Exception as error:  # noqa: BLE001 - what it raises is the result
         return f"refused: {str(error).splitlines()[0][:200]}"
     return judge(case, expected, found)

@@ -244,24 +244,64 @@ def separate_int8_constants(model: Any) -> None:
 
 
 _SIZES = {
+    "AffineGrid": (1,),
+    "BlackmanWindow": (0,),
     "CenterCropPad": (1,),
+    "Col2Im": (1,),
     "ConstantOfShape": (0,),
+    "DFT": (1,),
     "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "Loop": (0,),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1),
     "OneHot": (1,),
     "Pad": (1,),
     "Range": (0, 1, 2),
     "Reshape": (1,),
     "Resize": (3,),
+    "STFT": (1, 3),
     "Tile": (1,),
     "TopK": (1,),
 }
 """The inputs of operators that are sizes of their outputs (ONNX operators, version 1.23)."""
-SIZE_BOUND = 8
-"""Noise for an input that is a size stays below it, so that no output is larger than memory."""
+_COMPUTES_SIZES = _KEEPS_VALUES | {
+    "Abs",
+    "Add",
+    "CastLike",
+    "Clip",
+    "Concat",
+    "CumSum",
+    "Div",
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "Max",
+    "Mean",
+    "Min",
+    "Mod",
+    "Mul",
+    "Neg",
+    "Pow",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceSum",
+    "ScatterElements",
+    "ScatterND",
+    "Split",
+    "Sub",
+    "Sum",
+    "Where",
+}
+"""What a size is computed with: where one of these reads an input, its outputs grow with it."""
+_READS_INDICES = {"Gather": (1,), "GatherElements": (1,), "GatherND": (1,), "Where": (0,)}
+"""The inputs of these that choose values and are none."""
 
 
 def find_index_bounds(model: Any) -> dict[str, int]:
-    """For each graph input that indexes constant tables, the number of rows of the smallest; SIZE_BOUND for one that is a size."""
+    """For each graph input that indexes constant tables, the number of rows of the smallest."""
     graph = OnnxGraph(model)
     bounds: dict[str, int] = {}
     for name in (each.name for each in model.graph.input):
@@ -277,14 +317,46 @@ def find_index_bounds(model: Any) -> dict[str, int]:
                     axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
                     rows = graph.weights[node.input[0]].dims[axis]
                     bounds[name] = min(rows, bounds.get(name, rows))
-                elif any(
-                    at < len(node.input) and node.input[at] == tensor
-                    for at in _SIZES.get(node.op_type, ())
-                ):
-                    bounds[name] = min(SIZE_BOUND, bounds.get(name, SIZE_BOUND))
                 elif node.op_type in _KEEPS_VALUES and node.input[0] == tensor:
                     ahead += node.output
     return bounds
+
+
+def find_size_inputs(model: Any) -> frozenset[str]:
+    """The graph inputs that sizes of tensors are computed from, also in branches, loops, and functions."""
+    readers = group_pairs(
+        (name, node)
+        for scope in (model.graph, *model.functions)
+        for graph in iterate_graphs(scope)
+        for node in graph.node
+        for name in list_read_names(node)
+    )
+    functions = {each.name: each for each in model.functions}
+    return frozenset(
+        each.name for each in model.graph.input if _is_size(each.name, readers, functions)
+    )
+
+
+def _is_size(name: str, readers: Mapping[str, list[Any]], functions: Mapping[str, Any]) -> bool:
+    """Whether a tensor, or one that is computed from it as sizes are, is a size."""
+    ahead, seen = [name], {name}
+    while ahead:
+        tensor = ahead.pop()
+        for node in readers.get(tensor, []):
+            places = [at for at, given in enumerate(node.input) if given == tensor]
+            if not set(places).isdisjoint(_SIZES.get(node.op_type, ())):
+                return True
+            if places and set(places).issubset(_READS_INDICES.get(node.op_type, ())):
+                continue
+            reached: list[str] = []
+            if node.op_type in functions:
+                inner = functions[node.op_type].input
+                reached += [inner[at] for at in places if at < len(inner)]
+            if node.op_type in _COMPUTES_SIZES | {"If", "Loop", "Scan"} | functions.keys():
+                reached += node.output
+            ahead += [each for each in reached if each not in seen]
+            seen.update(reached)
+    return False
 
 
 def find_compared_values(model: Any) -> dict[str, int]:

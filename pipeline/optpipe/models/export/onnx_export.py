@@ -5,7 +5,7 @@ import io
 import logging
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError, OptpipeError, StageError, first_line
 from optpipe.core.events import Listener, SilentListener
 from optpipe.models.export.source_graph import PreparedGraph, prepare_graph
-from optpipe.models.inputs.samples import make_synthetic_tensor
+from optpipe.models.inputs.samples import bound_noise, make_synthetic_tensor
 from optpipe.models.sources.modules import LoadedModel, flatten_tensors
 from optpipe.models.sources.onnx_file import check_graph, has_size, require_one_file
 from optpipe.models.sources.python_file import describe_user_error
@@ -320,8 +320,7 @@ def _find_changing_axes(
     few, many = (infer_graph_types(graph, each).shapes for each in inputs)
     # inference gives no shapes for outputs of If, Loop and similar operators
     if any(not few.get(each.name) for each in outputs if not names & set(each.shape)):
-        compared = find_compared_values(graph)
-        few, many = (_run_for_shapes(path, card, size, compared) for size in sizes)
+        few, many = (_run_for_shapes(path, card, size, graph) for size in sizes)
     found = []
     for each in outputs:
         shapes = few.get(each.name, ()), many.get(each.name, ())
@@ -334,13 +333,15 @@ def _find_changing_axes(
 
 
 def _run_for_shapes(
-    path: Path, card: ModelCard, size: int, compared: Mapping[str, int]
+    path: Path, card: ModelCard, size: int, graph: Any
 ) -> dict[str, tuple[int, ...]]:
+    """The shapes of the outputs for noise at one batch size."""
+    compared = find_compared_values(graph)
     inputs = {
         each.name: make_synthetic_tensor(
             each.opt, each.dtype, 0, each.below, compared.get(each.name)
         )
-        for each in (one.with_batch(size, size, size) for one in card.inputs)
+        for each in bound_noise([one.with_batch(size, size, size) for one in card.inputs], graph)
     }
     try:
         with PlainSession(path) as session:

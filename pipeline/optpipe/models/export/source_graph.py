@@ -12,7 +12,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import (
-    find_index_bounds,
     find_unread_inputs,
     list_read_names,
     name_nodes,
@@ -25,7 +24,7 @@ from optpipe.core.errors import BadInputError, StageError, escape
 from optpipe.models.export.opsets import needs_conversion, raise_opset, read_opset
 from optpipe.models.export.rewrites import RewriteGuard
 from optpipe.models.inputs.rows import split_batches
-from optpipe.models.inputs.samples import make_noise_rows, make_synthetic_tensor
+from optpipe.models.inputs.samples import bound_noise, make_noise_rows, make_synthetic_tensor
 from optpipe.models.sources.onnx_file import check_graph, name_dimensions
 
 onnxslim = LazyModule("onnxslim")
@@ -85,14 +84,12 @@ def prepare_graph(given: Any, card: ModelCard, *, own_file: bool) -> PreparedGra
 
 def make_probe(card: ModelCard, graph: Any) -> list[dict[str, NDArray[Any]]]:
     """Batches of noise for the guard: a few samples of the usual shape, and one batch of the smallest."""
-    bounds = find_index_bounds(graph)
-    inputs = tuple(replace(each, below=each.below or bounds.get(each.name)) for each in card.inputs)
-    card = replace(card, inputs=inputs)
+    card = replace(card, inputs=bound_noise(card.inputs, graph))
     rows = make_noise_rows(card, max(PROBE_ROWS, card.batch_range[0]), graph)
     feeds = [batch for batch, _ in split_batches(card, rows)][:PROBE_ROWS]
     smallest = {
         each.name: make_synthetic_tensor(each.min, each.dtype, seed, each.below)
-        for seed, each in enumerate(inputs)
+        for seed, each in enumerate(card.inputs)
     }
     if any(value.shape != feeds[0][name].shape for name, value in smallest.items()):
         feeds.append(smallest)

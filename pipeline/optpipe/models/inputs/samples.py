@@ -12,8 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from optpipe.backends.onnx_graph import find_compared_values, load_onnx
-from optpipe.core.card import ModelCard, Task
+from optpipe.backends.onnx_graph import (
+    find_compared_values,
+    find_index_bounds,
+    find_size_inputs,
+    load_onnx,
+)
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.events import Listener, SilentListener
 from optpipe.core.files import hash_file, hash_text, hash_value
 from optpipe.core.transform import CenterCrop, Transform
@@ -174,13 +179,30 @@ def load_sample_inputs(
 def make_noise_rows(card: ModelCard, count: int, graph: Any = None) -> dict[str, NDArray[Any]]:
     """`count` rows of noise by input; values that the `graph` compares an input with are given to it."""
     compared = {} if graph is None else find_compared_values(graph)
+    inputs = card.inputs if graph is None else bound_noise(card.inputs, graph)
     made = {}
-    for seed, each in enumerate(card.inputs):
+    for seed, each in enumerate(inputs):
         shared = each.batch is None and card.batched
         shape = (1 if shared else count, *each.sample)
         values = make_synthetic_tensor(shape, each.dtype, seed, each.below, compared.get(each.name))
         made[each.name] = values.repeat(count, axis=0) if shared else values
     return made
+
+
+SIZE_BOUND = 8
+"""Noise for an input that is a size stays below it, so that no tensor outgrows memory. Users' data may be larger."""
+
+
+def bound_noise(inputs: Sequence[InputSpec], graph: Any) -> tuple[InputSpec, ...]:
+    """`inputs` with what their noise stays below in an ONNX `graph`: the rows of a table, or SIZE_BOUND for a size."""
+    rows, sizes = find_index_bounds(graph), find_size_inputs(graph)
+    bounded = []
+    for each in inputs:
+        known = [each.below, rows.get(each.name), SIZE_BOUND if each.name in sizes else None]
+        bounded.append(
+            replace(each, below=min((one for one in known if one is not None), default=None))
+        )
+    return tuple(bounded)
 
 
 def read_sample_labels(card: ModelCard, samples: Samples) -> NDArray[np.int64] | None:

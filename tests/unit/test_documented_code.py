@@ -1,0 +1,34 @@
+"""The pages that lead through the code name files and functions that exist."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+PAGES = [
+    CHECKOUT / "pipeline" / "README.md",
+    *sorted((CHECKOUT / "docs" / "contributing").glob("*.md")),
+]
+MENTION = re.compile(r"`((?:\w+/)+\w+\.py)(?::(\w+))?`")
+
+
+def list_names(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_names_files_and_functions_that_exist(page: Path) -> None:
+    mentions = MENTION.findall(page.read_text(encoding="utf-8"))
+    assert mentions
+    for file, name in mentions:
+        places = [CHECKOUT / "pipeline" / "optpipe" / file, CHECKOUT / file]
+        path = next((place for place in places if place.exists()), None)
+        assert path is not None, f"{page.name}: {file} does not exist"
+        assert not name or name in list_names(path), f"{page.name}: {file} has no {name}"

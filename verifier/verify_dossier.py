@@ -9,15 +9,20 @@ was not recomputed (an `open` line names it), 2 not a dossier, 3 no polars.
 """
 
 import hashlib
+import io
 import json
+import os
 import re
+import stat
 import sys
 import tomllib
 import zlib
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, namedtuple
 from datetime import UTC, datetime, timedelta
-from functools import cache, lru_cache, partial
+from decimal import MAX_EMAX, MIN_EMIN, Context
+from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate, chain, combinations, compress, groupby, pairwise, takewhile
 from math import (
     ceil,
@@ -39,7 +44,7 @@ from math import (
 from operator import eq, mul, sub
 from pathlib import Path
 from random import Random
-from statistics import NormalDist, correlation, fmean, median, median_low, quantiles, stdev
+from statistics import NormalDist, correlation, fmean, median, quantiles, stdev
 
 try:
     import polars
@@ -93,6 +98,21 @@ KEYS = {  # of the request and of the verdict, sorted
         "since",
         "verdict",
     ],
+}
+SIZES = {  # §1.1, at most
+    "files": 10_000,
+    "bytes": 2**29,
+    "JSON bytes": 2**26,
+    "JSON nesting": 64,
+    "policy bytes": 2**18,
+    "limits": 500,
+    "columns": 1_000,
+    "rows": 2_000_000,
+    "values": 50_000_000,
+    "uncompressed bytes": 2**29,
+    "text bytes": 2**28,
+    "class": 2**20,
+    "class of a box": 20_000,
 }
 STATED = {
     "cached-answer",
@@ -540,6 +560,8 @@ def score_boxes(truths, found, groups):
         defaultdict(Counter),
         defaultdict(list),
     )
+    if last >= SIZES["class of a box"]:
+        raise ValueError(f"a true box is of class {last}")
     for image, pair in enumerate(zip(truths, found)):
         for label in {
             row[4 + side] for side in (0, 1) for row in pair[side] if row[4 + side] <= last
@@ -805,34 +827,84 @@ TASKS = {
 # ---- one measurement (§5)
 
 
-@lru_cache(32)
-def count_effective(series, caution=0.0):
-    n, mean = len(series), fmean(series)
-    y = [value - mean for value in series]
-    spread = sum(map(mul, y, y))
-    if n < 4 or spread <= 1e-18 * sum(map(mul, series, series)):
-        return n
-    pairs = (
-        sum(map(mul, y, y[lag:])) + sum(map(mul, y, y[lag + 1 :]))
-        for lag in range(0, n // 2 * 2, 2)
-    )
-    kept = list(takewhile(lambda pair: pair > 0, pairs))
-    excess = 2 * sum(accumulate(kept, min)) / spread - 1
-    return n / max(1.0, excess * (1 + caution * sqrt(2 * (4 * len(kept) + 1) / n)))
+DIRECT_LAGS = 1000
+"""Lags of an autocovariance that are summed one by one; all others come from one multiplication."""
 
 
-def show_percentiles(x, percents, confidence):  # §5.1
+class Correlation:
+    """The autocorrelation of integers from 0, such as ranks: how many independent values they are worth."""
+
+    def __init__(self, series):
+        self.series, self.mean, self.n = series, series.mean(), len(series)
+        self.varies = self.n >= 4
+        if self.varies:
+            y = series - self.mean
+            self.spread = y.dot(y)
+            self.varies = self.spread > 1e-18 * series.cast(polars.Float64).dot(series)
+        if self.varies:
+            each = self.list_covariances(y)
+            pairs = takewhile(lambda pair: pair > 0, map(sum, zip(each, each)))
+            kept = list(pairs)
+            self.excess = 2 * sum(accumulate(kept, min)) / self.spread - 1
+            self.pairs = len(kept)
+
+    def list_covariances(self, y):
+        """n times that of each lag; `y` are the values less their mean."""
+        for lag in range(min(self.n, DIRECT_LAGS)):
+            yield y.slice(0, self.n - lag).dot(y.slice(lag))
+        if self.n > DIRECT_LAGS:
+            total, products = [0, *accumulate(self.series)], multiply_lags(self.series.to_list())
+            for lag in range(DIRECT_LAGS, self.n):
+                both = total[self.n - lag] + total[-1] - total[lag]
+                yield products(lag) - self.mean * both + (self.n - lag) * self.mean**2
+
+    def count(self, caution=0.0):
+        """N of §5.1."""
+        if not self.varies:
+            return self.n
+        doubt = 1 + caution * sqrt(2 * (4 * self.pairs + 1) / self.n)
+        return self.n / max(1.0, self.excess * doubt)
+
+
+def multiply_lags(series):
+    """Of integers from 0: Σ v[i]·v[i + lag], for any lag, as digits of the product of two long numbers."""
+    n, width = len(series), len(str(len(series) * max(series) ** 2))
+    exact = Context(prec=2 * n * width + 1, Emax=MAX_EMAX, Emin=MIN_EMIN)
+    texts = ("".join([f"{value:0{width}}" for value in each]) for each in (series, series[::-1]))
+    digits = str(exact.multiply(*map(exact.create_decimal, texts))).zfill(2 * n * width)
+    return lambda lag: int(digits[(n + lag) * width : (n + lag + 1) * width])
+
+
+class Latencies:
+    """The latencies of one measurement in order, of which the percentiles are asked several times."""
+
+    def __init__(self, x):
+        self.x, self.ordered = x, x.sort()
+        self.values = cache(self.values)
+
+    @cached_property
+    def ranks(self):
+        return Correlation((2 * self.x.rank("average") - 1).cast(polars.Int64))
+
+    def values(self, percent):
+        """The percentile, and N of the indicators of latencies up to it."""
+        q = self.ordered[max(ceil(len(self.x) * percent / 100 - 1e-9), 1) - 1]
+        return float(q), Correlation((self.x <= q).cast(polars.Int64)).count(1.0)
+
+
+def show_percentiles(latencies, percents, confidence):  # §5.1
     """Those that are not withheld, by name."""
-    ordered, n, found = sorted(x), len(x), {}
-    ranks = tuple(bisect_left(ordered, value) + bisect_right(ordered, value) for value in x)
-    for percent in sorted(percents) if x else ():
-        p, q = percent / 100, ordered[max(ceil(n * percent / 100 - 1e-9), 1) - 1]
-        bound = count_effective(ranks, 1.0) if p <= 0.5 else 5 / 3 * count_effective(ranks)
+    n, found = len(latencies.x), {}
+    for percent in sorted(percents) if n else ():
+        p = percent / 100
         enough = max(2, ceil(log((1 - confidence) / 2) / log(1 - min(p, 1 - p)) - 1e-9))
-        few = p**n + n * (1 - p) * p ** (n - 1) > 0.01 or count_effective(ranks) < min(25, n / 2)
-        if few or int(min(count_effective(tuple(value <= q for value in x), 1.0), bound)) < enough:
+        if p**n + n * (1 - p) * p ** (n - 1) > 0.01 or latencies.ranks.count() < min(25, n / 2):
             break
-        found[f"p{percent:g}"] = float(q)
+        ranks = latencies.ranks.count(1.0) if p <= 0.5 else 5 / 3 * latencies.ranks.count()
+        q, counted = latencies.values(percent)
+        if int(min(counted, ranks)) < enough:
+            break
+        found[f"p{percent:g}"] = q
     return found
 
 
@@ -840,10 +912,8 @@ def find_drift(s):  # §5.3
     """(p, change)."""
     b, found = min(20, len(s) // 4) // 2 * 2, [(1.0, 0.0)]
     size, longer = divmod(len(s), max(b, 1))
-    m = [
-        median(s[low:high])
-        for low, high in pairwise(at * size + min(at, longer) for at in range(b + 1))
-    ]
+    cuts = [at * size + min(at, longer) for at in range(b + 1)]
+    m = [s.slice(low, high - low).median() for low, high in pairwise(cuts)]
     folded = [(m[b // 2 - 1 - at] + m[b // 2 + at]) / 2 for at in range(b // 2)]
     for series in (m, folded) if b >= 8 else ():
         k, pairs = len(series), list(combinations(enumerate(series), 2))
@@ -856,7 +926,7 @@ def find_drift(s):  # §5.3
 
 
 def is_bimodal(s):  # §5.4
-    n, v = len(s), sorted(map(log, s)) if min(s) > 0 else []
+    n, v = len(s), s.log().sort().to_list() if s.min() > 0 else []
     if len(v) < 40:
         return False
     scale = max(min(map(sub, v[n // 2 :], v)) / 1.349, 1e-4)
@@ -893,7 +963,7 @@ def list_codes(record):
 
 
 def find_codes(record, rows, machine, s):  # §5.2
-    """`machine` has the columns during the measurement, `s` the service times."""
+    """`rows` and `machine` are those during the measurement, `s` the service times."""
     limits, load, (p, change) = Record(LIMITS | record.limits), record.load, find_drift(s)
     other, waited = (
         fmean(machine[name] or [0]) for name in ("other_cpu_cores", "worker_waited_cores")
@@ -910,16 +980,17 @@ def find_codes(record, rows, machine, s):  # §5.2
         for clock in clocks
         if len(clock) >= 3 and max(clock) > 0
     ]
-    queries = zip(
-        rows["scheduled_ns"][1:], rows["start_ns"][1:], rows["end_ns"][1:], rows["end_ns"]
-    )
-    late = [(end - start, start - before) for due, start, end, before in queries if due <= before]
+    before = polars.col("end_ns").shift(1)
+    late = rows.select(
+        "end_ns", "start_ns", late=polars.col("scheduled_ns") <= before, before=before
+    ).filter("late")
     paced = (
         load.scenario == "server"
         and load.rate_per_s is not None
         and len(s) >= 40
         and len(late) >= 20
     )
+    busy, idle = late["end_ns"] - late["start_ns"], late["start_ns"] - late["before"]
     rules = {
         "not-watched": record.machine_file is None,
         "loaded-host": (
@@ -933,43 +1004,30 @@ def find_codes(record, rows, machine, s):  # §5.2
         "hot": max(machine["gpu_temperature_c"], default=0) > limits.max_gpu_temperature_c,
         "drift": p <= 0.01 and abs(change) > limits.max_drift,
         "bimodal": is_bimodal(s),
-        "dispersion": len(s) > 1 and stdev(s) / fmean(s) > limits.max_cv,
-        "falling-behind": paced
-        and load.rate_per_s
-        >= 1e9 / max(1.0, fmean(busy for busy, _ in late) + median(idle for _, idle in late)),
+        "dispersion": len(s) > 1 and s.std() / s.mean() > limits.max_cv,
+        "falling-behind": paced and load.rate_per_s >= 1e9 / max(1.0, busy.mean() + idle.median()),
     }
     return STATED & {*list_codes(record)} | {code for code, holds in rules.items() if holds}
 
 
 def measure(record, rows, machine):  # §5.1
-    """What follows from the samples without percentiles; `rows` are those of phase 1."""
-    first, last, inputs, load = (
-        min(rows["start_ns"]),
-        max(rows["end_ns"]),
-        record.inputs or {},
-        record.load,
-    )
+    """What follows from the samples without percentiles; `rows` are those of phase 1, sorted by their end."""
+    inputs, load = record.inputs or {}, record.load
+    first, last = rows["start_ns"].min(), rows["end_ns"].max()
     inside = [at for at, time in enumerate(machine["time_ns"]) if first <= time <= last]
     inside, during = inside[len(inside) > 2 :], defaultdict(list)
     during |= {
         name: [column[at] for at in inside if column[at] is not None]
         for name, column in machine.items()
     }
-    x, times = (
-        tuple(map(sub, rows["end_ns"], rows[since])) for since in ("scheduled_ns", "start_ns")
-    )
-    n, images, seconds = len(x), sum(rows["images"]), (last - first) / 1e9
-    busy = sum(times) if load.scenario in ("single-stream", "multi-stream") else last - first
+    x, times = (rows["end_ns"] - rows[since] for since in ("scheduled_ns", "start_ns"))
+    n, images, seconds = len(x), rows["images"].cast(polars.Int64).sum(), (last - first) / 1e9
+    busy = times.sum() if load.scenario in ("single-stream", "multi-stream") else last - first
     rate = images / max(busy, 1) * 1e9
-    energy, read = (
-        during["gpu_energy_mj"],
-        [at for at in inside if machine["gpu_energy_mj"][at] is not None],
-    )
-    window = (
-        machine["time_ns"][read[-1]] - machine["time_ns"][read[0]]
-        if len(read) >= 12 and images
-        else 0
-    )
+    energy = during["gpu_energy_mj"]
+    read = [at for at in inside if machine["gpu_energy_mj"][at] is not None]
+    long = len(read) >= 12 and images
+    window = machine["time_ns"][read[-1]] - machine["time_ns"][read[0]] if long else 0
     owned, clock = (
         [each for each in machine[name] if each is not None]
         for name in ("gpu_worker_bytes", "gpu_sm_mhz")
@@ -983,19 +1041,21 @@ def measure(record, rows, machine):  # §5.1
     figures = {
         "throughput": rate,
         "tokens": rate * (load.length or 0) * (1 - inputs.get("padding", 0.0)) or None,
-        "cv": stdev(x) / fmean(x) if n > 1 and fmean(x) else None,
+        "cv": x.std() / x.mean() if n > 1 and x.mean() else None,
         "energy": (energy[-1] - energy[0]) * 1e6 / window * seconds / images
         if window >= 8e9
         else None,
         "memory": record.host_peak_bytes if record.subject.device == "cpu" else peak,
     }
-    service = times if None in rows["compute_ns"] else rows["compute_ns"]
+    service = times if rows["compute_ns"].has_nulls() else rows["compute_ns"]
+    latencies = Latencies(x)
     return {
-        "codes": find_codes(record, rows, during, [*map(float, service)]),
+        "codes": find_codes(record, rows, during, service.cast(polars.Float64)),
         "figures": figures,
         "x": x,
-        "times": times,
-        "median": float(median_low(x)) if 0.5**n * (1 + n) <= 0.01 else None,
+        "latencies": latencies,
+        "times": digest(array("q", times).tobytes()),
+        "median": float(latencies.ordered[(n - 1) // 2]) if 0.5**n * (1 + n) <= 0.01 else None,
         "clock": median(clock) if clock else None,
         "peak": peak,
         "seconds": seconds,
@@ -1003,43 +1063,51 @@ def measure(record, rows, machine):  # §5.1
 
 
 def find_impossible(record, table, machine, count):  # §5.6
-    """The rules that raw data break; both tables have every query and reading, `machine` is empty without a file."""
-    load, on_cpu = record.load, record.subject.device == "cpu"
-    phases, images, due, start, end = (
-        table[name] for name in ("phase", "images", "scheduled_ns", "start_ns", "end_ns")
-    )
-    queries = sorted(zip(start, end, phases))
-    warm = [stop for _, stop, phase in queries if phase == 0]
-    measured = [(begin, stop) for begin, stop, phase in queries if phase == 1]
+    """The rules that raw data break; `table` has every query, `machine` every reading, and is empty without a file."""
+    load, on_cpu, column = record.load, record.subject.device == "cpu", polars.col
+    queries = table.sort("start_ns", "end_ns", "phase")
+    warm, measured = (queries.filter(column("phase") == phase) for phase in (0, 1))
+    begun, ended = (measured[name] for name in ("start_ns", "end_ns"))
+    begun, ended = (begun.min(), ended.max()) if len(measured) else (0, 0)
     streams = load.streams if load.scenario == "multi-stream" else 1
-    size = {0: load.batch_size, 1: load.batch_size * streams}
-    busy = [*map(sub, end, start)]
-    parts = [(part, most) for name in ON_DEVICE for part, most in zip(table[name], busy)]
-    read = [each for column in machine.values() for each in column if each is not None]
+    due, start, end, busy = (
+        column(name) for name in ("scheduled_ns", "start_ns", "end_ns", "busy_ns")
+    )
+    queries = queries.with_columns(busy_ns=end - start)
+
+    def hold(rule):
+        """Whether all rows hold it; a null does not break it."""
+        return queries.filter(~rule).is_empty()
+
+    read = [each for values in machine.values() for each in values if each is not None]
     times = machine.get("time_ns", ())
-    first, last = min(start, default=0), max(end, default=0)
-    begun, ended = min(measured, default=(0, 0))[0], max((b for _, b in measured), default=0)
     energy = [each for each in machine.get("gpu_energy_mj", ()) if each is not None]
     cpus, inputs = record.subject.affinity, record.inputs or {}
     peaks = record.host_peak_bytes, record.device_peak_bytes, inputs.get("rotated_bytes")
     rules = {
-        "phases": {*phases} <= {0, 1} and (not warm or not measured or max(warm) <= begun),
-        "images": all(size.get(phase) == each for phase, each in zip(phases, images)),
-        "times": all(
-            0 <= a <= b <= c < 2**62 and (a == b or load.scenario == "server")
-            for a, b, c in zip(due, start, end)
+        "phases": len(warm) + len(measured) == len(table)
+        and (warm.is_empty() or measured.is_empty() or warm["end_ns"].max() <= begun),
+        "images": hold(
+            column("images")
+            == polars.when(column("phase") == 1).then(streams).otherwise(1) * load.batch_size
         ),
-        "one query at a time": load.scenario == "offline"
-        or all(before[1] <= after[0] for before, after in pairwise(queries)),
-        "parts": all(0 <= part <= most for part, most in zip(table["enqueue_ns"], busy))
+        "times": hold(
+            (due >= 0) & (due <= start) & (start <= end) & (end < 2**62)
+            if load.scenario == "server"
+            else (due >= 0) & (due == start) & (start <= end) & (end < 2**62)
+        ),
+        "one query at a time": load.scenario == "offline" or hold(end.shift(1) <= start),
+        "parts": hold((column("enqueue_ns") >= 0) & (column("enqueue_ns") <= busy))
         and all(
-            part is None or (not on_cpu and 0 <= part <= 1.001 * most + 1000)
-            for part, most in parts
+            table[name].null_count() == len(table)
+            if on_cpu
+            else hold((column(name) >= 0) & (column(name) <= 1.001 * busy + 1000))
+            for name in ON_DEVICE
         ),
         "readings": all(isfinite(each) and each >= 0 for each in read)
         and all(a <= b for a, b in chain(pairwise(times), pairwise(energy)))
         and max((each or 0 for each in machine.get("gpu_utilization", ())), default=0) <= 100,
-        "watched": not (machine and measured and record.duration_s >= 2)
+        "watched": not (machine and len(measured) and record.duration_s >= 2)
         or any(begun <= time <= ended for time in times),
         "processors": cpus is None
         or (0 < len(cpus) == len({*cpus}) <= (count or inf) and min(cpus) >= 0),
@@ -1049,7 +1117,8 @@ def find_impossible(record, table, machine, count):  # §5.6
         and min(load.batch_size, load.streams) >= 1
         and all(each is None or each >= 0 for each in peaks)
     )
-    return [name for name, holds in rules.items() if not holds], (first, last)
+    wrong = [name for name, holds in rules.items() if not holds]
+    return wrong, (table["start_ns"].min() or 0, table["end_ns"].max() or 0)
 
 
 # ---- groups (§6): lists of tries of one build with the same settings under one load, sorted by time
@@ -1065,8 +1134,8 @@ def count_processes(tries):
 
 def read_raw(one, name):
     """The figure of a process as its samples give it, even where it would be withheld."""
-    if name in ASKED and one.x:
-        return float(sorted(one.x)[max(ceil(len(one.x) * ASKED[name] / 100 - 1e-9), 1) - 1])
+    if name in ASKED and len(one.x):
+        return float(one.latencies.ordered[max(ceil(len(one.x) * ASKED[name] / 100 - 1e-9), 1) - 1])
     return read_figure(one, name)
 
 
@@ -1084,6 +1153,14 @@ def keep_requested(tries, name):
 
 
 def summarize(tries, name, at):
+    """What `compute_figure` finds, once for each figure of a group."""
+    key = name, at.confidence, *map(id, tries)
+    if key not in at.figures:
+        at.figures[key] = compute_figure(tries, name, at)
+    return at.figures[key]
+
+
+def compute_figure(tries, name, at):
     """The figure over processes: its values, their contributions by run, mean, interval, and left-out gap."""
     medians, runs, percent = (
         count_processes(tries) >= 3,
@@ -1100,8 +1177,10 @@ def summarize(tries, name, at):
     ]
     figures, low, high = [*chain(*parts)], None, None
     first = [sum(not second for second, _ in run) for run in runs]
-    samples = [[[x for one in process for x in one.x] for process in run.values()] for run in runs]
-    if percent > 50:
+    samples = [
+        [polars.concat([one.x for one in process]) for process in run.values()] for run in runs
+    ]
+    if percent > 50 and samples:
         found = jackknife([*chain(*samples)], percent)
         parts = [[next(found) for _ in run] for run in runs]
     spoilt, gap = [read_raw(one, name) for one in tries if one.codes], 0.0 if name == "cv" else GAP
@@ -1139,39 +1218,50 @@ def summarize(tries, name, at):
 
 def jackknife(processes, percent):
     """Each process's contribution to the percentile of all requests."""
-    ordered = sorted(
-        (value, owner, 1 / len(each)) for owner, each in enumerate(processes) for value in each
-    )
+    ordered = polars.concat(
+        [
+            polars.DataFrame({"value": each}).with_columns(
+                owner=polars.lit(owner), weight=polars.lit(1 / len(each))
+            )
+            for owner, each in enumerate(processes)
+        ]
+    ).sort("value", maintain_order=True)
 
     def find(without):
-        totals = list(
-            accumulate(0.0 if owner == without else weight for _, owner, weight in ordered)
-        )
-        return ordered[bisect_left(totals, totals[-1] * percent / 100 * (1 - 1e-12))][0]
+        kept = polars.col("owner") != without
+        totals = ordered.select(
+            polars.when(kept).then("weight").otherwise(0.0).cum_sum()
+        ).to_series()
+        return ordered["value"][
+            totals.search_sorted(totals[-1] * percent / 100 * (1 - 1e-12), "left")
+        ]
 
     left, k = (
         [find(each) for each in range(len(processes))] if len(processes) > 1 else [0.0],
         len(processes),
     )
-    return (find(None) + (k - 1) * (fmean(left) - each) for each in left)
+    return (find(-1) + (k - 1) * (fmean(left) - each) for each in left)
 
 
 def invert_share(runs, first, percent, confidence):
     """The interval of the percentile of all requests by the share of each process beyond a value."""
-    runs = [[sorted(process) for process in run] for run in runs]
-    values, tail = sorted(chain(*chain(*runs))), 1 - percent / 100
+    runs = [[process.sort() for process in run] for run in runs]
+    values, tail = polars.concat([*chain(*runs)]).sort(), 1 - percent / 100
 
-    def bound(value, find, side):
-        shares = [[1 - find(process, value) / len(process) for process in run] for run in runs]
+    def bound(value, kind, side):
+        shares = [
+            [1 - process.search_sorted(value, kind) / len(process) for process in run]
+            for run in runs
+        ]
         mean = mean_from_runs(shares, first)
         error = max(mean.error, sqrt(max(mean.value * (1 - mean.value), 0.0) / len(values)))
         return mean.value + side * t_quantile(confidence, mean.freedom) * error
 
     highest = bisect_left(
-        range(len(values) - 1), True, key=lambda at: bound(values[at], bisect_right, 1) <= tail
+        range(len(values) - 1), True, key=lambda at: bound(values[at], "right", 1) <= tail
     )
     lowest = bisect_left(
-        range(len(values)), True, key=lambda at: bound(values[at], bisect_left, -1) < tail
+        range(len(values)), True, key=lambda at: bound(values[at], "left", -1) < tail
     )
     return float(values[max(lowest - 1, 0)]), float(values[highest])
 
@@ -1213,7 +1303,7 @@ def digest(content):
 
 class Dossier:
     def __init__(self, folder):
-        self.folder, self.differs, self.open, self.stated = folder, [], [], []
+        self.folder, self.differs, self.open, self.stated, self.figures = folder, [], [], [], {}
 
     def check(self, holds, line):
         self.differs += [] if holds else [line]
@@ -1244,48 +1334,209 @@ class Dossier:
             raise ValueError(f"{name}: not the name of a file in the dossier")
         return self.folder / name
 
+    def bytes(self, name):
+        """The content of a regular file; a pipe is not waited for."""
+        number = os.open(self.path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(number, "rb") as file:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                raise ValueError(f"{name}: not a regular file")
+            content = file.read(SIZES["bytes"] + 1)
+        if len(content) > SIZES["bytes"]:
+            raise ValueError(f"{name}: more bytes than a dossier has")
+        return content
+
     def json(self, name):
         def read_object(pairs):
             self.check(len(dict(pairs)) == len(pairs), f"{name}: a key occurs twice")
             return Record(pairs)
 
-        return json.loads(
-            self.path(name).read_text("utf-8"), object_pairs_hook=read_object, parse_constant=int
+        def refuse(word):
+            raise ValueError(f"{name}: {word} is not JSON")
+
+        def read_integer(text):
+            if len(text) > 20 or not -(2**63) <= int(text) < 2**64:
+                refuse(f"{text[:24]}, a number of more than 64 bits,")
+            return int(text)
+
+        text = self.bytes(name).decode("utf-8")
+        require_flat(text, name)
+        found = json.loads(
+            text,
+            object_pairs_hook=read_object,
+            parse_constant=refuse,
+            parse_int=read_integer,
+            parse_float=lambda text: float(text) if isfinite(float(text)) else refuse(text[:24]),
         )
+        json.dumps(found, ensure_ascii=False).encode("utf-8")  # no half of a surrogate pair
+        return found
+
+    def frame(self, name):
+        """The rows of a Parquet file; None without the file."""
+        if not self.path(name).is_file():
+            return None
+        content = self.bytes(name)
+        measure_parquet(content, name)
+        frame = polars.read_parquet(io.BytesIO(content))
+        if sum(map(count_text_bytes, frame.iter_columns())) > SIZES["text bytes"]:
+            raise ValueError(f"{name}: too large (§1.1): its texts")
+        return frame
 
     def raw(self, name, kind):
-        """A raw file of a bench run, the columns and types of which are those of §5.6."""
-        path, nullable = self.path(name), {*ON_DEVICE, *COLUMNS["machine"]} - {"time_ns"}
-        if not path.is_file():
-            return {}
-        frame = polars.read_parquet(path, glob=False)
+        """A raw file of a bench run, the columns and types of which are those of §5.6; None without it."""
+        frame, nullable = self.frame(name), {*ON_DEVICE, *COLUMNS["machine"]} - {"time_ns"}
+        if frame is None:
+            return None
         types = {column: str(kind) for column, kind in frame.schema.items()}
         if types != COLUMNS[kind] or any(frame[each].has_nulls() for each in {*types} - nullable):
             raise ValueError(f"{name}: other columns or types than those of the format")
-        return frame.to_dict(as_series=False)
+        return frame
 
-    def table(self, name):
-        path = self.path(name)
-        return (
-            polars.read_parquet(path, glob=False).to_dict(as_series=False) if path.is_file() else {}
-        )
+    def table(self, name, classes=False):
+        """The columns as lists; with `classes`, no whole number is larger than that of a class."""
+        frame = self.frame(name)
+        for column in frame.iter_columns() if classes and frame is not None else ():
+            numbers = column
+            while numbers.dtype == polars.List:
+                numbers = numbers.explode()
+            if numbers.dtype.is_integer() and not numbers.is_between(-1, SIZES["class"] - 1).all():
+                raise ValueError(f"{name}: a number of {column.name} is not that of a class")
+        return {} if frame is None else frame.to_dict(as_series=False)
+
+
+# ---- sizes (§1.1): what a file says of itself, before it is read
+
+
+def require_flat(text, name):
+    """Raises ValueError for JSON that is too long or too deep; braces inside of texts are left out."""
+    if len(text) > SIZES["JSON bytes"]:
+        raise ValueError(f"{name}: too large (§1.1): {len(text)} bytes of JSON")
+    depth = 0
+    for mark in re.findall(r'"(?:[^"\\]|\\.)*+"|[\[{\]}]', text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(mark, 0)
+        if depth > SIZES["JSON nesting"]:
+            raise ValueError(f"{name}: too deep (§1.1)")
+
+
+def count_text_bytes(column):
+    while column.dtype == polars.List:
+        column = column.explode()
+    if column.dtype == polars.Struct:
+        return sum(count_text_bytes(column.struct.field(each)) for each in column.struct.fields)
+    if column.dtype == polars.Binary:
+        return column.bin.size().cast(polars.Int64).sum()
+    return column.str.len_bytes().cast(polars.Int64).sum() if column.dtype == polars.String else 0
+
+
+def read_number(data, at):
+    """An unsigned number of Thrift's compact protocol, and the place after it."""
+    value = shift = 0
+    while data[at] & 0x80:
+        value, at, shift = value | (data[at] & 0x7F) << shift, at + 1, shift + 7
+        if shift > 63:
+            raise ValueError("a number in Parquet is too long")
+    return value | data[at] << shift, at + 1
+
+
+def read_thrift(data, at, kind=12):
+    """A value of Thrift's compact protocol, in which Parquet states its sizes; a structure is a dictionary by number."""
+    if kind in (1, 2):
+        return kind == 1, at
+    if kind == 3:
+        return data[at], at + 1
+    if kind in (4, 5, 6):
+        number, at = read_number(data, at)
+        return number >> 1 ^ -(number & 1), at
+    if kind == 7:
+        return None, at + 8
+    if kind == 8:
+        size, at = read_number(data, at)
+        return None, at + size
+    if kind in (9, 10):
+        size, inner, at = data[at] >> 4, data[at] & 15, at + 1
+        if size == 15:
+            size, at = read_number(data, at)
+        found = []
+        for _ in range(size):
+            value, at = read_thrift(data, at, 3 if inner in (1, 2) else inner)
+            found.append(value)
+        return found, at
+    if kind != 12:
+        raise ValueError("Parquet has no such type")
+    fields, number = {}, 0
+    while data[at]:
+        step, inner, at = data[at] >> 4, data[at] & 15, at + 1
+        if step:
+            number += step
+        else:
+            number, at = read_thrift(data, at, 4)
+        fields[number], at = read_thrift(data, at, inner)
+    return fields, at + 1
+
+
+def measure_parquet(content, name):
+    """The values and uncompressed bytes by the headers of all pages. Raises ValueError for more than §1.1 allows."""
+
+    def refuse(what):
+        raise ValueError(f"{name}: too large (§1.1): {what}")
+
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    if content[:4] != b"PAR1" or content[-4:] != b"PAR1" or start < 4:
+        raise ValueError(f"{name}: not Parquet")
+    footer, _ = read_thrift(content, start)
+    groups = footer.get(4, ())
+    rows, values, size = max(footer[3], sum(group[3] for group in groups)), 0, 0
+    if rows > SIZES["rows"]:
+        refuse(f"{rows} rows")
+    if sum(len(group[1]) for group in groups) > SIZES["columns"]:
+        refuse("its columns")
+    for column in (column[3] for group in groups for column in group[1]):
+        at = min(column[9], column.get(11) or column[9])
+        end = at + column[7]
+        while at < end:
+            page, at = read_thrift(content, at)
+            numbers = page.get(5) or page.get(8) or page.get(7) or {}
+            values, size, at = values + 1 + numbers.get(1, 0), size + page[2], at + page[3]
+            if min(page[2], page[3], numbers.get(1, 0)) < 0:
+                raise ValueError(f"{name}: a negative size in Parquet")
+            if values > SIZES["values"] or size > SIZES["uncompressed bytes"]:
+                refuse(f"{values} values, {size} bytes")
+    return values, size
+
+
+def check_sizes(at):
+    """Of all files together; nothing is read here but the sizes that they state."""
+    names, size, values, bytes_ = [], 0, 0, 0
+    for path in at.folder.rglob("*"):
+        names.append(path.relative_to(at.folder).as_posix())
+        if len(names) > SIZES["files"]:
+            raise ValueError(f"too many files (§1.1): more than {SIZES['files']}")
+        if path.is_symlink() or not (path.is_file() or (path.is_dir() and any(path.iterdir()))):
+            at.differs.append(f"{names[-1]}: neither a regular file nor a folder with files")
+            continue
+        size += path.lstat().st_size if path.is_file() else 0
+        if size > SIZES["bytes"]:
+            raise ValueError(f"too large (§1.1): more than {SIZES['bytes']} bytes")
+    for name in () if at.differs else names:
+        if name.endswith(".parquet"):
+            more = measure_parquet(at.bytes(name), name)
+            values, bytes_ = values + more[0], bytes_ + more[1]
+            if values > SIZES["values"] or bytes_ > SIZES["uncompressed bytes"]:
+                raise ValueError(f"too large (§1.1): {values} values, {bytes_} bytes of them")
+    return sorted(names)
 
 
 def check_seal(at):
-    listed, lines = (at.folder / SUMS).read_bytes(), []
-    for name in sorted(path.relative_to(at.folder).as_posix() for path in at.folder.rglob("*")):
-        path = at.folder / name
-        if path.is_symlink() or not (path.is_file() or (path.is_dir() and any(path.iterdir()))):
-            at.differs.append(f"{name}: neither a regular file nor a folder with files")
-        elif path.is_file() and name not in SEAL:
+    listed, lines = at.bytes(SUMS), []
+    for name in check_sizes(at):
+        if at.path(name).is_file() and name not in SEAL:
             at.check(FILES.fullmatch(name), f"{name}: not part of a dossier")
-            lines.append(f"{digest(path.read_bytes())}  {name}\n")
-            if path.suffix == ".json":
+            lines.append(f"{digest(at.bytes(name))}  {name}\n")
+            if name.endswith(".json"):
                 at.json(name)
     changed = sorted({*lines} ^ {*listed.decode().splitlines(keepends=True)})
     at.differs += [f"{SUMS}: changed, missing, or added: {line}" for line in changed]
     at.check(changed or "".join(lines).encode() == listed, f"{SUMS}: not sorted, or a path twice")
-    at.compare(SEAL[1], (at.folder / SEAL[1]).read_text(), f"{digest(listed)}  {SUMS}\n")
+    at.compare(SEAL[1], at.bytes(SEAL[1]).decode(), f"{digest(listed)}  {SUMS}\n")
     if (at.folder / SEAL[3]).exists():
         at.compare(SEAL[3], at.json(SEAL[3]), {"dossier": digest(listed)})
     signed = [name for name in (SEAL[2], SEAL[4]) if (at.folder / name).exists()]
@@ -1492,13 +1743,11 @@ def read_measurement(at, run, record, builds, needed):
         at.check(
             name in (None, f"{kind}/{record.id}.parquet"), f"{place}: its file of {kind} is {name}"
         )
-    table, machine = (at.raw(name, kind) if name else {} for name, kind in zip(names, kinds))
-    span = None
-    if table:
+    table, machine = (at.raw(name, kind) if name else None for name, kind in zip(names, kinds))
+    machine, span = {} if machine is None else machine.to_dict(as_series=False), None
+    if table is not None:
         wrong, span = find_impossible(record, table, machine, run.environment.get("cpu_count"))
         at.check(not wrong, f"{place}: impossible raw data (§5.6): {', '.join(wrong)}")
-    order = [row for row, phase in enumerate(table.get("phase", ())) if phase == 1]
-    order.sort(key=lambda row: table["end_ns"][row])
     environment = run.environment
     facts = {f"packages.{name}": version for name, version in environment.packages.items()}
     gpu = (*(environment.get("gpus") or ()), {})[0]
@@ -1514,8 +1763,8 @@ def read_measurement(at, run, record, builds, needed):
         place=place,
         facts=facts,
         settings=settings,
-        x=(),
-        times=(),
+        x=polars.Series(dtype=polars.Int64),
+        times="",
         figures={},
         span=span,
         median=None,
@@ -1528,11 +1777,13 @@ def read_measurement(at, run, record, builds, needed):
         ("latency_ns", "host_peak_bytes", "device_peak_bytes", *RATES.values())
     )
     expected |= {"verdict": "INVALID", "samples": 0, "duration_s": 0.0}
-    if order:
-        rows = {name: [column[row] for row in order] for name, column in table.items()}
+    rows = None if table is None else table.filter(phase=1).sort("end_ns", maintain_order=True)
+    if rows is not None and len(rows):
         one |= measure(record, rows, defaultdict(list, machine))
         names = (*latency.percentiles, *latency.withheld)
-        shown = show_percentiles(one.x, {float(name[1:]) for name in names}, latency.confidence)
+        shown = show_percentiles(
+            one.latencies, {float(name[1:]) for name in names}, latency.confidence
+        )
         latency = {
             "percentiles": dict.fromkeys(names) | shown,
             "median": one.median,
@@ -1543,12 +1794,12 @@ def read_measurement(at, run, record, builds, needed):
             "codes": sorted(one.codes),
             "latency_ns": latency,
             "samples": len(one.x),
-            "warm_up_samples": table["phase"].count(0),
+            "warm_up_samples": len(table) - len(rows),
             "duration_s": one.seconds,
             "device_peak_bytes": one.peak,
             **{key: one.figures[name] for name, key in RATES.items()},
         }
-        one.figures |= show_percentiles(one.x, TAILS.values(), at.policy)
+        one.figures |= show_percentiles(one.latencies, TAILS.values(), at.policy)
     at.compare(place, record | {"codes": sorted(list_codes(record))}, expected)
     return one
 
@@ -1598,6 +1849,13 @@ def parse(text, unit):
         r"\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*", str(text).replace(",", "")
     )
     return float(found[1]) * UNITS[unit][re.sub("sample|querie", "image", found[2])]
+
+
+def read_toml(at, name):
+    content = at.bytes(name)
+    if len(content) > SIZES["policy bytes"]:
+        raise ValueError(f"{name}: too large (§1.1): {len(content)} bytes")
+    return tomllib.loads(content.decode("utf-8-sig"))
 
 
 def read_policy(document):
@@ -1704,8 +1962,10 @@ def observe_accuracy(at):  # §8.1
         counts = row and row.sha256 in (None, at.build.engine) and run.name in mine and not found
         task, table = (
             run.record.get("task", "classification"),
-            at.table(f"{run.place}/predictions.parquet"),
+            at.table(f"{run.place}/predictions.parquet", classes=True),
         )
+        if not 0 <= (run.record.dataset.get("classes") or 0) <= SIZES["class"]:
+            raise ValueError(f"{run.place}: {run.record.dataset.classes} classes")
         task = TASKS["user" if task.startswith("user:") else task.removeprefix("text-")]
         columns = ("class", "best") if task is TASKS["classification"] else ("truth", "prediction")
         rows = [
@@ -2485,6 +2745,8 @@ def judge_dossier(at, document):
         at.build,
         [*read_policy(document)],
     )
+    if len(policy) > SIZES["limits"]:
+        raise ValueError(f"policy.toml: too large (§1.1): {len(policy)} limits")
     at.outputs = observe_outputs(at)
     at.thresholds = {criterion.score for criterion in policy if criterion.key == "maximum_f1_drop"}
     at.seen = {"accuracy": observe_accuracy(at), "preprocessing": observe_preprocessing(at)}
@@ -2538,7 +2800,7 @@ def judge_dossier(at, document):
             },
             "policy": {
                 "name": document["name"],
-                "sha256": digest((at.folder / "policy.toml").read_bytes()),
+                "sha256": digest(at.bytes("policy.toml")),
             },
             **{key: request[key] for key in ("baseline", "created_utc", "optpipe", "since")},
             "criteria": [
@@ -2657,7 +2919,7 @@ def examine(folder):
     try:
         check_seal(at)
         if not at.differs:
-            document |= tomllib.loads((folder / "policy.toml").read_text("utf-8-sig"))
+            document |= read_toml(at, "policy.toml")
             read_evidence(at, document)
             verdict = judge_dossier(at, document)
     except (

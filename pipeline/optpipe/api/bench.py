@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from optpipe.api.calling import arrays_from
 from optpipe.core import np, pl
 from optpipe.core.errors import BadInputError
+from optpipe.core.files import Files
 from optpipe.core.measurement import LoadSpec, MeasurementGroup, format_cpus
+from optpipe.core.parquet import read_parquet
 from optpipe.core.plan import list_fields
 
 if TYPE_CHECKING:
@@ -134,7 +136,7 @@ class Bench:
         """Every query of every process, warm-up included: `build`, `artifact`, `measurement`, `process`, `batch_size`, `valid`,
         `latency_ns`, and the raw columns of the run's Parquet files (times in ns, `phase` 0 for warm-up and 1 for measured)."""
         frames = [
-            pl.read_parquet(self.path / each.samples_file).select(
+            read_parquet(Files(self.path), each.samples_file).select(
                 pl.lit(f"{each.subject.backend} {each.subject.precision}").alias("build"),
                 pl.lit(each.subject.artifact).alias("artifact"),
                 pl.lit(each.id).alias("measurement"),

@@ -12,10 +12,10 @@ import numpy as np
 from optpipe.backends.base import Session
 from optpipe.backends.onnx_graph import find_selected_outputs
 from optpipe.backends.plain_session import PlainSession
-from optpipe.core import pl
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import OutputError, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, read_as_user_file
+from optpipe.core.parquet import parse_parquet
 from optpipe.core.precision import CALIBRATED, EXACT_DB
 from optpipe.core.verdict import Blocker, Observation
 from optpipe.evaluate.tasks.detection import Detection
@@ -309,7 +309,9 @@ def read_output_errors(checked: Entry[VerificationInfo]) -> dict[str, RowErrors]
     content = checked.files.read(OUTPUT_ERRORS)
     if hashlib.sha256(content).hexdigest() != checked.sha256(OUTPUT_ERRORS):
         return {}
-    parts = pl.read_parquet(content).group_by("output", maintain_order=True)
+    parts = parse_parquet(content, checked.path / OUTPUT_ERRORS).group_by(
+        "output", maintain_order=True
+    )
     return {
         str(key): {each: part[each].to_numpy() for each in part.columns if each != "output"}
         for (key,), part in parts

@@ -1,5 +1,6 @@
 """Files of a folder that others may have written: opened inside it or not at all."""
 
+import errno
 import hashlib
 import json
 import os
@@ -92,6 +93,42 @@ def _open_inside(root: Path, name: str) -> Iterator[BufferedReader]:
     finally:
         if at is not None:
             os.close(at)
+
+
+MAX_DOCUMENT_BYTES = 2**26
+"""Of a text that someone wrote or a program made: a card, a list of files, JSON."""
+
+
+@contextmanager
+def open_user_file(path: Path, most_bytes: int | None = None) -> Iterator[BufferedReader]:
+    """Opens a file that a user names, or that a foreign folder contains; links are followed.
+
+    A pipe, a socket, and a device are refused, since reading them may never end; so is a file of more than `most_bytes`.
+    Raises BadInputError for these, OSError as `open` does.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        state = os.fstat(file.fileno())
+        if stat.S_ISDIR(state.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(state.st_mode):
+            raise BadInputError(f"{path} is a pipe, a socket, or a device; give a regular file")
+        if most_bytes is not None and state.st_size > most_bytes:
+            raise BadInputError(
+                f"{path} is too large: {state.st_size:,} bytes; at most {most_bytes:,}"
+            )
+        yield file
+
+
+def read_user_bytes(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """The content of a document. Raises as `open_user_file` does."""
+    with open_user_file(path, most_bytes) as file:
+        return file.read(most_bytes)
+
+
+def read_user_text(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES, errors: str = "strict") -> str:
+    """As `read_user_bytes`, with the line ends of text files. Raises UnicodeDecodeError too."""
+    text = read_user_bytes(path, most_bytes).decode("utf-8", errors)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def get_memory_bytes() -> int:

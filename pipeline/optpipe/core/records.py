@@ -5,8 +5,10 @@ msgspec checks every field's type while it decodes, and names the place of an er
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Never, TypeVar
 
@@ -153,8 +155,39 @@ def list_read_errors() -> tuple[type[BaseException], ...]:
     return (BadInputError, pl.exceptions.PolarsError, pl.exceptions.PanicException, *wrong_kind)
 
 
+MAX_JSON_BYTES = 2**26
+MAX_NESTING = 64
+"""JSON objects and arrays inside of each other."""
+_MARK = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{\]}]', re.DOTALL)
+_DEPTHS = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
+
+
+def require_flat(content: bytes, place: object) -> None:
+    """Raises BadInputError for JSON that is longer or deeper than any record."""
+    if len(content) > MAX_JSON_BYTES:
+        raise BadInputError(f"{place} is too large: {len(content):,} bytes of JSON")
+    depths = accumulate(_DEPTHS.get(mark[0], 0) for mark in _MARK.finditer(content))
+    if any(depth > MAX_NESTING for depth in depths):
+        raise BadInputError(f"{place} is too deep: JSON of more than {MAX_NESTING} levels")
+
+
+def _integer_from_json(text: str) -> int:
+    if len(text) > 20 or not -(2**63) <= int(text) < 2**64:
+        raise ValueError(f"{text[:24]} is not a number of 64 bits")
+    return int(text)
+
+
+def _float_from_json(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:24]} is not a finite number")
+    return value
+
+
 def document_from_json(content: bytes, place: str) -> object:
-    """Plain values of a JSON text. Raises BadInputError for a duplicate key, and for NaN or infinity."""
+    """Plain values of a JSON text in UTF-8.
+
+    Raises BadInputError for a key that occurs twice, a number that is not finite or not of 64 bits, and half of a surrogate pair.
+    """
 
     def refuse(what: str) -> Never:
         raise BadInputError(f"{place}: {what}")
@@ -166,14 +199,19 @@ def document_from_json(content: bytes, place: str) -> object:
             refuse(f"key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
         return found
 
+    require_flat(content, place)
     try:
-        return json.loads(
-            content,
+        found: object = json.loads(
+            content.decode("utf-8"),
             object_pairs_hook=join,
             parse_constant=lambda word: refuse(f"{word} is not JSON"),
+            parse_int=_integer_from_json,
+            parse_float=_float_from_json,
         )
+        json.dumps(found, ensure_ascii=False).encode("utf-8")  # no half of a surrogate pair
     except (ValueError, RecursionError) as error:
         raise BadInputError(f"{place}: not JSON ({error})") from error
+    return found
 
 
 def compare_recomputed(found: Iterable[Recomputed]) -> Iterator[str]:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import polars as pl
-
 from optpipe.backends.registry import verify_for_loading
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import (
@@ -20,6 +18,7 @@ from optpipe.core.entries import (
 )
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
+from optpipe.core.parquet import read_parquet
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import record_from_files
 from optpipe.deploy.records import DossierReference
@@ -170,7 +169,7 @@ def list_signed_images(build: SignedBuild) -> dict[str, tuple[Path, int | None]]
         return {}
     root = Path(source) if Path(source).is_dir() else ImageSet.from_manifest(Path(source)).root
     for run in newest_runs(build.runs, "evaluate"):
-        table = pl.read_parquet(run.files.read(PREDICTIONS))
+        table = read_parquet(run.files, PREDICTIONS)
         column = f"{build.artifact.id}:{find_task(build.card).prediction_column}"
         if column in table.columns:
             best = table[column].list.first().to_list() if classifies else [None] * len(table)

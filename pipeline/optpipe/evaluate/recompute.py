@@ -6,7 +6,8 @@ from dataclasses import replace
 import polars as pl
 
 from optpipe.core.card import Task
-from optpipe.core.errors import BadInputError, escape, read_as_user_file
+from optpipe.core.errors import BadInputError, escape
+from optpipe.core.parquet import MAX_CLASS, read_parquet
 from optpipe.core.records import Recomputed, record_from_files
 from optpipe.core.verdict import RANDOM_WEIGHTS, Observation
 from optpipe.evaluate.result import Evaluation
@@ -79,7 +80,12 @@ def _widen_for_calibration(figure: Observation, name: str, run: Run, artifact: s
 
 def read_evaluation(run: Run) -> Evaluation:
     """Raises BadInputError if the record is missing or invalid."""
-    return record_from_files(run.files, EVALUATION, Evaluation)
+    found = record_from_files(run.files, EVALUATION, Evaluation)
+    if found.dataset.classes is not None and not 0 <= found.dataset.classes <= MAX_CLASS + 1:
+        raise BadInputError(
+            f"{run.path / EVALUATION}: {found.dataset.classes:,} classes; at most {MAX_CLASS + 1:,}"
+        )
+    return found
 
 
 def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
@@ -140,5 +146,13 @@ def _select_predictions(frame: pl.DataFrame, task: TaskContract, name: str) -> V
 
 def read_predictions(run: Run) -> pl.DataFrame:
     """Every sample with its truth and predictions. Raises BadInputError if the file cannot be read."""
-    with read_as_user_file(run.path / PREDICTIONS, "predictions"):
-        return pl.read_parquet(run.files.read(PREDICTIONS))
+    frame = read_parquet(run.files, PREDICTIONS)
+    for column in frame.iter_columns():
+        numbers = column
+        while isinstance(numbers.dtype, pl.List):
+            numbers = numbers.explode()
+        if numbers.dtype.is_integer() and not numbers.is_between(-1, MAX_CLASS).all():
+            raise BadInputError(
+                f"{run.path / PREDICTIONS}: a number of {column.name!r} is not a class, which is at most {MAX_CLASS:,}"
+            )
+    return frame

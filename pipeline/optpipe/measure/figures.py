@@ -27,6 +27,7 @@ from optpipe.core.measurement import (
     Validity,
     read_measurements,
 )
+from optpipe.core.parquet import read_parquet
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import Recomputed
 from optpipe.measure.groups import RecordedMeasurement
@@ -285,7 +286,7 @@ def _read_machine_rows(files: Files, name: str | None) -> pl.DataFrame:
     if name is None:
         return pl.DataFrame(schema=schema)
     with read_as_user_file(files.folder / name, "machine data"):
-        return pl.read_parquet(files.read(name), columns=list(schema)).cast(schema)  # type: ignore[arg-type]
+        return read_parquet(files, name, list(schema)).cast(schema)  # type: ignore[arg-type]
 
 
 def read_samples(
@@ -293,14 +294,15 @@ def read_samples(
 ) -> pl.DataFrame:
     """The columns of a phase's queries, in order of their end."""
     with read_as_user_file(files.folder / name, "raw samples"):
-        lazy = pl.scan_parquet(files.read(name))
-        present = lazy.collect_schema()
-        if absent := [name for name in columns if name not in present]:
+        frame = read_parquet(files, name)
+        if absent := [name for name in columns if name not in frame.columns]:
             raise BadInputError(
                 f"{files.folder / name} is not a raw sample file: missing columns {', '.join(absent)}"
             )
-        chosen = lazy.filter(pl.col("phase") == phase).with_columns(pl.col("images").cast(pl.Int64))
-        return chosen.sort("end_ns", maintain_order=True).select(columns).collect()
+        chosen = frame.filter(pl.col("phase") == phase).with_columns(
+            pl.col("images").cast(pl.Int64)
+        )
+        return chosen.sort("end_ns", maintain_order=True).select(columns)
 
 
 def recompute_bench(run: Run) -> Iterator[Recomputed]:

@@ -12,7 +12,6 @@ from types import MappingProxyType
 
 import polars as pl
 
-from optpipe.core.errors import read_as_user_file
 from optpipe.core.files import Files
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
@@ -23,6 +22,7 @@ from optpipe.core.measurement import (
     Scenario,
     read_measurements,
 )
+from optpipe.core.parquet import read_parquet
 from optpipe.measure.figures import select_rows_during
 from optpipe.workspace.entry import Run
 
@@ -171,8 +171,8 @@ def find_impossible(run: Run) -> Iterator[str]:
             continue
         raw = RawMeasurement(
             stored,
-            read_raw(run.files, stored.samples_file).sort("start_ns", maintain_order=True),
-            read_raw(run.files, stored.machine_file)
+            read_parquet(run.files, stored.samples_file).sort("start_ns", maintain_order=True),
+            read_parquet(run.files, stored.machine_file)
             if stored.machine_file and run.files.has(stored.machine_file)
             else None,
             run.manifest.environment.cpu_count,
@@ -184,12 +184,6 @@ def find_impossible(run: Run) -> Iterator[str]:
     yield from _find_overlaps(spans)
 
 
-def read_raw(files: Files, name: str) -> pl.DataFrame:
-    """A raw file with all its columns. Raises BadInputError if it cannot be read."""
-    with read_as_user_file(files.folder / name, "raw data of a measurement"):
-        return pl.read_parquet(files.read(name))
-
-
 def _find_wrong_columns(stored: Measurement, files: Files) -> Iterator[str]:
     tables = (
         (stored.samples_file, SAMPLE_COLUMNS, ON_DEVICE),
@@ -198,7 +192,7 @@ def _find_wrong_columns(stored: Measurement, files: Files) -> Iterator[str]:
     for name, expected, nullable in tables:
         if name is None or not files.has(name):
             continue
-        frame = read_raw(files, name)
+        frame = read_parquet(files, name)
         types = {column: str(kind) for column, kind in frame.schema.items()}
         if types != dict(expected):
             wrong = sorted(dict(types.items() ^ expected.items()))

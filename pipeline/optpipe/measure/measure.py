@@ -15,7 +15,7 @@ import polars as pl
 from optpipe.core.entries import ArtifactInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
-from optpipe.core.files import hash_arrays
+from optpipe.core.files import Files, hash_arrays
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     MEASUREMENTS_FILE,
@@ -33,6 +33,7 @@ from optpipe.core.measurement import (
     Validity,
     format_cpus,
 )
+from optpipe.core.parquet import read_parquet
 from optpipe.core.plan import for_workspace, to_command
 from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record, read_record
@@ -145,7 +146,7 @@ def _add_samples(blank: Measurement, spool: Path) -> tuple[Measurement, pl.DataF
         write_parquet(stored, samples)
         spool.unlink()
     elif stored.exists():
-        samples = pl.read_parquet(stored)
+        samples = read_parquet(Files(stored.parent), stored.name)
     else:  # the worker never opened a spool
         samples = pl.DataFrame(
             schema={name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()}

@@ -25,7 +25,9 @@ import polars as pl
 from optpipe.core.entries import Environment
 from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
+from optpipe.core.files import Files
 from optpipe.core.measurement import LoadSpec, Phase, Subject
+from optpipe.core.parquet import read_parquet
 from optpipe.core.quantity import format_duration
 from optpipe.core.records import Recomputed, json_from_record, record_from_files
 from optpipe.measure.figures import read_samples
@@ -201,9 +203,9 @@ def _measure_round(
 def _read_trials(folder: Path, side: str) -> Iterator[pl.DataFrame]:
     """All queries in order: those of the warm-up, then the measured ones of each trial. Removes their files."""
     warm = folder / f"{side}-warm.parquet"
-    yield pl.read_parquet(warm).with_columns(phase=pl.lit(Phase.WARM_UP, pl.UInt8))
+    yield read_parquet(Files(folder), warm.name).with_columns(phase=pl.lit(Phase.WARM_UP, pl.UInt8))
     for turn in range(TRIALS):
-        frame = pl.read_parquet(folder / f"{side}{turn:03}.parquet")
+        frame = read_parquet(Files(folder), f"{side}{turn:03}.parquet")
         yield frame.filter(frame["phase"] == Phase.MEASURED)
     for path in folder.glob("*.parquet"):
         path.unlink()

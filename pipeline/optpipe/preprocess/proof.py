@@ -16,9 +16,10 @@ import polars as pl
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import OutputError
-from optpipe.core.errors import BadInputError, read_as_user_file
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
+from optpipe.core.parquet import read_parquet
 from optpipe.core.records import Recomputed, record_from_files
 from optpipe.core.transform import Transform
 from optpipe.core.verdict import RANDOM_WEIGHTS, Blocker, Observation, Verdict
@@ -487,8 +488,7 @@ def _list_sums(rows: pl.DataFrame) -> dict[str, np.ndarray]:
 
 def read_rows(files: Files) -> pl.DataFrame:
     """Raises BadInputError if the run has no rows."""
-    with read_as_user_file(files.folder / ROWS, "parity results"):
-        rows = pl.read_parquet(files.read(ROWS))
+    rows = read_parquet(files, ROWS)
     if "difference_square" not in rows.columns:
         raise BadInputError(
             f"{files.folder / ROWS} has no per-image output errors; run optpipe preprocess again"

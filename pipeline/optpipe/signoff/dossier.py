@@ -51,7 +51,7 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "3354d47a7ff68b326031c32e0d40644f1428801be4a41a804a9752eeeaa0a9c8"
+VERIFIER = "77bad36be5e1f3b1485cb6a680ec8cc951c4cd7dbc7fd6424d78b7763ab7350b"
 """SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
 
 

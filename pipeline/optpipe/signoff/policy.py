@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from optpipe.core.errors import BadInputError
+from optpipe.core.files import read_user_bytes
 from optpipe.core.measurement import MEAN, Mode, Scenario, format_option, percent_from_name
 from optpipe.core.plan import BATCH, LENGTH, MODE, RATE, SCENARIO, STREAMS
 from optpipe.core.precision import Precision
@@ -217,10 +218,15 @@ class _BadKeyError(ValueError):
     """Has a text, then the table, its number, and the key or None."""
 
 
+MAX_BYTES = 2**18
+MAX_CRITERIA = 500
+"""Each limit is judged on every measurement of its load."""
+
+
 def policy_from_file(path: Path) -> Policy:
     """Raises BadInputError if the file cannot be read, and as `policy_from_toml`."""
     try:
-        source = path.read_bytes()
+        source = read_user_bytes(path, MAX_BYTES)
     except OSError as error:
         problem = f"cannot read policy {path}: {error.strerror}"
         raise BadInputError(f"{problem}; run optpipe signoff --init for a template") from error
@@ -229,6 +235,8 @@ def policy_from_file(path: Path) -> Policy:
 
 def policy_from_toml(source: bytes, origin: str = "the policy", *, lines: bool = True) -> Policy:
     """Raises BadInputError with `origin`, the line, the key, and a correction; without `lines` if no file has them."""
+    if len(source) > MAX_BYTES:
+        raise BadInputError(f"{origin} is too large: {len(source):,} bytes; at most {MAX_BYTES:,}")
     try:
         text = source.decode("utf-8-sig")  # editors on Windows write a byte order mark
         document = tomllib.loads(text)
@@ -262,6 +270,8 @@ def _policy_from_document(document: Mapping[str, object], source: bytes) -> Poli
     criteria = (*_list_environment_criteria(environment), *_list_criteria(tables))
     if not criteria:
         raise ValueError("the policy has no criteria; run optpipe signoff --init for a template")
+    if len(criteria) > MAX_CRITERIA:
+        raise ValueError(f"{len(criteria):,} limits; a policy has at most {MAX_CRITERIA}")
     confidence, *_ = top.get("confidence", (0.95,))
     if not 0.5 <= confidence < 1:
         problem = f'confidence = "{format_quantity(confidence, Dimension.SHARE)}"'

@@ -84,7 +84,7 @@ from optpipe.workspace.file_names import VERDICT
 from optpipe.workspace.files import write_bytes, write_json
 from optpipe.workspace.places import require_unused_path
 from optpipe.workspace.runs import RUNS, list_runs
-from optpipe.workspace.seal import require_key
+from optpipe.workspace.seal import require_key, require_sizes
 from optpipe.workspace.store import NOTES, Store
 
 
@@ -556,7 +556,9 @@ def sign_off(
                 wanted, store, scratch, drawn_with=list_drawing_versions() if figures else {}
             )
         with listener.step("judge"):
-            dossier = read_dossier(Files(scratch, kept={}))
+            files = Files(scratch, kept={})
+            require_sizes(files)
+            dossier = read_dossier(files)
             if (changed := explain_changed_source(dossier.artifact, store)) is not None:
                 listener.warn(changed)
             verdict, evidence = judge_dossier(dossier)

@@ -8,8 +8,8 @@ import numpy as np
 
 from optpipe.stats.means import Interval, compute_t_quantile, special
 
-_DIRECT_LAGS = 64
-"""Lags that are computed one by one; more are computed by a Fourier transform."""
+_DIRECT_VALUES = 128
+"""The lags of so few values are computed one by one; those of more by a Fourier transform."""
 
 
 def compute_effective_count(series: np.ndarray, *, caution: float = 0.0) -> float:
@@ -37,24 +37,16 @@ def _positive_pairs(centered: np.ndarray) -> np.ndarray:
     Each is divided by the number of values, whatever its lag.
     """
     even = len(centered) // 2 * 2
-    found: list[float] = []
-    for lag in range(0, min(_DIRECT_LAGS, even), 2):  # most series end after a few
-        pair = _covariance(centered, lag) + _covariance(centered, lag + 1)
-        if pair <= 0:
-            return np.array(found)
-        found.append(pair)
-    if even <= _DIRECT_LAGS:
-        return np.array(found)
-    size = 1 << (2 * len(centered) - 1).bit_length()
-    spectrum = np.fft.rfft(centered, size)
-    covariances = np.fft.irfft(spectrum * np.conj(spectrum), size)[:even] / len(centered)
+    if len(centered) <= _DIRECT_VALUES:
+        covariances = np.correlate(centered, centered, "full")[len(centered) - 1 :][:even]
+    else:
+        size = 1 << (2 * len(centered) - 1).bit_length()
+        spectrum = np.fft.rfft(centered, size)
+        covariances = np.fft.irfft(spectrum * np.conj(spectrum), size)[:even]
+    covariances = covariances / len(centered)
     pairs = covariances[0::2] + covariances[1::2]
     ends = np.flatnonzero(pairs <= 0)
     return np.asarray(pairs[: ends[0]] if len(ends) else pairs)
-
-
-def _covariance(centered: np.ndarray, lag: int) -> float:
-    return float(centered[: len(centered) - lag] @ centered[lag:]) / len(centered)
 
 
 STEADY_WINDOWS = 4

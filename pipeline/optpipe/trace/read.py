@@ -20,6 +20,7 @@ from polars._typing import PolarsDataType
 
 from optpipe.core.errors import BadInputError, StageError, read_as_user_file, require_file
 from optpipe.core.files import Files
+from optpipe.core.parquet import read_parquet
 from optpipe.core.records import json_from_record, record_from_files, record_from_plain
 from optpipe.trace.nsys import sqlite_from_recording
 
@@ -444,7 +445,7 @@ def trace_from_files(files: Files) -> Trace:
     empty = record_from_plain(header, Trace, files.folder / TRACE_JSON)
     with read_as_user_file(files.folder, "a recorded trace"):
         frames = {
-            table: pl.read_parquet(files.read(name)).select(*schema).cast(dict(schema))  # type: ignore[arg-type]
+            table: read_parquet(files, name).select(*schema).cast(dict(schema))  # type: ignore[arg-type]
             for table, schema in SCHEMAS.items()
             if files.has(name := f"{TABLES}/{table}.parquet")
         }

@@ -21,6 +21,12 @@ from tempfile import NamedTemporaryFile
 
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape
 from optpipe.core.files import Files, hash_value
+from optpipe.core.parquet import (
+    MAX_UNCOMPRESSED_BYTES,
+    MAX_VALUES,
+    TooLargeError,
+    measure_parquet,
+)
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record, record_from_files
 from optpipe.workspace.entry import ID_LENGTH, get_utc_time
@@ -47,12 +53,53 @@ def seal_folder(folder: Path) -> str:
     return digest
 
 
+MAX_FILES = 10_000
+MAX_BYTES = 2**29
+"""Of all files of a sealed folder, which are kept while it is judged."""
+
+
+def require_sizes(files: Files) -> None:
+    """Raises TooLargeError for a folder larger than a dossier may be, by the sizes that its files state.
+
+    Section 1.1 of docs/dossier-format.md.
+    """
+    size_bytes = values = uncompressed_bytes = 0
+    tables = []
+    for number, path in enumerate(files.folder.rglob("*"), 1):
+        if number > MAX_FILES:
+            raise TooLargeError(f"{files.folder} is too large: more than {MAX_FILES:,} files")
+        if path.is_symlink() or not path.is_file():
+            continue
+        size_bytes += path.stat().st_size
+        if size_bytes > MAX_BYTES:
+            raise TooLargeError(f"{files.folder} is too large: more than {MAX_BYTES:,} bytes")
+        if path.suffix == ".parquet":
+            tables.append(path.relative_to(files.folder).as_posix())
+    for name in tables:
+        try:
+            size = measure_parquet(files.read(name), files.folder / name)
+        except TooLargeError:
+            raise
+        except BadInputError:  # damaged: its hash tells
+            continue
+        values += size.values
+        uncompressed_bytes += size.uncompressed_bytes
+        if values > MAX_VALUES or uncompressed_bytes > MAX_UNCOMPRESSED_BYTES:
+            raise TooLargeError(
+                f"{files.folder} is too large: {values:,} values, {uncompressed_bytes:,} bytes when uncompressed"
+            )
+
+
 def find_seal_problems(files: Files) -> list[str]:
     """Lists every difference from the sealed state, one line each. Raises BadInputError if the folder is not sealed at all."""
     folder = files.folder
     if not files.has(SUMS):
         problem = f"is not a dossier: {SUMS} is missing" if folder.exists() else "does not exist"
         raise BadInputError(f"{folder} {problem}; create a dossier with optpipe signoff")
+    try:
+        require_sizes(files)
+    except TooLargeError as error:
+        return [str(error)]
     listed_bytes = files.read(SUMS)
     listed = _parse_sums(listed_bytes)
     problems = _find_unsealable(folder)

@@ -147,7 +147,7 @@ def _find_rule(target: Any) -> Rule | None:
 
 @cache
 def _list_rules() -> dict[Any, Rule]:
-    from optpipe.backends.torch_layers.lowering import quantize_tensor
+    from optpipe.backends.torch_layers.writing import quantize_tensor
 
     aten = torch.ops.aten
     return {

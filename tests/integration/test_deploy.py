@@ -11,12 +11,17 @@ import sysconfig
 import time
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
 from optpipe.workspace.seal import seal_folder
 from tests.integration.conftest import SERVER, needs_server, optpipe
 
 pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed: the extra `triton`")
+
+
+FAKES = Path(__file__).parents[1] / "fakes"
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +171,16 @@ def test_bad_input_is_one_line_and_writes_nothing(deployed, tmp_path, inside):
             2,
             "use --to triton",
         ),
+        (
+            (deployed.dossier, "--output", tmp_path / "new", "--to", "kserve"),
+            2,
+            "requires --storage-uri",
+        ),
+        (
+            (deployed.dossier, "--output", tmp_path / "new", "--image", "triton:26.05"),
+            2,
+            "needs --to kserve",
+        ),
     ):
         ran = inside("deploy", *words, "--workspace", workspace, cwd=tmp_path)
         assert (ran.status, reason in ran.stderr) == (status, True), ran.stderr
@@ -243,6 +258,37 @@ with ThreadPoolExecutor(8) as threads:
 print(json.dumps(list(found)[-len(sys.argv[1:]):]))
 """
 """A server calls from several threads at once."""
+
+
+def test_an_inference_service_lies_beside_the_repository_and_is_checked_with_it(
+    deployed, tmp_path, inside
+):
+    target, workspace = tmp_path / "service", deployed.workspace
+    inside(
+        "deploy",
+        deployed.dossier,
+        "--to",
+        "kserve",
+        "--storage-uri",
+        "oci://registry.example.com/digits:1",
+        "--output",
+        target,
+        "--workspace",
+        workspace,
+        cwd=tmp_path,
+    ).expect(0)
+    document = yaml.safe_load((target / "inference-service.yaml").read_text())
+    schema = json.loads((FAKES / "kserve_v1beta1.schema.json").read_text())
+    jsonschema.validate(document, schema)
+    assert document["metadata"]["annotations"]["optpipe/verdict"] == "PASS"
+    models = {path.name for path in (target / "models").iterdir()}
+    assert models == {"digits", "digits_engine", "digits_preprocess"}
+    inside("deploy", "--check", target, "--workspace", workspace, cwd=tmp_path).expect(0)
+    tuned = inside("deploy", "--check", target, "--tune", "--workspace", workspace, cwd=tmp_path)
+    assert tuned.status in (2, 3)  # 3 without a server
+    (target / "inference-service.yaml").write_text("kind: InferenceService\n")
+    changed = inside("deploy", "--check", target, "--workspace", workspace, cwd=tmp_path)
+    assert (changed.status, "inference-service.yaml" in changed.stderr) == (2, True)
 
 
 def test_a_folder_predicts_what_was_signed_off_without_optpipe(deployed, tmp_path):

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from optpipe.api.data import resolve_data_argument
 from optpipe.api.evaluation import Evaluation, find_source
@@ -16,8 +16,7 @@ from optpipe.core.verdict import Verdict as Outcome
 
 if TYPE_CHECKING:
     from optpipe.api.build import Build
-    from optpipe.deploy.deploy import Form
-    from optpipe.deploy.records import DeployResult
+    from optpipe.deploy.records import DeployResult, Form
     from optpipe.workspace.store import Store
 
 
@@ -140,19 +139,23 @@ class Dossier:
         to: "Form" = "triton",
         because: str | None = None,
         ensemble: bool = True,
+        storage_uri: str | None = None,
+        image: str | None = None,
         prove: bool = False,
         tune: bool = False,
         server: str | None = None,
     ) -> "DeployResult":
-        """Writes the signed-off build as a Triton model repository, or a folder with a program that loads it.
+        """Writes the signed-off build as a Triton model repository, with `to="kserve"` also an InferenceService, or a folder with a
+        program that loads it.
 
         The arguments are the options of `optpipe deploy`. Raises GateError for anything but an unqualified PASS without `because`,
         and BadInputError if the dossier is not intact or the workspace has another build.
         """
         from optpipe.deploy.deploy import deploy_dossier, require_server
+        from optpipe.deploy.records import Form
 
-        if to not in ("triton", "folder"):
-            raise BadInputError(f"to={to!r}: choose from triton, folder")
+        if to not in get_args(Form):
+            raise BadInputError(f"to={to!r}: choose from {', '.join(get_args(Form))}")
         with self.workspace.call("Dossier.deploy", dossier=self.path, to=to) as listener:
             program = require_server(to, server) if prove or tune else None
             return deploy_dossier(
@@ -163,6 +166,8 @@ class Dossier:
                 listener,
                 because=because,
                 ensemble=ensemble,
+                storage_uri=storage_uri,
+                image=image,
                 program=program,
                 tune=tune,
             )

@@ -45,7 +45,15 @@ def deploy(
             help="Folder written by `optpipe signoff`; with --check URL, by `optpipe deploy`.",
         ),
     ] = None,
-    to: Annotated[Literal["triton", "folder"], Param("Form of the deployment.")] = "triton",
+    to: Annotated[
+        Literal["triton", "kserve", "folder"], Param("Form of the deployment.")
+    ] = "triton",
+    storage_uri: Annotated[
+        str | None, Param("With --to kserve: where models/ will be uploaded.", metavar="URI")
+    ] = None,
+    image: Annotated[
+        str | None, Param("With --to kserve: Triton's image; default: KServe's.", metavar="IMAGE")
+    ] = None,
     output: Annotated[
         Path | None,
         Param(
@@ -120,7 +128,16 @@ def deploy(
     if output is None:
         raise BadInputError("deploy DOSSIER requires --output DIR")
     result = deploy_dossier(
-        dossier, output, to, store, terminal, because=because, ensemble=ensemble, **serving
+        dossier,
+        output,
+        to,
+        store,
+        terminal,
+        because=because,
+        ensemble=ensemble,
+        storage_uri=storage_uri,
+        image=image,
+        **serving,
     )
     return Outcome(result, document_from_deployment)
 

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.deploy.check import check_deployment
 from optpipe.deploy.early import refuse_early
+from optpipe.deploy.kserve import InferenceService
 from optpipe.deploy.proof import prove_deployment
-from optpipe.deploy.records import DeployResult
+from optpipe.deploy.records import DeployResult, Form
 from optpipe.deploy.repository import write_deployment
 from optpipe.deploy.server import ServerProgram, find_server
 from optpipe.deploy.signed_build import open_signed_build, require_preprocessing
@@ -20,8 +20,6 @@ from optpipe.workspace.files import delete_tree
 from optpipe.workspace.places import require_unused_path
 from optpipe.workspace.store import Store
 
-Form = Literal["triton", "folder"]
-
 
 def require_server(to: Form, server: str | None) -> ServerProgram:
     """The Triton server that a proof needs. Raises BadInputError for a deployment to a folder, MissingError without a server."""
@@ -29,6 +27,24 @@ def require_server(to: Form, server: str | None) -> ServerProgram:
         raise BadInputError("--prove and --tune need a server: use --to triton")
     require_tritonclient()
     return find_server(server)
+
+
+def make_service(
+    to: Form, storage_uri: str | None, image: str | None, *, tune: bool
+) -> InferenceService | None:
+    """The service of `--to kserve`; None for other forms. Raises BadInputError for arguments that do not belong together."""
+    if to != "kserve":
+        if storage_uri is not None or image is not None:
+            given = "--image" if storage_uri is None else "--storage-uri"
+            raise BadInputError(f"{given} needs --to kserve")
+        return None
+    service = InferenceService(storage_uri, image)
+    if tune:
+        raise BadInputError(f"--to kserve: {NO_TUNING}")
+    return service
+
+
+NO_TUNING = "its resources are those of one instance, so --tune cannot change them; tune a deployment --to triton"
 
 
 def deploy_dossier(
@@ -40,14 +56,18 @@ def deploy_dossier(
     *,
     because: str | None = None,
     ensemble: bool = True,
+    storage_uri: str | None = None,
+    image: str | None = None,
     program: ServerProgram | None = None,
     tune: bool = False,
     seconds: float = 4.0,
 ) -> DeployResult:
     """Writes the build of a verified dossier to `output`, and checks it; with `program`, a server, it is proven, or tuned and proven.
 
-    Without `ensemble` the engine is deployed alone. Raises what verification, writing, and the proof raise; nothing stays then.
+    Without `ensemble` the engine is deployed alone. `storage_uri` and `image` are those of KServe's service. Raises what verification,
+    writing, and the proof raise; nothing stays then.
     """
+    service = make_service(to, storage_uri, image, tune=tune)
     require_unused_path(output)
     refuse_early(dossier, store, because, to)
     with listener.step("verify the dossier"):
@@ -59,7 +79,7 @@ def deploy_dossier(
     else:
         build = replace(build, preprocessing=None)
     with listener.step(f"write the {to} deployment"):
-        write_deployment(build, output, store, to)
+        write_deployment(build, output, store, to, service)
     try:
         return check_folder(output, store, listener, program=program, tune=tune, seconds=seconds)
     except (OptpipeError, KeyboardInterrupt):  # an unproven deployment must not stay
@@ -83,6 +103,8 @@ def check_folder(
         return DeployResult(str(folder), checked.record, checked.differences, None)
     if checked.serving is None:
         raise BadInputError(f"{folder} is a deployment to a folder; a server needs one to triton")
+    if tune and checked.record.target == "kserve":
+        raise BadInputError(f"{folder}: {NO_TUNING}")
     if tune:
         tune_deployment(checked, program, seconds, store, listener)
         checked = check_deployment(folder)

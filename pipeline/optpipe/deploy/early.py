@@ -5,7 +5,6 @@ give after the verification.
 """
 
 from pathlib import Path
-from typing import Literal
 
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo
@@ -14,6 +13,7 @@ from optpipe.core.files import Files
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import read_versioned, record_from_files
 from optpipe.core.verdict import VerdictRecord
+from optpipe.deploy.records import Form
 from optpipe.signoff.dossier import DossierRequest
 from optpipe.signoff.verify import require_pass
 from optpipe.workspace.entry import MANIFEST, Entry, entry_from_files
@@ -21,9 +21,7 @@ from optpipe.workspace.file_names import BUILDS, REQUEST, VERDICT
 from optpipe.workspace.store import Store
 
 
-def refuse_early(
-    folder: Path, store: Store, because: str | None, target: Literal["triton", "folder"]
-) -> None:
+def refuse_early(folder: Path, store: Store, because: str | None, target: Form) -> None:
     """Raises what the deployment of a dossier would end with: no PASS, no artifact in the workspace, no loader for a folder."""
     files = Files(folder)
     if not (files.has(REQUEST) and files.has(VERDICT)):
@@ -48,7 +46,7 @@ def refuse_early(
         )
 
 
-def require_loader(info: ArtifactInfo, target: Literal["triton", "folder"]) -> None:
+def require_loader(info: ArtifactInfo, target: Form) -> None:
     """Raises BadInputError for a folder without a program that loads the artifact."""
     serving = BACKENDS[info.backend].serving(info, info.options, "")
     if target == "folder" and serving.loader is None:

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from optpipe.core.entries import Environment
 from optpipe.core.verdict import CriterionResult, Verdict
@@ -18,6 +19,8 @@ from optpipe.report.document import (
 )
 from optpipe.stats.ratio import Ratio
 
+Form = Literal["triton", "kserve", "folder"]
+"""What `deploy` writes: a model repository, the same with an InferenceService, or files for the user's own server."""
 DEPLOYMENT = "deployment.json"
 MODELS = "models"
 """Folder of a deployment with Triton's model repository."""

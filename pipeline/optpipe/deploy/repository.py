@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from optpipe import __version__
 from optpipe.backends.base import Serving
@@ -26,7 +26,16 @@ from optpipe.core.files import hash_file
 from optpipe.core.measurement import Options, Scenario
 from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.records import json_from_record
-from optpipe.deploy.records import DEPLOYMENT, MODELS, REQUESTS, TENSORS, Choice, DeploymentRecord
+from optpipe.deploy.kserve import InferenceService, write_service
+from optpipe.deploy.records import (
+    DEPLOYMENT,
+    MODELS,
+    REQUESTS,
+    TENSORS,
+    Choice,
+    DeploymentRecord,
+    Form,
+)
 from optpipe.deploy.requests import DALI_OUTPUT, ENCODED, record_outputs
 from optpipe.deploy.session_process import list_captured_sizes
 from optpipe.deploy.signed_build import DALI, REQUEST_ROWS, SignedBuild, list_signed_images
@@ -189,9 +198,13 @@ SHIM = {"model.py": _FOLDER / "triton_model.py", "optpipe_frames.py": _FOLDER / 
 
 
 def write_deployment(
-    build: SignedBuild, output: Path, store: Store, target: Literal["triton", "folder"]
+    build: SignedBuild,
+    output: Path,
+    store: Store,
+    target: Form,
+    service: InferenceService | None = None,
 ) -> None:
-    """Writes everything in one step: `output` is complete or does not exist.
+    """Writes everything in one step: `output` is complete or does not exist. `service` is KServe's.
 
     Raises BadInputError if `output` exists, and for an artifact that needs other files or has no loader for a folder.
     """
@@ -220,6 +233,9 @@ def write_deployment(
                     build, settings, pictures, models / f"{name}_preprocess"
                 )
                 _write_ensemble(build, record, serving, settings, models / name)
+            if service is not None:
+                threads = int(settings.options.get("threads", 0))
+                choices += write_service(build, service, threads, serving.triton_backend, scratch)
             record = replace(record, choices=tuple(choices))
         write_card(build, scratch / CARD)
         write_bytes(scratch / POLICY, build.policy.source)

@@ -8,8 +8,12 @@ MENDED = (
     "test_castlike_BFLOAT16_to_FLOAT",
     "test_castlike_FLOAT16_to_INT4_expanded",
     "test_castlike_no_saturate_FLOAT_to_FLOAT8E5M2FNUZ_expanded",
+    "test_center_crop_pad_crop_and_pad_expanded",
+    "test_hammingwindow",
+    "test_loop11",
 )
-"""Cases that ended in a traceback once."""
+"""Cases that ended in a traceback, filled memory, or were refused or written wrongly in FP16 once."""
+HALF = ("test_bitcast_int64_to_float64", *MENDED[-3:])
 
 
 def test_a_share_of_the_cases_is_right_or_refused() -> None:
@@ -26,4 +30,4 @@ def test_a_share_of_the_cases_is_right_or_refused() -> None:
 def test_cases_that_failed_once_are_right_or_refused() -> None:
     records = {each["case"]: each for each in run_cases(MENDED)}
     assert [each for each in records.values() if is_defect(each)] == []
-    assert records["test_bitcast_int64_to_float64"]["fp16"] == "right"
+    assert [name for name in HALF if records[name]["fp16"] != "right"] == []

@@ -40,10 +40,38 @@ def convert_by_modelopt(
     aside = _set_outputs_aside(plain.model)
     _drop_shapeless_values(plain.model)
     log = directory / MODELOPT_LOG
-    with redirect_output(log), translate_errors(name, precision, directory, plain):
+    with redirect_output(log), translate_errors(name, precision, directory, plain), _hold_nodes():
         converted = convert()
         _put_outputs_back(converted, aside)
     return plain.restore(drop_unknown_sizes(converted))
+
+
+@contextmanager
+def _hold_nodes() -> Iterator[None]:
+    """Keeps the nodes of inner graphs in memory while ModelOpt converts them.
+
+    ModelOpt 0.47 knows them by `id(node)`. Protobuf makes a new object each time that a node is read, unless one is alive,
+    so that its lookups fail or not by chance: "KeyError: 139940583213872".
+    """
+    from modelopt.onnx.autocast.precisionconverter import PrecisionConverter
+
+    name = "_convert_subgraph_precision"
+    original = getattr(PrecisionConverter, name, None)
+    if original is None:
+        yield
+        return
+
+    def convert(self: Any, graph: Any, *more: Any, **named: Any) -> Any:
+        held = list(graph.node)
+        result = original(self, graph, *more, **named)
+        held.clear()
+        return result
+
+    setattr(PrecisionConverter, name, convert)
+    try:
+        yield
+    finally:
+        setattr(PrecisionConverter, name, original)
 
 
 def round_rest_to_half(model: Any, name: str, directory: Path) -> Any:
@@ -118,9 +146,9 @@ def _drop_shapeless_values(model: Any) -> None:
 
 
 def _name_reason(error: Exception) -> str:
-    """An error's type and first line; for one without text, as an assertion is, the function that raised it."""
-    kind, text = type(error).__name__, str(error).strip()
-    if text:
+    """An error's type and first line; for one that says nothing, as an assertion or a key, the line that raised it."""
+    kind = type(error).__name__
+    if str(error).strip() and not isinstance(error, LookupError):
         return f"{kind}: {first_line(error)}"
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {frames[-1].name}: {frames[-1].line}" if frames else ""

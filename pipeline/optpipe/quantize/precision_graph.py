@@ -23,7 +23,7 @@ from optpipe.backends.onnx_graph import (
 from optpipe.core import np, onnx
 from optpipe.core.card import InputSpec, ModelCard
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
-from optpipe.core.errors import BadInputError, GateError, StageError, escape
+from optpipe.core.errors import BadInputError, GateError, OptpipeError, StageError, escape
 from optpipe.core.events import Listener
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, QdqForm
 from optpipe.models.export.exported import reference_from_file
@@ -32,6 +32,7 @@ from optpipe.models.export.rewrites import ROUNDING_FACTOR, RewriteGuard, requir
 from optpipe.models.export.source_graph import require_raised_opset
 from optpipe.models.inputs.rows import split_batches, tensor_set_from_parts
 from optpipe.models.inputs.sample_set import SampleSet
+from optpipe.models.sources.onnx_file import check_graph
 from optpipe.models.stored_card import read_stored_card
 from optpipe.quantize.modelopt import convert_by_modelopt
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
@@ -185,6 +186,9 @@ BF16_OPSET = 22
 """The first opset whose Conv takes BF16."""
 SOURCE = "source.onnx"
 WIDE = "values out of range"
+CONTROL_FLOW = ("If", "Loop", "Scan")
+"""Nodes with graphs inside, which stay in FP32 where ModelOpt cannot convert them."""
+INNER = "ModelOpt cannot convert the graph inside it"
 RANGE_SAMPLES = 8
 REDUCTIONS = ("ReduceMax", "ReduceMin", "ReduceSum")
 """ONNX Runtime's largest and smallest value leave out NaN; only the sum shows it."""
@@ -357,51 +361,68 @@ def write_half_graph(
             f"export the model at opset {least}, or build it in fp32",
         )
     wide = _find_wide_tensors(source, card, rows)
-    plain = PlainNames(source)
 
-    def convert() -> Any:
-        from modelopt.onnx.autocast import (
-            convert_to_mixed_precision,
-        )  # its log takes the present streams
-        from modelopt.onnx.autocast.logging_config import logger
-        from modelopt.onnx.autocast.nodeclassifier import NodeRuleBase
+    def convert_except(nodes: Collection[str]) -> Any:
+        """The converted graph, after it was compared; `nodes` stay in FP32."""
 
-        onnx.save(plain.model, directory / SOURCE)
-        hidden = {plain.hide("v", each) for each in wide}
+        def convert() -> Any:
+            from modelopt.onnx.autocast import (
+                convert_to_mixed_precision,
+            )  # its log takes the present streams
+            from modelopt.onnx.autocast.logging_config import logger
+            from modelopt.onnx.autocast.nodeclassifier import NodeRuleBase
 
-        class OutOfRange(NodeRuleBase):
-            def _check_inner(self, node: Any) -> bool:
-                return not hidden.isdisjoint((*node.input, *node.output))
+            onnx.save(plain.model, directory / SOURCE)
+            hidden = {plain.hide("v", each) for each in wide}
 
-            def _log_skipped(self, node: Any, **_: Any) -> None:
-                logger.info(f"Skipping node {node.name}: {WIDE}")
+            class OutOfRange(NodeRuleBase):
+                def _check_inner(self, node: Any) -> bool:
+                    return not hidden.isdisjoint((*node.input, *node.output))
 
-        converted = convert_to_mixed_precision(
-            str(directory / SOURCE),
-            low_precision_type=str(precision),
-            nodes_to_exclude=[f"{plain.hide('n', each)}$" for each in kept],
-            keep_io_types=True,
-            data_max=math.inf,
-            custom_rule=OutOfRange(),
-        )
-        (directory / SOURCE).unlink()
-        return converted
+                def _log_skipped(self, node: Any, **_: Any) -> None:
+                    logger.info(f"Skipping node {node.name}: {WIDE}")
 
-    half = convert_by_modelopt(plain, card.name, precision, directory, convert)
-    require_rounding(source, half, precision, guard, card)
+            converted = convert_to_mixed_precision(
+                str(directory / SOURCE),
+                low_precision_type=str(precision),
+                nodes_to_exclude=[f"{plain.hide('n', each)}$" for each in nodes],
+                keep_io_types=True,
+                data_max=math.inf,
+                custom_rule=OutOfRange(),
+            )
+            (directory / SOURCE).unlink()
+            return converted
+
+        plain = PlainNames(source)
+        half = convert_by_modelopt(plain, card.name, precision, directory, convert)
+        require_rounding(source, half, precision, guard, card)
+        return half, plain
+
+    reasons: dict[str, str] = {}
+    try:
+        half, plain = convert_except(kept)
+    except StageError as error:
+        inner = [each.name for each in source.graph.node if each.op_type in CONTROL_FLOW]
+        if not set(inner) - set(kept):
+            raise
+        try:
+            half, plain = convert_except({*kept, *inner})
+        except StageError:
+            raise error from None
+        reasons = dict.fromkeys(set(inner) - set(kept), INNER)
     onnx.save(half, directory / ONNX)
     found, log = {}, (directory / MODELOPT_LOG).read_text(encoding="utf-8", errors="replace")
     shown = plain.list_nodes()
     for hidden_name, why in re.findall(r"Skipping node (.+?): (.*)", log):
         name = shown.get(hidden_name, hidden_name)
-        if name not in kept:
+        if name not in kept and name not in reasons:
             range_of = "weights" if "initializer" in why else "values" if why == WIDE else None
             found[name] = (
                 f"its {range_of} come near the end of FP16's range"
                 if range_of
                 else "by a rule of ModelOpt"
             )
-    return found
+    return found | reasons
 
 
 def require_rounding(
@@ -410,14 +431,21 @@ def require_rounding(
     """Raises StageError if a converted graph differs from its source by more than rounding to the type explains.
 
     Most graphs are within a fixed limit. Beyond it, the source with the same nodes rounded says what rounding alone does.
-    ONNX Runtime's CPU provider computes the converted graph in FP32 between casts; a graph that it cannot run is not compared.
+    ONNX Runtime's CPU provider computes the converted graph in FP32 between casts; a graph that it cannot run is not compared,
+    but must be valid ONNX.
     """
     limit = TOLERATED_RELATIVE_ERROR[precision]
     expected = guard.run(source)
     if not expected:
         return
     difference = guard.measure(source, converted, limit)
-    if difference is None or difference.unknown:
+    if difference is None:
+        return
+    way_out = (
+        f"leave {precision} out of --precision, or give an ONNX file that is in {precision} already"
+    )
+    if difference.unknown:
+        _require_valid(converted, f"ModelOpt converts {card.name} to {precision} wrongly", way_out)
         return
     if precision is Precision.FP16 and np.isfinite(difference.relative):
         known = infer_graph_types(source, card.inputs)
@@ -426,9 +454,19 @@ def require_rounding(
         if rounded is not None and difference.relative <= ROUNDING_FACTOR * rounded.relative:
             return
     raise StageError(
-        f"the conversion of {card.name} to {precision} changes more than rounding does: {difference}\n"
-        f"leave {precision} out of --precision, or give an ONNX file that is in {precision} already"
+        f"the conversion of {card.name} to {precision} changes more than rounding does: {difference}\n{way_out}"
     )
+
+
+def _require_valid(graph: Any, problem: str, way_out: str) -> None:
+    """Raises StageError for a graph whose types or shapes contradict each other."""
+    try:
+        check_graph(graph)
+    except OptpipeError:  # valid, and no kernel of ONNX Runtime runs it
+        return
+    except Exception as error:
+        said = escape(" ".join(str(error).split()).replace("[ShapeInferenceError] ", ""))[:240]
+        raise StageError(f"{problem}: {said}\n{way_out}") from error
 
 
 def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset[str]:

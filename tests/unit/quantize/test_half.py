@@ -21,6 +21,7 @@ from optpipe.quantize.precision_graph import (
     _find_wide_tensors,
     find_half_nodes,
     round_nodes,
+    write_half_graph,
 )
 from optpipe.workspace.file_names import MODELOPT_LOG
 
@@ -161,3 +162,46 @@ def test_wide_tensors_hold_nan_or_a_value_near_the_largest_of_fp16(rows, opset) 
     wide = ~(np.abs(rows) <= 65504 / 8)  # NaN too
     found = _find_wide_tensors(model, ModelCard("net", "net.onnx", Task.OTHER, INPUTS), {"x": rows})
     assert found == {*("xyf" if wide.any() else ""), *("s" if wide[0, 0] else "")}
+
+
+LOOP = """
+<ir_version: 9, opset_import: ["": 19]>
+net (float[1, 4] x) => (float[1, 4] y, float[times, 1, 4] all)
+<int64 three = {3}, float[4, 4] w = {1, 0, 2, 0, 0, 1, 0, 3, 4, 0, 1, 0, 0, 5, 0, 1}> {
+    start = MatMul(x, w)
+    [loop] y, all = Loop(three, , start) <body = body (int64 at, bool go, float[1, 4] v)
+        => (bool on, float[1, 4] next, float[1, 4] seen) {
+        on = Identity(go)
+        step = Constant<value = float[4] {1.0, 2.0, 3.0, 4.0}>()
+        next = Add(v, STEP)
+        seen = Identity(next)
+    }>
+}
+"""
+
+
+def convert_to_half(model, folder):
+    spec = InputSpec("x", "float32", (1, 4), (1, 4), (1, 4))
+    card = ModelCard("net", "net.onnx", Task.OTHER, (spec,))
+    rows = {"x": np.array([[1, 2, 3, 4]], np.float32)}
+    reasons = write_half_graph(Precision.FP16, model, card, rows, folder)
+    return onnx.load(folder / "model.onnx"), reasons, rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["step", "x"])
+def test_a_converted_loop_is_valid_or_refused(tmp_path, step) -> None:
+    """ModelOpt 0.47 makes a loop's state FP16 and what is added to it not, which no runtime loads."""
+    model = onnx.parser.parse_model(LOOP.replace("STEP", step))
+    refusal = ""
+    try:
+        half, reasons, feeds = convert_to_half(model, tmp_path)
+    except StageError as error:
+        refusal = str(error)
+    if refusal:
+        assert refusal.startswith("ModelOpt converts net to fp16 wrongly: ")
+        assert len(refusal.splitlines()) == 2
+        return
+    onnx.checker.check_model(half, full_check=True)
+    assert reasons == {"loop": "ModelOpt cannot convert the graph inside it"}
+    np.testing.assert_allclose(run(half, feeds["x"]), run(model, feeds["x"]), rtol=1e-3)

@@ -23,6 +23,7 @@ from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError, StageError, escape
 from optpipe.models.export.opsets import needs_conversion, raise_opset, read_opset
 from optpipe.models.export.rewrites import RewriteGuard
+from optpipe.models.export.sequences import has_split_sequences, split_without_sequences
 from optpipe.models.inputs.rows import split_batches
 from optpipe.models.inputs.samples import bound_noise, make_noise_rows, make_synthetic_tensor
 from optpipe.models.sources.onnx_file import check_graph, name_dimensions
@@ -74,6 +75,8 @@ def prepare_graph(given: Any, card: ModelCard, *, own_file: bool) -> PreparedGra
             ):  # of an operator without conversion: precisions that need one refuse it
                 what = f"{OPSET_REMARK} from {read_opset(graph)} to {COMMON_OPSET}"
                 take(what, lambda model: raise_opset(model, COMMON_OPSET))
+    if has_split_sequences(graph):
+        take("taking sequences of tensors apart", split_without_sequences)
     take("copying constants that layers share", _normalize)
     try:
         simplified = take("simplifying the graph with onnxslim", simplify)

@@ -18,30 +18,36 @@ from optpipe.backends.base import Option
 from optpipe.build.doctor import ToolStatus
 from optpipe.cli.app import SCHEMA_VERSION
 from optpipe.core.entries import Environment
-from optpipe.core.quantity import NUMBER, Dimension
-from optpipe.core.verdict import StepRecord, Verdict
-from optpipe.evaluate.tasks.detection import SCORE_THRESHOLDS
-from optpipe.signoff.policy import (
-    MAX_COUNT,
+from optpipe.core.metrics.sections import (
+    ACCURACY,
+    ENERGY_PER_SAMPLE,
+    ENVIRONMENT,
+    F1_DROP,
+    JUDGED,
     MAX_DROP,
-    MAX_ENERGY,
     MAX_ERROR,
     MAX_SHARE,
     MAX_SIZE,
     MAX_TIME,
-    MEASURED,
     MIN_COSINE,
     MIN_FACTOR,
-    MIN_RATE,
     MIN_RATIO,
     MIN_SCORE,
     MIN_SHARE,
+    RATE,
+    SECTIONS,
+)
+from optpipe.core.quantity import NUMBER, Dimension
+from optpipe.core.verdict import StepRecord, Verdict
+from optpipe.evaluate.tasks.detection import SCORE_THRESHOLDS
+from optpipe.signoff.policy import (
+    LIMITS,
+    MAX_COUNT,
     OPTIONS,
     PACKAGES,
     POLICY_SCHEMA,
     QUERY_RATE,
     SCORE_THRESHOLD,
-    SECTIONS,
     TABLES,
     Kind,
 )
@@ -210,14 +216,14 @@ def _leave_out_prose(part: Any) -> Any:
     }
 
 
-LIMITS = {
+LIMIT_WORDS = {
     MAX_TIME: "Maximum time.",
     MAX_SHARE: "Maximum share.",
     MAX_DROP: "Maximum drop in percentage points of the task's first score, or of the score that it names.",
     MIN_SCORE: "Minimum score, out of 100 points, of the task's first score, or of the score that it names.",
     MAX_SIZE: "Maximum size.",
-    MAX_ENERGY: "Maximum energy per image or sample.",
-    MIN_RATE: "Minimum images or samples per second.",
+    ENERGY_PER_SAMPLE.limits["maximum"]: "Maximum energy per image or sample.",
+    RATE.limits["minimum"]: "Minimum images or samples per second.",
     MIN_FACTOR: "Minimum of how many times as fast as the other build.",
     MIN_SHARE: "Minimum share.",
     MIN_RATIO: "Minimum signal-to-noise ratio.",
@@ -229,21 +235,7 @@ DESCRIPTIONS = {
     "": "A release policy as it is written. A section may be one table or an array of tables.",
     "build": "Which build is judged, and with which runtime options it has to be measured.",
     "evidence": "Which evidence decides.",
-    "environment": "The GPU's name or \"none\", the CPU's name, and the versions of driver, Python, and packages of a figure.",
-    "latency": "Maximum query latency: p50 as the mean over processes, others over all requests, `mean_p99` as p50.",
-    "throughput": "Images, or samples of another kind, per second.",
-    "regression": "Maximum loss compared with the approved baseline, tested against the bound of its interval.",
-    "memory": "Peak memory: device memory on a GPU, process memory on a CPU.",
-    "energy": "Energy per image or sample; approximate, from the driver's counter.",
-    "stability": "Stability of the runtime: coefficient of variation of the latency.",
-    "speedup": "How many times as fast as another build of the model (`over`, a precision or an ID), measured in turns.",
-    "accuracy": "The task's scores on the validation set, on paired predictions with the source model.",
-    "preprocessing": "Agreement between DALI and the model's own preprocessing, measured on the model's outputs.",
-    "outputs": "The build's outputs against the source model's, on the samples that the build was verified on.",
-    "precision": "Share of the MACs that run in a precision, verified in the built network.",
-    "size": "Size of the engine file.",
-    "tensor_cores": "Share of Tensor Core eligible kernel time that uses Tensor Cores, from the profile.",
-}
+} | {name: section.about for name, section in SECTIONS.items()}
 
 
 def make_policy_schema() -> Json:
@@ -252,16 +244,16 @@ def make_policy_schema() -> Json:
     whole = _describe_table("")
     whole["properties"]["schema"] = {"enum": [1]}
     whole["required"] = ["schema"]
-    whole["anyOf"] = [{"required": [name]} for name in (*SECTIONS, "environment")]
+    whole["anyOf"] = [{"required": [name]} for name in (*LIMITS, ENVIRONMENT.name)]
     for name in parts:
         one: Json = {"$ref": f"#/$defs/{name}"}
         several = {"anyOf": [{"type": "array", "items": one, "minItems": 1}, one]}
-        whole["properties"][name] = several if name in SECTIONS else one
-    for name, limits in SECTIONS.items():
-        parts[name]["anyOf"] = [{"required": [metric]} for metric in limits]
-        if name in MEASURED:
-            parts[name]["allOf"] = _LOADS
-    parts["accuracy"]["dependentRequired"] = {"at_threshold": ["maximum_f1_drop"]}
+        whole["properties"][name] = several if name in LIMITS else one
+    for section in JUDGED:
+        parts[section.name]["anyOf"] = [{"required": [metric]} for metric in section.limits]
+        if section.is_measured:
+            parts[section.name]["allOf"] = _LOADS
+    parts[ACCURACY.name]["dependentRequired"] = {"at_threshold": [F1_DROP]}
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "optpipe release policy",
@@ -289,7 +281,7 @@ def _describe_kind(kind: Kind) -> Json:
             "description": about,
         }
     if isinstance(kind, tuple):
-        return _describe_limit(kind[1], LIMITS[kind])
+        return _describe_limit(kind[1], LIMIT_WORDS[kind])
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return {"enum": [str(each) for each in kind]}
     if kind in (OPTIONS, PACKAGES):

@@ -23,13 +23,14 @@ from optpipe.core.measurement import (
     LatencySummary,
     LoadSpec,
     Measurement,
-    PairMetric,
     Reason,
     Scenario,
     Subject,
     Validity,
     format_percentile_name,
 )
+from optpipe.core.metrics.measured import THROUGHPUT, PairMetric
+from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension, Estimate
 from optpipe.core.verdict import Blocker, Verdict
 from optpipe.deploy.live import judge_latencies
@@ -39,7 +40,7 @@ from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
 from optpipe.evaluate.tasks.texts import Embedding, TokenClassification
 from optpipe.measure.compare import compare_measurements
-from optpipe.measure.figures import estimate_throughput
+from optpipe.measure.figures import SampledWindow
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement
 from optpipe.measure.pair import run_interleaved
 from optpipe.measure.search import Slo, find_highest_rate
@@ -49,7 +50,7 @@ from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.judge import decide_overall_verdict, judge_criteria
-from optpipe.signoff.policy import Criterion, Sense
+from optpipe.signoff.policy import Criterion
 from optpipe.stats.means import (
     compute_look_confidence,
     estimate_run_scatter,
@@ -946,7 +947,8 @@ def throughput(generator, scale) -> Iterator[Row]:
             rates, variations = [], []
             for _ in range(round((2000 if count == 700 else 1000) * scale)):
                 values = np.exp(0.02 * autoregressive(generator, phi, count))
-                low, high = estimate_throughput(frame(values), Scenario.SINGLE_STREAM).bounds
+                window = SampledWindow(LoadSpec(1), frame(values), pl.DataFrame())
+                low, high = THROUGHPUT.compute(window).bounds
                 rates.append(low <= 1e3 / np.exp(0.0002) <= high)
                 interval = compute_variation_interval(values, 0.95)
                 if interval is not None:

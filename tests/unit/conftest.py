@@ -26,13 +26,13 @@ from optpipe.core.measurement import (
     LoadSpec,
     Measurement,
     Mode,
-    PairMetric,
     Phase,
     Reason,
     Scenario,
     Subject,
     Validity,
 )
+from optpipe.core.metrics.measured import PairMetric
 from optpipe.core.records import json_from_record
 from optpipe.evaluate.recompute import recompute_evaluation
 from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation

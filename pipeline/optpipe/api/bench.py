@@ -11,6 +11,7 @@ from optpipe.core import np, pl
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.core.measurement import LoadSpec, MeasurementGroup, format_cpus
+from optpipe.core.metrics.registry import find_metric
 from optpipe.core.parquet import read_parquet
 from optpipe.core.plan import list_fields
 
@@ -20,15 +21,6 @@ if TYPE_CHECKING:
     from optpipe.api.build import Build, Builds
     from optpipe.api.workspace import Workspace
     from optpipe.measure.pair import BenchRecord
-
-UNITS: Mapping[str, str] = {
-    "throughput": "throughput_per_s",
-    "tokens": "tokens_per_s",
-    "energy": "energy_j",
-    "cv": "cv",
-    "memory": "memory_bytes",
-}
-"""The column of each figure of a group; percentiles are `p50_ns`."""
 
 
 class Bench:
@@ -125,7 +117,7 @@ class Bench:
             "left_out": len(group.left_out),
         }
         for name, figure in group.figures.items():
-            column, estimate = UNITS.get(name, f"{name}_ns"), figure.estimate
+            column, estimate = find_metric(name).column, figure.estimate
             counts = group.processes > 0
             cells[column] = float(estimate.value) if counts else None
             cells[f"{column}_low"] = estimate.low if counts else None

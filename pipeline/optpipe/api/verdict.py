@@ -11,6 +11,7 @@ from optpipe.api.metric import Metric
 from optpipe.api.policy import Policy, resolve_policy
 from optpipe.api.workspace import Workspace, resolve_workspace
 from optpipe.core.errors import BadInputError, GateError, InconclusiveError
+from optpipe.core.metrics.sections import ACCURACY
 from optpipe.core.verdict import CriterionResult, VerdictRecord
 from optpipe.core.verdict import Verdict as Outcome
 
@@ -283,7 +284,7 @@ def _require_accuracy(
         raise BadInputError(
             f"evaluation {evaluation.run} did not score {build.label} ({build.id})\nevaluate this build: build.evaluate(data)"
         )
-    limited = [each.name for each in policy.criteria if each.section == "accuracy"]
+    limited = [each.name for each in policy.criteria if each.is_of(ACCURACY)]
     if not limited or evaluation is not None or given or "validation" in build.card.data:
         return
     runs = list_runs(store.workspace, "evaluate")

@@ -12,7 +12,7 @@ from optpipe.core.card import Task
 from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, ModelInfo
 from optpipe.core.errors import OptpipeError
 from optpipe.core.events import Listener
-from optpipe.core.measurement import PairMetric
+from optpipe.core.metrics.measured import PairMetric
 from optpipe.core.plan import for_workspace, to_command
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision
 from optpipe.evaluate.evaluate import evaluate_artifacts, list_model_artifacts, score_artifacts

@@ -18,9 +18,9 @@ from optpipe.core.measurement import (
     ROUNDS,
     Goal,
     LoadSpec,
-    PairMetric,
     format_cpus,
 )
+from optpipe.core.metrics.measured import PairMetric
 from optpipe.core.plan import Param, for_workspace
 from optpipe.core.precision import Precision
 

@@ -444,14 +444,6 @@ class MeasurementGroup:
     left_out: tuple[LeftOut, ...] = ()
 
 
-class PairMetric(StrEnum):
-    P50 = "p50"
-    P90 = "p90"
-    P99 = "p99"
-    MEAN = "mean"
-    THROUGHPUT = "throughput"
-
-
 MAX_CV = 0.025
 """Maximum coefficient of variation of a VALID measurement; trtexec warns above the same value."""
 SENSOR_SHARE = 0.05

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Self
 
 from optpipe.core.errors import BadInputError
+from optpipe.core.metrics.scores import SCORE_NAMES
 
 _SI_TIME = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -62,14 +63,10 @@ def _round_to_significant(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-SCORES = (
-    "top1", "mIoU", "pixel-accuracy", "AP", "AP50", "AP75", "Spearman", "F1", "EM", "recall", "precision", "R2", "RMSE", "MAE",
-)  # fmt: skip
-"""Scores of tasks as units: `"0.5 AP"` is half a point out of 100."""
 _SIZES = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 _RATES = {"images/s": 1.0, "samples/s": 1.0}
 _ENERGIES = {"J/image": 1.0, "mJ/image": 1e-3, "J/sample": 1.0, "mJ/sample": 1e-3}
-_POINTS = {"points": 1.0, "point": 1.0, "pt": 1.0, **dict.fromkeys(SCORES, 1.0)}
+_POINTS = {"points": 1.0, "point": 1.0, "pt": 1.0, **dict.fromkeys(SCORE_NAMES, 1.0)}
 
 
 class Dimension(StrEnum):
@@ -188,7 +185,7 @@ def drop_from_text(text: str, flag: str) -> float:
 def score_from_text(text: object) -> str | None:
     """`AP` for `"0.5 AP"`; None for `"0.5 points"`."""
     match = _QUANTITY.match(text) if isinstance(text, str) else None
-    return match[2] if match is not None and match[2] in SCORES else None
+    return match[2] if match is not None and match[2] in SCORE_NAMES else None
 
 
 def choose_dimension(dimension: Dimension, sample: str) -> Dimension:

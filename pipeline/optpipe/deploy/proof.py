@@ -29,6 +29,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, GateError, MissingError, StageError, first_line
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Mode, Scenario
+from optpipe.core.metrics.sections import LATENCY
 from optpipe.core.records import group_pairs
 from optpipe.core.verdict import CriterionResult, Verdict
 from optpipe.deploy.check import CheckedDeployment
@@ -57,7 +58,7 @@ def loads_from_policy(policy: Policy, largest: int) -> dict[LoadSpec, list[Crite
     found: dict[LoadSpec, list[Criterion]] = {}
     for each in policy.criteria:
         where = each.where
-        if each.section == "latency" and where.scenario in (
+        if each.is_of(LATENCY) and where.scenario in (
             None,
             Scenario.SINGLE_STREAM,
             Scenario.SERVER,

@@ -24,6 +24,8 @@ from optpipe.core.card import Task, TensorSpec
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.files import hash_file
 from optpipe.core.measurement import Options, Scenario
+from optpipe.core.metrics.measured import P50, P99, THROUGHPUT
+from optpipe.core.metrics.sections import LATENCY
 from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.records import json_from_record
 from optpipe.deploy.kserve import InferenceService, write_service
@@ -85,7 +87,7 @@ def choose_settings(build: SignedBuild) -> Settings:
         if every
         else dict(build.artifact.info.options)
     )
-    limiting = [each for each in build.policy.criteria if each.section == "latency"]
+    limiting = [each for each in build.policy.criteria if each.is_of(LATENCY)]
     limits = [
         (each, float(each.threshold)) for each in limiting if each.where.length in (None, length)
     ]
@@ -133,10 +135,10 @@ def _list_points(
     """
     found = {}
     for group in groups:
-        latency = group.estimate(limited or "p99", 0.95) or (
-            None if limited else group.estimate("p50", 0.95)
+        latency = group.estimate(limited or P99.name, 0.95) or (
+            None if limited else group.estimate(P50.name, 0.95)
         )
-        rate = group.estimate("throughput", 0.95)
+        rate = group.estimate(THROUGHPUT.name, 0.95)
         if (
             group.load.scenario is Scenario.SINGLE_STREAM
             and latency is not None

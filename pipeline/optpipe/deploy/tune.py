@@ -21,6 +21,7 @@ import numpy as np
 from optpipe.core.errors import MissingError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.measurement import percent_from_name
+from optpipe.core.metrics.sections import LATENCY
 from optpipe.core.records import json_from_record
 from optpipe.deploy.check import CheckedDeployment
 from optpipe.deploy.proof import (
@@ -77,7 +78,7 @@ def tune_deployment(
     """
     folder, record = checked.folder, checked.record
     policy = policy_from_toml(checked.files.read(POLICY), str(folder / POLICY))
-    limits = [each for each in policy.criteria if each.section == "latency"]
+    limits = [each for each in policy.criteria if each.is_of(LATENCY)]
     limit = min(limits, key=lambda each: float(each.threshold), default=None)
     percent = percent_from_name(limit.metric) if limit else 50.0
     loads = loads_from_policy(policy, checked.card.batch_range[2])

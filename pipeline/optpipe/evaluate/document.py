@@ -4,6 +4,7 @@ from dataclasses import replace
 from optpipe.core.card import Task
 from optpipe.core.entries import OutputError
 from optpipe.core.errors import escape
+from optpipe.core.metrics.scores import F1, RECALL
 from optpipe.core.plan import to_command
 from optpipe.core.quantity import format_snr
 from optpipe.evaluate.layers import BuildDivergence, LayerComparison
@@ -291,7 +292,7 @@ def _list_detection_changes(found: Evaluation) -> Iterator[Sentence]:
         rates = [
             each
             for each in (row.scores.scores if row.scores else ())
-            if each.name in ("F1", "recall")
+            if each.name in (F1.name, RECALL.name)
         ]
         drops = [f"drop of {each.name} {format_drop(each.drop, each.drop_ci)}" for each in rates]
         shift = row.agreement.score_shift if row.agreement else None

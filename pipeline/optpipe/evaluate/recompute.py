@@ -7,6 +7,7 @@ import polars as pl
 
 from optpipe.core.card import Task
 from optpipe.core.errors import BadInputError, escape
+from optpipe.core.metrics.scores import find_score
 from optpipe.core.parquet import MAX_CLASS, read_parquet
 from optpipe.core.records import Recomputed, record_from_files
 from optpipe.core.verdict import RANDOM_WEIGHTS, Observation
@@ -73,7 +74,7 @@ def _widen_for_calibration(figure: Observation, name: str, run: Run, artifact: s
         return replace(figure, high=min(most - least, figure.high + hidden), about=about)
     if name == "agreement":  # a share of samples for any score
         return replace(figure, low=max(0.0, figure.low - hidden / (most - least)), about=about)
-    if name in task.lower_is_better:
+    if find_score(name).lower_is_better:
         return replace(figure, high=min(most, figure.high + hidden), about=about)
     return replace(figure, low=max(least, figure.low - hidden), about=about)
 

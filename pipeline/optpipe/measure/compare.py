@@ -27,6 +27,10 @@ from optpipe.core.measurement import (
     format_settings,
     read_measurements,
 )
+from optpipe.core.metrics.contract import Metric
+from optpipe.core.metrics.measured import ENERGY, P50, P99, THROUGHPUT
+from optpipe.core.metrics.scores import TOP1
+from optpipe.core.metrics.sections import ACCURACY
 from optpipe.core.plan import for_workspace
 from optpipe.core.quantity import Dimension, Estimate, choose_dimension, format_quantity
 from optpipe.core.records import group_pairs
@@ -62,19 +66,22 @@ from optpipe.workspace.runs import RUNS, list_runs
 from optpipe.workspace.seal import find_approved_baseline
 from optpipe.workspace.store import Store
 
+METRICS: Mapping[Goal, tuple[Metric, ...]] = {
+    Goal.LATENCY: (P99, P50),
+    Goal.THROUGHPUT: (THROUGHPUT,),
+    Goal.EFFICIENCY: (ENERGY,),
+}
+"""The metrics that show who is nearer to a goal, the first that both rows have."""
+OBJECTIVES = {goal: str(goal) for goal in Goal} | {Goal.EFFICIENCY: ENERGY.name}
+"""The words for what a row is better in."""
+
 
 def _objectives(row: ComparisonRow) -> dict[str, float]:
-    found = {
-        "latency": _score(row, Goal.LATENCY),
-        "throughput": _score(row, Goal.THROUGHPUT),
-        "energy": -row.energy_j_per_image.value if row.energy_j_per_image else None,
-        "accuracy": row.top1.value if row.top1 else None,
-    }
+    found = {name: _score(row, goal) for goal, name in OBJECTIVES.items()}
+    found[ACCURACY.name] = row.top1.value if row.top1 else None
     return {name: value for name, value in found.items() if value is not None}
 
 
-OBJECTIVES = {"latency": -1, "throughput": 1, "energy": -1}
-"""Objectives, with 1 if more is better and -1 if less is better."""
 Claims = frozenset[tuple[str, str, str]]
 """(better row's id, worse row's id, objective) of every difference that is shown."""
 
@@ -128,11 +135,10 @@ def find_best_rows(
             continue
         _, winner = max(scored, key=lambda pair: pair[0])
         best[goal], why[goal] = winner.id, _describe_best(winner, goal)
-        objective = "energy" if goal is Goal.EFFICIENCY else str(goal)
         equal = [
             row
             for _, row in scored
-            if row is not winner and (winner.id, row.id, objective) not in shown
+            if row is not winner and (winner.id, row.id, OBJECTIVES[goal]) not in shown
         ]
         if equal:
             more = f" and {len(equal) - 1} more" if len(equal) > 1 else ""
@@ -158,25 +164,26 @@ def _meets_limit(row: ComparisonRow, slo: Slo) -> bool:
     return found is not None and found.high is not None and found.high <= slo.limit_ns
 
 
+def _find_shown(rows: Sequence[ComparisonRow], goal: Goal) -> Metric | None:
+    """The metric of the goal that all `rows` have."""
+    has_all = (each for each in METRICS[goal] if all(each.read_row(row) for row in rows))
+    return next(has_all, None)
+
+
 def _score(row: ComparisonRow, goal: Goal) -> float | None:
-    if goal is Goal.LATENCY:
-        latency = row.latency_ns.get("p99") or row.latency_ns.get("p50")
-        return -latency.value if latency else None
-    if goal is Goal.THROUGHPUT:
-        return row.throughput_images_per_s.value if row.throughput_images_per_s else None
-    return 1 / row.energy_j_per_image.value if row.energy_j_per_image else None
+    """The figure, negative if less is better; None without one."""
+    metric = _find_shown([row], goal)
+    found = metric.read_row(row) if metric else None
+    return None if metric is None or found is None else -metric.loss_sign * found.value
 
 
 def _describe_best(row: ComparisonRow, goal: Goal) -> str:
-    if goal is Goal.LATENCY:
-        name = "p99" if "p99" in row.latency_ns else "p50"
-        return f"{name} {format_quantity(row.latency_ns[name].value, Dimension.TIME)}"
-    if goal is Goal.THROUGHPUT and row.throughput_images_per_s:
-        return format_quantity(
-            row.throughput_images_per_s.value, choose_dimension(Dimension.RATE, row.load.sample)
-        )
-    assert row.energy_j_per_image
-    return f"≈ {format_quantity(row.energy_j_per_image.value, choose_dimension(Dimension.ENERGY, row.load.sample))}"
+    metric = _find_shown([row], goal)
+    found = metric.read_row(row) if metric else None
+    assert metric is not None
+    assert found is not None
+    dimension = choose_dimension(metric.dimension, row.load.sample)
+    return f"{metric.mark}{format_quantity(found.value, dimension)}"
 
 
 def _explain_no_best(rows: list[ComparisonRow], goal: Goal, slo: Slo | None) -> str:
@@ -263,9 +270,8 @@ def _compare_groups(
     """A row per group with its speedup over the baseline; labels of rows without a counterpart, and why; notes; claims."""
     rows: list[ComparisonRow] = []
     every = [*groups.values(), *(baselines.values() if baselines is not groups else ())]
-    scatters = {
-        name: find_run_scatter(every, name) for name in ("p50", "p99", "throughput", "energy")
-    }
+    names_of_figures = [metric.name for metrics in METRICS.values() for metric in metrics]
+    scatters = {name: find_run_scatter(every, name) for name in names_of_figures}
     tests: dict[tuple[str, str, str], float] = {}
     speedups: dict[str, FigureRatio] = {}
     unmatched: dict[str, str] = {}
@@ -283,7 +289,7 @@ def _compare_groups(
         if other is None:
             unmatched[row.label] = said
         elif other is not group:
-            speedup, change, basis = _compute_speedup(group, other, scatters["p50"])
+            speedup, change, basis = _compute_speedup(group, other, scatters[P50.name])
             held_against = f"{_id(other.newest)}: {names.configuration(other.newest)}"
             row = replace(row, speedup=speedup, change=change, held_against=held_against)
             if isinstance(basis, FigureRatio):
@@ -297,12 +303,12 @@ def _compare_groups(
     for (one, mine), (another, theirs) in combinations(zip(rows, groups.values(), strict=True), 2):
         if not (one.valid and another.valid and _kind(one) == _kind(another)):
             continue
-        tail = "p99" if all("p99" in row.latency_ns for row in (one, another)) else "p50"
-        for objective, sign in OBJECTIVES.items():
-            name = tail if objective == "latency" else objective
-            found = compare_groups(mine, theirs, name, scatters[name])
+        for goal, objective in OBJECTIVES.items():
+            metric = _find_shown([one, another], goal) or METRICS[goal][-1]
+            found = compare_groups(mine, theirs, metric.name, scatters[metric.name])
             if isinstance(found, FigureRatio):
-                better, worse = (one, another) if sign * found.change.value > 0 else (another, one)
+                gains = metric.loss_sign * found.change.value < 0
+                better, worse = (one, another) if gains else (another, one)
                 tests[better.id, worse.id, objective] = found.p_value
     keys = [*tests, *speedups]
     p_values = [*tests.values(), *(each.p_value for each in speedups.values())]
@@ -501,7 +507,7 @@ def _compute_speedup(
     """The ratio of the p50 latencies, why it is not judged, and its basis or a note. INVALID sides have no figure."""
     if not (new.valid and old.valid):
         return None, "not judged: INVALID", ""
-    found = compare_groups(old, new, "p50", run_scatter)
+    found = compare_groups(old, new, P50.name, run_scatter)
     if isinstance(found, FigureRatio):
         (low, high), _ = found.interval(PAIR_CONFIDENCE)
         return Estimate(exp(found.change.value), low, high), None, found
@@ -714,7 +720,7 @@ def collect_build_facts(
     found = {}
     for entry in artifacts:
         build = judged_build_from_entry(entry, exported)
-        top1 = observe_accuracy(runs, build, 0.95).get("top1")
+        top1 = observe_accuracy(runs, build, 0.95).get(TOP1.name)
         accuracy = check_int8_accuracy(runs, build)
         found[entry.id] = BuildFacts(
             size_bytes=build.size_bytes,

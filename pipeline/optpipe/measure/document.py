@@ -17,6 +17,17 @@ from optpipe.core.measurement import (
     format_settings,
     name_sample,
 )
+from optpipe.core.metrics.measured import (
+    CV,
+    ENERGY,
+    MEMORY,
+    P50,
+    P90,
+    P99,
+    P999,
+    THROUGHPUT,
+    TOKENS,
+)
 from optpipe.core.plan import to_command
 from optpipe.core.quantity import format_bytes, format_duration
 from optpipe.core.records import plain_from_record
@@ -94,7 +105,9 @@ def document_from_bench(record: BenchRecord) -> Document:
 
 def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, str]) -> Table:
     tails = [
-        name for name in ("p90", "p99", "p99.9") if any(name in group.figures for group in groups)
+        name
+        for name in (P90.name, P99.name, P999.name)
+        if any(name in group.figures for group in groups)
     ]
     sample = name_sample(group.load.sample for group in groups)
     columns = (
@@ -103,7 +116,7 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
         figure_column("length"),
         figure_column("rate/s"),
         figure_column(MEAN_P50, "ms", 1),
-        *(figure_column(name, "ms", 2 if name == "p90" else 1) for name in tails),
+        *(figure_column(name, "ms", 2 if name == P90.name else 1) for name in tails),
         figure_column("between", rank=2),
         figure_column("inside", rank=2),
         figure_column("CV", rank=2),
@@ -127,26 +140,26 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
             str(group.load.batch_size),
             "" if group.load.length is None else str(group.load.length),
             _format_number(group.load.rate_per_s),
-            *(_format_with_interval(group, name) for name in ("p50", *tails)),
+            *(_format_with_interval(group, name) for name in (P50.name, *tails)),
             *(
                 "" if share is None else f"{share:.1%}"
                 for share in ((p50.between, p50.inside) if p50 else (None, None))
             ),
-            "" if (cv := _get_value(group, "cv")) is None else f"{cv:.1%}",
-            _format_number(rate := _get_value(group, "throughput")),
-            _format_number(_get_value(group, "tokens")),
+            "" if (cv := _get_value(group, CV.name)) is None else f"{cv:.1%}",
+            _format_number(rate := _get_value(group, THROUGHPUT.name)),
+            _format_number(_get_value(group, TOKENS.name)),
             _format_number(None if rate is None else rate / group.load.batch_size),
             format_bytes(max(memory.processes))
             if memory and memory.processes
             else "",  # the largest, as in a sign-off
-            _format_number(_get_value(group, "energy"), "≈"),
+            _format_number(_get_value(group, ENERGY.name), "≈"),
             f"{group.processes} of {group.processes + len(group.left_out)}"
             if group.left_out
             else str(group.processes),
             Cell("VALID", Tone.GOOD) if group.processes else Cell("INVALID", Tone.BAD),
         )
         for group in groups
-        for p50, memory in [(group.figures.get("p50"), group.figures.get("memory"))]
+        for p50, memory in [(group.figures.get(P50.name), group.figures.get(MEMORY.name))]
     ]
     return make_table(columns, rows)
 
@@ -404,8 +417,8 @@ def _list_comparison_cells(row: ComparisonRow, comparison: Comparison) -> Row:
         else "",
         str(row.load.batch_size),
         ", ".join([*row.load.list_lengths(), row.scenario, row.load.mode]),
-        cell_from_latency(row.latency_ns.get("p50")),
-        cell_from_latency(row.latency_ns.get("p99")),
+        cell_from_latency(row.latency_ns.get(P50.name)),
+        cell_from_latency(row.latency_ns.get(P99.name)),
         cell_from_estimate(row.throughput_images_per_s, "{:,.0f}"),
         cell_from_estimate(row.speedup, "{:.2f}×", interval=True),
         row.change,

@@ -5,8 +5,7 @@ is never trusted.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from math import sqrt
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     MEASUREMENTS_FILE,
     SAMPLE_COLUMNS,
-    SENSOR_SHARE,
+    LoadSpec,
     Measurement,
     Phase,
     Reason,
@@ -27,6 +26,7 @@ from optpipe.core.measurement import (
     Validity,
     read_measurements,
 )
+from optpipe.core.metrics.measured import ENERGY, THROUGHPUT, TOKENS
 from optpipe.core.parquet import read_parquet
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import Recomputed
@@ -38,43 +38,54 @@ from optpipe.stats.percentiles import CONFIDENCE, PERCENTS, summary_from_ns
 from optpipe.stats.stability import compute_effective_count
 from optpipe.workspace.entry import Run, require_unchanged
 
-MIN_WINDOW_S = 10.0
-ENERGY_SECONDS = MIN_WINDOW_S + 2
 
+@dataclass(slots=True)
+class SampledWindow:
+    """The measured queries of one process, and the readings during them: a `core.metrics.contract.Window`."""
 
-def estimate_energy_per_image(
-    machine: pl.DataFrame, images: int, seconds: float, confidence: float = 0.95
-) -> Estimate | str:
-    """Mean power over the measured window times the time per image, or the reason why there is none.
+    load: LoadSpec
+    samples: pl.DataFrame
+    machine: pl.DataFrame
+    padding: float = 0.0
+    confidence: float = CONFIDENCE
 
-    The driver's energy counter moves in steps of some tens of milliseconds, and power readings of this class of GPU
-    sample only a part of the time (arXiv 2312.02741): a window of at least ten seconds keeps the steps below one
-    percent. The interval combines the spread of the power over ten parts of the window with the sensor's tolerance.
-    """
-    too_short = f"measured for {seconds:.1f} s; the energy counter needs at least {MIN_WINDOW_S:.0f} s (--energy)"
-    rows = (
-        machine.drop_nulls("gpu_energy_mj")
-        if "gpu_energy_mj" in machine.columns
-        else machine.clear()
-    )
-    if rows.is_empty():
-        return "no energy counter: it requires an NVIDIA GPU, Volta or newer"
-    if len(rows) < 12 or images < 1:
-        return too_short
-    times = rows["time_ns"].to_numpy() / 1e9
-    window = float(times[-1] - times[0])
-    if window < 0.8 * MIN_WINDOW_S:
-        return too_short
-    joules = rows["gpu_energy_mj"].to_numpy() / 1e3
-    power = float(joules[-1] - joules[0]) / window
-    cuts = np.linspace(0, len(rows) - 1, 11).astype(int)
-    mean = mean_from_values([float(each) for each in np.diff(joules[cuts]) / np.diff(times[cuts])])
-    low, high = mean.interval(confidence) if mean else (0.0, 0.0)
-    spread = (high - low) / 2 / power if power else 0.0
-    value = power * seconds / images
-    half = value * sqrt(spread**2 + SENSOR_SHARE**2)
-    note = f"NVML energy counter over {window:.1f} s, {power:.0f} W; approximate (sensor ±{SENSOR_SHARE:.0%})"
-    return Estimate(value, value - half, value + half, note)
+    @property
+    def latencies_ns(self) -> np.ndarray:
+        return (self.samples["end_ns"] - self.samples["scheduled_ns"]).to_numpy()
+
+    @property
+    def images(self) -> int:
+        return int(self.samples["images"].sum())
+
+    @property
+    def seconds(self) -> float:
+        return float(self.samples["end_ns"].max() - self.samples["start_ns"].min()) / 1e9  # type: ignore[operator,arg-type]
+
+    def estimate_mean(self, values: Sequence[float] | np.ndarray) -> Estimate:
+        known = [float(each) for each in values]
+        mean = mean_from_values(known)
+        if mean is None:
+            return Estimate(sum(known) / max(len(known), 1))
+        return Estimate(mean.value, *mean.interval(self.confidence))
+
+    def estimate_rate(self, amounts: np.ndarray, times_ns: np.ndarray) -> Estimate:
+        """All amounts over all time; its interval always contains the figure.
+
+        Adjacent queries resemble each other: a group joins many of them and counts as one.
+        """
+        amounts = amounts.astype(np.int64)
+        worth = compute_effective_count(times_ns / np.maximum(amounts, 1))
+        groups = min(len(amounts), max(MIN_VALUES, min(GROUPS, int(worth / WORTH_PER_GROUP))))
+        # integers, whose sums are exact for any grouping
+        in_groups, ns_in_groups = (
+            np.array([int(part.sum()) for part in np.array_split(column, groups)])
+            for column in (amounts, times_ns)
+        )
+        value = int(amounts.sum()) / max(int(times_ns.sum()), 1) * 1e9
+        interval = compute_ratio_of_sums_interval(in_groups, ns_in_groups, self.confidence)
+        if interval is None:
+            return Estimate(value)
+        return Estimate(value, max(0.0, interval[0]) * 1e9, interval[1] * 1e9)
 
 
 PARTS = ("enqueue", "h2d", "compute", "d2h")
@@ -99,17 +110,14 @@ def judge_measurement(
     percents = tuple(
         sorted({percent for percent in (*PERCENTS, highest) if percent <= max(99.0, highest)})
     )
-    latency = (measured["end_ns"] - measured["scheduled_ns"]).to_numpy()
+    padding = blank.inputs.padding if blank.inputs else 0.0
+    window = SampledWindow(load, measured, evidence.machine, padding, confidence)
     parts = {part: column for part in PARTS if (column := measured[f"{part}_ns"]).null_count() == 0}
     if load.scenario is Scenario.SERVER:
         parts["queue"] = measured["start_ns"] - measured["scheduled_ns"]
         parts["service"] = measured["end_ns"] - measured["start_ns"]
-    seconds = float(measured["end_ns"].max() - measured["start_ns"].min()) / 1e9  # type: ignore[operator,arg-type]
-    throughput = estimate_throughput(measured, load.scenario, confidence)
-    tokens = (load.length or 0) * (1 - (blank.inputs.padding if blank.inputs else 0.0))
-    energy = estimate_energy_per_image(
-        evidence.machine, int(measured["images"].sum()), seconds, confidence
-    )
+    throughput, tokens = THROUGHPUT.compute(window), TOKENS.compute(window)
+    energy = ENERGY.compute(window)
     return replace(
         blank,
         verdict=Validity.INVALID
@@ -117,17 +125,15 @@ def judge_measurement(
         else Validity.VALID,
         reasons=tuple(reasons),
         samples=len(measured),
-        latency_ns=summary_from_ns(latency, percents, confidence),
+        latency_ns=summary_from_ns(window.latencies_ns, percents, confidence),
         parts_ns={
             part: summary_from_ns(each.to_numpy(), percents, confidence)
             for part, each in parts.items()
         },
-        duration_s=seconds,
+        duration_s=window.seconds,
         throughput_images_per_s=throughput,
         throughput_batches_per_s=throughput.value / load.batch_size,
-        throughput_tokens_per_s=replace(throughput.scale(tokens), note="tokens without padding")
-        if tokens
-        else None,
+        throughput_tokens_per_s=None if isinstance(tokens, str) else tokens,
         energy_j_per_image=None if isinstance(energy, str) else energy,
         energy_why_not=energy if isinstance(energy, str) else None,
     )
@@ -154,38 +160,6 @@ def recompute_from_samples(
         machine, stored.inputs.rotated_bytes if stored.inputs else None
     )
     return found if peak is None else replace(found, device_peak_bytes=peak)
-
-
-def estimate_throughput(
-    measured: pl.DataFrame, scenario: Scenario, confidence: float = CONFIDENCE
-) -> Estimate:
-    """Throughput while answering (closed loops), or from the first start to the last end (offline, server).
-
-    `measured` holds the measured queries in order of their end. The figure is all images over all time; its interval is
-    that of a ratio of sums over consecutive groups, so that it always contains the figure. Adjacent calls resemble each
-    other: a group joins many of them and counts as one.
-    """
-    images = measured["images"].to_numpy().astype(np.int64)
-    if scenario in (Scenario.SINGLE_STREAM, Scenario.MULTI_STREAM):
-        busy_ns = (measured["end_ns"] - measured["start_ns"]).to_numpy()
-        note = "images divided by total inference time"
-    else:
-        busy_ns = np.diff(
-            measured["end_ns"].to_numpy(), prepend=measured["start_ns"].to_numpy().min()
-        )
-        note = "images divided by the time from first start to last end"
-    worth = compute_effective_count(busy_ns / np.maximum(images, 1))
-    groups = min(len(images), max(MIN_VALUES, min(GROUPS, int(worth / WORTH_PER_GROUP))))
-    # integers, whose sums are exact for any grouping
-    in_groups, ns_in_groups = (
-        np.array([int(part.sum()) for part in np.array_split(column, groups)])
-        for column in (images, busy_ns)
-    )
-    interval = compute_ratio_of_sums_interval(in_groups, ns_in_groups, confidence)
-    low, high = (
-        (None, None) if interval is None else (max(0.0, interval[0]) * 1e9, interval[1] * 1e9)
-    )
-    return Estimate(int(images.sum()) / max(int(busy_ns.sum()), 1) * 1e9, low, high, note)
 
 
 def select_rows_during(machine: pl.DataFrame, measured: pl.DataFrame) -> pl.DataFrame:

@@ -16,16 +16,14 @@ import numpy as np
 
 from optpipe.core.entries import Environment
 from optpipe.core.measurement import (
-    MEAN,
-    SENSOR_SHARE,
     GroupFigure,
     LeftOut,
     LoadSpec,
     Measurement,
     MeasurementGroup,
-    percent_from_name,
-    pooled_percent_from_name,
 )
+from optpipe.core.metrics.measured import P50, SHOWN, THROUGHPUT, TOKENS
+from optpipe.core.metrics.registry import find_metric
 from optpipe.core.quantity import Estimate
 from optpipe.stats.means import (
     MIN_VALUES,
@@ -81,11 +79,6 @@ def explain_clock_difference(one: RecordedMeasurement, other: RecordedMeasuremen
     return f"GPU clocks differ: {first:.0f} MHz and {second:.0f} MHz"
 
 
-WITHOUT_SPEED = frozenset({"cv", "memory"})
-"""Figures that do not differ between two speeds of a build."""
-FIGURES = ("p50", "p90", "p95", "p99", "p99.9", "throughput", "tokens", "energy", "cv", "memory")
-
-
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
     tries: tuple[RecordedMeasurement, ...]
@@ -126,7 +119,7 @@ class ProcessGroup:
         processes out would select them by their disturbance.
         """
         runs: dict[str, dict[tuple[bool, int], list[Any]]] = {}
-        medians = name == "p50" and self.count_processes() >= MIN_VALUES
+        medians = self.count_processes() >= MIN_VALUES
         for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
             if (value := read_value(one.measurement, name, medians=medians)) is not None:
                 process = one.measurement.second_stage, one.measurement.process
@@ -141,7 +134,7 @@ class ProcessGroup:
         A contribution is the process's figure. A percentile above p50 is over the requests of all processes, if their
         samples are available.
         """
-        percent, runs = pooled_percent_from_name(name), self._collect(name, latencies=True)
+        percent, runs = _pooled_percent(name), self._collect(name, latencies=True)
         processes = [each for run in runs.values() for each in run.values()]
         if not percent or any(latencies is None for each in processes for latencies in each):
             return self.list_values(name)
@@ -159,9 +152,9 @@ class ProcessGroup:
         and a published percentile is withheld where stalls make samples alike. A coefficient of variation has no second speed.
         A percentile over all requests that is judged `alone`, not against another build's, allows for stalls that so few missed.
         """
-        percent = pooled_percent_from_name(name)
+        percent = _pooled_percent(name)
         values = [each for run in self.list_values(name) for each in run]
-        gap = 0.0 if name in WITHOUT_SPEED else SPEED_GAP
+        gap = SPEED_GAP if find_metric(name).has_speeds else 0.0
         if alone and percent and self._count_requests() < count_requests_for_stalls(percent):
             gap = STALL_GAP
         if values and min(values) > 0:
@@ -219,7 +212,7 @@ class ProcessGroup:
 
     def _invert_share(self, name: str, confidence: float) -> tuple[float, float] | None:
         """`invert_clustered_share` of a percentile over all requests; None for other figures, or without raw samples."""
-        percent, runs = pooled_percent_from_name(name), self._collect(name, latencies=True)
+        percent, runs = _pooled_percent(name), self._collect(name, latencies=True)
         processes = [[*run.values()] for run in runs.values()]
         given = [part for run in processes for process in run for part in process]
         if not percent or not given or any(part is None for part in given):
@@ -242,12 +235,13 @@ class ProcessGroup:
         if mean is None:
             return Estimate(sum(values) / len(values), note=explain_no_interval(len(values)))
         low, high = mean.interval(confidence)
-        if name == "energy":  # the sensor reads as much too high or too low in all processes
-            low, high = low / (1 + SENSOR_SHARE), high / (1 - SENSOR_SHARE)
+        metric = find_metric(name)
+        # a sensor reads as much too high or too low in all processes
+        low, high = low / (1 + metric.sensor_share), high / (1 - metric.sensor_share)
         if (found := self._invert_share(name, confidence)) is not None:
             low, high = min(low, found[0]), max(high, found[1])
         note, level = "", confidence if unseen is None else unseen
-        if name != "memory" and mean.value > 0:
+        if not metric.judges_peak and mean.value > 0:
             speed = self.find_other_speed(name, alone=True)
             (low, high), note = speed.widen(mean.value, (low, high), level)
         return Estimate(
@@ -319,54 +313,49 @@ def explain_no_interval(processes: int) -> str:
 
 def is_requested(one: RecordedMeasurement, name: str) -> bool:
     """Whether a try was to measure the percentile `name`; true for other figures."""
-    return one.measurement.load.percentile >= percent_from_name(name)
+    return one.measurement.load.percentile >= find_metric(name).percent
 
 
-def read_value(found: Measurement, name: str, *, medians: bool) -> float | None:
-    """The figure of one process; with `medians` its median if the figure has no interval."""
-    figure, latency = read_figure(found, name), found.latency_ns
-    return figure.value if figure else latency.median if medians and latency else None
+def _pooled_percent(name: str) -> float:
+    """The percentile if the figure is over the requests of all processes; 0 for any other."""
+    metric = find_metric(name)
+    return metric.percent if metric.is_pooled else 0.0
+
+
+def read_value(found: Measurement, name: str, *, medians: bool = True) -> float | None:
+    """The figure of one process; with `medians` the median counts without an interval too."""
+    metric = find_metric(name)
+    if medians:
+        return metric.read_without_interval(found)
+    figure = metric.read(found)
+    return figure.value if figure else None
 
 
 def read_raw_value(one: RecordedMeasurement, name: str) -> float | None:
     """The figure of one process as its raw samples give it, even where it would be withheld; None if it has none."""
-    percent = 50.0 if name == "p50" else percent_from_name(name)
+    percent = find_metric(name).percent
     if percent and one.latencies is not None and len(one.latencies):
         return find_order_statistic(np.sort(one.latencies), percent)
-    return read_value(one.measurement, name, medians=name == "p50")
+    return read_value(one.measurement, name)
 
 
 def read_figure(found: Measurement, name: str) -> Estimate | None:
-    """One process's figure: a percentile in ns, `throughput`, `tokens`, `energy`, `cv`, or `memory` in bytes."""
-    if name == "throughput":
-        return found.throughput_images_per_s
-    if name == "tokens":
-        return found.throughput_tokens_per_s
-    if name == "energy":
-        return found.energy_j_per_image
-    if name == "memory":
-        return None if found.memory_bytes is None else Estimate(float(found.memory_bytes))
-    if found.latency_ns is None:
-        return None
-    return (
-        found.latency_ns.cv
-        if name == "cv"
-        else found.latency_ns.percentiles.get(name.removeprefix(MEAN))
-    )
+    """One process's figure in the base unit of its metric."""
+    return find_metric(name).read(found)
 
 
 def merge_group(group: ProcessGroup, confidence: float = 0.95) -> Measurement:
     """The newest VALID measurement with the percentiles of all; unchanged if fewer than three are VALID."""
     newest = (group.valid or group.tries)[-1].measurement
-    if newest.latency_ns is None or group.compute_mean("p50") is None:
+    if newest.latency_ns is None or group.compute_mean(P50.name) is None:
         return newest
     found = {name: group.estimate(name, confidence) for name in newest.latency_ns.percentiles}
     percentiles = {name: each for name, each in found.items() if each is not None}
     return replace(
         newest,
         latency_ns=replace(newest.latency_ns, percentiles=percentiles),
-        throughput_images_per_s=group.estimate("throughput", confidence),
-        throughput_tokens_per_s=group.estimate("tokens", confidence),
+        throughput_images_per_s=group.estimate(THROUGHPUT.name, confidence),
+        throughput_tokens_per_s=group.estimate(TOKENS.name, confidence),
     )
 
 
@@ -384,7 +373,7 @@ def summarize_group(
 ) -> MeasurementGroup:
     """Figures with the intervals of `ProcessGroup.estimate`, and both parts of their scatter."""
     figures = {}
-    for name in FIGURES:
+    for name in (metric.name for metric in SHOWN):
         if not group.valid and (shown := read_figure(group.newest.measurement, name)) is not None:
             figures[name] = GroupFigure(
                 Estimate(shown.value, note="INVALID"), (shown.value,), None, None

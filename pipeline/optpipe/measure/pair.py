@@ -20,10 +20,11 @@ from optpipe.core.measurement import (
     LoadSpec,
     Measurement,
     MeasurementGroup,
-    PairMetric,
     percent_from_name,
     read_measurements,
 )
+from optpipe.core.metrics.measured import PairMetric
+from optpipe.core.metrics.registry import find_metric
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.records import Recomputed, json_from_record, record_from_files
 from optpipe.measure.figures import measurements_from_run, recompute_requested
@@ -197,21 +198,17 @@ def judge_rounds(baseline: Sequence[float], contender: Sequence[float], first: i
 def read_pair_figure(found: Measurement, metric: PairMetric) -> float:
     """One process's figure. A median needs no interval, since the ratio's interval is over processes."""
     wrong = [reason for reason in found.reasons if reason.code in WRONG_OUTPUTS]
-    latency, throughput = found.latency_ns, found.throughput_images_per_s
-    if latency is None or wrong:
+    if found.latency_ns is None or wrong:
         reason = (wrong or list(found.reasons))[0]
         raise StageError(f"{found.subject.artifact}: {reason.message}; {reason.remedy}")
-    if metric is PairMetric.THROUGHPUT:
-        return 1e9 / throughput.value if throughput else float("nan")
-    if metric is PairMetric.MEAN:
-        return latency.mean
-    percentile = latency.percentiles.get(metric)
-    if percentile is None and metric is PairMetric.P50 and latency.median is not None:
-        return latency.median
-    if percentile is None:
-        problem = f"{metric} needs more samples per process: {latency.withheld.get(metric)}"
+    figure = find_metric(metric)
+    value = figure.read_without_interval(found)
+    if figure.higher_is_better:
+        return 1e9 / value if value else float("nan")
+    if value is None:
+        problem = f"{metric} needs more samples per process: {figure.find_reason(found)}"
         raise BadInputError(f"{problem}; increase --min-time")
-    return percentile.value
+    return value
 
 
 def bench_pair(

@@ -7,7 +7,7 @@ from typing import Any
 
 from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.measurement import MAX_CV, PROCESSES, LoadSpec, Scenario
-from optpipe.measure.figures import ENERGY_SECONDS
+from optpipe.core.metrics.measured import ENERGY
 from optpipe.measure.measure import BenchPlan
 from optpipe.measure.search import slo_from_text
 
@@ -34,7 +34,7 @@ def plan_bench(
         raise BadInputError("--rate and --slo are mutually exclusive")
     spec.require_sound(needs_rate=limit is None)
     if energy:
-        least = max(spec.min_seconds, ENERGY_SECONDS)
+        least = max(spec.min_seconds, ENERGY.least_seconds)
         spec = replace(spec, min_seconds=least, max_seconds=max(spec.max_seconds, least))
     if limit is not None:
         spec = replace(spec, percentile=max(spec.percentile, limit.percent))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from optpipe.core.metrics.measured import P50, P99
 from optpipe.core.quantity import format_duration
 from optpipe.preprocess.end_to_end import EndToEndFigures, EndToEndRecord, EndToEndResult
 from optpipe.preprocess.proof import AgainstRecord, PreprocessRecord, Proof, StepDifference
@@ -128,8 +129,8 @@ def document_from_end_to_end(record: EndToEndRecord) -> Document:
         "batch",
         "images/s",
         "95% interval",
-        "p50",
-        "p99",
+        P50.name,
+        P99.name,
         "preprocess alone",
         "inference alone",
         "vs. slower part",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optpipe.core import LazyModule
 from optpipe.core.measurement import Comparison, ComparisonRow, Goal, name_sample
+from optpipe.core.metrics.measured import P50, P99
 from optpipe.core.quantity import Estimate
 from optpipe.report.document import Figure, Legend, RawFiles, Sentence, clean_text
 
@@ -335,7 +336,7 @@ def draw_comparison(
     files = tuple(dict.fromkeys(file for curve in latencies for file in curve.files))
     measured = [row for row in comparison.rows if row.latency_ns and row.throughput_images_per_s]
     # p99 if every row has it, otherwise p50 for all
-    percentile = "p99" if all("p99" in row.latency_ns for row in measured) else "p50"
+    percentile = (P99 if all(P99.read_row(row) for row in measured) else P50).name
     rows = [row for row in measured if percentile in row.latency_ns]
     sample, latency = name_sample(row.load.sample for row in rows), f"{percentile} latency (ms)"
     drawn: list[Figure | Sentence] = []

@@ -14,15 +14,30 @@ from optpipe.core.entries import Environment
 from optpipe.core.measurement import (
     MAX_CV,
     PROCESSES,
-    SENSOR_SHARE,
     LoadSpec,
-    PairMetric,
     Subject,
     find_differing_settings,
     format_option,
     format_settings,
     list_load_options,
     percent_from_name,
+)
+from optpipe.core.metrics.measured import PairMetric
+from optpipe.core.metrics.registry import find_metric
+from optpipe.core.metrics.sections import (
+    ACCURACY,
+    ENERGY_PER_SAMPLE,
+    LATENCY,
+    OUTPUTS,
+    PARITY,
+    PEAK_MEMORY,
+    PRECISION,
+    RATE,
+    REGRESSION,
+    SIZE,
+    SPEEDUP,
+    STABILITY,
+    TENSOR_CORES,
 )
 from optpipe.core.plan import to_command
 from optpipe.core.quantity import format_quantity, share_to_text
@@ -69,7 +84,7 @@ def suggest_bench(
 ) -> str:
     """Measures `where` on a build that has no such measurement; `name` is the wanted figure."""
     words = [*_list_percentile_options(name), *_list_runtime_options(build.backend, options)]
-    return to_command("bench", build.artifact, where, *words, energy=name == "energy")
+    return to_command("bench", build.artifact, where, *words, energy=_needs_longer_window(name))
 
 
 def suggest_more_processes(
@@ -93,8 +108,13 @@ def suggest_more_processes(
         *words,
         max_time=longest,
         processes=processes,
-        energy=name == "energy",
+        energy=_needs_longer_window(name),
     )
+
+
+def _needs_longer_window(name: str) -> bool:
+    """Whether `bench` measures the figure only with --energy."""
+    return bool(name) and find_metric(name).least_seconds > 0
 
 
 def suggest_runs(
@@ -109,7 +129,7 @@ def suggest_runs(
     `runs` holds the figures of each run's processes, or the log ratios of a regression's rounds. `speed` is what
     processes that were left out may add; by default a speed that none of these had.
     """
-    loss, limit = criterion.section == "regression", float(criterion.threshold)
+    loss, limit = criterion.is_loss, float(criterion.threshold)
     verb, every = "compare" if loss else "measure", [value for run in runs for value in run]
     if len(every) < MIN_VALUES:
         return f"{verb} again: {command}"
@@ -137,7 +157,7 @@ def suggest_pair(baseline: Subject, group: ProcessGroup, build: JudgedBuild, met
     if baseline.backend != build.backend:
         settings = {name: value for name, value in baseline.settings.items() if name != "affinity"}
         words += _list_runtime_options(baseline.backend, settings)
-    by = metric if metric in list(PairMetric) else PairMetric.P99
+    by = PairMetric.for_metric(metric)
     return to_command(
         "bench", build.artifact, "--against", baseline.artifact, "--metric", by, *words
     )
@@ -190,10 +210,10 @@ def suggest_narrowing(section: str, build: JudgedBuild) -> str:
     )
     parity = build.choose_way(f"optpipe preprocess {build.argument} --images DIR")
     return {
-        "accuracy": f"evaluate on more labeled data: {evaluate}",
-        "preprocessing": parity and f"verify parity on more images: {parity}",
-        "outputs": f"build on more samples: {rebuild}",
-        "tensor_cores": profile
+        ACCURACY.name: f"evaluate on more labeled data: {evaluate}",
+        PARITY.name: parity and f"verify parity on more images: {parity}",
+        OUTPUTS.name: f"build on more samples: {rebuild}",
+        TENSOR_CORES.name: profile
         and f"profile more iterations: {profile} --iterations {MORE_ITERATIONS}",
     }.get(section, "")
 
@@ -219,20 +239,20 @@ def suggest_fix(section: str, build: JudgedBuild) -> str:
         f"optpipe build {build.argument} --budget 30dB", call='Model.build(..., budget="30dB")'
     )
     return {
-        "latency": f"{bottleneck}`{compare}` lists faster builds",
-        "throughput": f"`{compare}` shows the best batch size and build; `optpipe doctor --options` lists runtime options to sweep",
-        "regression": profile
+        LATENCY.name: f"{bottleneck}`{compare}` lists faster builds",
+        RATE.name: f"`{compare}` shows the best batch size and build; `optpipe doctor --options` lists runtime options to sweep",
+        REGRESSION.name: profile
         and f"`{profile}` lists the kernels, to compare with those of the baseline",
-        "speedup": f"{bottleneck}`{compare}` lists faster builds",
-        "accuracy": calibrate and f"`{calibrate}` finds the layers to keep out of INT8",
-        "preprocessing": preprocess and f"`{preprocess}` shows which step contributes most",
-        "outputs": f"`{budget}` keeps the layers in float that cost the most",
-        "precision": f"`optpipe store show {build.artifact}` lists the layers in other precisions",
-        "memory": "reduce the batch size or use a lower precision",
-        "size": "use a lower precision for a smaller engine",
-        "energy": "use a lower precision or a larger batch to reduce energy per inference",
-        "stability": f"stop other work and lock the clocks; `optpipe bench {build.artifact}` reports the cause",
-        "tensor_cores": profile
+        SPEEDUP.name: f"{bottleneck}`{compare}` lists faster builds",
+        ACCURACY.name: calibrate and f"`{calibrate}` finds the layers to keep out of INT8",
+        PARITY.name: preprocess and f"`{preprocess}` shows which step contributes most",
+        OUTPUTS.name: f"`{budget}` keeps the layers in float that cost the most",
+        PRECISION.name: f"`optpipe store show {build.artifact}` lists the layers in other precisions",
+        PEAK_MEMORY.name: "reduce the batch size or use a lower precision",
+        SIZE.name: "use a lower precision for a smaller engine",
+        ENERGY_PER_SAMPLE.name: "use a lower precision or a larger batch to reduce energy per inference",
+        STABILITY.name: f"stop other work and lock the clocks; `optpipe bench {build.artifact}` reports the cause",
+        TENSOR_CORES.name: profile
         and f"`{profile}` lists eligible kernels that do not use Tensor Cores",
     }.get(section, "")
 
@@ -346,8 +366,10 @@ def evidence_from_runs(
 
 
 def observe_groups(
-    criterion: Criterion, evidence: BuildEvidence, name: str
+    criterion: Criterion, evidence: BuildEvidence
 ) -> Sequence[Observation] | Blocker:
+    """The metric that the criterion limits, over the processes of every load that it selects."""
+    name = criterion.find_metric().name
     found = select_groups(criterion.where, evidence.measured)
     if not found:
         wanted = criterion.where.to_text() or "this build"
@@ -409,13 +431,12 @@ def observe_group(
     if found.low is not None and found.note:
         about += f"; {found.note}"
     tail: Tail | None = group.compute_mean(name)
-    if (
-        name == "energy" and tail is not None
-    ):  # scaled down by the sensor's tolerance, in case it reads too much
-        tail = ScaledTail(tail, 1 / (1 + SENSOR_SHARE))
+    metric = find_metric(name)
+    if metric.sensor_share and tail is not None:
+        tail = ScaledTail(tail, 1 / (1 + metric.sensor_share))  # in case the sensor reads too much
     speed = group.find_other_speed(name, alone=True)
-    counted = 0 if name == "memory" or speed.gap <= 0 else len(values)
-    if name in ("energy", "memory"):  # their intervals do not only cover the mean over runs
+    counted = 0 if metric.judges_peak or speed.gap <= 0 else len(values)
+    if metric.sensor_share or metric.judges_peak:  # not only the mean over runs has a scatter
         more = suggest_more_processes(group, evidence.build, name, more=True)
         narrow = f"measure more processes to narrow the interval: {more}"
     else:
@@ -435,7 +456,7 @@ def observe_group(
         left_out=speed.left_out,
         left_out_gap=speed.gap,
     )
-    if name != "memory":
+    if not metric.judges_peak:
         return seen
     # a process that needs more memory ends a service: judge the largest, up to the bound for the next process
     # those that were left out need it too
@@ -454,17 +475,9 @@ def observe_group(
 
 
 def _explain_missing_figure(group: ProcessGroup, name: str, evidence: BuildEvidence) -> Blocker:
-    found, again = group.newest.measurement, suggest_more_processes(group, evidence.build, name)
-    if name == "energy":
-        why = found.energy_why_not or "no energy counter on this machine"
-        return Blocker(f"the energy was not measured: {why}", f"measure it on a GPU: {again}")
-    if name == "memory":
-        return Blocker("the peak memory was not measured", f"measure again: {again}")
-    why = (
-        found.latency_ns.withheld.get(name, "not computed") if found.latency_ns else "not computed"
-    )
-    longer = suggest_more_processes(group, evidence.build, name, longer=True)
-    return Blocker(f"{name} is not available: {why}", f"measure longer: {longer}")
+    metric, found = find_metric(name), group.newest.measurement
+    again = suggest_more_processes(group, evidence.build, name, longer=metric.needs_longer)
+    return Blocker(metric.explain_missing(found), f"{metric.remedy}: {again}")
 
 
 def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> Iterator[Blocker]:
@@ -480,13 +493,11 @@ def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> It
         )
         since = "then sign off with --since and the start of that run, which counts as one more try"
         yield Blocker(what, f"measure again: {again}; {since}")
-    if name in ("energy", "memory") or given == count:
+    metric = find_metric(name)
+    if metric.is_optional or given == count:
         return
-    latencies = [one.measurement.latency_ns for one in group.valid]
-    why = next(
-        (each.withheld[name] for each in latencies if each and name in each.withheld),
-        "not computed",
-    )
+    reasons = [metric.find_reason(one.measurement) for one in group.valid]
+    why = next(filter(None, reasons), "not computed")
     longer = suggest_more_processes(group, evidence.build, name, longer=True)
     what = f"{name} could not be estimated in {count - given} of {count} VALID processes: {why}"
     yield Blocker(what, explain_withheld(longer, runs=len({one.run for one in group.valid})))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from math import exp, expm1, log
 
 from optpipe.core.measurement import (
@@ -11,6 +10,22 @@ from optpipe.core.measurement import (
     MeasurementsRecord,
     find_differing_settings,
     format_settings,
+)
+from optpipe.core.metrics.registry import find_metric
+from optpipe.core.metrics.sections import (
+    ACCURACY,
+    AGREEMENT,
+    ENVIRONMENT,
+    OUTPUTS,
+    PARITY,
+    PRECISION,
+    REGRESSION,
+    SECTIONS,
+    SIZE,
+    SPEEDUP,
+    TENSOR_CORES,
+    Evidence,
+    Sense,
 )
 from optpipe.core.plan import to_command
 from optpipe.core.quantity import Dimension, format_quantity
@@ -56,7 +71,7 @@ from optpipe.signoff.build_evidence import (
     suggest_pair,
     suggest_runs,
 )
-from optpipe.signoff.policy import Criterion, LoadFilter, Sense
+from optpipe.signoff.policy import Criterion, LoadFilter
 from optpipe.stats.means import MIN_VALUES, SPEED_GAP, OtherSpeed, mean_from_runs
 from optpipe.stats.paired import SampledFigure, Share, count_samples_to_decide
 from optpipe.stats.ratio import SMALLEST_ROUNDS
@@ -240,11 +255,10 @@ def _compute_loss(
 ) -> float | None:
     """The logarithm of one round's loss; None if a process is not VALID or lacks the figure."""
     valid = [each.measurement for each in (baseline, contender) if each.measurement.is_valid]
-    found = [read_value(each, metric, medians=metric == "p50") for each in valid]
+    found = [read_value(each, metric) for each in valid]
     if len(found) < 2 or found[0] is None or found[1] is None:
         return None
-    loss = log(found[1]) - log(found[0])
-    return -loss if metric == "throughput" else loss
+    return find_metric(metric).loss_sign * (log(found[1]) - log(found[0]))
 
 
 def _compute_raw_loss(
@@ -254,8 +268,7 @@ def _compute_raw_loss(
     before, after = (read_raw_value(each, metric) or 0.0 for each in (baseline, contender))
     if min(before, after) <= 0:
         return None
-    loss = log(after) - log(before)
-    return -loss if metric == "throughput" else loss
+    return find_metric(metric).loss_sign * (log(after) - log(before))
 
 
 def _observe_unpaired_loss(
@@ -283,7 +296,8 @@ def _observe_unpaired_loss(
     seen = replace(seen, about=about, to_narrow=more)
     counts = [each.count_showing(metric) for each in (group, baseline)]
     scatter = find_run_scatter(group_processes([*evidence.measured, *evidence.baseline]), metric)
-    sides = (baseline, group) if metric == "throughput" else (group, baseline)
+    rises = find_metric(metric).higher_is_better
+    sides = (baseline, group) if rises else (group, baseline)
     found = compare_groups(*sides, metric, scatter)
     if isinstance(found, str):
         why = f"{explain_no_interval(min(counts))}: {counts[0]} of the build and {counts[1]} of the baseline"
@@ -383,7 +397,7 @@ Observer = Callable[[Criterion, BuildEvidence], Sequence[Observation] | Blocker]
 
 def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     """Observations for `criterion` in its base unit, with the way out."""
-    found = OBSERVERS[find_kind(criterion.section)][criterion.section](criterion, evidence)
+    found = OBSERVERS.get(criterion.section, observe_groups)(criterion, evidence)
     if isinstance(found, Blocker):
         return found
     narrow, fix = (
@@ -464,7 +478,7 @@ def _preprocessing(
     figure = evidence.preprocessing.get(criterion.metric.removeprefix("minimum_"))
     if figure is None:
         command = f"optpipe preprocess {evidence.build.argument} --images DIR"
-        if evidence.preprocessing and criterion.metric == "minimum_agreement":
+        if evidence.preprocessing and criterion.metric == AGREEMENT:
             reason = "the parity proof compares no predictions: the model has none, or the same for every image"
             remedy = (
                 f"limit minimum_snr instead, or use images on which predictions differ: {command}"
@@ -526,26 +540,19 @@ def _tensor_cores(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Obs
     return [evidence.tensor_core_share]
 
 
-OBSERVERS: Mapping[str, Mapping[str, Observer]] = {
-    "evaluate": {"accuracy": _accuracy},
-    "preprocess": {"preprocessing": _preprocessing},
-    "bench": {
-        "latency": lambda criterion, evidence: observe_groups(
-            criterion, evidence, criterion.metric
-        ),
-        "throughput": partial(observe_groups, name="throughput"),
-        "regression": observe_regression,
-        "memory": partial(observe_groups, name="memory"),
-        "energy": partial(observe_groups, name="energy"),
-        "stability": partial(observe_groups, name="cv"),
-        "environment": _environment,
-    },
-    "turns": {"speedup": observe_speedup},
-    "profile": {"tensor_cores": _tensor_cores},
-    "build": {"outputs": _outputs, "precision": _precision, "size": _size},
+OBSERVERS: Mapping[str, Observer] = {
+    ENVIRONMENT.name: _environment,
+    REGRESSION.name: observe_regression,
+    SPEEDUP.name: observe_speedup,
+    ACCURACY.name: _accuracy,
+    PARITY.name: _preprocessing,
+    OUTPUTS.name: _outputs,
+    PRECISION.name: _precision,
+    SIZE.name: _size,
+    TENSOR_CORES.name: _tensor_cores,
 }
-"""By kind of run (`build` is the build's record), in the order in which a sign-off measures, and section of the policy."""
-JUDGED_RUNS = tuple(name for name in OBSERVERS if name != "build")
+"""By section of the policy; `observe_groups` observes the metrics of every other."""
+JUDGED_RUNS = tuple(str(kind) for kind in Evidence if kind is not Evidence.BUILD)
 RECOMPUTE: Mapping[str, tuple[Callable[[Run], Iterator[Recomputed]], ...]] = {
     "evaluate": (recompute_evaluation,),
     "preprocess": (recompute_preprocessing,),
@@ -565,4 +572,5 @@ DOCUMENTS: Mapping[str, Mapping[str, type]] = {
 
 
 def find_kind(section: str) -> str:
-    return next(name for name, sections in OBSERVERS.items() if section in sections)
+    """The kind of run that shows a section's figures."""
+    return str(SECTIONS[section].evidence)

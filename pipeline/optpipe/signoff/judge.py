@@ -12,6 +12,8 @@ from optpipe.build.verify import observe_outputs
 from optpipe.core.entries import ArtifactInfo, Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import find_differing_settings, format_settings
+from optpipe.core.metrics.measured import P50
+from optpipe.core.metrics.sections import ACCURACY, DROP, PRECISION, Sense
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import Dimension, Estimate, format_quantity, format_snr
 from optpipe.core.verdict import (
@@ -49,7 +51,7 @@ from optpipe.signoff.build_evidence import (
 from optpipe.signoff.dossier import Dossier, DossierRequest, split_runs
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.loosened import list_loosened
-from optpipe.signoff.policy import Criterion, LoadFilter, Policy, Sense
+from optpipe.signoff.policy import Criterion, LoadFilter, Policy
 from optpipe.stats.means import (
     OtherSpeed,
     compute_look_confidence,
@@ -315,7 +317,7 @@ def _find_drop_limit(policy: Policy) -> float | None:
     limits = [
         float(one.threshold) / 100
         for one in policy.criteria
-        if (one.section, one.metric, one.score) == ("accuracy", "maximum_drop", None)
+        if one.is_of(ACCURACY) and one.metric == DROP and one.score is None
     ]
     return min(limits, default=None)
 
@@ -372,7 +374,7 @@ def _note_left_out(
     if (since := request.since) is not None:
         tries = []
         for group in group_processes(left_out):
-            p50 = [each for run in group.list_values("p50") for each in run]
+            p50 = [each for run in group.list_values(P50.name) for each in run]
             shown = (
                 [format_quantity(each, Dimension.TIME) for each in (min(p50), max(p50))]
                 if p50
@@ -487,7 +489,7 @@ def _judge_precision(artifact: Entry[ArtifactInfo], policy: Policy) -> Criterion
         )
     share = proof.share.counted.get(info.precision, 0.0)
     stated = any(
-        each.section == "precision" and each.metric == info.precision for each in policy.criteria
+        each.is_of(PRECISION) and each.metric == info.precision for each in policy.criteria
     )
     if stated and proof.placed and share and info.precision not in (Precision.FP32, Precision.TF32):
         reason = f"{share:.1%} {info.precision}, verified in the built network; the policy states which share is enough"

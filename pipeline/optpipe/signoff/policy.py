@@ -17,7 +17,27 @@ from typing import Annotated, Any
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import read_user_bytes
-from optpipe.core.measurement import MEAN, Mode, Scenario, format_option, percent_from_name
+from optpipe.core.measurement import Mode, Scenario, format_option
+from optpipe.core.metrics.contract import Metric
+from optpipe.core.metrics.registry import find_metric
+from optpipe.core.metrics.scores import ERROR_NAMES, F1
+from optpipe.core.metrics.sections import (
+    ACCURACY,
+    DROP,
+    ENVIRONMENT,
+    F1_DROP,
+    JUDGED,
+    LATENCY,
+    LEAST_SCORE,
+    MIN_SHARE,
+    OUTPUTS,
+    PRECISION,
+    SECTIONS,
+    SPEEDUP,
+    Limit,
+    Section,
+    Sense,
+)
 from optpipe.core.plan import BATCH, LENGTH, MODE, RATE, SCENARIO, STREAMS
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import (
@@ -28,65 +48,13 @@ from optpipe.core.quantity import (
     score_from_text,
 )
 from optpipe.evaluate.tasks.detection import PARITY_SCORE, SCORE_THRESHOLDS
-from optpipe.evaluate.tasks.values import Regression
 
 MAX_COUNT = 1_000_000
 
-
-class Sense(StrEnum):
-    AT_MOST = "at most"
-    AT_LEAST = "at least"
-    EQUALS = "is"
-
-
-Limit = tuple[Sense, Dimension]
-MAX_TIME = Sense.AT_MOST, Dimension.TIME
-MAX_SHARE = Sense.AT_MOST, Dimension.SHARE
-MIN_SHARE = Sense.AT_LEAST, Dimension.SHARE
-MAX_DROP = Sense.AT_MOST, Dimension.POINTS
-MIN_SCORE = Sense.AT_LEAST, Dimension.POINTS
-MAX_SIZE = Sense.AT_MOST, Dimension.SIZE
-MAX_ENERGY = Sense.AT_MOST, Dimension.ENERGY
-MIN_RATE = Sense.AT_LEAST, Dimension.RATE
-MIN_FACTOR = Sense.AT_LEAST, Dimension.FACTOR
-MIN_RATIO = Sense.AT_LEAST, Dimension.DECIBEL
-MIN_COSINE = Sense.AT_LEAST, Dimension.NUMBER
-MAX_ERROR = Sense.AT_MOST, Dimension.NUMBER
 QUERY_RATE = Sense.AT_LEAST, Dimension.QUERIES
 SCORE_THRESHOLD = Sense.EQUALS, Dimension.SHARE
 """The score from which a detector's boxes count: a multiple of 5%."""
-MEASURED: Mapping[str, Mapping[str, Limit]] = {
-    "latency": dict.fromkeys(
-        ("p50", "p90", "p95", "p99", "p99.9", "mean_p90", "mean_p95", "mean_p99"), MAX_TIME
-    ),
-    "throughput": {"minimum": MIN_RATE},
-    "regression": dict.fromkeys(("p50", "p90", "p95", "p99", "p99.9", "throughput"), MAX_SHARE),
-    "memory": {"maximum": MAX_SIZE},
-    "energy": {"maximum": MAX_ENERGY},
-    "stability": {"maximum_cv": MAX_SHARE},
-}
-"""The limits in each table about measurements, which may name a load."""
-SECTIONS: Mapping[str, Mapping[str, Limit]] = {
-    **MEASURED,
-    "speedup": {"minimum": MIN_FACTOR},
-    "accuracy": {
-        "maximum_drop": MAX_DROP,
-        "minimum_score": MIN_SCORE,
-        "minimum_top1": MIN_SHARE,
-        "minimum_agreement": MIN_SHARE,
-        "maximum_f1_drop": MAX_DROP,
-    },
-    "preprocessing": {"minimum_agreement": MIN_SHARE, "minimum_snr": MIN_RATIO},
-    "outputs": {
-        "minimum_snr": MIN_RATIO,
-        "minimum_cosine": MIN_COSINE,
-        "minimum_agreement": MIN_SHARE,
-        "maximum_abs_error": MAX_ERROR,
-    },
-    "precision": dict.fromkeys(map(str, Precision), MIN_SHARE),
-    "size": {"maximum": MAX_SIZE},
-    "tensor_cores": {"minimum_share": MIN_SHARE},
-}
+LIMITS: Mapping[str, Mapping[str, Limit]] = {one.name: one.limits for one in JUDGED}
 """The limits in each table, in the order of the criteria. A table may be an array of tables."""
 OPTIONS, PACKAGES = "options", "packages"
 Kind = Limit | type | str
@@ -98,12 +66,11 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
     "": {"schema": int, "name": str, "model": str, "confidence": MIN_SHARE},
     "build": {"artifact": str, "backend": str, "precision": Precision, "options": OPTIONS},
     "evidence": {"preregistered": bool},
-    "environment": {"gpu": str, "driver": str, "cpu": str, "python": str, "packages": PACKAGES},
-    **{name: {**LOAD, **limits} for name, limits in MEASURED.items()},
-    **{name: limits for name, limits in SECTIONS.items() if name not in MEASURED},
-    "speedup": {"over": str, "batch_size": int, "length": int, **SECTIONS["speedup"]},
-    "accuracy": {**SECTIONS["accuracy"], "at_threshold": SCORE_THRESHOLD},
-    "outputs": {"output": str, "steps": int, **SECTIONS["outputs"]},
+    ENVIRONMENT.name: {"gpu": str, "driver": str, "cpu": str, "python": str, "packages": PACKAGES},
+    **{one.name: {**(LOAD if one.is_measured else {}), **one.limits} for one in JUDGED},
+    SPEEDUP.name: {"over": str, "batch_size": int, "length": int, **SPEEDUP.limits},
+    ACCURACY.name: {**ACCURACY.limits, "at_threshold": SCORE_THRESHOLD},
+    OUTPUTS.name: {"output": str, "steps": int, **OUTPUTS.limits},
 }
 """The keys of each table of a policy; of the document itself for an empty name."""
 
@@ -191,7 +158,23 @@ class Criterion:
     @property
     def base(self) -> float:
         """Added to a figure to make a ratio: a loss is a ratio minus one."""
-        return 1.0 if self.section == "regression" else 0.0
+        return 1.0 if self.is_loss else 0.0
+
+    @property
+    def table(self) -> Section:
+        """The table of the policy that it is from."""
+        return SECTIONS[self.section]
+
+    @property
+    def is_loss(self) -> bool:
+        return self.table.of_loss
+
+    def is_of(self, section: Section) -> bool:
+        return self.table is section
+
+    def find_metric(self) -> Metric:
+        """The measured metric that it limits."""
+        return self.table.metrics.get(self.metric) or find_metric(self.metric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +248,7 @@ def _policy_from_document(document: Mapping[str, object], source: bytes) -> Poli
     )
     tables = {name: list(_read_tables(document[name], name)) for name in TABLES if name in document}
     build, evidence, environment = (
-        tables.get(name, [{}])[0] for name in ("build", "evidence", "environment")
+        tables.get(name, [{}])[0] for name in ("build", "evidence", ENVIRONMENT.name)
     )
     criteria = (*_list_environment_criteria(environment), *_list_criteria(tables))
     if not criteria:
@@ -290,7 +273,7 @@ def _policy_from_document(document: Mapping[str, object], source: bytes) -> Poli
 
 
 def _read_tables(value: object, section: str) -> Iterator[Mapping[str, Any]]:
-    several = section in SECTIONS
+    several = section in LIMITS
     for number, table in enumerate(value if isinstance(value, list) and several else [value]):
         if not isinstance(table, dict):
             wanted = "a table or an array of tables" if several else "a table"
@@ -388,7 +371,7 @@ def _read_limit(
 
 def _require_complete(table: Mapping[str, Any], section: str) -> None:
     """Raises ValueError for a table without a limit, a scenario without its load, and keys without the limit that they belong to."""
-    limits = SECTIONS.get(section)
+    limits = LIMITS.get(section)
     if limits is not None and not limits.keys() & table.keys():
         raise ValueError(f"sets no limit; available limits: {', '.join(limits)}")
     scenario = table.get("scenario")
@@ -404,12 +387,12 @@ def _require_complete(table: Mapping[str, Any], section: str) -> None:
             and not (key == "streams" and scenario == "offline")
         ):
             raise ValueError(f'{key} requires scenario = "{needing}"')
-    if section == "speedup" and "over" not in table:
+    if section == SPEEDUP.name and "over" not in table:
         raise ValueError(
             'requires over, the precision or ID of another build; for example over = "fp32"'
         )
-    if "at_threshold" in table and "maximum_f1_drop" not in table:
-        raise ValueError("at_threshold is the score of maximum_f1_drop, which is not limited")
+    if "at_threshold" in table and F1_DROP not in table:
+        raise ValueError(f"at_threshold is the score of {F1_DROP}, which is not limited")
     if "steps" in table and "output" in table:
         problem = "steps limits the state after a trajectory, not an output"
         raise ValueError(f"{problem}; use a second [[outputs]] for output")
@@ -417,14 +400,14 @@ def _require_complete(table: Mapping[str, Any], section: str) -> None:
 
 def _list_environment_criteria(wanted: Mapping[str, Any]) -> Iterator[Criterion]:
     packages = {f"packages.{name}": version for name, version in wanted.get(PACKAGES, {}).items()}
-    for key in (*TABLES["environment"], *packages):
+    for key in (*TABLES[ENVIRONMENT.name], *packages):
         value = packages.get(key) or wanted.get(key)
         if isinstance(value, str):
-            yield Criterion("environment", key, Sense.EQUALS, value)
+            yield Criterion(ENVIRONMENT.name, key, Sense.EQUALS, value)
 
 
 def _list_criteria(tables: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Criterion]:
-    for section, limits in SECTIONS.items():
+    for section, limits in LIMITS.items():
         for table in tables.get(section, ()):
             load = {key: table[key] for key in LOAD if key in table}
             where = LoadFilter(**load | {"rate": load["rate"][0]} if "rate" in load else load)
@@ -433,15 +416,15 @@ def _list_criteria(tables: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Cr
                 if metric not in table:
                     continue
                 threshold, dimension, score = table[metric]
-                if metric == "minimum_score" and score in Regression.lower_is_better:
+                if metric == LEAST_SCORE and score in ERROR_NAMES:
                     raise ValueError(
-                        f'{section}.{metric}: {score} is better when lower; write maximum_drop = "1 {score}" for its rise'
+                        f'{section}.{metric}: {score} is better when lower; write {DROP} = "1 {score}" for its rise'
                     )
-                if metric == "maximum_f1_drop":
-                    if score not in (None, "F1"):
-                        problem = f"accuracy.maximum_f1_drop is a drop of F1, not of {score}"
+                if metric == F1_DROP:
+                    if score not in (None, F1.name):
+                        problem = f"{section}.{F1_DROP} is a drop of {F1}, not of {score}"
                         raise ValueError(f"{problem}: write it in points")
-                    score = f"F1@{table.get('at_threshold', (PARITY_SCORE,))[0]:.0%}"
+                    score = f"{F1}@{table.get('at_threshold', (PARITY_SCORE,))[0]:.0%}"
                 yield Criterion(section, metric, sense, threshold, dimension, where, score, *judged)
 
 
@@ -454,23 +437,28 @@ def _refuse_contradictions(criteria: tuple[Criterion, ...], wanted: Precision | 
             )
         by_name[one.name] = one
     for one in criteria:
-        for other in criteria if one.section == "latency" else ():
-            alike = other.metric.startswith(MEAN) == one.metric.startswith(MEAN)
-            comparable = other.section == "latency" and other.where == one.where and alike
-            higher = comparable and percent_from_name(other.metric) > percent_from_name(one.metric)
-            if higher and float(other.threshold) < float(one.threshold):
+        for other in criteria if one.is_of(LATENCY) else ():
+            if not other.is_of(LATENCY) or other.where != one.where:
+                continue
+            mine, theirs = one.find_metric(), other.find_metric()
+            alike = theirs.is_over_processes == mine.is_over_processes
+            if (
+                alike
+                and theirs.percent > mine.percent
+                and float(other.threshold) < float(one.threshold)
+            ):
                 problem = f"{one.name} ({one.limit}) has no effect"
                 reason = f"{other.metric} is already limited to {other.limit}"
                 raise ValueError(f"{problem}: {reason}; a lower percentile needs a smaller limit")
-    shares = {one.metric: float(one.threshold) for one in criteria if one.section == "precision"}
+    shares = {one.metric: float(one.threshold) for one in criteria if one.is_of(PRECISION)}
     if (total := sum(shares.values())) > 1 + 1e-9:
         raise ValueError(
             f"precision: {' and '.join(shares)} add up to {format_quantity(total, Dimension.SHARE)} of the MACs"
         )
-    gpu = by_name.get("environment.gpu")
+    gpu = by_name.get(f"{ENVIRONMENT}.gpu")
     if gpu is not None and gpu.threshold == "none":
         for one in criteria:
-            if one.section in ("energy", "tensor_cores") or one.name == "environment.driver":
+            if one.table.needs_gpu or one.name == f"{ENVIRONMENT}.driver":
                 raise ValueError(f'{one.name} requires a GPU, but environment.gpu = "none"')
     for metric, share in shares.items():
         if wanted is not None and metric != wanted and share > 0.5:

@@ -28,7 +28,8 @@ from optpipe.core.errors import (
 )
 from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_value
-from optpipe.core.measurement import MAX_CV, LoadSpec, Mode, Scenario, percent_from_name
+from optpipe.core.measurement import MAX_CV, LoadSpec, Mode, Scenario
+from optpipe.core.metrics.sections import SPEEDUP, Evidence
 from optpipe.core.plan import for_workspace, to_command
 from optpipe.core.quantity import Dimension, format_quantity, share_to_text
 from optpipe.core.records import group_pairs, json_from_record, plain_from_record, record_from_json
@@ -36,7 +37,6 @@ from optpipe.core.verdict import Blocker, CriterionResult, StepRecord, Verdict, 
 from optpipe.evaluate.evaluate import run_evaluation
 from optpipe.evaluate.tasks import TASKS
 from optpipe.measure.bench import bench_artifacts
-from optpipe.measure.figures import ENERGY_SECONDS
 from optpipe.measure.groups import find_environment_differences
 from optpipe.measure.measure import BenchPlan
 from optpipe.measure.turns import measure_turns
@@ -72,7 +72,7 @@ from optpipe.signoff.dossier import finish_dossier, read_dossier, split_runs
 from optpipe.signoff.evidence import JUDGED_RUNS, find_kind, observe
 from optpipe.signoff.judge import judge_criteria, judge_dossier
 from optpipe.signoff.loosened import describe_loosened, find_loosest_limits
-from optpipe.signoff.policy import MEASURED, Criterion, LoadFilter
+from optpipe.signoff.policy import Criterion, LoadFilter
 from optpipe.signoff.reports import list_drawing_versions, render_dossier, write_reports
 from optpipe.signoff.verify import VerifiedDossier
 from optpipe.stats.means import MIN_VALUES
@@ -97,7 +97,8 @@ def loads_from_criteria(
     decide the sample count, and energy the time, if `energy` can be measured.
     """
     needed: dict[object, LoadSpec] = {}
-    wanted = [each for each in criteria if each.section != "energy" or energy]
+    able = [each for each in criteria if each.table.is_measured]
+    wanted = [each for each in able if energy or not each.find_metric().least_seconds]
     named = [each.where for each in criteria if each.where] or [LoadFilter()]
     for load in (_load(where, min_seconds, max_seconds) for where in named):
         needed.setdefault(load.key, load)
@@ -105,15 +106,14 @@ def loads_from_criteria(
             each for each in wanted if not each.where or _load(each.where, 0, 0).key == load.key
         )
         for criterion in about:
-            known = needed[load.key]
-            if criterion.section == "energy":
-                least = max(known.min_seconds, ENERGY_SECONDS)
-                needed[load.key] = replace(
-                    known, min_seconds=least, max_seconds=max(known.max_seconds, least)
-                )
-            else:
-                highest = max(known.percentile, percent_from_name(criterion.metric))
-                needed[load.key] = replace(known, percentile=highest)
+            known, metric = needed[load.key], criterion.find_metric()
+            least = max(known.min_seconds, metric.least_seconds)
+            needed[load.key] = replace(
+                known,
+                min_seconds=least,
+                max_seconds=max(known.max_seconds, least),
+                percentile=max(known.percentile, metric.percent),
+            )
     groups = group_pairs((replace(load, batch_size=1), load.batch_size) for load in needed.values())
     return [
         (replace(load, batch_size=min(sizes)), tuple(sorted(sizes)))
@@ -290,7 +290,7 @@ def make_steps(
 
     def turns(criteria: Sequence[Criterion]) -> list[Path]:
         """Compares the judged build with each build that a speedup is over."""
-        loads = dict.fromkeys((one.over, one.where) for one in criteria if one.section == "speedup")
+        loads = dict.fromkeys((one.over, one.where) for one in criteria if one.is_of(SPEEDUP))
         return [
             run_turns_step(str(over), where, judged.entry, wanted, store, listener)
             for over, where in loads
@@ -383,17 +383,20 @@ def _list_present(judged: Entry[ArtifactInfo], store: Store) -> list[Run]:
 def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> Iterator[Criterion]:
     evidence = evidence_from_runs(judged_build_from_entry(judged), runs, wanted.policy)
     for criterion in wanted.policy.criteria:
-        if criterion.section == "regression":  # without a baseline it is always missing
+        if criterion.is_loss:  # without a baseline it is always missing
             if not select_groups(criterion.where, evidence.measured):
                 yield criterion
             continue
         few = isinstance(observe(criterion, evidence), Blocker)
-        if not few and criterion.section in MEASURED:
+        if not few and criterion.table.is_measured:
             groups = select_groups(
                 criterion.where, evidence.measured
             )  # an interval needs enough VALID processes
             few = (
-                min((group.count_requested(criterion.metric) for group in groups), default=0)
+                min(
+                    (group.count_requested(criterion.find_metric().name) for group in groups),
+                    default=0,
+                )
                 < MIN_VALUES
             )
         if few:
@@ -407,7 +410,7 @@ def _group_by_kind(
     present = {run.kind for run in runs}
     for kind in JUDGED_RUNS:
         criteria = [one for one in needed if find_kind(one.section) == kind]
-        if criteria and (kind in ("bench", "turns") or kind not in present):
+        if criteria and (kind in (Evidence.BENCH, Evidence.TURNS) or kind not in present):
             yield kind, criteria
 
 
@@ -446,7 +449,7 @@ def audit_dossier(
         if each.name in known
         and each.dimension in AUDIT_TOLERANCES
         and find_kind(each.section) in JUDGED_RUNS
-        if each.section not in ("regression", "stability")  # against another build, and of the host
+        if each.table.can_repeat
     ]
     if not able:
         raise BadInputError(f"{checked.folder} has no figure that can be measured again")
@@ -613,7 +616,7 @@ def run_pipeline(
     work = make_steps(
         wanted, build, artifacts, built.model, lambda: model, store, listener, plan, data
     )
-    if not any(one.section == "speedup" for one in wanted.policy.criteria):
+    if not any(one.is_of(SPEEDUP) for one in wanted.policy.criteria):
         del work["turns"]  # nothing to compare with
     taken = {
         name: partial(step, wanted.policy.criteria)

@@ -15,6 +15,7 @@ from optpipe import __version__
 from optpipe.backends.registry import list_runtime_packages
 from optpipe.core.entries import Environment
 from optpipe.core.measurement import Comparison, Goal, read_measurements
+from optpipe.core.metrics.sections import SECTIONS, list_tiles
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import json_from_record, record_from_files
 from optpipe.core.verdict import (
@@ -76,17 +77,6 @@ UNSIGNED = (
     "that samples were not reordered or trimmed, that predictions were not edited, and that this engine gave them."
 )
 LARGE_FIGURES, MAX_TILES = 3, 4
-TILES = (
-    "latency",
-    "throughput",
-    "speedup",
-    "accuracy",
-    "energy",
-    "memory",
-    "outputs",
-    "size",
-    "precision",
-)
 UNKNOWN = "Anybody can sign with their own key: name those you trust with --allowed-signers FILE."
 
 
@@ -126,9 +116,10 @@ def _name_criterion(name: str) -> str:
     """The words for a criterion: `p99 latency` for `latency.p99.b8`, `Accuracy drop` for `accuracy.maximum_drop`."""
     section, metric, *_ = name.split(".")
     words = [each for each in metric.split("_") if each not in ("minimum", "maximum")]
-    if section in ("latency", "regression"):
+    table = SECTIONS.get(section)
+    if table is not None and table.names_key_first:
         return " ".join((*words, section))
-    words = words if section == "trust" else [*section.split("_"), *words]
+    words = [*section.split("_"), *words] if table else words  # a criterion of trust has no table
     words = [each.upper() if each in ACRONYMS else each for each in words]
     return " ".join((words[0].title(), *words[1:]))
 
@@ -358,9 +349,9 @@ def page_from_comparison(
     comparison: Comparison, figures: Sequence[Figure | Sentence], files: RawFiles
 ) -> Page:
     names = {
-        "latency": "Lowest latency",
-        "throughput": "Highest throughput",
-        "efficiency": "Least energy",
+        Goal.LATENCY: "Lowest latency",
+        Goal.THROUGHPUT: "Highest throughput",
+        Goal.EFFICIENCY: "Least energy",
     }
     evidence = _make_evidence_section(
         "The files that the figures were computed from.", comparison.environment
@@ -371,7 +362,7 @@ def page_from_comparison(
         summarize_comparison(comparison),
         tuple(section for section in sections if section.parts),
         highlights=tuple(
-            (names[goal], comparison.best_reason[goal], comparison.row(row).label)
+            (names[Goal(goal)], comparison.best_reason[goal], comparison.row(row).label)
             for goal, row in comparison.best.items()
             if row is not None
         ),
@@ -403,7 +394,7 @@ def _quote_criteria(record: VerdictRecord) -> Iterator[tuple[str, str, str]]:
     """The decisive figure of each section of the policy, as in the table of criteria."""
     figures = [one for one in _order_criteria(record)[::-1] if isinstance(one.observed, float)]
     quoted = {one.name.partition(".")[0]: one for one in figures}
-    for section in [name for name in TILES if name in quoted][:MAX_TILES]:
+    for section in [table.name for table in list_tiles() if table.name in quoted][:MAX_TILES]:
         one = quoted[section]
         limit = f"{one.limit}{', ' if one.about else ''}{_name_load(one)}"
         yield _name_criterion(one.name), format_observed(one).partition(" [")[0], limit

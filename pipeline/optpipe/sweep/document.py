@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from optpipe.core.measurement import Mode, Scenario, name_sample
+from optpipe.core.metrics.measured import P50, P99, THROUGHPUT
 from optpipe.core.quantity import format_duration
 from optpipe.core.records import group_pairs
 from optpipe.report.document import (
@@ -65,9 +66,9 @@ def _tabulate_cells(record: SweepRecord) -> Table:
                     ]
                 ),
                 load.size if usual else str(load),
-                cell_from_latency(figures.get("p50")),
-                cell_from_latency(figures.get("p99") if load.percentile >= 99 else None),
-                cell_from_estimate(figures.get("throughput"), "{:,.0f}"),
+                cell_from_latency(figures.get(P50.name)),
+                cell_from_latency(figures.get(P99.name) if load.percentile >= 99 else None),
+                cell_from_estimate(figures.get(THROUGHPUT.name), "{:,.0f}"),
                 str(row.processes or ""),
                 Cell(state, _TONES.get(row.state, Tone.PLAIN)),
                 row.run,

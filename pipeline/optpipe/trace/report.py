@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from optpipe.core.errors import BadInputError
+from optpipe.core.metrics.sections import TENSOR_CORES
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import Recomputed, record_from_files, record_from_plain
 from optpipe.core.verdict import Blocker, Observation, Verdict
@@ -207,7 +208,7 @@ def profile_from_trace(
     measured, gpus = select_measured_part(whole, range_name), whole.trace.gpus
     quality = check_quality(measured, facts.unprofiled_iteration_ns, expects_gpu=facts.expects_gpu)
     cores, layer_ns = None, {}
-    if "tensor_cores" not in quality.withheld:
+    if TENSOR_CORES.name not in quality.withheld:
         cores = analyze_tensor_cores(measured, graph)
         if cores.basis == "layers":
             layer_ns = {each.name: each.time_ns / cores.iterations for each in cores.layers}

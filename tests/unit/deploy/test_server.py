@@ -16,6 +16,7 @@ from hypothesis.extra import numpy as arrays
 
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.measurement import LoadSpec, Scenario
+from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension
 from optpipe.deploy import tune
 from optpipe.deploy.frames import SharedMemory, read_frame, write_frame
@@ -23,7 +24,7 @@ from optpipe.deploy.live import judge_latencies
 from optpipe.deploy.proof import MAX_FAILED, Answer, send_requests
 from optpipe.deploy.server import find_server
 from optpipe.deploy.session_process import list_captured_sizes
-from optpipe.signoff.policy import Criterion, Sense
+from optpipe.signoff.policy import Criterion
 
 
 def test_no_server_is_a_missing_tool_with_the_way_to_get_one(monkeypatch, tmp_path):

@@ -19,12 +19,12 @@ from optpipe.core.measurement import (
     MEASUREMENTS_FILE,
     InputPool,
     LoadSpec,
-    PairMetric,
     Reason,
     Subject,
     Validity,
     read_measurements,
 )
+from optpipe.core.metrics.measured import PairMetric
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import compare_recomputed, json_from_record

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from tests.fakes.measurements import planted
 
 from optpipe.core.measurement import LoadSpec, Measurement, Scenario, Subject, Validity
+from optpipe.core.metrics.measured import ENERGY, THROUGHPUT
+from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension, Estimate
 from optpipe.measure.figures import (
     GROUPS,
     PARTS,
-    estimate_energy_per_image,
-    estimate_throughput,
+    SampledWindow,
     judge_measurement,
 )
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, summarize_group
@@ -24,7 +25,7 @@ from optpipe.measure.process import MachineSampler, read_busy_ticks
 from optpipe.measure.validity import ValidityEvidence
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence, observe_group
-from optpipe.signoff.policy import Criterion, Sense
+from optpipe.signoff.policy import Criterion
 
 CALLS = st.lists(
     st.tuples(st.integers(0, 10**15) | st.just(1_000_000), st.integers(1, 512)),
@@ -39,6 +40,11 @@ def frame(durations_ns, images=1, idle_ns=0):
     starts = np.concatenate([[0], np.cumsum(durations + idle_ns)[:-1]]).astype(np.int64)
     sizes = np.broadcast_to(images, len(durations)).astype(np.int64)
     return pl.DataFrame({"images": sizes, "start_ns": starts, "end_ns": starts + durations})
+
+
+def estimate_throughput(measured, scenario, confidence=0.95):
+    window = SampledWindow(LoadSpec(1, scenario), measured, pl.DataFrame(), confidence=confidence)
+    return THROUGHPUT.compute(window)
 
 
 @given(CALLS, st.sampled_from(Scenario), st.integers(0, 10**6), st.floats(0.5, 0.999))
@@ -111,8 +117,13 @@ def counter(watts, seconds, step_s=0.2):
     )
 
 
+def estimate_energy(machine, images, seconds):
+    ends = {"images": [images], "start_ns": [0], "end_ns": [round(seconds * 1e9)]}
+    return ENERGY.compute(SampledWindow(LoadSpec(1), pl.DataFrame(ends), machine))
+
+
 def test_joules_per_image_are_mean_power_times_the_time_per_image():
-    found = estimate_energy_per_image(counter(400.0, 12.0), images=24_000, seconds=12.0)
+    found = estimate_energy(counter(400.0, 12.0), images=24_000, seconds=12.0)
     assert isinstance(found, Estimate)
     assert found.value == pytest.approx(400 * 12 / 24_000, rel=1e-3)
     assert found.low < found.value < found.high
@@ -123,7 +134,7 @@ def test_joules_per_image_are_mean_power_times_the_time_per_image():
     "frame", [counter(400.0, 3.0), pl.DataFrame({"time_ns": [1, 2]}), counter(400, 12).clear()]
 )
 def test_a_short_window_or_no_counter_says_why(frame):
-    assert isinstance(estimate_energy_per_image(frame, images=10, seconds=3.0), str)
+    assert isinstance(estimate_energy(frame, images=10, seconds=3.0), str)
 
 
 WHY = "samples follow each other too closely: 2,648 are worth 12 independent ones"

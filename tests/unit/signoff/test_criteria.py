@@ -12,6 +12,7 @@ from tests.fakes.measurements import planted
 
 from optpipe.core.files import Files
 from optpipe.core.measurement import Reason, Subject
+from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Blocker, CriterionResult, Observation, Verdict
@@ -22,7 +23,7 @@ from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.judge import decide_overall_verdict, judge_criteria, judge_dossier
-from optpipe.signoff.policy import Criterion, Sense, policy_from_toml
+from optpipe.signoff.policy import Criterion, policy_from_toml
 from optpipe.signoff.release import judge_audit
 from optpipe.stats.means import Mean
 from optpipe.trace.read import trace_from_sqlite

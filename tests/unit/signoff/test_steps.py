@@ -15,8 +15,8 @@ from optpipe.core.entries import Environment, ModelInfo, WeightsRecord
 from optpipe.core.errors import MissingError, StageError
 from optpipe.core.events import SilentListener
 from optpipe.core.files import Files, hash_file
+from optpipe.core.metrics.measured import ENERGY_SECONDS
 from optpipe.core.records import json_from_record
-from optpipe.measure.figures import ENERGY_SECONDS
 from optpipe.measure.int8_notes import check_int8_accuracy
 from optpipe.measure.pair import BenchRecord
 from optpipe.models.artifacts.lookup import hash_engine, hash_model, judged_build_from_entry

@@ -8,10 +8,11 @@ from tests.command_line import parse_command
 from optpipe.cli.bench import bench, make_bench_plan
 from optpipe.cli.groups import read_arguments
 from optpipe.core.measurement import Mode, Reason, Scenario
+from optpipe.core.metrics.sections import SECTIONS
 from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.signoff.build_evidence import suggest_bench, suggest_fix, suggest_narrowing
-from optpipe.signoff.policy import SECTIONS, LoadFilter
+from optpipe.signoff.policy import LoadFilter
 
 EVERYTHING = """schema = 1
 [build]
@@ -200,7 +201,7 @@ def test_a_load_that_was_never_measured_is_suggested_as_the_policy_has_it(where)
     assert plan.options == {"onnxruntime": {"graph": "a b"}}
 
 
-@pytest.mark.parametrize("section", [*SECTIONS, "environment"])
+@pytest.mark.parametrize("section", SECTIONS)
 def test_no_command_names_a_module_in_memory(section):
     build = JudgedBuild("Net", "90d93930c3c6", "onnxruntime", "int8", source="memory:Net")
     for remedy in (suggest_narrowing(section, build), suggest_fix(section, build)):
@@ -212,7 +213,7 @@ def test_no_command_names_a_module_in_memory(section):
     assert "Builds.evaluate(" in suggest_narrowing("accuracy", build)
 
 
-@pytest.mark.parametrize("section", [*SECTIONS, "environment"])
+@pytest.mark.parametrize("section", SECTIONS)
 def test_a_model_whose_name_has_spaces_is_quoted(section):
     build = JudgedBuild("a model.onnx", "90d93930c3c6", "onnxruntime", "fp16")
     for remedy in (suggest_narrowing(section, build), suggest_fix(section, build)):

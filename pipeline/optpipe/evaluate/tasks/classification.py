@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard
+from optpipe.core.metrics.scores import TOP1
 from optpipe.evaluate.result import Accuracy, Agreement, EvaluatedModel
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.rows import Arrays
@@ -28,7 +29,7 @@ class Classification(TaskContract):
     """A prediction lists the best classes, best first, at most TOP_K; a truth is a class index."""
 
     form: ClassVar[str] = "(n, classes)"
-    scores: ClassVar[tuple[str, ...]] = ("top1",)
+    scores: ClassVar[tuple[str, ...]] = (TOP1.name,)
     truth_column: ClassVar[str] = "class"
     prediction_column: ClassVar[str] = "best"
     names_classes: ClassVar[bool] = False

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError
+from optpipe.core.metrics.scores import find_score
 from optpipe.core.verdict import Observation
 from optpipe.evaluate.result import Agreement, ClassScore, EvaluatedModel, Score, TaskScores
 from optpipe.models.inputs.rows import Arrays
@@ -56,10 +57,6 @@ class TaskContract:
     """Drops are of the first score. The names are also units in a policy: `"0.5 mIoU"`."""
     score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     """Range of the scores."""
-    effect: ClassVar[float] = 1.0
-    """The largest change of a score's sum over samples by one sample, without `spread_truths`."""
-    lower_is_better: ClassVar[frozenset[str]] = frozenset()
-    """Scores that are errors: their drop is a rise."""
     truth_column: ClassVar[str] = "truth"
     prediction_column: ClassVar[str] = "prediction"
     names_classes: ClassVar[bool] = True
@@ -159,8 +156,8 @@ class TaskContract:
         return True
 
     def find_effect(self, name: str, before: float) -> float:
-        """`effect` of a score, which is `before` for the source model."""
-        return self.effect
+        """`Score.find_effect` of a score, which is `before` for the source model."""
+        return find_score(name).find_effect(before)
 
     def bound_hidden_loss(self, row: EvaluatedModel) -> float:
         """Largest drop hidden by the calibration samples, all of which may have been lost without them."""
@@ -225,7 +222,7 @@ class TaskContract:
         ):
             effect, sign = (
                 self.find_effect(name, float(before)) if spread is None else spread,
-                -1.0 if name in self.lower_is_better else 1.0,
+                -1.0 if find_score(name).lower_is_better else 1.0,
             )
             given = float(value), parts, count, self.score_range, effect
             own = mean_from_samples(parts) if mine.are_means else figure_from_samples(*given)

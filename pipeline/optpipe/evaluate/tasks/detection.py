@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from optpipe.core import torch
 from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
+from optpipe.core.metrics.scores import AP, AP50, AP75, F1, RECALL, find_score
 from optpipe.core.transform import compute_geometry
 from optpipe.core.verdict import Observation
 from optpipe.evaluate.result import Agreement
@@ -380,7 +381,7 @@ class Detection(TaskContract):
     Boxes are in pixels of the source image, clipped to it.
     """
 
-    scores: ClassVar[tuple[str, ...]] = ("AP", "AP50", "AP75", "F1", "recall")
+    scores: ClassVar[tuple[str, ...]] = tuple(one.name for one in (AP, AP50, AP75, F1, RECALL))
     """F1 and recall are of the boxes with a score of at least PARITY_SCORE."""
 
     def require_model(self, card: ModelCard) -> None:
@@ -478,7 +479,7 @@ class Detection(TaskContract):
     def spread_truths(self, gathered: Any) -> list[NDArray[np.float64]]:
         objects = np.stack([one.objects for one in gathered]) if gathered else np.zeros((0, 1))
         together = objects.sum(axis=0, keepdims=True)
-        return [objects if name.startswith("AP") else together for name in self.scores]
+        return [objects if find_score(name).over_classes else together for name in self.scores]
 
     def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
         return np.array(
@@ -520,7 +521,7 @@ class Detection(TaskContract):
 
 
 class _AtThresholds(Detection):
-    scores = tuple(f"F1@{each:.0%}" for each in SCORE_THRESHOLDS)
+    scores = tuple(f"{F1}@{each:.0%}" for each in SCORE_THRESHOLDS)
 
     def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.stack(

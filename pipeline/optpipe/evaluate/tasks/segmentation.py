@@ -10,6 +10,7 @@ from PIL import Image
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
+from optpipe.core.metrics.scores import MIOU, PIXEL_ACCURACY
 from optpipe.core.transform import Axis, compute_geometry
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.image_set import (
@@ -35,7 +36,7 @@ class Segmentation(TaskContract):
 
     form: ClassVar[str] = "(n, classes, height, width)"
     class_axis: ClassVar[int | None] = 1
-    scores: ClassVar[tuple[str, ...]] = ("mIoU", "pixel-accuracy")
+    scores: ClassVar[tuple[str, ...]] = (MIOU.name, PIXEL_ACCURACY.name)
 
     def require_model(self, card: ModelCard) -> None:
         super().require_model(card)

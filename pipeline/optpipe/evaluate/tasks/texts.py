@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
+from optpipe.core.metrics.scores import SPEARMAN
 from optpipe.core.records import group_pairs
 from optpipe.evaluate.tasks.contract import TaskContract, Values
+from optpipe.evaluate.tasks.counted import CountedScores
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.models.inputs.text_set import TextSet
@@ -25,7 +27,7 @@ Entity = tuple[str, int, int]
 """Type, first word, and last word."""
 
 
-class TokenClassification(TaskContract):
+class TokenClassification(CountedScores):
     """Predictions and truths are the tags of a text's words, `["B-PER", "I-PER", "O"]`.
 
     A word has the tag of its first token, as in Hugging Face's examples; a word beyond the longest input is outside. An entity is
@@ -34,7 +36,6 @@ class TokenClassification(TaskContract):
 
     form: ClassVar[str] = "(n, tokens, tags)"
     class_axis: ClassVar[int | None] = 2
-    scores: ClassVar[tuple[str, ...]] = ("F1", "precision", "recall")
 
     def require_model(self, card: ModelCard) -> None:
         super().require_model(card)
@@ -83,19 +84,8 @@ class TokenClassification(TaskContract):
                     row[types.get(name, len(types)), column] += 1
         return counts
 
-    def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """F1, precision, and recall over all types; NaN without an entity."""
-        right, found, true = (weights @ gathered.sum(axis=1)).T
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.stack([2 * right / (found + true), right / found, right / true], axis=1)
-
-    def spread_truths(self, gathered: Any) -> list[NDArray[np.float64]]:
-        return [gathered[:, :, 2].sum(axis=1)[None]] * len(self.scores)
-
-    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
-        right, found, true = gathered[:, :-1].sum(axis=0).T
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(2 * right / (found + true))
+    def select_named(self, gathered: Any) -> NDArray[np.float64]:
+        return np.asarray(gathered[:, :-1])
 
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         """Share of words with the same tag; 1 for a text without words."""
@@ -155,10 +145,8 @@ class Embedding(TaskContract):
     """
 
     form: ClassVar[str] = "(n, values)"
-    scores: ClassVar[tuple[str, ...]] = ("Spearman",)
+    scores: ClassVar[tuple[str, ...]] = (SPEARMAN.name,)
     score_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
-    effect: ClassVar[float] = 6 * 15**-0.5
-    """Root mean square effect of a pair at a random rank: 6 d² / n² for d ranks, with d / n the difference of two uniform values."""
     names_classes: ClassVar[bool] = False
     unit_kind: ClassVar[str | None] = "pairs"
 

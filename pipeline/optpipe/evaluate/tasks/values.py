@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
+from optpipe.core.metrics.scores import MAE, R2, RMSE
 from optpipe.evaluate.tasks.closeness import compare_predictions
 from optpipe.evaluate.tasks.contract import TaskContract, Values
+from optpipe.evaluate.tasks.counted import CountedScores
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.models.inputs.text_set import TextSet
@@ -18,7 +20,7 @@ from optpipe.models.inputs.text_set import TextSet
 THRESHOLD = "threshold"
 
 
-class MultiLabel(TaskContract):
+class MultiLabel(CountedScores):
     """Predictions and truths are the ascending indices of the classes that a sample has; scores are micro-averages.
 
     A class is predicted if its output is above the card's `[head] threshold`, by default 0, for outputs before the sigmoid.
@@ -26,7 +28,6 @@ class MultiLabel(TaskContract):
 
     form: ClassVar[str] = "(n, classes)"
     class_axis: ClassVar[int | None] = 1
-    scores: ClassVar[tuple[str, ...]] = ("F1", "precision", "recall")
 
     def describe_scoring(self, card: ModelCard) -> str:
         return f"a class counts if its output is above {_read_threshold(card):g}"
@@ -64,20 +65,6 @@ class MultiLabel(TaskContract):
                 row[sorted(found), column] = 1
         return counts
 
-    def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """F1, precision, and recall over all classes; NaN without a class."""
-        right, found, true = (weights @ gathered.sum(axis=1)).T
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.stack([2 * right / (found + true), right / found, right / true], axis=1)
-
-    def spread_truths(self, gathered: Any) -> list[NDArray[np.float64]]:
-        return [gathered[:, :, 2].sum(axis=1)[None]] * len(self.scores)
-
-    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
-        right, found, true = gathered.sum(axis=0).T
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(2 * right / (found + true))
-
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         """Classes of both over classes of either; 1 without a class."""
         pairs = (({*one}, {*other}) for one, other in zip(source, found, strict=True))
@@ -92,10 +79,6 @@ class MultiLabel(TaskContract):
         return len({tuple(each) for each in source}) > 1
 
 
-LEAST_RMSE = 0.05
-"""For the effect of one sample on RMSE, which has no limit for a source model without an error."""
-
-
 class Regression(TaskContract):
     """Predictions and truths are lists of numbers: a sample's first output, flat.
 
@@ -104,8 +87,7 @@ class Regression(TaskContract):
     the RMSE of a model that always predicts the mean. RMSE and MAE are better when lower, and a drop is their rise.
     """
 
-    scores: ClassVar[tuple[str, ...]] = ("R2", "RMSE", "MAE")
-    lower_is_better: ClassVar[frozenset[str]] = frozenset({"RMSE", "MAE"})
+    scores: ClassVar[tuple[str, ...]] = (R2.name, RMSE.name, MAE.name)
     score_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     names_classes: ClassVar[bool] = False
 
@@ -164,16 +146,6 @@ class Regression(TaskContract):
             np.minimum(absolute, 1.0),
         ]
         return np.stack(scores, axis=1)
-
-    def find_effect(self, name: str, before: float) -> float:
-        """Root mean square change of a score's sum by a sample whose prediction is drawn from the truths instead.
-
-        The difference of two normal values with variance 1 has variance 2: its square has the mean square 12, its absolute value 2.
-        """
-        squared = 12**0.5
-        if name == "RMSE":
-            return squared / (2 * max(before, LEAST_RMSE))
-        return 2**0.5 if name == "MAE" else squared
 
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         return compare_predictions(source, found)

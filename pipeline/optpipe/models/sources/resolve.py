@@ -14,6 +14,7 @@ from optpipe.core.card import ModelCard, Tokenization, card_from_dict
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, first_line, require_file
 from optpipe.core.files import hash_file, hash_text, hash_value
+from optpipe.models.sources.in_memory import PREFIX as IN_MEMORY
 from optpipe.models.sources.libraries import HuggingFaceSource, TimmSource, TorchvisionSource
 from optpipe.models.sources.modules import LoadedModel, Source
 from optpipe.models.sources.onnx_file import OnnxFileSource, ShapeRanges
@@ -189,7 +190,7 @@ def source_from_text(model: str, shapes: ShapeRanges | None = None) -> Source:
         return HuggingFaceSource(rest)
     if prefix == "torchvision" and rest:
         return TorchvisionSource(rest)
-    if prefix == "memory" and rest:
+    if prefix == IN_MEMORY and rest:
         problem = (
             f"{model} is a module in memory, which only the Python program that holds it can build"
         )

@@ -1,0 +1,262 @@
+"""The figures of a measurement that optpipe itself computes, in the order in which they are shown."""
+
+from enum import StrEnum
+from math import sqrt
+
+from optpipe.core import np
+from optpipe.core.measurement import (
+    MEAN,
+    SENSOR_SHARE,
+    ComparisonRow,
+    Measurement,
+    Scenario,
+    percent_from_name,
+    pooled_percent_from_name,
+)
+from optpipe.core.metrics.contract import Metric, Window
+from optpipe.core.quantity import Dimension, Estimate
+
+MIN_WINDOW_S = 10.0
+"""The energy counter moves in steps of some tens of milliseconds: ten seconds keep them below one percent."""
+ENERGY_SECONDS = MIN_WINDOW_S + 2
+FEWEST_READINGS = 12
+NOT_COMPUTED = "not computed"
+
+
+class Percentile(Metric):
+    """A percentile of the latency, `p99`; above p50 it is over all requests, `mean_p99` the mean over processes."""
+
+    dimension = Dimension.TIME
+    remedy = "measure longer"
+    needs_longer = True
+
+    def __init__(self, name: str) -> None:
+        self.name, self.title = name, f"{name} latency"
+        self.column, self.mark = f"{name}_ns", f"{name} "
+        self.percent = percent_from_name(name)
+        self.is_pooled = pooled_percent_from_name(name) > 0
+        self.is_over_processes = name.startswith(MEAN)
+        self.in_regression = not self.is_over_processes
+        self._key = name.removeprefix(MEAN)
+
+    @property
+    def is_median(self) -> bool:
+        """The median needs no interval of its own over processes."""
+        return self._key == self.name and self.percent == 50.0
+
+    def read(self, measured: Measurement) -> Estimate | None:
+        latency = measured.latency_ns
+        return None if latency is None else latency.percentiles.get(self._key)
+
+    def read_row(self, row: ComparisonRow) -> Estimate | None:
+        return row.latency_ns.get(self._key)
+
+    def read_without_interval(self, measured: Measurement) -> float | None:
+        found, latency = self.read(measured), measured.latency_ns
+        if found is None and self.is_median and latency is not None:
+            return latency.median
+        return None if found is None else found.value
+
+    def explain_missing(self, measured: Measurement) -> str:
+        return f"{self.name} is not available: {self.find_reason(measured) or NOT_COMPUTED}"
+
+    def find_reason(self, measured: Measurement) -> str | None:
+        latency = measured.latency_ns
+        return None if latency is None else latency.withheld.get(self._key)
+
+
+class Throughput(Metric):
+    """Images, or samples of another kind, per second: while answering (closed loops), or from the first start to the last end."""
+
+    name = "throughput"
+    column = "throughput_per_s"
+    title = "throughput"
+    dimension = Dimension.RATE
+    remedy = "measure longer"
+    needs_longer = True
+    higher_is_better = True
+    in_regression = True
+
+    def compute(self, window: Window) -> Estimate:
+        samples = window.samples
+        if window.load.scenario in (Scenario.SINGLE_STREAM, Scenario.MULTI_STREAM):
+            busy_ns = (samples["end_ns"] - samples["start_ns"]).to_numpy()
+            note = "images divided by total inference time"
+        else:
+            first = samples["start_ns"].to_numpy().min()
+            busy_ns = np.diff(samples["end_ns"].to_numpy(), prepend=first)
+            note = "images divided by the time from first start to last end"
+        rate = window.estimate_rate(samples["images"].to_numpy(), busy_ns)
+        return Estimate(rate.value, rate.low, rate.high, note)
+
+    def read(self, measured: Measurement) -> Estimate | None:
+        return measured.throughput_images_per_s
+
+    def read_row(self, row: ComparisonRow) -> Estimate | None:
+        return row.throughput_images_per_s
+
+    def explain_missing(self, measured: Measurement) -> str:
+        return f"{self.name} is not available: {NOT_COMPUTED}"
+
+
+class Tokens(Metric):
+    """Tokens per second, without padding; only models of sequences have it."""
+
+    name = "tokens"
+    column = "tokens_per_s"
+    title = "tokens per second"
+    dimension = Dimension.RATE
+    remedy = "measure longer"
+    needs_longer = True
+    higher_is_better = True
+
+    def compute(self, window: Window) -> Estimate | str:
+        tokens = (window.load.length or 0) * (1 - window.padding)
+        if not tokens:
+            return "the inputs are no sequences"
+        scaled = THROUGHPUT.compute(window).scale(tokens)
+        return Estimate(scaled.value, scaled.low, scaled.high, "tokens without padding")
+
+    def read(self, measured: Measurement) -> Estimate | None:
+        return measured.throughput_tokens_per_s
+
+    def read_row(self, row: ComparisonRow) -> Estimate | None:
+        return row.throughput_tokens_per_s
+
+
+class Energy(Metric):
+    """Energy per image or sample: mean power over the measured window times the time per image.
+
+    The driver's energy counter moves in steps, and power readings of this class of GPU sample only a part of the time (arXiv
+    2312.02741): a window of at least ten seconds keeps the steps below one percent. The interval combines the spread of the
+    power over ten parts of the window with the sensor's tolerance.
+    """
+
+    name = "energy"
+    column = "energy_j"
+    mark = "≈ "
+    title = "energy"
+    dimension = Dimension.ENERGY
+    sensor_share = SENSOR_SHARE
+    is_optional = True
+    remedy = "measure it on a GPU"
+    least_seconds = ENERGY_SECONDS
+    needs_gpu = True
+
+    def compute(self, window: Window) -> Estimate | str:
+        seconds, machine = window.seconds, window.machine
+        too_short = f"measured for {seconds:.1f} s; the energy counter needs at least {MIN_WINDOW_S:.0f} s (--energy)"
+        has_counter = "gpu_energy_mj" in machine.columns
+        rows = machine.drop_nulls("gpu_energy_mj") if has_counter else machine.clear()
+        if rows.is_empty():
+            return "no energy counter: it requires an NVIDIA GPU, Volta or newer"
+        if len(rows) < FEWEST_READINGS or window.images < 1:
+            return too_short
+        times_s = rows["time_ns"].to_numpy() / 1e9
+        watched_s = float(times_s[-1] - times_s[0])
+        if watched_s < 0.8 * MIN_WINDOW_S:
+            return too_short
+        joules = rows["gpu_energy_mj"].to_numpy() / 1e3
+        power_w = float(joules[-1] - joules[0]) / watched_s
+        cuts = np.linspace(0, len(rows) - 1, 11).astype(int)
+        parts_w = window.estimate_mean(np.diff(joules[cuts]) / np.diff(times_s[cuts]))
+        low, high = (parts_w.low or 0.0, parts_w.high or 0.0)
+        spread = (high - low) / 2 / power_w if power_w else 0.0
+        value = power_w * seconds / window.images
+        half = value * sqrt(spread**2 + SENSOR_SHARE**2)
+        note = f"NVML energy counter over {watched_s:.1f} s, {power_w:.0f} W; approximate (sensor ±{SENSOR_SHARE:.0%})"
+        return Estimate(value, value - half, value + half, note)
+
+    def read(self, measured: Measurement) -> Estimate | None:
+        return measured.energy_j_per_image
+
+    def read_row(self, row: ComparisonRow) -> Estimate | None:
+        return row.energy_j_per_image
+
+    def explain_missing(self, measured: Measurement) -> str:
+        why = measured.energy_why_not or "no energy counter on this machine"
+        return f"the energy was not measured: {why}"
+
+
+class Variation(Metric):
+    """Coefficient of variation of the latency: standard deviation over mean of all samples of a process."""
+
+    name = column = "cv"
+    title = "coefficient of variation"
+    dimension = Dimension.SHARE
+    remedy = "measure longer"
+    needs_longer = True
+    has_speeds = False
+
+    def read(self, measured: Measurement) -> Estimate | None:
+        return None if measured.latency_ns is None else measured.latency_ns.cv
+
+    def explain_missing(self, measured: Measurement) -> str:
+        return f"{self.name} is not available: {NOT_COMPUTED}"
+
+
+class PeakMemory(Metric):
+    """Peak memory: of the device on a GPU, of the process on a CPU. A process that needs more ends a service."""
+
+    name = "memory"
+    column = "memory_bytes"
+    title = "peak memory"
+    dimension = Dimension.SIZE
+    has_speeds = False
+    judges_peak = True
+    is_optional = True
+
+    def read(self, measured: Measurement) -> Estimate | None:
+        peak = measured.memory_bytes
+        return None if peak is None else Estimate(float(peak))
+
+
+class MeanLatency(Metric):
+    """Mean of all latencies of a process; only a comparison by pairs takes it."""
+
+    name = "mean"
+    column = "mean_ns"
+    title = "mean latency"
+    dimension = Dimension.TIME
+
+    def read(self, measured: Measurement) -> Estimate | None:
+        return None if measured.latency_ns is None else Estimate(measured.latency_ns.mean)
+
+
+P50, P90, P99, P999 = (Percentile(name) for name in ("p50", "p90", "p99", "p99.9"))
+THROUGHPUT, TOKENS, ENERGY = Throughput(), Tokens(), Energy()
+CV, MEMORY, MEAN_LATENCY = Variation(), PeakMemory(), MeanLatency()
+
+SHOWN: tuple[Metric, ...] = (
+    P50,
+    P90,
+    Percentile("p95"),
+    P99,
+    P999,
+    THROUGHPUT,
+    TOKENS,
+    ENERGY,
+    CV,
+    MEMORY,
+)
+"""The figures of a group of processes, in the order of its record."""
+OTHERS: tuple[Metric, ...] = (
+    *(Percentile(f"{MEAN}{name}") for name in ("p90", "p95", "p99")),
+    MEAN_LATENCY,
+)
+"""Figures that only a limit or an option asks for."""
+
+
+class PairMetric(StrEnum):
+    """What `bench --against` compares."""
+
+    P50 = P50.name
+    P90 = P90.name
+    P99 = P99.name
+    MEAN = MEAN_LATENCY.name
+    THROUGHPUT = THROUGHPUT.name
+
+    @classmethod
+    def for_metric(cls, name: str) -> "PairMetric":
+        """The one called `name`; p99 for a figure that pairs do not compare."""
+        return cls(name) if name in list(cls) else cls.P99

@@ -24,6 +24,7 @@ from optpipe.core.metrics.sections import (
     ENVIRONMENT,
     F1_DROP,
     JUDGED,
+    LEAST_KEY,
     MAX_DROP,
     MAX_ERROR,
     MAX_SHARE,
@@ -34,6 +35,8 @@ from optpipe.core.metrics.sections import (
     MIN_RATIO,
     MIN_SCORE,
     MIN_SHARE,
+    MORE_METRICS,
+    MOST_KEY,
     RATE,
     SECTIONS,
 )
@@ -42,6 +45,7 @@ from optpipe.core.verdict import StepRecord, Verdict
 from optpipe.evaluate.tasks.detection import SCORE_THRESHOLDS
 from optpipe.signoff.policy import (
     LIMITS,
+    LOAD,
     MAX_COUNT,
     OPTIONS,
     PACKAGES,
@@ -244,11 +248,18 @@ def make_policy_schema() -> Json:
     whole = _describe_table("")
     whole["properties"]["schema"] = {"enum": [1]}
     whole["required"] = ["schema"]
-    whole["anyOf"] = [{"required": [name]} for name in (*LIMITS, ENVIRONMENT.name)]
+    whole["anyOf"] = [
+        {"required": [name]} for name in (*LIMITS, ENVIRONMENT.name, MORE_METRICS.name)
+    ]
     for name in parts:
         one: Json = {"$ref": f"#/$defs/{name}"}
-        several = {"anyOf": [{"type": "array", "items": one, "minItems": 1}, one]}
-        whole["properties"][name] = several if name in LIMITS else one
+        whole["properties"][name] = _once_or_more(one) if name in LIMITS else one
+    parts["metric"] = _describe_plugin_table()
+    parts[MORE_METRICS.name] = {
+        "description": MORE_METRICS.about,
+        "type": "object",
+        "additionalProperties": _once_or_more({"$ref": "#/$defs/metric"}),
+    }
     for section in JUDGED:
         parts[section.name]["anyOf"] = [{"required": [metric]} for metric in section.limits]
         if section.is_measured:
@@ -259,6 +270,28 @@ def make_policy_schema() -> Json:
         "title": "optpipe release policy",
     }
     return {**schema, "$ref": "#/$defs/policy", "$defs": {"policy": whole, **parts}}
+
+
+def _once_or_more(one: Json) -> Json:
+    """One table, or an array of tables."""
+    return {"anyOf": [{"type": "array", "items": one, "minItems": 1}, one]}
+
+
+def _describe_plugin_table() -> Json:
+    """The table of a plug-in's metric, whose unit only the plug-in knows."""
+    limit = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"\S"}]}
+    return {
+        "description": "Limits of a plug-in's metric.",
+        "type": "object",
+        "properties": {
+            **{key: _describe_kind(kind) for key, kind in LOAD.items()},
+            MOST_KEY: limit | {"description": "For a metric that is better when lower."},
+            LEAST_KEY: limit | {"description": "For a metric that is better when higher."},
+        },
+        "additionalProperties": False,
+        "anyOf": [{"required": [MOST_KEY]}, {"required": [LEAST_KEY]}],
+        "allOf": _LOADS,
+    }
 
 
 def _describe_table(name: str) -> Json:

@@ -142,34 +142,96 @@ LOAD = {
     "rate_per_s": "{:g}qps",
     "mode": "{}",
 }
-TAILS, GAP = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}, log1p(0.05)
-ASKED = TAILS | {f"mean_{name}": percent for name, percent in TAILS.items()}
-SCORES = ("top1", "mIoU", "pixel-accuracy", "AP", "AP50", "AP75", "Spearman", "F1", "EM", "recall")
-SCORES += ("precision", "R2", "RMSE", "MAE")
-UNITS = {
-    "ns": {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9},
-    "images/s": {"images/s": 1},
-    "dB": {"dB": 1},
-    "bytes": {
-        "B": 1,
-        "KiB": 2**10,
-        "MiB": 2**20,
-        "GiB": 2**30,
-        "TiB": 2**40,
-        "kB": 1e3,
-        "MB": 1e6,
-        "GB": 1e9,
-    },
-    "points": dict.fromkeys(("points", "point", "pt", *SCORES), 1),
-    "J/image": {"J/image": 1, "mJ/image": 1e-3},
-    "fraction": {"%": 0.01},
-    "times": {"times": 1, "x": 1, "": 1},
-    "1": {"": 1},
+GAP = log1p(0.05)
+# Names and units of §4: the unit of each limit; one called `minimum…`, and that of a precision, is a lower limit.
+# made by .ci/tables.py
+TAILS = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}
+ASKED = {
+    "p50": 50.0,
+    "p90": 90.0,
+    "p95": 95.0,
+    "p99": 99.0,
+    "p99.9": 99.9,
+    "mean_p90": 90.0,
+    "mean_p95": 95.0,
+    "mean_p99": 99.0,
 }
-SECTIONS = {  # §4: the unit of each limit; one called `minimum…`, and that of a precision, is a lower limit
-    "latency": dict.fromkeys((*TAILS, "mean_p90", "mean_p95", "mean_p99"), "ns"),
+SCORES = (
+    "top1",
+    "mIoU",
+    "pixel-accuracy",
+    "AP",
+    "AP50",
+    "AP75",
+    "Spearman",
+    "F1",
+    "EM",
+    "recall",
+    "precision",
+    "R2",
+    "RMSE",
+    "MAE",
+)
+UNITS = {
+    "ns": {"ns": 1.0, "us": 1000.0, "µs": 1000.0, "ms": 1000000.0, "s": 1000000000.0},
+    "images/s": {"images/s": 1.0, "samples/s": 1.0},
+    "samples/s": {"images/s": 1.0, "samples/s": 1.0},
+    "queries/s": {"queries/s": 1.0},
+    "fraction": {"%": 0.01},
+    "bytes": {
+        "B": 1.0,
+        "KiB": 1024.0,
+        "MiB": 1048576.0,
+        "GiB": 1073741824.0,
+        "kB": 1000.0,
+        "MB": 1000000.0,
+        "GB": 1000000000.0,
+    },
+    "J/image": {"J/image": 1.0, "mJ/image": 0.001, "J/sample": 1.0, "mJ/sample": 0.001},
+    "J/sample": {"J/image": 1.0, "mJ/image": 0.001, "J/sample": 1.0, "mJ/sample": 0.001},
+    "dB": {"dB": 1.0},
+    "times": {"times": 1.0, "x": 1.0, "": 1.0},
+    "1": {"": 1.0},
+    "points": {
+        "points": 1.0,
+        "point": 1.0,
+        "pt": 1.0,
+        "top1": 1.0,
+        "mIoU": 1.0,
+        "pixel-accuracy": 1.0,
+        "AP": 1.0,
+        "AP50": 1.0,
+        "AP75": 1.0,
+        "Spearman": 1.0,
+        "F1": 1.0,
+        "EM": 1.0,
+        "recall": 1.0,
+        "precision": 1.0,
+        "R2": 1.0,
+        "RMSE": 1.0,
+        "MAE": 1.0,
+    },
+}
+SECTIONS = {
+    "latency": {
+        "p50": "ns",
+        "p90": "ns",
+        "p95": "ns",
+        "p99": "ns",
+        "p99.9": "ns",
+        "mean_p90": "ns",
+        "mean_p95": "ns",
+        "mean_p99": "ns",
+    },
     "throughput": {"minimum": "images/s"},
-    "regression": dict.fromkeys((*TAILS, "throughput"), "fraction"),
+    "regression": {
+        "p50": "fraction",
+        "p90": "fraction",
+        "p95": "fraction",
+        "p99": "fraction",
+        "p99.9": "fraction",
+        "throughput": "fraction",
+    },
     "memory": {"maximum": "bytes"},
     "energy": {"maximum": "J/image"},
     "stability": {"maximum_cv": "fraction"},
@@ -188,23 +250,27 @@ SECTIONS = {  # §4: the unit of each limit; one called `minimum…`, and that o
         "minimum_agreement": "fraction",
         "maximum_abs_error": "1",
     },
-    "precision": dict.fromkeys(("fp32", "tf32", "fp16", "bf16", "int8", "fp8"), "fraction"),
+    "precision": {
+        "fp32": "fraction",
+        "tf32": "fraction",
+        "fp16": "fraction",
+        "bf16": "fraction",
+        "int8": "fraction",
+        "fp8": "fraction",
+    },
     "size": {"maximum": "bytes"},
     "tensor_cores": {"minimum_share": "fraction"},
 }
+FIGURES = {"throughput": "throughput", "memory": "memory", "energy": "energy", "stability": "cv"}
+# end
 RATES = {
     "throughput": "throughput_images_per_s",
     "tokens": "throughput_tokens_per_s",
     "energy": "energy_j_per_image",
 }
+PLUGIN_UNITS = [unit for unit in UNITS if unit not in ("points", "1")]
 COSINE = ("reference_square", "output_square", "product", "difference_square", "finite")
 USUAL_SNR = {"fp32": 60, "tf32": 40, "fp16": 33.979400087, "bf16": 20, "int8": 10, "fp8": 10}
-FIGURES = {
-    "throughput": "throughput",
-    "memory": "memory",
-    "energy": "energy",
-    "stability": "cv",
-}  # others: the key
 OVERLAPS = 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.8999999999999999, 0.95
 LEVELS = {"AP": range(10), "AP50": [0], "AP75": [5]}  # the overlaps of a score
 AVERAGED = {*LEVELS, "mIoU"}  # scores that are means over classes
@@ -1766,6 +1832,7 @@ def read_measurement(at, run, record, builds, needed):
         x=polars.Series(dtype=polars.Int64),
         times="",
         figures={},
+        units={},
         span=span,
         median=None,
         clock=None,
@@ -1800,6 +1867,19 @@ def read_measurement(at, run, record, builds, needed):
             **{key: one.figures[name] for name, key in RATES.items()},
         }
         one.figures |= show_percentiles(one.latencies, TAILS.values(), at.policy)
+        own = record.get("figures") or {}
+        possible = all(
+            name not in one.figures
+            and re.fullmatch(r"(?!(mean_)?p[0-9.]+$)[a-z][a-z0-9_-]*", name)
+            and (each.value is None or 0 <= each.value < inf)
+            for name, each in own.items()
+        )
+        at.check(possible, f"{place}: figures of plug-ins are negative, or called as others")
+        own = own if possible else {}
+        one.figures |= {name: each.value for name, each in own.items()}
+        one.units = {name: each.unit for name, each in own.items()}
+        if own:
+            at.stated.append(f"{place}: figures of plug-ins: {', '.join(sorted(own))}")
     at.compare(place, record | {"codes": sorted(list_codes(record))}, expected)
     return one
 
@@ -1881,8 +1961,7 @@ def read_policy(document):
     for (section, table), key in [
         (each, key) for each in tables for key in SECTIONS[each[0]] if key in each[1]
     ]:
-        load = table | ({"rate_per_s": parse(table["rate"], "images/s")} if "rate" in table else {})
-        slug = [form.format(load[name]) for name, form in LOAD.items() if name in load]
+        load, slug = read_load(table)
         text, f1 = str(table[key]), f"F1@{parse(table.get('at_threshold', '25%'), 'fraction'):.0%}"
         score = (
             f1
@@ -1908,6 +1987,36 @@ def read_policy(document):
             unit=unit.replace("image", "sample") if "sample" in text else unit,
             where=[*map(load.get, LOAD)],
         )
+    for name, each in document.get("metrics", {}).items():
+        for table in [each] if isinstance(each, dict) else each:
+            for key in [key for key in table if key in ("minimum", "maximum")]:
+                yield read_plugin_limit(name, key, table)
+
+
+def read_load(table):
+    """The load that a table selects, and its part of the criterion's name."""
+    load = table | ({"rate_per_s": parse(table["rate"], "images/s")} if "rate" in table else {})
+    return load, [form.format(load[name]) for name, form in LOAD.items() if name in load]
+
+
+def read_plugin_limit(name, key, table):
+    """A limit of `[metrics.NAME]`, whose unit says what the metric is."""
+    (load, slug), text = read_load(table), str(table[key])
+    wanted = re.sub("sample", "image", text.strip().lstrip("+-0123456789.eE").strip())
+    unit = next((one for one in PLUGIN_UNITS if wanted and wanted in UNITS[one]), "1")
+    return Record(
+        name=".".join(("metrics", name, key, *slug)),
+        section="metrics",
+        key=name,
+        score=None,
+        output=None,
+        steps=None,
+        over=None,
+        least=key == "minimum",
+        limit=parse(table[key], unit),
+        unit=unit.replace("image", "sample") if "sample" in text else unit,
+        where=[*map(load.get, LOAD)],
+    )
 
 
 def see(estimate, at, blocked, source, hidden=(0.0, 0.0), least=-inf, most=inf, factor=1):
@@ -2579,7 +2688,19 @@ def observe(criterion, at):
         else ()
     )
     see_group = observe_loss if section == "regression" else observe_group
-    return [see_group(each, FIGURES.get(section, key), at) for each in groups]
+    seen = [see_group(each, FIGURES.get(section, key), at) for each in groups]
+    if section != "metrics":
+        return seen
+    units = [{one.units.get(key) for one in each} - {None} for each in groups]
+    return [
+        one._replace(blocked=one.blocked or bool(as_images(measured) - as_images([criterion.unit])))
+        for one, measured in zip(seen, units)
+    ]
+
+
+def as_images(units):
+    """Rates and energies count images or samples."""
+    return {unit.replace("sample", "image") for unit in units}
 
 
 # ---- verdicts (§9)

@@ -440,6 +440,7 @@ def test_scores_of_a_metric(builds, held, workspace) -> None:
     frame = scores.frame()
     assert frame["build"].to_list() == ["source", "onnxruntime fp32", "onnxruntime int8"]
     assert frame["value"][0] == 1.0
+    assert set(frame["score"]) == {"top1"}
     assert pl.Null not in frame.dtypes
     assert frame.filter(pl.col("drop_low") > pl.col("drop")).is_empty()
     assert "not recomputable" in scores.record.scoring

@@ -414,6 +414,7 @@ def measurement(
     reasons=(),
     options=None,
     max_cv=0.5,
+    figures=None,
 ):
     return Measurement(
         id=name,
@@ -438,6 +439,7 @@ def measurement(
         machine_file=f"machine/{name}.parquet",
         started_utc=f"2026-11-21T07:00:00.{int(name[1:]):03d}+00:00",
         duration_s=10.0,
+        figures=figures or {},
     )
 
 

@@ -117,7 +117,7 @@ class Bench:
             "left_out": len(group.left_out),
         }
         for name, figure in group.figures.items():
-            column, estimate = find_metric(name).column, figure.estimate
+            column, estimate = find_metric(name).column or name, figure.estimate
             counts = group.processes > 0
             cells[column] = float(estimate.value) if counts else None
             cells[f"{column}_low"] = estimate.low if counts else None

@@ -50,8 +50,10 @@ class Evaluation:
         )
 
     def frame(self) -> "pl.DataFrame":
-        """A row for each build and score: `build` (`source` for the model itself), `artifact`, `score`, `value`, `low`, `high`, `drop`,
-        `drop_low`, `drop_high` as fractions with 95% intervals, `samples`, `verdict`, `why_not`; null where nothing was scored."""
+        """A row for each build and score: `build` (`source` for the model itself), `artifact`, `score` (the metric's name), `value`,
+        `low`, `high`, `drop`, `drop_low`, `drop_high` as fractions with 95% intervals, `samples`, `verdict`, `why_not`; null where
+        nothing was scored.
+        """
         rows = []
         for each in self.record.results:
             build = "source" if each.artifact is None else f"{each.backend} {each.precision}"
@@ -59,7 +61,8 @@ class Evaluation:
             end = {"verdict": each.verdict and str(each.verdict), "why_not": each.why_not}
             scores = [] if each.scores is None else list(each.scores.scores)
             figures: list[Any] = [
-                (one.name, one.value, one.ci, one.drop, one.drop_ci) for one in scores
+                (self._name_score(one.name), one.value, one.ci, one.drop, one.drop_ci)
+                for one in scores
             ]
             if each.accuracy is not None:
                 own = each.accuracy
@@ -87,6 +90,12 @@ class Evaluation:
             schema_overrides=dict.fromkeys(numbers, pl.Float64) | dict.fromkeys(texts, pl.String),
             infer_schema_length=None,
         )
+
+    def _name_score(self, name: str) -> str:
+        """The metric or the user's task for its only score, which the record calls `score`."""
+        from optpipe.evaluate.tasks.user_file import PREFIX, StoredScores
+
+        return self.record.task.removeprefix(PREFIX) if name in StoredScores.scores else name
 
     def _document(self) -> Any:
         from optpipe.evaluate.document import document_from_evaluation

@@ -173,6 +173,8 @@ def _show(value: Any, where: str) -> str:
             if isinstance(value, str)
             else str(int(value))
         )
+    if isinstance(value, list | tuple) and _is_table(value):
+        return f"[{', '.join(_show(each, where) for each in value)}]"
     if isinstance(value, Mapping):
         inner = ", ".join(f"{_show_key(key)} = {_show(each, where)}" for key, each in _sort(value))
         return f"{{ {inner} }}" if inner else "{}"

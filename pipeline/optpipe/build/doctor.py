@@ -8,6 +8,7 @@ from pathlib import Path
 
 from optpipe.backends.base import Option
 from optpipe.backends.registry import BACKENDS
+from optpipe.core.metrics.registry import METRICS
 from optpipe.core.plugins import FAILURES, VARIABLE
 from optpipe.core.process import NEUTRAL_FOLDER
 from optpipe.report.document import (
@@ -71,6 +72,10 @@ def diagnose_machine() -> tuple[ToolStatus, ...]:
         )
     cuda, *others = found
     return (_check_gpu(), cuda, *_check_backends(), *_check_plugins(), *others, _check_nsys())
+
+
+REGISTRIES = (BACKENDS, METRICS)
+"""Plug-ins are loaded where their registry is imported; only then are those that fail known."""
 
 
 def _check_plugins() -> tuple[ToolStatus, ...]:

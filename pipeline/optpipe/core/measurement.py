@@ -20,7 +20,7 @@ from optpipe.core import plan as params
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
-from optpipe.core.quantity import Estimate
+from optpipe.core.quantity import Dimension, Estimate
 from optpipe.core.records import read_versioned
 
 MEASUREMENTS_FILE = "measurements.json"
@@ -267,6 +267,18 @@ class InputPool:
 
 
 @dataclass(frozen=True, slots=True)
+class PluginFigure:
+    """What a metric of another distribution computed for one process. Its code is not here when a dossier is verified elsewhere."""
+
+    value: float | None
+    """In `unit`; None if there is none."""
+    unit: Dimension
+    distribution: str
+    """That computed it, with its version: `optpipe-jitter 1.0`."""
+    why_not: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """One subject under one load, in one process."""
 
@@ -293,6 +305,8 @@ class Measurement:
     energy_j_per_image: Estimate | None = None
     """Approximate, from the driver's counter over the measured window; `note` has the details."""
     energy_why_not: str | None = None
+    figures: Mapping[str, PluginFigure] = field(default_factory=dict)
+    """The figures of plug-ins, by the metric's name."""
     output_check: OutputCheck | None = None
     inputs: InputPool | None = None
     arrivals_seed: int | None = None
@@ -422,6 +436,8 @@ class GroupFigure:
     """Standard deviation between processes beyond the noise inside them, as a share of the figure."""
     inside: float | None
     """Standard deviation of one process's figure due to the noise inside it, as a share of the figure."""
+    unit: Dimension | None = None
+    """Of a plug-in's figure."""
 
 
 @dataclass(frozen=True, slots=True)

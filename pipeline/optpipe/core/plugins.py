@@ -19,8 +19,8 @@ from typing import Any, Literal, TypeVar
 
 from optpipe.core.errors import MissingError, first_line
 
-Group = Literal["optpipe.backends", "optpipe.tasks"]
-GROUPS: tuple[Group, ...] = ("optpipe.backends", "optpipe.tasks")
+Group = Literal["optpipe.backends", "optpipe.tasks", "optpipe.metrics"]
+GROUPS: tuple[Group, ...] = ("optpipe.backends", "optpipe.tasks", "optpipe.metrics")
 VARIABLE = "OPTPIPE_PLUGINS"
 """Names of the plug-ins to load; if it is not set, all are."""
 
@@ -52,9 +52,13 @@ class Registry(dict[str, T]):
         self.kind = kind
 
     def __missing__(self, name: str) -> T:
-        failed = next((str(failure) for failure in FAILURES if failure.name == name), None)
-        way_out = failed or f"install the distribution that brings it, or name it in {VARIABLE}"
+        way_out = self.explain_missing(name)
         raise MissingError(f"this installation has no {self.kind} '{name}'; {way_out}")
+
+    def explain_missing(self, name: str) -> str:
+        """Why a plug-in called `name` could not be loaded, or how to get it."""
+        failed = next((str(failure) for failure in FAILURES if failure.name == name), None)
+        return failed or f"install the distribution that brings it, or name it in {VARIABLE}"
 
 
 def load_plugins(

@@ -113,7 +113,7 @@ class Placement:
     """`nodes` in a graph without MACs."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PrecisionProof:
     share: PrecisionShare
     proven: bool
@@ -123,6 +123,14 @@ class PrecisionProof:
     others_count: int
     placement: Placement | None = None
     """None if the runtime leaves no node to another provider silently."""
+
+    def __repr__(self) -> str:
+        """`PrecisionProof(proven: 99.8% int8, 0.2% fp32)`."""
+        shares = sorted(self.share.counted.items(), key=lambda item: -item[1])
+        state = "proven" if self.proven else "not proven"
+        return (
+            f"PrecisionProof({state}: {', '.join(f'{share:.1%} {kind}' for kind, share in shares)})"
+        )
 
     @property
     def placed(self) -> bool:

@@ -115,7 +115,7 @@ class ProofRecord:
     criteria: tuple[CriterionResult, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class DeployResult:
     folder: str
     deployment: DeploymentRecord
@@ -123,6 +123,12 @@ class DeployResult:
     """Differences of this machine from that of the evidence."""
     proof: ProofRecord | None = None
     warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        found = self.deployment
+        proven = "" if self.proof is None else ", proven on a server"
+        build = f"{found.model}: {found.backend} {found.precision}"
+        return f"DeployResult({self.folder!r}, {found.target}, {build}{proven})"
 
 
 @dataclass(frozen=True, slots=True)

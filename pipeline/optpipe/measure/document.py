@@ -11,6 +11,7 @@ import polars as pl
 from optpipe.core.measurement import (
     Comparison,
     ComparisonRow,
+    GroupFigure,
     Measurement,
     MeasurementGroup,
     Validity,
@@ -29,7 +30,7 @@ from optpipe.core.metrics.measured import (
     TOKENS,
 )
 from optpipe.core.plan import to_command
-from optpipe.core.quantity import format_bytes, format_duration
+from optpipe.core.quantity import format_bytes, format_duration, format_quantity
 from optpipe.core.records import plain_from_record
 from optpipe.measure.figures import read_samples
 from optpipe.measure.groups import RecordedMeasurement
@@ -109,6 +110,9 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
         for name in (P90.name, P99.name, P999.name)
         if any(name in group.figures for group in groups)
     ]
+    plugins = sorted(
+        {name for group in groups for name, each in group.figures.items() if each.unit is not None}
+    )
     sample = name_sample(group.load.sample for group in groups)
     columns = (
         *(Column(name, shared=True) for name in ("model", "artifact", "device", "load")),
@@ -125,6 +129,7 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
         figure_column("batches/s", rank=3),
         figure_column("memory", rank=3),
         figure_column(f"J/{sample}", rank=2),
+        *(figure_column(name, rank=2) for name in plugins),
         figure_column("processes"),
         VERDICT_COLUMN,
     )
@@ -153,6 +158,7 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
             if memory and memory.processes
             else "",  # the largest, as in a sign-off
             _format_number(_get_value(group, ENERGY.name), "≈"),
+            *(_format_plugin_figure(group.figures.get(name)) for name in plugins),
             f"{group.processes} of {group.processes + len(group.left_out)}"
             if group.left_out
             else str(group.processes),
@@ -298,6 +304,12 @@ def _shorten_list(seen: Sequence[str]) -> tuple[str, ...]:
 def _format_where(row: Measurement, called: Mapping[str, str]) -> str:
     rate = "" if row.load.rate_per_s is None else f" at {row.load.rate_per_s:.4g}/s"
     return f"{called[row.subject.artifact]} {row.load.size}{rate}"
+
+
+def _format_plugin_figure(found: GroupFigure | None) -> str:
+    if found is None or found.unit is None:
+        return ""
+    return format_quantity(found.estimate.value, found.unit)
 
 
 def _get_value(group: MeasurementGroup, name: str) -> float | None:

@@ -27,6 +27,7 @@ from optpipe.core.measurement import (
     read_measurements,
 )
 from optpipe.core.metrics.measured import ENERGY, THROUGHPUT, TOKENS
+from optpipe.core.metrics.registry import compute_plugin_figures, is_plugin_figure
 from optpipe.core.parquet import read_parquet
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import Recomputed
@@ -136,6 +137,7 @@ def judge_measurement(
         throughput_tokens_per_s=None if isinstance(tokens, str) else tokens,
         energy_j_per_image=None if isinstance(energy, str) else energy,
         energy_why_not=energy if isinstance(energy, str) else None,
+        figures=compute_plugin_figures(window),
     )
 
 
@@ -156,6 +158,15 @@ def recompute_from_samples(
     evidence = ValidityEvidence(judged, measured, select_rows_during(machine, measured))
     witnessed = [reason for reason in stored.reasons if reason.code in WITNESSED]
     found = judge_measurement(stored, witnessed, evidence, highest, confidence)
+    # a figure of a plug-in follows from the samples only where the same version of it is installed
+    figures = {
+        name: again
+        if (again := found.figures.get(name)) and again.distribution == kept.distribution
+        else kept
+        for name, kept in stored.figures.items()
+        if is_plugin_figure(name, kept)
+    }
+    found = replace(found, figures=figures)
     peak = compute_worker_peak_bytes(
         machine, stored.inputs.rotated_bytes if stored.inputs else None
     )
@@ -239,6 +250,7 @@ def recompute_measurement(
             samples=0,
             duration_s=0.0,
             parts_ns={},
+            figures={},
         )
         cleared: dict[str, Any] = dict.fromkeys(MEASURED)
         return replace(blank, **cleared)

@@ -24,7 +24,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.metrics.measured import P50, SHOWN, THROUGHPUT, TOKENS
 from optpipe.core.metrics.registry import find_metric
-from optpipe.core.quantity import Estimate
+from optpipe.core.quantity import Dimension, Estimate
 from optpipe.stats.means import (
     MIN_VALUES,
     SPEED_GAP,
@@ -171,6 +171,15 @@ class ProcessGroup:
     def count_left_out_without(self, name: str) -> int:
         """The tries that were left out and lack the figure `name`, so that nothing bounds what they would add."""
         return sum(not (read_raw_value(one, name) or 0) > 0 for one in self._list_invalid())
+
+    def find_plugin_units(self) -> dict[str, Dimension]:
+        """The metrics of plug-ins that any try has, with the unit that its figures have."""
+        found = {name: each for one in self.tries for name, each in one.measurement.figures.items()}
+        return {name: found[name].unit for name in sorted(found)}
+
+    def count_tried(self, name: str) -> int:
+        """VALID processes in which a plug-in's metric was computed, or gave a reason."""
+        return sum(name in one.measurement.figures for one in self.valid)
 
     def _list_invalid(self) -> list[RecordedMeasurement]:
         return [one for one in self.tries if not one.measurement.is_valid]
@@ -373,10 +382,11 @@ def summarize_group(
 ) -> MeasurementGroup:
     """Figures with the intervals of `ProcessGroup.estimate`, and both parts of their scatter."""
     figures = {}
-    for name in (metric.name for metric in SHOWN):
+    units = group.find_plugin_units()
+    for name in (*(metric.name for metric in SHOWN), *units):
         if not group.valid and (shown := read_figure(group.newest.measurement, name)) is not None:
             figures[name] = GroupFigure(
-                Estimate(shown.value, note="INVALID"), (shown.value,), None, None
+                Estimate(shown.value, note="INVALID"), (shown.value,), None, None, units.get(name)
             )
         elif (found := group.estimate(name, confidence, unseen)) is not None:
             values = tuple(each for run in group.list_values(name) for each in run)
@@ -386,11 +396,9 @@ def summarize_group(
                 if (figure := read_figure(one.measurement, name)) is not None
             ]
             halves = [(each.bounds[1] - each.bounds[0]) / 2 for each in shown_values]
-            scatter = split_scatter([each.value for each in shown_values], halves, confidence) or (
-                None,
-                None,
-            )
-            figures[name] = GroupFigure(found, values, *scatter)
+            scatter = split_scatter([each.value for each in shown_values], halves, confidence)
+            between, inside = scatter or (None, None)
+            figures[name] = GroupFigure(found, values, between, inside, units.get(name))
     subject = group.newest.measurement.subject
     runs = tuple(dict.fromkeys(one.run for one in group.valid))
     return MeasurementGroup(

@@ -40,7 +40,7 @@ from optpipe.core.metrics.sections import (
     TENSOR_CORES,
 )
 from optpipe.core.plan import to_command
-from optpipe.core.quantity import format_quantity, share_to_text
+from optpipe.core.quantity import choose_dimension, format_quantity, share_to_text
 from optpipe.core.verdict import Blocker, Observation, ScaledTail, Tail
 from optpipe.evaluate.recompute import has_evaluated_other_file, observe_accuracy
 from optpipe.measure.figures import has_measured_other_file, list_artifact_measurements
@@ -380,7 +380,24 @@ def observe_groups(
         )
         command = suggest_bench(evidence.build, criterion.where, evidence.options, name)
         return Blocker(f"not measured: {wanted}", command)
-    return [observe_group(criterion, group, name, evidence) for group in found]
+    seen = [observe_group(criterion, group, name, evidence) for group in found]
+    return [
+        replace(each, blockers=(*each.blockers, *_list_other_units(criterion, group, name)))
+        for each, group in zip(seen, found, strict=True)
+    ]
+
+
+def _list_other_units(criterion: Criterion, group: ProcessGroup, name: str) -> Iterator[Blocker]:
+    """A plug-in's figures of another unit than the limit's cannot be judged by it."""
+    limited, every = criterion.dimension, [one.measurement.figures for one in group.tries]
+    units = {figures[name].unit for figures in every if name in figures}
+    for unit in sorted(units):
+        # rates and energies count images or samples
+        if limited and choose_dimension(unit, "sample") is not choose_dimension(limited, "sample"):
+            yield Blocker(
+                f"{name} was measured as {unit.noun}, and the limit is {limited.noun}",
+                f"give the limit as {unit.noun}, such as {unit.example}",
+            )
 
 
 def describe_group(

@@ -8,15 +8,17 @@ import hashlib
 import shlex
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from optpipe import __version__
 from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MAX_CV, MEASUREMENTS_FILE, read_measurements
+from optpipe.core.metrics.registry import METRICS, PLUGINS
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import (
     json_from_record,
@@ -37,7 +39,7 @@ from optpipe.models.artifacts.lookup import (
 )
 from optpipe.preprocess.proof import PreprocessRecord, is_proof_for
 from optpipe.signoff.build_evidence import is_of_other_file
-from optpipe.signoff.dossier import VERIFIER, DossierRequest, split_runs
+from optpipe.signoff.dossier import DossierRequest, hash_verifier, split_runs
 from optpipe.signoff.evidence import JUDGED_RUNS
 from optpipe.signoff.judge import require_waivable
 from optpipe.signoff.policy import Policy
@@ -176,10 +178,19 @@ def collect_evidence(
         baseline_network=approved.network if approved else None,
         since=wanted.since,
         policy_utc=register_policy(wanted.policy, store),
-        verifier=VERIFIER,
+        verifier=hash_verifier(),
     )
     write_bytes(folder / REQUEST, json_from_record(request))
     return folder
+
+
+def require_metrics(policy: Policy) -> None:
+    """Raises MissingError for a limit of a metric that only a plug-in which is not installed can measure."""
+    names = [one.needs_plugin for one in policy.criteria if one.needs_plugin is not None]
+    for name in names:
+        near = get_close_matches(name, PLUGINS, n=1)
+        hint = f"did you mean {near[0]}?" if near else METRICS.explain_missing(name)
+        raise MissingError(f"the policy limits {name}, a metric that is not installed; {hint}")
 
 
 def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
@@ -188,6 +199,7 @@ def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
     if wanted.policy.model and wanted.policy.model != wanted.model:
         problem = f"the policy is for {wanted.policy.model!r}, not {wanted.model!r}"
         raise BadInputError(f"{problem}; change `model` in the policy or the MODEL argument")
+    require_metrics(wanted.policy)
     require_waivable(wanted.waivers, wanted.policy)
     _require_options(wanted.policy, wanted.policy.build.get("backend"))
 

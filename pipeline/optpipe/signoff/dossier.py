@@ -13,7 +13,7 @@ A dossier's folder (see `optpipe.workspace.seal` for its seal)
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from optpipe.core.entries import (
     VerificationInfo,
 )
 from optpipe.core.errors import BadInputError, escape
-from optpipe.core.files import Files
+from optpipe.core.files import Files, hash_file
 from optpipe.core.records import read_versioned
 from optpipe.models.artifacts.lookup import JudgedBuild, hash_engine, judged_build_from_entry
 from optpipe.quantize.sensitivity import MethodsInfo, SelectionInfo, SensitivityInfo
@@ -41,7 +41,7 @@ from optpipe.workspace.entry import (
     runs_from_files,
 )
 from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST
-from optpipe.workspace.places import move_folder
+from optpipe.workspace.places import find_shipped_folder, move_folder
 from optpipe.workspace.seal import seal_folder, sign_folder
 
 BUILD_KINDS = {
@@ -51,8 +51,12 @@ BUILD_KINDS = {
         VerificationInfo,
     )
 }  # fmt: skip
-VERIFIER = "77bad36be5e1f3b1485cb6a680ec8cc951c4cd7dbc7fd6424d78b7763ab7350b"
-"""SHA-256 of `verifier/verify_dossier.py`, the independent verifier of this format."""
+
+
+@cache
+def hash_verifier() -> str:
+    """SHA-256 of the independent verifier that belongs to this version, `verifier/verify_dossier.py`, as it is shipped."""
+    return hash_file(find_shipped_folder("verifier") / "verify_dossier.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class DossierRequest:
     policy_utc: str | None = None
     """When a sign-off first used the policy in its workspace; None in older dossiers."""
     verifier: str = ""
-    """VERIFIER of the version that wrote it."""
+    """`hash_verifier` of the version that wrote it."""
     schema_version: int = 1
 
     @property

@@ -19,7 +19,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.files import read_user_bytes
 from optpipe.core.measurement import Mode, Scenario, format_option
 from optpipe.core.metrics.contract import Metric
-from optpipe.core.metrics.registry import find_metric
+from optpipe.core.metrics.registry import METRICS, PLUGINS, find_metric
 from optpipe.core.metrics.scores import ERROR_NAMES, F1
 from optpipe.core.metrics.sections import (
     ACCURACY,
@@ -28,8 +28,11 @@ from optpipe.core.metrics.sections import (
     F1_DROP,
     JUDGED,
     LATENCY,
+    LEAST_KEY,
     LEAST_SCORE,
     MIN_SHARE,
+    MORE_METRICS,
+    MOST_KEY,
     OUTPUTS,
     PRECISION,
     SECTIONS,
@@ -71,8 +74,12 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
     SPEEDUP.name: {"over": str, "batch_size": int, "length": int, **SPEEDUP.limits},
     ACCURACY.name: {**ACCURACY.limits, "at_threshold": SCORE_THRESHOLD},
     OUTPUTS.name: {"output": str, "steps": int, **OUTPUTS.limits},
+    MORE_METRICS.name: {},
 }
 """The keys of each table of a policy; of the document itself for an empty name."""
+
+_PLUGIN_TABLE: Mapping[str, Kind] = {**LOAD, MOST_KEY: str, LEAST_KEY: str}
+"""The keys of `[metrics.NAME]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +176,19 @@ class Criterion:
     def is_loss(self) -> bool:
         return self.table.of_loss
 
+    @property
+    def needs_plugin(self) -> str | None:
+        """The name of the metric if only a plug-in that is not here can measure it."""
+        name = self.find_metric().name if self.table.is_open else ""
+        return name if name and name not in PLUGINS else None
+
     def is_of(self, section: Section) -> bool:
         return self.table is section
 
     def find_metric(self) -> Metric:
         """The measured metric that it limits."""
+        if self.table.is_open:
+            return find_metric(self.metric.rpartition(".")[0])
         return self.table.metrics.get(self.metric) or find_metric(self.metric)
 
 
@@ -246,11 +261,13 @@ def _policy_from_document(document: Mapping[str, object], source: bytes) -> Poli
     top = _read_table(
         {key: value for key, value in document.items() if not key or key not in TABLES}, ""
     )
-    tables = {name: list(_read_tables(document[name], name)) for name in TABLES if name in document}
+    closed = [name for name in TABLES if name in document and name != MORE_METRICS.name]
+    tables = {name: list(_read_tables(document[name], name)) for name in closed}
+    more = _list_plugin_criteria(document.get(MORE_METRICS.name, {}))
     build, evidence, environment = (
         tables.get(name, [{}])[0] for name in ("build", "evidence", ENVIRONMENT.name)
     )
-    criteria = (*_list_environment_criteria(environment), *_list_criteria(tables))
+    criteria = (*_list_environment_criteria(environment), *_list_criteria(tables), *more)
     if not criteria:
         raise ValueError("the policy has no criteria; run optpipe signoff --init for a template")
     if len(criteria) > MAX_CRITERIA:
@@ -287,7 +304,8 @@ def _read_tables(value: object, section: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _read_table(table: Mapping[str, object], section: str, number: int = 0) -> Mapping[str, Any]:
-    keys, found = TABLES[section], {}
+    keys = TABLES.get(section, _PLUGIN_TABLE)
+    found = {}
     for key, value in table.items():
         if key not in keys:
             known = [*keys, *filter(None, TABLES)] if not section else list(keys)
@@ -426,6 +444,74 @@ def _list_criteria(tables: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Cr
                         raise ValueError(f"{problem}: write it in points")
                     score = f"{F1}@{table.get('at_threshold', (PARITY_SCORE,))[0]:.0%}"
                 yield Criterion(section, metric, sense, threshold, dimension, where, score, *judged)
+
+
+_PLUGIN_LIMITS = (MOST_KEY, LEAST_KEY)
+_ANY_UNIT = tuple(each for each in Dimension if each not in (Dimension.QUERIES, Dimension.POINTS))
+
+
+def _list_plugin_criteria(found: object) -> Iterator[Criterion]:
+    """The limits of `[metrics.NAME]`, whose unit says what the metric is: a policy is read without the plug-in too."""
+    section = MORE_METRICS.name
+    if not isinstance(found, dict):
+        problem = f"{section}: expected a table for each metric, such as [{section}.NAME]"
+        raise _BadKeyError(problem, section, 0, None)
+    for name, value in found.items():
+        for number, table in enumerate(value if isinstance(value, list) else [value]):
+            if not isinstance(table, dict):
+                problem = f"{section}.{name}: expected a table with a {MOST_KEY} or a {LEAST_KEY}"
+                raise _BadKeyError(problem, f"{section}.{name}", number, None)
+            yield from _read_plugin_table(name, table, number)
+
+
+def _read_plugin_table(name: str, table: Mapping[str, object], number: int) -> Iterator[Criterion]:
+    place = f"{MORE_METRICS}.{name}"
+    limits = {key: value for key, value in table.items() if key in _PLUGIN_LIMITS}
+    load = _read_table(
+        {key: value for key, value in table.items() if key not in limits}, place, number
+    )
+    try:
+        _require_plugin_table(name, load, limits)
+    except ValueError as error:
+        raise _BadKeyError(f"{place}: {error}", place, number, None) from error
+    if "rate" in load:
+        load = {**load, "rate": load["rate"][0]}
+    where = LoadFilter(**load)
+    for key, value in limits.items():
+        try:
+            sense, threshold, dimension = _read_plugin_limit(name, key, value)
+        except ValueError as error:
+            raise _BadKeyError(f"{place}.{key}: {error}", place, number, key) from error
+        yield Criterion(MORE_METRICS.name, f"{name}.{key}", sense, threshold, dimension, where)
+
+
+def _require_plugin_table(name: str, load: Mapping[str, Any], limits: Mapping[str, object]) -> None:
+    """Raises ValueError for a metric of optpipe, a table without a limit, and a load that is not complete."""
+    if name in METRICS and name not in PLUGINS:
+        raise ValueError("it is a metric of optpipe, which has its own table")
+    if not limits:
+        raise ValueError(f"sets no limit; available limits: {', '.join(_PLUGIN_LIMITS)}")
+    _require_complete(load, MORE_METRICS.name)
+
+
+def _read_plugin_limit(name: str, key: str, value: object) -> tuple[Sense, float, Dimension]:
+    """Raises ValueError for a limit on the wrong side, or in another unit than the metric's, if it is installed."""
+    metric, is_least = PLUGINS.get(name), key == LEAST_KEY
+    if metric is not None and metric.higher_is_better is not is_least:
+        better, other = ("lower", MOST_KEY) if is_least else ("higher", LEAST_KEY)
+        raise ValueError(f"{name} is better when {better}; limit its {other}")
+    sense = Sense.AT_LEAST if is_least else Sense.AT_MOST
+    dimension = _find_dimension(value) if metric is None else metric.dimension
+    if dimension is Dimension.NUMBER:  # of any size, unlike a cosine
+        return sense, quantity_from_text(value, dimension), dimension
+    threshold, dimension, _ = _read_limit(sense, dimension, value)
+    return sense, threshold, dimension
+
+
+def _find_dimension(value: object) -> Dimension:
+    """The dimension that the unit of a limit has; a bare number has none."""
+    unit = value.strip().lstrip("+-0123456789.eE").strip() if isinstance(value, str) else ""
+    return next((each for each in _ANY_UNIT if unit and unit in each.units), Dimension.NUMBER)
 
 
 def _refuse_contradictions(criteria: tuple[Criterion, ...], wanted: Precision | None) -> None:

@@ -37,7 +37,7 @@ from optpipe.core.verdict import Blocker, CriterionResult, StepRecord, Verdict, 
 from optpipe.evaluate.evaluate import run_evaluation
 from optpipe.evaluate.tasks import TASKS
 from optpipe.measure.bench import bench_artifacts
-from optpipe.measure.groups import find_environment_differences
+from optpipe.measure.groups import ProcessGroup, find_environment_differences
 from optpipe.measure.measure import BenchPlan
 from optpipe.measure.turns import measure_turns
 from optpipe.models.artifacts.lookup import (
@@ -392,15 +392,15 @@ def _list_needed(wanted: SignoffRequest, judged: Entry, runs: Sequence[Run]) -> 
             groups = select_groups(
                 criterion.where, evidence.measured
             )  # an interval needs enough VALID processes
-            few = (
-                min(
-                    (group.count_requested(criterion.find_metric().name) for group in groups),
-                    default=0,
-                )
-                < MIN_VALUES
-            )
+            few = min((_count(criterion, group) for group in groups), default=0) < MIN_VALUES
         if few:
             yield criterion
+
+
+def _count(criterion: Criterion, group: ProcessGroup) -> int:
+    """The processes that were to show the criterion's metric."""
+    name = criterion.find_metric().name
+    return group.count_tried(name) if criterion.table.is_open else group.count_requested(name)
 
 
 def _group_by_kind(

@@ -119,6 +119,8 @@ def _name_criterion(name: str) -> str:
     table = SECTIONS.get(section)
     if table is not None and table.names_key_first:
         return " ".join((*words, section))
+    if table is not None and table.is_open:
+        return words[0]
     words = [*section.split("_"), *words] if table else words  # a criterion of trust has no table
     words = [each.upper() if each in ACRONYMS else each for each in words]
     return " ".join((words[0].title(), *words[1:]))

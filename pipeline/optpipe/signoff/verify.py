@@ -32,6 +32,7 @@ from optpipe.core.errors import (
 )
 from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, Subject, read_measurements
+from optpipe.core.metrics.sections import MORE_METRICS, PEAK_MEMORY
 from optpipe.core.records import (
     compare_recomputed,
     document_from_json,
@@ -508,7 +509,8 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
         yield f"{looser}: stated by {POLICY}, runs/*/{MEASUREMENTS_FILE}"
     kinds = {run.kind for run in dossier.every_run}
     if "bench" in kinds:
-        seen = [one.name for one in verdict.criteria if one.name.startswith("memory.")]
+        unproven = tuple(f"{section}." for section in (PEAK_MEMORY, MORE_METRICS))
+        seen = [one.name for one in verdict.criteria if one.name.startswith(unproven)]
         seen += [
             "output checks",
             "inputs",

@@ -99,7 +99,7 @@ REFUSED = (EROFS, EACCES, EPERM, ENOTDIR, EEXIST, ENAMETOOLONG, ELOOP)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def find_shipped_folder(name: Literal["models", "calibration"]) -> Path:
+def find_shipped_folder(name: Literal["models", "calibration", "verifier"]) -> Path:
     """Raises MissingError if the installation lacks the folder."""
     in_wheel = _PACKAGE / "_data" / name
     in_checkout = _PACKAGE.parent.parent / name

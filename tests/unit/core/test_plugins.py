@@ -6,11 +6,13 @@ from importlib import invalidate_caches
 import pytest
 from tests.unit.backends.test_new_backend import Toy
 from tests.unit.evaluate.test_evaluate import BRIGHTNESS, CARD, decode
+from tests.unit.measure.test_new_metric import Spread
 
 from optpipe.backends import registry
 from optpipe.build.doctor import diagnose_machine
 from optpipe.core import plugins
 from optpipe.core.errors import BadInputError, MissingError
+from optpipe.core.metrics import registry as metrics
 from optpipe.evaluate.tasks import user_file
 from optpipe.workspace.environment import list_packages
 
@@ -131,3 +133,35 @@ def test_a_task_that_nobody_brings_is_refused(install):
     install({}, group="optpipe.tasks")
     with pytest.raises(BadInputError, match="--task"):
         user_file.find_user_task("brightness")
+
+
+SPREAD = """
+from tests.unit.measure.test_new_metric import Spread
+
+class Chosen(Spread):
+    judges_peak = True
+"""
+
+
+def test_a_stranger_s_metric_is_loaded_with_its_version(install):
+    install({"spread": "Spread"}, module=SPREAD, group="optpipe.metrics")
+    loaded = plugins.load_plugins("optpipe.metrics", (), metrics.read_metric_plugin)
+    assert isinstance(loaded["spread"], Spread)
+    assert metrics._name_distribution("spread") == "strangers 1.5"
+
+
+@pytest.mark.parametrize(
+    ("attribute", "module", "reason"),
+    [
+        ("Missing", SPREAD, "Missing"),
+        ("Chosen", SPREAD, "judges_peak"),
+        ("Spread", "raise SystemError('no driver')", "no driver"),
+        ("Spread", "Spread = 3", "no optpipe"),
+    ],
+)
+def test_a_stranger_s_metric_that_fails_is_named(install, attribute, module, reason):
+    install({"spread": attribute}, module=module, group="optpipe.metrics")
+    assert plugins.load_plugins("optpipe.metrics", (), metrics.read_metric_plugin) == {}
+    assert reason in plugins.FAILURES[0].reason
+    assert "strangers" in metrics.METRICS.explain_missing("spread")
+    assert plugins.FAILURES[0].reason in [tool.note for tool in diagnose_machine()]

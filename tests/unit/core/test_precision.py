@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.entries import proof
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import (
@@ -132,3 +133,8 @@ def test_outputs_of_other_sizes_have_no_snr_and_are_ordered_by_their_drop() -> N
     ]
     clear = PrecisionCost(30.0, 0.03)
     assert min(clear, noisy, key=make_cost_order([clear, noisy])) == noisy
+
+
+def test_a_proof_shows_itself_in_one_line() -> None:
+    assert repr(proof("int8", 0.9)) == "PrecisionProof(proven: 90.0% int8, 10.0% fp32)"
+    assert "not proven" in repr(proof("int8", 0.2, proven=False))

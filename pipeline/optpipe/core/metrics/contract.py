@@ -58,8 +58,8 @@ class Metric:
 
     name: str
     """The key in records and columns: `p99`, `energy`."""
-    column: str
-    """The key with its unit, as a column of a data frame: `p99_ns`, `energy_j`."""
+    column: str = ""
+    """The key with its unit, as a column of a data frame: `p99_ns`, `energy_j`; the name if it is empty."""
     mark: str = ""
     """Precedes a value that stands alone: `p99 `, `≈ ` for an approximate one."""
     title: str
@@ -91,8 +91,8 @@ class Metric:
     is_pooled: bool = False
     """Whether it is over the requests of all processes, not the mean of the processes' figures."""
 
-    def compute(self, window: Window) -> Estimate | str:
-        """The figure of one process from its raw data, or the reason why there is none.
+    def compute(self, window: Window) -> Estimate | float | str:
+        """The figure of one process from its raw data, as a number or an Estimate, or the reason why there is none.
 
         Percentiles and the variation of the latency are read from the summary that `stats.percentiles` makes of all of it, and
         memory from the worker's record: they have nothing to compute.
@@ -100,8 +100,9 @@ class Metric:
         raise NotImplementedError
 
     def read(self, measured: Measurement) -> Estimate | None:
-        """The figure of one process from its record; None if it has none."""
-        raise NotImplementedError
+        """The figure of one process from its record; None if it has none. A plug-in's lies in `Measurement.figures`."""
+        found = measured.figures.get(self.name)
+        return None if found is None or found.value is None else Estimate(found.value)
 
     def read_without_interval(self, measured: Measurement) -> float | None:
         """The figure of one process even if its samples cannot support an interval; over processes it needs none."""
@@ -114,11 +115,13 @@ class Metric:
 
     def explain_missing(self, measured: Measurement) -> str:
         """Why a VALID process has no figure: a clause."""
-        return f"the {self.title} was not measured"
+        why = self.find_reason(measured)
+        return f"the {self.title} was not measured{f': {why}' if why else ''}"
 
     def find_reason(self, measured: Measurement) -> str | None:
         """Why one process withheld the figure, as its record says; None if it does not."""
-        return None
+        found = measured.figures.get(self.name)
+        return None if found is None else found.why_not
 
     @property
     def loss_sign(self) -> float:

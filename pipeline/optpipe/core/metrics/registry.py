@@ -1,15 +1,111 @@
-"""The metrics by name."""
+"""The metrics by name: those of optpipe, and those of other distributions (entry points of the group `optpipe.metrics`).
 
-from optpipe.core.measurement import percent_from_name
-from optpipe.core.metrics.contract import Metric
+A plug-in's figure is the mean of the processes' figures, as throughput is: with an allowance for a speed that no process had,
+and withheld if a VALID process lacks it. So a verifier can judge it from the processes' figures, without the plug-in's code.
+"""
+
+import re
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from optpipe.core.errors import BadInputError, first_line
+from optpipe.core.measurement import PluginFigure, percent_from_name
+from optpipe.core.metrics.contract import Metric, Window
 from optpipe.core.metrics.measured import OTHERS, SHOWN, Percentile
-from optpipe.core.plugins import Registry
+from optpipe.core.metrics.scores import SCORE_NAMES
+from optpipe.core.metrics.sections import SECTIONS
+from optpipe.core.plugins import Registry, list_entry_points, load_plugins
+from optpipe.core.quantity import Dimension, Estimate
 
 METRICS: Registry[Metric] = Registry("metric", {one.name: one for one in (*SHOWN, *OTHERS)})
+_FIXED = tuple(
+    name
+    for name, value in vars(Metric).items()
+    if not name.startswith("_")
+    and isinstance(value, bool | float)
+    and name not in ("higher_is_better", "needs_longer")
+)
+"""How processes are joined, which a plug-in cannot choose."""
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+
+
+class RecordedMetric(Metric):
+    """A metric of a plug-in that this installation does not have: its figures can be judged, not measured."""
+
+    def __init__(self, name: str) -> None:
+        self.name = self.title = name
+
+
+def read_metric_plugin(name: str, plugin: Any) -> Metric:
+    """Raises BadInputError for an object that is no metric, or that another rule would have to judge."""
+    metric = plugin() if isinstance(plugin, type) else plugin
+    if not isinstance(metric, Metric):
+        raise BadInputError("is no optpipe.core.metrics.contract.Metric")
+    if getattr(metric, "name", None) != name or not _NAME.fullmatch(name):
+        raise BadInputError(
+            f"is registered as '{name}', and its name is {getattr(metric, 'name', None)!r}: both"
+            " must be the same, of small letters, digits, - and _"
+        )
+    if not isinstance(getattr(metric, "dimension", None), Dimension):
+        raise BadInputError("has no dimension, such as Dimension.TIME")
+    if type(metric).compute is Metric.compute:
+        raise BadInputError("has no compute(window)")
+    chosen = next((each for each in _FIXED if getattr(metric, each) != getattr(Metric, each)), None)
+    if chosen or type(metric).read is not Metric.read:
+        raise BadInputError(
+            f"sets {chosen or 'read'}: a plug-in's figure is the mean of the processes' figures"
+        )
+    if not getattr(metric, "title", ""):
+        metric.title = name
+    return metric
+
+
+PLUGINS: Mapping[str, Metric] = load_plugins(
+    "optpipe.metrics", (*METRICS, *SECTIONS, *SCORE_NAMES), read_metric_plugin
+)
+METRICS.update(PLUGINS)
 
 
 def find_metric(name: str) -> Metric:
-    """The metric called `name`, such as `p99.95`. Raises MissingError for one that this installation does not have."""
-    if name not in METRICS and percent_from_name(name):
-        return Percentile(name)
-    return METRICS[name]
+    """The metric called `name`, such as `p99.95`; one that only reads records if no distribution here brings it."""
+    if name in METRICS:
+        return METRICS[name]
+    return Percentile(name) if percent_from_name(name) else RecordedMetric(name)
+
+
+def compute_plugin_figures(window: Window) -> dict[str, PluginFigure]:
+    """The figures of all plug-ins. One that raises, or gives no number, withholds its figure with the reason."""
+    return {name: _compute_figure(metric, window) for name, metric in PLUGINS.items()}
+
+
+def is_plugin_figure(name: str, figure: PluginFigure) -> bool:
+    """Whether a record can have it: no other figure has its name, and it is a number of at least 0."""
+    taken = (name in METRICS and name not in PLUGINS) or percent_from_name(name) > 0
+    sound = figure.value is None or (isfinite(figure.value) and figure.value >= 0)
+    return sound and not taken and _NAME.fullmatch(name) is not None
+
+
+def _compute_figure(metric: Metric, window: Window) -> PluginFigure:
+    value, why_not = None, None
+    try:
+        found = metric.compute(window)
+    except (Exception, SystemExit) as error:  # noqa: BLE001, a stranger's code may raise anything
+        why_not = f"{metric.name} raised {type(error).__name__}: {first_line(error)}"
+    else:
+        value = found.value if isinstance(found, Estimate) else found
+        if isinstance(value, str):
+            value, why_not = None, value or "no reason given"
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            value, why_not = None, f"{metric.name} gave a {type(value).__name__}, not an Estimate"
+        elif not isfinite(value) or value < 0:
+            value, why_not = None, f"{metric.name} gave {value!r}, not a number of at least 0"
+    number = None if value is None else float(value)
+    return PluginFigure(number, metric.dimension, _name_distribution(metric.name), why_not)
+
+
+def _name_distribution(name: str) -> str:
+    """`optpipe-jitter 1.0`: the distribution that registers a metric."""
+    entries = (entry for entry in list_entry_points("optpipe.metrics") if entry.name == name)
+    found = next((entry.dist for entry in entries if entry.dist is not None), None)
+    return "an unknown distribution" if found is None else f"{found.name} {found.version}"

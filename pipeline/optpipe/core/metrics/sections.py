@@ -62,12 +62,14 @@ class Section:
     needs_gpu: bool = False
     of_loss: bool = False
     """Whether a limit is on the loss against an approved baseline, a ratio minus one."""
+    is_open: bool = False
+    """Whether plug-ins name its metrics: a table of tables, by name."""
     can_repeat: bool = True
     """Whether another machine of the kind can measure it again and compare (`verify --audit`)."""
 
     @property
     def is_measured(self) -> bool:
-        return bool(self.metrics)
+        return bool(self.metrics) or self.is_open
 
     def __str__(self) -> str:
         return self.name
@@ -185,6 +187,14 @@ TENSOR_CORES = Section(
     {"minimum_share": MIN_SHARE},
     needs_gpu=True,
 )
+MORE_METRICS = Section(
+    "metrics",
+    "Metrics of plug-ins, by name, each with a maximum or a minimum: means over processes.",
+    Evidence.BENCH,
+    is_open=True,
+)
+"""After the other tables."""
+LEAST_KEY, MOST_KEY = "minimum", "maximum"
 JUDGED = (
     LATENCY,
     RATE,
@@ -201,7 +211,7 @@ JUDGED = (
     TENSOR_CORES,
 )
 """The tables with limits, in the order of the criteria."""
-SECTIONS: Mapping[str, Section] = {one.name: one for one in (ENVIRONMENT, *JUDGED)}
+SECTIONS: Mapping[str, Section] = {one.name: one for one in (ENVIRONMENT, *JUDGED, MORE_METRICS)}
 
 
 def list_tiles() -> list[Section]:

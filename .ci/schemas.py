@@ -77,8 +77,16 @@ class Attestation(TypedDict):
     file: str
     dossier: str
     dossier_sha256: str
-    result: str
-    key: str
+    verdict: Verdict
+    bill: str
+
+
+class Stamp(TypedDict):
+    """Of `signoff stamp`."""
+
+    dossier: str
+    file: str
+    time_utc: str
 
 
 class PolicyTemplate(TypedDict):
@@ -146,6 +154,7 @@ DOCUMENTS: dict[str, tuple[str | type, ...]] = {
     "signoff": ("core.verdict:VerdictRecord", PolicyTemplate),
     "signoff approve": (Approval,),
     "signoff attest": (Attestation,),
+    "signoff stamp": (Stamp,),
     "signoff recheck": ("deploy.records:RecheckRecord",),
     "verify": ("core.verdict:VerificationRecord",),
     "run": ("core.verdict:VerdictRecord",),

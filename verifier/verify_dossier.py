@@ -17,7 +17,6 @@ import stat
 import sys
 import tomllib
 import zlib
-from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, namedtuple
 from datetime import UTC, datetime, timedelta
@@ -56,6 +55,7 @@ SUMS, SEAL = (
     "SHA256SUMS",
     ("SHA256SUMS", "SHA256SUMS.sha256", "SHA256SUMS.sig", "approval.json", "approval.json.sig"),
 )
+STAMP = "SHA256SUMS.tsr"
 FILES = re.compile(
     r"(request|verdict|comparison)\.json|policy\.toml|report\.(html|md)|junit\.xml|"
     r"builds/[^/]+/(manifest\.json|errors\.parquet)|(baseline/)?runs/[^/]+/.+"
@@ -117,6 +117,7 @@ SIZES = {  # §1.1, at most
 STATED = {
     "cached-answer",
     "died",
+    "impossible",
     "interrupted",
     "not-steady",
     "out-of-memory",
@@ -275,6 +276,16 @@ OVERLAPS = 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.8999999999999999, 0.95
 LEVELS = {"AP": range(10), "AP50": [0], "AP75": [5]}  # the overlaps of a score
 AVERAGED = {*LEVELS, "mIoU"}  # scores that are means over classes
 ON_DEVICE = ("h2d_ns", "compute_ns", "d2h_ns")
+ALWAYS_READ = {"time_ns", "other_cpu_cores", "worker_cpu_cores", "worker_waited_cores"}
+TIMES_APART_S = 5.0  # §5.5, §5.6
+ERROR_SUMS = (  # §8.2: r, d, o, q, s, m
+    "reference_square",
+    "difference_square",
+    "output_square",
+    "product",
+    "difference_sum",
+    "difference_max",
+)
 COLUMNS = {  # §5.6, by folder
     "samples": {"phase": "UInt8", "stream": "UInt16", "input": "UInt32", "images": "UInt32"}
     | dict.fromkeys(("scheduled_ns", "start_ns", "end_ns", "enqueue_ns", *ON_DEVICE), "Int64"),
@@ -1058,7 +1069,8 @@ def find_codes(record, rows, machine, s):  # §5.2
     )
     busy, idle = late["end_ns"] - late["start_ns"], late["start_ns"] - late["before"]
     rules = {
-        "not-watched": record.machine_file is None,
+        "not-watched": record.machine_file is None
+        or len(machine["time_ns"]) < int((rows["end_ns"].max() - rows["start_ns"].min()) / 1e9),
         "loaded-host": (
             other > limits.max_other_cpu_share * cores
             if record.subject.device == "cpu"
@@ -1120,7 +1132,7 @@ def measure(record, rows, machine):  # §5.1
         "figures": figures,
         "x": x,
         "latencies": latencies,
-        "times": digest(array("q", times).tobytes()),
+        "times": times[:1000].to_list(),
         "median": float(latencies.ordered[(n - 1) // 2]) if 0.5**n * (1 + n) <= 0.01 else None,
         "clock": median(clock) if clock else None,
         "peak": peak,
@@ -1128,13 +1140,16 @@ def measure(record, rows, machine):  # §5.1
     }
 
 
-def find_impossible(record, table, machine, count):  # §5.6
-    """The rules that raw data break; `table` has every query, `machine` every reading, and is empty without a file."""
-    load, on_cpu, column = record.load, record.subject.device == "cpu", polars.col
+def follow(queries):
+    """Whether none of them, (start, end, …) in order, starts before the one before ends."""
+    return all(before[1] <= after[0] for before, after in pairwise(queries))
+
+
+def break_rules(load, device, table):  # §5.6
+    """The rules of queries by name, and whether they hold; `table` has the queries of one process."""
+    column = polars.col
     queries = table.sort("start_ns", "end_ns", "phase")
     warm, measured = (queries.filter(column("phase") == phase) for phase in (0, 1))
-    begun, ended = (measured[name] for name in ("start_ns", "end_ns"))
-    begun, ended = (begun.min(), ended.max()) if len(measured) else (0, 0)
     streams = load.streams if load.scenario == "multi-stream" else 1
     due, start, end, busy = (
         column(name) for name in ("scheduled_ns", "start_ns", "end_ns", "busy_ns")
@@ -1145,14 +1160,13 @@ def find_impossible(record, table, machine, count):  # §5.6
         """Whether all rows hold it; a null does not break it."""
         return queries.filter(~rule).is_empty()
 
-    read = [each for values in machine.values() for each in values if each is not None]
-    times = machine.get("time_ns", ())
-    energy = [each for each in machine.get("gpu_energy_mj", ()) if each is not None]
-    cpus, inputs = record.subject.affinity, record.inputs or {}
-    peaks = record.host_peak_bytes, record.device_peak_bytes, inputs.get("rotated_bytes")
-    rules = {
+    return {
         "phases": len(warm) + len(measured) == len(table)
-        and (warm.is_empty() or measured.is_empty() or warm["end_ns"].max() <= begun),
+        and (
+            warm.is_empty()
+            or measured.is_empty()
+            or warm["end_ns"].max() <= measured["start_ns"].min()
+        ),
         "images": hold(
             column("images")
             == polars.when(column("phase") == 1).then(streams).otherwise(1) * load.batch_size
@@ -1166,15 +1180,32 @@ def find_impossible(record, table, machine, count):  # §5.6
         "parts": hold((column("enqueue_ns") >= 0) & (column("enqueue_ns") <= busy))
         and all(
             table[name].null_count() == len(table)
-            if on_cpu
+            if device == "cpu"
             else hold((column(name) >= 0) & (column(name) <= 1.001 * busy + 1000))
             for name in ON_DEVICE
         ),
+    }
+
+
+def find_impossible(record, table, machine, count):  # §5.6
+    """The rules that raw data break; `table` has every query, `machine` every reading, and is empty without a file."""
+    load, measured = record.load, table.filter(polars.col("phase") == 1)
+    begun, ended = (measured[name] for name in ("start_ns", "end_ns"))
+    begun, ended = (begun.min(), ended.max()) if len(measured) else (0, 0)
+    read = [each for values in machine.values() for each in values if each is not None]
+    times = machine.get("time_ns", ())
+    energy = [each for each in machine.get("gpu_energy_mj", ()) if each is not None]
+    cpus, inputs = record.subject.affinity, record.inputs or {}
+    peaks = record.host_peak_bytes, record.device_peak_bytes, inputs.get("rotated_bytes")
+    rules = break_rules(load, record.subject.device, table) | {
         "readings": all(isfinite(each) and each >= 0 for each in read)
         and all(a <= b for a, b in chain(pairwise(times), pairwise(energy)))
         and max((each or 0 for each in machine.get("gpu_utilization", ())), default=0) <= 100,
         "watched": not (machine and len(measured) and record.duration_s >= 2)
         or any(begun <= time <= ended for time in times),
+        "pace": len(times) < 3 or median(after - at for at, after in pairwise(times)) >= 5e7,
+        "length": record.verdict != "VALID"
+        or record.duration_s >= min(load.min_seconds, load.max_seconds) / 2,
         "processors": cpus is None
         or (0 < len(cpus) == len({*cpus}) <= (count or inf) and min(cpus) >= 0),
     }
@@ -1185,6 +1216,74 @@ def find_impossible(record, table, machine, count):  # §5.6
     )
     wrong = [name for name, holds in rules.items() if not holds]
     return wrong, (table["start_ns"].min() or 0, table["end_ns"].max() or 0)
+
+
+def find_other_clock(run):  # §5.6
+    """How many seconds more the clocks differ at one time than at another, above what is tolerated; or 0."""
+    dated = sorted(
+        (datetime.fromisoformat(one.started_utc).timestamp(), one.id, *one.span)
+        for one in run.measured
+        if one.span
+    )
+    ends = [begun for begun, *_ in dated[1:]]
+    ends += [datetime.fromisoformat(run.finished_utc).timestamp()]
+    before = max((begun - first / 1e9 for begun, _, first, _ in dated), default=-inf)
+    after = min((end - last / 1e9 for end, (*_, last) in zip(ends, dated)), default=inf)
+    return before - after if before - after > TIMES_APART_S else 0
+
+
+def are_copies(one, other):  # §5
+    """Whether both processes, (durations, readings), are one that was counted twice."""
+    (mine, seen), (theirs, also) = one, other
+    number = min(len(mine), len(theirs))
+    near = sum(abs(a - b) <= max(2.0, 1e-5 * b) for a, b in zip(mine, theirs))
+    few = 0 < number < 20 and mine[:number] == theirs[:number]
+    return few or (number >= 20 and near > number / 2) or (bool(seen) and seen == also)
+
+
+def list_processes(run, at):
+    """(place, durations of the first measured queries, readings without their times)."""
+    for one in run.measured:
+        yield f"{run.place}: {one.id}", one.times[:1000], one.readings
+    if run.kind == "turns":
+        for name in sorted(run.files):
+            table = at.table(f"{run.place}/{name}") if name.startswith("samples/") else {}
+            rows = [*zip(*map(table.get, ("phase", "end_ns", "start_ns")))] if table else []
+            rows = sorted((row for row in rows if row[0] == 1), key=lambda row: row[1])
+            yield f"{run.place}: {name}", [end - start for _, end, start in rows][:1000], ()
+
+
+def check_copies(at, runs, folder):
+    processes = [each for run in runs for each in list_processes(run, at)]
+    for (place, *one), (elsewhere, *other) in combinations(processes, 2):
+        at.check(not are_copies(one, other), f"{elsewhere}: a copy of {place}")
+    places = Counter(place for place, *_ in processes)
+    at.check(max(places.values(), default=1) < 2, f"{folder}: a measurement occurs twice")
+
+
+def check_sums(at, place, rows):  # §8.2
+    """The sums of each row are those of two vectors."""
+    if not rows:
+        return
+    columns = [rows[name] for name in (*ERROR_SUMS, "values", "finite")]
+    kinds = [float] * len(ERROR_SUMS) + [int, bool]
+    typed = all(type(each) is kind for column, kind in zip(columns, kinds) for each in column)
+    at.check(typed, f"{place}: sums of other types, or missing")
+    wrong = [
+        number
+        for number, (r, d, o, q, s, m, v, finite) in enumerate(zip(*columns) if typed else ())
+        if finite
+        and not (
+            all(map(isfinite, (r, d, o, q, s, m)))
+            and min(r, d, o, s, m, v) >= 0
+            and abs(r + o - 2 * q - d) <= 1e-9 * (r + o)
+            and all(
+                low <= (1 + 1e-6) * high
+                for low, high in ((m, s), (s, v * m), (m * m, d), (d, v * m * m), (s * s, v * d))
+            )
+        )
+    ]
+    at.check(not wrong, f"{place}: impossible sums (§8.2) in rows {wrong[:5]}")
 
 
 # ---- groups (§6): lists of tries of one build with the same settings under one load, sorted by time
@@ -1449,7 +1548,7 @@ class Dossier:
 
     def raw(self, name, kind):
         """A raw file of a bench run, the columns and types of which are those of §5.6; None without it."""
-        frame, nullable = self.frame(name), {*ON_DEVICE, *COLUMNS["machine"]} - {"time_ns"}
+        frame, nullable = self.frame(name), {*ON_DEVICE, *COLUMNS["machine"]} - ALWAYS_READ
         if frame is None:
             return None
         types = {column: str(kind) for column, kind in frame.schema.items()}
@@ -1594,7 +1693,7 @@ def check_sizes(at):
 def check_seal(at):
     listed, lines = at.bytes(SUMS), []
     for name in check_sizes(at):
-        if at.path(name).is_file() and name not in SEAL:
+        if at.path(name).is_file() and name not in (*SEAL, STAMP):
             at.check(FILES.fullmatch(name), f"{name}: not part of a dossier")
             lines.append(f"{digest(at.bytes(name))}  {name}\n")
             if name.endswith(".json"):
@@ -1609,6 +1708,47 @@ def check_seal(at):
     at.stated += [f"{name}: whose it is, tells ssh-keygen -Y verify" for name in signed] or [
         "not signed: nobody vouches for the order and number of samples, the predictions, and the engine that gave them"
     ]
+
+
+def list_der(data):
+    """The (tag, content) of the values of DER that follow each other."""
+    while data:
+        tag, size, start = data[0], data[1], 2
+        if size & 0x80:
+            start += size & 0x7F
+            size = int.from_bytes(data[2:start])
+        if size > len(data) - start:
+            raise ValueError(f"{STAMP}: not in DER")
+        yield tag, data[start : start + size]
+        data = data[start + size :]
+
+
+def walk_der(data, *steps):
+    """The content of a value in nested ones, by its place in each."""
+    for step in steps:
+        data = [*list_der(data)][step][1]
+    return data
+
+
+def check_stamp(at):  # §1
+    """The digest and the time of the token; its signature is not checked."""
+    if not (at.folder / STAMP).exists():
+        return
+    answer = at.bytes(STAMP)
+    at.check(len([*list_der(answer)]) == 1, f"{STAMP}: more than one answer")
+    status, token = walk_der(answer, 0, 0, 0), walk_der(answer, 0, 1)
+    info = walk_der(token, 1, 0, 2, 1, 0, 0)  # signed data, its content, TSTInfo
+    algorithm, imprint = walk_der(info, 2, 0, 0), walk_der(info, 2, 1)
+    sums = hashlib.sha256(at.bytes(SUMS)).digest()
+    at.check(not int.from_bytes(status), f"{STAMP}: its status is not granted")
+    same = algorithm == bytes.fromhex("608648016503040201") and imprint == sums
+    at.check(same, f"{STAMP}: is of another dossier")
+    text = walk_der(info, 4).decode()
+    time = datetime.strptime(text[:14], "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+    minute, created = timedelta(minutes=1), datetime.fromisoformat(at.request.created_utc)
+    late = created > time + minute or time > datetime.now(UTC) + minute
+    at.check(not late, f"{STAMP}: {time} is before the verdict or after now")
+    at.stated.append(f"{STAMP}: {time}; whose time it is, tells openssl ts -verify")
 
 
 def read_builds(at):
@@ -1643,6 +1783,9 @@ def read_builds(at):
             asked := recipe.get("model", {}).get("weights", {})
         ):
             at.compare(f"{place}: random", info.weights.source == "random", "random" in asked)
+        elif build.kind == "verification":
+            errors = f"{place}/errors.parquet"
+            check_sums(at, errors, at.table(errors))
     return builds
 
 
@@ -1688,6 +1831,8 @@ def read_run(at, place, builds, needed):
         spans = sorted((*one.span, one.id) for one in run.measured if one.span)
         for (_, end, one), (start, _, other) in pairwise(spans):
             at.check(end <= start, f"{place}: {other} began before {one} ended, on one machine")
+        apart = find_other_clock(run)
+        at.check(not apart, f"{place}: its clocks differ by {apart:.1f} s at times (§5.6)")
         run.pairs = pair_up(at, run) if run.comparison else []
     at.compare(place, run, expected)
     return run
@@ -1711,18 +1856,27 @@ def check_turns(at, run, builds):  # §5.5
             expected["sha256"] = subject.sha256 and build.engine
             stated = subject | {"device": subject.device.partition(":")[0]}
             at.compare(f"{run.place}: {subject.artifact}", stated, expected)
-    medians, speedups = ([], []), []
+    medians, speedups, spans = ([], []), [], []
     for turn in range(len(record.speedups)):
-        queries = []
+        queries, all_queries = [], []
         for side, found in enumerate(medians):
-            table = at.table(f"{run.place}/samples/{'ab'[side]}{turn:03}.parquet")
+            place = f"{run.place}/samples/{'ab'[side]}{turn:03}.parquet"
+            table = at.raw(place, "samples")
+            all_queries += zip(table["start_ns"], table["end_ns"])
+            device, measured = sides[side].device, table.filter(polars.col("phase") == 1)
+            rules = break_rules(record.load, device, measured)
+            rules["phases"] = break_rules(record.load, device, table)["phases"]
+            broken = [name for name, holds in rules.items() if not holds]
+            at.check(not broken, f"{place}: impossible raw data (§5.5): {', '.join(broken)}")
             rows = [
                 (start, side, end - start)
-                for phase, start, end in zip(table["phase"], table["start_ns"], table["end_ns"])
-                if phase == 1
+                for start, end in zip(measured["start_ns"], measured["end_ns"])
             ]
             found.append(median(ns for *_, ns in rows))
             queries += rows
+        taken = [(start, start + ns) for start, _, ns in sorted(queries)]
+        at.check(follow(taken), f"{run.place}: queries of both builds overlap in round {turn}")
+        spans.append((min(all_queries)[0], max(end for _, end in all_queries)))
         blocks = [
             (side, log(median(ns for *_, ns in block)))
             for side, block in groupby(sorted(queries), key=lambda query: query[1])
@@ -1732,6 +1886,11 @@ def check_turns(at, run, builds):  # §5.5
             pairs[side].append(after - before if side else before - after)
         at.check(min(map(len, pairs)) >= 4, f"{run.place}: round {turn} has too few pairs")
         speedups.append(exp(fmean(median(each or [0.0]) for each in pairs)))
+    at.check(follow(spans), f"{run.place}: a round began before the one before had ended")
+    begun, ended = (datetime.fromisoformat(run[key]) for key in ("started_utc", "finished_utc"))
+    took = (spans[-1][1] - spans[0][0]) / 1e9 if spans else 0.0
+    lasted = (ended - begun).total_seconds() + TIMES_APART_S
+    at.check(took <= lasted, f"{run.place}: its queries took longer than the run")
     at.compare(
         run.place,
         record,
@@ -1814,6 +1973,7 @@ def read_measurement(at, run, record, builds, needed):
     if table is not None:
         wrong, span = find_impossible(record, table, machine, run.environment.get("cpu_count"))
         at.check(not wrong, f"{place}: impossible raw data (§5.6): {', '.join(wrong)}")
+        span = span if len(table) else None
     environment = run.environment
     facts = {f"packages.{name}": version for name, version in environment.packages.items()}
     gpu = (*(environment.get("gpus") or ()), {})[0]
@@ -1830,10 +1990,13 @@ def read_measurement(at, run, record, builds, needed):
         facts=facts,
         settings=settings,
         x=polars.Series(dtype=polars.Int64),
-        times="",
+        times=(),
         figures={},
         units={},
         span=span,
+        readings=tuple(zip(*(machine[name] for name in machine if name != "time_ns")))
+        if len(machine.get("time_ns", ())) >= 8
+        else (),
         median=None,
         clock=None,
         codes={*list_codes(record)} or {"no-samples"},
@@ -2105,6 +2268,11 @@ def check_samples(at, run, table):
     lines = "".join(f"{known}  {path}\n" for known, path in zip(hashes, paths))
     at.compare(f"{run.place}: dataset: sha256", run.record.dataset.sha256, digest(lines.encode()))
     at.check(len({*paths} - {None}) == len(paths), f"{run.place}: a sample occurs twice")
+    for name, answers in table.items():
+        distinct = not name.endswith(":best") or all(
+            each and len({*each}) == len(each) for each in answers
+        )
+        at.check(distinct, f"{run.place}: {name} is empty or names a class twice")
     classes = {*zip(table.get("label", ()), table.get("class", ()))}
     labels = [label for label, _ in classes if label is not None]
     at.check(len({*labels}) == len(labels), f"{run.place}: one label is of two classes")
@@ -2192,6 +2360,9 @@ def observe_preprocessing(at):  # §8.2
         )
         for picture in parity.worst:
             at.path(f"{run.place}/{picture.file}")
+        check_sums(at, f"{run.place}/images.parquet", rows)
+        names = rows["image"]
+        at.check(len({*names} - {None}) == len(names), f"{run.place}: an image occurs twice")
         proof, classes, (snr, ci) = (
             parity.proof,
             rows["reference_class"],
@@ -2337,6 +2508,8 @@ def sum_kernels(at, run, stage):
         [row for row in rows if row.call and first <= row.call.start_ns < last]
         for rows in (kernels, copies)
     )
+    if any(row.start_ns < row.call.start_ns - 1_000_000 for row in chain(kernels, copies)):
+        return None, False
     answered, stops = (
         {id(row.call) for row in kernels + copies},
         [call.end_ns for call in calls if END.match(call.name)],
@@ -2360,6 +2533,11 @@ def sum_kernels(at, run, stage):
     turns = sorted(
         (row for row in ranges if row.name == "optpipe.iteration"), key=lambda row: row.start_ns
     )
+    by_thread = defaultdict(list)
+    for turn in turns:
+        by_thread[turn.thread].append((turn.start_ns, turn.end_ns))
+    if not all(map(follow, by_thread.values())):
+        return None, False
     if len(turns) < 2:
         return {}, False
     own = [
@@ -2979,11 +3157,7 @@ def read_evidence(at, document):
     ):
         places = [f"{folder}/{path.name}" for path in sorted((at.folder / folder).glob("*/"))]
         sides.append([read_run(at, place, builds, {needed}) for place in places])
-        measured = [one for run in sides[-1] for one in run.measured]
-        copies = Counter(one.times for one in measured if one.times) + Counter(
-            one.place for one in measured
-        )
-        at.check(max(copies.values(), default=1) < 2, f"{folder}: a measurement occurs twice")
+        check_copies(at, sides[-1], folder)
     at.runs, at.newest = sides[0], sorted(sides[0], key=lambda run: run.started_utc, reverse=True)
     at.baseline = [
         one for run in sides[1] for one in run.measured if one.artifact == request.baseline_artifact
@@ -2995,6 +3169,7 @@ def read_evidence(at, document):
     }
     at.check(request.measurements == about, f"request.json: measurements are not {about}")
     check_dates(at, [*chain(*sides)])
+    check_stamp(at)
     registered = document.get("evidence", {}).get("preregistered") and (
         request.policy_utc or request.created_utc
     )

@@ -1,20 +1,17 @@
 """The commands of the README exist as written, and those of the tutorials and of the GitHub Action run."""
 
-import base64
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
 
-from optpipe.core.verdict import Verdict
-from optpipe.signoff.verify import FILE, TEST_RESULT, make_statement
+from optpipe.signoff.bill import BILL, make_bill
+from optpipe.signoff.verify import check_dossier
 from tests.command_line import parse_command
 
 ROOT = Path(__file__).parents[2]
@@ -108,10 +105,10 @@ def test_the_attestation_examples_run_our_commands_and_ask_for_our_result():
         "signoff attest",
         "verify",
     ]
-    assert any(TEST_RESULT in line and FILE in line for line in lines)
+    assert any("--type cyclonedx" in line and f"attestations/{BILL}" in line for line in lines)
     policy = yaml.safe_load((examples / "kubernetes-admission.yaml").read_text())
     asked = policy["spec"]["rules"][0]["verifyImages"][0]["attestations"][0]
-    assert asked["type"] == TEST_RESULT
+    assert asked["type"] == "https://cyclonedx.org/bom"
     keys = asked["attestors"][0]["entries"][0]["keys"]
     unlogged = any("--tlog-upload=false" in line for line in lines)
     assert keys["rekor"]["ignoreTlog"] == keys["ctlog"]["ignoreSCT"] == unlogged, (
@@ -119,37 +116,9 @@ def test_the_attestation_examples_run_our_commands_and_ask_for_our_result():
     )
     [condition] = asked["conditions"][0]["all"]
     assert (condition["operator"], condition["value"]) == ("Equals", "PASSED")
-    field = condition["key"].strip("{ }")
-    for verdict, admitted in (
-        (Verdict.PASS, True),
-        (Verdict.INCONCLUSIVE, False),
-        (Verdict.FAIL, False),
-    ):
-        artifact = SimpleNamespace(id="a", sha256="1")
-        record: Any = SimpleNamespace(
-            verdict=verdict, waived=(), criteria=(), dossier_name="d", artifact=artifact
-        )
-        judged_by: Any = SimpleNamespace(sha256="0")
-        statement: Any = make_statement("2", judged_by, record)
-        assert (statement["predicate"][field] == condition["value"]) == admitted
-
-
-def test_the_workflow_takes_the_predicate_out_of_the_envelope_that_attest_writes():
-    """The fields that `jq` is given are those of a DSSE envelope and of an in-toto statement."""
-    pytest.importorskip(
-        "securesystemslib", reason="securesystemslib is not installed: the extra `attest`"
-    )
-    from securesystemslib.dsse import Envelope
-
-    document = yaml.safe_load((WORKFLOW.parent / "attest.yml").read_text())
-    [text] = [
-        step["run"]
-        for step in document["jobs"]["attest"]["steps"]
-        if "cosign attest" in step.get("run", "")
-    ]
-    outer, inner = re.findall(r"jq (?:-r )?\.(\w+)", text)
-    statement = {"predicate": {"result": "PASSED"}}
-    envelope = Envelope(
-        json.dumps(statement).encode(), "application/vnd.in-toto+json", {}
-    ).to_dict()
-    assert json.loads(base64.b64decode(envelope[outer]))[inner] == statement["predicate"]
+    # tests/unit/signoff/test_bill.py holds the property against each verdict
+    [name] = re.findall(r"metadata\.component\.properties\[\?name=='(.*?)'\]", condition["key"])
+    content, verdict, _ = check_dossier(ROOT / "reports" / "digits-cpu").require_intact()
+    component = json.loads(make_bill(content, verdict))["metadata"]["component"]
+    found = {each["name"]: each["value"] for each in component["properties"]}
+    assert (found[name] == "PASSED") == verdict.is_unqualified_pass

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import cache, partial
 from io import BytesIO
 from itertools import islice, product
@@ -162,7 +163,8 @@ class Workspace:
             self.counter += 1
             mean_ms = float(levels[process])
             found = replace(
-                measurement(entry, batch, f"m{self.counter}", **changes), started_utc=get_utc_time()
+                measurement(entry, batch, f"m{self.counter}", **changes),
+                started_utc=get_utc_time("milliseconds"),
             )
             found = replace(
                 found, process=process, host_peak_bytes=found.host_peak_bytes + process * peaks
@@ -172,7 +174,7 @@ class Workspace:
                 mean_ms * batch**0.8 * speed, noise, count, batch, seed + self.counter, power
             )
             measurements.append(write_drawn(run, found, drawn, begin_ns))
-            begin_ns += int(measurements[-1].duration_s * 2e9)
+            begin_ns += Clock.advance(measurements[-1].duration_s * 2)
         write_measurements(run.path, measurements)
         return finish_run(
             run, command="optpipe bench digits", parents=[entry.id for entry in entries]
@@ -182,7 +184,9 @@ class Workspace:
         """A bench run that ended while it warmed up: samples, and none of them measured."""
         run = begin_run(self.path, "bench")
         found = measurement(entry, 4, "m1", valid=False)
-        found = replace(found, samples=0, interrupted=True, started_utc=get_utc_time())
+        found = replace(
+            found, samples=0, interrupted=True, started_utc=get_utc_time("milliseconds")
+        )
         frame = drawn_samples(10.0, 0.2, 50, 4, 0).with_columns(
             pl.lit(Phase.WARM_UP, pl.UInt8).alias("phase")
         )
@@ -213,7 +217,7 @@ class Workspace:
             entry, factor = (baseline, 1.0) if name[0] == "a" else (contender, ratio)
             level = hours[int(name[1:])] * factor * np.exp(scatter * generator.standard_normal())
             found = measurement(entry, 1, name, valid=name not in invalid, **changes)
-            found = replace(found, started_utc=get_utc_time())
+            found = replace(found, started_utc=get_utc_time("milliseconds"))
             found = replace(
                 found,
                 process=len(every),
@@ -224,7 +228,7 @@ class Workspace:
                     run, found, Drawn(float(level), 0.2, count, 1, seed + len(every)), begin_ns
                 )
             )
-            begin_ns += int(every[-1].duration_s * 2e9)
+            begin_ns += Clock.advance(every[-1].duration_s * 2)
         write_measurements(run.path, every)
         comparison = comparison_from_measurements(every, rounds, PairMetric.P50, seed)
         (run.path / "comparison.json").write_bytes(json_from_record(comparison))
@@ -237,22 +241,23 @@ class Workspace:
     ):
         """A run in which both take turns on a machine whose speed doubles and halves from trial to trial."""
         run, generator = begin_run(self.path, "turns"), np.random.default_rng(seed)
-        speedups, over_ns, judged_ns = [], [], []
+        speedups, over_ns, judged_ns, now = [], [], [], 10**9
         for turn in range(rounds):
-            now, frames = 10**9, {"a": [], "b": []}
+            begun, frames = now, {"a": [], "b": []}
             factor = speedup * np.exp(scatter * generator.standard_normal())
             for _trial in range(trials):
                 level = 1e7 * 2.0 ** generator.uniform(-1, 1)
                 for side in "ab":
                     for _ in range(5):
                         took = int(level / (factor if side == "b" else 1))
-                        frames[side].append((1, 1, now, now, now + took))
+                        frames[side].append(
+                            (1, 0, 0, 1, now, now, now + took, took, None, None, None)
+                        )
                         now += took
-            names = ("phase", "images", "scheduled_ns", "start_ns", "end_ns")
+            Clock.advance((now - begun) / 1e9)
+            names = {name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()}
             tables = {
-                side: pl.DataFrame(rows, schema=names, orient="row").with_columns(
-                    pl.col("phase").cast(pl.UInt8)
-                )
+                side: pl.DataFrame(rows, schema=names, orient="row")
                 for side, rows in frames.items()
             }
             (run.path / "samples").mkdir(exist_ok=True)
@@ -400,6 +405,32 @@ class Workspace:
         )[1]
 
 
+class Clock(datetime):
+    """The dates of what is drawn: they advance with the measurements that nobody waits for."""
+
+    ahead = timedelta()
+
+    @classmethod
+    def now(cls, tz=None):
+        return datetime.now(tz) + cls.ahead
+
+    @classmethod
+    def advance(cls, seconds):
+        """The time in ns by which the clock of the queries advances too."""
+        cls.ahead += timedelta(seconds=seconds)
+        return int(seconds * 1e9)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _drawn_dates():
+    """Begin some days ago, so that no date is in the future."""
+    Clock.ahead = timedelta(days=-5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("optpipe.workspace.entry.datetime", Clock)
+        patch.setattr("optpipe.workspace.runs.datetime", Clock)
+        yield
+
+
 def measurement(
     entry,
     batch,
@@ -529,11 +560,15 @@ def drawn_samples(mean_ms, noise_ms, count, batch, seed):
 
 
 def drawn_machine(frame, power=None):
-    times = np.linspace(frame["start_ns"].min(), frame["end_ns"].max(), 40).astype(np.int64)
+    first, last = frame["start_ns"].min(), frame["end_ns"].max()
+    seconds = (last - first) / 1e9
+    count = int(np.clip(seconds / 0.2, 2, max(40, seconds + 2)))  # read every 0.2 s, or less often
+    times = np.linspace(first, last, count).astype(np.int64)
     columns = {name: [None] * len(times) for name in MACHINE_COLUMNS} | {
         "time_ns": times,
         "other_cpu_cores": np.abs(np.sin(times / 1e9)) * 0.1,
         "worker_cpu_cores": np.full(len(times), 1.9),
+        "worker_waited_cores": np.zeros(len(times)),
         "worker_rss_bytes": np.full(len(times), 200 * 2**20),
         "cpu_mhz": 2600 + 50 * np.cos(times / 1e9),
     }

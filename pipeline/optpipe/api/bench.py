@@ -94,10 +94,7 @@ class Bench:
             if each.subject.artifact == subject.artifact and each.load.key == load.key
         ]
         reasons = dict.fromkeys(
-            f"{reason.code}: {reason.message}"
-            for each in tries
-            for reason in each.reasons
-            if reason.invalidates
+            f"{reason.code}: {reason.message}" for each in tries for reason in each.invalid_reasons
         )
         cells: dict[str, Any] = {
             "build": f"{subject.backend} {subject.precision}",

@@ -12,7 +12,7 @@ from optpipe.api.policy import Policy, resolve_policy
 from optpipe.api.workspace import Workspace, resolve_workspace
 from optpipe.core.errors import BadInputError, GateError, InconclusiveError
 from optpipe.core.metrics.sections import ACCURACY
-from optpipe.core.verdict import CriterionResult, VerdictRecord
+from optpipe.core.verdict import CriterionResult, VerdictRecord, require_reason
 from optpipe.core.verdict import Verdict as Outcome
 
 if TYPE_CHECKING:
@@ -241,8 +241,7 @@ def sign_off_build(
         "Build.signoff", build=build.id, policy=f"{rules.name} ({rules.sha256[:12]})"
     ) as listener:
         for name, reason in waive.items():
-            if not isinstance(reason, str) or not reason.strip() or not reason.isprintable():
-                raise BadInputError(f"waive: {name} needs a reason in one line")
+            require_reason(reason if isinstance(reason, str) else "", f"waive: {name}")
         wanted = SignoffRequest(
             _choose_model_text(build, rules, store), rules.parsed(), build.id, dict(waive)
         )

@@ -44,6 +44,7 @@ from optpipe.backends.torch_program import (
     export_program,
     export_rewritten,
     layers_from_program,
+    list_recorded_tensors,
     mark_source,
     name_processor,
     record_tensors,
@@ -52,9 +53,9 @@ from optpipe.backends.torch_program import (
     translate_refusals,
 )
 from optpipe.core import torch
-from optpipe.core.card import ModelCard, tensor_from_dict
+from optpipe.core.card import ModelCard
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError, StageError, read_as_user_file
 from optpipe.core.events import Steps, finish_steps
 from optpipe.core.precision import Precision
 from optpipe.workspace.environment import get_package_version, list_gpus
@@ -286,8 +287,9 @@ class Inductor(TorchBackend):
 
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> "Session":
         merged = self.merge_options({**info.options, **options}, info.device)
-        inputs = [tensor_from_dict(each) for each in info.details["inputs"]]
-        packages = Packages(directory, info.device, inputs, self.list_static_batches(info))
+        inputs = list_recorded_tensors(info, "inputs")
+        with read_as_user_file(directory / GENERAL, "an AOTInductor package", "build it again"):
+            packages = Packages(directory, info.device, inputs, self.list_static_batches(info))
         return TorchSession(packages, info, merged)
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:

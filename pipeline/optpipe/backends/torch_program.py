@@ -26,9 +26,16 @@ from optpipe.backends.base import (
     prefers_channels_last,
 )
 from optpipe.core import np, torch
-from optpipe.core.card import InputSpec, ModelCard, tensor_from_dict
+from optpipe.core.card import InputSpec, ModelCard, TensorSpec, tensor_from_dict
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.errors import OptpipeError, StageError, escape, first_line, is_out_of_memory
+from optpipe.core.errors import (
+    BadInputError,
+    OptpipeError,
+    StageError,
+    escape,
+    first_line,
+    is_out_of_memory,
+)
 from optpipe.core.precision import LayerType, Precision
 from optpipe.workspace.environment import (
     get_gpu_name,
@@ -560,13 +567,24 @@ def record_tensors(request: BuildRequest) -> dict[str, Any]:
     }
 
 
+def list_recorded_tensors(info: ArtifactInfo, name: str) -> tuple[TensorSpec, ...]:
+    """The `inputs` or `outputs` that a build's record names. Raises BadInputError if it names none that can be read."""
+    try:
+        return tuple(map(tensor_from_dict, info.details[name]))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        problem = (
+            f"the record of {info.model} {info.backend} {info.precision} does not name its {name}"
+        )
+        raise BadInputError(f"{problem} ({first_line(error)})\nbuild it again") from error
+
+
 class TorchSession:
     def __init__(
         self, call: Callable[..., Any], info: ArtifactInfo, options: Mapping[str, Any]
     ) -> None:
         self.device = info.device
-        self.inputs = tuple(map(tensor_from_dict, info.details["inputs"]))
-        self.outputs = tuple(map(tensor_from_dict, info.details["outputs"]))
+        self.inputs = list_recorded_tensors(info, "inputs")
+        self.outputs = list_recorded_tensors(info, "outputs")
         self._call = call
         self._options = options
         if info.device == "cpu" and options.get("threads"):

@@ -727,9 +727,7 @@ def _race(
                     ):  # noise counts: the order of processes is drawn
                         found[size] = median
                     else:
-                        reasons = wrong or [
-                            each.message for each in one.reasons if each.invalidates
-                        ]
+                        reasons = wrong or [each.message for each in one.invalid_reasons]
                         failures[id] = f"batch {size}: {reasons[0]}"
                     if not worker.alive:
                         break

@@ -1,7 +1,7 @@
 """Runs an artifact on the reference inputs and compares its outputs with the source model's, and the states of a trajectory."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, inf, isfinite, nan
@@ -15,7 +15,7 @@ from optpipe.backends.plain_session import PlainSession
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import OutputError, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, read_as_user_file
-from optpipe.core.parquet import parse_parquet
+from optpipe.core.parquet import parse_parquet, read_parquet
 from optpipe.core.precision import CALIBRATED, EXACT_DB
 from optpipe.core.verdict import Blocker, Observation
 from optpipe.evaluate.tasks.detection import Detection
@@ -36,6 +36,7 @@ from optpipe.stats.paired import (
     figure_from_samples,
     pool_errors,
 )
+from optpipe.stats.row_sums import find_broken_sums
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import BUILDS, OUTPUT_ERRORS
 
@@ -300,6 +301,11 @@ def recompute_outputs(checked: Entry[VerificationInfo]) -> tuple[OutputError, ..
     """The errors of each output, then of the state, from those of each sample; empty if these are missing."""
     with read_as_user_file(checked.path / OUTPUT_ERRORS, "errors of outputs"):
         return tuple(pool_errors(name, rows) for name, rows in read_output_errors(checked).items())
+
+
+def find_impossible_errors(checked: Entry[VerificationInfo]) -> Iterator[str]:
+    """The rules that the errors of samples break: they are not those of two outputs."""
+    yield from find_broken_sums(read_parquet(checked.files, OUTPUT_ERRORS))
 
 
 def read_output_errors(checked: Entry[VerificationInfo]) -> dict[str, RowErrors]:

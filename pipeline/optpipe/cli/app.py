@@ -50,6 +50,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             "judge": "signoff:signoff",
             "approve": "signoff:approve",
             "attest": "signoff:attest",
+            "stamp": "signoff:stamp",
             "recheck": "signoff:recheck",
         },
         "verify": "signoff:verify",

@@ -69,6 +69,11 @@ def deploy(
             metavar="DIR|URL",
         ),
     ] = None,
+    attestations: Annotated[
+        Path | None,
+        Param("With --check DIR: what signoff attest wrote; needs --public-key.", metavar="DIR"),
+    ] = None,
+    public_key: Annotated[Path | None, Param("Public key in PEM.", metavar="FILE")] = None,
     load: Annotated[
         tuple[int, float] | None,
         Param(
@@ -100,10 +105,15 @@ def deploy(
     --check URL (http, https, grpc, grpcs) a running server gets the signed-off requests: 0 if it answers as signed off, 1 if it
     does not, 5 if it cannot be reached or more requests are needed; SSL_CERT_FILE names the CA to trust.
     """
+    from optpipe.deploy.attestation import require_attested
     from optpipe.deploy.deploy import check_folder, deploy_dossier, require_server
     from optpipe.deploy.live import check_live, document_from_live_check
     from optpipe.deploy.records import document_from_deployment
 
+    if (attestations is None) != (public_key is None):
+        raise BadInputError("--attestations DIR and --public-key FILE belong together")
+    if attestations is not None and (check is None or "://" in check):
+        raise BadInputError("--attestations requires --check DIR")
     if check is not None and "://" in check:
         if dossier is None:
             problem = f"--check {check} requires the deployment that it serves"
@@ -122,6 +132,9 @@ def deploy(
     program = require_server(to, server) if prove or tune else None
     serving: Mapping[str, Any] = {"program": program, "tune": tune, "seconds": seconds}
     if dossier is None:
+        if attestations is not None and public_key is not None:
+            with terminal.step("check the signature"):
+                require_attested(Path(check or ""), attestations, public_key)
         result = check_folder(Path(check or ""), store, terminal, **serving)
         status = ExitStatus.MISSING if result.differences else ExitStatus.DONE
         return Outcome(result, document_from_deployment, status)

@@ -46,6 +46,10 @@ class DossierOptions:
     ] = ()
     output: Annotated[Path | None, Param("Folder for the dossier.", metavar="DIR")] = None
     sign: Annotated[Path | None, Param("Sign the dossier with this SSH key.", metavar="KEY")] = None
+    timestamp: Annotated[
+        str | None,
+        Param("Ask this RFC 3161 authority when the dossier was sealed.", metavar="URL"),
+    ] = None
     max_cv: Annotated[float, params.MAX_CV] = MAX_CV
 
     def read_waivers(self) -> dict[str, str]:
@@ -101,7 +105,7 @@ def signoff(
     rules, waivers = policy_from_file(policy), how.read_waivers()
     begun = None if since is None else since_from_text(since)
     wanted = SignoffRequest(model, rules, artifact, waivers, begun, max_cv=how.max_cv)
-    require_possible(wanted, store, how.output, how.sign)
+    require_possible(wanted, store, how.output, how.sign, how.timestamp)
     if measure:
         try:
             measure_missing_evidence(
@@ -114,7 +118,15 @@ def signoff(
                 f"what was measured is kept; `{for_workspace(again)}` resumes the sign-off"
             )
             raise
-    verdict, folder = sign_off(wanted, store, how.output, how.sign, terminal, figures=figures)
+    verdict, folder = sign_off(
+        wanted,
+        store,
+        how.output,
+        how.sign,
+        terminal,
+        figures=figures,
+        authority=how.timestamp,
+    )
     document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
     return Outcome(
         document, lambda _: document_from_verdict(verdict, folder), verdict.verdict.exit_status
@@ -198,10 +210,12 @@ def run(
     left_out = [
         name for name, asked in (("preprocess", preprocess), ("profile", profile)) if not asked
     ]
-    require_possible(wanted, store, how.output, how.sign)
+    require_possible(wanted, store, how.output, how.sign, how.timestamp)
     source = model_from_options(model, shapes, store)
     steps, notes = run_pipeline(source, wanted, plan, data, left_out, store, terminal)
-    verdict, folder = sign_off(wanted, store, how.output, how.sign, terminal)
+    verdict, folder = sign_off(
+        wanted, store, how.output, how.sign, terminal, authority=how.timestamp
+    )
     notes.unlink(missing_ok=True)
     document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
     shown = document_from_pipeline_run(steps, verdict, folder)
@@ -220,8 +234,13 @@ def verify(
         Path | None,
         Param("Require a signature by one of these signers (ssh-keygen format).", metavar="FILE"),
     ] = None,
+    timestamp_roots: Annotated[
+        Path | None,
+        Param("Require a timestamp that leads to one of these certificates (PEM).", metavar="FILE"),
+    ] = None,
     attestations: Annotated[
-        Path | None, Param("Also check these attestations; needs --public-key.", metavar="DIR")
+        Path | None,
+        Param("Also check what signoff attest wrote; needs --public-key.", metavar="DIR"),
     ] = None,
     public_key: Annotated[Path | None, Param("Public key in PEM.", metavar="FILE")] = None,
     badge: Annotated[
@@ -249,7 +268,7 @@ def verify(
     from optpipe.report.html import render_badge
     from optpipe.signoff.release import audit_dossier
     from optpipe.signoff.reports import HTML, document_from_verification
-    from optpipe.signoff.verify import find_attestation_problems, verify_dossier
+    from optpipe.signoff.verify import verify_dossier
     from optpipe.workspace.files import write_bytes
     from optpipe.workspace.places import require_writable_file
 
@@ -267,8 +286,10 @@ def verify(
     ):
         raise BadInputError(f"--audit {audit}: expected COUNT or COUNT:SEED, such as 3 or 3:17")
     with terminal.step("verify"):
-        checked = verify_dossier(dossier, allowed_signers)
+        checked = verify_dossier(dossier, allowed_signers, timestamp_roots)
         if attestations is not None and public_key is not None:
+            from optpipe.deploy.attestation import find_attestation_problems
+
             found = tuple(find_attestation_problems(attestations, checked, public_key))
             problems, sealed = (*checked.problems, *found), checked.as_sealed and not found
             checked = replace(
@@ -357,25 +378,52 @@ def approve(
     )
 
 
+def stamp(
+    dossier: DossierArgument,
+    store: "Store",
+    terminal: "Terminal",
+    timestamp: Annotated[str, typer.Option(metavar="URL", help="RFC 3161 authority.")],
+) -> Outcome:
+    """Ask an RFC 3161 authority for a timestamp of a dossier.
+
+    It signs the hash of the dossier and the time. `optpipe verify DOSSIER --timestamp-roots FILE` checks it offline.
+    """
+    from optpipe.signoff.verify import verify_dossier
+    from optpipe.workspace.seal import TIMESTAMP
+    from optpipe.workspace.timestamp import require_authority, stamp_folder
+
+    require_authority(timestamp)
+    with terminal.step("verify"):
+        verify_dossier(dossier).require_intact()
+    with terminal.step("ask for a timestamp"):
+        time = stamp_folder(dossier, timestamp)
+    document = {"dossier": str(dossier), "file": TIMESTAMP, "time_utc": time.isoformat()}
+    return Outcome(document, lambda _: f"{dossier} existed at {time:%Y-%m-%d %H:%M:%S} UTC")
+
+
 def attest(
     dossier: DossierArgument,
     store: "Store",
     terminal: "Terminal",
     key: Annotated[
-        Path, typer.Option(metavar="FILE", help="Private key in PEM, without a passphrase.")
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Private key in PEM (P-256, P-384, or P-521), without a passphrase.",
+        ),
     ],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the attestations.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the signed model.")],
 ) -> Outcome:
-    """Write signed attestations on a dossier.
+    """Write the engine, its dossier, and a CycloneDX ML-BOM with an OpenSSF model signature.
 
-    `optpipe verify DOSSIER --attestations DIR --public-key FILE` checks them.
+    `optpipe verify DOSSIER --attestations DIR --public-key FILE` checks them, as any tool for OMS does.
     """
-    from optpipe.signoff.verify import attest_dossier
+    from optpipe.deploy.attestation import attest_dossier
 
     with terminal.step("attest"):
         found = attest_dossier(dossier, key, output, store)
     return Outcome(
-        found, lambda _: f"{found['result']}  {found['file']}, signed by key {found['key'][:12]}"
+        found, lambda _: f"{found['verdict']}  {found['file']} signs the engine and its dossier"
     )
 
 

@@ -329,7 +329,12 @@ class Measurement:
     @property
     def invalid_codes(self) -> tuple[str, ...]:
         """The codes that make it INVALID, sorted: a set, whatever the order in which they were found."""
-        return tuple(sorted({reason.code for reason in self.reasons if reason.invalidates}))
+        return tuple(sorted({reason.code for reason in self.invalid_reasons}))
+
+    @property
+    def invalid_reasons(self) -> tuple[Reason, ...]:
+        """Those that make it INVALID."""
+        return tuple(reason for reason in self.reasons if reason.invalidates)
 
     @property
     def memory_bytes(self) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any, Never, TypeVar
 import msgspec
 
 from optpipe.core import pl
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.files import Files
 
 T = TypeVar("T")
@@ -150,9 +150,15 @@ RELATIVE_TOLERANCE = 1e-9
 
 
 def list_read_errors() -> tuple[type[BaseException], ...]:
-    """Errors that reading an intact file with values of the wrong kind can raise."""
+    """Errors that reading an intact file with values of the wrong kind, or too few, can raise."""
     wrong_kind = (AttributeError, ArithmeticError, IndexError, KeyError, TypeError, ValueError)
-    return (BadInputError, pl.exceptions.PolarsError, pl.exceptions.PanicException, *wrong_kind)
+    return (
+        BadInputError,
+        StageError,
+        pl.exceptions.PolarsError,
+        pl.exceptions.PanicException,
+        *wrong_kind,
+    )
 
 
 MAX_JSON_BYTES = 2**26

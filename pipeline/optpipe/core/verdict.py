@@ -139,6 +139,11 @@ class VerdictRecord:
         return tuple(one for one in self.criteria if not one.counts)
 
     @property
+    def is_unqualified_pass(self) -> bool:
+        """PASS, and no criterion was waived."""
+        return self.verdict is Verdict.PASS and not self.waived
+
+    @property
     def counted(self) -> tuple[CriterionResult, ...]:
         return tuple(one for one in self.criteria if one.counts)
 

@@ -30,6 +30,7 @@ from optpipe.measure.measure import (
     offer_recovery,
     prepare_subject,
     recover_unfinished,
+    require_one_clock,
     warn_about_threads,
     write_measurements,
 )
@@ -298,6 +299,7 @@ def bench_artifacts(
         if bench_run.refusals and not any(each.latency_ns for each in found):
             raise bench_run.refusals[0]
         write_measurements(run.path, found)
+        require_one_clock(run.path, found)
         parents = [each.entry.id for each in artifacts]
         finished = finish_run(
             run, parents=parents, status="interrupted" if bench_run.interrupted else "complete"
@@ -371,6 +373,7 @@ def recover_run(directory: Path) -> BenchRecord:
     if not done:
         raise BadInputError(f"{directory} was interrupted before anything was measured; delete it")
     write_measurements(directory, done)
+    require_one_clock(directory, done)
     parents = list(dict.fromkeys(each.subject.artifact for each in done))
     run = finish_run(
         OpenRun(directory, "bench", done[0].started_utc), parents=parents, status="interrupted"

@@ -287,7 +287,7 @@ def _explain_withheld(rows: Sequence[Measurement], called: Mapping[str, str]) ->
         f"{_format_where(row, called)}: {name}: {why}"
         for row in rows
         for name, why in (
-            row.latency_ns.withheld if row.latency_ns and row.verdict is Validity.VALID else {}
+            row.latency_ns.withheld if row.latency_ns and row.is_valid else {}
         ).items()
         if row.samples >= count_samples_needed(float(name[1:]))
     ]
@@ -474,7 +474,7 @@ def _list_processes(
             and one.subject.settings == row.settings
             if one.latency_ns and one.latency_ns.median
         ]
-        valid = [p50 for one, p50 in found if one.verdict is Validity.VALID]
+        valid = [p50 for one, p50 in found if one.is_valid]
         why = ", ".join(dict.fromkeys(code for one, _ in found for code in one.invalid_codes))
         label = f"{row.label} (rejected: {why})" if why else row.label
         for one, p50 in found:

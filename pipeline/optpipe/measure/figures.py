@@ -241,8 +241,7 @@ def recompute_measurement(
         else read_samples(files, stored.samples_file, tuple(SAMPLE_COLUMNS))
     )
     if frame is None or frame.height == 0:  # no figures, and INVALID
-        told = any(reason.invalidates for reason in stored.reasons)
-        reasons = stored.reasons if told else (*stored.reasons, NO_SAMPLES)
+        reasons = stored.reasons if stored.invalid_reasons else (*stored.reasons, NO_SAMPLES)
         blank = replace(
             stored,
             verdict=Validity.INVALID,

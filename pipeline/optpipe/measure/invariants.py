@@ -1,22 +1,25 @@
 """What every measurement satisfies, whatever it measured. Raw data that break a rule contradict themselves.
 
-The rules are those of section 5.6 of docs/dossier-format.md, in its order, one function each. A figure that is computed from
-impossible data would be right by every hash and still mean nothing: images multiplied by 100, a warm-up in the middle, readings
-of another day.
+The rules are those of sections 5.5 and 5.6 of docs/dossier-format.md, in its order, one function each. A figure that is computed
+from impossible data would be right by every hash and still mean nothing: images multiplied by 100, a warm-up in the middle,
+readings of another day. The worker's parent checks each measurement as it is written, `verify` those of a dossier.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 from types import MappingProxyType
 
 import polars as pl
 
+from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
     MEASUREMENTS_FILE,
     SAMPLE_COLUMNS,
+    LoadSpec,
     Measurement,
     Phase,
     Scenario,
@@ -24,25 +27,27 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.parquet import read_parquet
 from optpipe.measure.figures import select_rows_during
+from optpipe.measure.process import INTERVAL_S
 from optpipe.workspace.entry import Run
 
 WATCHED_S = 2.0
 """A measurement of this length has a reading of the machine, which is read several times a second."""
 LATEST_NS = 2**62
+CLOCK_STEP_S = 5.0
+"""By how much the date may be set while a run is measured; the clock of the queries is never set."""
 ON_DEVICE = ("h2d_ns", "compute_ns", "d2h_ns")
+ALWAYS_READ = ("time_ns", "other_cpu_cores", "worker_cpu_cores", "worker_waited_cores")
 CLOCK_SHARE, CLOCK_NS = 1.001, 1000
 """By how much a GPU's events may exceed the host's time of the query: they are of another clock, in steps of about 0.5 us."""
 
 
 @dataclass(frozen=True, slots=True)
-class RawMeasurement:
-    """A measurement with its raw files; `machine` is None without one."""
+class RawQueries:
+    """The queries of one process; `samples` has every one, warm-up included, in the order of `start_ns`."""
 
-    stored: Measurement
+    load: LoadSpec
+    device: str
     samples: pl.DataFrame
-    """Every query, warm-up included, in the order of `start_ns`."""
-    machine: pl.DataFrame | None
-    cpu_count: int | None
 
     @property
     def measured(self) -> pl.DataFrame:
@@ -50,10 +55,20 @@ class RawMeasurement:
 
     @property
     def on_cpu(self) -> bool:
-        return self.stored.subject.device == "cpu"
+        return self.device == "cpu"
 
 
-def hold_phases(raw: RawMeasurement) -> bool:
+@dataclass(frozen=True, slots=True)
+class RawMeasurement:
+    """A measurement with its raw files; `machine` is None without one."""
+
+    stored: Measurement
+    queries: RawQueries
+    machine: pl.DataFrame | None
+    cpu_count: int | None
+
+
+def hold_phases(raw: RawQueries) -> bool:
     warm_up = raw.samples.filter(pl.col("phase") == Phase.WARM_UP)
     if len(warm_up) + len(raw.measured) != len(raw.samples):
         return False
@@ -61,29 +76,27 @@ def hold_phases(raw: RawMeasurement) -> bool:
     return last is None or first is None or bool(last <= first)  # type: ignore[operator]
 
 
-def hold_images(raw: RawMeasurement) -> bool:
-    load = raw.stored.load
+def hold_images(raw: RawQueries) -> bool:
+    load = raw.load
     together = load.streams if load.scenario is Scenario.MULTI_STREAM else 1
     expected = pl.when(pl.col("phase") == Phase.MEASURED).then(together).otherwise(1)
     return _hold(raw.samples, pl.col("images") == expected * load.batch_size)
 
 
-def hold_times(raw: RawMeasurement) -> bool:
+def hold_times(raw: RawQueries) -> bool:
     scheduled, start, end = (pl.col(f"{name}_ns") for name in ("scheduled", "start", "end"))
-    on_time = (
-        scheduled <= start if raw.stored.load.scenario is Scenario.SERVER else scheduled == start
-    )
+    on_time = scheduled <= start if raw.load.scenario is Scenario.SERVER else scheduled == start
     rule = (scheduled >= 0) & on_time & (start <= end) & (end < LATEST_NS)
     return _hold(raw.samples, rule)
 
 
-def hold_one_at_a_time(raw: RawMeasurement) -> bool:
-    if raw.stored.load.scenario is Scenario.OFFLINE:
+def hold_one_at_a_time(raw: RawQueries) -> bool:
+    if raw.load.scenario is Scenario.OFFLINE:
         return True
     return _hold(raw.samples, pl.col("start_ns") >= pl.col("end_ns").shift(1))
 
 
-def hold_parts(raw: RawMeasurement) -> bool:
+def hold_parts(raw: RawQueries) -> bool:
     took = pl.col("end_ns") - pl.col("start_ns")
     if raw.on_cpu and any(raw.samples[name].count() for name in ON_DEVICE):
         return False
@@ -109,9 +122,23 @@ def hold_readings(raw: RawMeasurement) -> bool:
 
 
 def hold_watched(raw: RawMeasurement) -> bool:
-    if raw.machine is None or raw.measured.is_empty() or raw.stored.duration_s < WATCHED_S:
+    measured = raw.queries.measured
+    if raw.machine is None or measured.is_empty() or raw.stored.duration_s < WATCHED_S:
         return True
-    return not select_rows_during(raw.machine, raw.measured).is_empty()
+    return not select_rows_during(raw.machine, measured).is_empty()
+
+
+def hold_pace(raw: RawMeasurement) -> bool:
+    if raw.machine is None or len(raw.machine) < 3:
+        return True
+    between_ns = raw.machine["time_ns"].diff().drop_nulls().median()
+    return float(between_ns) >= INTERVAL_S / 4 * 1e9  # type: ignore[arg-type]  # a number
+
+
+def hold_length(raw: RawMeasurement) -> bool:
+    load = raw.stored.load
+    shortest_s = min(load.min_seconds, load.max_seconds) / 2
+    return not raw.stored.is_valid or raw.stored.duration_s >= shortest_s
 
 
 def hold_processors(raw: RawMeasurement) -> bool:
@@ -135,15 +162,22 @@ def hold_counts(raw: RawMeasurement) -> bool:
     )
 
 
-INVARIANTS: Mapping[str, Callable[[RawMeasurement], bool]] = MappingProxyType(
+OF_QUERIES: Mapping[str, Callable[[RawQueries], bool]] = MappingProxyType(
     {
         "a query is of another phase than 0 and 1, or warm-up follows a measured query": hold_phases,
         "images are not those of the load": hold_images,
         "a query was scheduled after it started, started after it ended, or waited without a server": hold_times,
         "queries overlap, but the load has one at a time": hold_one_at_a_time,
         "parts of a query are longer than the query, or of a device that it did not run on": hold_parts,
+    }
+)
+"""What is wrong if the function returns False."""
+OF_MEASUREMENTS: Mapping[str, Callable[[RawMeasurement], bool]] = MappingProxyType(
+    {
         "the machine's readings are out of order, negative, or not finite": hold_readings,
         "no reading of the machine is from the measurement": hold_watched,
+        "the machine was read more often than it is": hold_pace,
+        "it is VALID and shorter than its load asks for": hold_length,
         "its processors repeat, or are more than the machine has": hold_processors,
         "a count is negative, or a share is not from 0 to 1": hold_counts,
     }
@@ -151,12 +185,28 @@ INVARIANTS: Mapping[str, Callable[[RawMeasurement], bool]] = MappingProxyType(
 """What is wrong if the function returns False."""
 
 
+def list_broken_rules(raw: RawMeasurement) -> list[str]:
+    """What is wrong with a measurement whose columns are those of the format."""
+    broken = [wrong for wrong, holds in OF_QUERIES.items() if not holds(raw.queries)]
+    return broken + [wrong for wrong, holds in OF_MEASUREMENTS.items() if not holds(raw)]
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySpan:
+    """When a measurement began, and its first and last query, warm-up included, by the clock of the queries."""
+
+    started_utc: str
+    first_ns: int
+    last_ns: int
+    id: str
+
+
 def find_impossible(run: Run) -> Iterator[str]:
     """One line for each rule that a measurement of a bench run breaks; measurements whose raw files are absent are skipped.
 
     Raises BadInputError for a raw file that cannot be read.
     """
-    spans: list[tuple[int, int, str]] = []
+    spans: list[QuerySpan] = []
     for stored in read_measurements(run.files):
         place = f"{MEASUREMENTS_FILE}: {stored.id}"
         named = (("samples", stored.samples_file), ("machine", stored.machine_file))
@@ -165,48 +215,121 @@ def find_impossible(run: Run) -> Iterator[str]:
             for kind, name in named
             if name not in (None, f"{kind}/{stored.id}.parquet")
         )
-        broken = list(_find_wrong_columns(stored, run.files))
+        broken = [
+            *_find_wrong_columns(stored.samples_file, SAMPLE_COLUMNS, ON_DEVICE, run.files),
+            *_find_wrong_columns(stored.machine_file, MACHINE_COLUMNS, _MAY_BE_NULL, run.files),
+        ]
         yield from (f"{place}: {each}" for each in broken)
         if broken or stored.samples_file is None or not run.files.has(stored.samples_file):
             continue
+        queries = RawQueries(
+            stored.load, stored.subject.device, _read_in_order(run.files, stored.samples_file)
+        )
         raw = RawMeasurement(
             stored,
-            read_parquet(run.files, stored.samples_file).sort("start_ns", maintain_order=True),
+            queries,
             read_parquet(run.files, stored.machine_file)
             if stored.machine_file and run.files.has(stored.machine_file)
             else None,
             run.manifest.environment.cpu_count,
         )
-        yield from (f"{place}: {wrong}" for wrong, holds in INVARIANTS.items() if not holds(raw))
-        if len(raw.samples):
-            first, last = raw.samples["start_ns"].min(), raw.samples["end_ns"].max()
-            spans.append((int(first), int(last), stored.id))  # type: ignore[arg-type]
-    yield from _find_overlaps(spans)
+        yield from (f"{place}: {wrong}" for wrong in list_broken_rules(raw))
+        spans += list_spans(stored, queries.samples)
+    yield from find_contradicting_spans(spans, run.manifest.finished_utc)
 
 
-def _find_wrong_columns(stored: Measurement, files: Files) -> Iterator[str]:
-    tables = (
-        (stored.samples_file, SAMPLE_COLUMNS, ON_DEVICE),
-        (stored.machine_file, MACHINE_COLUMNS, tuple(set(MACHINE_COLUMNS) - {"time_ns"})),
-    )
-    for name, expected, nullable in tables:
-        if name is None or not files.has(name):
+def list_spans(stored: Measurement, samples: pl.DataFrame) -> list[QuerySpan]:
+    """The span of a measurement; none without queries."""
+    if samples.is_empty():
+        return []
+    first, last = samples["start_ns"].min(), samples["end_ns"].max()
+    return [QuerySpan(stored.started_utc, int(first), int(last), stored.id)]  # type: ignore[arg-type]
+
+
+def find_contradicting_spans(spans: Sequence[QuerySpan], finished_utc: str) -> Iterator[str]:
+    """Measurements of one run that overlap, and a clock of queries that does not advance like the dates."""
+    ordered = sorted(spans, key=lambda span: (span.first_ns, span.last_ns, span.id))
+    for earlier, later in pairwise(ordered):
+        if later.first_ns < earlier.last_ns:
+            yield f"{MEASUREMENTS_FILE}: {later.id} began before {earlier.id} ended, on one machine"
+    dated = sorted(spans, key=lambda span: (_read_time(span.started_utc), span.id))
+    if not dated:
+        return
+    begun = [_read_time(span.started_utc) for span in dated]
+    before_s = max(start - span.first_ns / 1e9 for start, span in zip(begun, dated, strict=True))
+    ends = [*begun[1:], _read_time(finished_utc)]
+    after_s = min(end - span.last_ns / 1e9 for end, span in zip(ends, dated, strict=True))
+    if before_s - after_s > CLOCK_STEP_S:
+        yield (
+            f"{MEASUREMENTS_FILE}: the clock of the queries and that of the dates differ by "
+            f"{before_s - after_s:.1f} s more at one time than at another"
+        )
+
+
+def _read_time(text: str) -> float:
+    """Seconds since 1970. Raises BadInputError for a time without a time zone."""
+    found = datetime.fromisoformat(text)
+    if found.tzinfo is None:
+        raise BadInputError(f"{text}: a time without a time zone")
+    return found.timestamp()
+
+
+def find_impossible_turns(
+    run: Run, load: LoadSpec, devices: Mapping[str, str], rounds: int
+) -> Iterator[str]:
+    """One line for each rule that the queries of builds in turns break; `devices` are those of the sides.
+
+    Raises BadInputError for a raw file that cannot be read.
+    """
+    spans: list[tuple[int, int]] = []
+    for turn in range(rounds):
+        frames = {}
+        for side in devices:
+            name = f"samples/{side}{turn:03}.parquet"
+            broken = list(_find_wrong_columns(name, SAMPLE_COLUMNS, ON_DEVICE, run.files))
+            yield from broken
+            if broken:
+                return
+            frames[side] = _read_in_order(run.files, name)
+        for side, frame in frames.items():
+            whole = RawQueries(load, devices[side], frame)
+            measured = RawQueries(load, devices[side], whole.measured)
+            for wrong, holds in OF_QUERIES.items():
+                if not holds(whole if holds is hold_phases else measured):
+                    yield f"samples/{side}{turn:03}.parquet: {wrong}"
+        every = pl.concat(frames.values())
+        if every.is_empty():
             continue
-        frame = read_parquet(files, name)
-        types = {column: str(kind) for column, kind in frame.schema.items()}
-        if types != dict(expected):
-            wrong = sorted(dict(types.items() ^ expected.items()))
-            yield f"{name} has other columns or types than the format: {', '.join(map(repr, wrong))}"
-        elif absent := [
-            each for each in expected if each not in nullable and frame[each].has_nulls()
-        ]:
-            yield f"{name} has no value in some rows of {', '.join(absent)}"
+        both = every.filter(pl.col("phase") == Phase.MEASURED).sort("start_ns")
+        if not hold_one_at_a_time(RawQueries(load, "", both)):
+            yield f"round {turn}: queries of both builds overlap, but they take turns"
+        spans.append((every["start_ns"].min(), every["end_ns"].max()))  # type: ignore[arg-type]
+    if any(start < end for (_, end), (start, _) in pairwise(spans)):
+        yield "a round began before the one before had ended"
+    took_s = (spans[-1][1] - spans[0][0]) / 1e9 if spans else 0.0
+    if took_s > run.manifest.seconds + CLOCK_STEP_S:
+        yield f"its queries took {took_s:.1f} s, the run {run.manifest.seconds:.1f} s"
 
 
-def _find_overlaps(spans: Sequence[tuple[int, int, str]]) -> Iterator[str]:
-    for (_, end, earlier), (start, _, later) in pairwise(sorted(spans)):
-        if start < end:
-            yield f"{MEASUREMENTS_FILE}: {later} began before {earlier} ended, on one machine"
+_MAY_BE_NULL = tuple(set(MACHINE_COLUMNS) - {*ALWAYS_READ})
+
+
+def _read_in_order(files: Files, name: str) -> pl.DataFrame:
+    return read_parquet(files, name).sort("start_ns", maintain_order=True)
+
+
+def _find_wrong_columns(
+    name: str | None, expected: Mapping[str, str], nullable: Sequence[str], files: Files
+) -> Iterator[str]:
+    if name is None or not files.has(name):
+        return
+    frame = read_parquet(files, name)
+    types = {column: str(kind) for column, kind in frame.schema.items()}
+    if types != dict(expected):
+        wrong = sorted(dict(types.items() ^ expected.items()))
+        yield f"{name} has other columns or types than the format: {', '.join(map(repr, wrong))}"
+    elif absent := [each for each in expected if each not in nullable and frame[each].has_nulls()]:
+        yield f"{name} has no value in some rows of {', '.join(absent)}"
 
 
 def _hold(frame: pl.DataFrame, rule: pl.Expr) -> bool:

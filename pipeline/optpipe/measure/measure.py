@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from secrets import randbits
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from optpipe.core.entries import ArtifactInfo, VerificationInfo
-from optpipe.core.errors import BadInputError, OptpipeError
+from optpipe.core.errors import BadInputError, OptpipeError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_arrays
 from optpipe.core.measurement import (
@@ -43,6 +42,13 @@ from optpipe.measure.figures import (
     recompute_from_samples,
     select_rows_during,
 )
+from optpipe.measure.invariants import (
+    RawMeasurement,
+    RawQueries,
+    find_contradicting_spans,
+    list_broken_rules,
+    list_spans,
+)
 from optpipe.measure.process import MachineRow, PointResult, WorkerPool, WorkerProcess
 from optpipe.measure.search import Slo
 from optpipe.measure.validity import LIMITS, ValidityEvidence
@@ -66,6 +72,7 @@ from optpipe.models.inputs.samples import (
 )
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.stats.percentiles import count_samples_needed
+from optpipe.workspace.entry import get_utc_time
 from optpipe.workspace.file_names import ONNX, REFERENCE
 from optpipe.workspace.files import write_bytes, write_parquet
 from optpipe.workspace.runs import OpenRun
@@ -88,7 +95,7 @@ def measure_load(
         load=replace(load, length=blank.load.length, images=blank.load.images),
         arrivals_seed=randbits(32) if load.scenario is Scenario.SERVER else None,
         limits={**LIMITS, **blank.limits},
-        started_utc=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        started_utc=get_utc_time("milliseconds"),
     )
     begun = spool.with_suffix(".json")  # describes the samples if this process is killed
     write_bytes(begun, json_from_record(blank))
@@ -101,7 +108,7 @@ def measure_load(
         )
     found = _judge_answer(replace(blank, interrupted=answer.interrupted), answer, worker, directory)
     begun.unlink()
-    return found, answer
+    return _leave_out_impossible(found, blank, directory), answer
 
 
 def _judge_answer(
@@ -136,6 +143,38 @@ def _judge_answer(
         cache_probe=done.cache_probe if done else CacheProbe(),
     )
     return judge_measurement(filled, failure, evidence, blank.load.percentile)
+
+
+def _leave_out_impossible(found: Measurement, blank: Measurement, directory: Path) -> Measurement:
+    """A measurement whose raw data contradict themselves is a try without figures, and its raw data are deleted."""
+    if found.samples_file is None:
+        return found
+    files = Files(directory)
+    samples = read_parquet(files, found.samples_file).sort("start_ns", maintain_order=True)
+    machine = None if found.machine_file is None else read_parquet(files, found.machine_file)
+    queries = RawQueries(found.load, found.subject.device, samples)
+    broken = list_broken_rules(RawMeasurement(found, queries, machine, os.cpu_count()))
+    if not broken:
+        return found
+    for name in filter(None, (found.samples_file, found.machine_file)):
+        (directory / name).unlink()
+    what = f"its raw data contradict themselves: {broken[0]}"
+    way = "measure again; if it happens again, report it with this message"
+    return replace(blank, reasons=(Reason("impossible", what, way, invalidates=True),))
+
+
+def require_one_clock(folder: Path, measured: Sequence[Measurement]) -> None:
+    """Raises StageError if measurements of the run in `folder` overlap, or the machine's date was set between them."""
+    spans = [
+        span
+        for one in measured
+        if one.samples_file is not None and (folder / one.samples_file).is_file()
+        for span in list_spans(one, read_parquet(Files(folder), one.samples_file))
+    ]
+    for problem in find_contradicting_spans(spans, get_utc_time("milliseconds")):
+        raise StageError(
+            f"{problem}\nmeasure again while nothing sets the date or suspends the machine"
+        )
 
 
 def _add_samples(blank: Measurement, spool: Path) -> tuple[Measurement, pl.DataFrame]:

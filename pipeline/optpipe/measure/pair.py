@@ -35,6 +35,7 @@ from optpipe.measure.measure import (
     offer_recovery,
     prepare_subject,
     recover_unfinished,
+    require_one_clock,
     warn_about_threads,
     write_measurements,
 )
@@ -271,6 +272,7 @@ def bench_pair(
                     raise
                 acknowledge_interrupt(interruption)
     write_measurements(run.path, done)
+    require_one_clock(run.path, done)
     if comparison is not None:
         write_bytes(run.path / COMPARISON_FILE, json_from_record(comparison))
     parents = [baseline.entry.id, contender.entry.id]

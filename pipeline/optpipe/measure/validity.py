@@ -39,7 +39,7 @@ HOST_CAUSES = frozenset({"loaded-host", "busy-gpu", "throttled", "clocks-moved",
 """Codes of causes on the machine, which the next process meets too."""
 WITNESSED = WRONG_OUTPUTS | {
     "inputs-alike", "interrupted", "too-few-samples", "not-steady",
-    "out-of-memory", "died", "refused", "int8-not-faster", "int8-accuracy", "fp8-not-faster", "fp8-accuracy",
+    "out-of-memory", "died", "refused", "impossible", "int8-not-faster", "int8-accuracy", "fp8-not-faster", "fp8-accuracy",
 }  # fmt: skip
 """Codes of observations by the worker or its parent that no raw file holds; all others follow from samples and machine rows."""
 
@@ -58,6 +58,14 @@ class ValidityEvidence:
     @property
     def limits(self) -> Mapping[str, float]:
         return {**LIMITS, **self.measurement.limits}
+
+    @property
+    def seconds(self) -> float:
+        """From the first start to the last end; 0 without samples."""
+        if self.samples.is_empty():
+            return 0.0
+        first, last = self.samples["start_ns"].to_numpy(), self.samples["end_ns"].to_numpy()
+        return float(last.max() - first.min()) / 1e9
 
     def list_readings(self, name: str) -> list[float]:
         """Values of a machine column, one per row; empty if it was not read."""
@@ -130,6 +138,10 @@ def _check_completeness(evidence: ValidityEvidence) -> Iterator[Reason]:
     if evidence.measurement.machine_file is None:
         what = "the state of the machine was not recorded, so other work or throttling cannot be excluded"
         yield _invalidate("not-watched", what, "measure again, for longer (--min-time)")
+    elif len(evidence.machine) < int(evidence.seconds):
+        read = f"read {len(evidence.machine)} times in {evidence.seconds:.1f} s"
+        what = f"the machine was {read}, so other work or throttling cannot be excluded"
+        yield _invalidate("not-watched", what, "measure again on a machine with less other work")
     if evidence.measurement.interrupted:
         yield _invalidate("interrupted", "interrupted before completion", "run it again")
     if (count := len(evidence.samples)) < evidence.wanted_samples:

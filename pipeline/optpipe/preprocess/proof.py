@@ -41,6 +41,7 @@ from optpipe.stats.paired import (
     find_best_classes,
     pool_errors,
 )
+from optpipe.stats.row_sums import find_broken_sums
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PREPROCESSING, ROWS
 from optpipe.workspace.runs import newest_runs
@@ -554,6 +555,18 @@ def recompute_preprocessing(run: Run) -> Iterator[Recomputed]:
         proof = recompute_proof(rows, stored)
         parity = replace(stored.parity, proof=proof, images=rows.height)
         yield PREPROCESSING, stored, replace(stored, parity=parity, verdict=proof.verdict)
+
+
+def find_impossible_images(run: Run) -> Iterator[str]:
+    """The rules that the rows of a preprocess run break, one line each; none without rows."""
+    if not run.files.has(ROWS):
+        return
+    rows = read_rows(run.files)
+    yield from (f"{ROWS}: {wrong}" for wrong in find_broken_sums(rows))
+    if "image" not in rows.columns or rows["image"].has_nulls():
+        yield f"{ROWS}: an image has no name"
+    elif rows["image"].is_duplicated().any():
+        yield f"{ROWS}: an image occurs twice"
 
 
 def recompute_proof(rows: pl.DataFrame, record: PreprocessRecord) -> Proof:

@@ -548,7 +548,7 @@ def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker
 
 def _explain_invalid(group: ProcessGroup, again: str) -> Blocker:
     found = group.newest.measurement
-    spoilt = [reason for reason in found.reasons if reason.invalidates] or list(found.reasons)
+    spoilt = list(found.invalid_reasons) or list(found.reasons)
     spoilt.sort(key=lambda reason: reason.code not in HOST_CAUSES)
     count = len(group.tries)
     which = (

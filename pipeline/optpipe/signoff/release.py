@@ -86,6 +86,7 @@ from optpipe.workspace.places import require_unused_path
 from optpipe.workspace.runs import RUNS, list_runs
 from optpipe.workspace.seal import require_key, require_sizes
 from optpipe.workspace.store import NOTES, Store
+from optpipe.workspace.timestamp import require_authority, stamp_folder
 
 
 def loads_from_criteria(
@@ -533,7 +534,11 @@ def judge_audit(
 
 
 def require_possible(
-    wanted: SignoffRequest, store: Store, output: Path | None, key: Path | None
+    wanted: SignoffRequest,
+    store: Store,
+    output: Path | None,
+    key: Path | None,
+    authority: str | None = None,
 ) -> None:
     """Raises BadInputError, before anything is built or measured, if the sign-off could not be written."""
     require_valid_request(wanted, store)
@@ -541,6 +546,8 @@ def require_possible(
         require_unused_path(output)
     if key is not None:
         require_key(key)
+    if authority is not None:
+        require_authority(authority)
 
 
 def sign_off(
@@ -551,8 +558,12 @@ def sign_off(
     listener: Listener,
     *,
     figures: bool = True,
+    authority: str | None = None,
 ) -> tuple[VerdictRecord, Path]:
-    """Gathers the evidence, judges it, writes the reports, and seals the dossier; returns the verdict and its folder."""
+    """Gathers the evidence, judges it, writes the reports, and seals the dossier; returns the verdict and its folder.
+
+    An RFC 3161 `authority` (URL) that gives no token is a warning: the verdict and its dossier stay.
+    """
     with store.scratch("dossier") as scratch:
         with listener.step("gather evidence"):
             collect_evidence(
@@ -582,6 +593,13 @@ def sign_off(
         numbered = chain([usual], (usual.with_name(f"{usual.name}-{n}") for n in count(2)))
         target = output or next(path for path in numbered if not path.exists())
         finish_dossier(scratch, target, key)
+    if authority is not None:
+        try:
+            with listener.step("ask for a timestamp"):
+                stamp_folder(target, authority)
+        except OptpipeError as error:
+            again = to_command("signoff stamp", str(target), timestamp=authority)
+            listener.warn(f"the dossier has no timestamp: {error}\nlater: `{again}`")
     return verdict, target
 
 

@@ -70,6 +70,7 @@ from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PREPROCESSING, PROFILE, ROWS
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import newest_runs
+from optpipe.workspace.seal import SIGNATURE
 
 NOT_RECOMPUTED = "changed before it was sealed, or made by a different version of optpipe: measure and sign off again"
 UNSIGNED = (
@@ -137,6 +138,8 @@ def _list_verdict_parts(record: VerdictRecord, dossier: Path | None) -> Iterator
     yield from list_notes(record)
     if dossier is not None:
         yield Sentence(str(dossier), Tone.STRONG, "dossier")
+        if not (dossier / SIGNATURE).is_file():
+            yield Sentence(UNSIGNED, Tone.FAINT)
         yield Sentence(
             shlex.join(["optpipe", "verify", str(dossier)]), Tone.FAINT, "verify it anywhere"
         )

@@ -4,13 +4,8 @@ A changed record contradicts others: an id is the hash of its recipe, a recipe n
 measured the file that a build's record describes. Facts that only one record states (the size of an engine, the SNR of
 outputs, both without files in the dossier) are listed as such.
 
-The attestation on a verified dossier is an in-toto Statement in a signed DSSE envelope, made and verified offline. The predicate
-is test-result v0.1 (in-toto/attestation spec v1), which has no INCONCLUSIVE: that is WARNED, as is a PASS with waived criteria.
-securesystemslib signs. The file names the dossier's seal by its hash and lies outside the dossier.
 """
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -19,16 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from optpipe import __version__
-from optpipe.build.verify import recompute_outputs
-from optpipe.core import LazyModule
+from optpipe.build.verify import find_impossible_errors, recompute_outputs
 from optpipe.core.entries import ArtifactInfo, ModelInfo, VerificationInfo
 from optpipe.core.errors import (
     BadInputError,
     ExitStatus,
     GateError,
-    MissingError,
     first_line,
-    read_as_user_file,
 )
 from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MEASUREMENTS_FILE, Subject, read_measurements
@@ -45,16 +37,16 @@ from optpipe.core.records import (
 from optpipe.core.verdict import Verdict, VerdictRecord, require_reason
 from optpipe.evaluate.recompute import read_evaluation
 from optpipe.evaluate.samples import count_copies, find_foreign_samples
-from optpipe.measure.figures import read_samples
-from optpipe.measure.invariants import find_impossible
-from optpipe.measure.turns import TurnsRecord
+from optpipe.measure.invariants import find_impossible, find_impossible_turns
+from optpipe.measure.turns import SIDES, TurnsRecord
 from optpipe.models.artifacts.lookup import hash_engine
+from optpipe.preprocess.proof import find_impossible_images
 from optpipe.signoff.build_evidence import BuildEvidence
+from optpipe.signoff.copies import find_copies
 from optpipe.signoff.dossier import BUILD_KINDS, Dossier, DossierRequest, read_dossier
 from optpipe.signoff.evidence import DOCUMENTS, RECOMPUTE
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.loosened import describe_loosened
-from optpipe.signoff.policy import Policy
 from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawing, render_dossier
 from optpipe.workspace.entry import MANIFEST, Entry, Run, compute_entry_id, get_utc_time
 from optpipe.workspace.file_names import (
@@ -68,18 +60,15 @@ from optpipe.workspace.file_names import (
     TURNS,
     VERDICT,
 )
-from optpipe.workspace.files import write_bytes
-from optpipe.workspace.places import format_extra, move_folder, require_unused_path
 from optpipe.workspace.seal import (
-    SUMS,
+    TIMESTAMP,
     UNSEALED,
     check_approval,
     check_signature,
     find_seal_problems,
 )
-from optpipe.workspace.store import Store
+from optpipe.workspace.timestamp import Timestamp, check_timestamp
 
-dsse = LazyModule("securesystemslib.dsse")
 _OWN = {REQUEST, POLICY, VERDICT, *REPORTS, *UNSEALED}
 _FOLDERS = {BUILDS, "runs", "baseline"}
 CLOCKS_APART = timedelta(minutes=1)
@@ -142,7 +131,7 @@ def require_pass(folder: Path, verdict: VerdictRecord, because: str | None, purp
     """
     if because is not None:
         require_reason(because, "--because")
-    if because is None and (verdict.verdict is not Verdict.PASS or verdict.waived):
+    if because is None and not verdict.is_unqualified_pass:
         state = (
             f"{len(verdict.waived)} criteria waived"
             if verdict.verdict is Verdict.PASS
@@ -153,9 +142,11 @@ def require_pass(folder: Path, verdict: VerdictRecord, because: str | None, purp
         )
 
 
-def verify_dossier(folder: Path, allowed_signers: Path | None = None) -> VerifiedDossier:
+def verify_dossier(
+    folder: Path, allowed_signers: Path | None = None, timestamp_roots: Path | None = None
+) -> VerifiedDossier:
     """Verifies the seal, the numbers, and the reports of a dossier. Raises BadInputError if `folder` is not a dossier."""
-    found = check_dossier(folder, allowed_signers)
+    found = check_dossier(folder, allowed_signers, timestamp_roots)
     if found.content is None or found.verdict is None or found.problems:
         return found
     try:
@@ -167,7 +158,9 @@ def verify_dossier(folder: Path, allowed_signers: Path | None = None) -> Verifie
     )
 
 
-def check_dossier(folder: Path, allowed_signers: Path | None = None) -> VerifiedDossier:
+def check_dossier(
+    folder: Path, allowed_signers: Path | None = None, timestamp_roots: Path | None = None
+) -> VerifiedDossier:
     """Verifies a dossier without its reports."""
     files = Files(folder, kept={})
     problems = find_seal_problems(files)
@@ -175,8 +168,9 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> Verified
     doubt, approval = check_approval(files, allowed_signers)
     if approval and not doubt and signature == "not signed":
         problem = None  # the approval's signature covers the hash of the dossier
-    problems += filter(None, (problem, doubt))
-    signature = "; ".join(filter(None, (signature, approval)))
+    stamp = check_timestamp(files, timestamp_roots)
+    problems += filter(None, (problem, doubt, stamp.problem))
+    signature = "; ".join(filter(None, (signature, approval, stamp.words)))
     if problems:
         return VerifiedDossier(files, tuple(problems), as_sealed=False, signature=signature)
     found = VerifiedDossier(files, (), as_sealed=True, signature=signature)
@@ -194,7 +188,7 @@ def check_dossier(folder: Path, allowed_signers: Path | None = None) -> Verified
             [*find_disagreements(stored, computed, VERDICT, ()), *_find_unknown_keys(dossier)],
             dossier.request,
         )
-        problems += [*serious, *find_contradictions(dossier)]
+        problems += [*serious, *find_contradictions(dossier), *_check_stamp(dossier, stamp)]
         for run in (*dossier.baseline_runs, *dossier.every_run):
             for recompute in RECOMPUTE.get(run.kind, ()):
                 problems += compare_recomputed(recompute(run))
@@ -286,6 +280,9 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
         recorded = (
             isinstance(entry.info, VerificationInfo) and OUTPUT_ERRORS in entry.manifest.files
         )
+        if recorded:
+            place = f"{BUILDS}/{entry.path.name}/{OUTPUT_ERRORS}"
+            yield from (f"{place}: {each}" for each in find_impossible_errors(entry))
         if recorded and recompute_outputs(entry) != (*entry.info.outputs, *entry.info.trajectory):
             yield f"{BUILDS}/{entry.path.name}/{OUTPUT_ERRORS} gives other errors than its record"
     # an approved file may have had the id of the artifact
@@ -297,10 +294,10 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
     ):
         for run in runs:
             paired = baseline if COMPARISON_FILE in run.manifest.files else set()
-            yield from _check_run(run, f"{folder}/{run.path.name}", known, needed | paired)
-            if run.kind == "bench":
-                yield from (f"{folder}/{run.path.name}/{each}" for each in find_impossible(run))
-        yield from _find_copies(runs, folder)
+            place = f"{folder}/{run.path.name}"
+            yield from _check_run(run, place, known, needed | paired)
+            yield from (f"{place}/{each}" for each in _find_impossible(run))
+        yield from find_copies(runs, folder)
     measured = {
         run.name: len(read_measurements(run.files))
         for run in dossier.every_run
@@ -339,6 +336,18 @@ def _check_dates(dossier: Dossier) -> Iterator[str]:
             )
 
 
+def _check_stamp(dossier: Dossier, stamp: Timestamp) -> Iterator[str]:
+    """Finds a dossier that was sealed before it was judged, or is to be sealed."""
+    if stamp.time is not None:
+        created, stamped = f"{REQUEST}: created", TIMESTAMP
+        times = {
+            created: dossier.request.created_utc,
+            stamped: stamp.time.isoformat(),
+            "now": get_utc_time(),
+        }
+        yield from _check_order(times, created, stamped, "now")
+
+
 def _check_order(times: Mapping[str, str], *names: str) -> Iterator[str]:
     for earlier, later in pairwise(names):
         first, second = (datetime.fromisoformat(times[name]) for name in (earlier, later))
@@ -346,23 +355,18 @@ def _check_order(times: Mapping[str, str], *names: str) -> Iterator[str]:
             yield f"{earlier} {times[earlier]}, which is after {later} {times[later]}"
 
 
-def _find_copies(runs: Sequence[Run], folder: str) -> Iterator[str]:
-    """Repeated names of measurements in a run, and processes with equal query times to the nanosecond: one counted twice."""
-    known: dict[object, str] = {}
-    for run in runs:
-        for one in read_measurements(run.files) if run.kind == "bench" else ():
-            place, keys = (
-                f"{folder}/{run.path.name}/{MEASUREMENTS_FILE}: {one.id}",
-                [(run.path.name, one.id)],
-            )
-            if one.samples_file is not None and run.files.has(one.samples_file):
-                frame = read_samples(run.files, one.samples_file)
-                times = (frame["end_ns"] - frame["start_ns"]).to_numpy().tobytes()
-                keys += [("times", hashlib.sha256(times).hexdigest())] if times else []
-            for key in keys:
-                if key in known:
-                    yield f"{place} is a copy of {known[key]}"
-                known.setdefault(key, place)
+def _find_impossible(run: Run) -> Iterator[str]:
+    """What contradicts itself in the raw files of a run, whatever it measured."""
+    if run.kind == "bench":
+        yield from find_impossible(run)
+    if run.kind == "turns":
+        turns = record_from_files(run.files, TURNS, TurnsRecord)
+        sides = dict(zip(SIDES, (turns.over.device, turns.judged.device), strict=True))
+        yield from find_impossible_turns(run, turns.load, sides, len(turns.speedups))
+    if run.kind == "evaluate":
+        yield from find_foreign_samples(run)
+    if run.kind == "preprocess":
+        yield from find_impossible_images(run)
 
 
 def _check_entry(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
@@ -455,7 +459,6 @@ def _check_run(
         if run.info.measurements != len(turns.speedups):
             yield f"{place}: the run had {run.info.measurements} rounds, {TURNS} has {len(turns.speedups)}"
     if run.kind == "evaluate":
-        yield from (f"{place}/{each}" for each in find_foreign_samples(run))
         found = read_evaluation(run)
         for row in found.results:
             build = builds.get(row.artifact or "")
@@ -539,108 +542,3 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
         dossier.manifests
     ):
         yield f"{_join(absent)}, from which builds were made: no record"
-
-
-STATEMENT = "https://in-toto.io/Statement/v1"
-TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
-PAYLOAD_TYPE = "application/vnd.in-toto+json"
-FILE = "test-result.dsse.json"
-NEW_KEY = "openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in key.pem -pubout -out key.pub.pem"
-
-
-def attest_dossier(dossier: Path, key: Path, output: Path, store: Store) -> Mapping[str, str]:
-    """Writes a signed statement; returns its file, result (PASSED, WARNED, FAILED) and key, and the dossier's name and hash.
-
-    Raises BadInputError if the dossier fails verification, the key cannot be read, or `output` exists.
-    """
-    require_unused_path(output)
-    signer = _open_key(key, public=False)
-    content, verdict, _ = verify_dossier(dossier).require_intact()
-    digest = content.files.hash(SUMS)
-    statement = make_statement(digest, content.policy, verdict)
-    with store.scratch("attest") as scratch:
-        write_bytes(scratch / "attestations" / FILE, sign_statement(statement, signer))
-        move_folder(scratch / "attestations", output)
-    return {
-        "file": str(output / FILE),
-        "dossier": verdict.dossier_name,
-        "dossier_sha256": digest,
-        "result": statement["predicate"]["result"],
-        "key": signer.public_key.keyid,
-    }
-
-
-def make_statement(digest: str, policy: Policy, verdict: VerdictRecord) -> Mapping[str, Any]:
-    """The statement on a dossier; `digest` is the SHA-256 of its list of hashes. Waived criteria are among the warned tests."""
-    results = {Verdict.PASS: "PASSED", Verdict.FAIL: "FAILED"}
-    tests: dict[str, list[str]] = {"PASSED": [], "WARNED": [], "FAILED": []}
-    for one in verdict.criteria:
-        tests[results.get(one.verdict, "WARNED") if one.counts else "WARNED"].append(one.name)
-    qualified = verdict.verdict is Verdict.PASS and verdict.waived
-    return {
-        "_type": STATEMENT,
-        "subject": [
-            {
-                "name": f"artifact-{verdict.artifact.id}",
-                "digest": {"sha256": verdict.artifact.sha256},
-            },
-            {"name": verdict.dossier_name, "digest": {"sha256": digest}},
-        ],
-        "predicateType": TEST_RESULT,
-        "predicate": {
-            "result": "WARNED" if qualified else results.get(verdict.verdict, "WARNED"),
-            "configuration": [{"name": POLICY, "digest": {"sha256": policy.sha256}}],
-            **{f"{name.lower()}Tests": each for name, each in tests.items()},
-        },
-    }
-
-
-def sign_statement(statement: object, signer: Any) -> bytes:
-    """The envelope as JSON; `signer` is a signer of securesystemslib."""
-    envelope = dsse.Envelope(json.dumps(statement, indent=1).encode(), PAYLOAD_TYPE, {})
-    envelope.sign(signer)
-    return json.dumps(envelope.to_dict(), indent=1).encode() + b"\n"
-
-
-def _open_key(path: Path, *, public: bool) -> Any:
-    try:
-        from cryptography.hazmat.primitives.serialization import (
-            load_pem_private_key,
-            load_pem_public_key,
-        )
-        from securesystemslib.signer import CryptoSigner, SSlibKey
-    except ImportError as error:
-        problem = f"signing needs securesystemslib ({error})"
-        raise MissingError(f"{problem}; install it with `{format_extra('attest')}`") from error
-    what = "a public key in PEM" if public else "a private key in PEM without a passphrase"
-    if not path.is_file():
-        raise BadInputError(f"{path}: no such file; expected {what}\ncreate a pair with: {NEW_KEY}")
-    with read_as_user_file(path, what, f"create a pair with: {NEW_KEY}"):
-        content = path.read_bytes()
-        if public:
-            return SSlibKey.from_crypto(load_pem_public_key(content))
-        return CryptoSigner(load_pem_private_key(content, None))
-
-
-def find_attestation_problems(folder: Path, checked: VerifiedDossier, key: Path) -> Iterator[str]:
-    """Finds an invalid signature, or a statement that differs from the dossier."""
-    public, path = _open_key(key, public=True), folder / FILE
-    from securesystemslib.exceptions import FormatError, VerificationError
-
-    if not path.is_file():
-        raise BadInputError(f"{folder} has no {FILE}; optpipe signoff attest writes it")
-    with read_as_user_file(path, "a DSSE envelope"):
-        envelope = dsse.Envelope.from_dict(json.loads(path.read_bytes()))
-        try:
-            envelope.verify([public], 1)
-        except (VerificationError, FormatError) as error:
-            yield f"{FILE}: is not signed by this key, or was changed ({first_line(error)})"
-            return
-        stated = (
-            json.loads(envelope.payload)
-            if envelope.payload_type == PAYLOAD_TYPE
-            else envelope.payload_type
-        )
-    if checked.content is not None and checked.verdict is not None:
-        expected = make_statement(checked.files.hash(SUMS), checked.content.policy, checked.verdict)
-        yield from find_disagreements(stated, expected, FILE, (), "the dossier gives")

@@ -23,6 +23,7 @@ from optpipe.trace.analysis import (
     unite_intervals,
 )
 from optpipe.trace.kernels import shorten_name
+from optpipe.trace.nsys import ITERATION_RANGE
 from optpipe.trace.roofline import LIMITED_SHARE, Roofline
 
 GAP_NS = 50_000
@@ -205,6 +206,7 @@ UNPROFILED = "time without the profiler"
 _OF_ALL_EVENTS = ("totals", "kernels", "idle_by_cause", "tensor_cores")
 """Views that are wrong when events are missing."""
 _LOST_SHARE = 0.01
+_CLOCKS_APART_NS = 1_000_000
 _OVERHEAD_SHARE = 0.2
 _PROJECTION_RATIO = 2.0
 
@@ -280,6 +282,8 @@ def _check_lost_events(measured: Analysis) -> Check:
     trace, api_row = measured.trace, measured.timeline.operations.api_row
     if trace.diagnostics:
         return Check("lost_events", Verdict.FAIL, trace.diagnostics[0], _OF_ALL_EVENTS)
+    if disorder := _find_disorder(measured):
+        return Check("lost_events", Verdict.FAIL, disorder, _OF_ALL_EVENTS)
     launching = match_names(trace.api, LAUNCH_CALLS)
     answered = np.zeros(trace.api.height, dtype=np.bool_)
     answered[api_row[api_row >= 0]] = True
@@ -312,6 +316,22 @@ def _check_lost_events(measured: Analysis) -> Check:
     return Check(
         "lost_events", Verdict.PASS, f"{launches - lost} of {launches} launches have their kernels"
     )
+
+
+def _find_disorder(measured: Analysis) -> str | None:
+    """What no GPU does: work before its call, beyond the accuracy of both clocks; iterations of one thread at the same time."""
+    operations, api = measured.timeline.operations, measured.trace.api
+    known = operations.api_row >= 0
+    called = array_from_column(api, "start_ns")[operations.api_row[known]]
+    early = int((operations.starts[known] < called - _CLOCKS_APART_NS).sum())
+    if early:
+        return f"{early} kernels or copies start before the calls that launch them"
+    turns = measured.trace.ranges.filter(pl.col("name").cast(pl.String) == ITERATION_RANGE)
+    ordered = turns.sort("thread", "start_ns", "end_ns")
+    overlap = pl.col("start_ns") < pl.col("end_ns").shift(1).over("thread")
+    if not ordered.filter(overlap).is_empty():
+        return "iterations of one thread overlap"
+    return None
 
 
 def _check_constant_kernel_count(measured: Analysis) -> Check:

@@ -6,6 +6,7 @@ Format: `SHA256SUMS` lists every other file in coreutils' form (so `sha256sum -c
 sorted by path; `SHA256SUMS.sha256` holds the hash of that list; `SHA256SUMS.sig` is an SSH signature of it, made and
 checked by `ssh-keygen -Y` (namespace `optpipe-dossier`), never by code of this package. `approval.json` names a person who
 approved the hash of that list, and `approval.json.sig` is that person's signature of it (namespace `optpipe-approval`).
+`SHA256SUMS.tsr` says when the list existed (`optpipe.workspace.timestamp`).
 """
 
 import base64
@@ -40,7 +41,8 @@ SIGNATURE = "SHA256SUMS.sig"
 NAMESPACE = "optpipe-dossier"
 APPROVAL = "approval.json"
 APPROVALS = "optpipe-approval"
-UNSEALED = (SUMS, SEAL, SIGNATURE, APPROVAL, f"{APPROVAL}.sig")
+TIMESTAMP = "SHA256SUMS.tsr"
+UNSEALED = (SUMS, SEAL, SIGNATURE, TIMESTAMP, APPROVAL, f"{APPROVAL}.sig")
 _LINE = re.compile(r"^([0-9a-f]{64})  (\S(?:.*\S)?)$")
 
 

@@ -1,4 +1,4 @@
-"""What a dossier gives a deployment: the signed build and its samples, an attestation, the passport; no file is read twice."""
+"""What a dossier gives a deployment: the signed build and its samples, the passport; no file is read twice."""
 
 import ctypes
 import os
@@ -8,7 +8,6 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from tests.fakes.entries import artifact_info, put, put_verified
@@ -18,18 +17,11 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import Environment, Gpu, ModelInfo, WeightsRecord
 from optpipe.core.errors import BadInputError, GateError
 from optpipe.core.transform import Decode, Pack, Rescale, Resize, Transform
-from optpipe.core.verdict import Verdict
 from optpipe.deploy.check import find_differences
 from optpipe.deploy.signed_build import _find_preprocessing, _find_samples, open_signed_build
 from optpipe.models.artifacts.lookup import judged_build_from_entry
 from optpipe.preprocess.dali_pipeline import PIPELINE, DaliPlan, PreprocessingInfo
-from optpipe.signoff.verify import (
-    FILE,
-    find_attestation_problems,
-    make_statement,
-    sign_statement,
-    verify_dossier,
-)
+from optpipe.signoff.verify import verify_dossier
 from optpipe.workspace.file_names import REFERENCE
 from optpipe.workspace.seal import SUMS, store_baseline
 from optpipe.workspace.store import Store
@@ -200,68 +192,3 @@ def test_each_difference_is_one_line():
         (PLACE, ["cpu"], evidence(gpus=(), cpu="another CPU")),
     ):
         assert [each.partition(":")[0] for each in find_differences(known, here)] == named
-
-
-pytest.importorskip(
-    "securesystemslib", reason="securesystemslib is not installed: the extra `attest`"
-)
-POLICY_ATTEST: Any = SimpleNamespace(sha256="0")
-
-
-def a_verdict(verdict=Verdict.PASS, waived=(), artifact="1"):
-    found: Any = SimpleNamespace(
-        verdict=verdict,
-        waived=waived,
-        criteria=(),
-        dossier_name="d",
-        artifact=SimpleNamespace(id="a", sha256=artifact),
-    )
-    return found
-
-
-@pytest.mark.parametrize(
-    ("verdict", "waived", "result"),
-    [
-        (Verdict.PASS, (), "PASSED"),
-        (Verdict.PASS, ("a criterion",), "WARNED"),
-        (Verdict.INCONCLUSIVE, (), "WARNED"),
-        (Verdict.FAIL, (), "FAILED"),
-    ],
-)
-def test_only_an_unqualified_pass_passed(verdict, waived, result):
-    statement: Any = make_statement("2", POLICY_ATTEST, a_verdict(verdict, waived))
-    assert statement["predicate"]["result"] == result
-
-
-def test_an_attestation_is_of_its_dossier_artifact_kind_and_verdict(tmp_path):
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-    from securesystemslib.signer import CryptoSigner
-
-    private = Ed25519PrivateKey.generate()
-    key = tmp_path / "key.pub.pem"
-    key.write_bytes(
-        private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    )
-    statement = make_statement("2", POLICY_ATTEST, a_verdict())
-
-    def find_problems(digest, verdict, **changes):
-        (tmp_path / FILE).write_bytes(
-            sign_statement({**statement, **changes}, CryptoSigner(private))
-        )
-        files, content = (
-            SimpleNamespace(hash=lambda _: digest),
-            SimpleNamespace(policy=POLICY_ATTEST),
-        )
-        checked: Any = SimpleNamespace(files=files, content=content, verdict=verdict)
-        return list(find_attestation_problems(tmp_path, checked, key))
-
-    assert find_problems("2", a_verdict()) == []
-    for found in (
-        find_problems("3", a_verdict()),
-        find_problems("2", a_verdict(artifact="3")),
-        find_problems("2", a_verdict(Verdict.FAIL)),
-        find_problems("2", a_verdict(), predicateType="another"),
-    ):
-        assert len(found) == 1
-        assert "but the dossier gives" in found[0]

@@ -280,7 +280,7 @@ FORGERIES = {
     "reference": (in_verification("reference", value=ESCAPE), "trust.outputs: stated by builds/verification-"),
     "name of the data": (in_data("name", value="ImageNet"), "hash of the data set 'ImageNet': stated by"),
     "swapped pictures": (swap_pictures, "pictures, and differences of steps and images: stated by"),
-    "a tenth of every time": (scale_samples, "not signed"),
+    "a tenth of every time": (scale_samples, "the clock of the queries and that of the dates differ"),
     # whole documents
     "prose of a criterion": (in_verdict("criteria", 0, "reason", value="perfect"), 'reason says "perfect"'),
     "limit of a criterion": (in_verdict("criteria", -1, "limit", value="at most 1 h"), 'limit says "at most 1 h"'),
@@ -470,6 +470,88 @@ def test_all_verifications_of_the_judged_file_are_judged(dossier, engine, info, 
     checked = verify_dossier(dossier)
     (judged,) = [one for one in checked.verdict.criteria if one.name == "trust.outputs"]
     assert (checked.problems, judged.verdict) == ((), expected)
+    assert examine(dossier)[0].differs == []
+
+
+def write_file(name, content="<script>1</script>"):
+    def forge(folder):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+
+    return forge
+
+
+def replace_text(pattern, old, new):
+    def forge(folder):
+        path = find_one(folder, pattern)
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+
+    return forge
+
+
+def rename_run(folder):
+    source = find_one(folder, "runs/evaluate-*")
+    target = source.with_name(source.name.replace("evaluate", "magic"))
+    source.rename(target)
+    (target / "evaluate.json").rename(target / "magic.json")
+    edit(target / "manifest.json", "kind", value="magic")
+
+
+def start_long_ago(folder):
+    path = find_one(folder, "runs/bench-*/samples/*.parquet")
+    first = pl.when(pl.int_range(pl.len()) == 0).then(pl.lit(-(2**63), pl.Int64))
+    pl.read_parquet(path).with_columns(
+        start_ns=first.otherwise("start_ns"), scheduled_ns=first.otherwise("scheduled_ns")
+    ).write_parquet(path)
+
+
+def drop_zone(text):
+    return text.partition("+")[0]
+
+
+UNDEFINED = {
+    "stray folder in baseline": write_file("baseline/runs/x/notes.html"),
+    "start long ago": start_long_ago,
+    "created without a time zone": in_request("created_utc", value=drop_zone),
+    "run started without a time zone": in_run("started_utc", value=drop_zone),
+    "measured without a time zone": in_bench(0, "started_utc", value=drop_zone),
+    "created at no time": in_request("created_utc", value="yesterday"),
+    "deep JSON": write_file("comparison.json", "[" * 100_000),
+    "deep JSON of a run": write_file("request.json", '{"a":' * 100_000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNDEFINED)
+def test_what_the_format_does_not_define_is_refused_by_both_verifiers(dossier, name):
+    UNDEFINED[name](dossier)
+    put_right(dossier)
+    if name == "deep JSON":
+        UNDEFINED[name](dossier)
+        seal_folder(dossier)
+    outcome = call(verify, dossier)
+    found, _ = examine(dossier)
+    assert (outcome.status in (1, 2), bool(outcome.document.problems)) == (True, True)
+    assert found.differs
+
+
+def test_an_interrupted_process_may_have_two_reasons(dossier):
+    """An honest dossier: the codes of a measurement are a set."""
+    stored = json.loads(find_one(dossier, "runs/bench-*/measurements.json").read_text())
+    reason = {"message": "m", "remedy": "r", "invalidates": True, "evidence": {}}
+    codes = ("interrupted", "died")
+    in_bench(0, "reasons", value=[reason | {"code": code} for code in codes])(dossier)
+    in_bench(0, "interrupted", value=True)(dossier)
+    path = find_one(dossier, "runs/bench-*/measurements.json")
+    files = Files(path.parent)
+    again = MeasurementsRecord(
+        tuple(recompute_requested(each, files) for each in read_measurements(files))
+    )
+    path.write_bytes(json_from_record(again))
+    assert len(again.measurements) == len(stored["measurements"])
+    put_right(dossier)
+    assert verify_dossier(dossier).problems == ()
     assert examine(dossier)[0].differs == []
 
 

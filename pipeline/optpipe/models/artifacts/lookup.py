@@ -105,7 +105,7 @@ def hash_model(manifest: Manifest) -> str:
 
 def hash_engine(entry: Entry[ArtifactInfo]) -> str:
     """SHA-256 of the main file; with more files, a hash over all names and hashes."""
-    names = _list_files(entry)
+    names = list_engine_files(entry)
     return (
         entry.sha256(names[0])
         if len(names) == 1
@@ -114,10 +114,11 @@ def hash_engine(entry: Entry[ArtifactInfo]) -> str:
 
 
 def measure_engine(entry: Entry[ArtifactInfo]) -> int:
-    return sum(entry.manifest.files[name].size_bytes for name in _list_files(entry))
+    return sum(entry.manifest.files[name].size_bytes for name in list_engine_files(entry))
 
 
-def _list_files(entry: Entry[ArtifactInfo]) -> tuple[str, ...]:
+def list_engine_files(entry: Entry[ArtifactInfo]) -> tuple[str, ...]:
+    """The files that `hash_engine` covers, the main one first."""
     return (entry.info.file, *entry.info.more_files)
 
 

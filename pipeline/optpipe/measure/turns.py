@@ -32,6 +32,7 @@ from optpipe.core.quantity import format_duration
 from optpipe.core.records import Recomputed, json_from_record, record_from_files
 from optpipe.measure.figures import read_samples
 from optpipe.measure.groups import find_environment_differences
+from optpipe.measure.invariants import find_impossible_turns
 from optpipe.measure.measure import BenchPlan, TrialSubject, prepare_subject
 from optpipe.measure.pair import FEWEST_QUERIES, read_trial_ns
 from optpipe.measure.process import WorkerPool, WorkerProcess
@@ -149,6 +150,12 @@ def measure_turns(
             tuple(over_ns for _, over_ns, _ in found),
             tuple(judged_ns for *_, judged_ns in found),
         )
+        devices = {side: subject.device for side, subject in described.items()}
+        lasted_s = monotonic() - begun
+        for wrong in find_impossible_turns(
+            Files(run.path), record.load, devices, len(found), lasted_s
+        ):
+            raise StageError(f"the rounds contradict themselves: {wrong}\nmeasure again")
         write_bytes(run.path / TURNS, json_from_record(record))
         parents = [over.entry.id, judged.entry.id]
         return finish_run(run, parents=parents, measurements=len(found))

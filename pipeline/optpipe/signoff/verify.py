@@ -362,7 +362,8 @@ def _find_impossible(run: Run) -> Iterator[str]:
     if run.kind == "turns":
         turns = record_from_files(run.files, TURNS, TurnsRecord)
         sides = dict(zip(SIDES, (turns.over.device, turns.judged.device), strict=True))
-        yield from find_impossible_turns(run, turns.load, sides, len(turns.speedups))
+        rounds, lasted_s = len(turns.speedups), run.manifest.seconds
+        yield from find_impossible_turns(run.files, turns.load, sides, rounds, lasted_s)
     if run.kind == "evaluate":
         yield from find_foreign_samples(run)
     if run.kind == "preprocess":

@@ -114,6 +114,16 @@ def test_a_sample_is_stratified_and_seeded(pets) -> None:
     assert one.labels == ("cat", "dog")
 
 
+def test_a_manifest_that_names_a_picture_twice_is_refused(pets) -> None:
+    found, _ = image_set_from_path(pets, 8)
+    document = found.to_dict(pets.parent)
+    document["files"].append(document["files"][0])
+    path = pets.parent / "set.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(BadInputError, match="occurs twice"):
+        ImageSet.from_manifest(path)
+
+
 def test_a_manifest_survives_writing_and_notices_changes(pets) -> None:
     found, _ = image_set_from_path(pets, 8)
     path = pets.parent / "set.json"

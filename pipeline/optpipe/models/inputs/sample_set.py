@@ -1,6 +1,7 @@
 """Common parts of image and text sets: hashes, labels, a seeded draw, and a manifest as in `calibration/README.md`."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, escape
 from optpipe.core.files import hash_text
 from optpipe.core.records import group_pairs
 
@@ -49,6 +50,14 @@ class SampleSet:
     """Whether samples longer than the model's input are cut; otherwise they are refused."""
     pairs: Mapping[str, str] = field(default_factory=dict)
     """Common name of samples that are drawn together, by `files[].path`."""
+
+    def __post_init__(self) -> None:
+        """Raises BadInputError for a sample that occurs twice: it would count twice, and no dossier may have it."""
+        counts = Counter(each.path for each in self.files)
+        if len(counts) < len(self.files):
+            repeated = counts.most_common(1)[0][0]
+            problem = f"{escape(self.name)}: the sample {escape(repeated)} occurs twice"
+            raise BadInputError(f"{problem}; name each sample once")
 
     @property
     def sha256(self) -> str:

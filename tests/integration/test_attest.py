@@ -37,7 +37,7 @@ def verify(inside, folder, attestations, key="key.pub.pem"):
 def test_another_tool_for_model_signatures_accepts_it(attested):
     folder = attested / "attested"
     words = ["verify", "key", folder, "--signature", folder / SIGNATURE]
-    words += ["--ignore-paths", folder / SIGNATURE, "--public-key", attested / "key.pub.pem"]
+    words += ["--ignore-paths", folder / SIGNATURE, "--public_key", attested / "key.pub.pem"]
     command = [sys.executable, "-m", "model_signing", *map(str, words)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -31,7 +31,12 @@ from optpipe.core.records import json_from_record, plain_from_record
 from optpipe.measure.figures import recompute_requested
 from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.judge import judge_dossier
-from optpipe.signoff.reports import render_dossier, summarize_verdict, write_reports
+from optpipe.signoff.reports import (
+    document_from_verdict,
+    render_dossier,
+    summarize_verdict,
+    write_reports,
+)
 from optpipe.signoff.verify import verify_dossier
 from optpipe.workspace.entry import compute_entry_id, drop_folders
 from optpipe.workspace.seal import approve_folder, seal_folder, sign_folder
@@ -592,8 +597,11 @@ def test_an_unsigned_dossier_says_what_a_signature_would_add(dossier, tmp_path):
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True
     )
+    record = verify_dossier(dossier).verdict
     for adds in (True, False):
         assert ("A signature names" in show(dossier)) == adds
+        told = text_of(document_from_verdict(record, dossier), width=10_000)
+        assert ("A signature names" in told) == adds
         assert any("nobody vouches" in each for each in examine(dossier)[0].stated) == adds
         sign_folder(dossier, tmp_path / "key")
 

@@ -6,15 +6,21 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from tests.fakes.console import text_of
 from tests.fakes.dossiers import edit, examine, seal_anew
 
+from optpipe.api.bench import Bench
+from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.measurement import LoadSpec, PluginFigure
 from optpipe.core.metrics import registry
 from optpipe.core.metrics.contract import Metric, Window
-from optpipe.core.quantity import Dimension
+from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.verdict import Verdict
-from optpipe.measure.figures import SampledWindow
+from optpipe.measure.document import document_from_bench
+from optpipe.measure.figures import SampledWindow, measurements_from_run
+from optpipe.measure.groups import group_processes, summarize_group
+from optpipe.measure.pair import BenchRecord
 from optpipe.signoff.collect import require_metrics
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.verify import check_dossier
@@ -131,6 +137,22 @@ def test_a_policy_limits_a_plug_in_s_metric(plug_in, workspace, tmp_path):
     for limit_ns, verdict in ((low / 3, Verdict.FAIL), (criterion.observed, Verdict.INCONCLUSIVE)):
         record, _ = workspace.sign_off(POLICY % f"{limit_ns} ns", tmp_path / verdict)
         assert next(one for one in record.criteria if one.name == NAME).verdict is verdict
+
+
+def test_bench_and_the_library_show_a_plug_in_s_metric(plug_in, workspace):
+    plug_in.add(Spread)
+    run = workspace.bench(workspace.artifact("fp32"), figures=BLANK, processes=3, seed=31)
+    recorded = measurements_from_run(run)
+    groups = tuple(map(summarize_group, group_processes(recorded)))
+    rows = tuple(one.measurement for one in recorded)
+    record = BenchRecord(str(run.path), run.name, rows, Environment(), 0, groups)
+    value = groups[0].figures["spread"].estimate.value
+    text = text_of(document_from_bench(record), width=240)
+    assert "spread" in text
+    assert format_quantity(value, Dimension.TIME) in text
+    frame = Bench(None, record).frame()
+    assert frame["spread"][0] == pytest.approx(value)
+    assert frame["spread_low"][0] < value < frame["spread_high"][0]
 
 
 @pytest.mark.slow

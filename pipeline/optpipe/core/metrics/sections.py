@@ -76,10 +76,26 @@ class Section:
 
 
 def _limit_measured(
-    name: str, about: str, metrics: Mapping[str, Metric], **more: object
+    name: str,
+    about: str,
+    metrics: Mapping[str, Metric],
+    *,
+    tile: int | None = None,
+    names_key_first: bool = False,
+    can_repeat: bool = True,
 ) -> Section:
-    limits = {key: limit_from_metric(metric) for key, metric in metrics.items()}
-    return Section(name, about, Evidence.BENCH, limits, metrics, **more)  # type: ignore[arg-type]
+    """A table with a limit on each of some measured metrics, by key."""
+    return Section(
+        name,
+        about,
+        Evidence.BENCH,
+        limits={key: limit_from_metric(metric) for key, metric in metrics.items()},
+        metrics=metrics,
+        tile=tile,
+        names_key_first=names_key_first,
+        needs_gpu=any(metric.needs_gpu for metric in metrics.values()),
+        can_repeat=can_repeat,
+    )
 
 
 _PERCENTILES = {one.name: one for one in (*SHOWN, *OTHERS) if isinstance(one, Percentile)}
@@ -124,7 +140,6 @@ ENERGY_PER_SAMPLE = _limit_measured(
     "Energy per image or sample; approximate, from the driver's counter.",
     {"maximum": ENERGY},
     tile=4,
-    needs_gpu=True,
 )
 STABILITY = _limit_measured(
     "stability",

@@ -145,3 +145,64 @@ def test_a_copy_of_a_card_reads_the_data_beside_it(folders) -> None:
     for folder, count in ((mine, 12), (theirs, 24)):
         scored = run(folder, "evaluate", "three.toml").expect(0).document
         assert scored["dataset"]["count"] == count
+
+
+def test_every_command_that_takes_a_model_takes_an_id(folders) -> None:
+    folder, _ = folders
+    shape = ("--batch", "1:2:6")  # an ID also means the profile
+    labels = np.arange(240) % 3
+    rows = np.eye(4)[labels] + np.random.default_rng(0).normal(0, 0.1, (240, 4))
+    np.savez(folder / "train.npz", x=rows.astype(np.float32))
+    (made,) = run(folder, "build", "three.toml", *BUILD, *shape).expect(0).document["artifacts"]
+    stored = made["id"]
+    run(folder, "bench", stored, *BENCH)
+    assert run(folder, "compare", stored).expect(0).document["rows"]
+    (again,) = run(folder, "build", stored, *BUILD).expect(0).document["artifacts"]
+    assert again["id"] == stored
+    refused = run(folder, "build", stored, *BUILD, "--weights", "random").expect(2)
+    assert "whose weights and profile are fixed" in refused.stderr
+    run(folder, "calibrate", stored, "--data", "train.npz", "--method", "max").expect(0)
+    scored = run(folder, "evaluate", stored, "--data", "../data.npz").expect(0).document
+    assert {each["artifact"] for each in scored["results"]} <= {stored, None}
+    profiled = run(folder, "profile", stored).expect(0).document
+    assert {each["subject"]["artifact"] for each in profiled["stages"]} == {stored}
+    policy = ("--policy", "../policy.toml")
+    signed = run(folder, "signoff", stored, *policy, "--no-measure")
+    assert signed.document["artifact"]["id"] == stored
+    assert "optpipe signoff" in run(folder, "run", stored, *policy).expect(2).stderr
+    assert "profile" in run(folder, "sweep", stored).expect(2).stderr
+
+    (folder / "net.py").write_text(NET.format(seed=7))
+    ran = run(folder, "calibrate", stored, "--data", "train.npz", "--method", "max").expect(0)
+    assert "the stored build is used" in " ".join(ran.stderr.split())
+    refused = run(folder, "evaluate", stored, "--data", "../data.npz").expect(2)
+    assert "is not what model" in refused.stderr
+    assert "is not what" in run(folder, "sweep", stored).expect(2).stderr
+    for name in (("three",), ("three.toml",), ("--model", "three")):
+        assert stored in run(folder, "compare", *name).expect(2).stderr, name
+
+
+def test_compare_takes_no_namesake(folders) -> None:
+    mine, theirs = folders
+    builds = [build(folder, "three.toml") for folder in (mine, theirs)]
+    run(mine, "bench", builds[0], *BENCH)
+    assert run(mine, "compare", "three").expect(0).document["rows"], "one of them was measured"
+    run(mine, "bench", builds[1], *BENCH)
+    refused = run(mine, "compare", "three").expect(2)
+    assert "2 models" in refused.stderr
+    for folder, one in zip((mine, theirs), builds, strict=True):
+        rows = run(folder, "compare", "three.toml").expect(0).document["rows"]
+        assert {each["artifact"] for each in rows} == {one}
+
+
+def test_builds_of_another_version_are_named(folders) -> None:
+    _, folder = folders
+    (manifest,) = (folder.parent / "workspace" / "store").glob("artifact-*/manifest.json")
+    record = json.loads(manifest.read_text())
+    record["info"]["unknown_field"] = record["info"].pop("precision_proof")
+    manifest.write_text(json.dumps(record))
+    for words in (("signoff", "net.make", "--policy", "../policy.toml"), ("bench", "net.make")):
+        refused = run(folder, *words).expect(2)
+        said = " ".join(refused.stderr.split())
+        assert "1 build of another version of optpipe cannot be read: net.make" in said
+        assert "optpipe build" in said

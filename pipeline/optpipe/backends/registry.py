@@ -1,6 +1,7 @@
 """The backends by name, in the order in which `--backend auto` prefers them; plug-ins come last."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from optpipe.backends.base import Backend, Device, merge_options
@@ -9,7 +10,13 @@ from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.tensorrt import TENSORRT, TENSORRT_RTX, TorchTensorRT
 from optpipe.backends.torch_eager import TorchEager
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.core.errors import (
+    BadInputError,
+    MissingError,
+    OptpipeError,
+    StageError,
+    first_line,
+)
 from optpipe.core.plan import choices_from_text
 from optpipe.core.plugins import FAILURES, Registry, load_plugins
 from optpipe.core.precision import Precision
@@ -36,6 +43,30 @@ BACKENDS: Registry[Backend] = Registry("backend", {backend.name: backend for bac
 BACKENDS.update(load_plugins("optpipe.backends", tuple(BACKENDS), read_backend_plugin))
 
 
+@contextmanager
+def name_failing_backend(backend: Backend) -> Iterator[None]:
+    """Raises StageError that names `backend` for an unforeseen error in the block, in which it answers a question.
+
+    A plug-in may have bugs: they end a command in two lines, and do not look like errors of optpipe.
+    """
+    try:
+        yield
+    except OptpipeError:
+        raise
+    except Exception as error:
+        package = f" of the distribution {backend.packages[0]}" if backend.packages else ""
+        raise StageError(
+            f"backend {backend.name}{package} failed: {type(error).__name__}: {first_line(error)}\n"
+            "leave it out with --backend NAME, or report the error to its authors"
+        ) from error
+
+
+def list_precisions(backend: Backend, device: Device | None) -> frozenset[Precision]:
+    """The precisions of `backend` on `device`, or on the best one. Raises StageError if it fails to answer."""
+    with name_failing_backend(backend):
+        return backend.precisions(backend.choose_device(device))
+
+
 def backends_from_text(
     text: str, device: Device | None, precisions: Collection[Precision] = ()
 ) -> tuple[Backend, ...]:
@@ -52,9 +83,12 @@ def backends_from_text(
     ahead: list[Backend] = []
     runnable: list[Backend] = []
     for backend in BACKENDS.values() if "auto" in words else ():
-        found = [
-            backend.probe_capability(each) for each in backend.devices() if device in (None, each)
-        ]
+        with name_failing_backend(backend):
+            found = [
+                backend.probe_capability(each)
+                for each in backend.devices()
+                if device in (None, each)
+            ]
         if not runnable and any(each.runs and each.builds for each in found):
             runnable = [backend]
         elif backend.ahead_of_time and any(each.builds for each in found):
@@ -62,7 +96,7 @@ def backends_from_text(
     automatic = (*ahead, *runnable)
     if automatic and Precision.FP8 in precisions:
         automatic += tuple(
-            each for each in BACKENDS.values() if Precision.FP8 in each.precisions("cuda")
+            each for each in BACKENDS.values() if Precision.FP8 in list_precisions(each, "cuda")
         )
     return tuple(dict.fromkeys((*automatic, *(BACKENDS[word] for word in words if word != "auto"))))
 

@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.base import Backend, BuildRequest, Device
-from optpipe.backends.registry import verify_for_loading
+from optpipe.backends.registry import (
+    list_precisions,
+    name_failing_backend,
+    verify_for_loading,
+)
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.build.verify import Trajectory, parse_steps, read_trajectory, verify_session
 from optpipe.core import pl
@@ -160,11 +164,7 @@ def add_calibration(
     """
     if plan.budget is not None:
         _require_measurable(plan.budget, plan.calibration, read_card(model, stored))
-    known = {
-        kind
-        for backend in plan.backends
-        for kind in backend.precisions(backend.choose_device(plan.device))
-    }
+    known = {kind for backend in plan.backends for kind in list_precisions(backend, plan.device)}
     wanted = [kind for kind in CALIBRATED if kind in plan.precisions and kind in known]
     if plan.calibration is None and not wanted:
         return plan
@@ -218,15 +218,13 @@ def _list_combinations(
     wanted: dict[tuple[Backend, Precision, Device], None] = {}  # an ordered set
     for precision in plan.precisions:
         for backend in plan.backends:
-            device = backend.choose_device(plan.device)
-            if (
-                plan.automatic
-                and precision is Precision.FP8
-                and precision not in backend.precisions(device)
-            ):
+            with name_failing_backend(backend):
+                device = backend.choose_device(plan.device)
+                lacking = plan.automatic and precision not in backend.precisions(device)
+            if lacking and precision is Precision.FP8:
                 continue  # another backend of the plan has it
             built = precision
-            if plan.automatic and precision not in backend.precisions(device):
+            if lacking:
                 listener.warn(
                     f"{backend.name} has no {precision} kernels on {device}; building its artifact in fp32 instead, as a baseline"
                 )
@@ -241,27 +239,38 @@ def require_sound_plan(plan: BuildPlan, listener: Listener) -> None:
     Warns about options without effect, unless the plan is a part of another.
     """
     for backend in plan.backends if plan.named else ():
-        if plan.device is not None and plan.device not in backend.devices():
-            continue
-        if (reason := backend.find_obstacle(backend.choose_device(plan.device))) is not None:
+        with name_failing_backend(backend):
+            if plan.device is not None and plan.device not in backend.devices():
+                continue
+            reason = backend.find_obstacle(backend.choose_device(plan.device))
+        if reason is not None:
             raise MissingError(f"backend {backend.name} cannot build on this machine: {reason}")
     unused = {*plan.options} - {each.name for each in plan.backends}
     for name in sorted(unused) if plan.gpu_lock is None else ():
         listener.warn(f"--option {name}.… has no effect: {name} is not built")
     for backend in plan.backends:
         if given := plan.options.get(backend.name):
-            backend.recipe(backend.choose_device(plan.device), given)
+            with name_failing_backend(backend):
+                backend.recipe(backend.choose_device(plan.device), given)
 
 
 def _require_buildable(model: Model, plan: BuildPlan, listener: Listener) -> None:
     """Raises MissingError before any work if none of the combinations can be built."""
     if plan.automatic and plan.precisions != (Precision.FP8,):
         return
-    reasons = []
+    reasons: list[str] = []
+    failure: StageError | None = None
     for backend, precision, device in _list_combinations(plan, listener):
-        if (reason := _find_obstacle(model, plan, backend, precision, device)) is None:
+        try:
+            with name_failing_backend(backend):
+                reason = _find_obstacle(model, plan, backend, precision, device)
+        except StageError as error:  # it may fail for one precision alone
+            reason, failure = str(error), error
+        if reason is None:
             return
         reasons.append(f"{backend.name} {reason}")
+    if failure is not None:
+        raise failure
     raise MissingError(f"nothing can be built: {'; '.join(dict.fromkeys(reasons))}")
 
 

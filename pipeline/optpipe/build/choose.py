@@ -13,7 +13,7 @@ from time import perf_counter
 
 from optpipe.backends.base import Backend, Binding
 from optpipe.backends.inductor import STATIC_BATCHES
-from optpipe.backends.registry import BACKENDS
+from optpipe.backends.registry import BACKENDS, list_precisions
 from optpipe.build.build import (
     BuildPlan,
     add_calibration,
@@ -432,7 +432,7 @@ def plan_candidates(
         raise MissingError(
             f"--precision auto has no backend that builds and runs on this machine: {reasons}"
         )
-    known = {kind for each in backends for kind in each.precisions(each.choose_device(plan.device))}
+    known = {kind for each in backends for kind in list_precisions(each, plan.device)}
     if Precision.FP8 in known and all(
         each.choose_device(plan.device) == "cpu" for each in backends
     ):

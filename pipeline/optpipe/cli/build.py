@@ -29,7 +29,6 @@ from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import require_unused_path, require_writable_file
 
 if TYPE_CHECKING:
-    from optpipe.build.build import BuildPlan
     from optpipe.core.entries import Device
     from optpipe.models.export.exported import Model
     from optpipe.report.progress import Terminal
@@ -122,7 +121,7 @@ def build(
     from optpipe.build.records import document_from_build, document_from_choice, result_from_build
 
     require_existing(images, "--images/--data")
-    wanted = model_from_options(model, shapes, store)
+    wanted = model_from_options(model, shapes, store, terminal)
     if init is not None:
         return _write_card(wanted, init, images, terminal)
     if targets.precision != "auto" and "auto" in (targets.precision or "").split(","):
@@ -205,7 +204,9 @@ def calibrate(
         output=output,
         truncate=truncate,
     )
-    result = run_calibration(model_from_options(model, shapes, store), plan, store, terminal)
+    result = run_calibration(
+        model_from_options(model, shapes, store, terminal), plan, store, terminal
+    )
     return Outcome(result, document_from_calibration)
 
 
@@ -261,7 +262,7 @@ def preprocess(
         throughput=throughput,
         seconds=seconds,
     )
-    wanted = model_from_options(model, ModelOptions(weights), store)
+    wanted = model_from_options(model, ModelOptions(weights), store, terminal)
     if against is not None:
         from optpipe.preprocess.preprocess import prove_training_transform
 
@@ -319,6 +320,7 @@ def evaluate(
     )
     from optpipe.evaluate.evaluate import list_states, run_evaluation
     from optpipe.evaluate.tasks.user_file import find_user_task
+    from optpipe.models.artifacts.named import find_builds_by_id
 
     wanted = model_from_options(model, shapes, store)
     if output is not None:
@@ -348,7 +350,16 @@ def evaluate(
     budget = drop_from_text(accuracy_budget, "--accuracy-budget") / 100 if accuracy_budget else None
     own = find_user_task(task) if task else None
     found = run_evaluation(
-        wanted, data, count, seed, budget, store, terminal, own, truncate=truncate
+        wanted,
+        data,
+        count,
+        seed,
+        budget,
+        store,
+        terminal,
+        own,
+        truncate=truncate,
+        only=find_builds_by_id(model, store) or None,
     )
     return Outcome(
         found, lambda record: document_from_evaluation(record, list_states(store)), found.status
@@ -393,14 +404,14 @@ def profile(
     if trace is not None:
         return Outcome(profile_recording(trace, range, terminal), document_from_profile)
     assert model is not None
-    builds = build_plan_from_options(targets, ranges, images=capture.images)
-    return _profile_model(model, shapes, builds, capture, store, terminal)
+    return _profile_model(model, targets, shapes, ranges, capture, store, terminal)
 
 
 def _profile_model(
     text: str,
+    targets: TargetOptions,
     shapes: ModelOptions,
-    builds: "BuildPlan",
+    ranges: CalibrationOptions,
     capture: ProfilePlan,
     store: "Store",
     terminal: "Terminal",
@@ -410,9 +421,17 @@ def _profile_model(
     from optpipe.models.inputs.image_set import find_images
     from optpipe.models.stored_card import read_stored_card
     from optpipe.trace.document import document_from_stages
-    from optpipe.trace.profile_model import build_or_find, choose_preprocess_images, profile_model
+    from optpipe.trace.nsys import Stage
+    from optpipe.trace.profile_model import (
+        build_or_find,
+        choose_preprocess_images,
+        find_build_by_id,
+        plan_from_builds,
+        profile_model,
+    )
     from optpipe.trace.record import BuildJob
 
+    builds = build_plan_from_options(targets, ranges, images=capture.images)
     model = model_from_options(text, shapes, store)
     find_nsys()
     if capture.length is not None:  # reject it before the build too
@@ -422,12 +441,22 @@ def _profile_model(
         require_card_lengths(card, capture.length, card.name, f"widen it with {wider}")
     if builds.images is not None:
         find_images(builds.images)  # a build may take minutes: reject a folder without images first
-    built = build_or_find(text, model, builds, store, terminal)
+    if model.exported is None:
+        built = build_or_find(text, model, builds, store, terminal)
+    else:
+        precision, backend, device = targets.precision, targets.backend, builds.device
+        built = find_build_by_id(
+            text, store, terminal, precision=precision, backend=backend, device=device
+        )
+        builds = plan_from_builds(builds, built.artifacts)
+        if not capture.stage:  # the build is done
+            capture = replace(capture, stage=(Stage.INFERENCE, Stage.PREPROCESS))
     runnable: list[Device] = [
         each.entry.info.device for each in built.artifacts if each.why_not is None
     ]
     again = BuildJob(
         model=text,
+        workspace=store.workspace.resolve(),
         weights=replace(model.weights, kind="random") if built.fallback_reason else model.weights,
         batch=model.batch,
         shapes=model.shapes,

@@ -15,11 +15,12 @@ from optpipe.core.precision import Precision
 if TYPE_CHECKING:
     from optpipe.build.build import BuildPlan
     from optpipe.models.export.exported import Model
+    from optpipe.report.progress import Terminal
     from optpipe.workspace.store import Store
 
 
 PRECISION = Param(
-    "Precisions; auto: the fastest build within --budget; in `bench`, the build that auto chose.",
+    "Precisions; auto: the fastest build within the budget of `build`; in `bench`, the build that auto chose.",
     metavar=f"{'|'.join(Precision)}[,…]",
 )
 BACKEND = Param("auto, all, or names; `optpipe doctor` lists them.", metavar="NAME[,…]")
@@ -34,7 +35,7 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A torchvision name, timm:NAME, hf:NAME, a path to .onnx, file.py:factory, or a model card.",
+        help="A torchvision name, timm:NAME, hf:NAME, a path to .onnx, file.py:factory, a model card, or an ID in the store.",
         show_default=False,
     ),
 ]
@@ -95,15 +96,26 @@ class CalibrationOptions:
     truncate: Annotated[bool, params.TRUNCATE] = False
 
 
-def model_from_options(model: str, given: ModelOptions, store: "Store") -> "Model":
-    """The model, not loaded yet, with the given weights and shapes. `model` may be the name of a stored one."""
+def model_from_options(
+    model: str, given: ModelOptions, store: "Store", terminal: "Terminal | None" = None
+) -> "Model":
+    """The model, not loaded yet, with the given weights and shapes. `model` may be the name or ID of a stored one.
+
+    On the `terminal` an ID warns of a source that has changed since; without it, the command needs the source itself.
+    """
     from optpipe.core.card import batch_range_from_text, shapes_from_text
+    from optpipe.models.artifacts.lookup import explain_changed_model
     from optpipe.models.artifacts.named import model_from_text
 
     shapes = dict(map(shapes_from_text, given.shape))
     weights = weights_from_text(given.weights)
     batch = batch_range_from_text(given.batch) if given.batch is not None else None
-    return model_from_text(model, store, weights=weights, batch=batch, shapes=shapes)
+    found = model_from_text(model, store, weights=weights, batch=batch, shapes=shapes)
+    if terminal is None or found.exported is None:
+        return found
+    if (why := explain_changed_model(found.exported, model)) is not None:
+        terminal.warn(why)
+    return found
 
 
 def build_plan_from_options(

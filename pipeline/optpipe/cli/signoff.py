@@ -103,34 +103,52 @@ def signoff(
         problem = "signoff requires MODEL and --policy FILE"
         raise BadInputError(f"{problem}; run optpipe signoff --init for a policy template")
     rules, waivers = policy_from_file(policy), how.read_waivers()
+    typed = model
+    model, by_id, exported = _find_named(typed, store)
+    artifact = artifact or by_id
     begun = None if since is None else since_from_text(since)
-    wanted = SignoffRequest(model, rules, artifact, waivers, begun, max_cv=how.max_cv)
-    require_possible(wanted, store, how.output, how.sign, how.timestamp)
-    if measure:
-        try:
-            measure_missing_evidence(
-                wanted, lambda: model_from_options(model, ModelOptions(), store), store, terminal
-            )
-        except KeyboardInterrupt:
-            words = [model] + ([] if artifact is None else ["--artifact", artifact])
-            again = to_command("signoff", *words, policy=policy, since=since, output=how.output)
-            terminal.warn(
-                f"what was measured is kept; `{for_workspace(again)}` resumes the sign-off"
-            )
-            raise
-    verdict, folder = sign_off(
-        wanted,
-        store,
-        how.output,
-        how.sign,
-        terminal,
-        figures=figures,
-        authority=how.timestamp,
+    wanted = SignoffRequest(
+        model, rules, artifact, waivers, begun, max_cv=how.max_cv, exported=exported
     )
+    require_possible(wanted, store, how.output, how.sign, how.timestamp)
+    try:
+        if measure:
+            measure_missing_evidence(
+                wanted, lambda: model_from_options(typed, ModelOptions(), store), store, terminal
+            )
+        verdict, folder = sign_off(
+            wanted,
+            store,
+            how.output,
+            how.sign,
+            terminal,
+            figures=figures,
+            authority=how.timestamp,
+        )
+    except KeyboardInterrupt:
+        _tell_how_to_resume(terminal)
+        raise
     document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
     return Outcome(
         document, lambda _: document_from_verdict(verdict, folder), verdict.verdict.exit_status
     )
+
+
+def _tell_how_to_resume(terminal: "Terminal") -> None:
+    from optpipe.workspace.entry import get_command_line
+
+    terminal.warn(f"what was measured is kept; this resumes it: {get_command_line()}")
+
+
+def _find_named(model: str, store: "Store") -> tuple[str, str | None, str | None]:
+    """The name of MODEL; if it is an ID, also the build of that ID, if it is a build's, and the stored model's ID."""
+    from optpipe.models.artifacts.named import find_builds_by_id, find_model_by_id
+
+    exported = find_model_by_id(model, store)
+    if exported is None:
+        return model, None, None
+    build = model if find_builds_by_id(model, store) else None
+    return exported.info.name, build, exported.id
 
 
 def _write_policy_template(
@@ -199,7 +217,20 @@ def run(
 
     rules = policy_from_file(policy)
     waivers, judged = how.read_waivers(), rules.build.get("precision")
-    wanted = SignoffRequest(model, rules, None, waivers, min_seconds=min_time, max_cv=how.max_cv)
+    name, build, exported = _find_named(model, store)
+    if build is not None:
+        again = for_workspace(to_command("signoff", build, policy=policy))
+        problem = f"{build} is a build, and run makes the builds that the policy needs"
+        raise BadInputError(f"{problem}\ngive the MODEL, or judge this build: `{again}`")
+    wanted = SignoffRequest(
+        name,
+        rules,
+        None,
+        waivers,
+        min_seconds=min_time,
+        max_cv=how.max_cv,
+        exported=exported,
+    )
     precisions = targets.precision or ",".join(
         dict.fromkeys(["fp32", *([judged] if judged else [])])
     )
@@ -212,10 +243,14 @@ def run(
     ]
     require_possible(wanted, store, how.output, how.sign, how.timestamp)
     source = model_from_options(model, shapes, store)
-    steps, notes = run_pipeline(source, wanted, plan, data, left_out, store, terminal)
-    verdict, folder = sign_off(
-        wanted, store, how.output, how.sign, terminal, authority=how.timestamp
-    )
+    try:
+        steps, notes = run_pipeline(source, wanted, plan, data, left_out, store, terminal)
+        verdict, folder = sign_off(
+            wanted, store, how.output, how.sign, terminal, authority=how.timestamp
+        )
+    except KeyboardInterrupt:
+        _tell_how_to_resume(terminal)
+        raise
     notes.unlink(missing_ok=True)
     document = {**plain_from_record(verdict), "dossier": str(folder), "warnings": terminal.warnings}
     shown = document_from_pipeline_run(steps, verdict, folder)

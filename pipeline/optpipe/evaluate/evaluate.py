@@ -36,7 +36,7 @@ from optpipe.evaluate.tasks import find_task, require_fitting_task
 from optpipe.evaluate.tasks.callable import CallableTask
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.user_file import UserTask
-from optpipe.models.artifacts.lookup import hash_engine
+from optpipe.models.artifacts.lookup import explain_no_build, hash_engine
 from optpipe.models.export.exported import (
     Model,
     compute_model_id,
@@ -99,8 +99,16 @@ def list_model_artifacts(model: Model, card: ModelCard, store: Store) -> list[En
     if found:
         return list(found.values())
     command = for_workspace(f"optpipe build {format_source(model.source)}")
+    others = [each for each in store.list_entries(ArtifactInfo) if each.info.model == card.name]
     problem = f"{card.name} has no build with these options in {store.workspace}"
-    raise BadInputError(f"{problem}\nfirst run `{command}` with the same options")
+    way = f"first run `{command}` with the same options"
+    if others:
+        listed = ", ".join(f"{each.info.label} {each.id}" for each in others[-5:])
+        problem += f": its builds ({listed}) are of other options, weights, or source"
+        way += ", or give the ID of a build"
+    else:
+        problem += explain_no_build(card.name, store)
+    raise BadInputError(f"{problem}\n{way}")
 
 
 def list_states(store: Store) -> dict[str, OutputError]:

@@ -26,6 +26,7 @@ from optpipe.measure.groups import group_processes, merge_group, summarize_group
 from optpipe.measure.measure import (
     BenchPlan,
     TrialSubject,
+    describe_validity,
     measure_load,
     offer_recovery,
     prepare_subject,
@@ -193,7 +194,7 @@ class BenchSubject:
             name = f"m{len(running.measurements):03}"
             found, answer = measure_load(worker, subject.blank, load, name, subject.directory)
         found = replace(found, process=running.processes)
-        running.listener.inform(f"{text}: {_describe_validity(found)}")
+        running.listener.inform(f"{text}: {describe_validity(found)}")
         running.measurements.append(found)
         write_measurements(running.run.path, running.measurements)
         running.interrupted = running.interrupted or answer.interrupted
@@ -201,15 +202,6 @@ class BenchSubject:
             running.refusals.append(OptpipeError(answer.message))
             running.refusals[-1].exit_status = answer.status
         return found
-
-
-def _describe_validity(found: Measurement) -> str:
-    """`VALID`, or `INVALID (loaded-host)`: known as soon as a process ends."""
-    return (
-        f"{found.verdict} ({', '.join(found.invalid_codes)})"
-        if found.invalid_codes
-        else found.verdict
-    )
 
 
 class _Workers(ExitStack):

@@ -58,7 +58,9 @@ from optpipe.models.artifacts.lookup import (
     describe_network,
     explain_other_content,
     find_builds,
+    find_by_id,
     judged_build_from_entry,
+    require_one_model,
 )
 from optpipe.stats.means import Scatter, reject_by_holm
 from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, load_run, runs_from_files
@@ -576,8 +578,26 @@ def _find_measured_model(text: str, store: Store) -> str | None:
     if (Path(text) / MANIFEST).is_file() or any(run.name.startswith(text) for run in runs):
         return None
     measured = {one.subject.model for run in runs for one in read_measurements(run.files)}
-    named = {each.info.model for each in find_builds(text, store, any_content=True)} | {text}
+    builds = find_by_id(text, store) or find_builds(text, store, any_content=True)
+    named = {each.info.model for each in builds} | {text}
     return next(iter(named & measured), None)
+
+
+def _keep_meant(
+    text: str, model: str, measured: Sequence[RecordedMeasurement], store: Store
+) -> tuple[RecordedMeasurement, ...]:
+    """Without builds of the name `model` that `text`, a name, file, or ID, does not mean, such as those of an earlier source.
+
+    Raises BadInputError with the IDs if a name means several measured models.
+    """
+    builds = {one.measurement.subject.artifact for one in measured}
+    by_id = find_by_id(text, store)
+    meant = by_id or find_builds(text, store)
+    if not by_id:
+        require_one_model(text, [each for each in meant if each.id in builds], store)
+    called = {each.id for each in store.list_entries(ArtifactInfo) if each.info.model == model}
+    others = called - {each.id for each in meant}
+    return tuple(one for one in measured if one.measurement.subject.artifact not in others)
 
 
 def _find_run(name: str, present: Sequence[Run], workspace: Path) -> Run:
@@ -609,19 +629,11 @@ def compare_workspace(
 ) -> tuple[Comparison, tuple[RecordedMeasurement, ...], tuple[Run, ...]]:
     """Compares measurements; returns them and their runs too. `baseline` is a run, a workspace, or `approved` for the dossier of `model`.
 
-    A single name that is a measured model and no run acts as `model`; a file's name selects the builds of that file.
+    A single name that is a measured model and no run acts as `model`. A name, file, or ID selects the builds that `bench` would.
     """
-    of_file: set[str] | None = None
-    asked = names[0] if len(names) == 1 else ""
-    if (
-        model is None
-        and len(names) == 1
-        and (meant := _find_measured_model(names[0], store)) is not None
-    ):
-        file = names[0].rpartition(":")[0] if ".py:" in names[0] else names[0]
-        if Path(file).is_file():
-            of_file = {each.id for each in find_builds(names[0], store)}
-        model, names = meant, ()
+    asked = model or (names[0] if len(names) == 1 else "")
+    if asked and (meant := _find_measured_model(asked, store)) is not None:
+        model, names = meant, () if tuple(names) == (asked,) else names
     held_against, against = _find_baseline(store, baseline, model)
     runs = find_bench_runs(store.workspace, names)
     if held_against is not None:
@@ -639,8 +651,8 @@ def compare_workspace(
             raise BadInputError(
                 f"no measurements of {model} in {store.workspace}; measured models: {', '.join(have)}"
             )
-    if of_file is not None:
-        measured = tuple(one for one in measured if one.measurement.subject.artifact in of_file)
+    if model is not None and not names:
+        measured = _keep_meant(asked, model, measured, store)
         if not measured:
             raise BadInputError(
                 f"no measurements of {asked}{explain_other_content(asked, store)}\n"

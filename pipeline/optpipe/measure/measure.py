@@ -436,6 +436,12 @@ def _known_inputs(
     return inputs, outputs
 
 
+def describe_validity(found: Measurement) -> str:
+    """`VALID`, or `INVALID (loaded-host)`: known as soon as a process ends."""
+    codes = f" ({', '.join(found.invalid_codes)})" if found.invalid_codes else ""
+    return f"{found.verdict}{codes}"
+
+
 def warn_about_threads(
     artifact: StoredArtifact, options: Options, affinity: Sequence[int] | None, listener: Listener
 ) -> None:

@@ -32,6 +32,7 @@ from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.measure import (
     BenchPlan,
     TrialSubject,
+    describe_validity,
     offer_recovery,
     prepare_subject,
     recover_unfinished,
@@ -263,6 +264,8 @@ def bench_pair(
                     done.append(found)
                     write_measurements(run.path, done)  # a crash loses no finished process
                     step.advance()
+                    label = (baseline if name[0] == "a" else contender).label
+                    listener.inform(f"process {len(done)}: {label}: {describe_validity(found)}")
                     return found
 
                 comparison = run_interleaved(measure, measure, rounds, metric, randbits(32))

@@ -37,10 +37,11 @@ class _Count(ProgressColumn):
     """`3 of 8, about 12 s left` while a step with a known total runs."""
 
     def render(self, task: Task) -> Text:
-        left = "" if task.time_remaining is None else f", about {task.time_remaining:.0f} s left"
-        return Text(
-            "" if (task.total or 1) == 1 else f"{task.completed:.0f} of {task.total:.0f}{left}"
-        )
+        if (task.total or 1) == 1 or task.completed > (task.total or 0):
+            return Text("")  # more work came up than was expected
+        known = task.time_remaining is not None and task.completed < (task.total or 0)
+        left = f", about {task.time_remaining:.0f} s left" if known else ""
+        return Text(f"{task.completed:.0f} of {task.total:.0f}{left}")
 
 
 class Terminal(Listener):

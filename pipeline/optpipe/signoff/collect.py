@@ -31,7 +31,7 @@ from optpipe.measure.turns import TurnsRecord
 from optpipe.models.artifacts.decisions import find_decision
 from optpipe.models.artifacts.lookup import (
     describe_network,
-    explain_other_content,
+    explain_no_build,
     find_builds,
     hash_engine,
     judged_build_from_entry,
@@ -86,6 +86,8 @@ class SignoffRequest:
     min_seconds: float = 0.6
     """Minimum seconds of a process that measures missing evidence; the policy's percentiles may take longer."""
     max_cv: float = MAX_CV
+    exported: str | None = None
+    """The stored model that MODEL means by an ID; None if it was named."""
 
 
 def register_policy(policy: Policy, store: Store) -> str:
@@ -238,10 +240,17 @@ def _require_options(policy: Policy, name: str | None) -> None:
 
 def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[ArtifactInfo]:
     """Raises BadInputError if no build, or several, match. An artifact's ID selects it whether or not its source has changed."""
-    built = find_builds(wanted.model, store, any_content=wanted.artifact is not None)
+    if wanted.exported is None:
+        built = find_builds(wanted.model, store, any_content=wanted.artifact is not None)
+    else:
+        built = [
+            each
+            for each in store.list_entries(ArtifactInfo)
+            if wanted.exported in each.manifest.parents
+        ]
     if not built:
         _require_model(wanted.model, store)
-        other = explain_other_content(wanted.model, store)
+        other = explain_no_build(wanted.model, store)
         problem = f"{wanted.model} has no build in {store.workspace}{other}"
         raise BadInputError(
             f"{problem}; first run `{for_workspace(f'optpipe build {shlex.quote(wanted.model)}')}`"
@@ -255,7 +264,7 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
             for key, value in named.items()
         )
     ]
-    if wanted.artifact is None:
+    if wanted.artifact is None and wanted.exported is None:
         require_one_model(wanted.model, fitting, store)
     newest = {one.info.label: one for one in fitting}
     if not newest:

@@ -16,7 +16,7 @@ from optpipe.core.errors import BadInputError, read_as_user_file, require_existi
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.core.precision import CALIBRATED, Precision, precisions_from_text
-from optpipe.models.artifacts.lookup import find_stored_source
+from optpipe.models.artifacts.named import find_buildable_source
 from optpipe.models.sources.libraries import TorchvisionSource
 from optpipe.models.sources.resolve import source_from_text
 from optpipe.sweep.job import CPU, Cell, Matrix, Recipe
@@ -50,7 +50,7 @@ def resolve_models(matrix: Matrix, store: Store, *, local: bool) -> Matrix:
 
     Raises BadInputError for an unknown model, unless the nodes of a cluster (not `local`) may know it.
     """
-    models = tuple(find_stored_source(each, store) or each for each in matrix.models)
+    models = tuple(find_buildable_source(each, store) for each in matrix.models)
     exported = {entry.info.source for entry in store.list_entries(ModelInfo)}
     for source in map(source_from_text, models if local else ()):
         if isinstance(source, TorchvisionSource) and source.name not in exported:

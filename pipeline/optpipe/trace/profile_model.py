@@ -13,11 +13,12 @@ from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.card import ModelCard
-from optpipe.core.entries import ArtifactInfo
+from optpipe.core.entries import ArtifactInfo, Device
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record, read_record
+from optpipe.measure.targets import find_targets
 from optpipe.models.artifacts.lookup import (
     StoredArtifact,
     find_artifacts,
@@ -109,6 +110,37 @@ def build_or_find(
     built.artifacts += found
     require_artifacts(built)
     return built
+
+
+def find_build_by_id(
+    text: str,
+    store: Store,
+    listener: Listener,
+    *,
+    precision: str | None = None,
+    backend: str | None = None,
+    device: Device | None = None,
+) -> ModelBuild:
+    """The stored builds that the ID `text` means, as `bench` finds them; nothing is built.
+
+    Raises BadInputError if there is none of that precision, backend, and device.
+    """
+    ((first, *others),) = find_targets(
+        [text], store, listener, precision=precision, backend=backend, device=device
+    )
+    artifacts = [BuiltArtifact(each.entry, None, None) for each in (first, *others)]
+    return ModelBuild(first.model, None, artifacts)
+
+
+def plan_from_builds(plan: BuildPlan, artifacts: Sequence[BuiltArtifact]) -> BuildPlan:
+    """`plan` for the precisions and backends of stored builds."""
+    precisions = dict.fromkeys(Precision(each.entry.info.precision) for each in artifacts)
+    backends = dict.fromkeys(each.entry.info.backend for each in artifacts)
+    return replace(
+        plan,
+        precisions=tuple(precisions),
+        backends=tuple(BACKENDS[name] for name in backends),
+    )
 
 
 def profile_model(

@@ -33,6 +33,7 @@ from optpipe.core.process import make_python_command
 from optpipe.core.records import json_from_record, read_record
 from optpipe.measure.trials import time_calls
 from optpipe.models.artifacts.lookup import find_reference
+from optpipe.models.artifacts.named import find_model_by_id, model_from_entry
 from optpipe.models.export.exported import Model, reference_from_file
 from optpipe.models.inputs.rows import Arrays, batch_from_rows, fill_sequences
 from optpipe.models.inputs.samples import choose_samples, load_sample_inputs
@@ -73,6 +74,8 @@ class BuildJob(Struct, frozen=True, tag=True):
     """Exports, quantizes, and builds in a new store, so that nothing is cached."""
 
     model: str
+    """MODEL as typed; its ID is looked up in `workspace`."""
+    workspace: Path
     weights: WeightsRequest
     batch: tuple[int, int, int] | None
     shapes: Mapping[str, tuple[Shape, Shape, Shape]]
@@ -300,7 +303,12 @@ def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
 
     from optpipe.build.build import BuildPlan, build_model
 
-    model = Model(source_from_text(job.model, job.shapes), job.weights, job.batch, job.shapes)
+    exported = find_model_by_id(job.model, Store(job.workspace))
+    model = (
+        Model(source_from_text(job.model, job.shapes), job.weights, job.batch, job.shapes)
+        if exported is None
+        else model_from_entry(exported)
+    )
     plan = BuildPlan(
         precisions=job.precisions,
         backends=tuple(BACKENDS[name] for name in job.backends),

@@ -7,9 +7,9 @@ from tests.fakes.graphs import onnx_model
 from tests.unit.backends.test_new_backend import Toy
 
 from optpipe.backends.registry import BACKENDS
-from optpipe.build.build import BuildPlan, build_model
+from optpipe.build.build import BuildPlan, build_model, require_sound_plan
 from optpipe.core.entries import WeightsRequest
-from optpipe.core.errors import ExitStatus
+from optpipe.core.errors import ExitStatus, StageError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import Precision
 from optpipe.models.export.exported import Model
@@ -74,8 +74,6 @@ def build(folder, backend):
 def test_the_other_candidates_are_built(tmp_path, monkeypatch, place, error) -> None:
     backend = Broken(place, error)
     monkeypatch.setitem(BACKENDS, "broken", backend)
-    if place == "find_obstacle":  # `_require_buildable` asks first, before anything is built
-        monkeypatch.setattr("optpipe.build.build._require_buildable", lambda *_: None)
     result, store = build(tmp_path, backend)
     (built,) = result.artifacts
     assert built.passed
@@ -90,6 +88,27 @@ def test_the_other_candidates_are_built(tmp_path, monkeypatch, place, error) -> 
     text = log.read_text()
     assert text.startswith("Traceback")
     assert place in text
+
+
+@pytest.mark.parametrize("question", ["find_obstacle", "recipe", "precisions", "choose_device"])
+def test_a_backend_that_cannot_answer_is_named(tmp_path, monkeypatch, question) -> None:
+    backend = Broken("nowhere", ValueError())
+
+    def fail(*_, **__):
+        raise ZeroDivisionError("a bug\nin a plug-in")
+
+    monkeypatch.setattr(backend, question, fail)
+    monkeypatch.setitem(BACKENDS, "broken", backend)
+    options = {"broken": {"threads": "2"}} if question == "recipe" else {}
+    plan = BuildPlan((Precision.FP32,), (backend,), named=True, device="cpu", options=options)
+
+    def ask():
+        require_sound_plan(plan, SilentListener())
+        build(tmp_path, backend)
+
+    with pytest.raises(StageError, match=r"backend broken.* failed: ZeroDivisionError: a") as error:
+        ask()
+    assert len(str(error.value).splitlines()) == 2
 
 
 def test_an_interrupt_is_no_failure_of_a_candidate(tmp_path, monkeypatch) -> None:

@@ -273,7 +273,10 @@ def probe_cache(
     for probe in range(probes):
         late = probe + 1 >= SMALLEST_ROUNDS and perf_counter() - begun > PROBE_SECONDS
         for kind in order.draw(("known", "new")):
-            batch = make_unseen_batch(known, seed + probe, axes) if kind == "new" else known
+            # both kinds are fresh memory that was written just now: only a cache of answers can tell them apart
+            unseen = make_unseen_batch(known, seed + probe, axes)
+            seen = {name: array.copy() for name, array in known.items()}
+            batch = unseen if kind == "new" else seen
             lane.replace(0, batch)
             lane.stage(0)
             start, end, *_ = lane.query()

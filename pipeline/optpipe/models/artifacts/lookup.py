@@ -1,5 +1,6 @@
 """Finds the stored artifacts that a command names as `resnet50`, an id, or a file, and the facts of their builds."""
 
+import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.models.sources.resolve import CardSource, find_model_cards
 from optpipe.models.stored_card import find_card_file, read_stored_card
 from optpipe.workspace.entry import (
+    MANIFEST,
     Entry,
     Manifest,
     UnreadableManifestError,
@@ -158,7 +160,7 @@ def find_artifacts(
     `text` is a MODEL, the ID of an artifact, or that of a model, for all of its artifacts. Raises BadInputError, with the build
     command, if there is none, and with the IDs if several models have that name.
     """
-    by_id = _find_by_id(text, store)
+    by_id = find_by_id(text, store)
     named = by_id or find_builds(text, store)
     wanted = [
         entry
@@ -178,7 +180,7 @@ def find_artifacts(
         built = sorted({f"{entry.info.backend} {entry.info.precision}" for entry in named})
         here = f" (available: {', '.join(built)})" if built else ""
         if not named:
-            here = explain_other_content(text, store) or _count_other_versions(store)
+            here = explain_no_build(text, store)
         way_out = f"`{for_workspace(f'optpipe build {shlex.quote(text)}{flags}')}` builds it"
         raise BadInputError(f"no build of {text}{flags} in {store.workspace}{here}\n{way_out}")
     if not by_id:
@@ -194,12 +196,30 @@ def stored_from_entry(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifac
     return StoredArtifact(entry, card, exported, find_reference(entry, exported, store))
 
 
-def _count_other_versions(store: Store) -> str:
-    count = len(store.list_other_versions(ArtifactInfo))
-    return f" (it has {count} of another version of optpipe, to build again)" if count else ""
+def explain_no_build(text: str, store: Store) -> str:
+    """What the store has instead of a build of `text`: of another content, or of another version of optpipe. Empty if nothing."""
+    return explain_other_content(text, store) or _describe_other_versions(store)
 
 
-def _find_by_id(text: str, store: Store) -> list[Entry[ArtifactInfo]]:
+def _describe_other_versions(store: Store) -> str:
+    """The builds that this version cannot read, with what their manifests still tell."""
+    names = store.list_other_versions(ArtifactInfo)
+    if not names:
+        return ""
+    told = []
+    for name in names[-5:]:
+        ident = name.partition("-")[2]
+        with suppress(OSError, ValueError, AttributeError):
+            info = json.loads((store.root / name / MANIFEST).read_bytes())["info"]
+            words = [info.get(key) for key in ("model", "backend", "precision")]
+            ident = " ".join(str(word) for word in (*words, ident) if word)
+        told.append(ident)
+    more = f" and {len(names) - len(told)} more" if len(names) > len(told) else ""
+    which = "build" if len(names) == 1 else "builds"
+    return f": {len(names)} {which} of another version of optpipe cannot be read: {', '.join(told)}{more}"
+
+
+def find_by_id(text: str, store: Store) -> list[Entry[ArtifactInfo]]:
     """The artifacts whose ID, or whose model's ID, begins with `text`, of at least 4 digits."""
     if len(text) < 4:
         return []
@@ -379,10 +399,15 @@ def explain_changed_source(artifact: Entry[ArtifactInfo], store: Store) -> str |
     """A message if the source of a build that was named by its ID has changed since; None otherwise."""
     made_of = artifact.manifest.parents[:1]
     models = [each for each in store.list_entries(ModelInfo) if each.id in made_of]
-    if not any(map(has_changed_source, models)):
+    return explain_changed_model(models[0], artifact.id) if models else None
+
+
+def explain_changed_model(model: Entry[ModelInfo], ident: str) -> str | None:
+    """A message if the source of the stored `model`, which was named by the ID `ident`, has changed since; None otherwise."""
+    if not has_changed_source(model):
         return None
-    source = find_card_file(models[0]) or artifact.info.source
-    return f"{source} is not what {artifact.id} was built from: it has changed, or it is another file; the stored build is used"
+    source = find_card_file(model) or model.info.source
+    return f"{source} is not what {ident} was built from: it has changed, or it is another file; the stored build is used"
 
 
 def _has_same_files(model: Entry[ModelInfo], folder: Path) -> bool:
@@ -430,7 +455,7 @@ def find_stored_source(text: str, store: Store) -> str | None:
     found = [
         (place, each.info)
         for each in store.list_entries(ModelInfo)
-        if text in _list_model_names(each.info) and (place := _find_place(each)) is not None
+        if text in _list_model_names(each.info) and (place := find_stored_place(each)) is not None
     ]
     if found and text.isidentifier() and get_package_version("torchvision"):
         from torchvision.models import list_models
@@ -461,11 +486,11 @@ def _list_model_names(model: ModelInfo) -> tuple[str, ...]:
     return (model.name,) if model.card else _list_names(model.name, model.source)
 
 
-def _find_place(model: Entry[ModelInfo]) -> str | None:
+def find_stored_place(model: Entry[ModelInfo]) -> str | None:
     """The MODEL that a stored one was exported from; None if its file is gone."""
     card, info = find_card_file(model), model.info
     file = str(card or info.source)
-    if info.source.startswith(("hf:", "timm:")):
+    if info.source.startswith(("hf:", "timm:", "torchvision:")):
         return file
     if card is None and not _is_named_by_source(info.name, info.source):
         return None

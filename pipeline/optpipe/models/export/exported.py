@@ -57,6 +57,8 @@ class Model:
     shapes: ShapeRanges = field(default_factory=dict)
     fallback_reason: str | None = None
     """Why the default weights were replaced by random ones."""
+    exported: Entry[ModelInfo] | None = None
+    """The stored export that the user named by an ID; its recipe is the model's."""
     _loaded: LoadedModel | None = None
 
     def recipe(self) -> dict[str, Any]:
@@ -260,6 +262,8 @@ def _tell_of_changes(model: Entry[ModelInfo], listener: Listener) -> None:
 
 
 def _recipe(model: Model) -> dict[str, Any]:
+    if model.exported is not None:
+        return dict(model.exported.recipe)
     return {
         "revision": REVISION,
         "model": model.recipe(),

@@ -286,22 +286,120 @@ ERROR_SUMS = (  # §8.2: r, d, o, q, s, m
     "difference_sum",
     "difference_max",
 )
-COLUMNS = {  # §5.6, by folder
-    "samples": {"phase": "UInt8", "stream": "UInt16", "input": "UInt32", "images": "UInt32"}
-    | dict.fromkeys(("scheduled_ns", "start_ns", "end_ns", "enqueue_ns", *ON_DEVICE), "Int64"),
-    "machine": dict.fromkeys(
-        ("other_cpu_cores", "worker_cpu_cores", "cpu_mhz", "worker_waited_cores", "gpu_power_w"),
-        "Float64",
-    )
-    | dict.fromkeys(
-        (
-            *("time_ns", "worker_rss_bytes", "gpu_sm_mhz", "gpu_mem_mhz", "gpu_temperature_c"),
-            *("gpu_energy_mj", "gpu_utilization", "gpu_used_bytes", "gpu_worker_bytes"),
-            *("gpu_other_processes", "gpu_throttle_reasons"),
-        ),
-        "Int64",
-    ),
+# columns, by .ci/format_tables.py
+COLUMNS = {
+    "samples": {
+        "phase": "UInt8",
+        "stream": "UInt16",
+        "input": "UInt32",
+        "images": "UInt32",
+        "scheduled_ns": "Int64",
+        "start_ns": "Int64",
+        "end_ns": "Int64",
+        "enqueue_ns": "Int64",
+        "h2d_ns": "Int64",
+        "compute_ns": "Int64",
+        "d2h_ns": "Int64",
+    },
+    "machine": {
+        "time_ns": "Int64",
+        "other_cpu_cores": "Float64",
+        "worker_cpu_cores": "Float64",
+        "worker_rss_bytes": "Int64",
+        "cpu_mhz": "Float64",
+        "worker_waited_cores": "Float64",
+        "gpu_sm_mhz": "Int64",
+        "gpu_mem_mhz": "Int64",
+        "gpu_temperature_c": "Int64",
+        "gpu_power_w": "Float64",
+        "gpu_energy_mj": "Int64",
+        "gpu_utilization": "Int64",
+        "gpu_used_bytes": "Int64",
+        "gpu_worker_bytes": "Int64",
+        "gpu_other_processes": "Int64",
+        "gpu_throttle_reasons": "Int64",
+    },
+    "errors": {
+        "output": "String",
+        "values": "Int64",
+        "finite": "Boolean",
+        "reference_square": "Float64",
+        "output_square": "Float64",
+        "difference_square": "Float64",
+        "product": "Float64",
+        "difference_sum": "Float64",
+        "difference_max": "Float64",
+        "reference_best": "UInt32",
+        "output_best": "UInt32",
+    },
+    "images": {
+        "image": "String",
+        "mean_levels": "Float64",
+        "max_levels": "Float64",
+        "class": "Int64",
+        "reference_class": "Int64",
+        "dali_class": "Int64",
+        "values": "Int64",
+        "finite": "Boolean",
+        "reference_square": "Float64",
+        "output_square": "Float64",
+        "difference_square": "Float64",
+        "product": "Float64",
+        "difference_sum": "Float64",
+        "difference_max": "Float64",
+        "truth": "any",
+        "reference_prediction": "any",
+        "dali_prediction": "any",
+    },
+    "predictions": {
+        "path": "String",
+        "sha256": "String",
+        "label": "String",
+        "class": "Int64",
+        "truth": "any",
+        "NAME:best": "List(Int64)",
+        "NAME:prediction": "any",
+    },
+    "api": {
+        "start_ns": "Int64",
+        "end_ns": "Int64",
+        "thread": "Int64",
+        "correlation_id": "Int64",
+        "name": "String",
+    },
+    "kernels": {
+        "start_ns": "Int64",
+        "end_ns": "Int64",
+        "device": "Int64",
+        "stream": "Int64",
+        "correlation_id": "Int64",
+        "pid": "Int64",
+        "name": "String",
+        "blocks": "Int64",
+        "graph_node": "Int64",
+    },
+    "copies": {
+        "start_ns": "Int64",
+        "end_ns": "Int64",
+        "device": "Int64",
+        "stream": "Int64",
+        "correlation_id": "Int64",
+        "pid": "Int64",
+        "bytes": "Int64",
+        "kind": "String",
+        "source_memory": "String",
+        "target_memory": "String",
+        "graph_node": "Int64",
+    },
+    "ranges": {
+        "start_ns": "Int64",
+        "end_ns": "Int64",
+        "thread": "Int64",
+        "name": "String",
+    },
 }
+WHOLE = {"api", "copies", "errors", "kernels", "ranges"}
+# end of columns
 ALIGNED = {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16}
 KERNELS = {
     name: re.compile(pattern, re.IGNORECASE)
@@ -1247,7 +1345,7 @@ def list_processes(run, at):
         yield f"{run.place}: {one.id}", one.times[:1000], one.readings
     if run.kind == "turns":
         for name in sorted(run.files):
-            table = at.table(f"{run.place}/{name}") if name.startswith("samples/") else {}
+            table = at.table(f"{run.place}/{name}", None) if name.startswith("samples/") else {}
             rows = [*zip(*map(table.get, ("phase", "end_ns", "start_ns")))] if table else []
             rows = sorted((row for row in rows if row[0] == 1), key=lambda row: row[1])
             yield f"{run.place}: {name}", [end - start for _, end, start in rows][:1000], ()
@@ -1556,9 +1654,11 @@ class Dossier:
             raise ValueError(f"{name}: other columns or types than those of the format")
         return frame
 
-    def table(self, name, classes=False):
+    def table(self, name, kind, classes=False):
         """The columns as lists; with `classes`, no whole number is larger than that of a class."""
         frame = self.frame(name)
+        if frame is not None and kind:
+            require_columns(frame, kind, name)
         for column in frame.iter_columns() if classes and frame is not None else ():
             numbers = column
             while numbers.dtype == polars.List:
@@ -1566,6 +1666,21 @@ class Dossier:
             if numbers.dtype.is_integer() and not numbers.is_between(-1, SIZES["class"] - 1).all():
                 raise ValueError(f"{name}: a number of {column.name} is not that of a class")
         return {} if frame is None else frame.to_dict(as_series=False)
+
+
+def require_columns(frame, kind, place):  # §1.2
+    for column in frame.iter_columns():
+        name = re.sub(r"^(source|[0-9a-f]{12})(?=:(best|prediction)$)", "NAME", column.name)
+        wanted = COLUMNS[kind].get(name)
+        known = wanted in ("any", str(column.dtype)) or str(column.dtype) == "Null"
+        if wanted is None or not known:
+            raise ValueError(f"{place}: {column.name!r} of type {column.dtype} is no column")
+        if kind in ("errors", "images") and not name.endswith("class") and column.has_nulls():
+            raise ValueError(f"{place}: {column.name!r} lacks a value")
+    if kind in WHOLE and COLUMNS[kind].keys() - {*frame.columns}:
+        raise ValueError(
+            f"{place}: lacks columns {sorted(COLUMNS[kind].keys() - {*frame.columns})}"
+        )
 
 
 # ---- sizes (§1.1): what a file says of itself, before it is read
@@ -1760,6 +1875,9 @@ def read_builds(at):
         at.compare(build.place, build, expected | {"place": f"builds/{build.kind}-{ident}"})
     for name, build in builds.items():
         place, info, recipe = build.place, build.info, build.recipe
+        if at.path(f"{place}/errors.parquet").is_file():
+            kept = {"sha256": digest(at.bytes(f"{place}/errors.parquet"))}
+            at.compare(place, {"errors.parquet": {}} | build.files, {"errors.parquet": kept})
         absent = {*re.findall(r'"(\w*)"', json.dumps(recipe))} & {*builds} - {name, *build.parents}
         at.check(not absent, f"{place}: its recipe names {sorted(absent)}, which are no parents")
         if "weights" in info:
@@ -1785,7 +1903,7 @@ def read_builds(at):
             at.compare(f"{place}: random", info.weights.source == "random", "random" in asked)
         elif build.kind == "verification":
             errors = f"{place}/errors.parquet"
-            check_sums(at, errors, at.table(errors))
+            check_sums(at, errors, at.table(errors, "errors"))
     return builds
 
 
@@ -2234,7 +2352,7 @@ def observe_accuracy(at):  # §8.1
         counts = row and row.sha256 in (None, at.build.engine) and run.name in mine and not found
         task, table = (
             run.record.get("task", "classification"),
-            at.table(f"{run.place}/predictions.parquet", classes=True),
+            at.table(f"{run.place}/predictions.parquet", "predictions", classes=True),
         )
         if not 0 <= (run.record.dataset.get("classes") or 0) <= SIZES["class"]:
             raise ValueError(f"{run.place}: {run.record.dataset.classes} classes")
@@ -2354,7 +2472,7 @@ def observe_preprocessing(at):  # §8.2
     found = {}
     for run in (run for run in at.newest if run.kind == "preprocess"):
         rows, record, parity = (
-            at.table(f"{run.place}/images.parquet"),
+            at.table(f"{run.place}/images.parquet", "images"),
             run.record,
             run.record.parity,
         )
@@ -2478,7 +2596,7 @@ def sum_kernels(at, run, stage):
     folder, names = f"{run.place}/{stage.folder}", ("api", "kernels", "copies", "ranges")
     header, tables = (
         at.json(f"{folder}/trace.json"),
-        [at.table(f"{folder}/tables/{name}.parquet") for name in names],
+        [at.table(f"{folder}/tables/{name}.parquet", name) for name in names],
     )
     calls, kernels, copies, ranges = every = [
         [Record(zip(table, row)) for row in zip(*table.values())] for table in tables
@@ -2639,7 +2757,10 @@ def observe_outputs(at):  # §8.3
     """By output and steps, the observations by name."""
     checked, found = at.verification or Record(id=None, files=(), info={}), {}
     place, info = f"builds/verification-{checked.id}/errors.parquet", checked.info
-    table, states = at.table(place), {each.name: each for each in info.get("trajectory") or ()}
+    table, states = (
+        at.table(place, "errors"),
+        {each.name: each for each in info.get("trajectory") or ()},
+    )
     for output in dict.fromkeys(table.get("output", ())):
         kept = [row for row, name in enumerate(table["output"]) if name == output]
         rows = {key: [column[row] for row in kept] for key, column in table.items()}

@@ -17,6 +17,7 @@ from optpipe.core.entries import OutputError, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.parquet import parse_parquet, read_parquet
 from optpipe.core.precision import CALIBRATED, EXACT_DB
+from optpipe.core.tables import require_columns
 from optpipe.core.verdict import Blocker, Observation
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.models.artifacts.lookup import JudgedBuild
@@ -315,9 +316,9 @@ def read_output_errors(checked: Entry[VerificationInfo]) -> dict[str, RowErrors]
     content = checked.files.read(OUTPUT_ERRORS)
     if hashlib.sha256(content).hexdigest() != checked.sha256(OUTPUT_ERRORS):
         return {}
-    parts = parse_parquet(content, checked.path / OUTPUT_ERRORS).group_by(
-        "output", maintain_order=True
-    )
+    place = checked.path / OUTPUT_ERRORS
+    frame = require_columns(parse_parquet(content, place), "errors", place)
+    parts = frame.group_by("output", maintain_order=True)
     return {
         str(key): {each: part[each].to_numpy() for each in part.columns if each != "output"}
         for (key,), part in parts

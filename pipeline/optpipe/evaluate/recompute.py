@@ -10,6 +10,7 @@ from optpipe.core.errors import BadInputError, escape
 from optpipe.core.metrics.scores import find_score
 from optpipe.core.parquet import MAX_CLASS, read_parquet
 from optpipe.core.records import Recomputed, record_from_files
+from optpipe.core.tables import require_columns
 from optpipe.core.verdict import RANDOM_WEIGHTS, Observation
 from optpipe.evaluate.result import Evaluation
 from optpipe.evaluate.tasks import TASKS
@@ -95,7 +96,8 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
     stored = read_evaluation(run)
     task, frame = _find_task(stored), read_predictions(run)
     truths, source = _read_truths(frame, task), _select_predictions(frame, task, "source")
-    assert source is not None
+    if source is None:
+        raise BadInputError(f"{run.path / PREDICTIONS}: has no predictions of the source")
     yield f"{EVALUATION}: dataset", stored.dataset, replace(stored.dataset, count=len(source))
     for row in stored.results:
         name = row.artifact or "source"
@@ -147,7 +149,9 @@ def _select_predictions(frame: pl.DataFrame, task: TaskContract, name: str) -> V
 
 def read_predictions(run: Run) -> pl.DataFrame:
     """Every sample with its truth and predictions. Raises BadInputError if the file cannot be read."""
-    frame = read_parquet(run.files, PREDICTIONS)
+    frame = require_columns(
+        read_parquet(run.files, PREDICTIONS), "predictions", run.path / PREDICTIONS
+    )
     for column in frame.iter_columns():
         numbers = column
         while isinstance(numbers.dtype, pl.List):

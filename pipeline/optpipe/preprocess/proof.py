@@ -21,6 +21,7 @@ from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.parquet import read_parquet
 from optpipe.core.records import Recomputed, record_from_files
+from optpipe.core.tables import require_columns
 from optpipe.core.transform import Transform
 from optpipe.core.verdict import RANDOM_WEIGHTS, Blocker, Observation, Verdict
 from optpipe.evaluate.tasks import TASKS
@@ -489,7 +490,7 @@ def _list_sums(rows: pl.DataFrame) -> dict[str, np.ndarray]:
 
 def read_rows(files: Files) -> pl.DataFrame:
     """Raises BadInputError if the run has no rows."""
-    rows = read_parquet(files, ROWS)
+    rows = require_columns(read_parquet(files, ROWS), "images", files.folder / ROWS)
     if "difference_square" not in rows.columns:
         raise BadInputError(
             f"{files.folder / ROWS} has no per-image output errors; run optpipe preprocess again"

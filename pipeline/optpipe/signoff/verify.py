@@ -7,7 +7,7 @@ outputs, both without files in the dossier) are listed as such.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -274,6 +274,9 @@ def _find_foreign_files(files: Files) -> Iterator[str]:
 def find_contradictions(dossier: Dossier) -> Iterator[str]:
     """One line for each contradiction between two records, or inside one."""
     request = dossier.request
+    stored = record_from_files(dossier.files, REQUEST, dict)
+    if absent := {each.name for each in fields(DossierRequest)} - set(stored):
+        yield f"{REQUEST}: has no key {', '.join(sorted(absent))}"
     builds = {each.id: each for each in dossier.builds}
     for entry in builds.values():
         yield from _check_entry(entry, builds)

@@ -1,5 +1,6 @@
 """Warm-up, drift, and runtimes with two speeds."""
 
+import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from math import erfc, exp, inf, log1p, sqrt
@@ -21,14 +22,39 @@ def compute_effective_count(series: np.ndarray, *, caution: float = 0.0) -> floa
     1988, appendix C), for decisions whether to show a figure at all.
     """
     count = len(series)
-    centered = np.asarray(series, dtype=np.float64) - np.mean(series)
-    variance = float(centered @ centered) / max(count, 1)
-    if count < 4 or variance <= 1e-18 * float(np.mean(np.square(series))):
+    varies, excess, pairs = _measure_correlation(np.ascontiguousarray(series, dtype=np.float64))
+    if not varies:
         return float(count)
+    return count / max(1.0, excess * (1 + caution * sqrt(2 * (4 * pairs + 1) / count)))
+
+
+_Correlation = tuple[bool, float, int]
+"""Whether the values vary at all, 1 + 2 Σ ρₖ, and the number of pairs of lags in the sum."""
+_MOST_KNOWN = 4096
+_known: dict[bytes, _Correlation] = {}
+"""By the hash of the values: a report, a verdict, and a verification ask for the same series several times."""
+
+
+def _measure_correlation(series: np.ndarray) -> _Correlation:
+    key = hashlib.blake2b(series.data, digest_size=16).digest()
+    if key not in _known:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = _compute_correlation(series)
+    return _known[key]
+
+
+def _compute_correlation(series: np.ndarray) -> _Correlation:
+    count = len(series)
+    if count < 4:
+        return False, 1.0, 0
+    centered = series - series.mean()
+    variance = float(centered @ centered) / count
+    if variance <= 1e-18 * float(np.mean(np.square(series))):
+        return False, 1.0, 0
     pairs = _positive_pairs(centered)
     total = float(np.minimum.accumulate(pairs).sum()) if len(pairs) else 0.0
-    doubt = 1 + caution * sqrt(2 * (4 * len(pairs) + 1) / count)
-    return count / max(1.0, (2 * total - variance) / variance * doubt)
+    return True, (2 * total - variance) / variance, len(pairs)
 
 
 def _positive_pairs(centered: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ from optpipe.core.errors import BadInputError, StageError, read_as_user_file, re
 from optpipe.core.files import Files
 from optpipe.core.parquet import read_parquet
 from optpipe.core.records import json_from_record, record_from_files, record_from_plain
+from optpipe.core.tables import require_columns
 from optpipe.trace.nsys import sqlite_from_recording
 
 NAME_DTYPE = pl.Categorical
@@ -445,7 +446,9 @@ def trace_from_files(files: Files) -> Trace:
     empty = record_from_plain(header, Trace, files.folder / TRACE_JSON)
     with read_as_user_file(files.folder, "a recorded trace"):
         frames = {
-            table: read_parquet(files, name).select(*schema).cast(dict(schema))  # type: ignore[arg-type]
+            table: require_columns(read_parquet(files, name), table, files.folder / name)
+            .select(*schema)
+            .cast(dict(schema))  # type: ignore[arg-type]
             for table, schema in SCHEMAS.items()
             if files.has(name := f"{TABLES}/{table}.parquet")
         }

@@ -166,10 +166,10 @@ def prepare_more(folder: Path) -> None:
 
 
 def write_key(path: Path) -> None:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    pem = Ed25519PrivateKey.generate().private_bytes(
+    pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
     )
     path.write_bytes(pem)

@@ -17,9 +17,9 @@ from optpipe.backends import inductor
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.inductor_packages import GENERAL, name_static_package
 from optpipe.backends.torch_layers import tuning
-from optpipe.backends.torch_program import TorchSession, export_program
+from optpipe.backends.torch_program import TorchSession, export_program, list_recorded_tensors
 from optpipe.core.card import InputSpec, ModelCard, Task
-from optpipe.core.errors import StageError
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.precision import Precision
 
 SPEC = InputSpec("x", "float32", (1, 3), (1, 3), (8, 3), batch=0)
@@ -172,3 +172,12 @@ def test_a_size_keeps_the_fastest_of_its_codes_where_it_compiles_and_beats_the_c
         assert sum("could not be compiled: no" in each for each in said) == [
             *map(set, by_size.values())
         ].count({None})
+
+
+@pytest.mark.parametrize(
+    "details", [{}, {"inputs": None}, {"inputs": [{"shape": [1]}]}, {"inputs": ["x"]}]
+)
+def test_a_record_that_does_not_name_its_tensors_is_refused(details):
+    """Such as that of an entry which `store merge` took from elsewhere."""
+    with pytest.raises(BadInputError, match=r"does not name its inputs .*\nbuild it again"):
+        list_recorded_tensors(artifact_info(details=details), "inputs")

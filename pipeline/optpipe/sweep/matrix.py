@@ -14,6 +14,7 @@ from optpipe.core.card import batch_range_from_text
 from optpipe.core.entries import Device, ModelInfo, weights_from_text
 from optpipe.core.errors import BadInputError, read_as_user_file, require_existing
 from optpipe.core.events import Listener
+from optpipe.core.files import read_user_text
 from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.core.precision import CALIBRATED, Precision, precisions_from_text
 from optpipe.models.artifacts.named import find_buildable_source
@@ -37,7 +38,7 @@ def matrix_from_options(base: Matrix, given: Mapping[str, Any]) -> Matrix:
 def matrix_from_file(path: Path) -> Matrix:
     """Raises BadInputError with the file and the key."""
     with read_as_user_file(path, "a sweep matrix (TOML)"):
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(read_user_text(path))
     try:
         return msgspec.convert(table, Matrix)
     except msgspec.ValidationError as error:

@@ -32,7 +32,7 @@ from optpipe.core.measurement import (
 from optpipe.core.metrics.measured import THROUGHPUT, PairMetric
 from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension, Estimate
-from optpipe.core.verdict import Blocker, Verdict
+from optpipe.core.verdict import Blocker, Observation, ScaledTail, Verdict
 from optpipe.deploy.live import judge_latencies
 from optpipe.deploy.proof import Answer
 from optpipe.evaluate.tasks.contract import measure_scores
@@ -52,6 +52,7 @@ from optpipe.signoff.evidence import observe
 from optpipe.signoff.judge import decide_overall_verdict, judge_criteria
 from optpipe.signoff.policy import Criterion
 from optpipe.stats.means import (
+    Look,
     compute_look_confidence,
     estimate_run_scatter,
     mean_from_runs,
@@ -370,8 +371,9 @@ def looks(generator, scale) -> Iterator[Row]:
                     RecordedMeasurement(replace(planted(each), process=at), f"r{look}")
                     for at, each in enumerate(figures)
                 ]
-                seen = observe(limit, BuildEvidence(build, tuple(tries), look=look))
-                verdict = judge_criteria([(limit, seen)], 0.95, look)[0].verdict
+                spent = {"bench": Look(look)}
+                seen = observe(limit, BuildEvidence(build, tuple(tries), looks=spent))
+                verdict = judge_criteria([(limit, seen)], 0.95, spent)[0].verdict
                 if verdict != "INCONCLUSIVE":
                     break
             verdicts.append(verdict)
@@ -395,6 +397,48 @@ def looks(generator, scale) -> Iterator[Row]:
             what=f"PASS 3 % inside, scatter 1.3 %, {count} processes, first look",
             claimed="power",
         )
+
+
+def evaluations(generator, scale) -> Iterator[Row]:
+    """A build that loses exactly as much as allowed: evaluated on other samples until it is decided, and the best of several."""
+    n, lost, won = 1000, 0.02, 0.01
+    truth, shares = lost - won, [lost, won, 1 - lost - won]
+    for most in (1, 5, 20):
+        ends = []
+        for _ in range(round(2000 * scale)):
+            for look in range(1, most + 1):
+                drop = paired_drop(*map(int, generator.multinomial(n, shares)))
+                verdict = judge_drop(drop, truth, Look(look))
+                if verdict != "INCONCLUSIVE":
+                    break
+            ends.append(verdict)
+        yield from wrong_verdicts(ends, f"drop on its limit, up to {most} evaluations on others")
+    for builds in (1, 2, 4, 8, 16):
+        ends = []
+        for _ in range(round(2000 * scale)):
+            drops = [
+                paired_drop(*map(int, each)) for each in generator.multinomial(n, shares, builds)
+            ]
+            best = min(drops, key=lambda drop: drop.value)
+            ends.append(judge_drop(best, truth, Look(builds=builds)))
+        yield from wrong_verdicts(
+            ends, f"the best of {builds} builds on their limit, one evaluation"
+        )
+    for builds, expected in ((1, 0.01), (8, 0.01)):
+        ends = []
+        for _ in range(round(500 * scale)):
+            drop = paired_drop(*map(int, generator.multinomial(3000, [0.005, 0.003, 0.992])))
+            ends.append(judge_drop(drop, expected, Look(builds=builds)) == "PASS")
+        what = f"PASS 0.8 points inside, 3000 images, one of {builds} builds"
+        yield share(ends, 0.9, what=what, claimed="power")
+
+
+def judge_drop(drop, limit, look):
+    """The verdict on one drop of accuracy at its look, as `judge_criteria` gives it."""
+    criterion = Criterion("accuracy", "maximum_drop", Sense.AT_MOST, 100 * limit, Dimension.POINTS)
+    low, high = (100 * each for each in drop.interval(look.compute_confidence(0.95)))
+    seen = Observation(100 * drop.value, low, high, tail=ScaledTail(drop, 100))
+    return judge_criteria([(criterion, [seen])], 0.95, {"evaluate": look})[0].verdict
 
 
 def tables(generator, scale) -> Iterator[Row]:
@@ -1258,6 +1302,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         signoffs,
         two_speeds,
         looks,
+        evaluations,
         tables,
         other_runs,
         requests,

@@ -66,6 +66,7 @@ KEYS = {  # of the request and of the verdict, sorted
         "baseline",
         "baseline_artifact",
         "baseline_network",
+        "baselines",
         "created_utc",
         "drawn_with",
         "measurements",
@@ -77,6 +78,7 @@ KEYS = {  # of the request and of the verdict, sorted
         "removed",
         "schema_version",
         "since",
+        "verifications",
         "verifier",
         "waivers",
     ],
@@ -1456,11 +1458,12 @@ def compute_figure(tries, name, at):
         alone = max(gap, log1p(0.15))
     value = mean.value if mean else fmean(chain(*parts)) if figures else None
     if mean:
-        low, high = mean.interval(at.confidence)
+        confidence = at.confidence("bench")
+        low, high = mean.interval(confidence)
         if name == "energy":
             low, high = low / 1.05, high / 0.95
         if percent > 50:
-            least, most = invert_share(samples, first, percent, at.confidence)
+            least, most = invert_share(samples, first, percent, confidence)
             low, high = min(low, least), max(high, most)
         if name != "memory" and value > 0:
             counted = len(figures), len(spoilt)
@@ -1567,6 +1570,10 @@ def digest(content):
 class Dossier:
     def __init__(self, folder):
         self.folder, self.differs, self.open, self.stated, self.figures = folder, [], [], [], {}
+
+    def confidence(self, kind):  # §9
+        """That of the intervals of one kind of evidence."""
+        return 1 - (1 - self.policy) / self.parts[kind]
 
     def check(self, holds, line):
         self.differs += [] if holds else [line]
@@ -2045,7 +2052,7 @@ def observe_speedup(criterion, at):  # §8.5
     mean, number = mean_from_runs(logs) if logs else None, sum(map(len, logs))
     if not mean or number < 4:
         return []
-    value, (low, high) = exp(mean.value), map(exp, mean.interval(at.confidence))
+    value, (low, high) = exp(mean.value), map(exp, mean.interval(at.confidence("turns")))
     blocked = any(run.record.judged.sha256 not in (None, at.build.engine) for run in same)
     ci = widen(value, low, high, number, 0, at.policy, GAP, 0.0)
     return [
@@ -2300,9 +2307,9 @@ def read_plugin_limit(name, key, table):
     )
 
 
-def see(estimate, at, blocked, source, hidden=(0.0, 0.0), least=-inf, most=inf, factor=1):
+def see(estimate, confidence, blocked, source, hidden=(0.0, 0.0), least=-inf, most=inf, factor=1):
     """An estimate times `factor`; `hidden` moves its bounds, which stay in the interval from `least` to `most`."""
-    low, high = map(sum, zip(estimate.interval(at.confidence), hidden))
+    low, high = map(sum, zip(estimate.interval(confidence), hidden))
     return Seen(
         factor * estimate.value,
         (factor * max(low, least), factor * min(high, most)),
@@ -2328,7 +2335,7 @@ def observe_group(tries, name, at):
     if value is None:
         return Seen(source=source)
     if name == "memory":
-        peak, bound = max(found.figures), bound_next(found.figures, at.confidence)
+        peak, bound = max(found.figures), bound_next(found.figures, at.confidence("bench"))
         most = max(peak, bound, *found.spoilt) if isfinite(bound) else peak
         return Seen(peak, (peak, most), blocked, source)
     if mean and name == "energy":
@@ -2338,18 +2345,32 @@ def observe_group(tries, name, at):
     return Seen(value, bounds, blocked, source, interval, number, found.lost, found.alone)
 
 
+def rank_evaluations(at):  # §8.1
+    """The evaluations of the judged file; the first with predictions counts."""
+    mine = [
+        run
+        for run in at.newest
+        if run.kind == "evaluate" and at.id in run.parents and run.name not in at.early
+    ]
+    best = [run.record.dataset.sha256 for run in mine if run.record.dataset.get("validation")]
+    mine.sort(key=lambda run: run.record.dataset.sha256 not in best[:1])
+    return [
+        run
+        for run in mine
+        if not any(
+            row.artifact == at.id and row.sha256 not in (None, at.build.engine)
+            for row in run.record.results
+        )
+    ]
+
+
 def observe_accuracy(at):  # §8.1
     """By name; every evaluation is recomputed on the way."""
-    found, every = {}, [run for run in at.newest if run.kind == "evaluate"]
-    mine = [run.name for run in every if at.id in run.parents and run.name not in at.early]
-    best = [
-        run.record.dataset.sha256
-        for run in every
-        if run.name in mine and run.record.dataset.get("validation")
-    ]
-    for run in sorted(every, key=lambda run: run.record.dataset.sha256 not in best[:1]):
+    found, ranked = {}, rank_evaluations(at)
+    others = [run for run in at.newest if run.kind == "evaluate" and run not in ranked]
+    for run in [*ranked, *others]:
         row = {each.artifact: each for each in run.record.results}.get(at.id)
-        counts = row and row.sha256 in (None, at.build.engine) and run.name in mine and not found
+        counts = row and run in ranked and not found
         task, table = (
             run.record.get("task", "classification"),
             at.table(f"{run.place}/predictions.parquet", "predictions", classes=True),
@@ -2376,7 +2397,9 @@ def observe_accuracy(at):  # §8.1
                 if name.startswith("drop")
                 else ((0, hidden) if name in task.errors else (-hidden, 0), least, 1)
             )
-            found[name] = partial(see, figure, at, not run.info.trained, run.name, *limits)
+            found[name] = partial(
+                see, figure, at.confidence("evaluate"), not run.info.trained, run.name, *limits
+            )
     return found
 
 
@@ -2484,7 +2507,7 @@ def observe_preprocessing(at):  # §8.2
         proof, classes, (snr, ci) = (
             parity.proof,
             rows["reference_class"],
-            find_snr(rows, at.confidence),
+            find_snr(rows, at.confidence("preprocess")),
         )
         same = equal = (
             [*map(eq, classes, rows["dali_class"])]
@@ -2504,21 +2527,25 @@ def observe_preprocessing(at):  # §8.2
             parity | stated,
             {"images": len(classes), "snr_db": snr, "equal": equal and sum(equal), "share": share},
         )
-        fits = record.model == at.build.info.model and record.get("model_sha256") in (
-            None,
-            at.model_sha256,
-        )
-        if found or run.name in at.early or not fits:
+        if found or run.name in at.early or not is_of_model(at, record):
             continue
         refused = bool(parity.refused)
         if same:
             few = not equal and len(same) < 100
             found["agreement"] = see(
-                estimate_mean(same), at, refused or few or not record.trained, run.name
+                estimate_mean(same),
+                at.confidence("preprocess"),
+                refused or few or not record.trained,
+                run.name,
             )
         if snr is not None:
             found["snr"] = Seen(snr, ci, refused or ci is None, run.name)
     return found
+
+
+def is_of_model(at, record):
+    hashes = None, at.model_sha256
+    return record.model == at.build.info.model and record.get("model_sha256") in hashes
 
 
 def compare_predictions(name, rows):
@@ -2572,7 +2599,7 @@ def observe_tensor_cores(at, judged):  # §8.3
             continue
         used, eligible, interval = cores.used_ns_by_iteration, cores.eligible_ns_by_iteration, None
         if len(used) >= 3:
-            low, high = estimate_ratio(used, eligible).interval(at.confidence)
+            low, high = estimate_ratio(used, eligible).interval(at.confidence("profile"))
             interval = max(0.0, low), min(1.0, high)
         found.append(
             Seen(sum(used) / sum(eligible), interval, not (whole and passed and interval), run.name)
@@ -2761,13 +2788,14 @@ def observe_outputs(at):  # §8.3
         at.table(place, "errors"),
         {each.name: each for each in info.get("trajectory") or ()},
     )
+    confidence = at.confidence("outputs")
     for output in dict.fromkeys(table.get("output", ())):
         kept = [row for row, name in enumerate(table["output"]) if name == output]
         rows = {key: [column[row] for row in kept] for key, column in table.items()}
         peaks, finite, (snr, ci) = (
             rows["difference_max"],
             all(rows["finite"]),
-            find_snr(rows, at.confidence),
+            find_snr(rows, confidence),
         )
         stated, peak = (
             {each.name: each for each in info.outputs} | states,
@@ -2793,10 +2821,10 @@ def observe_outputs(at):  # §8.3
                         blocked or (ci is None and finite and snr is not None),
                         place,
                     ),
-                    "cosine": see(mean, at, blocked, place),
-                    "agreement": see(same, at, blocked or alike, place),
+                    "cosine": see(mean, confidence, blocked, place),
+                    "agreement": see(same, confidence, blocked or alike, place),
                     "abs_error": Seen(
-                        peak, (peak, max(peak, bound_next(peaks, at.confidence))), blocked, place
+                        peak, (peak, max(peak, bound_next(peaks, confidence))), blocked, place
                     ),
                 }
             }
@@ -2926,7 +2954,7 @@ def find_scatter(groups, name, at):
 
 def see_change(mean, at, blocked, source, processes, lost, gap, percent=0.0, mirrored=False):
     """A loss by the mean of its logarithm; `mirrored` widens both directions of the ratio alike."""
-    (low, high), ratio = map(exp, mean.interval(at.confidence)), exp(mean.value)
+    (low, high), ratio = map(exp, mean.interval(at.confidence("regression"))), exp(mean.value)
     known = processes, lost, at.policy, gap, percent
     below, above = widen(ratio, low, high, *known)
     if mirrored:
@@ -3008,14 +3036,16 @@ def as_images(units):
 def is_rejected(criterion, one, level, at):
     """Whether the probability of the observation at the limit is at most `level`, by its own distribution."""
     limit, base, z = criterion.limit, float(criterion.section == "regression"), NormalDist().inv_cdf
+    kind = LOOKS.get(criterion.section, "bench")
     if one.number and base + one.value > 0 < base + limit:
         far = abs(log(base + one.value) - log(base + limit))
         share = expm1(far) / expm1(one.gap) if far < one.gap else 1.0
         chance = sum_binomial(one.lost, one.number + one.lost, share) if share < 1 else 0.0
-        level -= chance / (at.look * (at.look + 1))
+        level -= chance
     if level <= 0:
         return False
-    wider = z(1 - level) / z(0.5 + at.confidence / 2)
+    level /= at.parts[kind]
+    wider = z(1 - level) / z(0.5 + at.confidence(kind) / 2)
     low, high = (
         one.interval(1 - 2 * level)
         if one.interval
@@ -3035,7 +3065,7 @@ def reject(observed, at):
     ]
     rejected, number = set(), -1
     while number < len(rejected) < len(tests):
-        number, level = len(rejected), (1 - at.confidence) / 2 / (len(tests) - len(rejected))
+        number, level = len(rejected), (1 - at.policy) / 2 / (len(tests) - len(rejected))
         rejected |= {id(one) for criterion, one in tests if is_rejected(criterion, one, level, at)}
     return rejected
 
@@ -3312,10 +3342,9 @@ def read_evidence(at, document):
     at.turns = [
         run for run in turns if run.name not in at.early and options <= run.settings.items()
     ]
-    at.look = max(1, len(turns), *runs_of.values()) + len(request.removed)
-    at.confidence = 1 - (1 - at.policy) / (at.look * (at.look + 1))
     model = at.builds.get((*at.build.parents, None)[0], {"recipe": {}})["recipe"].get("model", {})
     at.model_sha256 = digest(model | {"batch": None, "shapes": None})
+    at.parts = count_looks(at, max(runs_of.values(), default=0), len(turns))
     checks = [
         each for each in at.builds.values() if each.kind == "verification" and at.id in each.parents
     ]
@@ -3328,6 +3357,54 @@ def read_evidence(at, document):
         )
     )
     at.verification = (*checks, None)[0]
+
+
+def count_looks(at, benched, turns):  # §9
+    """By the kind of evidence, the number by which its looks divide the error."""
+    about = {kind: [] for kind in ("evaluate", "preprocess", "profile")}
+    for run in at.runs:
+        if run.kind in about and (run.kind == "preprocess" or at.id in run.parents):
+            about[run.kind].append(run)
+    data = [(run.record.dataset.sha256, run.record.get("task")) for run in about["evaluate"]]
+    images = {
+        (run.record.images.folder, *at.table(f"{run.place}/images.parquet", "images")["image"])
+        for run in about["preprocess"]
+        if is_of_model(at, run.record)
+    }
+    judged = next(iter(rank_evaluations(at)), None)
+    builds = {
+        row.artifact
+        for run, drawn in zip(about["evaluate"], data)
+        for row in run.record.results
+        if judged and row.artifact and drawn == data[about["evaluate"].index(judged)]
+    }
+    at.check(
+        min(at.request.baselines, at.request.verifications) > 0,
+        "request.json: fewer than one baseline or verification",
+    )
+    counts = {
+        "bench": benched,
+        "turns": turns,
+        "evaluate": len({*data}),
+        "preprocess": len(images),
+        "profile": len(about["profile"]),
+        "outputs": at.request.verifications,
+    }
+    removed = Counter(name.partition("-")[0] for name in at.request.removed)
+    looks = {kind: max(1, count + removed[kind]) for kind, count in counts.items()}
+    looks["regression"] = looks["bench"] + at.request.baselines - 1
+    parts = {kind: look * (look + 1) for kind, look in looks.items()}
+    return parts | {"evaluate": parts["evaluate"] * max(1, len(builds))}
+
+
+LOOKS = {  # kinds of looks by section; the others are looks at bench runs
+    "regression": "regression",
+    "speedup": "turns",
+    "accuracy": "evaluate",
+    "preprocessing": "preprocess",
+    "tensor_cores": "profile",
+    "outputs": "outputs",
+}
 
 
 def examine(folder):

@@ -289,10 +289,13 @@ class Workspace:
         dataset=None,
         task="classification",
         rows=None,
+        beside=(),
+        first=0,
     ):
         """An evaluation whose source is right everywhere and whose artifact, of the file `sha256`, lost `lost` samples.
 
-        `dataset` says what the samples are; the `rows` of another `task` are truths and the predictions of both.
+        Builds with the IDs `beside` were evaluated with it, and samples are numbered from `first`. `dataset` says
+        what the samples are; the `rows` of another `task` are truths and the predictions of both.
         """
         run = begin_run(self.path, "evaluate")
         classes = [index % 10 for index in range(n)]
@@ -300,8 +303,8 @@ class Workspace:
             [(label + 1) % 10 if index < lost else label] for index, label in enumerate(classes)
         ]
         frame = {
-            "path": [str(index) for index in range(n)],
-            "sha256": [hash_text(str(index)) for index in range(n)],
+            "path": [str(first + index) for index in range(n)],
+            "sha256": [hash_text(str(first + index)) for index in range(n)],
             "label": [None] * n,
             "class": classes,
         }
@@ -321,7 +324,8 @@ class Workspace:
         row = EvaluatedModel(
             entry.info.backend, entry.info.precision, "cpu", n, entry.id, sha256=sha256
         )
-        judged = EvaluatedModel("source", "source", "cpu", n), row
+        others = (EvaluatedModel("onnxruntime", "fp32", "cpu", n, each) for each in beside)
+        judged = EvaluatedModel("source", "source", "cpu", n), row, *others
         found = Evaluation(
             "digits", "card:digits", "0", entry.info.weights, samples, budget, judged, "", task=task
         )
@@ -330,7 +334,7 @@ class Workspace:
             finish_run,
             run,
             command="optpipe evaluate digits",
-            parents=[entry.id],
+            parents=[entry.id, *beside],
             model="digits",
             trained=True,
         )

@@ -23,7 +23,7 @@ from optpipe.build.build import (
 )
 from optpipe.build.records import BuildResult, BuiltArtifact, result_from_build
 from optpipe.core import np, torch
-from optpipe.core.card import ModelCard
+from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ArtifactInfo, ModelInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError
 from optpipe.core.events import Listener
@@ -31,10 +31,11 @@ from optpipe.core.measurement import LoadSpec, Measurement
 from optpipe.core.precision import CALIBRATED, Budget, Precision
 from optpipe.core.quantity import format_snr
 from optpipe.core.records import json_from_record
-from optpipe.core.verdict import Verdict
 from optpipe.evaluate.evaluate import run_evaluation
+from optpipe.evaluate.recompute import recompute_accuracy
 from optpipe.evaluate.result import EvaluatedModel
 from optpipe.evaluate.tasks import TASKS, require_fitting_task
+from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.measure.int8_notes import BUDGET
 from optpipe.measure.measure import BenchPlan, prepare_subject, write_measurements
 from optpipe.measure.process import WorkerPool
@@ -53,8 +54,9 @@ from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.models.export.exported import Model, export_model, prepare_model, read_card
 from optpipe.models.inputs.task_data import load_sample_set
 from optpipe.models.stored_card import read_stored_card
+from optpipe.stats.paired import CONFIDENCE
 from optpipe.stats.ratio import Change
-from optpipe.workspace.entry import Entry
+from optpipe.workspace.entry import Entry, Run, load_run
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.runs import OpenRun, finish_run, open_run
 from optpipe.workspace.store import Store
@@ -374,7 +376,12 @@ def judge_builds(
             only=entries,
             truncate=truncate,
         )
-        accuracy = {row.artifact: _judge_drop(row) for row in found.results if row.artifact}
+        run, task = load_run(Path(found.run_dir)), TASKS[Task(found.task)]
+        accuracy = {
+            row.artifact: _judge_drop(row, budget, run, task, len(entries))
+            for row in found.results
+            if row.artifact
+        }
         judged_on = f"{found.dataset.describe()} of {found.dataset.name}"
     elif whole:
         for each in whole:
@@ -400,13 +407,23 @@ def judge_builds(
     ], judged_on
 
 
-def _judge_drop(row: EvaluatedModel) -> CandidateAccuracy:
-    keeps = {Verdict.PASS: True, Verdict.FAIL: False}.get(row.verdict) if row.verdict else None
-    judged = row.scores.scores[0] if row.scores else row.accuracy
-    drop, interval = (judged.drop, judged.drop_ci) if judged else (None, None)
-    return CandidateAccuracy(
-        keeps, drop, interval, row.snr_db, row.calibrated_on / max(row.samples, 1)
-    )
+def _judge_drop(
+    row: EvaluatedModel, budget: Budget, run: Run, task: TaskContract, builds: int
+) -> CandidateAccuracy:
+    """By the interval of the drop that holds for all `builds` together, since one of them is chosen by it (Bonferroni)."""
+    share = row.calibrated_on / max(row.samples, 1)
+    confidence = 1 - (1 - CONFIDENCE) / builds
+    figures = recompute_accuracy(run, row.artifact, confidence) if row.drop_ci else {}
+    seen = figures.get("drop")
+    if seen is None or seen.low is None or seen.high is None:
+        return CandidateAccuracy(None, snr_db=row.snr_db, calibrated_share=share)
+    limit, keeps = budget.limit / 100, None
+    if seen.high + task.bound_hidden_loss(row) <= limit:
+        keeps = True
+    elif seen.low > limit:
+        keeps = False
+    interval = seen.low, seen.high
+    return CandidateAccuracy(keeps, float(seen.value), interval, row.snr_db, share)
 
 
 def plan_candidates(

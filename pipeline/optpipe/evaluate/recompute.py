@@ -29,14 +29,7 @@ def observe_accuracy(
 
     An evaluation on the whole validation set of the model's card precedes those on other data.
     """
-    evaluations = [
-        run for run in newest_runs(runs, "evaluate") if build.artifact in run.manifest.parents
-    ]
-    found = [(run, read_evaluation(run).dataset) for run in evaluations]
-    validation = next((dataset.sha256 for _, dataset in found if dataset.validation), None)
-    for run, _ in sorted(found, key=lambda each: each[1].sha256 != validation):
-        if has_evaluated_other_file(run, build):
-            continue
+    for run in rank_evaluations(runs, build):
         caps = () if run.info.trained else (RANDOM_WEIGHTS,)
         if figures := recompute_accuracy(run, build.artifact, confidence):
             widened = {
@@ -48,6 +41,38 @@ def observe_accuracy(
                 for name, figure in widened.items()
             }
     return {}
+
+
+def rank_evaluations(runs: Sequence[Run], build: JudgedBuild) -> list[Run]:
+    """The evaluations of the build's file; the first with predictions is judged."""
+    evaluations = [
+        run for run in newest_runs(runs, "evaluate") if build.artifact in run.manifest.parents
+    ]
+    found = [(run, read_evaluation(run).dataset) for run in evaluations]
+    validation = next((dataset.sha256 for _, dataset in found if dataset.validation), None)
+    ranked = sorted(found, key=lambda each: each[1].sha256 != validation)
+    return [run for run, _ in ranked if not has_evaluated_other_file(run, build)]
+
+
+def identify_data(run: Run) -> tuple[str, str]:
+    """What an evaluation drew: its samples and the task that scores them. The same samples again are no new draw."""
+    evaluated = read_evaluation(run)
+    return evaluated.dataset.sha256, evaluated.task
+
+
+def count_evaluated_together(
+    judged: Sequence[Run], evaluated: Sequence[Run], build: JudgedBuild
+) -> int:
+    """The number of builds among which the evaluation may have chosen this one: those in any of its evaluations on the judged data.
+
+    `judged` are the runs that may be judged, `evaluated` all evaluations of the build.
+    """
+    first = next(iter(rank_evaluations(judged, build)), None)
+    if first is None:
+        return 1
+    same = [run for run in evaluated if identify_data(run) == identify_data(first)]
+    builds = {row.artifact for run in same for row in read_evaluation(run).results if row.artifact}
+    return max(1, len(builds))
 
 
 def has_evaluated_other_file(run: Run, build: JudgedBuild) -> bool:

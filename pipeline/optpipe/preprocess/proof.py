@@ -514,6 +514,18 @@ def is_proof_for(record: PreprocessRecord, build: JudgedBuild) -> bool:
     return record.model == build.model and record.model_sha256 in (None, build.model_sha256)
 
 
+def is_proof_run(run: Run, build: JudgedBuild) -> bool:
+    if run.kind != "preprocess":
+        return False
+    return is_proof_for(record_from_files(run.files, PREPROCESSING, PreprocessRecord), build)
+
+
+def identify_images(run: Run) -> tuple[str, ...]:
+    """The images that a proof drew; the same images again are no new draw."""
+    record = record_from_files(run.files, PREPROCESSING, PreprocessRecord)
+    return record.images.folder, *read_rows(run.files)["image"]
+
+
 def _observe_parity(
     run: Run, record: PreprocessRecord, confidence: float
 ) -> dict[str, Observation]:

@@ -42,7 +42,12 @@ from optpipe.core.metrics.sections import (
 from optpipe.core.plan import to_command
 from optpipe.core.quantity import choose_dimension, format_quantity, share_to_text
 from optpipe.core.verdict import Blocker, Observation, ScaledTail, Tail
-from optpipe.evaluate.recompute import has_evaluated_other_file, observe_accuracy
+from optpipe.evaluate.recompute import (
+    count_evaluated_together,
+    has_evaluated_other_file,
+    identify_data,
+    observe_accuracy,
+)
 from optpipe.measure.figures import has_measured_other_file, list_artifact_measurements
 from optpipe.measure.groups import (
     ProcessGroup,
@@ -55,13 +60,13 @@ from optpipe.measure.pair import RecordedPair
 from optpipe.measure.turns import RecordedTurns, turns_from_runs
 from optpipe.measure.validity import HOST_CAUSES, WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import JudgedBuild
-from optpipe.preprocess.proof import observe_preprocessing
+from optpipe.preprocess.proof import identify_images, is_proof_run, observe_preprocessing
 from optpipe.signoff.policy import Criterion, LoadFilter, Policy
 from optpipe.stats.means import (
     MAX_RUNS,
     MIN_VALUES,
+    Look,
     OtherSpeed,
-    compute_look_confidence,
     count_runs_needed,
     predict_next_upper_bound,
 )
@@ -289,8 +294,8 @@ class BuildEvidence:
     options: Mapping[str, str] = field(default_factory=dict)
     """The policy's options, with which all of `measured` ran."""
     policy_confidence: float = 0.95
-    look: int = 1
-    """Number of sign-offs that the build can have had: its largest number of bench runs of one load."""
+    looks: Mapping[str, Look] = field(default_factory=dict)
+    """By kind of evidence: the kinds of runs, `build` for comparisons of outputs, and `regression`; a kind that is absent had one."""
 
     def list_environments(self) -> list[Environment]:
         """Of every comparison in turns and every measurement, the newest measurement last."""
@@ -299,9 +304,12 @@ class BuildEvidence:
             *(one.environment for one in self.measured),
         ]
 
-    @property
-    def confidence(self) -> float:
-        return compute_look_confidence(self.policy_confidence, self.look)
+    def find_look(self, kind: str) -> Look:
+        return self.looks.get(kind, Look())
+
+    def find_confidence(self, kind: str) -> float:
+        """The confidence that the looks at this kind of evidence leave."""
+        return self.find_look(kind).compute_confidence(self.policy_confidence)
 
 
 def select_groups(where: LoadFilter, measured: Sequence[RecordedMeasurement]) -> list[ProcessGroup]:
@@ -326,25 +334,35 @@ def is_of_other_file(run: Run, build: JudgedBuild) -> bool:
     return run.kind in asked and asked[run.kind](run, build)
 
 
+@dataclass(frozen=True, slots=True)
+class Unjudged:
+    """What is not judged, and counts as looks all the same."""
+
+    measured: Sequence[RecordedMeasurement] = ()
+    runs: Sequence[Run] = ()
+    """Of all kinds: those before `--since` and before a preregistered policy."""
+    removed: Sequence[str] = ()
+    """Names of runs that were removed from the workspace."""
+    baselines: int = 1
+    """Baselines that were approved since the build was first measured, with the one before."""
+    verifications: int = 1
+    """Comparisons of the build's outputs with the source model's, on other samples each."""
+
+
 def evidence_from_runs(
     build: JudgedBuild,
     runs: Sequence[Run],
     policy: Policy,
-    left_out: Sequence[RecordedMeasurement] = (),
-    removed: int = 0,
-    earlier_turns: int = 0,
+    unjudged: Unjudged = Unjudged(),
 ) -> BuildEvidence:
-    """Evidence without a baseline.
-
-    `left_out` measurements, `removed` runs, and `earlier_turns` (runs of turns) are not judged, but count as looks.
-    """
+    """Evidence without a baseline."""
     every = tuple(list_artifact_measurements(runs, policy.confidence, build.artifact))
-    seen = Counter(
-        load for load, _ in {(one.measurement.load.key, one.run) for one in (*every, *left_out)}
-    )
     turns = tuple(turns_from_runs(runs, build.artifact))
-    look = max(1, len(turns) + earlier_turns, *seen.values()) + removed
-    confidence = compute_look_confidence(policy.confidence, look)
+    looks = count_looks(build, runs, every, unjudged)
+
+    def find_confidence(kind: str) -> float:
+        return looks[kind].compute_confidence(policy.confidence)
+
     return BuildEvidence(
         build,
         measured=tuple(
@@ -355,14 +373,50 @@ def evidence_from_runs(
         turns=tuple(
             one for one in turns if policy.options.items() <= one.record.judged.settings.items()
         ),
-        accuracy=observe_accuracy(runs, build, confidence),
-        preprocessing=observe_preprocessing(runs, build, confidence),
-        tensor_core_share=observe_tensor_cores(runs, build, confidence),
+        accuracy=observe_accuracy(runs, build, find_confidence("evaluate")),
+        preprocessing=observe_preprocessing(runs, build, find_confidence("preprocess")),
+        tensor_core_share=observe_tensor_cores(runs, build, find_confidence("profile")),
         other_file=tuple(sorted({run.kind for run in runs if is_of_other_file(run, build)})),
         options=policy.options,
         policy_confidence=policy.confidence,
-        look=look,
+        looks=looks,
     )
+
+
+def count_looks(
+    build: JudgedBuild,
+    runs: Sequence[Run],
+    measured: Sequence[RecordedMeasurement],
+    unjudged: Unjudged,
+) -> dict[str, Look]:
+    """The looks at each kind of evidence: what was drawn again, whether it is judged or not."""
+    every = [*runs, *unjudged.runs]
+    loads = Counter(
+        load
+        for load, _ in {
+            (one.measurement.load.key, one.run) for one in (*measured, *unjudged.measured)
+        }
+    )
+    evaluated = [
+        run for run in every if run.kind == "evaluate" and build.artifact in run.manifest.parents
+    ]
+    drawn = {
+        "bench": max(loads.values(), default=0),
+        "turns": len(list(turns_from_runs(every, build.artifact))),
+        "evaluate": len({identify_data(run) for run in evaluated}),
+        "preprocess": len({identify_images(run) for run in every if is_proof_run(run, build)}),
+        "profile": sum(
+            run.kind == "profile" and build.artifact in run.manifest.parents for run in every
+        ),
+        "build": unjudged.verifications,
+    }
+    removed = Counter(name.partition("-")[0] for name in unjudged.removed)
+    looks = {kind: Look(max(1, count + removed[kind])) for kind, count in drawn.items()}
+    builds = count_evaluated_together(runs, evaluated, build)
+    return looks | {
+        "evaluate": replace(looks["evaluate"], builds=builds),
+        "regression": Look(looks["bench"].number + max(0, unjudged.baselines - 1)),
+    }
 
 
 def observe_groups(
@@ -427,7 +481,7 @@ def observe_group(
     about = describe_group(group, evidence.measured, name)
     group = group.keep_requested(name)
     blockers, source = find_blockers(group, evidence), group.newest.run
-    found = group.estimate(name, evidence.confidence, evidence.policy_confidence)
+    found = group.estimate(name, evidence.find_confidence("bench"), evidence.policy_confidence)
     if found is None:
         # without VALID processes the blockers give the reason
         missing = (_explain_missing_figure(group, name, evidence),) if group.valid else ()
@@ -477,7 +531,7 @@ def observe_group(
         return seen
     # a process that needs more memory ends a service: judge the largest, up to the bound for the next process
     # those that were left out need it too
-    bound, peak = predict_next_upper_bound(values, evidence.confidence), max(values)
+    bound, peak = predict_next_upper_bound(values, evidence.find_confidence("bench")), max(values)
     others = (read_raw_value(one, name) for one in group.tries)
     known = max(peak, *(each for each in others if each is not None))
     about += "; the peak, with a margin for one more process"

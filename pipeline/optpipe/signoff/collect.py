@@ -66,7 +66,7 @@ from optpipe.workspace.file_names import (
 )
 from optpipe.workspace.files import write_bytes, write_json
 from optpipe.workspace.runs import REMOVED, list_runs
-from optpipe.workspace.seal import find_approved_baseline
+from optpipe.workspace.seal import count_baselines, find_approved_baseline
 from optpipe.workspace.store import NOTES, Store
 
 LARGEST_TABLE_BYTES = 1024 * 1024
@@ -152,14 +152,14 @@ def collect_evidence(
                     whole=False,
                 )
     (folder / POLICY).write_bytes(wanted.policy.source)
-    mine = (
+    mine = [
         run for run in runs_from_files(Files(folder), "runs") if entry.id in run.manifest.parents
-    )
+    ]
     removed = (
-        run
-        for run in runs_from_files(Files(store.workspace), REMOVED)
-        if run.kind in ("bench", "turns")
+        run for run in runs_from_files(Files(store.workspace), REMOVED) if run.kind in JUDGED_RUNS
     )
+    about = dict.fromkeys(JUDGED_RUNS, entry.id) | {"preprocess": entry.manifest.parents[0]}
+    benched = [run.manifest.started_utc for run in mine if run.kind == "bench"]
     request = DossierRequest(
         model=entry.info.model,
         artifact=entry.id,
@@ -174,7 +174,9 @@ def collect_evidence(
         measurements={
             run.name: run.info.measurements or 0 for run in mine if run.kind in ("bench", "turns")
         },
-        removed=tuple(run.name for run in removed if entry.id in run.manifest.parents),
+        removed=tuple(run.name for run in removed if about[run.kind] in run.manifest.parents),
+        baselines=count_baselines(baseline.folder, min(benched, default=None)) if baseline else 1,
+        verifications=max(1, len(checked)),
         other_file=other_file,
         network=network,
         baseline_network=approved.network if approved else None,

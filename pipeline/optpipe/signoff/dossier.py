@@ -74,7 +74,11 @@ class DossierRequest:
     measurements: Mapping[str, int] = field(default_factory=dict)
     """Number of measurements in each bench run of the artifact, by the run's name, so that a deleted one is noticed."""
     removed: tuple[str, ...] = ()
-    """Bench runs of the artifact that were removed from the workspace before."""
+    """Runs of the artifact that were removed from the workspace before."""
+    baselines: int = 1
+    """Baselines that the artifact was compared with: those approved since it was first measured, and the one before."""
+    verifications: int = 1
+    """Comparisons of the artifact's outputs with the source model's in the workspace."""
     other_file: tuple[str, ...] = ()
     """Bench runs of another file under the artifact's id, which are not in the dossier."""
     network: str | None = None

@@ -167,7 +167,7 @@ def _observe_paired_loss(
     mean = mean_from_runs(runs, [each for each, run in zip(first, losses, strict=True) if run])
     if mean is None or count < SMALLEST_ROUNDS:
         return None
-    low, high = map(exp, mean.interval(evidence.confidence))
+    low, high = map(exp, mean.interval(evidence.find_confidence("regression")))
     spoilt = [
         raw
         for pair in pairs
@@ -309,7 +309,8 @@ def _observe_unpaired_loss(
     change = found.change
     if scatter is not None:
         seen = replace(seen, about=f"{seen.about}; runs of a build differ by {scatter.sd:.1%}")
-    (low, high), widened = found.interval(evidence.confidence, evidence.policy_confidence)
+    confidence = evidence.find_confidence("regression")
+    (low, high), widened = found.interval(confidence, evidence.policy_confidence)
     return replace(
         seen,
         about="; ".join(filter(None, (seen.about, widened))),
@@ -362,7 +363,7 @@ def observe_speedup(
     mean, count = mean_from_runs(runs), sum(map(len, runs))
     if mean is None or count < SMALLEST_ROUNDS:
         return Blocker(f"{count} rounds in turns, {SMALLEST_ROUNDS} needed", command)
-    value, bounds = exp(mean.value), mean.interval(evidence.confidence)
+    value, bounds = exp(mean.value), mean.interval(evidence.find_confidence("turns"))
     speed = OtherSpeed(count)
     (low, high), widened = speed.widen(
         value, (exp(bounds[0]), exp(bounds[1])), evidence.policy_confidence
@@ -403,9 +404,9 @@ def observe(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observati
     narrow, fix = (
         suggest(criterion.section, evidence.build) for suggest in (suggest_narrowing, suggest_fix)
     )
+    confidence = evidence.find_confidence(find_kind_of_look(criterion.section))
     more = [
-        each.to_narrow or narrow + _suggest_count(criterion, each, evidence.confidence)
-        for each in found
+        each.to_narrow or narrow + _suggest_count(criterion, each, confidence) for each in found
     ]
     return [
         replace(each, to_narrow=text, to_fix=fix) for each, text in zip(found, more, strict=True)
@@ -574,3 +575,8 @@ DOCUMENTS: Mapping[str, Mapping[str, type]] = {
 def find_kind(section: str) -> str:
     """The kind of run that shows a section's figures."""
     return str(SECTIONS[section].evidence)
+
+
+def find_kind_of_look(section: str) -> str:
+    """The key of `BuildEvidence.looks`: a newly approved baseline is another look at regressions alone."""
+    return section if section == "regression" else find_kind(section)

@@ -38,23 +38,23 @@ from optpipe.measure.groups import (
 )
 from optpipe.measure.int8_notes import list_int8_notes
 from optpipe.measure.pair import pairs_from_runs
-from optpipe.measure.turns import turns_from_runs
 from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.report.document import format_observed
 from optpipe.signoff.build_evidence import (
     BuildEvidence,
+    Unjudged,
     evidence_from_runs,
     select_groups,
     suggest_build,
     suggest_build_again,
 )
 from optpipe.signoff.dossier import Dossier, DossierRequest, split_runs
-from optpipe.signoff.evidence import observe
+from optpipe.signoff.evidence import find_kind_of_look, observe
 from optpipe.signoff.loosened import list_loosened
 from optpipe.signoff.policy import Criterion, LoadFilter, Policy
 from optpipe.stats.means import (
+    Look,
     OtherSpeed,
-    compute_look_confidence,
     compute_t_quantile,
     reject_by_holm,
 )
@@ -65,14 +65,14 @@ from optpipe.workspace.file_names import BUILDS
 def judge_criteria(
     observed: Sequence[tuple[Criterion, Sequence[Observation] | Blocker]],
     confidence: float,
-    look: int = 1,
+    looks: Mapping[str, Look] | None = None,
 ) -> list[CriterionResult]:
     """Judges all criteria; the worst observation of a criterion decides it.
 
     PASS needs each interval alone: all limits must hold, so no correction is needed (Berger, Technometrics 24, 1982). FAIL needs
-    Holm's procedure over all observations to reject the limit at half of the error that the confidence leaves to this `look`.
+    Holm's procedure over all observations, with each p-value multiplied by the parts of its look (`looks` by `find_kind_of_look`):
+    the smallest such value over all looks is a p-value itself, so that the procedure holds over all looks of all kinds.
     """
-    confidence = compute_look_confidence(confidence, look)
     every = [
         (criterion, one)
         for criterion, found in observed
@@ -80,7 +80,16 @@ def judge_criteria(
         for one in found
     ]
     p_values = [
-        (id(one), _compute_p_value(criterion, one, confidence, look)) for criterion, one in every
+        (
+            id(one),
+            _compute_p_value(
+                criterion,
+                one,
+                confidence,
+                (looks or {}).get(find_kind_of_look(criterion.section), Look()),
+            ),
+        )
+        for criterion, one in every
     ]
     tests = [(name, p) for name, p in p_values if p is not None]
     rejected = reject_by_holm([p for _, p in tests], (1 - confidence) / 2)
@@ -117,11 +126,11 @@ def _judge_criterion(
 
 
 def _compute_p_value(
-    criterion: Criterion, seen: Observation, confidence: float, look: int
+    criterion: Criterion, seen: Observation, confidence: float, look: Look
 ) -> float | None:
-    """The probability of a figure this far beyond the limit if the limit were true; None for exact figures.
+    """The probability of a figure this far beyond the limit over all looks if the limit were true; None for exact figures.
 
-    Repeated looks do not make it likelier that all processes ran at one speed, so later looks add only a part of that error.
+    Repeated looks do not make it likelier that all processes ran at one speed, so that error counts once.
     """
     if seen.blockers or criterion.sense is Sense.EQUALS or isinstance(seen.value, str):
         return None
@@ -131,7 +140,8 @@ def _compute_p_value(
     distance = criterion.measure_distance(float(seen.value))
     speed = OtherSpeed(seen.processes, seen.left_out, seen.left_out_gap)
     unseen = speed.compute_p_value(distance) if seen.processes else 0.0
-    return unseen / (look * (look + 1)) + _compute_tail(criterion, seen, confidence)
+    tail = _compute_tail(criterion, seen, look.compute_confidence(confidence))
+    return min(1.0, unseen + look.parts * tail)
 
 
 def _compute_tail(criterion: Criterion, seen: Observation, confidence: float) -> float:
@@ -262,7 +272,7 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
     observed = [(each, observe(each, evidence)) for each in policy.criteria]
     found = [
         *_judge_trust(dossier, evidence),
-        *judge_criteria(observed, policy.confidence, evidence.look),
+        *judge_criteria(observed, policy.confidence, evidence.looks),
     ]
     require_waivable(request.waivers, policy)
     criteria = tuple(replace(one, waived=request.waivers.get(one.name)) for one in found)
@@ -292,7 +302,7 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
                 build,
                 dossier.runs,
                 loads,
-                evidence.confidence,
+                evidence.find_confidence("evaluate"),
                 _find_drop_limit(policy),
             ),
             _note_look(evidence),
@@ -301,7 +311,8 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
         expires_if=tuple(_list_expiry(evidence)),
         runs=tuple(sorted({one.run for one in evidence.measured})),
         groups=tuple(
-            summarize_group(group, evidence.confidence, policy.confidence) for group in groups
+            summarize_group(group, evidence.find_confidence("bench"), policy.confidence)
+            for group in groups
         ),
         since=request.since,
         runs_left_out=tuple(sorted({one.run for one in left_out})),
@@ -323,21 +334,42 @@ def _find_drop_limit(policy: Policy) -> float | None:
 
 
 def _note_look(evidence: BuildEvidence) -> Note:
-    look, error = evidence.look, 100 * (1 - evidence.policy_confidence)
-    counted = f" ({look} bench run{'s' if look > 1 else ''} of one load)"
-    if evidence.turns and len(evidence.turns) >= look:
-        counted = f" ({look} comparison{'s' if look > 1 else ''} in turns)"
-    elif not evidence.measured:
-        counted = ""
+    error = 100 * (1 - evidence.policy_confidence)
+    said = "; ".join(_describe_looks(evidence))
     message = (
-        f"this is sign-off {look} of this build{counted}, judged at a confidence of {100 * evidence.confidence:.4g}%. Over all its"
-        f" sign-offs, a build exactly on a limit wrongly passes in at most {error / 2:.3g}% of cases, and wrongly fails in at most"
-        f" {error / 2:.3g}%, if processes differ by chance or have a second speed at most 5% away"
+        f"each kind of evidence has its own looks: {said or 'none was judged'}. Over all of them, a build exactly on a limit"
+        f" wrongly passes in at most {error / 2:.3g}% of cases, and wrongly fails in at most {error / 2:.3g}%, if processes and samples"
+        " differ by chance, and a second speed is at most 5% away"
     )
-    stricter = f"each further sign-off needs stronger evidence: the k-th may err in {error:.3g}% / (k (k + 1)) of cases"
+    stricter = f"each further look needs stronger evidence: the k-th may err in {error:.3g}% / (k (k + 1)) of cases"
     return Note(
         "look", message, f"measure enough processes in one run (`bench --processes N`); {stricter}"
     )
+
+
+def _describe_looks(evidence: BuildEvidence) -> Iterator[str]:
+    """One phrase for each kind of evidence that was judged: `accuracy, look 2 (2 sets of samples), at 99.17%`."""
+    baselines = evidence.find_look("regression").number - evidence.find_look("bench").number + 1
+    approved = f" and {baselines} baselines" if baselines > 1 else ""
+    kinds = (
+        ("measurements", "bench", "bench run", " of one load", evidence.measured),
+        ("regression", "regression", "bench run", f" of one load{approved}", evidence.baseline),
+        ("speedup", "turns", "comparison", " in turns", evidence.turns),
+        ("accuracy", "evaluate", "set", " of samples", evidence.accuracy),
+        ("preprocessing", "preprocess", "set", " of images", evidence.preprocessing),
+        ("Tensor Cores", "profile", "profile", "", evidence.tensor_core_share),
+        ("outputs", "build", "set", " of samples", evidence.outputs),
+    )
+    for name, kind, what, of, judged in kinds:
+        look = evidence.find_look(kind)
+        if not judged:
+            continue
+        count = evidence.find_look("bench").number if kind == "regression" else look.number
+        why = f"{count} {what}{'s' if count > 1 else ''}{of}"
+        if look.builds > 1:
+            why += f", on which {look.builds} builds were evaluated"
+        level = 100 * look.compute_confidence(evidence.policy_confidence)
+        yield f"{name}, look {look.number} ({why}), at {level:.4g}%"
 
 
 def _note_policy(dossier: Dossier) -> Iterator[Note]:
@@ -391,7 +423,7 @@ def _note_left_out(
         )
         yield Note("since", message, "omit --since to judge all runs")
     if count := len(request.removed):
-        what = f"{count} bench run{'s' if count > 1 else ''} of this build {'were' if count > 1 else 'was'} removed"
+        what = f"{count} run{'s' if count > 1 else ''} of this build {'were' if count > 1 else 'was'} removed"
         message = f"{what} and not judged: {', '.join(request.removed)}"
         yield Note("removed-runs", message, "judge the build on a workspace with all of its runs")
     if names := request.other_file:
@@ -424,16 +456,12 @@ def _gather_evidence(dossier: Dossier, left_out: Sequence[RecordedMeasurement]) 
     approved = list_artifact_measurements(
         dossier.baseline_runs, confidence, request.baseline_artifact
     )
-    evidence = evidence_from_runs(
-        build,
-        dossier.runs,
-        dossier.policy,
-        left_out,
-        len(request.removed),
-        len(list(turns_from_runs(dossier.earlier_runs, build.artifact))),
+    unjudged = Unjudged(
+        left_out, dossier.earlier_runs, request.removed, request.baselines, request.verifications
     )
-    checked = dossier.verification
-    outputs = {} if checked is None else observe_outputs(checked, build, evidence.confidence)
+    evidence = evidence_from_runs(build, dossier.runs, dossier.policy, unjudged)
+    checked, of_outputs = dossier.verification, evidence.find_confidence("build")
+    outputs = {} if checked is None else observe_outputs(checked, build, of_outputs)
     trajectory = () if checked is None else checked.info.trajectory
     states = {each.name: outputs.pop(each.name) for each in trajectory if each.name in outputs}
     return replace(

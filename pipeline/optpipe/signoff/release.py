@@ -474,7 +474,8 @@ def audit_dossier(
     names = {path.name for path in _measure(drawn, (), wanted, judged, model, store, listener)}
     runs = [run for run in list_runs(store.workspace) if run.name in names]
     evidence = evidence_from_runs(judged_build_from_entry(judged), runs, policy)
-    found = judge_criteria([(each, observe(each, evidence)) for each in drawn], policy.confidence)
+    observed = [(each, observe(each, evidence)) for each in drawn]
+    found = judge_criteria(observed, policy.confidence, evidence.looks)
     then = next(
         (run.manifest.environment for run in dossier.runs if run.name in verdict.runs), None
     )

@@ -185,11 +185,34 @@ def count_runs_needed(
 
 
 def compute_look_confidence(confidence: float, look: int) -> float:
-    """The confidence of an interval at the `look`-th time, so that all looks together err no more often than 1 − `confidence`.
+    """The confidence of an interval at the `look`-th time, so that all looks together err no more often than 1 − `confidence`."""
+    return Look(look).compute_confidence(confidence)
 
-    Shares of 1 / (k (k + 1)) add up to 1 over all k, so looking until a verdict is decided gains nothing.
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Which of a build's tests on one kind of evidence this is, and out of how many builds it was chosen by that evidence.
+
+    Each test spends a part of the error. The k-th gets 1 / (k (k + 1)), which adds up to 1 over all k, so that looking until a
+    verdict is decided gains nothing (spending of errors: Lan & DeMets, Biometrika 70, 1983; for tests without a planned end: Foster
+    & Stine, Journal of the Royal Statistical Society B 70, 2008). Builds that were evaluated together share their part equally, so
+    that the best of them gains nothing either (Bonferroni; on the bias of selection: Cawley & Talbot, Journal of Machine Learning
+    Research 11, 2010).
+
+    >>> Look(2).compute_confidence(0.95), Look(1, builds=16).parts
+    (0.9916666666666667, 32)
     """
-    return 1 - (1 - confidence) / (look * (look + 1))
+
+    number: int = 1
+    builds: int = 1
+
+    @property
+    def parts(self) -> int:
+        """The error is divided by it."""
+        return self.number * (self.number + 1) * self.builds
+
+    def compute_confidence(self, confidence: float) -> float:
+        return 1 - (1 - confidence) / self.parts
 
 
 def subtract_means(new: Mean, old: Mean) -> Mean:

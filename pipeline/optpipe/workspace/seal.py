@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -294,6 +295,23 @@ class Approved:
     """The model's ID; empty if the workspace does not have the model."""
     network: str | None = None
     """`network` of its request."""
+    earlier_utc: tuple[str, ...] = ()
+    """When the model's former baselines were approved."""
+
+
+def count_baselines(folder: Path, since_utc: str | None) -> int:
+    """The number of baselines in the place of `folder` that a build first measured at `since_utc` can be compared with.
+
+    These are the baseline of that time, and all that were approved later; 1 for None.
+    """
+    path = folder.with_name(f"{folder.name}.json")
+    if since_utc is None or not path.is_file():
+        return 1
+    note = read_record(path, Approved)
+    since = datetime.fromisoformat(since_utc)
+    times = [*note.earlier_utc, note.approved_utc]
+    later = sum(datetime.fromisoformat(each) > since for each in times)
+    return later + (later < len(times))
 
 
 def find_approved_baseline(
@@ -347,6 +365,11 @@ def store_baseline(
     model, network = str(request["model"]), request.get("network")
     own = hash_value([model, content or network])[:ID_LENGTH]
     target = workspace / BASELINES / f"{make_file_name(model)}.{own}"
+    path = target.with_name(f"{target.name}.json")
+    former = read_record(path, Approved) if path.is_file() else None
+    earlier = () if former is None else former.earlier_utc
+    if former is not None and former.dossier != files.folder.name:
+        earlier = (*earlier, former.approved_utc)
     with Store(workspace).scratch("baseline") as scratch:
         for name in list_files(files.folder):
             write_bytes(scratch / "new" / name, files.read(name))
@@ -355,7 +378,13 @@ def store_baseline(
             target.rename(scratch / "old")
         (scratch / "new").rename(target)
     note = Approved(
-        get_utc_time("microseconds"), files.folder.name, because, model, content, network
+        get_utc_time("microseconds"),
+        files.folder.name,
+        because,
+        model,
+        content,
+        network,
+        earlier,
     )
-    write_bytes(target.parent / f"{target.name}.json", json_from_record(note))
+    write_bytes(path, json_from_record(note))
     return target

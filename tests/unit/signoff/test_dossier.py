@@ -231,7 +231,7 @@ def test_a_regression_against_the_approved_baseline(workspace, sign_off):
     slower, folder = sign_off(REGRESSION, "fourth")
     assert slower.verdict is Verdict.FAIL
     look = next(one.message for one in slower.notes if one.code == "look")
-    assert look.startswith("this is sign-off 2 of this build")
+    assert "measurements, look 2 (2 bench runs of one load)" in look
     about = next(one.about for one in slower.criteria if one.name == "regression.p50.b1")
     assert " with threads=1 (5 processes)" in about
     assert check_dossier(folder).problems == ()

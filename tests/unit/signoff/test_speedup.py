@@ -72,7 +72,7 @@ def test_runs_in_turns_are_pooled_and_each_counts_as_a_look(workspace, sign_off)
     workspace.turns(fp32, int8, seed=2)
     record, found, _ = sign_off(POLICY % "1.2", "two")
     assert found[NAME].about.split("; ")[1].startswith("10 rounds")
-    assert "sign-off 2" in next(note.message for note in record.notes if note.code == "look")
+    assert "speedup, look 2" in next(note.message for note in record.notes if note.code == "look")
     assert once.ci != found[NAME].ci
 
 

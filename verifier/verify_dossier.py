@@ -130,6 +130,7 @@ STATED = {
 }
 UNTRAINED = "random", "unknown"
 MAX_SHARE_ELSEWHERE = 0.01  # §8.3
+REQUIRED_SHARE = 0.8  # §8.3
 LIMITS = {
     "max_cv": 0.025,
     "max_drift": 0.025,
@@ -1904,6 +1905,10 @@ def read_builds(at):
             share = info.precision_proof.share
             shares = [*share.macs.values(), *share.layers.values()]
             at.check(all(0 <= each <= 1 for each in shares), f"{place}: shares not from 0 to 1")
+            counts = [each.count for each in share.get("unknown", ())]
+            at.check(
+                all(each >= 1 for each in counts), f"{place}: products of unknown cost below 1"
+            )
         elif build.kind == "model" and "default" not in (
             asked := recipe.get("model", {}).get("weights", {})
         ):
@@ -2988,9 +2993,11 @@ def observe(criterion, at):
         facts = {one.get(key, "none"): run for one, run in known}
         return [Seen(value, None, False, run) for value, run in facts.items()]
     if section in ("precision", "size"):
-        share = info.precision_proof.share
-        value = at.build.size if section == "size" else (share.macs or share.layers).get(key, 0.0)
-        return [Seen(float(value), None, False, f"builds/artifact-{at.id}/manifest.json")]
+        place, value, ci = f"builds/artifact-{at.id}/manifest.json", at.build.size, None
+        if section == "precision":
+            value, *ci = bound_share(info.precision_proof.share, key)
+            ci = ci if ci[0] < ci[1] else None
+        return [Seen(float(value), ci, False, place)]
     if section == "outputs":
         kept = {
             output: each for (output, steps), each in at.outputs.items() if steps == criterion.steps
@@ -3109,28 +3116,45 @@ def judge(criterion, found, rejected):
     }
 
 
-def is_precision_trusted(info, policy):
-    """Proven, or of a share for which the policy has a limit; FP32 and TF32 are never shares."""
+def bound_share(share, kind):  # §8.3
+    """The share of a type, and the lowest and highest that are possible with products of unknown cost or type."""
+    known, unknown = share.macs or share.layers, share.get("unknown", ())
+    value = low = known.get(kind, 0.0)
+    high = min(value + known.get("unattributed", 0.0), 1.0)
+    others = any(each.type != kind for each in unknown)
+    same = any(each.type in (kind, "unattributed") for each in unknown)
+    if unknown and not share.macs:
+        low, high = float(not others), float(same)
+        return (low if low == high else value), low, high
+    return value, 0.0 if others else low, 1.0 if same else high
+
+
+def judge_precision(info, policy):
+    """FP32 and TF32 hold for every MAC, others for a share; a policy may state which is enough."""
     proof, wanted = info.precision_proof, info.precision
-    stated = any(
+    whole = wanted in ("fp32", "tf32")
+    stated = not whole and any(
         criterion.section == "precision" and criterion.key == wanted for criterion in policy
     )
-    share = (proof.share.macs or proof.share.layers).get(wanted, 0.0)
+    if not (proof.share.macs or proof.share.layers or proof.share.get("unknown")):
+        return INCONCLUSIVE
+    known = (proof.share.macs or proof.share.layers).get(wanted, 0.0)
+    _, low, high = bound_share(proof.share, wanted)
+    required = (1.0 if whole else REQUIRED_SHARE) - 1e-12
     placed = not proof.placement or proof.placement.share <= MAX_SHARE_ELSEWHERE
-    return proof.proven or (stated and placed and share > 0 and wanted not in ("fp32", "tf32"))
+    if (proof.proven and placed and low >= required) or (stated and placed and known > 0):
+        return PASS
+    return INCONCLUSIVE if placed and low < required <= high else FAIL
 
 
 def judge_trust(at, policy):
-    checked, info, proof = at.verification, at.build.info, at.build.info.precision_proof
+    checked, info = at.verification, at.build.info
     same = checked and checked.recipe.get("artifact", {}).get("sha256") == at.build.engine
     machines = {str(one.machine) for one in (*at.measured, *at.turns)}
     alone = len(machines) == 1 and (keep_valid(at.measured) or at.turns)
-    counted = proof.share.macs or proof.share.layers
     return {
         "trust.weights": PASS if info.weights.source not in UNTRAINED else INCONCLUSIVE,
-        "trust.precision": (PASS if is_precision_trusted(info, policy) else FAIL)
-        if counted
-        else INCONCLUSIVE,
+        "trust.precision": judge_precision(info, policy),
         "trust.outputs": {True: PASS, False: FAIL}.get(
             checked.info.passed if same else None, INCONCLUSIVE
         ),

@@ -17,7 +17,7 @@ from optpipe.backends.plain_session import mark_source
 from optpipe.core.card import TensorSpec
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, StageError, first_line
-from optpipe.core.precision import LayerType, Precision
+from optpipe.core.precision import UNATTRIBUTED, LayerType, Precision
 
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "int8", "f64": "fp64"}
 """optpipe's names of OpenVINO's types."""
@@ -81,7 +81,7 @@ def read_layers(
 ) -> tuple[LayerType, ...]:
     """The layers of the graph, each with the type in which the compiled model computes it.
 
-    A layer with MACs that the compiled model does not name has the type `unknown`; another that was fused into its neighbors is left out.
+    A product that the compiled model does not name is unattributed; another layer that was fused into its neighbors is left out.
     """
     types = read_compiled_types(compile_model(path, request.precision, options))
     graph = load_onnx(request.graph)
@@ -90,8 +90,8 @@ def read_layers(
     for layer in layers_from_onnx(graph, request.card.inputs):
         names = (layer.name, *outputs.get(layer.name, ()))
         kind = next((types[name] for name in names if name in types), None)
-        if kind is not None or layer.macs:
-            layers.append(replace(layer, type=kind or "unknown"))
+        if kind is not None or layer.macs != 0:
+            layers.append(replace(layer, type=kind or UNATTRIBUTED))
     return tuple(layers)
 
 

@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optpipe.backends.base import MarkedNetwork, Run
 from optpipe.backends.graph_names import NameGiver, iterate_graphs, rename_some_values
+from optpipe.backends.onnx_products import (
+    QUANTIZES_ITS_DATA,
+    GraphTypes,
+    count_node_macs,
+    describe_stored_weights,
+    find_product_type,
+    standardize_for_inference,
+)
 from optpipe.core import np, onnx
 from optpipe.core.card import InputSpec
 from optpipe.core.precision import LayerType, Precision
@@ -19,33 +27,13 @@ if TYPE_CHECKING:
 
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators that get Q/DQ pairs; their second input is the weight."""
-_CONVOLUTIONS = {
-    "Conv",
-    "FusedConv",
-    "QLinearConv",
-    "ConvInteger",
-    "NhwcFusedConv",
-    "QLinearConvTranspose",
-}
-_PRODUCTS = {
-    "MatMul",
-    "FusedMatMul",
-    "QLinearMatMul",
-    "MatMulInteger",
-    "MatMulIntegerToFloat",
-    "QGemm",
-    "Gemm",
-    "FusedGemm",
-    "DynamicQuantizeMatMul",
-}
-_RECURRENT = {"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"}
-_QUANTIZES_ITS_DATA = {"DynamicQuantizeMatMul", "DynamicQuantizeLSTM"}
-"""Operators that quantize floating-point data to INT8 and compute in INT8."""
 QUANTIZED = {
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger",
-    "MatMulIntegerToFloat", "QLinearAdd", "QGemm", *_QUANTIZES_ITS_DATA,
+    "MatMulIntegerToFloat", "QLinearAdd", "QGemm", "QAttention", "MatMulInteger16", "QLinearMul", "QLinearSigmoid",
+    "QLinearSoftmax", "QLinearConcat", "QLinearLeakyRelu", "QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearWhere",
+    "QLinearReduceMean", *QUANTIZES_ITS_DATA,
 }  # fmt: skip
-"""A graph with any of these is quantized already."""
+"""Operators of quantized graphs. One whose only such operator dequantizes weights is not quantized: `is_weight_only`."""
 HALF_TYPES = {"fp16": 10, "bf16": 16}
 """ONNX's numbers for the half-precision types."""
 _NO_ARITHMETIC = {
@@ -64,7 +52,6 @@ _KEEPS_VALUES = {
     "Transpose",
     "Unsqueeze",
 }
-_WEIGHT_POSITION = {"QLinearConv": 3, "QLinearMatMul": 3, "QGemm": 3}
 
 
 @dataclass(frozen=True)
@@ -143,7 +130,7 @@ def find_selected_outputs(path: Path) -> frozenset[str]:
 
 def is_quantized_dynamically(path: Path) -> bool:
     found = find_quantized_operators(load_onnx(path, weights=False))
-    return bool({"DynamicQuantizeLinear", *_QUANTIZES_ITS_DATA} & set(found))
+    return bool({"DynamicQuantizeLinear", *QUANTIZES_ITS_DATA} & set(found))
 
 
 def find_unread_inputs(model: Any) -> frozenset[str]:
@@ -172,9 +159,34 @@ def rename_inner_twins(model: Any) -> None:
         seen |= {name for node in graph.node for name in node.output}
 
 
+def is_weight_only(model: Any) -> bool:
+    """Whether a graph has quantized weights that are dequantized for floating-point products, and no quantized data.
+
+    Such products compute in floating point, whatever the weights are stored in.
+    """
+    if find_quantized_operators(model) != ["DequantizeLinear"]:
+        return False
+    constants = {each.name for inner in iterate_graphs(model.graph) for each in inner.initializer}
+    constants |= {
+        name
+        for node in iterate_nodes(model.graph)
+        if node.op_type == "Constant"
+        for name in node.output
+    }
+    return all(
+        node.input[0] in constants
+        for node in iterate_nodes(model.graph)
+        if node.op_type == "DequantizeLinear"
+    )
+
+
 def find_own_precision(graph: Any) -> Precision | None:
-    """INT8 for a quantized graph, FP16 or BF16 if most of its weight bytes have that type, None for FP32."""
-    if find_quantized_operators(graph):
+    """INT8 for a quantized graph, FP16 or BF16 if most of its weight bytes have that type, None for FP32.
+
+    A graph of which only weights are quantized has the type of its scales, which is that of its products.
+    """
+    weight_only = is_weight_only(graph)
+    if find_quantized_operators(graph) and not weight_only:
         return Precision.INT8
     sizes: dict[str, int] = {}
     for tensor in (each for inner in iterate_graphs(graph.graph) for each in inner.initializer):
@@ -241,6 +253,27 @@ def separate_int8_constants(model: Any) -> None:
                 copy.name = node.input[at] = names.give(name)
             elif name in stored:
                 read.add(name)
+
+
+def state_zero_points(model: Any) -> None:
+    """Gives each DequantizeLinear of INT8 constants its zero point of 0, in place, in the shape of its scales.
+
+    On a CPU without VNNI, ONNX Runtime 1.31 converts such constants to unsigned (see `EXACT_SUMS`) and adds the zero point
+    itself, as a single number, which it then refuses beside scales by channel or by block.
+    """
+    names = NameGiver(model)
+    for graph in iterate_graphs(model.graph):
+        stored = {each.name: each for each in graph.initializer}
+        for node in graph.node:
+            if node.op_type != "DequantizeLinear" or (len(node.input) > 2 and node.input[2]):
+                continue
+            weight, scale = (stored.get(name) for name in node.input[:2])
+            if weight is None or scale is None or weight.data_type != onnx.TensorProto.INT8:
+                continue
+            zeros = np.zeros(tuple(scale.dims), np.int8)
+            name = names.give(f"{scale.name}_zero_point")
+            graph.initializer.append(onnx.numpy_helper.from_array(zeros, name))
+            node.input[:] = [*node.input[:2], name]
 
 
 _SIZES = {
@@ -361,11 +394,7 @@ def _is_size(name: str, readers: Mapping[str, list[Any]], functions: Mapping[str
 
 def find_compared_values(model: Any) -> dict[str, int]:
     """For each graph input that is compared with constants, such as a sampling rate: the first of them."""
-    nodes = [each for each in model.graph.node if each.op_type == "Constant"]
-    constants = {
-        node.output[0]: held.t for node in nodes for held in node.attribute if held.HasField("t")
-    }
-    constants |= {each.name: each for each in model.graph.initializer}
+    constants = _read_constants(model) | {each.name: each for each in model.graph.initializer}
     inputs, found = {each.name for each in model.graph.input}, dict[str, int]()
     for node in (each for each in model.graph.node if each.op_type == "Equal"):
         for name, other in (node.input, reversed(node.input)):
@@ -374,13 +403,6 @@ def find_compared_values(model: Any) -> dict[str, int]:
                     name, int(onnx.numpy_helper.to_array(constants[other]).reshape(-1)[0])
                 )
     return found
-
-
-class GraphTypes(NamedTuple):
-    """Element types and shapes by tensor name, for inputs of `opt` shapes."""
-
-    types: Mapping[str, str]
-    shapes: Mapping[str, tuple[int, ...]]
 
 
 def type_name_from_onnx(element_type: int) -> str:
@@ -400,6 +422,8 @@ def type_name_from_onnx(element_type: int) -> str:
 def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
     """Types and shapes of all tensors, by ONNX's shape inference for inputs of `opt` shapes."""
     fixed = _copy_for_inference(model)
+    for graph in iterate_graphs(fixed.graph):
+        standardize_for_inference(graph)
     by_name = {each.name: each for each in inputs}
     open_sizes: dict[str, int] = {}
     ambiguous: set[str] = set()
@@ -430,16 +454,12 @@ def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
             if tensor.HasField("shape") and all(dim.dim_value > 0 for dim in tensor.shape.dim):
                 shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
     for graph in iterate_graphs(model.graph):
-        nodes = (each for each in graph.node if each.op_type == "Constant")
-        constants = [
-            (node.output[0], held.t)
-            for node in nodes
-            for held in node.attribute
-            if held.HasField("t")
-        ]
-        for name, tensor in (*((each.name, each) for each in graph.initializer), *constants):
-            types[name] = type_name_from_onnx(tensor.data_type)
-            shapes[name] = tuple(tensor.dims)
+        for tensor in graph.initializer:
+            types[tensor.name] = type_name_from_onnx(tensor.data_type)
+            shapes[tensor.name] = tuple(tensor.dims)
+    for name, tensor in _read_constants(model).items():
+        types[name] = type_name_from_onnx(tensor.data_type)
+        shapes[name] = tuple(tensor.dims)
     return GraphTypes(types, shapes)
 
 
@@ -468,36 +488,50 @@ def _copy_for_inference(model: Any) -> Any:
     return copy
 
 
-def count_node_macs(node: Any, known: GraphTypes) -> int:
-    """MACs of one node; 0 if it has no matrix product or its shapes are unknown."""
-    shapes = known.shapes
-    output = shapes.get(node.output[0])
-    if node.op_type in _CONVOLUTIONS:
-        weight = shapes.get(node.input[_WEIGHT_POSITION.get(node.op_type, 1)])
-        return math.prod(output) * math.prod(weight[1:]) if output and weight else 0
-    if node.op_type == "ConvTranspose":
-        weight, data = shapes.get(node.input[1]), shapes.get(node.input[0])
-        return math.prod(data) * math.prod(weight[1:]) if data and weight else 0
-    if node.op_type in _PRODUCTS:
-        left = shapes.get(node.input[0])
-        transposed = any(each.name == "transA" and each.i for each in node.attribute)
-        return math.prod(output) * left[-2 if transposed else -1] if output and left else 0
-    if (
-        node.op_type in _RECURRENT
-    ):  # each step multiplies each sample by the weights of the input and of the state
-        data, weights = shapes.get(node.input[0]), [shapes.get(name) for name in node.input[1:3]]
-        return (
-            math.prod(data[:2]) * sum(math.prod(each) for each in weights if each)
-            if data and all(weights)
-            else 0
-        )
-    return 0
+def _read_constants(model: Any) -> dict[str, Any]:
+    """The tensors of Constant nodes by name."""
+    nodes = (each for each in iterate_nodes(model.graph) if each.op_type == "Constant")
+    return {
+        node.output[0]: held.t for node in nodes for held in node.attribute if held.HasField("t")
+    }
+
+
+def count_graph_macs(model: Any, known: GraphTypes) -> dict[str, int | None]:
+    """The MACs of each node by its name, or by its first output if it has none: see `count_node_macs`.
+
+    None also for calls of the model's own functions, and for products inside If, Loop, and Scan: how often these run is unknown.
+    """
+    functions = {(each.domain, each.name) for each in model.functions}
+    counted: dict[str, int | None] = {}
+    for depth, graph in enumerate(iterate_graphs(model.graph)):
+        for node in graph.node:
+            if not node.output:
+                continue
+            macs = count_node_macs(node, known)
+            if (macs and depth) or (node.domain, node.op_type) in functions:
+                macs = None
+            counted[node.name or node.output[0]] = macs
+    return counted
+
+
+def describe_graph_weights(model: Any) -> dict[str, str]:
+    """How the weights of products are stored, by node: `{"fc1": "int4 (block 32)"}`. Others are as they are computed."""
+    graph = OnnxGraph(model)
+    constants = {**graph.weights, **_read_constants(model)}
+    forms = {
+        node.name or node.output[0]: describe_stored_weights(node, graph.producers, constants)
+        for node in model.graph.node
+        if node.output
+    }
+    return {name: form for name, form in forms.items() if form}
 
 
 def layers_from_onnx(
     model: Any, inputs: Iterable[InputSpec], source: Any = None
 ) -> tuple[LayerType, ...]:
     """The nodes of a graph that compute, each with the type of its data input and its MACs.
+
+    The MACs are None where they are not known: see `count_graph_macs`.
 
     `source` is the graph that a runtime optimized to `model`: it has the shapes that inference loses at the runtime's operators.
     """
@@ -506,22 +540,22 @@ def layers_from_onnx(
     if source is not None:
         before = infer_graph_types(source, inputs)
         known = GraphTypes({**before.types, **known.types}, {**before.shapes, **known.shapes})
+    counted, forms = count_graph_macs(model, known), describe_graph_weights(model)
     layers = []
     for node in iterate_nodes(model.graph):
-        if node.op_type in _NO_ARITHMETIC or not node.input or not node.output:
+        name = node.name or next(iter(node.output), "")
+        macs = counted.get(name, 0)
+        if macs == 0 and (node.op_type in _NO_ARITHMETIC or not node.input or not node.output):
             continue
-        kind = (
-            "int8"
-            if node.op_type in _QUANTIZES_ITS_DATA
-            else known.types.get(node.input[0], "unknown")
-        )
-        layers.append(
-            LayerType(node.name or node.output[0], node.op_type, kind, count_node_macs(node, known))
-        )
+        if macs == 0:
+            kind, form = known.types.get(node.input[0], "unknown"), ""
+        else:
+            kind, form = find_product_type(node, known), forms.get(name, "")
+        layers.append(LayerType(name, node.op_type, kind, macs, form))
     return tuple(
         layer
         for layer in layers
-        if layer.type in ("fp32", "fp16", "bf16", "int8", "fp8", "fp64") or layer.macs
+        if layer.type in ("fp32", "fp16", "bf16", "int8", "fp8", "fp64") or layer.macs != 0
     )
 
 

@@ -33,6 +33,7 @@ from optpipe.backends.onnx_graph import (
     replace_nodes,
 )
 from optpipe.backends.onnxruntime_session import (
+    FLOAT_DATA,
     PROVIDERS,
     QDQ_AS_WRITTEN,
     REPRODUCE,
@@ -45,7 +46,7 @@ from optpipe.backends.plain_session import mark_source
 from optpipe.core import np, onnx
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
-from optpipe.core.precision import LayerType, Precision
+from optpipe.core.precision import UNATTRIBUTED, LayerType, Precision
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 
 GRAPH_FILE = "model.onnx"
@@ -138,7 +139,7 @@ class OnnxRuntime(Backend):
             request.precision is Precision.TF32
         ):  # cuDNN and cuBLAS may then use TF32 for FP32 products
             layers = tuple(
-                replace(each, type="tf32") if each.macs and each.type == "fp32" else each
+                replace(each, type="tf32") if each.macs != 0 and each.type == "fp32" else each
                 for each in layers
             )
         tensor_cores = on_gpu and may_use_tensor_cores(layers)
@@ -146,7 +147,7 @@ class OnnxRuntime(Backend):
             _find_options_to_disable(target, request, options, tensor_cores) if on_gpu else {}
         )
         options |= dict.fromkeys(switched_off, False)
-        in_int8 = any(layer.type == "int8" and layer.macs for layer in layers)
+        in_int8 = any(layer.type == "int8" and layer.macs != 0 for layer in layers)
         if request.precision is Precision.INT8 and not on_gpu and not in_int8:
             raise StageError(
                 "ONNX Runtime fused no INT8 kernels: the Q/DQ nodes would only be simulated in floating point\n"
@@ -207,7 +208,10 @@ class OnnxRuntime(Backend):
             "threads": int(options.get("threads", 0)),
             "provider": PROVIDERS[info.device],
             "provider_options": provider,
-            "session_config": {**dict([QDQ_AS_WRITTEN] if on_gpu else []), **spinning},
+            "session_config": {
+                **dict([FLOAT_DATA, *([QDQ_AS_WRITTEN] if on_gpu else [])]),
+                **spinning,
+            },
         }
         threads = options.get("threads")
         return Serving(
@@ -259,7 +263,7 @@ def may_use_tensor_cores(layers: Sequence[LayerType]) -> bool:
     plan (onnxruntime/core/providers/cuda/nn/conv.cc, the deselected numeric note TENSOR_CORE). ResNet-50's first convolution
     then takes 767 instead of 120 us at batch 64 on an H200.
     """
-    return all(layer.type != "fp32" for layer in layers if layer.macs)
+    return all(layer.type not in ("fp32", UNATTRIBUTED) for layer in layers if layer.macs != 0)
 
 
 def _find_options_to_disable(

@@ -10,7 +10,6 @@ import importlib.util
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,9 +29,9 @@ from optpipe.backends.base import (
 )
 from optpipe.backends.onnx_graph import (
     MarkedGraph,
-    count_node_macs,
+    count_graph_macs,
+    describe_graph_weights,
     infer_graph_types,
-    iterate_nodes,
     load_onnx,
 )
 from optpipe.backends.onnxruntime_session import mark_as_written
@@ -58,7 +57,7 @@ from optpipe.core import onnx
 from optpipe.core.card import InputSpec
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import MissingError, StageError
-from optpipe.core.precision import LayerType, Precision
+from optpipe.core.precision import UNATTRIBUTED, LayerType, Precision
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.files import write_bytes
@@ -378,7 +377,17 @@ _TYPES = {
     "INT4": "int4",
 }
 _METADATA = "[ONNX Layer: "
-PRODUCT_LAYERS = ("CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY")
+PRODUCT_LAYERS = (
+    "ATTENTION_INPUT",
+    "CONVOLUTION",
+    "DECONVOLUTION",
+    "EINSUM",
+    "MATRIX_MULTIPLY",
+    "MOE",
+    "PLUGIN",
+    "PLUGIN_V2",
+    "PLUGIN_V3",
+)
 _NO_ARITHMETIC = (
     "CAST",
     "CONCATENATION",
@@ -398,11 +407,12 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
 
     The MACs are those of the ONNX node of a layer; several products of one node, as in an LSTM, share them. The parser writes the
     node as `[ONNX Layer: NAME | ...]` and proceeds node by node, so a layer without a name belongs to the previous layer's node.
-    A product of an unknown node is `unattributed`: its share is not proven.
+    A product of an unknown node is unattributed and of unknown cost: no share is proven with it.
     """
     model = load_onnx(request.graph)
     known = infer_graph_types(model, request.card.inputs)
-    macs = {node.name: count_node_macs(node, known) for node in iterate_nodes(model.graph)}
+    macs = count_graph_macs(model, known)
+    stored = describe_graph_weights(model)
     parsed = [network.get_layer(index) for index in range(network.num_layers)]
     owners = [""]
     for layer in parsed:
@@ -429,21 +439,20 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
             continue
         theirs = get_enum_name(data.dtype)
         kind = _TYPES.get(theirs, theirs.lower())
-        amount = 0
+        amount: int | None = 0
         if op in PRODUCT_LAYERS:
             kind = (
                 "int8" if data.name in dequantized else "tf32" if kind == "fp32" and tf32 else kind
             )
-            amount = macs.get(owner, 0) // products[owner]
-            if owner not in macs:
-                sizes = [*layer.get_output(0).shape, layer.get_input(0).shape[-1]]
-                kind, amount = (
-                    "unattributed",
-                    prod(size for size in sizes if size > 0),
-                )  # the known sizes
+            amount = macs.get(owner)
+            if amount is not None:
+                amount //= products[owner]
+            elif owner not in macs or op.startswith("PLUGIN"):
+                kind = UNATTRIBUTED
         elif kind not in _TYPES.values():
             continue
-        layers.append(LayerType(layer.name, op, kind, amount))
+        form = stored.get(owner, "") if op in PRODUCT_LAYERS else ""
+        layers.append(LayerType(layer.name, op, kind, amount, form))
     return tuple(layers)
 
 

@@ -5,6 +5,7 @@ back from the operators of the exported program.
 """
 
 import json
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ from optpipe.core.errors import (
     first_line,
     is_out_of_memory,
 )
-from optpipe.core.precision import LayerType, Precision
+from optpipe.core.precision import UNATTRIBUTED, LayerType, Precision
 from optpipe.workspace.environment import (
     get_gpu_name,
     get_package_version,
@@ -292,12 +293,43 @@ def split_outputs(graph: Any, joined: Any, nodes: Sequence[Any], sizes: Sequence
     return found
 
 
+_MORE_PRODUCTS: dict[str, Callable[..., int]] = {
+    "_int_mm": lambda left, right: prod(left) * right[-1],
+    "_scaled_dot_product_flash_attention_for_cpu": lambda query, key, value, *_: (
+        prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+    ),
+    "addmv": lambda _, matrix, __: prod(matrix),
+    "dot": lambda left, _: prod(left),
+    "mv": lambda matrix, _: prod(matrix),
+    "vdot": lambda left, _: prod(left),
+}
+"""MACs by the shapes of the tensors that an operator reads; torch's table of operations (torch.utils.flop_counter) lacks these."""
+_UNKNOWN_COST = re.compile(
+    r"_?(fft|linalg|cdist|trilinear|weight_int\d+pack|dyn_quant|thnn|mkldnn|cudnn|miopen)|.*(rnn|lstm|gru)"
+)
+"""Operators of ATen whose products nothing here counts; they compute in the type of their data."""
+_WITHOUT_PRODUCTS = {
+    f"torchvision.{name}"
+    for name in ("nms", "ps_roi_align", "ps_roi_pool", "roi_align", "roi_pool")
+}
+_COUNTED_DOMAINS = ("aten", "prims", "optpipe", "quantized_decomposed")
+
+
 def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, ...]:
-    """The operators of an exported program with the type of their first floating-point input, and their MACs."""
+    """The operators of an exported program with the type of their first floating-point input, and their MACs.
+
+    The MACs are None for operators of other libraries, for those in `_UNKNOWN_COST`, and for products inside branches and
+    loops (torch.cond, torch.while_loop), since how often these run is not known.
+    """
+    decomposed = program.run_decompositions()
+    return tuple(_list_layers(decomposed.graph, decomposed.graph_module, precision))
+
+
+def _list_layers(graph: Any, owner: Any, precision: Precision) -> Iterator[LayerType]:
+    """The layers of a graph of `owner`, and those of the graphs that its operators run."""
     from torch.utils.flop_counter import flop_registry
 
-    layers = []
-    for node in program.run_decompositions().graph.nodes:
+    for node in graph.nodes:
         packet = getattr(node.target, "overloadpacket", None)
         if str(packet) == "optpipe.layer":
             from optpipe.kernels.steps import step_from_text
@@ -305,8 +337,15 @@ def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, 
             step = step_from_text(node.args[5])
             kind = "fp16" if step.floating else "int8"
             macs = _count_flops(flop_registry[packet], node) // 2
-            layers.append(LayerType(node.name, type(step).__name__, kind, macs))
+            yield LayerType(node.name, type(step).__name__, kind, macs)
             continue
+        for each in _list_inner_modules(node, owner):
+            for layer in _list_layers(each.graph, each, precision):
+                yield replace(
+                    layer,
+                    name=f"{node.name}.{layer.name}",
+                    macs=None if layer.macs != 0 else 0,
+                )
         tensors = [
             each.meta["val"]
             for each in node.all_input_nodes
@@ -319,14 +358,33 @@ def layers_from_program(program: Any, precision: Precision) -> tuple[LayerType, 
             or not isinstance(node.meta.get("val"), torch.Tensor | tuple)
         ):
             continue
-        kind = type_name_from_torch(floats[0].dtype)
-        flops = _count_flops(flop_registry[packet], node) if packet in flop_registry else 0
-        if kind == "fp32" and flops and precision is Precision.TF32:
-            kind = "tf32"
         op = str(packet).rpartition(".")[2]
-        if flops or op not in _DATA_MOVEMENT:
-            layers.append(LayerType(node.name, op, kind, flops // 2))
-    return tuple(layers)
+        kind = type_name_from_torch(floats[0].dtype)
+        amount: int | None = 0
+        if packet in flop_registry:
+            amount = _count_flops(flop_registry[packet], node) // 2
+        elif op in _MORE_PRODUCTS:
+            operands = [each.meta["val"] for each in node.args if isinstance(each, torch.fx.Node)]
+            amount = _MORE_PRODUCTS[op](*map(read_sizes, operands))
+        elif str(packet) in _WITHOUT_PRODUCTS:
+            amount = 0
+        elif str(packet).partition(".")[0] not in _COUNTED_DOMAINS:
+            kind, amount = UNATTRIBUTED, None
+        elif _UNKNOWN_COST.match(op):
+            amount = None
+        if kind == "fp32" and amount != 0 and precision is Precision.TF32:
+            kind = "tf32"
+        if amount != 0 or op not in _DATA_MOVEMENT:
+            yield LayerType(node.name, op, kind, amount)
+
+
+def _list_inner_modules(node: Any, owner: Any) -> list[Any]:
+    """The graph modules that a higher-order operator runs: its branches or its body."""
+    if not isinstance(node.target, torch._ops.HigherOrderOperator):
+        return []
+    inner = [each for each in node.all_input_nodes if each.op == "get_attr"]
+    modules = [getattr(owner, str(each.target), None) for each in inner]
+    return [each for each in modules if isinstance(each, torch.fx.GraphModule)]
 
 
 def read_sizes(value: Any) -> list[int]:

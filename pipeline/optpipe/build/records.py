@@ -225,8 +225,9 @@ def _tabulate_artifacts(artifacts: Sequence[ArtifactResult]) -> Table:
 def _format_shares(artifact: ArtifactResult) -> Cell:
     proof = artifact.precision_proof
     shares = sorted(proof.share.counted.items(), key=lambda item: -item[1])
+    known = ", ".join(f"{share:.1%} {kind}" for kind, share in shares)
     return Cell(
-        ", ".join(f"{share:.1%} {kind}" for kind, share in shares),
+        "; ".join(filter(None, (known, proof.share.describe_unknown()))),
         Tone.BAD if artifact.shortfall else Tone.PLAIN if proof.proven else Tone.DOUBTFUL,
     )
 
@@ -322,6 +323,11 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
                 "not quantized",
             )
     for each in artifacts:
+        for form in each.precision_proof.share.stored:
+            layers = f"{form.count} layer{'' if form.count == 1 else 's'}"
+            text = f"{each.id}: {form.form} in {layers}, computed in {form.type}"
+            yield Sentence(text, Tone.PLAIN, "weights")
+    for each in artifacts:
         placement = each.precision_proof.placement
         if placement and placement.count:
             yield Sentence(f"{each.id}: {format_placement(placement)}", Tone.DOUBTFUL, "elsewhere")
@@ -346,6 +352,14 @@ def _describe_others(artifact: ArtifactResult) -> Sentence:
         text = f"{artifact.id}: {artifact.shortfall}; others: {names}{rest}"
         return Sentence(text, Tone.BAD, "not proven")
     share = proof.share.counted.get(artifact.precision, 0.0)
+    if unknown := proof.share.describe_unknown():
+        low, _ = proof.share.find_bounds(artifact.precision)
+        text = (
+            f"{artifact.id}: {unknown}; the share of {artifact.precision} is at least {low:.1%},"
+            f" and {share:.1%} of the known MACs"
+        )
+        way_out = "a sign-off stays INCONCLUSIVE on it; export the model with standard operators in their place"
+        return Sentence(text, Tone.DOUBTFUL, "unknown cost", (way_out,))
     text = f"{artifact.id}: {share:.1%} {artifact.precision}; in other types: {names}{rest}"
     way_out = f'a policy accepts this share if it states one: [precision] {artifact.precision} = "{int(100 * share)}%"'
     return Sentence(text, Tone.DOUBTFUL, "mixed types", (way_out,) if share >= 0.01 else ())
@@ -356,9 +370,10 @@ def _name_small_shares(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentence
     for each in artifacts:
         shares = each.precision_proof.share.counted
         share = shares.get(each.precision, 0.0)
-        if each.precision not in CALIBRATED or share >= SMALL_SHARE or not shares:
+        unknown = each.precision_proof.share.unknown
+        if each.precision not in CALIBRATED or share >= SMALL_SHARE or not shares or unknown:
             continue
-        largest = max((one for one in each.precision_proof.others), key=lambda one: one.macs)
+        largest = max(each.precision_proof.others, key=lambda one: one.macs or 0)
         kind = max(shares, key=lambda name: shares[name])
         text = (
             f"{each.id} computes {share:.1%} of its MACs in {each.precision} and {shares[kind]:.1%} in {kind}"

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import inf
 from typing import Literal
 
 from optpipe.core.errors import BadInputError
@@ -14,6 +15,8 @@ REQUIRED_SHARE = 0.80
 """The share of the MACs in the requested type from which a build counts as proven, if no policy states another."""
 MAX_SHARE_ELSEWHERE = 0.01
 """Maximum share of the MACs on another execution provider than the requested one."""
+UNATTRIBUTED = "unattributed"
+"""The type of a layer that may compute in any."""
 MAX_OTHERS = 10
 """Maximum layers of another type that a proof lists."""
 
@@ -58,35 +61,92 @@ class LayerType:
     name: str
     op: str
     type: str
-    """`fp32`, `tf32`, `fp16`, `bf16`, `int8`, `fp8` or an integer type's name."""
-    macs: int
-    """At the profile's `opt` shapes; 0 for layers without any."""
+    """`fp32`, `tf32`, `fp16`, `bf16`, `int8`, `fp8`, an integer type's name, or UNATTRIBUTED."""
+    macs: int | None
+    """At the profile's `opt` shapes; 0 for layers without any, None for products of unknown cost."""
+    stored: str = ""
+    """How the weights are stored if that is not the layer's type, such as `int4 (block 32)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownProducts:
+    """Layers with products whose number of MACs is not known, of one operator and type."""
+
+    op: str
+    type: str
+    """UNATTRIBUTED if the type is not known either."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeights:
+    """Layers of one type whose weights are stored in another form."""
+
+    form: str
+    """`int4 (block 32)`, `int8 (per channel)`."""
+    type: str
+    """The type in which they are computed."""
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionShare:
     layers: Mapping[str, float]
     macs: Mapping[str, float]
+    """Of the MACs that are known."""
     total_macs: int
+    unknown: tuple[UnknownProducts, ...] = ()
+    """What could change the shares of MACs."""
+    stored: tuple[StoredWeights, ...] = ()
 
     @property
     def counted(self) -> Mapping[str, float]:
         """Shares of MACs, or of layers if the network has none."""
         return self.macs or self.layers
 
+    def find_bounds(self, kind: str) -> tuple[float, float]:
+        """The lowest and the highest share of `kind` that is possible.
+
+        Products of unknown cost may be nothing or nearly all of a network. MACs of an unattributed type may be of any.
+        """
+        share = self.counted.get(kind, 0.0)
+        high = share + self.counted.get(UNATTRIBUTED, 0.0)
+        others = any(each.type != kind for each in self.unknown)
+        same = any(each.type in (kind, UNATTRIBUTED) for each in self.unknown)
+        if self.unknown and not self.macs:  # layers are no measure where there are products
+            return float(not others), float(same)
+        return 0.0 if others else share, 1.0 if same else min(high, 1.0)
+
+    def describe_unknown(self) -> str:
+        """`2 products of unknown cost: Attention, Rfft`; empty without one."""
+        count = sum(each.count for each in self.unknown)
+        names = sorted({each.op for each in self.unknown})
+        some = ", ".join(names[:MAX_OTHERS]) + (", …" if len(names) > MAX_OTHERS else "")
+        return (
+            f"{count} product{'' if count == 1 else 's'} of unknown cost: {some}" if count else ""
+        )
+
 
 def summarize_precision(layers: Iterable[LayerType]) -> PrecisionShare:
     """Adds up `layers`, which should only include those that compute in floating point or INT8."""
     count: Counter[str] = Counter()
     macs: Counter[str] = Counter()
+    unknown: Counter[tuple[str, str]] = Counter()
+    stored: Counter[tuple[str, str]] = Counter()
     for layer in layers:
         count[layer.type] += 1
-        macs[layer.type] += layer.macs
+        macs[layer.type] += layer.macs or 0
+        if layer.macs is None:
+            unknown[layer.op, layer.type] += 1
+        if layer.stored:
+            stored[layer.stored, layer.type] += 1
     total, total_macs = count.total(), macs.total()
     return PrecisionShare(
         layers={kind: n / total for kind, n in sorted(count.items())},
         macs={kind: n / total_macs for kind, n in sorted(macs.items()) if n},
         total_macs=total_macs,
+        unknown=tuple(UnknownProducts(*key, n) for key, n in sorted(unknown.items())),
+        stored=tuple(StoredWeights(*key, n) for key, n in sorted(stored.items())),
     )
 
 
@@ -108,7 +168,7 @@ class Placement:
     count: int
     share: float
     elsewhere: tuple[PlacedNode, ...]
-    """In descending order of share, at most MAX_OTHERS."""
+    """Products of unknown cost, then in descending order of share; at most MAX_OTHERS."""
     unit: str = "MACs"
     """`nodes` in a graph without MACs."""
 
@@ -132,6 +192,14 @@ class PrecisionProof:
             f"PrecisionProof({state}: {', '.join(f'{share:.1%} {kind}' for kind, share in shares)})"
         )
 
+    def settle(self, wanted: Precision) -> bool | None:
+        """Whether the share of `wanted` is large enough; None if products of unknown cost or type could decide it."""
+        low, high = self.share.find_bounds(wanted)
+        required = get_required_share(wanted) - 1e-12
+        if not self.placed or high < required:
+            return False
+        return True if low >= required else None
+
     @property
     def placed(self) -> bool:
         """Whether the layers run on the provider that was asked for, so that their types are those of its kernels."""
@@ -140,21 +208,24 @@ class PrecisionProof:
     def find_shortfall(self, wanted: Precision, required: float | None = None) -> str | None:
         """Why a build is not what was asked for; None if it is.
 
-        A share of `wanted` below `required` is one. Without `required`, a lower precision may have any share above zero, which
-        the build states, but FP32 and TF32 may not contain a narrower type.
+        A share of `wanted` that is, or may be, below `required` is one. Without `required`, a lower precision may have any share
+        above zero, which the build states, but FP32 and TF32 may not contain a narrower type.
         """
         if not self.placed:
             return self.reason
-        share = self.share.counted.get(wanted, 0.0)
-        if required is not None and share < required - 1e-12:
-            unit = "MACs" if self.share.macs else "layers"
-            return (
-                f"{_format_share(share, required)} of {unit} in {wanted}, {required:.0%} required"
-            )
+        low, high = self.share.find_bounds(wanted)
+        if required is not None and low < required - 1e-12:
+            return _describe_share(self.share, wanted, required)
         if wanted in (Precision.FP32, Precision.TF32):
             narrower = {str(each) for each in Precision} - {str(wanted), str(Precision.FP32)}
-            return self.reason if narrower & {*self.share.counted} else None
-        return self.reason if share == 0 else None
+            present = {*self.share.counted} | {each.type for each in self.share.unknown}
+            return self.reason if narrower & present else None
+        return self.reason if high == 0 else None
+
+
+def get_required_share(wanted: Precision) -> float:
+    """The share of the MACs from which a build counts as proven, if no policy states another."""
+    return 1.0 if wanted in (Precision.FP32, Precision.TF32) else REQUIRED_SHARE
 
 
 def prove_precision(
@@ -163,26 +234,42 @@ def prove_precision(
     """Compares a built network's layers with the requested precision.
 
     FP32 and TF32 must hold for every MAC; the others for at least `REQUIRED_SHARE` of them. A share below that is no failure
-    of a build, which states it, but a sign-off takes it only if its policy does. A network without MACs is
-    judged by its layers. More than `MAX_SHARE_ELSEWHERE` of the MACs on another execution provider is not proven
-    either, because the types that were read are then not those of the kernels that run.
+    of a build, which states it, but a sign-off takes it only if its policy does. A network without MACs is judged by its layers.
+    Products of unknown cost in another type may be any share, so that nothing is proven with them.
+
+    More than `MAX_SHARE_ELSEWHERE` of the MACs on another execution provider is not proven either, because the types that were
+    read are then not those of the kernels that run.
     """
-    layers = tuple(layers)
-    share = summarize_precision(layers)
-    found = share.counted.get(wanted, 0.0)
-    required = 1.0 if wanted in (Precision.FP32, Precision.TF32) else REQUIRED_SHARE
-    others = sorted(
-        (layer for layer in layers if layer.type != wanted and (layer.macs or not share.macs)),
-        key=lambda layer: -layer.macs,
+    outside = {node.name for node in placement.elsewhere} if placement else set[str]()
+    layers = tuple(
+        replace(layer, type=UNATTRIBUTED) if layer.macs is None and layer.name in outside else layer
+        for layer in layers
     )
-    unit = "MACs" if share.macs else "layers"
-    reason = f"{_format_share(found, required)} of {unit} in {wanted}, {required:.0%} required"
+    share = summarize_precision(layers)
+    low, _ = share.find_bounds(wanted)
+    required = get_required_share(wanted)
+    others = sorted(
+        (layer for layer in layers if layer.type != wanted and (layer.macs != 0 or not share.macs)),
+        key=lambda layer: inf if layer.macs is None else layer.macs,
+        reverse=True,
+    )
+    reason = _describe_share(share, wanted, required)
     placed = placement is None or placement.share <= MAX_SHARE_ELSEWHERE
     if placement is not None and not placed:
-        outside = _format_share(placement.share, MAX_SHARE_ELSEWHERE)
-        reason += f"; {outside} of {placement.unit} run outside {placement.provider}, {MAX_SHARE_ELSEWHERE:.0%} allowed"
-    proven = placed and found >= required - 1e-12
+        amount = _format_share(placement.share, MAX_SHARE_ELSEWHERE)
+        reason += f"; {amount} of {placement.unit} run outside {placement.provider}, {MAX_SHARE_ELSEWHERE:.0%} allowed"
+    proven = placed and low >= required - 1e-12
     return PrecisionProof(share, proven, reason, tuple(others[:MAX_OTHERS]), len(others), placement)
+
+
+def _describe_share(share: PrecisionShare, wanted: Precision, required: float) -> str:
+    found, unknown = share.counted.get(wanted, 0.0), share.describe_unknown()
+    unit = "MACs" if share.macs else "layers"
+    known = (
+        f"{_format_share(found, required)} of {'the known ' if unknown else ''}{unit} in {wanted}"
+    )
+    also = f" and {unknown}" if unknown else ""
+    return f"{known}{also}, {required:.0%} required"
 
 
 def _format_share(share: float, limit: float) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from optpipe.backends.base import Device
 from optpipe.backends.graph_names import NameGiver, PlainNames, iterate_graphs
 from optpipe.backends.onnx_graph import (
-    GraphTypes,
     expose_tensors,
     infer_graph_types,
     iterate_nodes,
@@ -20,6 +19,7 @@ from optpipe.backends.onnx_graph import (
     name_nodes,
     replace_nodes,
 )
+from optpipe.backends.onnx_products import GraphTypes
 from optpipe.core import np, onnx
 from optpipe.core.card import InputSpec, ModelCard
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
@@ -352,6 +352,7 @@ def write_half_graph(
     guard = RewriteGuard([batch for batch, _ in split_batches(card, rows)][:GUARDED_BATCHES])
     least = BF16_OPSET if precision is Precision.BF16 else FP16_OPSET
     source = name_nodes(graph)
+    _require_standard(source, card, precision)
     if needs_conversion(source, least):
         source = require_same(
             guard,
@@ -423,6 +424,17 @@ def write_half_graph(
                 else "by a rule of ModelOpt"
             )
     return found | reasons
+
+
+def _require_standard(graph: Any, card: ModelCard, precision: Precision) -> None:
+    """Raises BadInputError for operators of other domains, whose types ModelOpt asks TensorRT for."""
+    for node in iterate_nodes(graph.graph):
+        if node.domain not in ("", "ai.onnx"):
+            operator = escape(f"{node.domain}.{node.op_type}")[:80]
+            raise BadInputError(
+                f"{card.name} cannot be converted to {precision}: {operator} is no operator of ONNX\n"
+                f"export the model with standard operators, or leave {precision} out of --precision"
+            )
 
 
 def require_rounding(

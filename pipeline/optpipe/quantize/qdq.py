@@ -30,6 +30,7 @@ from optpipe.backends.onnx_graph import (
     name_nodes,
     replace_nodes,
 )
+from optpipe.backends.onnx_products import describe_stored_weights
 from optpipe.core import onnx
 from optpipe.core.entries import SkippedLayer
 from optpipe.core.errors import BadInputError, StageError, escape
@@ -178,7 +179,8 @@ def _find_obstacle(node: Any, graph: OnnxGraph, target: Target) -> str | None:
     weight = find_weight(node.input[1], graph) if len(node.input) > 1 else None
     attributes = {each.name: each for each in node.attribute}
     if weight is None:
-        return "its weights are not constant"
+        form = describe_stored_weights(node, graph.producers, graph.weights)
+        return f"its weights are {form} already" if form else "its weights are not constant"
     if find_weight(node.input[0], graph) is not None:
         return "its data are constant"
     if weight.tensor.data_type != 1:

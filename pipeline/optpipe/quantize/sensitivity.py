@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.base import Device
-from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, load_onnx, name_nodes
+from optpipe.backends.onnx_graph import infer_graph_types, load_onnx, name_nodes
+from optpipe.backends.onnx_products import count_node_macs
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, GateError
@@ -265,7 +266,7 @@ def rank_layers(
 
 
 def count_layer_macs(graph: Any, card: ModelCard) -> dict[str, int]:
-    """MACs of every layer that has some, at the profile's `opt` shapes."""
+    """MACs of every layer that has a known number of them, at the profile's `opt` shapes."""
     name_nodes(graph)
     known = infer_graph_types(graph, card.inputs)
     found = {node.name: count_node_macs(node, known) for node in graph.graph.node}

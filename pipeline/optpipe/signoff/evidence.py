@@ -509,13 +509,20 @@ def _outputs(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observat
 
 
 def _precision(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
-    shares = evidence.build.macs_share
-    if not shares:
+    """Exact, unless products of unknown cost could change the share: then its interval has every share that is possible."""
+    share = evidence.build.share
+    if share is None or not (share.counted or share.unknown):
         return Blocker(
             "the precision of this build was not verified", suggest_build_again(evidence.build)
         )
-    share = float(shares.get(criterion.metric, 0.0))
-    return [Observation(share, about="counted in the built network", source=evidence.record)]
+    low, high = share.find_bounds(criterion.metric)
+    known = float(share.counted.get(criterion.metric, 0.0)) if low < high else low
+    if low == high:
+        return [Observation(known, about="counted in the built network", source=evidence.record)]
+    unknown = share.describe_unknown() or "some products are of unknown type"
+    way_out = "export the model with standard operators in their place, or leave this limit out"
+    about = f"of the known MACs; {unknown}"
+    return [Observation(known, low, high, about=about, source=evidence.record, to_narrow=way_out)]
 
 
 def _size(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:  # noqa: ARG001

@@ -505,13 +505,15 @@ def _judge_weights(dossier: Dossier) -> CriterionResult:
 
 
 def _judge_precision(artifact: Entry[ArtifactInfo], policy: Policy) -> CriterionResult:
-    """PASS and FAIL need layers that were read back from the built network.
+    """PASS and FAIL need layers that were read back from the built network, and that products of unknown cost change neither.
 
     A policy may state which share of a precision is enough; FP32 and TF32 hold for every MAC, whatever it states.
     """
     name, info, proof = "trust.precision", artifact.info, artifact.info.precision_proof
     remedy = f"`optpipe store show {artifact.id}` lists the layers"
-    if proof.share.counted and proof.proven:
+    read = bool(proof.share.counted or proof.share.unknown)
+    enough = proof.settle(info.precision) if read else None
+    if enough and proof.proven:
         return CriterionResult(
             name, Verdict.PASS, f"{info.precision} is verified in the built network"
         )
@@ -522,9 +524,12 @@ def _judge_precision(artifact: Entry[ArtifactInfo], policy: Policy) -> Criterion
     if stated and proof.placed and share and info.precision not in (Precision.FP32, Precision.TF32):
         reason = f"{share:.1%} {info.precision}, verified in the built network; the policy states which share is enough"
         return CriterionResult(name, Verdict.PASS, reason)
-    if proof.share.counted:
+    if enough is not None:
         reason = f"not the requested precision: {proof.reason}"
         return CriterionResult(name, Verdict.FAIL, reason, remedy=remedy)
+    if read:
+        unknown = proof.share.describe_unknown() or "products of unknown type"
+        return _doubt_trust(name, f"{unknown} could change the share of {info.precision}", remedy)
     return _doubt_trust(name, "no layer of the built network could be read", remedy)
 
 

@@ -397,6 +397,8 @@ def _check_entry(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterato
         for name, value in (*share.macs.items(), *share.layers.items()):
             if not 0 <= value <= 1:
                 yield f"{place}: the share of {name} is {value:g}, which is not from 0 to 1"
+        if any(each.count < 1 for each in share.unknown):
+            yield f"{place}: a number of products of unknown cost is below 1"
         for parent in (builds[one] for one in entry.manifest.parents if one in builds):
             if isinstance(parent.info, ModelInfo) and parent.info.weights != info.weights:
                 yield f"{place}: its weights are not those of {BUILDS}/{parent.path.name}"

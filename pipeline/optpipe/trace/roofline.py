@@ -24,7 +24,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.onnx_graph import count_node_macs, infer_graph_types, load_onnx
+from optpipe.backends.onnx_graph import infer_graph_types, load_onnx
+from optpipe.backends.onnx_products import count_node_macs
 from optpipe.core import torch
 from optpipe.core.card import InputSpec
 from optpipe.core.records import group_pairs
@@ -283,7 +284,7 @@ def graph_costs_from_onnx(
     costs = []
     for index, node in enumerate(nodes):
         if node.op_type not in _NO_COST:
-            macs = count_node_macs(node, known)
+            macs = count_node_macs(node, known) or 0
             kind = known.types.get(node.input[0], "fp32") if node.input else "fp32"
             if macs:
                 kind = (

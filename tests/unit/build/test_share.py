@@ -13,7 +13,7 @@ from optpipe.core.precision import LayerType, PlacedNode, Placement, Precision, 
 
 
 def built(precision, shares, required=None, elsewhere=0.0):
-    """A build with the given MACs by type, of which the share `elsewhere` runs on another provider."""
+    """A build with the given MACs by type (None: not known), of which the share `elsewhere` runs on another provider."""
     layers = [LayerType(kind, "Conv", kind, macs) for kind, macs in shares.items()]
     node = PlacedNode("odd", "Loop", "CPU", elsewhere)
     placement = Placement("CUDA", 4, 1, elsewhere, (node,)) if elsewhere else None
@@ -37,6 +37,15 @@ CASES = {
     "fp32 with fp16": (built("fp32", {"fp32": 99, "fp16": 1}), "100% required"),
     "fp32 with tf32": (built("fp32", {"fp32": 99, "tf32": 1}), "100% required"),
     "fp32 with unknown": (built("fp32", {"fp32": 99, "unattributed": 1}), None),
+    "fp32 with int8 of unknown cost": (built("fp32", {"fp32": 99, "int8": None}), "100% required"),
+    "fp32 with products of unknown cost": (built("fp32", {"fp32": 9, "unattributed": None}), None),
+    "int8 with products of unknown cost": (built("int8", {"int8": 9, "unattributed": None}), None),
+    "80% of what is known": (
+        built("int8", {"int8": 100, "fp32": None}, 0.8),
+        "100.0% of the known MACs in int8 and 1 product of unknown cost: Conv, 80% required",
+    ),
+    "80% whatever the cost is": (built("int8", {"int8": None}, 0.8), None),
+    "no int8, whatever the cost is": (built("int8", {"fp32": None}), "80% required"),
     "elsewhere": (built("fp16", {"fp16": 100}, elsewhere=0.5), "run outside CUDA"),
 }
 
@@ -48,6 +57,35 @@ def test_only_another_precision_than_asked_for_fails_a_build(kind) -> None:
     assert (result.status is ExitStatus.FAIL) == (reason is not None)
     assert (reason or "") in (each.shortfall or "")
     assert find_flaw(each) == each.shortfall
+
+
+@pytest.mark.parametrize(
+    ("precision", "layers", "bounds", "settled"),
+    [
+        ("fp16", {"fp16": 90, "fp32": 10}, (0.9, 0.9), True),
+        ("fp16", {"fp16": 90, "fp32": None}, (0.0, 1.0), None),
+        ("fp16", {"fp16": None, "fp32": 10}, (0.0, 1.0), None),
+        ("fp16", {"fp16": 90, "unattributed": None}, (0.0, 1.0), None),
+        ("fp16", {"fp16": 50, "unattributed": 50}, (0.5, 1.0), None),
+        ("fp16", {"fp16": 10, "fp32": 60, "unattributed": 30}, (0.1, 0.4), False),
+        ("fp16", {"fp16": None}, (1.0, 1.0), True),
+        ("fp16", {"fp32": None}, (0.0, 0.0), False),
+        ("fp16", {"fp32": None, "int8": 5}, (0.0, 0.0), False),
+        ("fp32", {"fp32": 90, "unattributed": None}, (0.0, 1.0), None),
+    ],
+)
+def test_products_of_unknown_cost_bound_a_share(precision, layers, bounds, settled) -> None:
+    proof = built(precision, layers).entry.info.precision_proof
+    assert proof.share.find_bounds(precision) == pytest.approx(bounds)
+    assert proof.settle(Precision(precision)) is settled
+    assert proof.proven == (settled is True)
+
+
+def test_a_product_of_unknown_cost_on_another_provider_is_unattributed() -> None:
+    layers = [LayerType("a", "Conv", "fp16", 100), LayerType("odd", "Rfft", "fp16", None)]
+    placement = Placement("CUDA", 4, 1, 0.0, (PlacedNode("odd", "Rfft", "CPU", 0.0),))
+    assert prove_precision(Precision.FP16, layers).proven
+    assert not prove_precision(Precision.FP16, layers, placement).proven
 
 
 def test_a_share_below_the_usual_is_not_called_proven() -> None:

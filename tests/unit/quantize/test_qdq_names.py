@@ -10,7 +10,8 @@ from tests.unit.backends.test_graph_names import odd_names
 from tests.unit.quantize.test_qdq_forms import draw, quantize, run, snr_db
 
 from optpipe.backends.graph_names import collect_names, rename_values
-from optpipe.backends.onnx_graph import GraphTypes, name_nodes
+from optpipe.backends.onnx_graph import name_nodes
+from optpipe.backends.onnx_products import GraphTypes
 from optpipe.backends.onnxruntime import separate_biases
 from optpipe.quantize.precision_graph import round_nodes
 

@@ -129,6 +129,30 @@ def test_a_precision_without_layers_that_were_read_is_undecided(workspace, sign_
     assert found["trust.precision"] is Verdict.INCONCLUSIVE
 
 
+UNKNOWN = {
+    "policy on the share": ("fp16", 0.97, '[precision]\nfp16 = "50%"', "precision.fp16"),
+    "proof alone": ("fp16", 0.97, "", "trust.precision"),
+    "fp32": ("fp32", 1.0, "", "trust.precision"),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+@pytest.mark.parametrize("kind", ["unattributed", "bf16"])
+def test_products_of_unknown_cost_decide_nothing(workspace, sign_off, case, kind):
+    precision, share, limit, name = UNKNOWN[case]
+    entry = workspace.artifact(precision, macs=share)
+    unknown = [{"op": "Attention", "type": kind, "count": 2}]
+    place = "info", "precision_proof", "share", "unknown"
+    edit(entry.path / "manifest.json", *place, value=unknown)
+    workspace.bench(entry, count=900)
+    record, folder = sign_off(LATENCY % "50" + f"\n{limit}\n")
+    found = {one.name: one for one in record.criteria}
+    assert found[name].verdict is Verdict.INCONCLUSIVE
+    assert record.verdict is Verdict.INCONCLUSIVE
+    assert "unknown cost" in f"{found[name].reason} {found[name].about}"
+    assert not check_dossier(folder).problems
+
+
 def test_both_verifiers_accept_a_process_that_was_interrupted_on_a_busy_host(workspace, sign_off):
     """The worker's own reasons and those that follow from the raw files are one set, in whatever order they were found."""
     entry = workspace.artifact("fp16")

@@ -374,6 +374,9 @@ def document_from_entry(found: EntryDetails) -> Document:
 def _describe_proof(proof: Mapping[str, Any], found: EntryDetails) -> Iterator[Sentence]:
     tone, word = (Tone.STRONG, "proven") if proof["proven"] else (Tone.BAD, "NOT proven")
     yield Sentence(f"{found.entry.precision}: {word}, {proof['reason']}", tone, "precision")
+    for form in proof["share"].get("stored", ()):
+        text = f"{form['form']} in {form['count']} layers, computed in {form['type']}"
+        yield Sentence(text, Tone.STRONG, "weights stored as")
     recorded = proof.get("placement")
     if recorded and (placement := record_from_plain(recorded, Placement, found.entry.path)).count:
         yield Sentence(format_placement(placement), Tone.DOUBTFUL, "elsewhere")

@@ -17,6 +17,7 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, Verific
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.files import Files, hash_file, hash_value
 from optpipe.core.plan import for_workspace
+from optpipe.core.precision import PrecisionShare
 from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.models.sources.resolve import CardSource, find_model_cards
 from optpipe.models.stored_card import find_card_file, read_stored_card
@@ -43,8 +44,8 @@ class JudgedBuild:
     """MODEL as `build` takes it."""
     sha256: str | None = None
     size_bytes: int | None = None
-    macs_share: Mapping[str, float] | None = None
-    """Share of MACs per type in the built network."""
+    share: PrecisionShare | None = None
+    """The shares of the types in the built network."""
     weights: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     """Runtime options of the build, and the defaults of a run."""
@@ -92,7 +93,7 @@ def judged_build_from_entry(
         source=info.source,
         sha256=hash_engine(entry),
         size_bytes=measure_engine(entry),
-        macs_share=info.precision_proof.share.counted,
+        share=info.precision_proof.share,
         weights=info.weights.source,
         options=info.options,
         model_sha256=sha256,

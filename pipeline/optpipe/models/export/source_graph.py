@@ -17,6 +17,7 @@ from optpipe.backends.onnx_graph import (
     name_nodes,
     replace_nodes,
     separate_int8_constants,
+    state_zero_points,
 )
 from optpipe.core import LazyModule, onnx
 from optpipe.core.card import ModelCard
@@ -167,8 +168,9 @@ def simplify(model: Any) -> Any:
 
 
 def _normalize(model: Any) -> Any:
-    """`model` with a name for every node, INT8 constants of single layers, and a version that the runtimes read."""
+    """`model` with a name for every node, INT8 constants of single layers with their zero points, and a version that the runtimes read."""
     name_nodes(model)
+    state_zero_points(model)
     separate_int8_constants(model)
     model.ir_version = min(max(model.ir_version, OLDEST_IR), NEWEST_IR)
     return model

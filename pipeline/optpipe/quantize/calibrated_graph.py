@@ -32,6 +32,7 @@ from optpipe.models.export.exported import (
     read_card,
     read_tokenizer,
 )
+from optpipe.models.export.source_graph import make_probe
 from optpipe.models.inputs.rows import FORMS, holds_tensors, read_tensor_set
 from optpipe.models.inputs.sample_set import (
     FEW_SAMPLES,
@@ -49,6 +50,7 @@ from optpipe.models.inputs.task_data import (
     resolve_texts,
 )
 from optpipe.models.stored_card import read_stored_card
+from optpipe.quantize.faithful import require_faithful, require_half_step
 from optpipe.quantize.modelopt import round_rest_to_half
 from optpipe.quantize.qdq import Target, place_qdq, quantize_graph
 from optpipe.quantize.ranges import (
@@ -431,9 +433,18 @@ def graph_from_table(
     def make(directory: Path) -> GraphInfo:
         import onnx
 
+        source = onnx.load(model.file(ONNX))
+        feeds = make_probe(read_stored_card(model), source)
         graph, placed = quantize_graph(onnx.load(model.file(ONNX)), table, target, widen=half)
+        require_faithful(source, graph, placed, table.ranges, feeds, table.model)
         if half:
-            graph = round_rest_to_half(graph, table.model, directory)
+            graph = require_half_step(
+                graph,
+                source,
+                lambda given: round_rest_to_half(given, table.model, directory),
+                feeds,
+                table.model,
+            )
         onnx.save(graph, directory / ONNX)
         write_table(directory / TABLE, table)
         mixed = None

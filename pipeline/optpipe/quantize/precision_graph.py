@@ -29,7 +29,7 @@ from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, QdqF
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.export.opsets import needs_conversion, raise_opset, read_opset
 from optpipe.models.export.rewrites import ROUNDING_FACTOR, RewriteGuard, require_same
-from optpipe.models.export.source_graph import require_raised_opset
+from optpipe.models.export.source_graph import make_probe, require_raised_opset
 from optpipe.models.inputs.rows import split_batches, tensor_set_from_parts
 from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.models.sources.onnx_file import check_graph
@@ -139,8 +139,14 @@ def _fold_biases(
     recipe = {"revision": AS_GIVEN_REVISION, "model": model.id, "change": how, "tools": tools}
 
     def make(directory: Path) -> GraphInfo:
-        graph = onnx.load(model.file(ONNX))
-        fold_constants(graph)
+        given, card = onnx.load(model.file(ONNX)), read_stored_card(model)
+        graph = require_same(
+            RewriteGuard(make_probe(card, given)),
+            given,
+            fold_constants,
+            f"{model.info.name} cannot be built in int8: folding its INT32 constants changes its outputs",
+            "build it for the CPU (--device cpu), or export it with biases in float32",
+        )
         onnx.checker.check_model(graph, full_check=True)
         onnx.save(graph, directory / ONNX)
         return GraphInfo(Precision.INT8, tool=how)
@@ -148,7 +154,8 @@ def _fold_biases(
     return store.produce(GraphInfo, recipe, make, parents=(model.id,), listener=listener)
 
 
-def fold_constants(model: Any) -> None:
+def fold_constants(model: Any) -> Any:
+    """`model` with the values of the INT32 constants that DequantizeLinear nodes read, in place; returns it."""
     graph = model.graph
     constants = {each.name: each for each in graph.initializer}
     kept, folded = [], []
@@ -173,6 +180,7 @@ def fold_constants(model: Any) -> None:
             )
         )
     replace_nodes(graph, kept, folded)
+    return model
 
 
 REVISION = 5

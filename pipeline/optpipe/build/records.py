@@ -283,7 +283,7 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
             way_out = (
                 'a model card with task = "detection" and data with objects compare boxes instead'
             )
-            yield Sentence(why, Tone.DOUBTFUL, "compared row by row", (way_out,))
+            yield Sentence(why, Tone.DOUBTFUL, "compared as sets of rows", (way_out,))
     for each in artifacts:
         parity = each.parity
         if (

@@ -22,6 +22,7 @@ from optpipe.core.verdict import Blocker, Observation
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.models.export.exported import Reference
+from optpipe.models.export.selections import Selection, align_rows, read_selection
 from optpipe.models.inputs.rows import count_rows, list_batches, run_rows
 from optpipe.models.inputs.samples import CALIBRATED_ON, NOISE
 from optpipe.stats.means import predict_next_upper_bound
@@ -56,7 +57,8 @@ def verify_session(
 ) -> tuple[VerificationInfo, dict[str, RowErrors]]:
     """The worst result of all samples in the largest batches of the profile and in batches of each of `sizes`.
 
-    Outputs that NMS or TopK inside a detector's source `graph` selects are compared with the graph's as boxes.
+    Outputs that NMS or TopK inside a detector's source `graph` selects are compared with the graph's as boxes. Other selected
+    rows are compared as sets: see `align_rows`.
     """
     selected = (find_selected_outputs(graph) if graph else frozenset()) & set(reference.outputs)
     compared, boxes = reference, None
@@ -67,10 +69,12 @@ def verify_session(
                 name: value for name, value in reference.outputs.items() if name not in selected
             }
             compared = replace(reference, outputs=others)
+    selection = read_selection(graph) if graph and selected else Selection()
     found = []
     for size in (None, *sizes):
         tensors = compared if size is None else fill_batches(compared, size)
         outputs = run_rows(card, tensors.inputs, session.run, size)
+        outputs = align_rows(tensors.outputs, outputs, selection, tolerated)
         found.append(compare_to_reference(card, tolerated, tensors, outputs, about, size))
     info, rows = min(
         found,

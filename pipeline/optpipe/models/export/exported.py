@@ -20,6 +20,7 @@ from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, save_graph
 from optpipe.models.export.rewrites import RewriteGuard, find_worst
+from optpipe.models.export.selections import Selection, align_rows, read_selection
 from optpipe.models.export.source_graph import prepare_graph
 from optpipe.models.export.ties import describe_tie
 from optpipe.models.identity import compute_content_id
@@ -342,8 +343,11 @@ def compute_reference(
                 errors = _require_rewrites(entry, source.onnx, card, inputs, outputs, onnx_outputs)
             else:
                 outputs = run_torch_model(module, card, inputs)
-                errors = _check_parity(entry.file(ONNX), card, inputs, outputs, onnx_outputs)
-                _require_independence(module, card, inputs, outputs)
+                selection = read_selection(entry.file(ONNX))
+                errors = _check_parity(
+                    module, entry.file(ONNX), card, inputs, outputs, onnx_outputs, selection
+                )
+                _require_independence(module, card, inputs, outputs, selection)
                 outputs = _run_given_module(source, card, inputs, outputs)
         except GateError:
             for name, value in inputs.items():
@@ -467,7 +471,9 @@ def run_torch_model(module: Any, card: ModelCard, inputs: Arrays) -> dict[str, n
         return run_rows(card, inputs, run)
 
 
-def _require_independence(module: Any, card: ModelCard, inputs: Arrays, outputs: Arrays) -> None:
+def _require_independence(
+    module: Any, card: ModelCard, inputs: Arrays, outputs: Arrays, selection: Selection
+) -> None:
     """Raises GateError if the source model gives other `outputs` in smaller batches, which an exported graph cannot."""
     for size in _choose_sizes(card, inputs)[:-1]:
         try:
@@ -479,6 +485,7 @@ def _require_independence(module: Any, card: ModelCard, inputs: Arrays, outputs:
             raise GateError(
                 f"{card.name} does not run at batch size {size}: {why}\n{BATCH_WAY_OUT}"
             ) from error
+        found = align_rows(outputs, found, selection, TOLERATED_RELATIVE_ERROR[Precision.FP32])
         for name, value in found.items():
             expected = outputs[name][:size]
             if value.shape != expected.shape:
@@ -565,21 +572,32 @@ def _require_rewrites(
 
 
 def _check_parity(
-    path: Path, card: ModelCard, inputs: Arrays, expected: Arrays, found: Arrays
+    module: Any,
+    path: Path,
+    card: ModelCard,
+    inputs: Arrays,
+    expected: Arrays,
+    found: Arrays,
+    selection: Selection,
 ) -> tuple[OutputError, ...]:
-    """The errors of the exported graph's outputs, `found`, against the module's, `expected`.
+    """The errors of the exported graph's outputs, `found`, against the module's, `expected`; selected rows are sets.
 
-    Raises GateError beyond the tolerance, with a selection among equal values if there is one.
+    Raises GateError beyond the tolerance, with the first tensor that differs and a selection among equal values, if there are.
     """
-    errors = _compare_outputs(expected, found)
+    tolerated = TOLERATED_RELATIVE_ERROR[Precision.FP32]
+    errors = _compare_outputs(expected, align_rows(expected, found, selection, tolerated))
     for error in errors:
         if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             problem = f"{card.name}: the exported graph does not match the source model"
             off = f"output '{error.name}' has a relative error of {error.relative:.2e}"
             tolerance = f"the tolerance is {TOLERATED_RELATIVE_ERROR[Precision.FP32]:.0e}"
             graph = load_onnx(path)
-            batches = (batch for batch, _ in split_batches(card, inputs))
+            batches = [batch for batch, _ in split_batches(card, inputs)]
+            from optpipe.models.export.divergence import find_first_divergence
+
+            first = find_first_divergence(module, card, path, batches[0], tolerated)
+            where = "" if first is None else f"; the first tensor that differs is {first}"
             tie = next((said for each in batches if (said := describe_tie(graph, each))), None)
             way_out = "" if tie is None else f"\n{tie}, and torch may choose others; {TIE_WAY_OUT}"
-            raise GateError(f"{problem}: {off}; {tolerance}{way_out}")
+            raise GateError(f"{problem}: {off}; {tolerance}{where}{way_out}")
     return errors

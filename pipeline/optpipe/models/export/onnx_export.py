@@ -94,7 +94,11 @@ def _require_runs(module: Any, card: ModelCard) -> tuple[Any, ...]:
         raise BadInputError(f"{problem}: {describe_user_error(error)}{way}") from error
 
 
-def _export_program(module: Any, card: ModelCard, target: Path) -> None:
+def convert_program(module: Any, card: ModelCard) -> Any:
+    """The `torch.onnx.ONNXProgram` of a module, as torch's dynamo exporter writes it.
+
+    Raises StageError with the operator or the line that cannot be exported.
+    """
     shapes: Any = make_dynamic_shapes(card.inputs)
     parameters = inspect.signature(module.forward).parameters.values()
     if any(
@@ -110,7 +114,7 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
         ):  # it prints graphs of failures
             warnings.simplefilter("ignore")
             logging.disable(logging.ERROR)  # torch raises what it would log
-            program = torch.onnx.export(
+            return torch.onnx.export(
                 module,
                 make_example_inputs(card.inputs, "cpu"),
                 dynamo=True,
@@ -120,8 +124,6 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
                 verbose=False,
                 optimize=False,
             )
-            if len(program.model.graph) <= LARGEST_OPTIMIZED:
-                program.optimize()
     except torch.onnx.OnnxExporterError as error:
         inner: BaseException = error
         while inner.__cause__ is not None:
@@ -132,6 +134,19 @@ def _export_program(module: Any, card: ModelCard, target: Path) -> None:
         ) from error
     finally:
         logging.disable(disabled)
+
+
+def _export_program(module: Any, card: ModelCard, target: Path) -> None:
+    program = convert_program(module, card)
+    if len(program.model.graph) <= LARGEST_OPTIMIZED:
+        disabled = logging.root.manager.disable
+        logging.disable(logging.ERROR)
+        try:
+            with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+                warnings.simplefilter("ignore")
+                program.optimize()
+        finally:
+            logging.disable(disabled)
     if changed := set(program.exported_program.graph_signature.buffers_to_mutate.values()):
         buffer = min(changed).removeprefix("model.")
         problem = (

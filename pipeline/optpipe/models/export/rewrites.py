@@ -205,7 +205,7 @@ def find_first_difference(
     ]
     names = [name for name, _ in shared]
     try:
-        expected, found = (_run_exposed(model, names, feeds) for model in (before, after))
+        expected, found = (run_exposed(model, names, feeds) for model in (before, after))
     except OptpipeError:
         return None
     for name, node in shared:
@@ -216,7 +216,7 @@ def find_first_difference(
     return None
 
 
-def _run_exposed(model: Any, names: Sequence[str], feeds: Feeds) -> dict[str, NDArray[Any]]:
+def run_exposed(model: Any, names: Sequence[str], feeds: Feeds) -> dict[str, NDArray[Any]]:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     with PlainSession(expose_tensors(copy, names)) as session:

@@ -3,8 +3,8 @@
 usage: architectures.py OUT.jsonl [--only NAME,NAME] [--limit SECONDS]
 
 One network of each family of torchvision, timm and transformers, small where its family allows it. Each runs in a process of its
-own, with a time limit, and adds one line of JSON for each precision to OUT; networks whose lines are there are left out, so that an
-interrupted run goes on. FP32 and INT8 are built by ONNX Runtime and run on the CPU; FP16 is built by TensorRT-RTX, which needs no
+own, with a time limit, and adds one line of JSON for each precision to OUT; precisions whose lines are there are left out, so that
+an interrupted run goes on. FP32 and INT8 are built by ONNX Runtime and run on the CPU; FP16 is built by TensorRT-RTX, which needs no
 GPU to build, and its graph is run by ONNX Runtime.
 
 Beside the build's SNR stands the one that this script computes from the same samples: torch runs the module, and ONNX Runtime the
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ import numpy as np
 
 AGREE_DB = 0.5
 EXACT_DB = 100.0
+PRECISIONS = (("fp32", "onnxruntime"), ("int8", "onnxruntime"), ("fp16", "tensorrt-rtx"))
 SAMPLES = 64
 """Three quarters calibrate INT8, and a quarter is held out for the verification."""
 
@@ -60,8 +61,9 @@ class Architecture:
         )
 
 
-def torchvision(name: str, side: int = 64, family: str = "") -> Architecture:
-    make = f"torchvision.models.{family}{name}(weights=None{', weights_backbone=None' if family else ''})"
+def torchvision(name: str, side: int = 64, family: str = "", more: str = "") -> Architecture:
+    backbone = ", weights_backbone=None" if family else ""
+    make = f"torchvision.models.{family}{name}(weights=None{backbone}{more})"
     return Architecture(name, "torchvision", make, {"x": (3, side, side)})
 
 
@@ -96,7 +98,7 @@ WAV2VEC2 = (
 )
 ARCHITECTURES = (
     torchvision("resnet18"),
-    torchvision("vgg11_bn"),
+    torchvision("vgg11_bn", 32),
     torchvision("densenet121"),
     torchvision("googlenet"),
     torchvision("squeezenet1_1"),
@@ -107,11 +109,10 @@ ARCHITECTURES = (
     torchvision("regnet_y_400mf"),
     torchvision("convnext_tiny"),
     torchvision("swin_v2_t"),
-    torchvision("vit_b_32", 224),
-    torchvision("maxvit_t", 224),
+    torchvision("vit_b_32", 64, more=", image_size=64"),
     torchvision("lraspp_mobilenet_v3_large", family="segmentation."),
     torchvision("deeplabv3_mobilenet_v3_large", family="segmentation."),
-    timm("convmixer_768_32"),
+    timm("convmixer_768_32", 28),
     timm("ghostnet_100"),
     timm("hrnet_w18_small"),
     timm("mobileone_s0"),
@@ -123,7 +124,8 @@ ARCHITECTURES = (
     timm("edgenext_xx_small"),
     timm("levit_128s", 224),
     timm("xcit_nano_12_p16_224", 224),
-    timm("nfnet_f0"),
+    timm("nfnet_l0", 32),
+    timm("maxvit_rmlp_pico_rw_256", 64, sized=True),
     timm("vit_tiny_patch16_224", 64, sized=True),
     timm("fastvit_t8"),
     transformers("bert", "BertForSequenceClassification", "BertConfig", SMALL),
@@ -193,8 +195,10 @@ def run_source(module: Any, inputs: Mapping[str, Any], names: list[str]) -> dict
     }
 
 
-def build_cells(architecture: Architecture, folder: Path) -> Iterator[dict[str, Any]]:
-    """One record for each precision."""
+def build_cells(
+    architecture: Architecture, folder: Path, done: Collection[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """One record for each precision that is not `done`."""
     from optpipe.backends.registry import BACKENDS
     from optpipe.build.build import BuildPlan, build_model
     from optpipe.core.card import card_from_file
@@ -212,11 +216,9 @@ def build_cells(architecture: Architecture, folder: Path) -> Iterator[dict[str, 
     store = Store(folder / "work")
     model = Model(PythonFileSource(folder / "net.py", "make"), WeightsRequest("random"))
     expected: dict[str, Any] | None = None
-    for precision, backend in (
-        (Precision.FP32, "onnxruntime"),
-        (Precision.INT8, "onnxruntime"),
-        (Precision.FP16, "tensorrt-rtx"),
-    ):
+    for precision, backend in ((Precision(each), backend) for each, backend in PRECISIONS):
+        if precision.value in done:
+            continue
         started = time.monotonic()
         record = {
             "network": architecture.name,
@@ -267,10 +269,14 @@ def describe(built: Any, bare_db: float) -> dict[str, Any]:
     }
 
 
-def list_done(out: Path) -> set[str]:
+def list_done(out: Path, name: str) -> set[str]:
+    """The precisions of a network that have a line in `out`."""
     if not out.is_file():
         return set()
-    return {json.loads(line)["network"] for line in out.read_text(encoding="utf-8").splitlines()}
+    records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    return {
+        each["precision"] for each in records if each["network"] == name and "precision" in each
+    }
 
 
 def append(out: Path, record: Mapping[str, Any]) -> None:
@@ -302,13 +308,13 @@ def main() -> int:
     known = {each.name: each for each in ARCHITECTURES}
     if given.network:
         with TemporaryDirectory() as folder:
-            for record in build_cells(known[given.network], Path(folder)):
+            done = list_done(given.out, given.network)
+            for record in build_cells(known[given.network], Path(folder), done):
                 append(given.out, record)
         return 0
     wanted = given.only.split(",") if given.only else list(known)
-    done = list_done(given.out)
     for name in wanted:
-        if name not in done:
+        if len(list_done(given.out, name)) < len(PRECISIONS):
             run_network(name, given.out, given.limit)
     lines = [json.loads(line) for line in given.out.read_text(encoding="utf-8").splitlines()]
     for line in lines:

@@ -17,8 +17,8 @@ from optpipe.backends.graph_names import (
     iterate_graphs,
     rename_some_values,
 )
-from optpipe.backends.onnx_graph import drop_unknown_sizes
-from optpipe.core import onnx
+from optpipe.backends.onnx_graph import drop_unknown_sizes, iterate_nodes
+from optpipe.core import np, onnx
 from optpipe.core.errors import OptpipeError, StageError, escape, first_line
 from optpipe.core.precision import Precision
 from optpipe.core.process import redirect_output
@@ -39,6 +39,7 @@ def convert_by_modelopt(
     directory = directory.resolve()
     aside = _set_outputs_aside(plain.model)
     _drop_shapeless_values(plain.model)
+    state_constant_types(plain.model)
     log = directory / MODELOPT_LOG
     with redirect_output(log), translate_errors(name, precision, directory, plain), _hold_nodes():
         converted = convert()
@@ -143,6 +144,36 @@ def _drop_shapeless_values(model: Any) -> None:
         if len(kept) < len(graph.value_info):
             del graph.value_info[:]
             graph.value_info.extend(kept)
+
+
+def state_constant_types(model: Any) -> None:
+    """Gives each Constant and ConstantOfShape its value as a tensor, in place.
+
+    ONNX also has lists and single numbers, and a default of zero in FP32; where shapes cannot be inferred, ModelOpt reads the
+    type of such a node from a tensor alone.
+    """
+    for node in iterate_nodes(model.graph):
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "ConstantOfShape" and not node.attribute:
+            zero = onnx.numpy_helper.from_array(np.zeros(1, np.float32))
+            node.attribute.append(onnx.helper.make_attribute("value", zero))
+        elif node.op_type == "Constant" and node.attribute[0].name in _CONSTANT_TYPES:
+            (given,) = node.attribute
+            dtype = _CONSTANT_TYPES[given.name]
+            value = np.array(onnx.helper.get_attribute_value(given), dtype)
+            del node.attribute[:]
+            stated = onnx.numpy_helper.from_array(value)
+            node.attribute.append(onnx.helper.make_attribute("value", stated))
+
+
+_CONSTANT_TYPES = {
+    "value_float": "float32",
+    "value_floats": "float32",
+    "value_int": "int64",
+    "value_ints": "int64",
+}
+"""Attributes of Constant besides `value`, and the types that they mean; strings stay."""
 
 
 def _name_reason(error: Exception) -> str:

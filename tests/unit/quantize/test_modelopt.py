@@ -1,11 +1,14 @@
 """ModelOpt's conversion of models whose names, outputs, or operators it would lose."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from tests.fakes.graphs import onnx_model
 from tests.unit.backends.test_graph_names import odd_names
 from tests.unit.quantize.test_qdq_forms import draw, quantize, run, snr_db
@@ -14,7 +17,7 @@ from tests.unit.quantize.test_qdq_names import PLAIN, X, residual
 from optpipe.backends.graph_names import PlainNames
 from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision
-from optpipe.quantize.modelopt import convert_by_modelopt, round_rest_to_half
+from optpipe.quantize.modelopt import convert_by_modelopt, round_rest_to_half, state_constant_types
 
 pytestmark = pytest.mark.slow  # ModelOpt's import takes seconds
 
@@ -115,3 +118,37 @@ def test_notes_on_types_without_shapes_do_not_matter(inside, tmp_path) -> None:
     feeds = {"x": draw(4, 16, seed=3)}
     half = round_rest_to_half(model, "net", tmp_path)
     assert snr_db(run(model, feeds)[0], run(half, feeds)[0]) > 50
+
+
+CONSTANTS: dict[str, dict[str, Any]] = {
+    "one number": {"value_float": 2.5},
+    "numbers": {"value_floats": [2.5, -1.0]},
+    "one integer": {"value_int": 2**40},
+    "integers": {"value_ints": [3, -4]},
+    "a tensor": {"value": numpy_helper.from_array(np.array([1.5], np.float16))},
+}
+
+
+@pytest.mark.parametrize("case", CONSTANTS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_constants_keep_their_values_as_tensors(case, inside) -> None:
+    node = helper.make_node("Constant", [], ["c"], "c", **CONSTANTS[case])
+    zeros = helper.make_node("ConstantOfShape", ["two"], ["z"], "z")
+    kind = 1 if "float" in str(list(CONSTANTS[case])) else 10 if case == "a tensor" else 7
+    outputs = [helper.make_tensor_value_info("c", kind, None)]
+    outputs.append(helper.make_tensor_value_info("z", 1, None))
+    two = numpy_helper.from_array(np.array([2]), "two")
+    graph = helper.make_graph([node, zeros], "g", [], outputs, [two])
+    if inside:
+        yes = numpy_helper.from_array(np.array(True), "yes")
+        branch = helper.make_node("If", ["yes"], ["c", "z"], then_branch=graph, else_branch=graph)
+        graph = helper.make_graph([branch], "g", [], outputs, [yes])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+
+    expected = ReferenceEvaluator(model).run(None, {})
+    state_constant_types(model)
+    for one, two in zip(expected, ReferenceEvaluator(model).run(None, {}), strict=True):
+        assert np.asarray(one).dtype == np.asarray(two).dtype
+        np.testing.assert_array_equal(one, two)
+    nodes = model.graph.node[0].attribute[0].g.node if inside else model.graph.node
+    assert [each.attribute[0].name for each in nodes] == ["value", "value"]

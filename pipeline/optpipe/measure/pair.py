@@ -418,9 +418,9 @@ def _compare_once(
 
 def read_trial_ns(found: Measurement) -> float:
     """The trial's median; its mean if it has too few queries for one, as with a slow model or a disturbed trial."""
-    if found.interrupted:
-        raise StageError(
-            "interrupted before the comparison was complete; the latency is not judged"
-        )
+    if (
+        found.interrupted
+    ):  # the worker ended in order; a comparison that is not complete is not judged
+        raise KeyboardInterrupt
     few = found.latency_ns is not None and found.latency_ns.median is None
     return read_pair_figure(found, PairMetric.MEAN if few else PairMetric.P50)

@@ -61,6 +61,7 @@ def test_damaged_headers_are_bad_input(at):
         parse_parquet(bytes(content), Path("x"))
 
 
+@pytest.mark.slow
 def test_nothing_else_reads_parquet():
     """Law over the source: every other reader would skip the check of sizes."""
     for path in PACKAGE.rglob("*.py"):

@@ -586,4 +586,4 @@ def find_kind(section: str) -> str:
 
 def find_kind_of_look(section: str) -> str:
     """The key of `BuildEvidence.looks`: a newly approved baseline is another look at regressions alone."""
-    return section if section == "regression" else find_kind(section)
+    return section if SECTIONS[section].of_loss else find_kind(section)

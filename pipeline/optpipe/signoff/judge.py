@@ -13,7 +13,16 @@ from optpipe.core.entries import ArtifactInfo, Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import find_differing_settings, format_settings
 from optpipe.core.metrics.measured import P50
-from optpipe.core.metrics.sections import ACCURACY, DROP, PRECISION, Sense
+from optpipe.core.metrics.sections import (
+    ACCURACY,
+    DROP,
+    OUTPUTS,
+    PARITY,
+    PRECISION,
+    REGRESSION,
+    SPEEDUP,
+    Sense,
+)
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import Dimension, Estimate, format_quantity, format_snr
 from optpipe.core.verdict import (
@@ -349,22 +358,28 @@ def _note_look(evidence: BuildEvidence) -> Note:
 
 def _describe_looks(evidence: BuildEvidence) -> Iterator[str]:
     """One phrase for each kind of evidence that was judged: `accuracy, look 2 (2 sets of samples), at 99.17%`."""
-    baselines = evidence.find_look("regression").number - evidence.find_look("bench").number + 1
+    baselines = evidence.find_look(REGRESSION.name).number - evidence.find_look("bench").number + 1
     approved = f" and {baselines} baselines" if baselines > 1 else ""
     kinds = (
         ("measurements", "bench", "bench run", " of one load", evidence.measured),
-        ("regression", "regression", "bench run", f" of one load{approved}", evidence.baseline),
-        ("speedup", "turns", "comparison", " in turns", evidence.turns),
-        ("accuracy", "evaluate", "set", " of samples", evidence.accuracy),
-        ("preprocessing", "preprocess", "set", " of images", evidence.preprocessing),
+        (
+            REGRESSION.name,
+            REGRESSION.name,
+            "bench run",
+            f" of one load{approved}",
+            evidence.baseline,
+        ),
+        (SPEEDUP.name, "turns", "comparison", " in turns", evidence.turns),
+        (ACCURACY.name, "evaluate", "set", " of samples", evidence.accuracy),
+        (PARITY.name, "preprocess", "set", " of images", evidence.preprocessing),
         ("Tensor Cores", "profile", "profile", "", evidence.tensor_core_share),
-        ("outputs", "build", "set", " of samples", evidence.outputs),
+        (OUTPUTS.name, "build", "set", " of samples", evidence.outputs),
     )
     for name, kind, what, of, judged in kinds:
         look = evidence.find_look(kind)
         if not judged:
             continue
-        count = evidence.find_look("bench").number if kind == "regression" else look.number
+        count = evidence.find_look("bench").number if kind == REGRESSION.name else look.number
         why = f"{count} {what}{'s' if count > 1 else ''}{of}"
         if look.builds > 1:
             why += f", on which {look.builds} builds were evaluated"

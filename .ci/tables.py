@@ -1,11 +1,12 @@
-"""Makes the tables of limits, scores, and units from the metrics: in the dossier format and in its independent verifier.
+"""Makes the tables that the dossier format and its independent verifier share with optpipe, in both files.
 
 `uv run python .ci/tables.py` writes them, `--check` only compares. The verifier's arithmetic is written a second time, on
-purpose; what a limit is called, and in which unit it is, is not arithmetic.
+purpose; what a limit or a column is called, and in which unit or type it is, is not arithmetic.
 """
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from pprint import pformat
 
@@ -13,54 +14,57 @@ from optpipe.core.metrics.measured import OTHERS, SHOWN, Percentile
 from optpipe.core.metrics.scores import SCORE_NAMES
 from optpipe.core.metrics.sections import JUDGED, Section
 from optpipe.core.quantity import Dimension
+from optpipe.core.tables import ANY, COLUMNS, WHOLE
 
 ROOT = Path(__file__).parents[1]
 FORMAT = ROOT / "docs" / "dossier-format.md"
 VERIFIER = ROOT / "verifier" / "verify_dossier.py"
+MARKS = {
+    FORMAT: ("<!-- made by .ci/tables.py: {} -->\n", "<!-- end -->\n"),
+    VERIFIER: ("# made by .ci/tables.py: {}\n", "# end\n"),
+}
 WORDS = {Dimension.SHARE: "a fraction"}
 
 
 def main() -> None:
-    """Exits with 1 if `--check` is given and a file is not as the metrics are."""
-    only_check = "--check" in sys.argv[1:]
-    old = {path: path.read_text(encoding="utf-8") for path in (FORMAT, VERIFIER)}
-    new = {
-        FORMAT: replace_between(
-            old[FORMAT], "<!-- made by .ci/tables.py -->\n", "<!-- end -->", make_format_table()
-        ),
-        VERIFIER: replace_between(
-            old[VERIFIER], "# made by .ci/tables.py\n", "# end\n", make_verifier_tables()
-        ),
-    }
-    changed = [path.relative_to(ROOT) for path in new if new[path] != old[path]]
-    if only_check and changed:
-        names = " and ".join(map(str, changed))
-        sys.exit(f"the tables in {names} are old; run `uv run python .ci/tables.py`")
-    for path, text in new.items():
-        path.write_text(text, encoding="utf-8")
+    """Exits with 1 if `--check` is given and a file is not as optpipe is."""
+    changed = []
+    for path, tables in TABLES.items():
+        old = new = path.read_text(encoding="utf-8")
+        for name, make in tables.items():
+            new = replace_table(new, path, name, make())
+        if new != old:
+            changed.append(str(path.relative_to(ROOT)))
+            if "--check" not in sys.argv[1:]:
+                path.write_text(new, encoding="utf-8")
+    if changed and "--check" in sys.argv[1:]:
+        sys.exit(
+            f"the tables in {' and '.join(changed)} are old; run `uv run python .ci/tables.py`"
+        )
 
 
-def replace_between(text: str, begin: str, end: str, content: str) -> str:
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
-    assert rest, begin
-    assert after, end
+def replace_table(text: str, path: Path, name: str, content: str) -> str:
+    begin, end = (mark.format(name) for mark in MARKS[path])
+    before, begun, rest = text.partition(begin)
+    _, ended, after = rest.partition(end)
+    assert begun, f"{path} has no line {begin}"
+    assert ended, f"{path}: the table {name} has no end"
     return f"{before}{begin}{content}{end}{after}"
 
 
-def make_format_table() -> str:
-    """The rows of section 4: keys with one sense and one unit stand together."""
+def describe_limits() -> str:
+    """Section 4 of the format: keys with one sense and one unit stand together."""
     rows = [
         "| section | keys | sense, base unit |",
         "|---|---|---|",
         "| `environment` | `gpu`, `driver`, `cpu`, `python`, `packages.NAME` | equals |",
-        *map(describe_section, JUDGED),
+        *map(_describe_section, JUDGED),
         "| `metrics.NAME` | `maximum` · `minimum` | at most · at least, the base unit that has the limit's unit (1 without a unit) |",
     ]
     return "\n".join(rows) + "\n"
 
 
-def describe_section(section: Section) -> str:
+def _describe_section(section: Section) -> str:
     groups: dict[str, list[str]] = {}
     for key, (sense, dimension) in section.limits.items():
         unit = WORDS.get(dimension, str(dimension))
@@ -69,7 +73,23 @@ def describe_section(section: Section) -> str:
     return f"| `{section}` | {keys} | {' · '.join(groups)} |"
 
 
-def make_verifier_tables() -> str:
+def describe_columns() -> str:
+    """Section 1.2 of the format: columns of one type stand together."""
+    rows = ["| table | columns |", "|---|---|"]
+    for kind, types in COLUMNS.items():
+        by_type: dict[str, list[str]] = {}
+        for name, type_ in types.items():
+            by_type.setdefault(type_, []).append(f"`{name}`")
+        columns = " · ".join(
+            f"{', '.join(names)} ({'as the task says' if type_ == ANY else type_})"
+            for type_, names in by_type.items()
+        )
+        rows.append(f"| {kind}{', all of' if kind in WHOLE else ''} | {columns} |")
+    return "\n".join(rows) + "\n"
+
+
+def write_limits() -> str:
+    """The verifier's names, percentiles, and units of limits."""
     percentiles = {
         one.name: one.percent for one in (*SHOWN, *OTHERS) if isinstance(one, Percentile)
     }
@@ -86,14 +106,29 @@ def make_verifier_tables() -> str:
     units = {str(each): dict(each.units) for each in Dimension}
     points = units.pop(str(Dimension.POINTS))
     plain = {name: factor for name, factor in points.items() if name not in SCORE_NAMES}
-    tables = {
-        "TAILS": pooled,
-        "ASKED": percentiles,
-        "SCORES": SCORE_NAMES,
-        "UNITS": units | {str(Dimension.POINTS): plain | dict.fromkeys(SCORE_NAMES, 1.0)},
-        "SECTIONS": sections,
-        "FIGURES": figures,
-    }
+    return _write_python(
+        {
+            "TAILS": pooled,
+            "ASKED": percentiles,
+            "SCORES": SCORE_NAMES,
+            "UNITS": units | {str(Dimension.POINTS): plain | dict.fromkeys(SCORE_NAMES, 1.0)},
+            "SECTIONS": sections,
+            "FIGURES": figures,
+        }
+    )
+
+
+def write_columns() -> str:
+    """The verifier's columns and their types by kind of table, and the kinds that have all of them."""
+    return _write_python(
+        {
+            "COLUMNS": {kind: dict(types) for kind, types in COLUMNS.items()},
+            "WHOLE": tuple(sorted(WHOLE)),
+        }
+    )
+
+
+def _write_python(tables: dict[str, object]) -> str:
     code = "\n".join(
         f"{name} = {pformat(value, sort_dicts=False)}" for name, value in tables.items()
     )
@@ -105,6 +140,12 @@ def make_verifier_tables() -> str:
         check=True,
     )
     return done.stdout
+
+
+TABLES: dict[Path, dict[str, Callable[[], str]]] = {
+    FORMAT: {"columns": describe_columns, "limits": describe_limits},
+    VERIFIER: {"columns": write_columns, "limits": write_limits},
+}
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ LOAD = {
 }
 GAP = log1p(0.05)
 # Names and units of §4: the unit of each limit; one called `minimum…`, and that of a precision, is a lower limit.
-# made by .ci/tables.py
+# made by .ci/tables.py: limits
 TAILS = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}
 ASKED = {
     "p50": 50.0,
@@ -289,7 +289,7 @@ ERROR_SUMS = (  # §8.2: r, d, o, q, s, m
     "difference_sum",
     "difference_max",
 )
-# columns, by .ci/format_tables.py
+# made by .ci/tables.py: columns
 COLUMNS = {
     "samples": {
         "phase": "UInt8",
@@ -394,15 +394,10 @@ COLUMNS = {
         "target_memory": "String",
         "graph_node": "Int64",
     },
-    "ranges": {
-        "start_ns": "Int64",
-        "end_ns": "Int64",
-        "thread": "Int64",
-        "name": "String",
-    },
+    "ranges": {"start_ns": "Int64", "end_ns": "Int64", "thread": "Int64", "name": "String"},
 }
-WHOLE = {"api", "copies", "errors", "kernels", "ranges"}
-# end of columns
+WHOLE = ("api", "copies", "errors", "kernels", "ranges")
+# end
 ALIGNED = {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16}
 KERNELS = {
     name: re.compile(pattern, re.IGNORECASE)

@@ -1,6 +1,6 @@
 """The columns of every Parquet file of a dossier: one table, from which the format document and the verifier have theirs.
 
-`.ci/format_tables.py` writes both; a column or a type that is not here is refused by name.
+`.ci/tables.py` writes both; a column or a type that is not here is refused by name.
 """
 
 import re

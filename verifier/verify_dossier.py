@@ -58,8 +58,9 @@ SUMS, SEAL = (
 STAMP = "SHA256SUMS.tsr"
 FILES = re.compile(
     r"(request|verdict|comparison)\.json|policy\.toml|report\.(html|md)|junit\.xml|"
-    r"builds/[^/]+/(manifest\.json|errors\.parquet)|(baseline/)?runs/[^/]+/.+"
+    r"builds/[^/]+/(manifest\.json|errors\.parquet)|(baseline/)?runs/[^/]+/(.+/)?[^/]+\.(json|parquet|png)"
 )
+PLAIN = re.compile(r"[ -\[\]-~]+")  # printable ASCII without a backslash
 KEYS = {  # of the request and of the verdict, sorted
     "request.json": [
         "artifact",
@@ -1634,6 +1635,11 @@ class Dossier:
             parse_float=lambda text: float(text) if isfinite(float(text)) else refuse(text[:24]),
         )
         json.dumps(found, ensure_ascii=False).encode("utf-8")  # no half of a surrogate pair
+        if isinstance(found, dict):
+            version, model = found.get("schema_version", 1), found.get("model")
+            self.check(type(version) is int, f"{name}: schema_version is {version!r}")
+            spaced = isinstance(model, str) and model != model.strip()
+            self.check(not spaced, f"{name}: the model is called {model!r}")
         return found
 
     def frame(self, name):
@@ -1812,10 +1818,13 @@ def check_seal(at):
     listed, lines = at.bytes(SUMS), []
     for name in check_sizes(at):
         if at.path(name).is_file() and name not in (*SEAL, STAMP):
-            at.check(FILES.fullmatch(name), f"{name}: not part of a dossier")
+            at.check(FILES.fullmatch(name), f"{name!r}: not part of a dossier")
+            at.check(PLAIN.fullmatch(name), f"{name!r}: not printable ASCII, or a backslash")
             lines.append(f"{digest(at.bytes(name))}  {name}\n")
             if name.endswith(".json"):
                 at.json(name)
+    alike = len({line.lower().rpartition("  ")[2] for line in lines}) < len(lines)
+    at.check(not alike, "two paths differ in the case of letters alone")
     changed = sorted({*lines} ^ {*listed.decode().splitlines(keepends=True)})
     at.differs += [f"{SUMS}: changed, missing, or added: {line}" for line in changed]
     at.check(changed or "".join(lines).encode() == listed, f"{SUMS}: not sorted, or a path twice")

@@ -39,7 +39,7 @@ from optpipe.models.artifacts.lookup import (
 )
 from optpipe.preprocess.proof import PreprocessRecord, is_proof_for
 from optpipe.signoff.build_evidence import is_of_other_file
-from optpipe.signoff.dossier import DossierRequest, hash_verifier, split_runs
+from optpipe.signoff.dossier import RUN_SUFFIXES, DossierRequest, hash_verifier, split_runs
 from optpipe.signoff.evidence import JUDGED_RUNS
 from optpipe.signoff.judge import require_waivable
 from optpipe.signoff.policy import Policy
@@ -330,7 +330,9 @@ def _copy_run(
     if run.kind in ("profile", "preprocess"):
         kept_always = {path for path in sizes if path.endswith(".json") or path == ROWS}
         left_out = {
-            path for path, size in sizes.items() if size > LARGEST_TABLE_BYTES
+            path
+            for path, size in sizes.items()
+            if size > LARGEST_TABLE_BYTES or Path(path).suffix not in RUN_SUFFIXES
         } - kept_always
     for one in read_measurements(run.files) if run.kind == "bench" else ():
         files = [name for name in (one.samples_file, one.machine_file) if name]

@@ -44,6 +44,8 @@ from optpipe.workspace.file_names import BUILDS, POLICY, REQUEST
 from optpipe.workspace.places import find_shipped_folder, move_folder
 from optpipe.workspace.seal import seal_folder, sign_folder
 
+RUN_SUFFIXES = frozenset({".json", ".parquet", ".png"})
+"""Of the files of a run in a dossier; a recording and a log stay in the workspace."""
 BUILD_KINDS = {
     kind.KIND: kind
     for kind in (

@@ -20,6 +20,7 @@ from optpipe.core.errors import (
     BadInputError,
     ExitStatus,
     GateError,
+    escape,
     first_line,
 )
 from optpipe.core.files import Files
@@ -43,7 +44,13 @@ from optpipe.models.artifacts.lookup import hash_engine
 from optpipe.preprocess.proof import find_impossible_images
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.copies import find_copies
-from optpipe.signoff.dossier import BUILD_KINDS, Dossier, DossierRequest, read_dossier
+from optpipe.signoff.dossier import (
+    BUILD_KINDS,
+    RUN_SUFFIXES,
+    Dossier,
+    DossierRequest,
+    read_dossier,
+)
 from optpipe.signoff.evidence import DOCUMENTS, RECOMPUTE
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.loosened import describe_loosened
@@ -70,7 +77,6 @@ from optpipe.workspace.seal import (
 from optpipe.workspace.timestamp import Timestamp, check_timestamp
 
 _OWN = {REQUEST, POLICY, VERDICT, *REPORTS, *UNSEALED}
-_FOLDERS = {BUILDS, "runs", "baseline"}
 CLOCKS_APART = timedelta(minutes=1)
 """Largest difference between the clocks of two machines."""
 
@@ -255,20 +261,49 @@ def _find_unknown_keys(dossier: Dossier) -> Iterator[str]:
 
 def _find_foreign_files(files: Files) -> Iterator[str]:
     """Files that do not belong in a dossier, and invalid JSON: readers disagree about a bare NaN."""
+    lower: dict[str, str] = {}
     for path in sorted(files.folder.rglob("*")):
         name = path.relative_to(files.folder).as_posix()
-        record = name.split("/")
-        known = name in _OWN if len(record) == 1 else record[0] in _FOLDERS
-        stray = record[0] == BUILDS and (
-            len(record) != 3 or path.name not in (MANIFEST, OUTPUT_ERRORS)
-        )
-        if path.is_file() and (stray or not known):
+        if path.is_file() and not _is_part(name):
             yield f"{name}: not part of a dossier"
+        if path.is_file() and not _has_plain_name(name):
+            yield f"{escape(name)}: a path has printable ASCII characters without a backslash"
+        if path.is_file() and (twin := lower.setdefault(name.lower(), name)) != name:
+            yield f"{name}: differs from {twin} in the case of letters alone"
         if path.suffix == ".json":
             try:
                 document_from_json(files.read(name), name)
             except BadInputError as error:
                 yield str(error)
+
+
+def _is_part(name: str) -> bool:
+    """Whether the format defines a file of this path."""
+    first, *others = name.split("/")
+    if not others:
+        return name in _OWN
+    if first == BUILDS:
+        return len(others) == 2 and others[1] in (MANIFEST, OUTPUT_ERRORS)
+    if first == "baseline":
+        first, *others = others
+    return first == "runs" and len(others) >= 2 and Path(name).suffix in RUN_SUFFIXES
+
+
+def _find_spaced_models(dossier: Dossier) -> Iterator[str]:
+    """Documents that name a model with spaces at its ends, which look like the name without them."""
+    documents: list[tuple[Files, str]] = [(dossier.files, REQUEST)]
+    for run in (*dossier.every_run, *dossier.baseline_runs):
+        documents += [
+            (run.files, name) for name in DOCUMENTS.get(run.kind, {}) if run.files.has(name)
+        ]
+    for files, name in documents:
+        model = record_from_files(files, name, dict).get("model")
+        if isinstance(model, str) and model != model.strip():
+            yield f"{files.prefix}{name}: the model is called {model!r}"
+
+
+def _has_plain_name(name: str) -> bool:
+    return name.isascii() and name.isprintable() and "\\" not in name
 
 
 def find_contradictions(dossier: Dossier) -> Iterator[str]:
@@ -277,6 +312,7 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
     stored = record_from_files(dossier.files, REQUEST, dict)
     if absent := {each.name for each in fields(DossierRequest)} - set(stored):
         yield f"{REQUEST}: has no key {', '.join(sorted(absent))}"
+    yield from _find_spaced_models(dossier)
     builds = {each.id: each for each in dossier.builds}
     for entry in builds.values():
         yield from _check_entry(entry, builds)

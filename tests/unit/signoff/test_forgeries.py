@@ -486,6 +486,15 @@ def write_file(name, content="<script>1</script>"):
     return forge
 
 
+def write_into_run(name, content="1"):
+    def forge(folder):
+        run = find_one(folder, "runs/bench-*/manifest.json").parent
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(content)
+
+    return forge
+
+
 def replace_text(pattern, old, new):
     def forge(folder):
         path = find_one(folder, pattern)
@@ -525,6 +534,19 @@ UNDEFINED = {
     "created at no time": in_request("created_utc", value="yesterday"),
     "deep JSON": write_file("comparison.json", "[" * 100_000),
     "deep JSON of a run": write_file("request.json", '{"a":' * 100_000),
+    "file among the runs": write_file("runs/notes.json"),
+    "file beside the baseline's runs": write_file("baseline/notes.json"),
+    "file among the baseline's runs": write_file("baseline/runs/notes.json"),
+    "page in a run": write_into_run("page.html"),
+    "program in a run": write_into_run("samples/run.sh"),
+    "escape in a name": write_into_run("samples/\x1b[2J.json"),
+    "backslash in a name": write_into_run("samples/a\\b.json"),
+    "reversed letters in a name": write_into_run("samples/\u202egnp.json"),
+    "names that differ in case": write_into_run("Manifest.json", "{}"),
+    "version as a fraction": in_request("schema_version", value=1.0),
+    "half of a pair of surrogates": in_request("model", value="\ud800"),
+    "space after the model": in_request("model", value=lambda name: f"{name} "),
+    "space before the model of an evaluation": in_file("runs/evaluate-*/evaluate.json", "model", value=lambda name: f" {name}"),
 }  # fmt: skip
 
 

@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import optpipe
 from optpipe.core.metrics.registry import METRICS, find_metric
 from optpipe.core.metrics.scores import SCORE_NAMES
@@ -59,6 +61,7 @@ def list_asked(node: ast.AST) -> list[str]:
     return several if len({*several} - WORDS) > 1 else []
 
 
+@pytest.mark.slow
 def test_no_other_room_compares_a_metric_s_name() -> None:
     asked = []
     for path in sorted(PACKAGE.rglob("*.py")):

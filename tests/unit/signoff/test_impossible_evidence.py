@@ -268,6 +268,7 @@ EVIDENCE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVIDENCE)
 def test_evidence_that_contradicts_itself_is_refused_by_both_verifiers(dossier, honest, name):
     before = {*check_dossier(honest).problems}, {*examine(honest)[0].differs}

@@ -6,7 +6,6 @@ the place of that file, relative to the workspace's folder if it lies there. So 
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from optpipe.core.card import ModelCard, card_from_file
 from optpipe.core.entries import ModelInfo
@@ -15,7 +14,7 @@ from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import CARD
 
 
-def read_stored_card(model: Entry[Any]) -> ModelCard:
+def read_stored_card(model: Entry[ModelInfo]) -> ModelCard:
     """The card of the stored model `model`, with the absolute places of its data as of now."""
     card, file = card_from_file(model.file(CARD)), find_card_file(model)
     if file is None or not card.data:

@@ -353,7 +353,7 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
 
 
 def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
-    transform = read_stored_card(Store(job.workspace).find(job.model)).transform
+    transform = read_stored_card(Store(job.workspace).find(job.model, ModelInfo)).transform
     assert transform is not None
     pipeline = make_reading_pipeline(job.images, transform, job.plan)
     synchronize = _make_synchronizer(on_gpu=torch.cuda.is_available() and job.plan.device == "gpu")

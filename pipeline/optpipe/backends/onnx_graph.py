@@ -328,7 +328,7 @@ _COMPUTES_SIZES = _KEEPS_VALUES | {
     "Sum",
     "Where",
 }
-"""What a size is computed with: where one of these reads an input, its outputs grow with it."""
+"""Operators that compute sizes: if one of them reads an input, its outputs grow with the input's values."""
 _READS_INDICES = {"Gather": (1,), "GatherElements": (1,), "GatherND": (1,), "Where": (0,)}
 """The inputs of these that choose values and are none."""
 
@@ -531,7 +531,7 @@ def layers_from_onnx(
 ) -> tuple[LayerType, ...]:
     """The nodes of a graph that compute, each with the type of its data input and its MACs.
 
-    The MACs are None where they are not known: see `count_graph_macs`.
+    The MACs are None if they are unknown: see `count_graph_macs`.
 
     `source` is the graph that a runtime optimized to `model`: it has the shapes that inference loses at the runtime's operators.
     """

@@ -1,7 +1,7 @@
 """How many multiply-accumulates (MACs) the matrix products of an ONNX node have, and in which type it computes them.
 
-The count of a node is a number, 0 for an operator without products, or None where it is not known: an operator that is
-in none of the tables here, or sizes that shape inference does not find. What is unknown is never counted as nothing.
+A node's count is a number, which is 0 for an operator without products. It is None if it is unknown: for an operator that no
+table here has, or if shape inference does not find a size. An unknown count never becomes 0.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What is deprecated, since when, and until when: the promise in docs/reference/library.md, which a test keeps."""
+"""Deprecated names, with the versions that warn and that remove them. docs/reference/library.md promises it; a test checks it."""
 
 import warnings
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ class Deprecation:
     removed_in: str
     """The first version without it: at least one minor version after `since`."""
     instead: str
-    """What to use."""
+    """The name or argument to use in its place."""
 
 
 DEPRECATIONS: tuple[Deprecation, ...] = ()

@@ -96,7 +96,7 @@ def _open_inside(root: Path, name: str) -> Iterator[BufferedReader]:
 
 
 MAX_DOCUMENT_BYTES = 2**26
-"""Of a text that someone wrote or a program made: a card, a list of files, JSON."""
+"""The size limit of a document, such as a card, a list of files, or JSON."""
 
 
 @contextmanager

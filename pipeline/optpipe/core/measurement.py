@@ -268,13 +268,13 @@ class InputPool:
 
 @dataclass(frozen=True, slots=True)
 class PluginFigure:
-    """What a metric of another distribution computed for one process. Its code is not here when a dossier is verified elsewhere."""
+    """A figure that a plug-in's metric computed for one process. Verification does not need the plug-in."""
 
     value: float | None
     """In `unit`; None if there is none."""
     unit: Dimension
     distribution: str
-    """That computed it, with its version: `optpipe-jitter 1.0`."""
+    """The distribution that computed it, and its version: `optpipe-jitter 1.0`."""
     why_not: str | None = None
 
 
@@ -333,7 +333,7 @@ class Measurement:
 
     @property
     def invalid_reasons(self) -> tuple[Reason, ...]:
-        """Those that make it INVALID."""
+        """The reasons that make it INVALID."""
         return tuple(reason for reason in self.reasons if reason.invalidates)
 
     @property
@@ -442,7 +442,7 @@ class GroupFigure:
     inside: float | None
     """Standard deviation of one process's figure due to the noise inside it, as a share of the figure."""
     unit: Dimension | None = None
-    """Of a plug-in's figure."""
+    """The unit of a plug-in's figure."""
 
 
 @dataclass(frozen=True, slots=True)

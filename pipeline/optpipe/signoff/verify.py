@@ -232,9 +232,9 @@ def _compare_reports(dossier: Dossier, verdict: VerdictRecord) -> tuple[list[str
     return problems, [*undrawn, *other]
 
 
-def _find_unknown_keys(dossier: Dossier) -> Iterator[str]:
-    """Keys of a document that its record does not read, and keys that it lacks."""
-    documents: list[tuple[Files, str, object]] = [(dossier.files, REQUEST, dossier.request)]
+def _list_documents(dossier: Dossier) -> Iterator[tuple[Files, str, Any]]:
+    """The folder, the name, and the record of each document: of the request, and of builds and runs."""
+    yield dossier.files, REQUEST, dossier.request
     for entry in (*dossier.builds, *dossier.every_run, *dossier.baseline_runs):
         # versions before a field existed did not write it; removing an empty value is not a forgery
         plain = plain_from_record(entry.info)
@@ -243,17 +243,15 @@ def _find_unknown_keys(dossier: Dossier) -> Iterator[str]:
             for key, value in plain.items()
             if key in entry.manifest.info or value not in ("", [], None)
         }
-        documents.append((entry.files, MANIFEST, replace(entry.manifest, info=info)))
-        kinds = {
-            name: kind
-            for name, kind in DOCUMENTS.get(entry.kind, {}).items()
-            if entry.files.has(name)
-        }
-        documents += [
-            (entry.files, name, record_from_files(entry.files, name, kind))
-            for name, kind in kinds.items()
-        ]
-    for files, name, record in documents:
+        yield entry.files, MANIFEST, replace(entry.manifest, info=info)
+        for name, kind in DOCUMENTS.get(entry.kind, {}).items():
+            if entry.files.has(name):
+                yield entry.files, name, record_from_files(entry.files, name, kind)
+
+
+def _find_unknown_keys(dossier: Dossier) -> Iterator[str]:
+    """Keys of a document that its record does not read, and keys that it lacks."""
+    for files, name, record in _list_documents(dossier):
         place = f"{files.prefix}{name}"
         stored = document_from_json(files.read(name), place)
         yield from find_disagreements(stored, plain_from_record(record), place, (), "optpipe reads")
@@ -291,13 +289,8 @@ def _is_part(name: str) -> bool:
 
 def _find_spaced_models(dossier: Dossier) -> Iterator[str]:
     """Documents that name a model with spaces at its ends, which look like the name without them."""
-    documents: list[tuple[Files, str]] = [(dossier.files, REQUEST)]
-    for run in (*dossier.every_run, *dossier.baseline_runs):
-        documents += [
-            (run.files, name) for name in DOCUMENTS.get(run.kind, {}) if run.files.has(name)
-        ]
-    for files, name in documents:
-        model = record_from_files(files, name, dict).get("model")
+    for files, name, record in _list_documents(dossier):
+        model = getattr(record, "model", None)
         if isinstance(model, str) and model != model.strip():
             yield f"{files.prefix}{name}: the model is called {model!r}"
 

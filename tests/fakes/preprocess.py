@@ -80,4 +80,6 @@ def tuned_preprocessing(plan):
         throughput(loaders[1], error="out of memory"),
         throughput(dali, 10),
     )
-    return record_from_throughputs(tried, throughput(loaders[0], 20, 22), throughput(dali, 10, 11))
+    return record_from_throughputs(
+        tried, throughput(loaders[0], 20, 22, 20, 22), throughput(dali, 10, 11, 10, 11)
+    )

@@ -26,7 +26,7 @@ from optpipe.measure.validity import LIMITS
 from optpipe.models.inputs.images import preprocess_file
 from optpipe.preprocess.dali_pipeline import DaliPlan, make_reading_pipeline, run_dali_jobs
 from optpipe.stats.means import compute_ratio_of_sums_interval
-from optpipe.stats.ratio import alternate, compute_ratio_interval
+from optpipe.stats.ratio import SMALLEST_ROUNDS, alternate, ratio_from_rounds
 from optpipe.workspace.environment import count_cores
 
 WINDOWS = 12
@@ -142,7 +142,10 @@ class Throughput:
         return max((each.other_cpu_cores for each in self.repeats), default=None)
 
     def compute_interval(self) -> tuple[float, float] | None:
-        """95% interval of the rate by consecutive windows, widened to the rates of repetitions in other processes."""
+        """Interval of the rate by consecutive windows, widened to the rates of repetitions in other processes.
+
+        It is at 95% for windows of one process only: processes scatter more than so few of them show.
+        """
         if not self.repeats:
             return None
         found = compute_rate_interval(self.batch_ns, self.repeats[0].group, self.job.batch_size)
@@ -242,7 +245,8 @@ LOADER_BATCH = 64
 """Larger batches make the DataLoader no faster and its rounds longer: each worker makes whole batches."""
 LOADS = (1.0, 0.9)
 """Shares of the hardware JPEG decoder to try; with less the SMs are the limit (0.65: 10% slower, 0: a third)."""
-ROUNDS = 2
+ROUNDS = SMALLEST_ROUNDS
+"""Rounds in which the fastest of each kind are measured again; their scatter over processes gives the interval of the speedup."""
 QUICK = 0.5
 """Measuring time of the search as a share of that of the winners."""
 QuickJobs = Callable[[Sequence[DaliPlan | LoaderPlan]], list[ThroughputJob]]
@@ -341,14 +345,17 @@ def _try_pipelines(
 def record_from_throughputs(
     tried: Sequence[Throughput], dataloader: Throughput, dali: Throughput, seed: int = 0
 ) -> ThroughputTuning:
-    ours, theirs = dali.compute_interval(), dataloader.compute_interval()
-    rate, other = dali.images_per_s, dataloader.images_per_s
+    """`dataloader` and `dali` hold one repetition for each round; without all rounds of both the speedup has no interval."""
+    ours, theirs = dali.repeated_images_per_s, dataloader.repeated_images_per_s
+    complete = len(ours) == len(theirs) >= SMALLEST_ROUNDS
     return ThroughputTuning(
         tuple(each.summarize() for each in tried),
         dataloader.summarize(),
         dali.summarize(),
-        speedup=rate / other,
-        speedup_ci=compute_ratio_interval(rate, ours, other, theirs) if ours and theirs else None,
+        speedup=ratio_from_rounds(theirs, ours).value
+        if complete
+        else dali.images_per_s / dataloader.images_per_s,
+        speedup_ci=ratio_from_rounds(theirs, ours).ci if complete else None,
         seed=seed,
     )
 

@@ -10,7 +10,7 @@ same subject again and again in A B B A, but not in a drawn order (Fisher, The D
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil, exp, hypot, isfinite, log, log1p
+from math import ceil, exp, isfinite, log, log1p
 from random import Random
 from typing import TypeVar
 
@@ -94,18 +94,6 @@ def ratio_from_rounds(
     if mean is None:
         raise ValueError(f"the first {first} rounds are too few to know their scatter")
     return _ratio(mean.value, mean.error, mean.freedom, count, confidence)
-
-
-def compute_ratio_interval(
-    one: float, one_interval: Interval, other: float, other_interval: Interval
-) -> Interval:
-    """The interval of `one` / `other`, measured independently, at the confidence of theirs: on a log scale, relative errors add as
-    squares.
-    """
-    ratio = one / other
-    below = hypot(log(one / one_interval[0]), log(other_interval[1] / other))
-    above = hypot(log(one_interval[1] / one), log(other / other_interval[0]))
-    return ratio * exp(-below), ratio * exp(above)
 
 
 MOST_ENUMERATED = 16

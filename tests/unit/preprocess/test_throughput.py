@@ -22,11 +22,11 @@ from optpipe.preprocess.throughput import (
     make_job,
     measure_throughputs,
     merge_repeats,
+    record_from_throughputs,
     time_batches,
     tune_preprocessing,
     warn_about_other_load,
 )
-from optpipe.stats.ratio import compute_ratio_interval
 
 TRANSFORM = Transform((Decode(), Resize((40,)), CenterCrop(32, 32), Rescale(), Pack()))
 
@@ -54,6 +54,20 @@ def test_repetitions_are_put_together_and_widen_the_interval():
     assert both.repeated_images_per_s == pytest.approx((1000, 1e4 / 11))
     low, high = both.compute_interval()
     assert low <= 1e4 / 11 < both.images_per_s < 1000 <= high
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 4, 6])
+def test_the_interval_of_the_speedup_is_that_of_its_rounds(rounds):
+    def measure(factor):
+        # each round of the machine has another speed, which both share
+        times = [round(1e6 * factor * (1 + index % 3)) for index in range(rounds)]
+        return Throughput(dali(10), tuple(BatchTimes((ns,) * 24) for ns in times))
+
+    found = record_from_throughputs((), measure(20), measure(10))
+    assert found.speedup == pytest.approx(2)
+    assert (found.speedup_ci is None) == (rounds < 4)
+    if found.speedup_ci:
+        assert found.speedup_ci == pytest.approx((2, 2), rel=1e-3)
 
 
 @pytest.mark.slow
@@ -217,19 +231,3 @@ def test_a_burst_of_sixteen_workers_is_one_observation():
     assert compute_rate_interval(waits, 16, 64) is None, (
         "so uneven that the upper end would be several times the rate"
     )
-
-
-positive = st.floats(1.0, 1e6)
-
-
-@given(positive, positive, st.floats(0.001, 0.5), st.floats(0.001, 0.5))
-def test_the_interval_of_a_ratio_mirrors_that_of_its_inverse(one, other, spread, width):
-    mine, theirs = (
-        (one * (1 - spread), one * (1 + spread)),
-        (other * (1 - width), other * (1 + width)),
-    )
-    low, high = compute_ratio_interval(one, mine, other, theirs)
-    assert low < one / other < high
-    assert mine[0] / theirs[1] <= low * (1 + 1e-9)
-    back = compute_ratio_interval(other, theirs, one, mine)
-    assert (1 / back[1], 1 / back[0]) == pytest.approx((low, high))

@@ -359,6 +359,7 @@ COLUMNS = {
         "path": "String",
         "sha256": "String",
         "label": "String",
+        "group": "String",
         "class": "Int64",
         "truth": "any",
         "NAME:best": "List(Int64)",
@@ -502,9 +503,12 @@ def estimate_score(value, list_parts, samples, least=0.0, most=1.0, effect=1.0):
     return Estimate(value, interval)
 
 
-def estimate_mean(values):
-    """The mean of values from 0 to 1: an exact share if they are 0 or 1."""
+def estimate_mean(values, members=None):
+    """The mean of values from 0 to 1: an exact share if they are 0 or 1, and no samples share a group."""
     n, hits = len(values), sum(values)
+    if members:
+        parts = partial(add_up, values, members)
+        return estimate_score(fmean(values), parts, n, effect=find_size(members))
     if not {*values} <= {0, 1}:
         return estimate_score(fmean(values), lambda: values, n)
     return Estimate(
@@ -514,6 +518,27 @@ def estimate_mean(values):
             invert_beta(hits + 1, n - hits, (1 + confidence) / 2),
         ),
     )
+
+
+def number_groups(table):
+    """The group of each sample, from 0; None without a column of them, and if each sample is alone (§8.1)."""
+    names = [*map(str, table.get("group", ()))]
+    places = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    return [places[name] for name in names] if len(places) < len(names) else None
+
+
+def find_size(members):
+    """The number of samples in the group of a typical sample."""
+    sizes = Counter(members or ())
+    return sum(size**2 for size in sizes.values()) / sizes.total() if members else 1.0
+
+
+def add_up(values, members):
+    """The sums over groups of the deviations from the mean."""
+    sums, mean = [0.0] * (max(members) + 1), fmean(values)
+    for value, group in zip(values, members):
+        sums[group] += value - mean
+    return sums
 
 
 def estimate_ratio(parts, wholes):
@@ -728,7 +753,7 @@ def list_hits(objects):
     ]
 
 
-def score_boxes(truths, found, groups):
+def score_boxes(truths, found, groups, of):
     last, objects, boxes = (
         max((row[4] for rows in truths for row in rows), default=-1),
         defaultdict(Counter),
@@ -736,13 +761,13 @@ def score_boxes(truths, found, groups):
     )
     if last >= SIZES["class of a box"]:
         raise ValueError(f"a true box is of class {last}")
-    for image, pair in enumerate(zip(truths, found)):
+    for image, pair in zip(of, zip(truths, found)):
         for label in {
             row[4 + side] for side in (0, 1) for row in pair[side] if row[4 + side] <= last
         }:
             both = [[row for row in pair[side] if row[4 + side] == label] for side in (0, 1)]
-            objects[label][image % groups] += sum(not row[6] for row in both[0])
-            boxes[label] += [(score, image % groups, flags) for score, flags in match_boxes(*both)]
+            objects[label][image] += sum(not row[6] for row in both[0])
+            boxes[label] += [(score, image, flags) for score, flags in match_boxes(*both)]
     number = {label: each.total() for label, each in objects.items()}
 
     @cache
@@ -905,35 +930,40 @@ class Task(
     def find_effect(self, name, before):
         return self.effect(name, before) if callable(self.effect) else self.effect
 
-    def score(self, truths, found):
+    def score(self, truths, found, members=None):
         """The number of units; a score by name, without a group of them if one is given; and its parts by name."""
         if self.count and not self.finish:
             values = [*map(self.count, truths, found)]
-            return len(values), lambda _: fmean(values), lambda _: values, None
+            parts = add_up(values, members) if members else values
+            return len(values), lambda _: fmean(values), lambda _: parts, None
         units = list_pairs(truths, found) if self.least and not self.finish else truths
-        n, groups = len(units), min(len(units), 1000)
+        n, groups = len(units), min(max(members) + 1 if members else len(units), 1000)
+        of = [at % max(groups, 1) for at in members or range(n)]
+        sizes = Counter(of)
         if self.finish:
             rows = [*map(self.count, truths, found)]
             amounts = [*map(self.spread, rows)] if self.spread else None
-            sums = [sum(rows[at::groups], Counter()) for at in range(groups)]
+            sums = [Counter() for _ in range(groups)]
+            for at, row in zip(of, rows):
+                sums[at] = sums[at] + row
             sums, total = [*sums, Counter()], sum(sums, Counter())
 
             def score(name, left_out=-1):
                 return self.finish(total - sums[left_out])[name]
         elif self.spread:
-            score, amounts = score_boxes(truths, found, groups), [*map(self.spread, truths)]
+            score, amounts = score_boxes(truths, found, groups, of), [*map(self.spread, truths)]
         else:
             amounts = None
 
             def score(_, left_out=-1):
-                return correlate([pair for at, pair in enumerate(units) if at % groups != left_out])
+                return correlate([pair for at, pair in zip(of, units) if at != left_out])
 
         @cache
         def list_parts(name):
             whole = score(name)
             return [
-                (n - len(range(at, n, groups))) * (whole - score(name, at))
-                for at in range(groups if n > 1 else 0)
+                (n - sizes[at]) * (whole - score(name, at))
+                for at in range(groups if groups > 1 else 0)
             ]
 
         return n, score, list_parts, amounts
@@ -2397,7 +2427,10 @@ def observe_accuracy(at):  # §8.1
         figures = {
             each.artifact: estimate_answers(at, run, task, columns, table, each) for each in rows
         }.get(at.id, {})
-        at.compare(f"{run.place}: dataset", run.record.dataset, {"count": len(table[columns[0]])})
+        groups, data = len({*table.get("group", ())}) or None, run.record.dataset
+        known = {"count": len(table[columns[0]]), "groups": groups}
+        at.compare(f"{run.place}: dataset", {"groups": None} | data, known)
+        at.check(None not in table.get("group", ()), f"{run.place}: a sample has no group")
         for name, figure in figures.items() if counts else ():
             least = 0 if name == "agreement" else task.least
             hidden = (1 - least) * row.calibrated_on / max(row.samples, 1)
@@ -2439,13 +2472,14 @@ def estimate_answers(at, run, task, columns, table, row):
         )
     )
     figures, scores = {}, row.get("scores") and row.scores.scores
+    members, size = number_groups(table), find_size(number_groups(table))
     if task is not TASKS["classification"] or len({best[0] for best in source}) > 1:
         same = (
             task.agree_all(source, found) if task.agree_all else [*map(task.agree, source, found)]
         )
-        figures["agreement"] = estimate_mean(same)
+        figures["agreement"] = estimate_mean(same, members)
     (n, was, early, _), (_, now, late, amounts) = (
-        task.score(truths, each) if None not in truths else (0, None, None, None)
+        task.score(truths, each, members) if None not in truths else (0, None, None, None)
         for each in (source, found)
     )
     for name in (*task.scores, *(at.thresholds if task is TASKS["detection"] else ())) if n else ():
@@ -2454,10 +2488,10 @@ def estimate_answers(at, run, task, columns, table, row):
             lambda name, *both: [*map(sub, *(parts(name) for parts in both))], name, first, second
         )
         width, effect = 1 - task.least, task.find_effect(name, was(name))
-        effect = find_largest_effect(amounts, name) if amounts else effect
+        effect = size * (find_largest_effect(amounts, name) if amounts else effect)
         figures[name] = (
             estimate_score(now(name), partial(late, name), n, task.least, 1, effect)
-            if task.finish or not task.count
+            if task.finish or not task.count or members
             else estimate_mean(late(name))
         )
         loss = now(name) - was(name) if name in task.errors else was(name) - now(name)

@@ -291,11 +291,12 @@ class Workspace:
         rows=None,
         beside=(),
         first=0,
+        groups=None,
     ):
         """An evaluation whose source is right everywhere and whose artifact, of the file `sha256`, lost `lost` samples.
 
-        Builds with the IDs `beside` were evaluated with it, and samples are numbered from `first`. `dataset` says
-        what the samples are; the `rows` of another `task` are truths and the predictions of both.
+        Builds with the IDs `beside` were evaluated with it, samples are numbered from `first` and belong to `groups`.
+        `dataset` says what the samples are; the `rows` of another `task` are truths and the predictions of both.
         """
         run = begin_run(self.path, "evaluate")
         classes = [index % 10 for index in range(n)]
@@ -316,10 +317,13 @@ class Workspace:
             known = {"path": [str(at) for at in range(n)]}
             known["sha256"] = [hash_text(path) for path in known["path"]]
             table = pl.DataFrame(known | dict(zip(names, rows, strict=True)))
+        if groups is not None:
+            table = table.with_columns(pl.Series("group", groups))
         table.write_parquet(run.path / "predictions.parquet")
         lines = zip(table["sha256"], table["path"], strict=True)
         drawn = hash_text("".join(f"{known}  {path}\n" for known, path in lines))
         named = {"name": "digits/validation", "sha256": drawn, **(dataset or {})}
+        named |= {"groups": len(set(groups))} if groups else {}
         samples = Dataset(kind="images", count=n, unreadable=(), labeled=True, classes=10, **named)
         row = EvaluatedModel(
             entry.info.backend, entry.info.precision, "cpu", n, entry.id, sha256=sha256

@@ -44,7 +44,7 @@ COLUMNS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             **dict.fromkeys(("truth", "reference_prediction", "dali_prediction"), ANY),
         },
         "predictions": {
-            **dict.fromkeys(("path", "sha256", "label"), _TEXT),
+            **dict.fromkeys(("path", "sha256", "label", "group"), _TEXT),
             "class": _INT,
             "truth": ANY,
             "NAME:best": "List(Int64)",

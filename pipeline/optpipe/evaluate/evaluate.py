@@ -274,6 +274,11 @@ def write_predictions(
             name: [getattr(each, name) for each in samples.files]
             for name in ("path", "sha256", "label")
         },
+        **(
+            {"group": [each.group for each in samples.files]}
+            if any(each.group is not None for each in samples.files)
+            else {}
+        ),
         task.truth_column: [None] * len(samples.files) if truths is None else truths,
     }
     for row in rows:
@@ -323,6 +328,8 @@ def run_evaluation(
     samples, unreadable = load_sample_set(
         exported, card, source, count, seed, listener, truncate=truncate
     )
+    names = [each.group for each in samples.files]
+    task = task.with_groups(names)
     # fails before anything runs if the truths do not fit
     truths = task.read_truths(samples, card, task.count_classes(card))
     rows = evaluate_artifacts(model, exported, artifacts, samples, task, store, listener)
@@ -366,6 +373,7 @@ def run_evaluation(
                 labels=labels,
                 truncated=samples.truncated if isinstance(samples, TextSet) else 0,
                 validation=validates,
+                groups=len(set(names)) if names and None not in names else None,
             ),
             accuracy_budget=budget,
             results=tuple(scored),

@@ -119,11 +119,16 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
     if not run.files.has(PREDICTIONS):
         return
     stored = read_evaluation(run)
-    task, frame = _find_task(stored), read_predictions(run)
+    frame = read_predictions(run)
+    task, count = _find_task(stored).with_groups(read_groups(frame)), len(set(read_groups(frame)))
     truths, source = _read_truths(frame, task), _select_predictions(frame, task, "source")
     if source is None:
         raise BadInputError(f"{run.path / PREDICTIONS}: has no predictions of the source")
-    yield f"{EVALUATION}: dataset", stored.dataset, replace(stored.dataset, count=len(source))
+    yield (
+        f"{EVALUATION}: dataset",
+        stored.dataset,
+        replace(stored.dataset, count=len(source), groups=count or None),
+    )
     for row in stored.results:
         name = row.artifact or "source"
         found = source if name == "source" else _select_predictions(frame, task, name)
@@ -142,7 +147,7 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
 def recompute_accuracy(run: Run, artifact: str | None, confidence: float) -> dict[str, Observation]:
     """The figures of one artifact's predictions; empty without predictions."""
     evaluated, frame = read_evaluation(run), read_predictions(run)
-    task = _find_task(evaluated)
+    task = _find_task(evaluated).with_groups(read_groups(frame))
     found, source = (_select_predictions(frame, task, str(name)) for name in (artifact, "source"))
     if found is None or source is None:
         return {}
@@ -170,6 +175,15 @@ def _read_truths(frame: pl.DataFrame, task: TaskContract) -> Values | None:
 def _select_predictions(frame: pl.DataFrame, task: TaskContract, name: str) -> Values | None:
     column = f"{name}:{task.prediction_column}"
     return frame[column].to_list() if column in frame.columns else None
+
+
+def read_groups(frame: pl.DataFrame) -> list[str]:
+    """The source of every sample; empty without a column of them. Raises BadInputError for a sample without a source."""
+    if "group" not in frame.columns:
+        return []
+    if frame["group"].null_count():
+        raise BadInputError(f"{PREDICTIONS}: some samples have no group")
+    return [str(each) for each in frame["group"]]
 
 
 def read_predictions(run: Run) -> pl.DataFrame:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from optpipe.core.entries import WeightsRecord
 from optpipe.core.errors import ExitStatus, escape
 from optpipe.core.verdict import Verdict
+from optpipe.stats.paired import FEWEST_SAMPLES
 
 Bounds = tuple[float, float]
 """Bounds of a 95% confidence interval."""
@@ -118,6 +119,8 @@ class Dataset:
     """Texts that were cut at the model's maximum input length."""
     validation: bool | None = None
     """True for the whole validation set of the model's card; None in records of older versions."""
+    groups: int | None = None
+    """Sources of the samples, by the column `group`; None without it, and then the samples are taken as independent."""
 
     def describe(self) -> str:
         """`400 texts`, `400 texts (2 truncated)`."""
@@ -127,7 +130,15 @@ class Dataset:
 
     def identify(self) -> str:
         """`800 images of digits/validation (19b36f9e202f)`."""
-        return f"{self.describe()} of {escape(self.name)} ({escape(self.sha256[:12])})"
+        data = f"{self.describe()} of {escape(self.name)} ({escape(self.sha256[:12])})"
+        return f"{data}, {self.describe_groups()}"
+
+    def describe_groups(self) -> str:
+        """`in 40 groups`; `taken as independent: no group column`."""
+        if self.groups is None:
+            return "taken as independent: no group column"
+        few = f", fewer than {FEWEST_SAMPLES}: no interval" if self.groups < FEWEST_SAMPLES else ""
+        return f"in {self.groups} group{'s' if self.groups > 1 else ''}{few}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Figures of independent samples, and differences of two models on the same samples: of outputs, and of scores with intervals."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor, inf, log, log10, sqrt
 from zlib import crc32
@@ -329,6 +329,46 @@ def figure_from_samples(
     return SampledFigure(value, samples, len(parts) - 1, squares, cubes, effect, limits)
 
 
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Samples that share a source, such as a clip, a patient, or a document: only the sources are independent.
+
+    Sums over groups replace samples (the ratio estimator over clusters: Cochran, Sampling Techniques, 3rd ed., 9A.1; for paired shares:
+    Donner & Klar, Design and Analysis of Cluster Randomization Trials, 2000).
+
+    >>> groups = Groups(np.array([0, 0, 1, 1]))
+    >>> groups.count, groups.size
+    (2, 2.0)
+    """
+
+    members: NDArray[np.int64]
+    """The group of each sample (samples,), from 0 without gaps."""
+
+    @property
+    def count(self) -> int:
+        return int(self.members.max()) + 1
+
+    @property
+    def size(self) -> float:
+        """The number of samples in the group of a typical sample: what a lost group takes along."""
+        return float(np.mean(np.bincount(self.members)[self.members]))
+
+    def add_up(self, parts: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sums over groups (groups, ...) of the deviations of `parts` (samples, ...) from their mean."""
+        sums = np.zeros((self.count, *parts.shape[1:]))
+        np.add.at(sums, self.members, parts - parts.mean(axis=0))
+        return sums
+
+
+def groups_from_names(names: Sequence[str | None]) -> Groups | None:
+    """None without names, and if every sample is alone in its group, since it is independent of all others then."""
+    if not names or None in names:
+        return None
+    known = list(dict.fromkeys(names))
+    places = {name: place for place, name in enumerate(known)}
+    return None if len(known) == len(names) else Groups(np.array([places[each] for each in names]))
+
+
 def find_largest_effect(amounts: NDArray[np.float64]) -> float:
     """The change of a mean over classes, times the number of samples, by one wholly lost sample of the class that feels it most.
 
@@ -381,8 +421,13 @@ def count_samples_to_decide(
     return high
 
 
-def mean_from_samples(values: NDArray[np.float64]) -> Share | SampledFigure:
-    """The mean of `values` (samples,) from 0 to 1; an exact share if each is 0 or 1."""
+def mean_from_samples(
+    values: NDArray[np.float64], groups: Groups | None = None
+) -> Share | SampledFigure:
+    """The mean of `values` (samples,) from 0 to 1; an exact share if each is 0 or 1 and independent of the others."""
+    if groups is not None:
+        given = float(values.mean()), groups.add_up(values), len(values), (0.0, 1.0)
+        return figure_from_samples(*given, groups.size)
     if np.isin(values, (0.0, 1.0)).all():
         return Share(int(values.sum()), len(values))
     return figure_from_samples(float(values.mean()), values, len(values), (0.0, 1.0))
@@ -399,7 +444,11 @@ def compute_macro_f1(
 
 
 def compare_macro_f1(
-    labels: NDArray[np.int64], first: NDArray[np.int64], second: NDArray[np.int64], classes: int
+    labels: NDArray[np.int64],
+    first: NDArray[np.int64],
+    second: NDArray[np.int64],
+    classes: int,
+    groups: Groups | None = None,
 ) -> SampledFigure:
     """The first's macro F1 less the second's, by the delta method (Takahashi et al., Applied Intelligence 52, 2022).
 
@@ -412,6 +461,8 @@ def compare_macro_f1(
         np.mean((2 * len(labels) / sizes[labels] / present) ** 2)
     )  # of a sample that only one has right
     value = compute_macro_f1(labels, first, classes) - compute_macro_f1(labels, second, classes)
+    if groups is not None:
+        apart, effect = groups.add_up(apart), effect * groups.size
     return figure_from_samples(value, apart, len(labels), (-1.0, 1.0), effect)
 
 

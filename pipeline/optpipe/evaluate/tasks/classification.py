@@ -16,10 +16,11 @@ from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.models.inputs.task_data import find_label_indices
 from optpipe.stats.paired import (
     CONFIDENCE,
+    Groups,
     compare_macro_f1,
     compute_macro_f1,
-    compute_share_interval,
     figure_from_samples,
+    mean_from_samples,
 )
 
 TOP_K = 5
@@ -69,7 +70,8 @@ class Classification(TaskContract):
         classes: int,
     ) -> EvaluatedModel:
         arrays = (np.array(each) for each in (source, found, truths))
-        return replace(row, accuracy=compute_accuracy(*arrays, top5=classes > TOP_K))
+        accuracy = compute_accuracy(*arrays, top5=classes > TOP_K, groups=self.groups)
+        return replace(row, accuracy=accuracy)
 
     def gather(self, truths: Values, predictions: Values) -> NDArray[np.float64]:
         return np.equal([each[0] for each in predictions], truths).astype(np.float64)[:, None]
@@ -82,7 +84,7 @@ class Classification(TaskContract):
         return len({each[0] for each in source}) > 1
 
     def compute_parity(self, source: Values, found: Values) -> Agreement | None:
-        return compute_agreement(np.array(source), np.array(found))
+        return compute_agreement(np.array(source), np.array(found), self.groups)
 
 
 def list_best_classes(scores: np.ndarray) -> list[list[int]]:
@@ -91,28 +93,39 @@ def list_best_classes(scores: np.ndarray) -> list[list[int]]:
     return found
 
 
-def compute_agreement(source: NDArray[np.int64], found: NDArray[np.int64]) -> Agreement | None:
+def compute_agreement(
+    source: NDArray[np.int64], found: NDArray[np.int64], groups: Groups | None = None
+) -> Agreement | None:
     """Share of equal best classes, both (samples, k); None if the source model predicts one class for all samples."""
     before, after = source[:, 0], found[:, 0]
     if np.unique(before).size < 2:
         return None
-    same = int((before == after).sum())
-    return Agreement(same / len(before), compute_share_interval(same, len(before)))
+    same = mean_from_samples((before == after).astype(np.float64), groups)
+    return Agreement(same.value, same.interval(CONFIDENCE))
 
 
 def compute_accuracy(
-    source: NDArray[np.int64], found: NDArray[np.int64], labels: NDArray[np.int64], *, top5: bool
+    source: NDArray[np.int64],
+    found: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    *,
+    top5: bool,
+    groups: Groups | None = None,
 ) -> Accuracy:
     """Accuracy on `labels` (samples,) and the drop from the source model; both predictions are (samples, k), best first."""
     before, after = source[:, 0], found[:, 0]
     right, was_right = after == labels, before == labels
     lost, won, n = int((was_right & ~right).sum()), int((right & ~was_right).sum()), len(labels)
-    drop = figure_from_samples((lost - won) / n, was_right * 1.0 - right, n, (-1.0, 1.0))
+    parts, effect = was_right * 1.0 - right, 1.0
+    if groups is not None:
+        parts, effect = groups.add_up(parts), groups.size
+    drop = figure_from_samples((lost - won) / n, parts, n, (-1.0, 1.0), effect)
+    own = mean_from_samples(right.astype(np.float64), groups)
     classes = int(max(source.max(), found.max(), labels.max())) + 1
-    f1_drop = compare_macro_f1(labels, before, after, classes)
+    f1_drop = compare_macro_f1(labels, before, after, classes, groups)
     return Accuracy(
         top1=float(right.mean()),
-        top1_ci=compute_share_interval(int(right.sum()), n),
+        top1_ci=own.interval(CONFIDENCE),
         top5=float((found == labels[:, None]).any(axis=1).mean()) if top5 else None,
         macro_f1=compute_macro_f1(labels, after, classes),
         macro_f1_drop=f1_drop.value,

@@ -1,10 +1,11 @@
 """The interface of a task, and the scores, drops, and intervals that all tasks share."""
 
+import copy
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,12 @@ from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.stats.paired import (
     CONFIDENCE,
+    Groups,
     SampledFigure,
     Share,
     figure_from_samples,
     find_largest_effect,
+    groups_from_names,
     mean_from_samples,
 )
 
@@ -63,6 +66,22 @@ class TaskContract:
     """True if the task lists scores by class."""
     unit_kind: ClassVar[str | None] = None
     """Name of the units of `count_units` in the plural, if they are not the set's samples."""
+
+    groups: Groups | None = None
+    """The samples that share a source; None if they are taken as independent."""
+
+    def with_groups(self, names: Sequence[str | None]) -> Self:
+        """The task for samples whose sources have `names`; itself without names. Raises BadInputError if it cannot use them."""
+        groups = groups_from_names(names)
+        if groups is None:
+            return self
+        if self.unit_kind is not None:
+            raise BadInputError(
+                f"samples have groups, but this task scores {self.unit_kind}\nleave the column `group` out"
+            )
+        grouped = copy.copy(self)
+        grouped.groups = groups
+        return grouped
 
     @property
     def score(self) -> str:
@@ -224,8 +243,10 @@ class TaskContract:
                 self.find_effect(name, float(before)) if spread is None else spread,
                 -1.0 if find_score(name).lower_is_better else 1.0,
             )
+            effect *= 1.0 if self.groups is None else self.groups.size
             given = float(value), parts, count, self.score_range, effect
-            own = mean_from_samples(parts) if mine.are_means else figure_from_samples(*given)
+            is_share = mine.are_means and self.groups is None
+            own = mean_from_samples(parts) if is_share else figure_from_samples(*given)
             lost = figure_from_samples(
                 sign * float(before - value),
                 sign * (others - parts),
@@ -247,7 +268,7 @@ class TaskContract:
         """Agreement of `found` with `source`; None if the source predicts the same for all samples."""
         if not self.shows_something(source):
             return None
-        same = mean_from_samples(self.compute_sample_parity(source, found))
+        same = mean_from_samples(self.compute_sample_parity(source, found), self.groups)
         return Agreement(same.value, same.interval(CONFIDENCE))
 
     def observe(
@@ -262,7 +283,7 @@ class TaskContract:
         figures = {}
         if self.shows_something(source):
             figures["agreement"] = make(
-                mean_from_samples(self.compute_sample_parity(source, found)), about
+                mean_from_samples(self.compute_sample_parity(source, found), self.groups), about
             )
         if truths is None:
             return figures
@@ -285,12 +306,14 @@ def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Mea
     spread = [find_largest_effect(each) for each in task.spread_truths(gathered)]
     effects = tuple(spread)
     if type(task).compute_scores is TaskContract.compute_scores:
-        return Measured(gathered, gathered.mean(axis=0), gathered, count, True, effects)
-    groups = min(count, MOST_PARTS)
-    member = np.arange(count) % groups
+        parts = gathered if task.groups is None else task.groups.add_up(gathered)
+        return Measured(gathered, gathered.mean(axis=0), parts, count, True, effects)
+    units = np.arange(count) if task.groups is None else task.groups.members
+    groups = min(int(units.max(initial=-1)) + 1, MOST_PARTS)
+    member = units % max(groups, 1)
     whole = task.compute_scores(gathered, np.ones((1, count)))[0]
-    if count < 2:
-        return Measured(gathered, whole, np.zeros((count, len(whole))), count, False, effects)
+    if groups < 2:
+        return Measured(gathered, whole, np.zeros((groups, len(whole))), count, False, effects)
     without = task.compute_scores(
         gathered, (np.arange(groups)[:, None] != member).astype(np.float64)
     )

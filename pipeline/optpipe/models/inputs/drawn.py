@@ -20,7 +20,7 @@ from optpipe.core.events import Listener
 from optpipe.core.files import get_memory_bytes, hash_arrays, hash_text
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import group_pairs
-from optpipe.models.inputs.rows import LABELS, check_rows, lay_out
+from optpipe.models.inputs.rows import GROUP_NAMES, LABELS, check_rows, lay_out
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.store import Store
 
@@ -52,6 +52,8 @@ class DrawnPart:
     where: str
     columns: Mapping[Column, NDArray[Any]]
     truths: Truths | None = None
+    groups: NDArray[np.int64] | None = None
+    """The source of each sample, if the source names them and the columns are the model's inputs."""
 
     @property
     def count(self) -> int:
@@ -234,7 +236,7 @@ def _make_part(
     truths: Truths | None = None
     last = list(columns)[-1]
     for key, value in columns.items():
-        array = to_array(value)
+        array = _number_groups(value) if key in GROUP_NAMES else to_array(value)
         if array is None:
             listed = isinstance(value, list | tuple) or (
                 isinstance(value, np.ndarray) and value.dtype.kind in "OUS"
@@ -272,6 +274,17 @@ def _make_part(
         if axes.get(key, 0) is None
     }
     return DrawnPart(where, {**found, **shared}, truths)
+
+
+def _number_groups(value: Any) -> NDArray[Any] | None:
+    """The sources of samples as numbers, the same for the same name in every batch."""
+    array = to_array(value)
+    if array is not None:
+        return array
+    names = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
+        return None
+    return np.array([int(hash_text(each)[:15], 16) for each in names], np.int64)
 
 
 def _name(key: Column) -> str:
@@ -315,6 +328,7 @@ def store_data(drawn: DrawnData, card: ModelCard, store: Store, listener: Listen
         for number, row in rows
     )
     labeled = fitted[0].truths is not None
+    grouped = fitted[0].groups is not None
     integers = labeled and all(
         isinstance(each, int | np.integer) and not isinstance(each, bool)
         for part in fitted
@@ -325,7 +339,7 @@ def store_data(drawn: DrawnData, card: ModelCard, store: Store, listener: Listen
         "samples": hash_text("\n".join(sha256 for sha256, _, _ in hashes)),
         "inputs": [[each.name, each.dtype, each.batch] for each in card.inputs],
         "truths": "column" if labeled else None,
-    }
+    } | ({"groups": "column"} if grouped else {})
 
     def truth_of(place: tuple[int, int]) -> Any:
         part, row = place
@@ -340,6 +354,16 @@ def store_data(drawn: DrawnData, card: ModelCard, store: Store, listener: Listen
                 held[each.name] = values if each.batch is None else lay_out(values, each.batch)
             if integers and LABELS not in held:
                 held[LABELS] = np.array([truth_of(place) for place in group], np.int64)
+            if grouped:
+                groups = [fitted[part].groups for part, _ in group]
+                rows_of = [row for _, row in group]
+                held[GROUP_NAMES[0]] = np.array(
+                    [
+                        each[row]
+                        for each, row in zip(groups, rows_of, strict=True)
+                        if each is not None
+                    ]
+                )
             np.savez(folder / FOLDER / f"{number:05}.npz", allow_pickle=False, **held)
         if len(places) == 1:
             (folder / FOLDER / "00000.npz").rename(folder / FILE)
@@ -358,6 +382,7 @@ def _fit_part(part: DrawnPart, card: ModelCard) -> DrawnPart:
     """The part with its columns named as the model's inputs, and its truths apart."""
     names = [each.name for each in card.inputs]
     truths: Any = part.truths
+    groups: NDArray[np.int64] | None = None
     columns: dict[Column, NDArray[Any]]
     if all(isinstance(key, int) for key in part.columns):
         positional = list(part.columns.values())
@@ -371,6 +396,8 @@ def _fit_part(part: DrawnPart, card: ModelCard) -> DrawnPart:
         columns = dict(zip(names, positional, strict=True))
     else:
         columns = {str(key): value for key, value in part.columns.items()}
+        known = [name for name in GROUP_NAMES if name in columns and name not in names]
+        groups = _check_groups(part.where, columns.pop(known[0])) if known else None
         extra = [key for key in columns if key not in names]
         if len(extra) == 1 and extra[0] in TRUTHS and truths is None:
             truths = columns.pop(extra[0])
@@ -393,4 +420,11 @@ def _fit_part(part: DrawnPart, card: ModelCard) -> DrawnPart:
         if truths is not None
         else None
     )
-    return DrawnPart(part.where, columns, listed)
+    return DrawnPart(part.where, columns, listed, groups)
+
+
+def _check_groups(where: str, values: NDArray[Any]) -> NDArray[np.int64]:
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        problem = f"{where}: groups are {values.dtype} of {values.shape}"
+        raise BadInputError(f"{problem}; give a text or an integer for each sample")
+    return values.astype(np.int64)

@@ -24,12 +24,14 @@ from optpipe.core.records import group_pairs
 from optpipe.core.transform import Transform
 from optpipe.models.inputs.images import find_read_error
 from optpipe.models.inputs.sample_set import (
+    GROUPS_FILE,
     MAX_UNREADABLE_SHARE,
     SampleSet,
     SetFile,
     Unusable,
     draw_subset,
     format_unreadable,
+    read_groups_file,
     stratify_indices,
 )
 
@@ -125,9 +127,11 @@ def image_set_from_path(
     kept, bad = _select_readable([paths[index] for index in order], wanted, source, step)
     others = () if annotated else _find_other_files(source, len(paths))
     by_path = dict(zip(paths, labels, strict=True))
+    drawn = [path.relative_to(source).as_posix() for path in sorted(kept)]
+    groups = read_groups_file(source, drawn)
     files = tuple(
-        SetFile(path.relative_to(source).as_posix(), hash_file(path), by_path[path])
-        for path in sorted(kept)
+        SetFile(name, hash_file(path), by_path[path], group)
+        for path, name, group in zip(sorted(kept), drawn, groups, strict=True)
     )
     names = tuple(sorted({label for label in labels if label is not None}))
     return ImageSet(source.resolve().name, source, seed, files, names), (*bad, *others)
@@ -140,6 +144,7 @@ def _find_other_files(source: Path, pictures: int) -> tuple[Unusable, ...]:
         for path in sorted(walk_files(source))
         if path.is_file()
         and path.suffix.lower() not in SUFFIXES
+        and path != source / GROUPS_FILE
         and not path.name.upper().startswith(DOCUMENTATION_PREFIXES)
     )
     if len(others) > pictures:
@@ -340,7 +345,11 @@ def image_set_from_coco(path: Path, count: int | None, seed: int) -> ImageSet:
     """The images of a COCO file. Raises BadInputError if one is missing, or a drawn one cannot be read."""
     root, names = list_coco_images(path)
     _require_images(path, root, names)
-    files = tuple(SetFile(each, hash_file(root / each)) for each in names)
+    groups = read_groups_file(root, names)
+    files = tuple(
+        SetFile(each, hash_file(root / each), group=group)
+        for each, group in zip(names, groups, strict=True)
+    )
     whole = ImageSet(path.name, root, seed, files, annotations=path)
     drawn = whole if count is None else draw_subset(whole, count, seed)
     with ThreadPoolExecutor(2) as pool:

@@ -184,6 +184,8 @@ SUFFIX = ".npz"
 LABELS = "labels"
 LABEL_NAMES = (LABELS, "label", "targets", "target")
 """Names of an array with the truths, unless an input has that name."""
+GROUP_NAMES = ("group", "groups")
+"""Names of an array with the source of each sample, unless an input has that name."""
 FORMS = "a .npz with an array per input, or a folder of them"
 
 
@@ -263,13 +265,17 @@ def read_tensor_set(
 
     Raises BadInputError for an unreadable file, and for a name, type or shape that the model does not take.
     """
-    parts, labels = [], []
-    names = [name for name in LABEL_NAMES if name not in {each.name for each in inputs}]
+    parts, labels, groups = [], [], []
+    own = {each.name for each in inputs}
+    names = [name for name in LABEL_NAMES if name not in own]
+    of_groups = [name for name in GROUP_NAMES if name not in own]
     with read_as_user_file(source, "tensors", f"give {FORMS}"):
         for where, found in _iterate_feeds(source):
             given = [name for name in names if name in found]
             marked = found.pop(given[0]) if given else None
+            known = [found.pop(name) for name in of_groups if name in found]
             rows = check_rows(where, found, inputs)
+            groups += _read_groups(where, known, count_rows(rows))
             labels += _read_labels(where, marked, count_rows(rows))
             parts += [
                 {name: value[run] for name, value in rows.items()}
@@ -277,10 +283,13 @@ def read_tensor_set(
             ]
     if not any(map(count_rows, parts)):
         raise BadInputError(f"{source} holds no samples; give {FORMS}")
-    whole = replace(
-        tensor_set_from_parts(source.resolve().name, parts, labels), root=source, seed=seed
+    whole = tensor_set_from_parts(source.resolve().name, parts, labels)
+    if len(groups) - groups.count(None) not in (0, len(groups)):
+        raise BadInputError(f"{source}: some files have no array `group`, although others have one")
+    files = tuple(
+        replace(each, group=group) for each, group in zip(whole.files, groups, strict=True)
     )
-    files = whole.files
+    whole = replace(whole, files=files, root=source, seed=seed)
     if count is None or count >= len(files):
         return whole
     chosen = sorted(stratify_indices([each.label for each in files], count, seed)[:count])
@@ -318,6 +327,16 @@ def _read_labels(where: str, marked: NDArray[Any] | None, count: int) -> list[st
     if marked.dtype.kind in "bf" and (marked == marked.astype(np.int64)).all():
         marked = marked.astype(np.int64)
     return [json.dumps(each) for each in marked.tolist()]
+
+
+def _read_groups(where: str, known: Sequence[NDArray[Any]], count: int) -> list[str | None]:
+    """The source of each sample. Raises BadInputError for anything but a text or an integer for each."""
+    if not known:
+        return [None] * count
+    if known[0].shape != (count,) or known[0].dtype.kind not in "iuU":
+        problem = f"{where}: groups are {known[0].dtype} of {known[0].shape}"
+        raise BadInputError(f"{problem}; give a text or an integer for each of the {count} samples")
+    return [str(each) for each in known[0].tolist()]
 
 
 def _iterate_feeds(source: Path) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:

@@ -1,5 +1,6 @@
 """Common parts of image and text sets: hashes, labels, a seeded draw, and a manifest as in `calibration/README.md`."""
 
+import csv
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,41 @@ class SetFile:
     path: str
     sha256: str
     label: str | None = None
+    group: str | None = None
+    """The source that it shares with others: a clip, a patient, a document; None if the set names no sources."""
+
+
+def read_group(value: object) -> str | None:
+    """The name of a sample's source. Raises TypeError for anything but a text or an integer."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise TypeError(f"its group is neither a text nor an integer: {json.dumps(value)[:40]}")
+    return str(value)
+
+
+GROUPS_FILE = "groups.csv"
+"""In a folder of images: a line `path,group` for each image."""
+
+
+def read_groups_file(folder: Path, paths: Sequence[str]) -> list[str | None]:
+    """The source of each of `paths`, relative to `folder`; all None without a file. Raises BadInputError if it lacks one."""
+    file = folder / GROUPS_FILE
+    if not file.is_file():
+        return [None] * len(paths)
+    try:
+        rows = list(csv.reader(file.read_text(encoding="utf-8-sig").splitlines()))
+    except (OSError, ValueError, csv.Error) as error:
+        raise BadInputError(f"{file} cannot be read: {error}") from error
+    if bad := [
+        number for number, row in enumerate(rows, 1) if row and (len(row) != 2 or not row[1])
+    ]:
+        raise BadInputError(f"{file}, line {bad[0]}: give `path,group` for each image")
+    known = {row[0]: row[1] for row in rows if row}
+    if missing := [path for path in paths if path not in known]:
+        problem = f"{file} names no group for {len(missing)} of {len(paths)} images"
+        raise BadInputError(f"{problem} (such as {missing[0]})")
+    return [known[path] for path in paths]
 
 
 def format_unreadable(unreadable: Iterable[Unusable], shown: int = 5) -> str:
@@ -78,7 +114,9 @@ class SampleSet:
             "sha256": self.sha256,
         }
         files = [
-            {"path": each.path, "label": each.label, "sha256": each.sha256} for each in self.files
+            {"path": each.path, "label": each.label, "sha256": each.sha256}
+            | ({} if each.group is None else {"group": each.group})
+            for each in self.files
         ]
         return {
             **{key: value for key, value in head.items() if value not in (None, [])},
@@ -95,7 +133,7 @@ class SampleSet:
                 root=path.parent / value["root"],
                 seed=int(value["seed"]),
                 files=tuple(
-                    SetFile(each["path"], each["sha256"], each.get("label"))
+                    SetFile(each["path"], each["sha256"], each.get("label"), each.get("group"))
                     for each in value["files"]
                 ),
                 labels=tuple(value.get("labels", ())),

@@ -1,6 +1,7 @@
 """Text sets with provenance from JSON lines.
 
-`{"text": "...", "label": "..."}`, or words with tags: `{"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}`.
+`{"text": "...", "label": "..."}`, also with `"group": "..."` if texts share a source; or words with tags:
+`{"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}`.
 """
 
 import json
@@ -23,6 +24,7 @@ from optpipe.models.inputs.sample_set import (
     draw_indices,
     draw_subset,
     format_unreadable,
+    read_group,
 )
 from optpipe.models.sources.text_tokenizer import encode_by_function, is_function
 
@@ -45,8 +47,8 @@ class TextSet(SampleSet):
         return [json.loads(lines[int(each.path)]) for each in self.files]
 
 
-Line = tuple[str, str | None, str | None]
-"""(text, label, pair)."""
+Line = tuple[str, str | None, str | None, str | None]
+"""(text, label, pair, group)."""
 
 
 def text_set_from_path(
@@ -91,10 +93,11 @@ def text_set_from_path(
         )
     wanted = len(lines) if count is None else min(count, len(lines))
     numbers = list(lines)
-    _, marked, pairs = zip(*lines.values(), strict=True)
+    _, marked, pairs, _ = zip(*lines.values(), strict=True)
     chosen = [numbers[index] for index in draw_indices(marked, pairs, wanted, seed)]
     files = tuple(
-        SetFile(str(number), hash_text(lines[number][0]), lines[number][1]) for number in chosen
+        SetFile(str(number), hash_text(lines[number][0]), lines[number][1], lines[number][3])
+        for number in chosen
     )
     labels = tuple(sorted({label for label in marked if label is not None}))
     texts = {str(number): lines[number][0] for number in chosen}
@@ -104,7 +107,7 @@ def text_set_from_path(
 
 
 def _name_pairs(lines: Mapping[int, Line]) -> dict[str, str]:
-    return {str(number): pair for number, (_, _, pair) in lines.items() if pair is not None}
+    return {str(number): pair for number, (_, _, pair, _) in lines.items() if pair is not None}
 
 
 def _parse_lines(source: Path) -> tuple[dict[int, Line], tuple[Unusable, ...]]:
@@ -116,11 +119,12 @@ def _parse_lines(source: Path) -> tuple[dict[int, Line], tuple[Unusable, ...]]:
             lines[number] = _parse_line(json.loads(raw))
         except (ValueError, TypeError) as error:
             bad[number] = _format_reason(error)
-    if any(label is not None for _, label, _ in lines.values()):
-        unlabelled = [number for number, (_, label, _) in lines.items() if label is None]
-        bad |= dict.fromkeys(unlabelled, "no label, although other lines have one")
-        for number in unlabelled:
-            del lines[number]
+    for place, name in ((1, "label"), (3, "group")):
+        without = [number for number, line in lines.items() if line[place] is None]
+        if len(without) < len(lines):
+            bad |= dict.fromkeys(without, f"no {name}, although other lines have one")
+            for number in without:
+                del lines[number]
     return lines, tuple((Path(f"line {number}"), bad[number]) for number in sorted(bad))
 
 
@@ -148,7 +152,7 @@ def _parse_line(value: Any) -> Line:
     if label is not None and (isinstance(label, bool) or not isinstance(label, str | int | float)):
         raise TypeError(f"its label is neither a string nor a number: {json.dumps(label)[:40]}")
     label, pair = (None if each is None else str(each) for each in (label, value.get("pair")))
-    return value["text"], label, pair
+    return value["text"], label, pair, read_group(value.get("group"))
 
 
 def _format_reason(error: Exception) -> str:

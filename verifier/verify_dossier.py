@@ -1112,12 +1112,17 @@ def show_percentiles(latencies, percents, confidence):  # §5.1
     return found
 
 
-def find_drift(s):  # §5.3
-    """(p, change)."""
-    b, found = min(20, len(s) // 4) // 2 * 2, [(1.0, 0.0)]
+def cut_into_medians(s):  # §5.3
+    b = min(20, len(s) // 4) // 2 * 2
     size, longer = divmod(len(s), max(b, 1))
     cuts = [at * size + min(at, longer) for at in range(b + 1)]
-    m = [s.slice(low, high - low).median() for low, high in pairwise(cuts)]
+    return [s.slice(low, high - low).median() for low, high in pairwise(cuts)]
+
+
+def find_drift(s):  # §5.3
+    """(p, change)."""
+    m, found = cut_into_medians(s), [(1.0, 0.0)]
+    b = len(m)
     folded = [(m[b // 2 - 1 - at] + m[b // 2 + at]) / 2 for at in range(b // 2)]
     for series in (m, folded) if b >= 8 else ():
         k, pairs = len(series), list(combinations(enumerate(series), 2))
@@ -1127,6 +1132,51 @@ def find_drift(s):  # §5.3
         found.append((p, slope * (k - 1) / (median(m) or inf)))
     p, change = min(found, key=lambda each: each[0])
     return min(1.0, 2 * p), change
+
+
+def multiply(one, other):
+    return sum(map(mul, one, other))
+
+
+def regress_on_trend(series, trend):  # §5.3
+    """The two-sided p-value of a trend in autoregressive noise."""
+    count, trend = len(series), [each - fmean(trend) for each in trend]
+    centered = [each - fmean(series) for each in series]
+    slope = multiply(trend, centered) / multiply(trend, trend)
+    rest = [value - slope * at for value, at in zip(centered, trend)]
+    square = multiply(rest, rest)
+    rho = multiply(rest[1:], rest[:-1]) / square if square > 0 else 0.0
+    rho = min(max(rho + (2 + 4 * rho) / count, 0.0), 1.0)
+    walks = rho >= 1 - 1 / sqrt(count)
+    kept, freedom = (1.0, count - 2) if walks else (rho, count - 3)
+    y, x = ([now - kept * last for last, now in pairwise(each)] for each in (series, trend))
+    if not walks:
+        y, x = ([each - fmean(values) for each in values] for values in (y, x))
+    slope = multiply(x, y) / multiply(x, x)
+    rest = [value - slope * at for at, value in zip(x, y)]
+    error = sqrt(multiply(rest, rest) / freedom / multiply(x, x))
+    if not error:
+        return float(slope == 0)
+    return beta(freedom / 2, 0.5, freedom / (freedom + (slope / error) ** 2))
+
+
+def is_slow_noise(s):  # §5.3
+    """Whether noise with the correlation of the medians explains their trend."""
+    m = cut_into_medians(s)
+    if len(m) < 8 or min(m) <= 0:
+        return True
+    trends = range(len(m)), [abs(at - (len(m) - 1) / 2) for at in range(len(m))]
+    return 2 * min(regress_on_trend([*map(log, m)], trend) for trend in trends) > 1e-5
+
+
+def remove_input_costs(s, inputs, repeats):  # §5.2
+    """The service times as if all inputs cost the same."""
+    table = polars.DataFrame({"s": s, "input": inputs}).with_columns(
+        cost=polars.col("s").median().over("input"), count=polars.len().over("input")
+    )
+    if table["input"].n_unique() < 2 or table["count"].min() < repeats or table["cost"].min() <= 0:
+        return s
+    return s / table["cost"] * s.median()
 
 
 def is_bimodal(s):  # §5.4
@@ -1168,7 +1218,11 @@ def list_codes(record):
 
 def find_codes(record, rows, machine, s):  # §5.2
     """`rows` and `machine` are those during the measurement, `s` the service times."""
-    limits, load, (p, change) = Record(LIMITS | record.limits), record.load, find_drift(s)
+    limits, load = Record(LIMITS | record.limits), record.load
+    if (repeats := record.limits.get("input_repeats")) is not None:
+        s = remove_input_costs(s, rows["input"], max(repeats, 10))
+    p, change = find_drift(s)
+    drifted = p <= 0.01 and abs(change) > limits.max_drift
     other, waited = (
         fmean(machine[name] or [0]) for name in ("other_cpu_cores", "worker_waited_cores")
     )
@@ -1207,7 +1261,7 @@ def find_codes(record, rows, machine, s):  # §5.2
         "throttled": any(int(mask) & 0xE8 for mask in machine["gpu_throttle_reasons"]),
         "clocks-moved": any(1 - span[0] / span[-1] > limits.max_clock_change for span in spans),
         "hot": max(machine["gpu_temperature_c"], default=0) > limits.max_gpu_temperature_c,
-        "drift": p <= 0.01 and abs(change) > limits.max_drift,
+        "drift": drifted and not ("drift_risk" in record.limits and is_slow_noise(s)),
         "bimodal": is_bimodal(s),
         "dispersion": len(s) > 1 and s.std() / s.mean() > limits.max_cv,
         "falling-behind": paced and load.rate_per_s >= 1e9 / max(1.0, busy.mean() + idle.median()),

@@ -17,11 +17,19 @@ from optpipe.core.measurement import MAX_CV, Measurement, Mode, Reason, Scenario
 from optpipe.measure.process import POWER_CAP, THROTTLE_REASONS
 from optpipe.measure.worker.plan import CacheProbe
 from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_from_rounds
-from optpipe.stats.stability import find_trend, find_two_modes
+from optpipe.stats.stability import (
+    FEWEST_REPEATS,
+    compute_trend_p_value,
+    find_trend,
+    find_two_modes,
+    remove_input_costs,
+)
 
 LIMITS: Mapping[str, float] = {
     "max_cv": MAX_CV,
     "max_drift": 0.025,  # finds a drift of 3% despite noise
+    "drift_risk": 1e-5,  # absent in older records, which took slow noise for drift
+    "input_repeats": FEWEST_REPEATS,  # absent in older records, which took inputs of different cost for two speeds
     "max_other_cpu_share": 0.10,
     "max_clock_change": 0.03,
     "max_gpu_temperature_c": 85.0,
@@ -242,19 +250,43 @@ def _check_clocks(evidence: ValidityEvidence) -> Iterator[Reason]:
         )
 
 
+def compute_leveled_ns(evidence: ValidityEvidence) -> np.ndarray:
+    """The service time of each sample as if all inputs cost the same; older records are judged without that."""
+    values: np.ndarray = compute_service_ns(evidence.samples)
+    inputs = evidence.samples.get_column("input", default=None)
+    repeats = evidence.measurement.limits.get("input_repeats")
+    if inputs is None or repeats is None:
+        return values
+    return remove_input_costs(values, inputs.to_numpy(), max(repeats, FEWEST_REPEATS))
+
+
+def _check_drift(evidence: ValidityEvidence, values: np.ndarray) -> Iterator[Reason]:
+    """A trend invalidates; slow noise, which other processes do not repeat, is part of their scatter."""
+    change, p_value = find_trend(values) or (0.0, 1.0)
+    if p_value > 0.01 or abs(change) <= evidence.limits["max_drift"]:
+        return
+    way = "slower" if change > 0 else "faster"
+    risk = evidence.measurement.limits.get("drift_risk")
+    if risk is not None:
+        p_value = compute_trend_p_value(values)
+        if p_value > LIMITS["drift_risk"]:
+            text = f"latency became up to {abs(change):.1%} {way}, which slow noise explains (p = {p_value:.1g})"
+            remedy = "more processes narrow the interval; less other work or locked clocks narrow it sooner"
+            yield _note("slow-noise", text, remedy, change=change, p_value=p_value)
+            return
+    text = (
+        f"latency drifted: up to {abs(change):.1%} {way} during the measurement (p = {p_value:.1g})"
+    )
+    remedy = "let the machine settle (clocks, temperature, other work), or increase warm-up (--set)"
+    yield _invalidate("drift", text, remedy, change=change, p_value=p_value)
+
+
 def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
     if not evidence.steady:
         remedy = "increase max-warm-up (--set), or stop other work on the machine"
         yield _invalidate("not-steady", "latency was not stable after warm-up", remedy)
-    values = compute_service_ns(evidence.samples)
-    change, p_value = find_trend(values) or (0.0, 1.0)
-    if p_value <= 0.01 and abs(change) > evidence.limits["max_drift"]:
-        way = "slower" if change > 0 else "faster"
-        text = f"latency drifted: up to {abs(change):.1%} {way} during the measurement (p = {p_value:.1g})"
-        remedy = (
-            "let the machine settle (clocks, temperature, other work), or increase warm-up (--set)"
-        )
-        yield _invalidate("drift", text, remedy, change=change, p_value=p_value)
+    values = compute_leveled_ns(evidence)
+    yield from _check_drift(evidence, values)
     if (modes := find_two_modes(values)) is not None:
         fast, slow, share = modes[0] / 1e6, modes[1] / 1e6, modes[2]
         text = f"bimodal latency: {fast:.3g} ms and {slow:.3g} ms ({share:.0%} of the samples)"

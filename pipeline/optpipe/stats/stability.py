@@ -7,7 +7,7 @@ from math import erfc, exp, inf, log1p, sqrt
 
 import numpy as np
 
-from optpipe.stats.means import Interval, compute_t_quantile, special
+from optpipe.stats.means import Interval, compute_t_quantile, compute_t_tail, special
 
 _DIRECT_VALUES = 128
 """The lags of so few values are computed one by one; those of more by a Fourier transform."""
@@ -97,16 +97,94 @@ def find_trend(values: np.ndarray) -> tuple[float, float] | None:
     Mann-Kendall test and Theil-Sen slope over the medians of consecutive blocks, in their order and folded in the middle, so
     that the ends meet; the p-value is for both. Returns the change that is less likely chance.
     """
-    blocks = min(20, len(values) // 4) // 2 * 2
-    if blocks < 8:
+    medians = _cut_into_medians(values)
+    if medians is None:
         return None
-    medians = np.array([float(np.median(block)) for block in np.array_split(values, blocks)])
+    blocks = len(medians)
     folded = (medians[: blocks // 2][::-1] + medians[blocks // 2 :]) / 2
     level = float(np.median(medians))
     change, p_value = min(
         _monotone(medians, level), _monotone(folded, level), key=lambda each: each[1]
     )
     return change, min(1.0, 2 * p_value)
+
+
+def _cut_into_medians(values: np.ndarray) -> np.ndarray | None:
+    """The medians of up to 20 consecutive blocks, an even number; None for fewer than 8 of 4 values."""
+    blocks = min(20, len(values) // 4) // 2 * 2
+    if blocks < 8:
+        return None
+    return np.array([float(np.median(block)) for block in np.array_split(values, blocks)])
+
+
+def compute_trend_p_value(values: np.ndarray) -> float:
+    """The probability that slow noise without a trend moves positive `values` (samples,) as much; 1 for under 32 values.
+
+    The noise of the medians of blocks is autoregressive, and its correlation is measured from the residuals of the trend (the
+    means of batches of a correlated series: Law & Kelton, Operations Research 32, 1984). Where the correlation cannot be told from
+    1, the noise is a random walk, whose steps show its size (Perron & Yabu, Journal of Econometrics 151, 2009, section 3). The
+    p-value is for both trends of `find_trend`, each by regression on all blocks.
+
+    >>> generator = np.random.default_rng(1)
+    >>> compute_trend_p_value(np.linspace(1, 1.05, 700) * np.exp(generator.normal(0, 0.01, 700))) < 1e-5
+    True
+    >>> compute_trend_p_value(np.exp(np.cumsum(generator.normal(0, 0.002, 700)))) < 1e-5
+    False
+    """
+    medians = _cut_into_medians(values)
+    if medians is None or float(medians.min()) <= 0:
+        return 1.0
+    place = np.arange(len(medians), dtype=float)
+    trends = place, np.abs(place - place.mean())
+    return min(1.0, 2 * min(_regress_on_trend(np.log(medians), trend) for trend in trends))
+
+
+def _regress_on_trend(series: np.ndarray, trend: np.ndarray) -> float:
+    """The two-sided p-value of `trend` in a `series` with autoregressive noise."""
+    count = len(series)
+    trend, centered = trend - trend.mean(), series - series.mean()
+    residuals = centered - (trend @ centered) / (trend @ trend) * trend
+    square = float(residuals @ residuals)
+    correlation = float(residuals[1:] @ residuals[:-1]) / square if square > 0 else 0.0
+    # the bias of an autocorrelation beside a fitted trend (Kendall, Biometrika 41, 1954; Roy & Fuller, Journal of Business &
+    # Economic Statistics 19, 2001)
+    correlation = min(max(correlation + (2 + 4 * correlation) / count, 0.0), 1.0)
+    walks = correlation >= 1 - 1 / sqrt(count)
+    kept = 1.0 if walks else correlation
+    steps, trends = series[1:] - kept * series[:-1], trend[1:] - kept * trend[:-1]
+    if not walks:
+        steps, trends = steps - steps.mean(), trends - trends.mean()
+    slope, freedom = float(trends @ steps) / float(trends @ trends), count - 2 - (not walks)
+    rest = steps - slope * trends
+    error = sqrt(float(rest @ rest) / freedom / float(trends @ trends))
+    if error == 0:
+        return float(slope == 0)
+    return 2 * compute_t_tail(abs(slope) / error, freedom)
+
+
+FEWEST_REPEATS = 10
+"""Fewer measurements of one input do not show its cost."""
+
+
+def remove_input_costs(
+    values: np.ndarray, inputs: np.ndarray, repeats: float = FEWEST_REPEATS
+) -> np.ndarray:
+    """Positive `values` (samples,) as if all `inputs` (samples,), the index of each sample's input, cost the same.
+
+    Each value is divided by the median of its input and multiplied by the median of all, so that what is left is the noise within
+    inputs (strata: Cochran, Sampling Techniques, 3rd ed., 5.3). Unchanged if one input was measured fewer times than `repeats`.
+
+    >>> remove_input_costs(np.array([1.0, 2.0, 1.0, 2.0]), np.array([0, 1, 0, 1]), repeats=2).tolist()
+    [1.5, 1.5, 1.5, 1.5]
+    """
+    which, place, counts = np.unique(inputs, return_inverse=True, return_counts=True)
+    if len(which) < 2 or counts.min() < repeats:
+        return values
+    costs = np.array([float(np.median(values[place == at])) for at in range(len(which))])
+    if costs.min() <= 0:
+        return values
+    leveled = values / costs[place] * float(np.median(values))
+    return np.asarray(leveled)
 
 
 def _monotone(medians: np.ndarray, level: float) -> tuple[float, float]:

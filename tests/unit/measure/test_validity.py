@@ -1,5 +1,8 @@
 """Validity on a simulated clock: samples are made, nothing is timed."""
 
+import importlib
+from math import sqrt
+
 import numpy as np
 import polars as pl
 import pytest
@@ -20,8 +23,10 @@ from optpipe.core.measurement import (
 from optpipe.measure.pair import PAIR_LIMITS
 from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
 from optpipe.measure.worker.plan import CacheProbe
+from optpipe.stats.stability import compute_trend_p_value, remove_input_costs
 
 GENERATOR = np.random.default_rng(5)
+VERIFIER = importlib.import_module("verifier.verify_dossier")
 RIGHT = OutputCheck(16, passed=True, reference="r", relative_error=0.0, tells_inputs_apart=True)
 
 
@@ -196,6 +201,80 @@ def test_a_record_from_before_the_rule_of_the_power_cap_keeps_its_verdict():
     capped = machine(gpu_throttle_reasons=[CAPPED] * 22, gpu_sm_mhz=[1980, 1740] * 11)
     assert "clocks-moved" in codes(machine=capped)
     assert "clocks-moved" not in codes(machine=capped, limits=LIMITS)
+
+
+def slow_noise(spread, correlation, count=700, seed=0):
+    noise = np.random.default_rng(seed).standard_normal(count + 9) * sqrt(1 - correlation**2)
+    noise[0] /= sqrt(1 - correlation**2)
+    for at in range(1, len(noise)):
+        noise[at] += correlation * noise[at - 1]
+    return np.exp(spread * noise[:count])
+
+
+@pytest.mark.parametrize("correlation", [0.99, 0.997, 0.999])
+def test_slow_noise_of_a_busy_host_is_no_drift(correlation):
+    found = [
+        codes(samples(slow_noise(0.015, correlation, seed=seed)), limits=LIMITS)
+        for seed in range(40)
+    ]
+    assert sum("drift" in each for each in found) <= 1
+    assert any(each.get("slow-noise") is False for each in found)
+
+
+@pytest.mark.parametrize("shape", [np.linspace(0, 1, 700), 2 * abs(np.linspace(-0.5, 0.5, 700))])
+def test_a_drift_is_found_beside_the_noise(shape):
+    drifting = samples(np.exp(0.04 * shape) * level(700))
+    assert codes(drifting, limits=LIMITS).get("drift") is True
+
+
+def test_a_record_from_before_the_rule_of_slow_noise_keeps_its_verdict():
+    before = {name: each for name, each in LIMITS.items() if name != "drift_risk"}
+    moved = next(
+        frame
+        for seed in range(40)
+        if "slow-noise"
+        in codes(frame := samples(slow_noise(0.015, 0.997, seed=seed)), limits=LIMITS)
+    )
+    assert codes(moved, limits=before).get("drift") is True
+
+
+def measure_inputs(costs, count=700, spread=0.003):
+    which = np.arange(count) % len(costs)
+    frame = samples(np.asarray(costs)[which] * level(count, spread=spread))
+    return frame.with_columns(input=pl.Series(which, dtype=pl.UInt32))
+
+
+@pytest.mark.parametrize("costs", [[1.0] * 7 + [1.06], [1.0, 1.3], [1, 2, 3, 4, 5, 6, 7, 8]])
+def test_inputs_of_different_cost_are_one_load(costs):
+    frame = measure_inputs(costs)
+    assert codes(frame, limits=LIMITS) == {}
+    assert codes(frame) != {}  # as records from before the rule
+
+
+def test_a_second_speed_is_found_among_inputs_of_different_cost():
+    frame = measure_inputs([1.0, 1.5, 2.0])
+    slow = np.where(GENERATOR.random(700) < 0.3, 1.2, 1.0)
+    frame = samples(((frame["end_ns"] - frame["start_ns"]).to_numpy() / 1e6) * slow).with_columns(
+        frame["input"]
+    )
+    assert codes(frame, limits=LIMITS).get("bimodal") is True
+
+
+def test_an_input_that_was_measured_once_does_not_hide_a_second_speed():
+    frame = samples(np.where(GENERATOR.random(700) < 0.3, level(700, base=1.4), level(700)))
+    alone = frame.with_columns(input=pl.Series(range(700), dtype=pl.UInt32))
+    assert codes(alone, limits={**LIMITS, "input_repeats": 1}).get("bimodal") is True
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_verifier_finds_the_same_trends_and_costs(seed):
+    generator = np.random.default_rng(seed)
+    values = slow_noise(0.015, (0.0, 0.9, 0.997)[seed % 3], seed=seed)
+    values *= np.linspace(1, 1 + generator.uniform(0, 0.05), len(values))
+    assert VERIFIER.is_slow_noise(pl.Series(values)) == (compute_trend_p_value(values) > 1e-5)
+    which = generator.integers(0, 5, len(values))
+    theirs = VERIFIER.remove_input_costs(pl.Series(values), pl.Series(which), 10)
+    np.testing.assert_allclose(theirs.to_numpy(), remove_input_costs(values, which), rtol=1e-12)
 
 
 def test_a_gpu_that_is_capped_and_hot_is_throttled():

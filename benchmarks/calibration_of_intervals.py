@@ -44,7 +44,7 @@ from optpipe.measure.figures import SampledWindow
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement
 from optpipe.measure.pair import run_interleaved
 from optpipe.measure.search import Slo, find_highest_rate
-from optpipe.measure.validity import ValidityEvidence, find_reasons
+from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
@@ -1165,20 +1165,117 @@ def codes(logs, machine=None):
     return codes_of(starts, starts, ends, machine or {}, None)
 
 
-def codes_of(due, start, end, machine, rate):
+def codes_of(due, start, end, machine, rate, inputs=None):
     nulls = dict.fromkeys(
         ("compute_ns", "h2d_ns", "d2h_ns"), pl.Series([None] * len(end), dtype=pl.Int64)
     )
     samples = pl.DataFrame(
         {"scheduled_ns": due, "start_ns": start, "end_ns": end, "enqueue_ns": end - start, **nulls}
     )
+    if inputs is not None:
+        samples = samples.with_columns(input=pl.Series(inputs))
     load = LoadSpec(1, Scenario.SERVER if rate else Scenario.SINGLE_STREAM, rate_per_s=rate)
     subject = Subject("a", "fake", "fp32", "cpu", affinity=(0, 1))
-    measurement = Measurement("m", subject, load, Validity.VALID, (), machine_file="m.parquet")
+    measurement = Measurement(
+        "m", subject, load, Validity.VALID, (), limits=LIMITS, machine_file="m.parquet"
+    )
     return {
         reason.code
         for reason in find_reasons(ValidityEvidence(measurement, samples, pl.DataFrame(machine)))
+        if reason.invalidates
     }
+
+
+def worked(latencies_ns, percents=(50.0, 99.0), inputs=None, process=0):
+    """One try as the worker and `judge_measurement` make it: figures, percentiles, and the reasons found in the samples."""
+    ends = np.cumsum(latencies_ns.astype(np.int64))
+    starts = np.concatenate([[0], ends[:-1]])
+    found = codes_of(starts, starts, ends, {}, None, inputs) & {"drift", "bimodal", "dispersion"}
+    reasons = [Reason(code, "", "", invalidates=True) for code in found]
+    one = replace(planted(10.0, reasons=reasons), process=process, samples=len(latencies_ns))
+    one = replace(one, latency_ns=summary_from_ns(latencies_ns, percents))
+    return RecordedMeasurement(one, "r", latencies=latencies_ns)
+
+
+def judged_tries(limit, tries):
+    """The verdict on tries of one build, and its interval, as a sign-off sees them; None for a figure that is withheld."""
+    seen = observe(limit, BuildEvidence(JudgedBuild("m", "a", "simulated", "fp32"), tries))
+    interval = ProcessGroup(tries).keep_requested(limit.metric).estimate(limit.metric)
+    bounds = None if interval is None or interval.low is None else interval.bounds
+    return judge_criteria([(limit, seen)], 0.95)[0].verdict, bounds
+
+
+def judge_on_limits(limits, draw, tries, repetitions, what):
+    """Rates of wrong verdicts, intervals that miss, and processes left out, for tries whose truths are the limits."""
+    drawn = [tuple(draw(process) for process in range(tries)) for _ in range(repetitions)]
+    every = [one.measurement for group in drawn for one in group]
+    invalid = np.mean([not one.is_valid for one in every])
+    for limit in limits:
+        judged_groups = [judged_tries(limit, group) for group in drawn]
+        bounds = [bound for _, bound in judged_groups if bound is not None]
+        held = [low <= limit.threshold <= high for low, high in bounds]
+        wide = np.median([high / low - 1 for low, high in bounds]) if bounds else nan
+        note = f"{invalid:.1%} left out, judged {len(held) / repetitions:.0%}, {wide:.0%} wide"
+        yield share(
+            held, COVERAGE, what=f"{limit.metric}, {what}, {tries} processes", claimed="95 %"
+        )
+        yield share([len(held) == repetitions], 1.0, what=f"{limit.metric} is judged, {what}")
+        verdicts = [verdict for verdict, _ in judged_groups]
+        yield from wrong_verdicts(verdicts, f"{limit.metric} on its limit, {what}", note)
+    drifts = ["drift" in one.invalid_codes for one in every]
+    yield share(drifts, most=0.02, what=f"refused as drift: {what}", claimed="≤ 2 %", note=note)
+
+
+def slow_noise(generator, scale) -> Iterator[Row]:
+    """A busy but steady host: latencies with slow noise, in processes of 150 and 700 requests."""
+    cells = [
+        (correlation, spread, count, 5, 200)
+        for correlation in (0.99, 0.997, 0.999)
+        for spread in (0.01, 0.02)
+        for count in (150, 700)
+    ]
+    for correlation, spread, count, tries, repetitions in (*cells, (0.99, 0.01, 5000, 20, 60)):
+        start = partial(autoregressive, generator, correlation, count)
+
+        def draw(process, start=start, spread=spread):
+            return worked(10e6 * np.exp(spread * start()), process=process)
+
+        limits = [
+            latency_limit(percent, 10e6 * float(np.exp(spread * ndtri(percent / 100))))
+            for percent in ((50, 99) if count >= 700 else (50,))
+        ]
+        what = f"noise of {spread:.0%} with correlation {correlation:g}, {count} requests"
+        yield from judge_on_limits(limits, draw, tries, round(repetitions * scale), what)
+
+
+def latency_limit(percent, limit_ns):
+    return Criterion("latency", f"p{percent}", Sense.AT_MOST, limit_ns, Dimension.TIME)
+
+
+def inputs(generator, scale) -> Iterator[Row]:
+    """A build whose inputs differ in cost, measured in turn."""
+    for costs in ((1.0,) * 7 + (1.06,), (1.0,) * 4 + (1.06,) * 4, (1.0, 1.3), tuple(range(1, 9))):
+        for between in (0.003, 0.013):
+
+            def measure(costs=costs, between=between):
+                level = between * generator.standard_normal()
+                noise = np.exp(level + 0.01 * generator.standard_normal(700))
+                return 10e6 * np.resize(costs, 700) * noise
+
+            def draw(process, costs=costs, measure=measure):
+                which = np.arange(700) % len(costs)
+                return worked(measure(), inputs=which, process=process)
+
+            # where p50 lies at a jump of the costs, it is the mean of the processes' medians, as its definition says
+            many = np.sort([measure() for _ in range(4000)], axis=1)
+            limits = [
+                latency_limit(50, float(many[:, 349].mean())),
+                latency_limit(99, float(np.quantile(many, 0.99))),
+            ]
+            shown = " : ".join(f"{each:g}" for each in sorted(set(costs)))
+            of = f"{costs.count(max(costs))} of {len(costs)}"
+            what = f"inputs that cost {shown} ({of} the most), scatter {between:.1%}"
+            yield from judge_on_limits(limits, draw, 5, round(100 * scale), what)
 
 
 # ---------------------------------------------------------------------- server
@@ -1314,6 +1411,8 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         throughput,
         interleaving,
         validity,
+        slow_noise,
+        inputs,
         server,
         live,
     )

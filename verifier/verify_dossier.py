@@ -1166,7 +1166,7 @@ def is_slow_noise(s):  # §5.3
     if len(m) < 8 or min(m) <= 0:
         return True
     trends = range(len(m)), [abs(at - (len(m) - 1) / 2) for at in range(len(m))]
-    return 2 * min(regress_on_trend([*map(log, m)], trend) for trend in trends) > 1e-5
+    return 2 * min(regress_on_trend([*map(log, m)], trend) for trend in trends) > 1e-6
 
 
 def remove_input_costs(s, inputs, repeats):  # §5.2
@@ -1490,6 +1490,14 @@ def read_figure(one, name, medians=True):
     return one.median if found is None and name == "p50" and medians else found
 
 
+def read_counted(one, name, medians):
+    """The figure of a process among others: a percentile of all requests without an interval too."""
+    found, p, n = read_figure(one, name, medians), TAILS.get(name, 0.0) / 100, len(one.x)
+    if found is None and medians and p > 0.5 and p**n + n * (1 - p) * p ** (n - 1) <= 0.01:
+        return read_raw(one, name)
+    return found
+
+
 def keep_requested(tries, name):
     asked = [one for one in tries if one.load.percentile >= ASKED.get(name, 0.0)]
     others = [one for one in keep_valid(tries) if one.load.percentile < ASKED.get(name, 0.0)]
@@ -1514,11 +1522,11 @@ def compute_figure(tries, name, at):
         TAILS.get(name, 0.0),
     )
     for one in sorted(keep_valid(tries), key=lambda one: one.second_stage):
-        if read_figure(one, name, medians) is not None:
+        if read_counted(one, name, medians) is not None:
             runs[one.run][one.second_stage, one.process].append(one)
     runs = [*runs.values()]
     parts = [
-        [fmean(read_figure(one, name) for one in process) for process in run.values()]
+        [fmean(read_counted(one, name, medians) for one in process) for process in run.values()]
         for run in runs
     ]
     figures, low, high = [*chain(*parts)], None, None
@@ -1533,9 +1541,8 @@ def compute_figure(tries, name, at):
     if min(figures, default=0) > 0:
         gap = max([gap, *(abs(log(each / fmean(figures))) for each in spoilt if each and each > 0)])
     mean, alone = mean_from_runs(parts, first), gap
-    if percent > 50 and sum(len(one.x) for one in tries) < ceil(
-        30 * log(0.025) / log(percent / 100)
-    ):
+    stretches = (min(len(one.x) / 30, one.latencies.ranks.count()) for one in tries if len(one.x))
+    if percent > 50 and sum(stretches) < log(0.025) / log(percent / 100):
         alone = max(gap, log1p(0.15))
     value = mean.value if mean else fmean(chain(*parts)) if figures else None
     if mean:

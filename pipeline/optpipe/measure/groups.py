@@ -40,7 +40,10 @@ from optpipe.stats.means import (
 )
 from optpipe.stats.percentiles import (
     STALL_GAP,
-    count_requests_for_stalls,
+    STALL_REQUESTS,
+    count_samples_needed,
+    count_stretches,
+    count_stretches_for_stalls,
     find_order_statistic,
     invert_clustered_share,
     pool_percentile,
@@ -115,13 +118,13 @@ class ProcessGroup:
     ) -> dict[str, dict[tuple[bool, int], list[Any]]]:
         """The figure, or the `latencies` of those that have it, by run, then by process, first stage before second stage.
 
-        Over processes the median of each counts, even if its samples are too correlated for an interval: leaving such
-        processes out would select them by their disturbance.
+        Over processes the median of each counts, and its percentile over all requests, even if its samples are too correlated for
+        an interval: leaving such processes out would select them by their disturbance, and the scatter of processes has its own.
         """
         runs: dict[str, dict[tuple[bool, int], list[Any]]] = {}
         medians = self.count_processes() >= MIN_VALUES
         for one in sorted(self.valid, key=lambda one: one.measurement.second_stage):
-            if (value := read_value(one.measurement, name, medians=medians)) is not None:
+            if (value := read_counted(one, name, medians=medians)) is not None:
                 process = one.measurement.second_stage, one.measurement.process
                 runs.setdefault(one.run, {}).setdefault(process, []).append(
                     one.latencies if latencies else value
@@ -155,7 +158,7 @@ class ProcessGroup:
         percent = _pooled_percent(name)
         values = [each for run in self.list_values(name) for each in run]
         gap = SPEED_GAP if find_metric(name).has_speeds else 0.0
-        if alone and percent and self._count_requests() < count_requests_for_stalls(percent):
+        if alone and percent and self._count_stretches() < count_stretches_for_stalls(percent):
             gap = STALL_GAP
         if values and min(values) > 0:
             middle = sum(values) / len(values)
@@ -165,8 +168,14 @@ class ProcessGroup:
         left_out = len(self._list_invalid())
         return OtherSpeed(len(values), left_out, gap, percent)
 
-    def _count_requests(self) -> int:
-        return sum(one.measurement.samples for one in self.tries)
+    def _count_stretches(self) -> float:
+        """`count_stretches` of all tries; of those without raw samples as of uncorrelated ones."""
+        return sum(
+            one.measurement.samples / STALL_REQUESTS
+            if one.latencies is None
+            else count_stretches(one.latencies)
+            for one in self.tries
+        )
 
     def count_left_out_without(self, name: str) -> int:
         """The tries that were left out and lack the figure `name`, so that nothing bounds what they would add."""
@@ -338,6 +347,16 @@ def read_value(found: Measurement, name: str, *, medians: bool = True) -> float 
         return metric.read_without_interval(found)
     figure = metric.read(found)
     return figure.value if figure else None
+
+
+def read_counted(one: RecordedMeasurement, name: str, *, medians: bool) -> float | None:
+    """The figure with which a process counts among others; with `medians` a percentile needs no interval, but enough samples."""
+    value, percent = read_value(one.measurement, name, medians=medians), _pooled_percent(name)
+    if value is not None or not medians or not percent or one.latencies is None:
+        return value
+    if len(one.latencies) < count_samples_needed(percent):
+        return None
+    return find_order_statistic(np.sort(one.latencies), percent)
 
 
 def read_raw_value(one: RecordedMeasurement, name: str) -> float | None:

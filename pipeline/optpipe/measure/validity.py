@@ -28,7 +28,7 @@ from optpipe.stats.stability import (
 LIMITS: Mapping[str, float] = {
     "max_cv": MAX_CV,
     "max_drift": 0.025,  # finds a drift of 3% despite noise
-    "drift_risk": 1e-5,  # absent in older records, which took slow noise for drift
+    "drift_risk": 1e-6,  # absent in older records, which took slow noise for drift
     "input_repeats": FEWEST_REPEATS,  # absent in older records, which took inputs of different cost for two speeds
     "max_other_cpu_share": 0.10,
     "max_clock_change": 0.03,

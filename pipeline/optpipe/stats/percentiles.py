@@ -90,12 +90,22 @@ STALL_GAP = log1p(0.15)
 """Assumed distance of stalls that too few requests may have missed, as the logarithm of a ratio."""
 
 
-def count_requests_for_stalls(percent: float, risk: float = 0.025) -> int:
-    """The requests among which stalls that move the percentile are met with probability 1 - `risk`: p99 11,012, p95 2,158.
+def count_stretches_for_stalls(percent: float, risk: float = 0.025) -> float:
+    """The stretches of requests among which stalls that move the percentile are met with probability 1 - `risk`: p99 367, p95 72.
 
-    A stretch of STALL_REQUESTS counts as one observation: of n of them, none is slow with probability pⁿ if 1 - p of them are.
+    Of n stretches none is slow with probability pⁿ if 1 - p of them are.
     """
-    return ceil(STALL_REQUESTS * log(risk) / log(percent / 100))
+    return log(risk) / log(percent / 100)
+
+
+def count_stretches(latencies_ns: np.ndarray) -> float:
+    """The independent stretches of requests that one process's latencies (samples,) are: of STALL_REQUESTS each, or longer if their
+    ranks are correlated for longer.
+
+    >>> count_stretches(np.random.default_rng(0).normal(10e6, 1e5, 700))
+    23.333333333333332
+    """
+    return min(len(latencies_ns) / STALL_REQUESTS, _stretches(np.asarray(latencies_ns, float)))
 
 
 def invert_clustered_share(

@@ -1,6 +1,7 @@
 """Processes that do not count: what a figure over processes owes to those that were left out, and to what none of them showed."""
 
 from dataclasses import replace
+from math import ceil
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from tests.fakes.measurements import planted
 from optpipe.core.measurement import Reason, Subject
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement, compare_groups
 from optpipe.stats.percentiles import (
-    count_requests_for_stalls,
+    STALL_REQUESTS,
+    count_stretches_for_stalls,
     invert_clustered_share,
     pool_percentile,
     summary_from_ns,
@@ -97,11 +99,42 @@ def test_without_valid_processes_nothing_is_estimated():
 
 
 def test_few_requests_may_have_missed_stalls():
-    assert count_requests_for_stalls(99.0) == 11_012
+    assert ceil(STALL_REQUESTS * count_stretches_for_stalls(99.0)) == 11_012
     few = ProcessGroup(tuple(make_try(draw(), at) for at in range(5)))
     many = ProcessGroup(tuple(make_try(draw(count=3000), at) for at in range(5)))
     assert few.estimate("p99").high > 1.14 * few.estimate("p99").value
     assert many.estimate("p99").high < 1.08 * many.estimate("p99").value
+
+
+def draw_slowly(process, count=700, correlation=0.99):
+    noise = np.random.default_rng(process).standard_normal(count) * np.sqrt(1 - correlation**2)
+    noise[0] /= np.sqrt(1 - correlation**2)
+    for at in range(1, count):
+        noise[at] += correlation * noise[at - 1]
+    return 10e6 * np.exp(0.01 * noise)
+
+
+def test_slow_noise_widens_a_percentile_and_does_not_withhold_it():
+    tries = tuple(make_try(draw_slowly(at), at) for at in range(5))
+    assert all("p99" in one.measurement.latency_ns.withheld for one in tries)
+    group = ProcessGroup(tries)
+    assert group.count_showing("p99") == 5
+    found = group.estimate("p99")
+    assert found.low < 10e6 * np.exp(0.01 * 2.326) < found.high
+    assert ProcessGroup(tries[:2]).estimate("p99") is None  # processes do not show their scatter
+
+
+def test_too_few_samples_still_withhold_a_percentile():
+    group = ProcessGroup(tuple(make_try(draw(count=300), at) for at in range(5)))
+    assert group.estimate("p99") is None
+
+
+def test_many_requests_with_slow_noise_are_few_stretches():
+    tries = tuple(make_try(draw_slowly(at, 5000), at) for at in range(3))
+    assert sum(len(one.latencies) for one in tries) > 11_012
+    assert (
+        ProcessGroup(tries).estimate("p99").high > 1.14 * ProcessGroup(tries).estimate("p99").value
+    )
 
 
 def test_the_percentile_at_a_jump_has_an_interval_that_spans_it():

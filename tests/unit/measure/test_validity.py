@@ -271,7 +271,9 @@ def test_the_verifier_finds_the_same_trends_and_costs(seed):
     generator = np.random.default_rng(seed)
     values = slow_noise(0.015, (0.0, 0.9, 0.997)[seed % 3], seed=seed)
     values *= np.linspace(1, 1 + generator.uniform(0, 0.05), len(values))
-    assert VERIFIER.is_slow_noise(pl.Series(values)) == (compute_trend_p_value(values) > 1e-5)
+    assert VERIFIER.is_slow_noise(pl.Series(values)) == (
+        compute_trend_p_value(values) > LIMITS["drift_risk"]
+    )
     which = generator.integers(0, 5, len(values))
     theirs = VERIFIER.remove_input_costs(pl.Series(values), pl.Series(which), 10)
     np.testing.assert_allclose(theirs.to_numpy(), remove_input_costs(values, which), rtol=1e-12)

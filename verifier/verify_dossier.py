@@ -2591,7 +2591,10 @@ def find_snr(rows, confidence):
     if not finite or not (total and power) or total**2 < 60 * sum(map(mul, noise, noise)):
         return (snr if finite else -1e30), None
     ratio = estimate_ratio(noise, signal)
-    return snr, Mean(snr, 10 / log(10) * ratio.error / ratio.value, n - 1).interval(confidence)
+    low, high = Mean(snr, 10 / log(10) * ratio.error / ratio.value, n - 1).interval(confidence)
+    apart = [n * (bad - ratio.value * good) / total for bad, good in zip(noise, signal)]
+    _, most = estimate_score(1, lambda: apart, n, 0, inf, 100).interval(confidence)
+    return snr, [min(low, snr - 10 * log10(most)), high]
 
 
 def observe_preprocessing(at):  # §8.2

@@ -33,6 +33,9 @@ from optpipe.report.document import (
 
 MENTIONED_DROP, MENTIONED_CLASSES = 0.001, 5
 SHOWN_TENSORS = 30
+INDEPENDENT = (
+    "if samples share a source (a clip, a patient, a document), name it in a column `group`"
+)
 
 
 def document_from_evaluation(found: Evaluation, states: Mapping[str, OutputError]) -> Document:
@@ -42,6 +45,7 @@ def document_from_evaluation(found: Evaluation, states: Mapping[str, OutputError
     return make_document(
         [
             Sentence(f"{found.model} on {found.dataset.identify()}"),
+            Sentence(INDEPENDENT, Tone.FAINT) if found.dataset.groups is None else None,
             Sentence(found.scoring, Tone.FAINT) if found.scoring else None,
             _tabulate(found),
             *_list_class_drops(found),

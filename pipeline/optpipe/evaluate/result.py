@@ -134,9 +134,9 @@ class Dataset:
         return f"{data}, {self.describe_groups()}"
 
     def describe_groups(self) -> str:
-        """`in 40 groups`; `taken as independent: no group column`."""
+        """`in 40 groups`; `taken as independent`."""
         if self.groups is None:
-            return "taken as independent: no group column"
+            return "taken as independent"
         few = f", fewer than {FEWEST_SAMPLES}: no interval" if self.groups < FEWEST_SAMPLES else ""
         return f"in {self.groups} group{'s' if self.groups > 1 else ''}{few}"
 

@@ -150,23 +150,42 @@ FEWEST_FOR_SNR = 60
 """Samples that the error must be spread over for its interval: the outputs of a few predict little."""
 
 
+LARGEST_NOISE = 100.0
+"""Largest assumed noise power of a sample that was not drawn, as a multiple of the mean: 20 dB worse than the others.
+
+Samples with more noise that are too rare to be drawn cannot be excluded by any number of samples (Bahadur & Savage, Annals of
+Mathematical Statistics 27, 1956: an unbounded mean has no interval)."""
+
+
 def compute_snr_interval(rows: Mapping[str, np.ndarray], confidence: float) -> Interval | None:
     """The interval in dB of the pooled signal-to-noise ratio, from the `compute_row_errors` of each sample.
 
     Samples are drawn, their squares are not: the ratio of two sums with Student's t (Cochran, Sampling Techniques, 3rd ed.,
-    2.11) on its logarithm. None if the error is zero, or spread over fewer than FEWEST_FOR_SNR samples.
+    2.11) on its logarithm. The lower bound is also that of the noise as a `SampledFigure` with an effect of LARGEST_NOISE, so
+    that samples with much noise that happened not to be drawn are not excluded. None if the error is zero or not finite, or spread
+    over fewer than FEWEST_FOR_SNR samples.
+
+    >>> rows = {"difference_square": np.ones(1000), "reference_square": np.full(1000, 1e4)}
+    >>> [round(bound, 2) for bound in compute_snr_interval(rows, 0.95)]
+    [38.27, 40.0]
     """
     noise, signal = (
         np.asarray(rows[f"{of}_square"], dtype=np.float64) for of in ("difference", "reference")
     )
     count, total = len(noise), float(noise.sum())
-    if total <= 0 or float(signal.sum()) <= 0 or total**2 < FEWEST_FOR_SNR * float(noise @ noise):
+    power = float(signal.sum())
+    if not (0 < total < inf and 0 < power < inf):  # NaN is not between them
         return None
-    ratio = total / float(signal.sum())
-    error = sqrt(count / (count - 1) * float(np.sum((noise - ratio * signal) ** 2))) / total
+    if total**2 < FEWEST_FOR_SNR * float(noise @ noise):
+        return None
+    ratio = total / power
+    apart = (noise - ratio * signal) / total
+    error = sqrt(count / (count - 1) * float(np.sum(apart**2)))
     half = 10 / log(10) * compute_t_quantile(0.5 + confidence / 2, count - 1) * error
+    noise_of_mean = figure_from_samples(1.0, count * apart, count, (0.0, inf), LARGEST_NOISE)
+    _, most = noise_of_mean.interval(confidence)
     snr = -10 * log10(ratio)
-    return snr - half, snr + half
+    return snr - max(half, 10 * log10(most)), snr + half
 
 
 def _as_wrong_as_can_be(name: str) -> OutputError:
@@ -452,14 +471,12 @@ def compare_macro_f1(
 ) -> SampledFigure:
     """The first's macro F1 less the second's, by the delta method (Takahashi et al., Applied Intelligence 52, 2022).
 
-    All arrays have the shape (samples,).
+    All arrays have the shape (samples,). The effect of a lost sample is that of the rarest class (`find_largest_effect`).
     """
     apart = _influence(labels, first, classes) - _influence(labels, second, classes)
-    sizes = np.maximum((_sizes(labels, first, classes) + _sizes(labels, second, classes)) / 2, 1)
-    present = max(int(np.count_nonzero(np.bincount(labels, minlength=classes))), 1)
-    effect = sqrt(
-        np.mean((2 * len(labels) / sizes[labels] / present) ** 2)
-    )  # of a sample that only one has right
+    known = np.bincount(labels, minlength=classes)
+    there = known[known > 0]
+    effect = max(1.0, len(labels) / (there.size * int(there.min()))) if there.size else 1.0
     value = compute_macro_f1(labels, first, classes) - compute_macro_f1(labels, second, classes)
     if groups is not None:
         apart, effect = groups.add_up(apart), effect * groups.size

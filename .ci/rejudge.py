@@ -1,0 +1,74 @@
+"""Judges the dossiers of record again, after a change of the format or of an estimate.
+
+usage: rejudge.py [FOLDER...]
+
+Evidence stays as it was measured. What follows from it becomes that of this version: the scores of evaluations, the verdict, the
+reports, the hash of the verifier, and the seal.
+"""
+
+import hashlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from optpipe.core.files import Files
+from optpipe.core.records import json_from_record
+from optpipe.evaluate.recompute import read_evaluation, recompute_evaluation
+from optpipe.signoff.dossier import hash_verifier, read_dossier
+from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.reports import list_drawing_versions, render_dossier, write_reports
+from optpipe.workspace.entry import Run
+from optpipe.workspace.file_names import EVALUATION, PREDICTIONS
+from optpipe.workspace.seal import seal_folder
+
+REPORTS = Path(__file__).parents[1] / "reports"
+
+
+def score_again(run: Run, folder: Path) -> None:
+    """Rewrites the scores of an evaluation in `folder` from its predictions."""
+    _, *rows = recompute_evaluation(run)
+    results = tuple(again for _, _, again in rows)
+    (folder / EVALUATION).write_bytes(
+        json_from_record(replace(read_evaluation(run), results=results))
+    )
+    manifest = folder / "manifest.json"
+    known = json.loads(manifest.read_text(encoding="utf-8"))
+    written = (folder / EVALUATION).read_bytes()
+    known["files"][EVALUATION] = {
+        "sha256": hashlib.sha256(written).hexdigest(),
+        "size_bytes": len(written),
+    }
+    manifest.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def judge_again(folder: Path) -> str:
+    """Rewrites what follows from the evidence in `folder`; returns the verdict."""
+    request = folder / "request.json"
+    wanted = json.loads(request.read_text(encoding="utf-8"))
+    figures = bool(wanted["drawn_with"])
+    wanted |= {
+        "verifier": hash_verifier(),
+        "drawn_with": list_drawing_versions() if figures else {},
+    }
+    request.write_text(json.dumps(wanted, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for run in read_dossier(Files(folder, kept={})).every_run:
+        if run.kind == "evaluate" and run.files.has(PREDICTIONS):
+            score_again(run, folder / "runs" / run.path.name)
+    dossier = read_dossier(Files(folder, kept={}))
+    verdict, _ = judge_dossier(dossier)
+    (folder / "verdict.json").write_bytes(json_from_record(verdict))
+    write_reports(render_dossier(dossier, verdict, figures=figures), folder)
+    seal_folder(folder)
+    return str(verdict.verdict)
+
+
+def main() -> int:
+    given = [Path(each) for each in sys.argv[1:]]
+    for folder in given or sorted(each.parent for each in REPORTS.rglob("request.json")):
+        print(f"{folder}: {judge_again(folder)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

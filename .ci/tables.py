@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from pprint import pformat
 
+from shapes import Shape, list_shapes
+
 from optpipe.core.metrics.measured import OTHERS, SHOWN, Percentile
 from optpipe.core.metrics.scores import SCORE_NAMES
 from optpipe.core.metrics.sections import JUDGED, Section
@@ -88,6 +90,39 @@ def describe_columns() -> str:
     return "\n".join(rows) + "\n"
 
 
+def describe_shapes() -> str:
+    """Section 1.3 of the format: the keys of each record with their types."""
+    records, documents = list_shapes()
+    rows = ["| document | record |", "|---|---|"]
+    rows += [f"| `{name}` | {record} |" for name, record in documents.items()]
+    rows += ["", "| record | keys |", "|---|---|"]
+    for name, keys in records.items():
+        texts = (f"`{key}`: {_describe_shape(shape)}" for key, shape in keys.items())
+        rows.append(f"| {name} | {' · '.join(texts)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _describe_shape(shape: Shape) -> str:
+    if isinstance(shape, str):
+        return shape
+    kind, *parts = shape
+    if kind == "word":
+        return " or ".join(f"`{each}`" for each in parts)
+    texts = [*map(_describe_shape, parts)]
+    return {
+        "or": " or ".join(texts),
+        "list": f"[{texts[0]}, …]",
+        "row": f"[{', '.join(texts)}]",
+        "map": f"{{KEY: {texts[0]}, …}}",
+    }[str(kind)]
+
+
+def write_shapes() -> str:
+    """The verifier's keys and types of JSON documents."""
+    records, documents = list_shapes()
+    return _write_python({"DOCUMENTS": documents, "SHAPES": records})
+
+
 def write_limits() -> str:
     """The verifier's names, percentiles, and units of limits."""
     percentiles = {
@@ -143,8 +178,8 @@ def _write_python(tables: dict[str, object]) -> str:
 
 
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
-    FORMAT: {"columns": describe_columns, "limits": describe_limits},
-    VERIFIER: {"columns": write_columns, "limits": write_limits},
+    FORMAT: {"columns": describe_columns, "limits": describe_limits, "shapes": describe_shapes},
+    VERIFIER: {"columns": write_columns, "limits": write_limits, "shapes": write_shapes},
 }
 
 

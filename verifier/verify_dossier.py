@@ -148,6 +148,7 @@ LOAD = {
     "mode": "{}",
 }
 GAP = log1p(0.05)
+STATED_AT = 0.95  # the confidence of the intervals that an evaluation states
 # Names and units of §4: the unit of each limit; one called `minimum…`, and that of a precision, is a lower limit.
 # made by .ci/tables.py: limits
 TAILS = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}
@@ -400,6 +401,898 @@ COLUMNS = {
 }
 WHOLE = ("api", "copies", "errors", "kernels", "ranges")
 # end
+# Keys and types of §1.3. A shape is a name, or a list that begins with what it is.
+# made by .ci/tables.py: shapes
+DOCUMENTS = {
+    "request.json": "DossierRequest",
+    "verdict.json": "VerdictRecord",
+    "manifest.json": "Manifest",
+    "evaluate.json": "Evaluation",
+    "preprocess.json": "PreprocessRecord",
+    "measurements.json": "MeasurementsRecord",
+    "comparison.json": "PairedComparison",
+    "turns.json": "TurnsRecord",
+    "profile.json": "ProfileRecord",
+    "artifact": "ArtifactInfo",
+    "calibration": "CalibrationInfo",
+    "graph": "GraphInfo",
+    "methods": "MethodsInfo",
+    "model": "ModelInfo",
+    "reference": "ReferenceInfo",
+    "selection": "SelectionInfo",
+    "sensitivity": "SensitivityInfo",
+    "verification": "VerificationInfo",
+    "run": "RunInfo",
+}
+SHAPES = {
+    "DossierRequest": {
+        "model": "text",
+        "artifact": "text",
+        "waivers": ["map", "text"],
+        "baseline": ["or", "text", "null"],
+        "baseline_artifact": ["or", "text", "null"],
+        "optpipe": "text",
+        "created_utc": "text",
+        "drawn_with": ["map", "text"],
+        "measurements?": ["map", "integer"],
+        "removed?": ["list", "text"],
+        "baselines": "integer",
+        "verifications": "integer",
+        "other_file?": ["list", "text"],
+        "network?": ["or", "text", "null"],
+        "baseline_network?": ["or", "text", "null"],
+        "since?": ["or", "text", "null"],
+        "policy_utc?": ["or", "text", "null"],
+        "verifier?": "text",
+        "schema_version": "integer",
+    },
+    "VerdictRecord": {
+        "verdict": ["word", "PASS", "FAIL", "INCONCLUSIVE"],
+        "dossier_name": "text",
+        "model": "text",
+        "artifact": "JudgedArtifact",
+        "policy": "PolicyReference",
+        "criteria": ["list", "CriterionResult"],
+        "notes": ["list", "Note"],
+        "baseline": ["or", "text", "null"],
+        "expires_if": ["list", "text"],
+        "runs": ["list", "text"],
+        "created_utc": "text",
+        "optpipe": "text",
+        "groups?": ["list", "MeasurementGroup"],
+        "since?": ["or", "text", "null"],
+        "runs_left_out?": ["list", "text"],
+        "loosened?": ["list", "LoosenedLimit"],
+    },
+    "JudgedArtifact": {
+        "id": "text",
+        "backend": "text",
+        "precision": "text",
+        "sha256": ["or", "text", "null"],
+        "size_bytes": ["or", "integer", "null"],
+        "weights": ["or", "text", "null"],
+    },
+    "PolicyReference": {"name": "text", "sha256": "text"},
+    "CriterionResult": {
+        "name": "text",
+        "verdict": ["word", "PASS", "FAIL", "INCONCLUSIVE"],
+        "reason": "text",
+        "limit": "text",
+        "remedy?": ["or", "text", "null"],
+        "observed?": ["or", "number", "text", "null"],
+        "ci?": ["or", ["row", "number", "number"], "null"],
+        "threshold?": ["or", "number", "text", "null"],
+        "unit?": [
+            "or",
+            [
+                "word",
+                "ns",
+                "images/s",
+                "samples/s",
+                "queries/s",
+                "fraction",
+                "points",
+                "bytes",
+                "J/image",
+                "J/sample",
+                "dB",
+                "times",
+                "1",
+            ],
+            "null",
+        ],
+        "about?": "text",
+        "source?": "text",
+        "waived?": ["or", "text", "null"],
+    },
+    "Note": {"code": "text", "message": "text", "remedy": "text"},
+    "MeasurementGroup": {
+        "subject": "Subject",
+        "load": "LoadSpec",
+        "processes": "integer",
+        "runs": ["list", "text"],
+        "figures": ["map", "GroupFigure"],
+        "left_out?": ["list", "LeftOut"],
+    },
+    "Subject": {
+        "artifact": "text",
+        "backend": "text",
+        "precision": "text",
+        "device": "text",
+        "model?": ["or", "text", "null"],
+        "sha256?": ["or", "text", "null"],
+        "options?": ["map", ["or", "truth", "integer", "text"]],
+        "cuda_graph?": ["or", "truth", "null"],
+        "threads?": ["or", "integer", "null"],
+        "affinity?": ["or", ["list", "integer"], "null"],
+        "weights?": ["or", "text", "null"],
+        "packages?": ["list", "text"],
+    },
+    "LoadSpec": {
+        "batch_size": "integer",
+        "scenario": ["word", "single-stream", "multi-stream", "offline", "server"],
+        "mode": ["word", "compute", "end-to-end"],
+        "streams": "integer",
+        "rate_per_s?": ["or", "number", "null"],
+        "min_seconds": "number",
+        "max_seconds": "number",
+        "percentile": "number",
+        "warm_up_seconds": "number",
+        "max_warm_up_seconds": "number",
+        "output_checks": "integer",
+        "cache_probes": "integer",
+        "length?": ["or", "integer", "null"],
+        "images?": ["or", "truth", "null"],
+    },
+    "GroupFigure": {
+        "estimate": "Estimate",
+        "processes": ["list", "number"],
+        "between": ["or", "number", "null"],
+        "inside": ["or", "number", "null"],
+        "unit?": [
+            "or",
+            [
+                "word",
+                "ns",
+                "images/s",
+                "samples/s",
+                "queries/s",
+                "fraction",
+                "points",
+                "bytes",
+                "J/image",
+                "J/sample",
+                "dB",
+                "times",
+                "1",
+            ],
+            "null",
+        ],
+    },
+    "Estimate": {
+        "value": "number",
+        "low?": ["or", "number", "null"],
+        "high?": ["or", "number", "null"],
+        "note?": ["or", "text", "null"],
+    },
+    "LeftOut": {"run": "text", "measurement": "text", "codes": ["list", "text"]},
+    "LoosenedLimit": {"name": "text", "value": "number", "usual": "number", "message": "text"},
+    "Manifest": {
+        "kind": "text",
+        "id": "text",
+        "recipe": ["or", ["map", "any"], "null"],
+        "parents": ["list", "text"],
+        "files": ["map", "FileHash"],
+        "info": ["map", "any"],
+        "environment": "Environment",
+        "command": "text",
+        "started_utc": "text",
+        "finished_utc": "text",
+        "status": ["word", "complete", "interrupted"],
+        "schema_version": "integer",
+    },
+    "FileHash": {"sha256": "text", "size_bytes": "integer"},
+    "Environment": {
+        "python": "text",
+        "platform": "text",
+        "cpu": "text",
+        "cpu_count?": ["or", "integer", "null"],
+        "packages?": ["map", "text"],
+        "gpus?": ["list", "Gpu"],
+    },
+    "Gpu": {
+        "index": "integer",
+        "name": "text",
+        "compute_capability": "text",
+        "memory_bytes": "integer",
+        "driver": "text",
+    },
+    "Evaluation": {
+        "model": "text",
+        "source": "text",
+        "model_id": "text",
+        "weights": "WeightsRecord",
+        "dataset": "Dataset",
+        "accuracy_budget": ["or", "number", "null"],
+        "results": ["list", "EvaluatedModel"],
+        "run_dir": "text",
+        "warnings?": ["list", "text"],
+        "task": "text",
+        "scoring?": "text",
+    },
+    "WeightsRecord": {
+        "source": "text",
+        "sha256": "text",
+        "seed?": ["or", "integer", "null"],
+        "drawn?": ["or", "text", "null"],
+        "converted_from?": ["or", "text", "null"],
+        "trained": "truth",
+    },
+    "Dataset": {
+        "name": "text",
+        "kind": "text",
+        "sha256": "text",
+        "count": "integer",
+        "unreadable": ["list", "text"],
+        "labeled": "truth",
+        "classes": "integer",
+        "labels?": ["list", "text"],
+        "truncated": "integer",
+        "validation?": ["or", "truth", "null"],
+        "groups?": ["or", "integer", "null"],
+    },
+    "EvaluatedModel": {
+        "backend": "text",
+        "precision": "text",
+        "device": "text",
+        "samples": "integer",
+        "artifact?": ["or", "text", "null"],
+        "why_not?": ["or", "text", "null"],
+        "failed": "truth",
+        "calibrated_on": "integer",
+        "snr_db?": ["or", "number", "null"],
+        "same_sizes": "truth",
+        "agreement?": ["or", "Agreement", "null"],
+        "accuracy?": ["or", "Accuracy", "null"],
+        "scores?": ["or", "TaskScores", "null"],
+        "verdict?": ["or", ["word", "PASS", "FAIL", "INCONCLUSIVE"], "null"],
+        "sha256?": ["or", "text", "null"],
+    },
+    "Agreement": {
+        "share": "number",
+        "ci": ["row", "number", "number"],
+        "score_shift?": ["or", ["map", "number"], "null"],
+    },
+    "Accuracy": {
+        "top1": "number",
+        "top1_ci": ["row", "number", "number"],
+        "top5": ["or", "number", "null"],
+        "macro_f1": "number",
+        "macro_f1_drop": "number",
+        "macro_f1_drop_ci": ["row", "number", "number"],
+        "drop": "number",
+        "drop_ci": ["row", "number", "number"],
+        "lost": "integer",
+        "won": "integer",
+    },
+    "TaskScores": {"scores": ["list", "Score"], "classes": ["list", "ClassScore"]},
+    "Score": {
+        "name": "text",
+        "value": "number",
+        "ci": ["row", "number", "number"],
+        "drop": "number",
+        "drop_ci": ["row", "number", "number"],
+    },
+    "ClassScore": {"label": "text", "value": "number", "drop": "number"},
+    "PreprocessRecord": {
+        "model": "text",
+        "classifies": "truth",
+        "trained": "truth",
+        "pipeline": "PipelineRecord",
+        "images": "ImagesRecord",
+        "parity": "ParityRecord",
+        "throughput": ["or", "ThroughputTuning", "null"],
+        "verdict": ["word", "PASS", "FAIL", "INCONCLUSIVE"],
+        "run_dir": "text",
+        "warnings?": ["list", "text"],
+        "task?": ["or", "text", "null"],
+        "model_sha256?": ["or", "text", "null"],
+    },
+    "PipelineRecord": {
+        "id": "text",
+        "path": "text",
+        "sha256": "text",
+        "plan": "DaliPlan",
+        "steps": ["list", ["map", "any"]],
+    },
+    "DaliPlan": {
+        "decode": ["word", "cpu", "mixed"],
+        "device": ["word", "cpu", "gpu"],
+        "threads": "integer",
+        "batch_size": "integer",
+        "hw_decoder_load": "number",
+        "edge_cases": "truth",
+        "prefetch": "integer",
+    },
+    "ImagesRecord": {"folder": "text", "count": "integer", "unreadable?": ["list", "RefusedImage"]},
+    "RefusedImage": {"image": "text", "reason": "text"},
+    "ParityRecord": {
+        "proof": "Proof",
+        "images": "integer",
+        "steps": ["list", "StepDifference"],
+        "far": "integer",
+        "refused": ["list", "RefusedImage"],
+        "worst?": ["list", "WorstImage"],
+    },
+    "Proof": {
+        "verdict": ["word", "PASS", "FAIL", "INCONCLUSIVE"],
+        "reason": "text",
+        "remedy": ["or", "text", "null"],
+        "output": "OutputError",
+        "top1_agreement": ["or", "PreprocessAgreement", "null"],
+        "accuracy": ["or", "PreprocessAccuracy", "null"],
+        "task_score?": ["or", "TaskScore", "null"],
+        "prediction_agreement?": ["or", "PreprocessAgreement", "null"],
+    },
+    "OutputError": {
+        "name": "text",
+        "max_abs": "number",
+        "mean_abs": "number",
+        "relative": "number",
+        "snr_db": ["or", "number", "null"],
+        "cosine": "number",
+        "finite": "truth",
+    },
+    "PreprocessAgreement": {
+        "images": "integer",
+        "share": "number",
+        "ci": ["row", "number", "number"],
+        "equal?": ["or", "integer", "null"],
+    },
+    "PreprocessAccuracy": {"reference": "number", "dali": "number"},
+    "TaskScore": {
+        "name": "text",
+        "reference": "number",
+        "dali": "number",
+        "drop": "number",
+        "drop_ci": ["row", "number", "number"],
+    },
+    "StepDifference": {
+        "step": "text",
+        "mean_levels": "number",
+        "max_levels": "number",
+        "off_share": "number",
+        "images": "integer",
+    },
+    "WorstImage": {
+        "image": "text",
+        "mean_levels": "number",
+        "max_levels": "number",
+        "file": "text",
+        "difference_times": "number",
+    },
+    "ThroughputTuning": {
+        "tried": ["list", "ThroughputRecord"],
+        "dataloader": "ThroughputRecord",
+        "dali": "ThroughputRecord",
+        "speedup": "number",
+        "speedup_ci": ["or", ["row", "number", "number"], "null"],
+        "seed": "integer",
+    },
+    "ThroughputRecord": {
+        "implementation": "text",
+        "plan": ["or", "DaliPlan", "null"],
+        "loader": ["or", "LoaderPlan", "null"],
+        "images_per_s": ["or", "number", "null"],
+        "ci": ["or", ["row", "number", "number"], "null"],
+        "batches": "integer",
+        "repeats_images_per_s": ["list", "number"],
+        "other_cpu_cores": ["or", "number", "null"],
+        "error?": ["or", "text", "null"],
+    },
+    "LoaderPlan": {
+        "workers": "integer",
+        "batch_size": "integer",
+        "device": ["word", "cpu", "cuda"],
+    },
+    "MeasurementsRecord": {"measurements": ["list", "Measurement"], "schema_version": "integer"},
+    "Measurement": {
+        "id": "text",
+        "subject": "Subject",
+        "load": "LoadSpec",
+        "verdict": ["word", "VALID", "INVALID"],
+        "reasons": ["list", "Reason"],
+        "samples": "integer",
+        "warm_up_samples": "integer",
+        "duration_s": "number",
+        "latency_ns?": ["or", "LatencySummary", "null"],
+        "parts_ns?": ["map", "LatencySummary"],
+        "throughput_images_per_s?": ["or", "Estimate", "null"],
+        "throughput_batches_per_s?": ["or", "number", "null"],
+        "throughput_tokens_per_s?": ["or", "Estimate", "null"],
+        "device_peak_bytes?": ["or", "integer", "null"],
+        "host_peak_bytes?": ["or", "integer", "null"],
+        "energy_j_per_image?": ["or", "Estimate", "null"],
+        "energy_why_not?": ["or", "text", "null"],
+        "figures?": ["map", "PluginFigure"],
+        "output_check?": ["or", "OutputCheck", "null"],
+        "inputs?": ["or", "InputPool", "null"],
+        "arrivals_seed?": ["or", "integer", "null"],
+        "limits?": ["map", "number"],
+        "caveats?": ["list", "text"],
+        "interrupted": "truth",
+        "process": "integer",
+        "second_stage": "truth",
+        "samples_file?": ["or", "text", "null"],
+        "machine_file?": ["or", "text", "null"],
+        "started_utc?": "text",
+    },
+    "Reason": {
+        "code": "text",
+        "message": "text",
+        "remedy": "text",
+        "invalidates": "truth",
+        "evidence?": ["map", ["or", "number", "integer", "text"]],
+    },
+    "LatencySummary": {
+        "samples": "integer",
+        "percentiles": ["map", "Estimate"],
+        "minimum": "number",
+        "maximum": "number",
+        "mean": "number",
+        "stddev": "number",
+        "withheld": ["map", "text"],
+        "cv?": ["or", "Estimate", "null"],
+        "confidence": "number",
+        "median?": ["or", "number", "null"],
+    },
+    "PluginFigure": {
+        "value": ["or", "number", "null"],
+        "unit": [
+            "word",
+            "ns",
+            "images/s",
+            "samples/s",
+            "queries/s",
+            "fraction",
+            "points",
+            "bytes",
+            "J/image",
+            "J/sample",
+            "dB",
+            "times",
+            "1",
+        ],
+        "distribution": "text",
+        "why_not?": ["or", "text", "null"],
+    },
+    "OutputCheck": {
+        "checked": "integer",
+        "passed": "truth",
+        "reference": "text",
+        "relative_error?": ["or", "number", "null"],
+        "tolerance?": ["or", "text", "null"],
+        "why_not?": ["or", "text", "null"],
+        "tells_inputs_apart?": ["or", "truth", "null"],
+    },
+    "InputPool": {
+        "kind": "text",
+        "count": "integer",
+        "real": "integer",
+        "seed": "integer",
+        "sha256": "text",
+        "rotated": "integer",
+        "rotated_bytes": "integer",
+        "padding": "number",
+        "lengths?": ["or", ["row", "integer", "integer"], "null"],
+    },
+    "PairedComparison": {
+        "metric": ["word", "p50", "p90", "p99", "mean", "throughput"],
+        "ratio": "Ratio",
+        "baseline_artifact": "text",
+        "contender_artifact": "text",
+        "baseline_ns": ["list", "number"],
+        "contender_ns": ["list", "number"],
+        "first_rounds": "integer",
+        "seed": "integer",
+        "invalid": ["map", "integer"],
+        "invalid_processes": "integer",
+        "measurements": ["list", "text"],
+        "schema_version": "integer",
+    },
+    "Ratio": {
+        "value": "number",
+        "ci": ["row", "number", "number"],
+        "change": ["word", "faster", "slower", "no difference shown"],
+        "rounds": "integer",
+        "confidence": "number",
+        "p_value": "number",
+        "smallest_visible": "number",
+    },
+    "TurnsRecord": {
+        "load": "LoadSpec",
+        "over": "Subject",
+        "judged": "Subject",
+        "seed": "integer",
+        "speedups": ["list", "number"],
+        "over_ns": ["list", "number"],
+        "judged_ns": ["list", "number"],
+        "schema_version": "integer",
+    },
+    "ProfileRecord": {"stages": ["list", "StageProfile"], "failed?": ["map", "text"]},
+    "StageProfile": {
+        "subject": "StageSubject",
+        "folder": "text",
+        "range": ["or", "text", "null"],
+        "facts": "StageFacts",
+        "profile": "TraceProfile",
+    },
+    "StageSubject": {
+        "name": "text",
+        "kind": ["word", "build", "inference", "preprocess"],
+        "artifact?": ["or", "text", "null"],
+        "precision?": ["or", "text", "null"],
+        "device?": ["or", "text", "null"],
+        "batch_size?": ["or", "integer", "null"],
+        "length?": ["or", "integer", "null"],
+        "sha256?": ["or", "text", "null"],
+    },
+    "StageFacts": {
+        "stage?": [
+            "or",
+            ["word", "export", "quantize", "build", "preprocess", "inference"],
+            "null",
+        ],
+        "backend?": ["or", "text", "null"],
+        "options?": ["map", "any"],
+        "expects_gpu": "truth",
+        "unprofiled_iteration_ns?": ["or", "number", "null"],
+    },
+    "TraceProfile": {
+        "source": "text",
+        "tracer": "text",
+        "gpus": ["list", "TraceGpu"],
+        "trace_quality": "Quality",
+        "scope": "text",
+        "measured": "TraceViews",
+        "iterations": ["or", "Iterations", "null"],
+        "gaps": ["list", "Gap"],
+        "tensor_cores": ["or", "TensorCores", "null"],
+        "roofline": ["or", "Roofline", "null"],
+        "bottleneck": "Bottleneck",
+        "findings": ["list", "ProfileFinding"],
+    },
+    "TraceGpu": {"name": "text", "multiprocessors?": ["or", "integer", "null"]},
+    "Quality": {
+        "verdict": ["word", "PASS", "FAIL", "INCONCLUSIVE"],
+        "checks": ["list", "Check"],
+        "withheld": ["map", "text"],
+    },
+    "Check": {
+        "name": "text",
+        "verdict": ["word", "PASS", "FAIL", "INCONCLUSIVE"],
+        "detail": "text",
+        "withholds?": ["list", "text"],
+    },
+    "TraceViews": {
+        "totals": "Totals",
+        "kernels": ["list", "KernelRow"],
+        "api": ["list", "CallRow"],
+        "copies": ["list", "CopyRow"],
+        "ranges": ["list", "RangeRow"],
+    },
+    "Totals": {
+        "kernels": "integer",
+        "streams": "integer",
+        "kernel_ns": ["or", "integer", "null"],
+        "api_ns": ["or", "integer", "null"],
+        "memcpy_ns": ["or", "integer", "null"],
+        "memset_ns": ["or", "integer", "null"],
+        "copy_beside_compute_ns": ["or", "integer", "null"],
+        "span_ns": "integer",
+        "busy_ns": ["or", "integer", "null"],
+        "idle_ns": ["or", "integer", "null"],
+        "idle_by_cause": ["map", "integer"],
+    },
+    "KernelRow": {
+        "name": "text",
+        "count": "integer",
+        "total_ns": "integer",
+        "share": "number",
+        "in_classic_list": "truth",
+        "kind": [
+            "word",
+            "matrix",
+            "attention",
+            "normalization",
+            "pooling",
+            "reduction",
+            "softmax",
+            "layout",
+            "cast",
+            "elementwise",
+            "image",
+            "other",
+        ],
+        "tensor_core": ["or", "truth", "null"],
+        "mean_ns": "number",
+    },
+    "CallRow": {
+        "name": "text",
+        "count": "integer",
+        "total_ns": "integer",
+        "share": "number",
+        "in_classic_list": "truth",
+    },
+    "CopyRow": {
+        "kind": ["or", "text", "null"],
+        "source_memory": ["or", "text", "null"],
+        "target_memory": ["or", "text", "null"],
+        "count": "integer",
+        "total_ns": "integer",
+        "bytes": "integer",
+        "bytes_per_s": ["or", "number", "null"],
+    },
+    "RangeRow": {
+        "name": "text",
+        "count": "integer",
+        "wall_ns": "integer",
+        "gpu_ns": ["or", "integer", "null"],
+        "kernel_ns": ["or", "integer", "null"],
+        "kernels": ["or", "integer", "null"],
+        "projected_ns": ["or", "integer", "null"],
+        "busy_ns": "integer",
+    },
+    "Iterations": {
+        "range": "text",
+        "count": "integer",
+        "first_wall_ns": ["or", "integer", "null"],
+        "median_other_wall_ns": ["or", "number", "null"],
+        "period_ns": ["or", "number", "null"],
+        "unprofiled_ns": ["or", "number", "null"],
+        "median_gpu_ns": "number",
+        "kernels": "number",
+    },
+    "Gap": {
+        "start_ns": "integer",
+        "duration_ns": "integer",
+        "by_cause": ["map", "integer"],
+        "before": ["or", "text", "null"],
+        "host": "text",
+    },
+    "TensorCores": {
+        "basis": ["word", "kernels", "layers"],
+        "eligible": "integer",
+        "used": "integer",
+        "unknown": "integer",
+        "eligible_ns": "integer",
+        "used_ns": "integer",
+        "kernel_ns": "integer",
+        "named_ns": "integer",
+        "time_share": "number",
+        "iterations": "integer",
+        "layers": ["list", "LayerUse"],
+        "eligible_ns_by_iteration?": ["list", "integer"],
+        "used_ns_by_iteration?": ["list", "integer"],
+    },
+    "LayerUse": {
+        "name": "text",
+        "op": ["or", "text", "null"],
+        "type": ["or", "text", "null"],
+        "count": "integer",
+        "time_ns": "integer",
+        "share": "number",
+        "eligible": "truth",
+        "used": ["or", "truth", "null"],
+        "could_save_ns": "integer",
+        "reason": ["or", "text", "null"],
+        "kernel": "text",
+    },
+    "Roofline": {
+        "peaks": "Peaks",
+        "batch_size": "integer",
+        "macs": "integer",
+        "edge_bytes": "integer",
+        "bound_ns": "number",
+        "types_without_peak": ["list", "text"],
+        "layers_ns": "number",
+        "math_share": "number",
+        "measured_ns": ["or", "number", "null"],
+        "times_bound": ["or", "number", "null"],
+        "layers": ["list", "LayerRoof"],
+    },
+    "Peaks": {
+        "device": "text",
+        "source": "text",
+        "flops_per_s": ["map", "number"],
+        "bytes_per_s": "number",
+    },
+    "LayerRoof": {
+        "cost": "NodeCost",
+        "intensity": "number",
+        "bound_ns": "number",
+        "measured_ns": ["or", "number", "null"],
+    },
+    "NodeCost": {
+        "name": "text",
+        "op": "text",
+        "type": "text",
+        "macs": "integer",
+        "bytes": "integer",
+        "channels?": ["or", ["row", "integer", "integer"], "null"],
+        "fused_bytes?": ["or", "integer", "null"],
+    },
+    "Bottleneck": {
+        "verdict": [
+            "word",
+            "CPU",
+            "launch",
+            "copy",
+            "synchronization",
+            "memory-bound GPU",
+            "math-bound GPU",
+            "GPU below its peaks",
+            "GPU",
+            "withheld",
+        ],
+        "share": "number",
+        "shares": ["map", "number"],
+        "why": "text",
+        "idle_scale": "number",
+        "busy_share?": ["or", "number", "null"],
+    },
+    "ProfileFinding": {
+        "rule": "text",
+        "evidence": "text",
+        "gain_ns": "integer",
+        "advice": "text",
+        "gain_share": "number",
+        "host_times": "truth",
+    },
+    "ArtifactInfo": {
+        "model": "text",
+        "source": "text",
+        "backend": "text",
+        "precision": ["word", "fp32", "tf32", "fp16", "bf16", "int8", "fp8"],
+        "device": ["word", "cpu", "cuda"],
+        "file": "text",
+        "weights": "WeightsRecord",
+        "precision_proof": "PrecisionProof",
+        "options?": ["map", "any"],
+        "details?": ["map", "any"],
+        "remarks?": ["list", "text"],
+        "mixed?": ["or", "MixedPrecision", "null"],
+        "more_files?": ["list", "text"],
+        "packages?": ["list", "text"],
+    },
+    "PrecisionProof": {
+        "share": "PrecisionShare",
+        "proven": "truth",
+        "reason": "text",
+        "others": ["list", "LayerType"],
+        "others_count": "integer",
+        "placement?": ["or", "Placement", "null"],
+    },
+    "PrecisionShare": {
+        "layers": ["map", "number"],
+        "macs": ["map", "number"],
+        "total_macs": "integer",
+        "unknown?": ["list", "UnknownProducts"],
+        "stored?": ["list", "StoredWeights"],
+    },
+    "UnknownProducts": {"op": "text", "type": "text", "count": "integer"},
+    "StoredWeights": {"form": "text", "type": "text", "count": "integer"},
+    "LayerType": {
+        "name": "text",
+        "op": "text",
+        "type": "text",
+        "macs": ["or", "integer", "null"],
+        "stored?": "text",
+    },
+    "Placement": {
+        "provider": "text",
+        "nodes": "integer",
+        "count": "integer",
+        "share": "number",
+        "elsewhere": ["list", "PlacedNode"],
+        "unit": "text",
+    },
+    "PlacedNode": {"name": "text", "op": "text", "provider": "text", "share": "number"},
+    "MixedPrecision": {
+        "budget": "Budget",
+        "metric": "text",
+        "samples": "integer",
+        "cost": "PrecisionCost",
+        "kept": ["list", "KeptLayer"],
+        "total_macs": "integer",
+    },
+    "Budget": {"limit": "number", "unit": ["word", "dB", "points"]},
+    "PrecisionCost": {
+        "snr_db": ["or", "number", "null"],
+        "drop?": ["or", "number", "null"],
+        "drop_ci?": ["or", ["row", "number", "number"], "null"],
+    },
+    "KeptLayer": {"layer": "text", "op": "text", "macs": "integer", "reason": "text"},
+    "CalibrationInfo": {
+        "model": "text",
+        "set": "SampleSetSummary",
+        "methods": ["list", "text"],
+        "tensors": "integer",
+    },
+    "SampleSetSummary": {"name": "text", "sha256": "text", "count": "integer", "seed": "integer"},
+    "GraphInfo": {
+        "precision": ["word", "fp32", "tf32", "fp16", "bf16", "int8", "fp8"],
+        "tool?": ["or", "text", "null"],
+        "target?": ["or", "text", "null"],
+        "method?": ["or", "text", "null"],
+        "set?": ["or", "SampleSetSummary", "null"],
+        "int8_layers?": ["list", "text"],
+        "kept?": ["list", "SkippedLayer"],
+        "mixed?": ["or", "MixedPrecision", "null"],
+    },
+    "SkippedLayer": {"layer": "text", "reason": "text"},
+    "MethodsInfo": {"images": "integer", "costs": ["map", "PrecisionCost"], "best": "text"},
+    "ModelInfo": {
+        "name": "text",
+        "source": "text",
+        "weights": "WeightsRecord",
+        "simplified": "truth",
+        "own_precision": ["or", ["word", "fp32", "tf32", "fp16", "bf16", "int8", "fp8"], "null"],
+        "left_out?": ["list", "text"],
+        "card?": ["or", "text", "null"],
+        "remarks?": ["list", "text"],
+        "content?": "text",
+    },
+    "ReferenceInfo": {
+        "samples_kind": "text",
+        "samples": "integer",
+        "samples_sha256": "text",
+        "origin": "text",
+        "export_parity": ["list", "OutputError"],
+        "data?": "text",
+        "held_out?": ["list", "text"],
+        "constant": "truth",
+    },
+    "SelectionInfo": {
+        "budget": "Budget",
+        "images": "integer",
+        "metric": "text",
+        "keep": ["list", "text"],
+        "layers": "integer",
+        "tried": ["list", "KeptTrial"],
+    },
+    "KeptTrial": {"kept": "integer", "macs_share": "number", "cost": "PrecisionCost"},
+    "SensitivityInfo": {
+        "images": "integer",
+        "layers": ["list", "LayerCost"],
+        "total_macs": "integer",
+    },
+    "LayerCost": {"layer": "text", "cost": "PrecisionCost", "macs": "integer"},
+    "VerificationInfo": {
+        "reference": "text",
+        "samples": "integer",
+        "tolerance_relative": "number",
+        "snr_db": ["or", "number", "null"],
+        "top1_agreement": ["or", "number", "null"],
+        "top1_accuracy": ["or", "number", "null"],
+        "source_top1_accuracy": ["or", "number", "null"],
+        "outputs": ["list", "OutputError"],
+        "values": "integer",
+        "passed": ["or", "truth", "null"],
+        "data?": "text",
+        "selected?": ["list", "text"],
+        "box_agreement?": ["or", "number", "null"],
+        "steps?": ["or", "integer", "null"],
+        "trajectory?": ["list", "OutputError"],
+    },
+    "RunInfo": {
+        "model?": ["or", "text", "null"],
+        "trained?": ["or", "truth", "null"],
+        "measurements?": ["or", "integer", "null"],
+    },
+}
+# end
+TYPES = {"text": str, "integer": int, "number": (int, float), "truth": bool, "null": type(None)}
 ALIGNED = {"fp16": 8, "bf16": 8, "tf32": 4, "int8": 16, "fp8": 16}
 KERNELS = {
     name: re.compile(pattern, re.IGNORECASE)
@@ -513,10 +1406,10 @@ def estimate_mean(values, members=None):
         return estimate_score(fmean(values), lambda: values, n)
     return Estimate(
         hits / n,
-        lambda confidence: (
+        lambda confidence: [
             invert_beta(hits, n - hits + 1, (1 - confidence) / 2),
             invert_beta(hits + 1, n - hits, (1 + confidence) / 2),
-        ),
+        ],
     )
 
 
@@ -1731,7 +2624,19 @@ class Dossier:
             self.check(type(version) is int, f"{name}: schema_version is {version!r}")
             spaced = isinstance(model, str) and model != model.strip()
             self.check(not spaced, f"{name}: the model is called {model!r}")
+        self.check_shape(name, found)
         return found
+
+    def check_shape(self, name, found):  # §1.3
+        """Of the request, the verdict, and of records of builds and runs; renderings and others are not read."""
+        folder, _, file = name.rpartition("/")
+        if file not in DOCUMENTS or (name == "comparison.json") or not (folder or file in KEYS):
+            return
+        wrong = find_misshapen(found, DOCUMENTS[file], name)
+        if not wrong and file == "manifest.json":
+            kind = found.kind if folder.startswith("builds/") else "run"
+            wrong = find_misshapen(found.info, DOCUMENTS.get(kind, "null"), f"{name}: info")
+        self.check(not wrong, wrong)
 
     def frame(self, name):
         """The rows of a Parquet file; None without the file."""
@@ -1766,6 +2671,47 @@ class Dossier:
             if numbers.dtype.is_integer() and not numbers.is_between(-1, SIZES["class"] - 1).all():
                 raise ValueError(f"{name}: a number of {column.name} is not that of a class")
         return {} if frame is None else frame.to_dict(as_series=False)
+
+
+def find_misshapen(value, shape, place):  # §1.3
+    """The first place where a value has another shape, and what is wrong there; None without one."""
+    if shape == "any":
+        return None
+    if isinstance(shape, str) and shape in TYPES:
+        fits = isinstance(value, TYPES[shape]) and isinstance(value, bool) == (shape == "truth")
+        return None if fits else f"{place} is not {shape}"
+    if isinstance(shape, str):
+        shapes = SHAPES[shape]
+        if not isinstance(value, dict):
+            return f"{place} is no object"
+        known = {key.rstrip("?") for key in shapes}
+        other = sorted(
+            {*value} - known | {key for key in shapes if key not in {*value, f"{key.rstrip('?')}?"}}
+        )
+        if other:
+            return f"{place}: has another key, or lacks one: {', '.join(other)}"
+        parts = ((key.rstrip("?"), each) for key, each in shapes.items())
+        parts = ((value[key], each, f"{place}: {key}") for key, each in parts if key in value)
+        return next(filter(None, (find_misshapen(*part) for part in parts)), None)
+    kind, *inner = shape
+    if kind == "or":
+        every = [find_misshapen(value, each, place) for each in inner]
+        return None if None in every else every[0]
+    if kind == "word":
+        return None if value in inner else f"{place} is none of {', '.join(inner)}"
+    if kind == "map":
+        fits, parts = isinstance(value, dict), value.items() if isinstance(value, dict) else ()
+        pairs = ((each, inner[0], f"{place}: {key}") for key, each in parts)
+    else:
+        fits = isinstance(value, list) and (kind == "list" or len(value) == len(inner))
+        wanted = inner * len(value) if fits and kind == "list" else inner
+        pairs = (
+            (each, one, f"{place}[{at}]")
+            for at, (each, one) in enumerate(zip(value, wanted) if fits else ())
+        )
+    if not fits:
+        return f"{place} is no {kind}"
+    return next(filter(None, (find_misshapen(*pair) for pair in pairs)), None)
 
 
 def require_columns(frame, kind, place):  # §1.2
@@ -2008,10 +2954,43 @@ def read_builds(at):
             asked := recipe.get("model", {}).get("weights", {})
         ):
             at.compare(f"{place}: random", info.weights.source == "random", "random" in asked)
-        elif build.kind == "verification":
+        elif build.kind == "verification" and "errors.parquet" in build.files:
             errors = f"{place}/errors.parquet"
-            check_sums(at, errors, at.table(errors, "errors"))
+            at.check(at.path(errors).is_file(), f"{errors}: is missing")
+            table = at.table(errors, "errors")
+            check_sums(at, errors, table)
+            more = max(Counter(table.get("output", ())).values(), default=0) > info.samples
+            at.check(not more, f"{errors}: more rows of an output than samples")
+            at.compare(errors, [*info.outputs, *info.get("trajectory", ())], pool_errors(table))
     return builds
+
+
+def split_outputs(table):
+    """The rows of each output, in order."""
+    for output in dict.fromkeys(table.get("output", ())):
+        kept = [row for row, name in enumerate(table["output"]) if name == output]
+        yield output, {key: [column[row] for row in kept] for key, column in table.items()}
+
+
+def pool_errors(table):  # §8.3
+    """The stated errors of each output, over all samples together."""
+    found, worst = [], 1e30
+    for name, rows in split_outputs(table):
+        finite = all(rows["finite"])
+        sums = {key: sum(rows[key]) for key in (*ERROR_SUMS, "values")} if finite else {}
+        norm, distance, length = (
+            sqrt(sums[f"{of}_square"]) if finite else 0.0
+            for of in ("reference", "difference", "output")
+        )
+        relative = distance / norm if norm else worst if distance or not finite else 0.0
+        cosine = sums["product"] / (norm * length) if norm * length else float(not distance)
+        figures = {"name": name, "finite": finite, "relative": relative}
+        figures["max_abs"] = max(rows["difference_max"]) if finite else worst
+        figures["mean_abs"] = sums["difference_sum"] / max(sums["values"], 1) if finite else worst
+        figures["snr_db"] = (-20 * log10(relative) if relative else None) if finite else -worst
+        figures["cosine"] = max(-1.0, min(1.0, cosine)) if finite else 0.0
+        found.append(figures)
+    return found
 
 
 def read_run(at, place, builds, needed):
@@ -2524,6 +3503,54 @@ def check_samples(at, run, table):
         at.stated.append(f"{run.place}: {copies} of {len(hashes)} samples are copies of others")
 
 
+def describe_accuracy(classes, truths, source, found):  # §8.1
+    """What an evaluation states of a classifier."""
+    before, after = ([best[0] for best in each] for each in (source, found))
+    rights = [(one == truth, other == truth) for truth, one, other in zip(truths, before, after)]
+    f1 = compare_macro_f1(truths, before, after)
+    within = [truth in best for truth, best in zip(truths, found)]
+    return {
+        "lost": rights.count((True, False)),
+        "won": rights.count((False, True)),
+        "macro_f1": score_macro_f1(truths, after),
+        "macro_f1_drop": f1.value,
+        "macro_f1_drop_ci": f1.interval(STATED_AT),
+        "top5": fmean(within) if classes > 5 else None,
+    }
+
+
+def count_classes(truths, found):
+    """By class, its truths and predictions together, and the predictions of it that are right."""
+    return Counter(truths) + Counter(found), Counter(a for a, b in zip(truths, found) if a == b)
+
+
+def score_macro_f1(truths, found):
+    sizes, hits = count_classes(truths, found)
+    return fmean(2 * hits[label] / size for label, size in sizes.items())
+
+
+def list_influences(truths, found):
+    """What each sample contributes to n times the macro F1."""
+    sizes, hits = count_classes(truths, found)
+    weights = {label: len(truths) / size / len(sizes) for label, size in sizes.items()}
+    scores = {label: 2 * hits[label] / sizes[label] * weights[label] for label in sizes}
+    return [
+        2 * weights[truth] * (truth == each) - scores[truth] - scores[each]
+        for truth, each in zip(truths, found)
+    ]
+
+
+def compare_macro_f1(truths, before, after):
+    """The drop of the macro F1, as a score of samples."""
+    parts = [*map(sub, list_influences(truths, before), list_influences(truths, after))]
+    one, other = (count_classes(truths, each)[0] for each in (before, after))
+    n, classes = len(truths), len({*truths})
+    felt = [2 * n / max((one[truth] + other[truth]) / 2, 1) / classes for truth in truths]
+    effect = sqrt(fmean(each**2 for each in felt))
+    drop = score_macro_f1(truths, before) - score_macro_f1(truths, after)
+    return estimate_score(drop, lambda: parts, n, -1, 1, effect)
+
+
 def estimate_answers(at, run, task, columns, table, row):
     truths, source, found = (
         table[name]
@@ -2559,15 +3586,27 @@ def estimate_answers(at, run, task, columns, table, row):
         figures[f"drop of {name}"] = estimate_score(loss, lost, n, -width, width, effect)
     value = {name: figure.value for name, figure in figures.items()}
     expected = [
-        {"name": name, "value": value[name], "drop": value[f"drop of {name}"]}
+        {
+            "name": name,
+            "value": value[name],
+            "drop": value[f"drop of {name}"],
+            "ci": figures[name].interval(STATED_AT),
+            "drop_ci": figures[f"drop of {name}"].interval(STATED_AT),
+        }
         for name in task.scores
         if n
     ]
+    if row.accuracy and n:
+        again = describe_accuracy(run.record.dataset.classes, truths, source, found)
+        at.compare(f"{run.place}: {row.artifact}: accuracy", row.accuracy, again)
     if row.accuracy:
-        scores = [{"name": "top1", "value": row.accuracy.top1, "drop": row.accuracy.drop}]
+        known = row.accuracy
+        scores = [{"name": "top1", "value": known.top1, "drop": known.drop}]
+        scores[0] |= {"ci": known.top1_ci, "drop_ci": known.drop_ci}
     stated = {
         "scores": scores or [],
         "agreement": row.agreement and row.agreement.share,
+        "ci": row.agreement and row.agreement.ci,
         "samples": row.samples,
     }
     at.compare(
@@ -2576,6 +3615,7 @@ def estimate_answers(at, run, task, columns, table, row):
         {
             "scores": expected if run.info.trained else [],
             "agreement": value.get("agreement"),
+            "ci": figures["agreement"].interval(STATED_AT) if "agreement" in figures else None,
             "samples": len(source),
         },
     )
@@ -2896,20 +3936,13 @@ def observe_outputs(at):  # §8.3
         {each.name: each for each in info.get("trajectory") or ()},
     )
     confidence = at.confidence("outputs")
-    for output in dict.fromkeys(table.get("output", ())):
-        kept = [row for row, name in enumerate(table["output"]) if name == output]
-        rows = {key: [column[row] for row in kept] for key, column in table.items()}
+    for output, rows in split_outputs(table):
         peaks, finite, (snr, ci) = (
             rows["difference_max"],
             all(rows["finite"]),
             find_snr(rows, confidence),
         )
-        stated, peak = (
-            {each.name: each for each in info.outputs} | states,
-            max(peaks) if finite else inf,
-        )
-        figures = {"max_abs": min(peak, 1e30), "snr_db": snr, "finite": finite}
-        at.compare(f"{place}: {output}", stated.get(output), figures)
+        peak = max(peaks) if finite else inf
         calibrated = info.data.endswith("which INT8 and FP8 are calibrated on")
         seen = calibrated and at.build.info.precision in ("int8", "fp8")
         blocked, alike = (
@@ -3332,7 +4365,17 @@ def judge_dossier(at, document):
     observed = [(criterion, observe(criterion, at)) for criterion in policy]
     stated, rejected = {each.name: each for each in verdict.criteria}, reject(observed, at)
     trust, loosened = judge_trust(at, policy), [*list_loosened(at)]
-    expected = {name: {"verdict": each} for name, each in trust.items()}
+    record = f"builds/artifact-{at.id}/manifest.json"
+    proof = at.verification and f"{at.verification.place}/manifest.json"
+    sources = {
+        "trust.weights": {"source": record},
+        "trust.precision": {"source": record},
+        "trust.outputs": {"source": proof or ""},
+    }
+    empty = dict.fromkeys(("observed", "ci", "threshold", "unit"))
+    expected = {
+        name: {"verdict": each} | empty | sources.get(name, {}) for name, each in trust.items()
+    }
     for criterion, found in observed:
         name, said = criterion.name, stated[criterion.name].limit if criterion.unit else ""
         expected[name] = judge(criterion, found, rejected)
@@ -3364,6 +4407,14 @@ def judge_dossier(at, document):
             "number of groups": len(groups),
             "verdict": overall,
             "model": build.info.model,
+            "dossier_name": "-".join(
+                (
+                    Path(build.info.model).stem,
+                    build.info.backend,
+                    build.info.precision,
+                    re.sub("[-:]", "", request.created_utc[:19]),
+                )
+            ),
             "runs": sorted({one.run for one in at.measured}),
             "runs_left_out": sorted({one.run for one in at.left_out}),
             "artifact": {

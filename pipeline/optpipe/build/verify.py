@@ -311,6 +311,9 @@ def recompute_outputs(checked: Entry[VerificationInfo]) -> tuple[OutputError, ..
 def find_impossible_errors(checked: Entry[VerificationInfo]) -> Iterator[str]:
     """The rules that the errors of samples break: they are not those of two outputs."""
     yield from find_broken_sums(read_parquet(checked.files, OUTPUT_ERRORS))
+    for name, rows in read_output_errors(checked).items():
+        if len(rows["values"]) > checked.info.samples:
+            yield f"{name} has more rows than the {checked.info.samples:,} samples of its record"
 
 
 def read_output_errors(checked: Entry[VerificationInfo]) -> dict[str, RowErrors]:

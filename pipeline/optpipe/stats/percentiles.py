@@ -267,9 +267,18 @@ def _fewest_stretches(count: int) -> float:
 
 def _stretches(values: np.ndarray, caution: float = 0.0) -> float:
     """The effective count of the ranks: outliers do not hide the length of the correlation."""
-    ordered = np.sort(values)
-    ranks = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
-    return compute_effective_count(ranks.astype(float), caution=caution)
+    return compute_effective_count(_rank(values).astype(float), caution=caution)
+
+
+def _rank(values: np.ndarray) -> np.ndarray:
+    """For each value (values,), how many are smaller plus how many are not larger."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    ends = np.append(begins[1:], len(values))
+    ranks = np.empty(len(values), np.int64)
+    ranks[order] = np.repeat(begins + ends, ends - begins)
+    return ranks
 
 
 def _effective(values: np.ndarray, value: float, percent: float, stretches: float) -> float:

@@ -226,7 +226,7 @@ def bench_builds(builds: "Builds", options: Mapping[str, Any]) -> Bench:
         for name in ("batch", "length"):
             given[name] = _read_sizes(given.get(name), name)
         if isinstance(given.get("max_cv"), str):
-            given["max_cv"] = share_from_text(given["max_cv"], "--max-cv")
+            given["max_cv"] = share_from_text(given["max_cv"], "max_cv")
         if (affinity := given.get("affinity")) is not None:
             given["affinity"] = tuple(sorted({int(each) for each in affinity}))
             format_cpus(given["affinity"])

@@ -597,6 +597,6 @@ def builds_from_store(
     precisions = (
         [] if precision is None else [str(each) for each in precisions_from_text(precision)]
     )
-    backends = () if backend is None else choices_from_text(backend, BACKENDS, "--backend")
+    backends = () if backend is None else choices_from_text(backend, BACKENDS, "backend")
     stored = find_artifacts(model, workspace.store, precisions, backends, device)
     return Builds(workspace, [find_build(workspace, each.entry.id) for each in stored])

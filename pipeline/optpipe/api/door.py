@@ -97,12 +97,13 @@ _COMMAND = re.compile(r"(`[^`]*`)")
 
 @contextmanager
 def speak_of_arguments() -> Iterator[None]:
-    """Raises errors of optpipe again with `name=` in place of `--name`; commands in backquotes stay."""
+    """Raises errors of optpipe again, worded for Python."""
     try:
         yield
     except OptpipeError as error:
-        if (text := name_arguments(str(error))) != str(error):
-            error.args = (text, *error.args[1:])
+        error.word_for_python()
+        # for the rooms that still write options as text
+        error.args = (name_arguments(str(error)), *error.args[1:])
         raise
 
 

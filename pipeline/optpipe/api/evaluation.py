@@ -151,7 +151,7 @@ def evaluate_builds(
         budget = (
             None
             if accuracy_budget is None
-            else drop_from_text(accuracy_budget, "--accuracy-budget") / 100
+            else drop_from_text(accuracy_budget, "accuracy_budget") / 100
         )
         record = run_evaluation(
             model,

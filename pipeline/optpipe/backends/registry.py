@@ -77,7 +77,7 @@ def backends_from_text(
     named = {word.strip().lower() for word in text.split(",")} - BACKENDS.keys()
     if failure := next((each for each in FAILURES if each.name in named), None):
         raise MissingError(str(failure))
-    words = choices_from_text(text, ["auto", "all", *BACKENDS], "--backend")
+    words = choices_from_text(text, ["auto", "all", *BACKENDS], "backend")
     if "all" in words:
         return tuple(BACKENDS.values())
     ahead: list[Backend] = []

@@ -28,6 +28,7 @@ from optpipe.core.errors import (
 from optpipe.core.events import Listener, Steps, advance_steps, finish_steps, run_step
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, prove_precision
 from optpipe.core.process import redirect_output
+from optpipe.core.wording import Argument
 from optpipe.evaluate.tasks import TASKS, require_fitting_task
 from optpipe.models.artifacts.decisions import Omission
 from optpipe.models.artifacts.lookup import hash_engine
@@ -90,7 +91,9 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     _require_buildable(model, plan, listener)
     if plan.budget is not None and not set(BUDGETED) & set(plan.precisions):
         raise BadInputError(
-            f"--budget applies to {', '.join(BUDGETED)}; add one of them to --precision"
+            Argument("budget")
+            + f" applies to {', '.join(BUDGETED)}; add one of them to "
+            + Argument("precision")
         )
     store.require_writable()
     if isinstance(model.source, OnnxFileSource):
@@ -197,8 +200,9 @@ def _require_measurable(budget: Budget, data: Path | None, card: ModelCard) -> N
     labeled = any(each.label is not None for each in given)
     if budget.unit == "points" and card.task not in TASKS and not labeled:
         raise BadInputError(
-            f"{card.name} cannot be evaluated (task: {card.task}), so no drop can be measured\n"
-            "give a minimum SNR of the outputs instead, such as --budget 30dB"
+            f"{card.name} cannot be evaluated (task: {card.task}), so no drop can be measured",
+            remedy="give a minimum SNR of the outputs instead, such as "
+            + Argument("budget", "30dB"),
         )
 
 

@@ -31,6 +31,7 @@ from optpipe.core.measurement import LoadSpec, Measurement
 from optpipe.core.precision import CALIBRATED, Budget, Precision
 from optpipe.core.quantity import format_snr
 from optpipe.core.records import json_from_record
+from optpipe.core.wording import Argument
 from optpipe.evaluate.evaluate import run_evaluation
 from optpipe.evaluate.recompute import recompute_accuracy
 from optpipe.evaluate.result import EvaluatedModel
@@ -316,7 +317,9 @@ def require_judgeable(
 def _require_snr(budget: Budget | None, obstacle: str) -> None:
     if budget is not None and budget.unit != "dB":
         raise BadInputError(
-            f"--budget {budget} cannot be judged: {obstacle}; give a minimum SNR of the outputs: --budget 30dB"
+            Argument("budget", budget)
+            + f" cannot be judged: {obstacle}; give a minimum SNR of the outputs: "
+            + Argument("budget", "30dB")
         )
 
 
@@ -447,7 +450,8 @@ def plan_candidates(
     if not backends:
         reasons = "; ".join(f"{each.backend}: {each.reason}" for each in omitted)
         raise MissingError(
-            f"--precision auto has no backend that builds and runs on this machine: {reasons}"
+            Argument("precision", "auto")
+            + f" has no backend that builds and runs on this machine: {reasons}"
         )
     known = {kind for each in backends for kind in list_precisions(each, plan.device)}
     if Precision.FP8 in known and all(
@@ -684,9 +688,10 @@ def choose_build(
 def _choose_sizes(card: ModelCard, wanted: Sequence[int] | None) -> tuple[int, ...]:
     low, usual, high = card.batch_range
     if outside := [size for size in wanted or () if not low <= size <= high]:
-        wider = f"{min(low, *outside)}:{usual}:{max(high, *outside)}"
+        wider = (min(low, *outside), usual, max(high, *outside))
         raise BadInputError(
-            f"--compare-at {outside[0]}: outside the profile {low}:{usual}:{high}; widen it with --batch {wider}"
+            f"outside the profile {low}:{usual}:{high}; widen it with " + Argument("batch", wider),
+            argument=Argument("compare_at", outside[0]),
         )
     return tuple(wanted or (usual,))
 

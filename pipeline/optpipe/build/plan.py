@@ -10,6 +10,7 @@ from optpipe.core.entries import Device
 from optpipe.core.errors import BadInputError, MissingError, require_existing
 from optpipe.core.precision import budget_from_text, precisions_from_text
 from optpipe.core.quantity import Dimension, read_quantity, share_from_text
+from optpipe.core.wording import Argument
 from optpipe.workspace.environment import list_gpus
 
 AUTO = "auto"
@@ -19,7 +20,10 @@ def require_device(device: Device | None) -> Device | None:
     """Raises MissingError for `cuda` if no NVIDIA GPU is found."""
     if device == "cuda" and not list_gpus():
         raise MissingError(
-            "--device cuda: no NVIDIA GPU or driver found; omit --device to use what is available"
+            "no NVIDIA GPU or driver found; omit "
+            + Argument("device")
+            + " to use what is available",
+            argument=Argument("device", "cuda"),
         )
     return device
 
@@ -43,21 +47,22 @@ def plan_builds(
     Texts are as on the command line. Raises BadInputError for a word or quantity that is not known and a file that does not
     exist, MissingError without the GPU that is asked for.
     """
-    require_existing(images, "--images")
-    require_existing(calibration, "--calibration")
+    require_existing(images, "images")
+    require_existing(calibration, "calibration")
     target, wanted = require_device(device), backend or AUTO
     choosing, named = precision == AUTO, wanted not in (AUTO, "all")
     precisions = () if choosing else precisions_from_text(precision or "fp16")
     candidates = "all" if choosing and not named else wanted
     minimum = None
     if minimum_snr is not None:
-        minimum, _ = read_quantity(minimum_snr, "--min-snr", Dimension.DECIBEL)
+        minimum, _ = read_quantity(minimum_snr, "min_snr", Dimension.DECIBEL)
     share = None
     if require_share is not None:
-        share = share_from_text(require_share, "--require-share")
+        share = share_from_text(require_share, "require_share")
         if share > 1:
             raise BadInputError(
-                f"--require-share {require_share}: expected more than 0% and up to 100%"
+                "expected more than 0% and up to 100%",
+                argument=Argument("require_share", require_share),
             )
     return BuildPlan(
         precisions=precisions,
@@ -68,7 +73,7 @@ def plan_builds(
         images=images,
         calibration=calibration,
         options=options or {},
-        budget=None if budget is None else budget_from_text(budget, "--budget"),
+        budget=None if budget is None else budget_from_text(budget, "budget"),
         minimum_snr_db=minimum,
         required_share=share,
         steps=steps,

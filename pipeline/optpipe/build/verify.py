@@ -19,6 +19,7 @@ from optpipe.core.parquet import parse_parquet, read_parquet
 from optpipe.core.precision import CALIBRATED, EXACT_DB
 from optpipe.core.tables import require_columns
 from optpipe.core.verdict import Blocker, Observation
+from optpipe.core.wording import Argument
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.models.export.exported import Reference
@@ -137,8 +138,13 @@ class Trajectory:
             found = self.run(source)
         if not np.isfinite(found).all():
             raise BadInputError(
-                f"--steps {self.steps}: the source model's {self.name} is not finite\n"
-                "give inputs from which the trajectory stays finite (--data), or leave --steps out"
+                f"the source model's {self.name} is not finite",
+                argument=Argument("steps", self.steps),
+                remedy="give inputs from which the trajectory stays finite ("
+                + Argument("data")
+                + "), or leave "
+                + Argument("steps")
+                + " out",
             )
         return found
 
@@ -174,7 +180,9 @@ def parse_steps(text: str) -> tuple[int, str, str, str, float]:
     except ValueError:
         first = nan
     if not 1 <= steps <= MOST_STEPS or not isfinite(first):
-        raise BadInputError(f"--steps {text}: expected {STEPS_FORM}; N is at most {MOST_STEPS}")
+        raise BadInputError(
+            f"expected {STEPS_FORM}; N is at most {MOST_STEPS}", argument=Argument("steps", text)
+        )
     return steps, state, time, start, first
 
 
@@ -195,11 +203,15 @@ def read_trajectory(text: str, card: ModelCard, reference: Reference, source: Pa
     times = [name for name, value in inputs.items() if value[0].size == 1 and name not in states]
     if not states:
         raise BadInputError(
-            f"--steps {text}: no input of {card.name} has the type and shape of an output, to become the next state"
+            f"no input of {card.name} has the type and shape of an output, to become the next state",
+            argument=Argument("steps", text),
         )
     if (state and state not in states) or (not state and len(states) > 1):
         raise BadInputError(
-            f"--steps {text}: name the state as --steps {steps}:STATE, one of {', '.join(states)}"
+            "name the state as "
+            + Argument("steps", f"{steps}:STATE")
+            + f", one of {', '.join(states)}",
+            argument=Argument("steps", text),
         )
     if (
         (time and time not in inputs)
@@ -208,12 +220,16 @@ def read_trajectory(text: str, card: ModelCard, reference: Reference, source: Pa
     ):
         known = times or [name for name in inputs if name not in states]
         raise BadInputError(
-            f"--steps {text}: name the time as --steps {steps}:STATE:TIME, one of {', '.join(known)}"
+            "name the time as "
+            + Argument("steps", f"{steps}:STATE:TIME")
+            + f", one of {', '.join(known)}",
+            argument=Argument("steps", text),
         )
     state, chosen = state or states[0], time or next(iter(times), None)
     if start and chosen is None:
         raise BadInputError(
-            f"--steps {text}: {card.name} has no input with one number for each sample to start from {start}"
+            f"{card.name} has no input with one number for each sample to start from {start}",
+            argument=Argument("steps", text),
         )
     if not start and chosen is not None and inputs[chosen].dtype.kind in "iu":
         first = 1000.0

@@ -15,6 +15,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.files import get_memory_bytes, hash_value
 from optpipe.core.records import plain_from_record
 from optpipe.core.transform import Transform
+from optpipe.core.wording import Argument
 
 Shape = tuple[int, ...]
 LARGEST_SIZE = 2**31 - 1
@@ -185,7 +186,7 @@ def input_from_dict(value: Mapping[str, Any]) -> InputSpec:
     return InputSpec(name, dtype, low, usual, high, below=below, batch=batch)
 
 
-def batch_range_from_text(text: str, flag: str = "--batch") -> tuple[int, int, int]:
+def batch_range_from_text(text: str, flag: str = "batch") -> tuple[int, int, int]:
     """Reads `--batch`: `8` is fixed, `1:8:64` is min:opt:max."""
     parts = text.split(":")
     with suppress(ValueError):
@@ -193,7 +194,8 @@ def batch_range_from_text(text: str, flag: str = "--batch") -> tuple[int, int, i
         if 1 <= low <= usual <= high:
             return low, usual, high
     raise BadInputError(
-        f"{flag} {text}: expected one size or MIN:OPT:MAX with 1 <= MIN <= OPT <= MAX, such as 1:8:64"
+        "expected one size or MIN:OPT:MAX with 1 <= MIN <= OPT <= MAX, such as 1:8:64",
+        argument=Argument(flag, text),
     )
 
 
@@ -213,7 +215,8 @@ def shapes_from_text(text: str) -> tuple[str, tuple[Shape, Shape, Shape]]:
         if name:
             return name, (low, usual, high)
     raise BadInputError(
-        f"--shape {text}: expected NAME=MIN:OPT:MAX, such as images=1x3x224x224:8x3x224x224:64x3x224x224"
+        "expected NAME=MIN:OPT:MAX, such as images=1x3x224x224:8x3x224x224:64x3x224x224",
+        argument=Argument("shape", text),
     )
 
 
@@ -378,7 +381,8 @@ class ModelCard:
         names = [each.name for each in self.inputs]
         if unknown := sorted(set(shapes) - set(names)):
             raise BadInputError(
-                f"--shape: unknown input '{unknown[0]}'; {self.name} has inputs {', '.join(names)}"
+                f"unknown input '{unknown[0]}'; {self.name} has inputs {', '.join(names)}",
+                argument="shape",
             )
         one_shape = self.tokenization is not None and len({each.opt for each in self.inputs}) == 1
         if one_shape and shapes:
@@ -391,7 +395,8 @@ class ModelCard:
                 resized = replace(each, min=low, opt=usual, max=high)
             if len(resized.min) != len(each.min):
                 raise BadInputError(
-                    f"--shape {each.name}: {self.name} takes {len(each.min)} dimensions, {each.format_profile()}"
+                    f"{self.name} takes {len(each.min)} dimensions, {each.format_profile()}",
+                    argument=Argument("shape", each.name),
                 )
             inputs.append(resized)
         profiles = {each.name: each.format_profile() for each in inputs}
@@ -399,8 +404,11 @@ class ModelCard:
             (first, shape), *others = profiles.items()
             odd, other = next(each for each in others if each[1] != shape)
             raise BadInputError(
-                f"--shape: {first} has {shape}, but {odd} has {other}\n"
-                f"all inputs of a text model have one shape: --shape {first}={shape} alone sets it"
+                f"{first} has {shape}, but {odd} has {other}",
+                argument="shape",
+                remedy="all inputs of a text model have one shape: "
+                + Argument("shape", f"{first}={shape}")
+                + " alone sets it",
             )
         return replace(self, inputs=tuple(inputs))
 

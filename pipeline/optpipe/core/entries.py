@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
 from optpipe.core.precision import MixedPrecision, Precision, PrecisionProof
+from optpipe.core.wording import Argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ def weights_from_text(text: str, seed: int = 0) -> WeightsRequest:
     path = Path(text)
     if not path.is_file():
         raise BadInputError(
-            f"--weights {text}: no such file; expected default, random, random:SEED, or a .safetensors, .pt or .pth file"
+            "no such file; expected default, random, random:SEED, or a .safetensors, .pt or .pth file",
+            argument=Argument("weights", text),
         )
     return WeightsRequest(kind="file", path=path)
 

@@ -1,13 +1,15 @@
 """Expected failures, each with its exit status.
 
-A message is one or two lines: what happened, where, and the command or flag that helps. Any other exception is a bug
-and shows its traceback.
+An error is data: a problem, its place, the argument at fault, and a remedy; `core/wording.py` shows how they are given, and how each
+door words them, on one or two lines. Any other exception is a bug and shows its traceback.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
+
+from optpipe.core.wording import Argument, Message, Text
 
 
 class ExitStatus(IntEnum):
@@ -21,9 +23,42 @@ class ExitStatus(IntEnum):
 
 
 class OptpipeError(Exception):
-    """An expected failure; the command exits with `exit_status`."""
+    """An expected failure; the command exits with `exit_status`.
+
+    `problem` says what is wrong, after `place` (a file or a model) and the `argument` at fault, by its name or with its value;
+    `remedy` is the next line. `str()` is worded for the terminal, and for Python once `word_for_python` was called.
+    """
 
     exit_status = ExitStatus.STAGE_FAILED
+
+    def __init__(
+        self,
+        problem: Text = "",
+        *,
+        place: object = None,
+        argument: Argument | str | None = None,
+        remedy: Text | None = None,
+    ) -> None:
+        self.problem, self.place, self.remedy = problem, place, remedy
+        self.argument = Argument(argument) if isinstance(argument, str) else argument
+        super().__init__(self.message.on_terminal())
+
+    @property
+    def message(self) -> Message:
+        """The whole text, to be part of another error's."""
+        before = [each for each in (self.argument, self.place) if each is not None]
+        parts = [Message(each if isinstance(each, Message) else str(each), ": ") for each in before]
+        after = () if self.remedy is None else ("\n", self.remedy)
+        return Message(*parts, self.problem, *after)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the arguments that it blames or proposes."""
+        return tuple(dict.fromkeys(each.name for each in self.message.list_arguments()))
+
+    def word_for_python(self) -> None:
+        """From now on `str()` names arguments and calls of the library instead of options and commands."""
+        self.args = (self.message.in_python(),)
 
 
 class BadInputError(OptpipeError):
@@ -64,10 +99,10 @@ def escape(text: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
-def require_existing(path: Path | None, option: str) -> None:
-    """Raises BadInputError that names `option` if `path` does not exist. None passes."""
+def require_existing(path: Path | None, argument: str) -> None:
+    """Raises BadInputError that names `argument` if `path` does not exist. None passes."""
     if path is not None and not path.exists():
-        raise BadInputError(f"{option} {path}: no such file or folder")
+        raise BadInputError("no such file or folder", argument=Argument(argument, path))
 
 
 def require_file(path: str | Path, way_out: str = "") -> Path:

@@ -22,6 +22,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.core.quantity import Dimension, Estimate
 from optpipe.core.records import read_versioned
+from optpipe.core.wording import Argument
 
 MEASUREMENTS_FILE = "measurements.json"
 COMPARISON_FILE = "comparison.json"
@@ -147,22 +148,39 @@ class LoadSpec:
             streams > 1 and scenario not in (Scenario.MULTI_STREAM, Scenario.OFFLINE)
         ):
             raise BadInputError(
-                f"--streams {streams}: must be at least 1; more than 1 requires --scenario multi-stream or offline"
+                "must be at least 1; more than 1 requires "
+                + Argument("scenario", Scenario.MULTI_STREAM)
+                + " or offline",
+                argument=Argument("streams", streams),
             )
         if rate is not None and (scenario is not Scenario.SERVER or not 0 < rate < inf):
-            raise BadInputError("--rate must be positive and requires --scenario server")
+            raise BadInputError(
+                Argument("rate")
+                + " must be positive and requires "
+                + Argument("scenario", Scenario.SERVER)
+            )
         if rate is None and needs_rate and scenario is Scenario.SERVER:
             raise BadInputError(
-                "--scenario server requires --rate QUERIES_PER_SECOND; optpipe bench --slo finds the maximum rate"
+                Argument("scenario", Scenario.SERVER)
+                + " requires "
+                + Argument("rate", "QUERIES_PER_SECOND")
+                + "; "
+                + Argument("slo")
+                + " finds the maximum rate"
             )
         if not 0 < self.percentile < 100:
             raise BadInputError(
-                f"--percentile {self.percentile:g}: expected a number between 0 and 100, such as 99 or 99.9"
+                "expected a number between 0 and 100, such as 99 or 99.9",
+                argument=Argument("percentile", self.percentile),
             )
         measuring = 0 < self.min_seconds <= self.max_seconds < inf
         if not (measuring and 0 <= self.warm_up_seconds <= self.max_warm_up_seconds < inf):
             raise BadInputError(
-                "times must be positive and finite, with --min-time <= --max-time and warm-up <= max-warm-up"
+                "times must be positive and finite, with "
+                + Argument("min_time")
+                + " <= "
+                + Argument("max_time")
+                + " and warm-up <= max-warm-up"
             )
 
     def list_lengths(self) -> list[str]:

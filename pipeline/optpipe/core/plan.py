@@ -6,7 +6,6 @@ words `--min-time 2` of a suggested command.
 """
 
 import math
-import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,8 +14,6 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import EnumType
 from functools import cache
-from itertools import pairwise
-from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -24,8 +21,12 @@ import msgspec
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.quantity import share_from_text, share_to_text
-
-DEFAULT_WORKSPACE = Path(".optpipe")
+from optpipe.core.wording import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
+from optpipe.core.wording import PYTHON as PYTHON
+from optpipe.core.wording import Argument
+from optpipe.core.wording import for_workspace as for_workspace
+from optpipe.core.wording import suggest_for as suggest_for
+from optpipe.core.wording import use_workspace as use_workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,8 @@ def settings_from_texts(texts: Iterable[str], settings: Iterable[Field]) -> dict
         name, given, value = text.partition("=")
         if not given or name not in known:
             raise BadInputError(
-                f"--set {text}: expected NAME=VALUE, where NAME is one of {', '.join(sorted(known))}"
+                f"expected NAME=VALUE, where NAME is one of {', '.join(sorted(known))}",
+                argument=Argument("set", text),
             )
         found[known[name].name] = known[name].read(value)
     return found
@@ -171,25 +173,6 @@ def to_command(verb: str, *parts: object, **options: object) -> str:
     return shlex.join(words)
 
 
-_CURRENT: list[str] = []
-"""The words that name this process's workspace; empty for the default."""
-
-
-def use_workspace(path: Path | None) -> None:
-    _CURRENT[:] = _name_workspace(path)
-
-
-@contextmanager
-def suggest_for(path: Path) -> Iterator[None]:
-    """Names the workspace `path` in suggested commands while the block runs."""
-    before = list(_CURRENT)
-    use_workspace(path)
-    try:
-        yield
-    finally:
-        _CURRENT[:] = before
-
-
 _ORIGIN: ContextVar[str | None] = ContextVar("origin", default=None)
 
 
@@ -203,35 +186,9 @@ def record_origin(call: str) -> Iterator[None]:
         _ORIGIN.reset(token)
 
 
-PYTHON = "python: "
-"""Begins the origin of what a Python program made."""
-
-
 def read_origin() -> str | None:
     """The call that `record_origin` set; None in the command line."""
     return _ORIGIN.get()
-
-
-def _name_workspace(path: Path | None) -> list[str]:
-    usual = Path(os.environ.get("OPTPIPE_WORKSPACE") or DEFAULT_WORKSPACE)
-    return [] if path is None or path == usual else ["--workspace", str(path)]
-
-
-def for_workspace(command: str, workspace: Path | None = None) -> str:
-    """`command` with the `--workspace` option for `workspace`, by default the command line's; used in suggestions to the user."""
-    named = _CURRENT if workspace is None else _name_workspace(workspace)
-    if command.startswith(PYTHON):
-        return command.removeprefix(PYTHON)
-    try:
-        words = shlex.split(command)
-    except ValueError:  # a recorded command with truncated quotes
-        return command
-    rest = [
-        word
-        for before, word in pairwise(["", *words])
-        if "--workspace" not in (before, word) and not word.startswith("--workspace=")
-    ]
-    return command if rest == words and not named else shlex.join([*rest, *named])
 
 
 def sizes_from_text(text: str, flag: str) -> tuple[int, ...]:
@@ -248,7 +205,8 @@ def sizes_from_text(text: str, flag: str) -> tuple[int, ...]:
         if found[0] >= 1 and list(found) == sorted(found):
             return found
     raise BadInputError(
-        f"{flag} {text}: expected positive sizes, such as 8, 1,8,32, or 1:256 for powers of two"
+        "expected positive sizes, such as 8, 1,8,32, or 1:256 for powers of two",
+        argument=Argument(flag, text),
     )
 
 
@@ -258,13 +216,17 @@ def numbers_from_text(text: str, flag: str) -> tuple[float, ...]:
         found = tuple(float(part) for part in text.split(","))
         if all(0 < each < math.inf for each in found):
             return found
-    raise BadInputError(f"{flag} {text}: expected positive numbers, such as 100 or 100,200")
+    raise BadInputError(
+        "expected positive numbers, such as 100 or 100,200", argument=Argument(flag, text)
+    )
 
 
 def words_from_text(text: str, flag: str) -> tuple[str, ...]:
     found = tuple(word.strip() for word in text.split(",") if word.strip())
     if not found:
-        raise BadInputError(f"{flag} {text}: expected one or more names, separated by commas")
+        raise BadInputError(
+            "expected one or more names, separated by commas", argument=Argument(flag, text)
+        )
     return found
 
 
@@ -316,7 +278,7 @@ def choices_from_text(text: str, choices: Collection[str], flag: str) -> tuple[s
         if word not in choices:
             near = get_close_matches(word, choices, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise BadInputError(f"{flag} {word}: {hint}choose from {known}")
+            raise BadInputError(f"{hint}choose from {known}", argument=Argument(flag, word))
     if not words:
-        raise BadInputError(f"{flag} is empty; choose from {known}")
+        raise BadInputError(Argument(flag) + f" is empty; choose from {known}")
     return tuple(dict.fromkeys(words))

@@ -10,6 +10,7 @@ from typing import Literal
 from optpipe.core.errors import BadInputError
 from optpipe.core.plan import choices_from_text
 from optpipe.core.quantity import Dimension, drop_from_text, read_quantity
+from optpipe.core.wording import Argument
 
 REQUIRED_SHARE = 0.80
 """The share of the MACs in the requested type from which a build counts as proven, if no policy states another."""
@@ -51,7 +52,7 @@ computations"). `fp8`: E4M3 at the inputs of linear layers.
 
 def precisions_from_text(text: str) -> tuple[Precision, ...]:
     """Reads a comma-separated list such as `fp32,fp16`."""
-    return tuple(map(Precision, choices_from_text(text, list(Precision), "--precision")))
+    return tuple(map(Precision, choices_from_text(text, list(Precision), "precision")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +328,8 @@ def budget_from_text(text: str, flag: str) -> Budget:
     if dimension is Dimension.DECIBEL:
         if not 0 < limit <= EXACT_DB:
             raise BadInputError(
-                f"{flag} {text}: expected an SNR above 0 dB and up to {EXACT_DB:g} dB, such as 30dB"
+                f"expected an SNR above 0 dB and up to {EXACT_DB:g} dB, such as 30dB",
+                argument=Argument(flag, text),
             )
         return Budget(limit, "dB")
     return Budget(drop_from_text(text, flag), "points")

@@ -12,6 +12,7 @@ from typing import Self
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.metrics.scores import SCORE_NAMES
+from optpipe.core.wording import Argument
 
 _SI_TIME = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -150,7 +151,9 @@ def read_quantity(text: str, flag: str, *dimensions: Dimension) -> tuple[float, 
             if len(units) == 1 and units[0] in _SHORT.values()
             else []
         )
-        raise BadInputError(f"{flag} {text}: the number has no unit; write {' or '.join(readings)}")
+        raise BadInputError(
+            f"the number has no unit; write {' or '.join(readings)}", argument=Argument(flag, text)
+        )
     found = next(
         (each for each in dimensions if match is not None and match[2] in each.units), dimensions[0]
     )
@@ -158,14 +161,14 @@ def read_quantity(text: str, flag: str, *dimensions: Dimension) -> tuple[float, 
         return quantity_from_text(text, found), found
     except ValueError as error:
         reason = str(error).removeprefix(f'"{text}"').removeprefix(": ")
-        raise BadInputError(f"{flag} {text}: {reason}") from error
+        raise BadInputError(reason, argument=Argument(flag, text)) from error
 
 
 def share_from_text(text: str, flag: str) -> float:
     """Reads a share above 0: `2.5%` is 0.025."""
     value, _ = read_quantity(text, flag, Dimension.SHARE)
     if value == 0:
-        raise BadInputError(f"{flag} {text}: must be more than 0%")
+        raise BadInputError("must be more than 0%", argument=Argument(flag, text))
     return value
 
 
@@ -178,7 +181,9 @@ def drop_from_text(text: str, flag: str) -> float:
     points, dimension = read_quantity(text, flag, Dimension.POINTS, Dimension.SHARE)
     points *= 100 if dimension is Dimension.SHARE else 1
     if points > 100 or score_from_text(text):
-        raise BadInputError(f"{flag} {text}: expected 0 to 100 percentage points, such as 1pt")
+        raise BadInputError(
+            "expected 0 to 100 percentage points, such as 1pt", argument=Argument(flag, text)
+        )
     return points
 
 

@@ -307,7 +307,7 @@ def run_evaluation(
     samples or artifacts.
     """
     store.require_writable()
-    require_existing(data, "--data")
+    require_existing(data, "data")
     model, stored = prepare_model(model, store, listener)
     card = read_card(model, stored)
     task = user_task or find_task(card)

@@ -282,7 +282,7 @@ def compare_layers(
 
     Raises BadInputError without builds, and for a tensor that no build has.
     """
-    require_existing(data, "--data")
+    require_existing(data, "data")
     model, stored = prepare_model(model, store, listener)
     artifacts = list_model_artifacts(model, read_card(model, stored), store)
     exported, _ = export_model(model, store, listener, stored)

@@ -34,6 +34,7 @@ from optpipe.core.metrics.sections import ACCURACY
 from optpipe.core.plan import for_workspace
 from optpipe.core.quantity import Dimension, Estimate, choose_dimension, format_quantity
 from optpipe.core.records import group_pairs
+from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.recompute import observe_accuracy
 from optpipe.measure.figures import list_artifact_measurements, measurements_from_run
 from optpipe.measure.groups import (
@@ -394,7 +395,9 @@ def _check_environments(every: Sequence[RecordedMeasurement], *, across: bool) -
     )
     if not across:
         problem = f"the runs are from different machines: {listed}"
-        raise BadInputError(f"{problem}\nspecify which runs to compare, or pass --across")
+        raise BadInputError(
+            problem, remedy="specify which runs to compare, or pass " + Argument("across")
+        )
     return [f"comparing across different machines (--across): {listed}"]
 
 
@@ -641,7 +644,7 @@ def compare_workspace(
         if not runs:
             problem = f"the only run is the baseline {held_against}"
             raise BadInputError(
-                f"{problem}; measure something to compare: {for_workspace('optpipe bench MODEL')}"
+                f"{problem}; measure something to compare: " + Call("bench", "MODEL")
             )
     measured = tuple(one for run in runs for one in measurements_from_run(run))
     if model is not None:
@@ -655,8 +658,8 @@ def compare_workspace(
         measured = _keep_meant(asked, model, measured, store)
         if not measured:
             raise BadInputError(
-                f"no measurements of {asked}{explain_other_content(asked, store)}\n"
-                f"build and measure it: {for_workspace(f'optpipe build {asked}')}"
+                f"no measurements of {asked}{explain_other_content(asked, store)}",
+                remedy="build and measure it: " + Call("build", asked),
             )
     if length is not None:
         have = sorted(
@@ -713,12 +716,12 @@ def _find_baseline(
         run = find_bench_runs(store.workspace, [name])[0]
         return run.name, measurements_from_run(run)
     if model is None:
-        raise BadInputError("--baseline approved needs one model: add --model MODEL")
+        raise BadInputError(
+            Argument("baseline", "approved") + " needs one model: add " + Argument("model", "MODEL")
+        )
     if (files := find_approved_baseline(store.workspace, model)) is None:
         problem = f"no approved baseline for {model}"
-        raise BadInputError(
-            f"{problem}; approve one with {for_workspace('optpipe signoff approve DOSSIER')}"
-        )
+        raise BadInputError(f"{problem}; approve one with " + Call("signoff approve", "DOSSIER"))
     return f"approved {model}", tuple(
         list_artifact_measurements(runs_from_files(files, "runs"), 0.95, None)
     )

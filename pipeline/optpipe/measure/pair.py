@@ -27,6 +27,7 @@ from optpipe.core.metrics.measured import PairMetric
 from optpipe.core.metrics.registry import find_metric
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.records import Recomputed, json_from_record, record_from_files
+from optpipe.core.wording import Argument
 from optpipe.measure.figures import measurements_from_run, recompute_requested
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.measure import (
@@ -142,7 +143,8 @@ def require_enough_rounds(rounds: int) -> None:
     """Raises BadInputError if no outcome of so few rounds could show a difference."""
     if rounds < FEWEST_ROUNDS:
         raise BadInputError(
-            f"--rounds {rounds}: a comparison of processes needs {FEWEST_ROUNDS} rounds or more"
+            f"a comparison of processes needs {FEWEST_ROUNDS} rounds or more",
+            argument=Argument("rounds", rounds),
         )
 
 
@@ -209,7 +211,7 @@ def read_pair_figure(found: Measurement, metric: PairMetric) -> float:
         return 1e9 / value if value else float("nan")
     if value is None:
         problem = f"{metric} needs more samples per process: {figure.find_reason(found)}"
-        raise BadInputError(f"{problem}; increase --min-time")
+        raise BadInputError(f"{problem}; increase " + Argument("min_time"))
     return value
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.measurement import MAX_CV, PROCESSES, LoadSpec, Scenario
 from optpipe.core.metrics.measured import ENERGY
+from optpipe.core.wording import Argument
 from optpipe.measure.measure import BenchPlan
 from optpipe.measure.search import slo_from_text
 
@@ -31,7 +32,9 @@ def plan_bench(
     limit = None if slo is None else slo_from_text(slo)
     spec = LoadSpec(1, **load)
     if limit is not None and spec.rate_per_s is not None:
-        raise BadInputError("--rate and --slo are mutually exclusive")
+        raise BadInputError(
+            Argument("rate") + " and " + Argument("slo") + " are mutually exclusive"
+        )
     spec.require_sound(needs_rate=limit is None)
     if energy:
         least = max(spec.min_seconds, ENERGY.least_seconds)
@@ -40,14 +43,19 @@ def plan_bench(
         spec = replace(spec, percentile=max(spec.percentile, limit.percent))
     if batch and len(batch) > 1 and spec.scenario is Scenario.SERVER and limit:
         problem = (
-            f"--scenario server with --slo searches the rate at one batch size, not {len(batch)}"
+            Argument("scenario", "server")
+            + " with "
+            + Argument("slo")
+            + f" searches the rate at one batch size, not {len(batch)}"
         )
-        raise BadInputError(f"{problem}; use --batch {batch[-1]}")
+        raise BadInputError(problem + "; use " + Argument("batch", batch[-1]))
     if length and len(length) > 1 and limit:
         raise BadInputError(
-            f"--slo searches at one length, not {len(length)}; use --length {length[-1]}"
+            Argument("slo")
+            + f" searches at one length, not {len(length)}; use "
+            + Argument("length", length[-1])
         )
-    require_existing(images, "--images")
+    require_existing(images, "images")
     return BenchPlan(
         load=spec,
         batches=batch,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import Measurement, Validity, format_percentile_name
 from optpipe.core.quantity import Dimension, Estimate, format_quantity, quantity_from_text
+from optpipe.core.wording import Argument
 from optpipe.stats.percentiles import PERCENTS
 
 _FORM = re.compile(r"\s*p(\d+(?:\.\d+)?)\s*(?:=|<=|≤)\s*(.+)")
@@ -54,15 +55,19 @@ def slo_from_text(text: str) -> Slo:
     percent = float(form[1]) if form else 0.0
     if form is None or (percent not in PERCENTS and not 99 < percent < 100):
         raise BadInputError(
-            f"--slo {text}: expected pNN=TIME, such as --slo p99=15ms (p50, p90, p95, p99 or higher)"
+            "expected pNN=TIME, such as "
+            + Argument("slo", "p99=15ms")
+            + " (p50, p90, p95, p99 or higher)",
+            argument=Argument("slo", text),
         )
     try:
         limit_ns = quantity_from_text(form[2], Dimension.TIME)
     except ValueError as error:
-        raise BadInputError(f"--slo {text}: {error}") from error
+        raise BadInputError(str(error), argument=Argument("slo", text)) from error
     if limit_ns == 0:
         raise BadInputError(
-            f"--slo {text}: the limit must be greater than zero, such as --slo p99=15ms"
+            "the limit must be greater than zero, such as " + Argument("slo", "p99=15ms"),
+            argument=Argument("slo", text),
         )
     return Slo(percent, limit_ns)
 

@@ -36,7 +36,7 @@ def find_targets(
     precisions = (
         () if chosen or precision is None else tuple(map(str, precisions_from_text(precision)))
     )
-    backends = () if backend is None else choices_from_text(backend, BACKENDS, "--backend")
+    backends = () if backend is None else choices_from_text(backend, BACKENDS, "backend")
     groups: list[tuple[StoredArtifact, ...]] = []
     for model in models:
         named = find_artifacts(model, store, precisions, backends, device)

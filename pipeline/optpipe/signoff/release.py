@@ -139,7 +139,7 @@ def require_evaluable(
     model: Model, data: Path, store: Store, listener: Listener, *, truncate: bool
 ) -> None:
     """Raises BadInputError, before the export, for data that are missing or do not fit the model."""
-    require_existing(data, "--data")
+    require_existing(data, "data")
     model, stored = prepare_model(model, store, listener)
     card = read_card(model, stored)
     resolve_texts(

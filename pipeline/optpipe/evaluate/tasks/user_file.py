@@ -86,7 +86,7 @@ class UserTask(StoredScores):
         if str(path) in list(Task):
             problem = f"--task {path}: --task takes a Python file with your own task, or a plug-in"
             raise BadInputError(f'{problem}\na model card sets a task of optpipe: task = "{path}"')
-        require_existing(path, "--task")
+        require_existing(path, "task")
         if path.suffix != ".py" or not path.is_file():
             problem = f"--task {path} is not a Python file (.py)"
             raise BadInputError(f"{problem}; a model card sets one of optpipe's: {', '.join(Task)}")

@@ -23,6 +23,7 @@ from optpipe.core import pl
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
 from optpipe.core.measurement import SAMPLE_COLUMNS, LoadSpec, OutputCheck
+from optpipe.core.wording import Argument
 
 if TYPE_CHECKING:
     from optpipe.backends.base import Session
@@ -184,7 +185,9 @@ class Spool:
             os.posix_fallocate(self._file.fileno(), 0, size)
         except OSError as error:
             problem = f"no space for samples in {self._file.name}: {error.strerror}"
-            raise StageError(f"{problem}; free disk space or use another --workspace") from error
+            raise StageError(
+                f"{problem}; free disk space or use another " + Argument("workspace")
+            ) from error
         self._capacity += CHUNK_RECORDS
         return mmap.mmap(self._file.fileno(), size)
 

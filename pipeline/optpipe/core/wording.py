@@ -1,0 +1,282 @@
+"""Arguments and calls that a message names, as data: worded with flags for the terminal, with arguments for Python.
+
+An error has a problem, and, where they say more than it, a place, the argument at fault, and a remedy:
+
+    raise BadInputError(
+        "the batch is outside the profile 1:8:64",
+        argument=Argument("batch", 100),
+        remedy="widen it with " + Argument("batch", ("MIN", "OPT", "MAX")),
+    )
+
+The terminal shows the first form, Python the second:
+
+    --batch 100: the batch is outside the profile 1:8:64
+    widen it with --batch MIN:OPT:MAX
+
+    batch=100: the batch is outside the profile 1:8:64
+    widen it with batch=(MIN, OPT, MAX)
+
+`Argument` and `Call` are texts that `+` joins with other text; what they name stays data until a door words it. `str()`, and so an
+f-string, gives the terminal's wording, which is also that of every document. An argument has the library's name; its option on the
+command line has the same name with hyphens. What the library lacks is worded as an option or a command there too.
+
+A call names a verb of the command line with its arguments: `Call("build", "resnet50", precision="int8", calibration="PATH")` is
+`optpipe build resnet50 --precision int8 --calibration PATH`, and `Model("resnet50").build(precision="int8", calibration=PATH)`.
+"""
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+DEFAULT_WORKSPACE = Path(".optpipe")
+
+
+class Message:
+    """Text in which arguments and calls are data."""
+
+    __slots__ = ("parts",)
+
+    parts: tuple["str | Message", ...]
+
+    def __init__(self, *parts: "str | Message") -> None:
+        self.parts = parts
+
+    def __str__(self) -> str:
+        """The terminal's wording, without the workspace of this process, which a document does not name."""
+        return "".join(map(str, self.parts))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def __add__(self, more: "Text") -> "Message":
+        return Message(self, more)
+
+    def __radd__(self, before: str) -> "Message":
+        return Message(before, self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Message) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def on_terminal(self) -> str:
+        """The terminal's wording; each command names the workspace of this process, unless it is the default one."""
+        return "".join(map(word_for_terminal, self.parts))
+
+    def in_python(self) -> str:
+        return "".join(map(word_for_python, self.parts))
+
+    def list_arguments(self) -> "Iterator[Argument]":
+        """The arguments that it names, in order."""
+        for part in self.parts:
+            if isinstance(part, Message):
+                yield from part.list_arguments()
+
+
+Text: TypeAlias = str | Message
+
+
+def word_for_terminal(text: Text) -> str:
+    return text if isinstance(text, str) else text.on_terminal()
+
+
+def word_for_python(text: Text) -> str:
+    return text if isinstance(text, str) else text.in_python()
+
+
+class Argument(Message):
+    """An argument by its name in the library, with a value if one is given or proposed.
+
+    A value in capitals, such as PATH, is a place to fill. A tuple is a range (`1:8:64`), a list has commas, a mapping holds options of
+    backends, and True or False turn a switch on or off.
+    """
+
+    __slots__ = ("name", "setting", "value")
+
+    def __init__(self, name: str, value: object = None, *, setting: bool = False) -> None:
+        """`name` may also be its option, `--max-cv`. A `setting` is given by `--set NAME=VALUE`."""
+        super().__init__()
+        self.name = name.removeprefix("--").replace("-", "_")
+        self.value, self.setting = value, setting
+
+    def __str__(self) -> str:
+        name = self.name.replace("_", "-")
+        if self.setting:
+            return f"--set {name}" if self.value is None else f"--set {name}={self._show()}"
+        if self.value is False:
+            return f"--no-{name}"
+        return f"--{name}" if self.value in (None, True) else f"--{name} {self._show()}"
+
+    def _show(self) -> str:
+        return show_on_terminal(self.value)
+
+    def on_terminal(self) -> str:
+        return str(self)
+
+    def in_python(self) -> str:
+        if self.name not in ARGUMENTS:
+            return str(self)
+        return self.name if self.value is None else f"{self.name}={show_in_python(self.value)}"
+
+    def list_arguments(self) -> "Iterator[Argument]":
+        yield self
+
+
+class Call(Message):
+    """A call of a verb: `words` are its positional arguments, `options` the others; None is left out."""
+
+    __slots__ = ("options", "verb", "words")
+
+    def __init__(self, verb: str, *words: object, **options: object) -> None:
+        super().__init__()
+        self.verb, self.words = verb, tuple(map(str, words))
+        self.options = {name: value for name, value in options.items() if value is not None}
+
+    def __str__(self) -> str:
+        words = ["optpipe", *self.verb.split(), *self.words]
+        for name, value in self.options.items():
+            words += str(Argument(name, value)).split(" ", 1)
+        return shlex.join(words)
+
+    def on_terminal(self) -> str:
+        return for_workspace(str(self))
+
+    def in_python(self) -> str:
+        """The library's call; the command if the library lacks the verb or one of the arguments."""
+        return self.find_library_call() or self.on_terminal()
+
+    def find_library_call(self) -> str | None:
+        if self.verb not in LIBRARY or len(self.words) > 1:
+            return None
+        receiver, selecting, passing = LIBRARY[self.verb]
+        if not self.options.keys() <= selecting | passing:
+            return None
+        made = _list_in_python(self.options, selecting)
+        given = _list_in_python(self.options, passing)
+        if self.words:
+            subject = self.words[0]
+            made.insert(
+                0, "module, example=..." if _is_in_memory(subject) else show_in_python(subject)
+            )
+        return f"{receiver.format(', '.join(made))}.{self.verb}({', '.join(given)})"
+
+
+def _is_in_memory(model: str) -> bool:
+    return model.startswith("memory:")
+
+
+def _list_in_python(options: Mapping[str, object], names: frozenset[str]) -> list[str]:
+    return [f"{name}={show_in_python(options[name])}" for name in options if name in names]
+
+
+def show_on_terminal(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ":".join(map(str, value))
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if isinstance(value, Mapping):
+        return ",".join(
+            f"{backend}.{key}={setting}"
+            for backend, settings in value.items()
+            for key, setting in settings.items()
+        )
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
+def show_in_python(value: Any) -> str:
+    """A literal; a word in capitals stays as it is."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(show_in_python, value))})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(show_in_python, value))}]"
+    if isinstance(value, Mapping):
+        pairs = (f"{show_in_python(key)}: {show_in_python(each)}" for key, each in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, bool | int | float):
+        return str(value)
+    text = str(value)
+    is_placeholder = text.isupper() and text.replace("_", "").isalpha()
+    return text if is_placeholder else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+_MODEL = frozenset({"weights", "batch", "shape"})
+_BUILD = frozenset(
+    {"precision", "backend", "device", "calibration", "data", "budget", "option", "truncate"}
+    | {"min_snr", "require_share", "steps"}
+)
+_CHOICE = frozenset({"precision", "backend", "device"})
+_BENCH = frozenset(
+    {"batch", "length", "slo", "processes", "energy", "max_cv", "images", "affinity", "keep_going"}
+    | {"seed", "option", "scenario", "mode", "streams", "rate", "percentile", "min_time"}
+    | {"max_time", "warm_up", "max_warm_up"}
+)
+_EVALUATE = frozenset({"data", "accuracy_budget", "truncate"})
+_SIGNOFF = frozenset({"policy", "waive", "output", "figures"})
+_DEPLOY = frozenset(
+    {"output", "to", "because", "ensemble", "storage_uri", "image", "prove", "tune", "server"}
+)
+
+LIBRARY: dict[str, tuple[str, frozenset[str], frozenset[str]]] = {
+    "build": ("Model({})", _MODEL, _BUILD),
+    "bench": ("workspace.builds({})", _CHOICE, _BENCH),
+    "evaluate": ("workspace.builds({})", frozenset(), _EVALUATE),
+    "signoff": ("build", frozenset(), _SIGNOFF),
+    "verify": ("dossier", frozenset(), frozenset()),
+    "deploy": ("dossier", frozenset(), _DEPLOY),
+}
+"""By verb: the object whose method it is, the options that are arguments of that object, and those of the method."""
+
+ARGUMENTS = frozenset().union(
+    *(selecting | passing for _, selecting, passing in LIBRARY.values()), {"workspace"}
+)
+"""Options of the command line that are arguments of the library."""
+
+
+_CURRENT: list[str] = []
+"""The words that name this process's workspace; empty for the default."""
+
+
+def use_workspace(path: Path | None) -> None:
+    _CURRENT[:] = _name_workspace(path)
+
+
+@contextmanager
+def suggest_for(path: Path) -> Iterator[None]:
+    """Names the workspace `path` in suggested commands while the block runs."""
+    before = list(_CURRENT)
+    use_workspace(path)
+    try:
+        yield
+    finally:
+        _CURRENT[:] = before
+
+
+def _name_workspace(path: Path | None) -> list[str]:
+    usual = Path(os.environ.get("OPTPIPE_WORKSPACE") or DEFAULT_WORKSPACE)
+    return [] if path is None or path == usual else ["--workspace", str(path)]
+
+
+PYTHON = "python: "
+"""Begins the origin of what a Python program made."""
+
+
+def for_workspace(command: str, workspace: Path | None = None) -> str:
+    """`command` with the `--workspace` option for `workspace`, by default the command line's; used in suggestions to the user."""
+    named = _CURRENT if workspace is None else _name_workspace(workspace)
+    if command.startswith(PYTHON):
+        return command.removeprefix(PYTHON)
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a recorded command with truncated quotes
+        return command
+    rest = [
+        word
+        for before, word in pairwise(["", *words])
+        if "--workspace" not in (before, word) and not word.startswith("--workspace=")
+    ]
+    return command if rest == words and not named else shlex.join([*rest, *named])

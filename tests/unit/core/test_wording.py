@@ -1,0 +1,267 @@
+"""Errors as data: what they name exists in the command line and in the library, and each door words it in its own way."""
+
+import ast
+import inspect
+import pickle
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+import optpipe as op
+import optpipe.core
+from optpipe.api.bench import OWN_OPTIONS
+from optpipe.api.door import speak_of_arguments
+from optpipe.cli.app import app
+from optpipe.core.errors import BadInputError, OptpipeError
+from optpipe.core.measurement import LoadSpec
+from optpipe.core.plan import list_fields
+from optpipe.core.wording import ARGUMENTS, LIBRARY, Argument, Call, suggest_for
+
+PACKAGE = Path(optpipe.core.__file__).parents[1]
+
+
+@cache
+def list_commands() -> dict[str, frozenset[str]]:
+    """The options of each verb, and the names of its settings, read from the command line itself."""
+    found: dict[str, frozenset[str]] = {}
+
+    def walk(context: Any) -> None:
+        options = set()
+        for param in context.command.params:
+            for flag in (*param.opts, *param.secondary_opts):
+                options.add(flag)
+            if "--set" in param.opts:
+                names = param.help.partition(": ")[2].rstrip(".").split(", ")
+                options |= {f"--set {name}" for name in names}
+        found[context.command_path.removeprefix("optpipe").strip()] = frozenset(options)
+        for name in getattr(context.command, "commands", {}):
+            command = context.command.commands[name]
+            walk(command.make_context(name, [], parent=context, resilient_parsing=True))
+
+    walk(get_command(app).make_context("optpipe", [], resilient_parsing=True))
+    found["signoff"] |= found["signoff judge"]
+    return found
+
+
+VERBS = sorted({name.split()[0] for name in list_commands() if name})
+LITERAL = re.compile(rf"(?<![\w-])--[a-z]|\boptpipe (?:{'|'.join(VERBS)})\b")
+RELEVANT = re.compile(rf"{LITERAL.pattern}|\b(?:Argument|Call)\(|\bargument=")
+
+
+@cache
+def list_named() -> list[tuple[str, ast.Call]]:
+    """Every `Argument(...)`, `Call(...)`, and `argument="..."` outside of the command line, with its place."""
+    named = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        room = path.relative_to(PACKAGE)
+        text = path.read_text()
+        if room.parts[0] == "cli" or room.name == "wording.py" or not RELEVANT.search(text):
+            continue
+        nodes = ast.walk(ast.parse(text))
+        named += [(f"{room}:{each.lineno}", each) for each in nodes if isinstance(each, ast.Call)]
+    return named
+
+
+def read_text(node: ast.expr | None) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def test_every_named_argument_is_an_option():
+    known = frozenset().union(*list_commands().values())
+    wrong, count = [], 0
+    for place, node in list_named():
+        given = next((each.value for each in node.keywords if each.arg == "argument"), None)
+        called = node.func.id if isinstance(node.func, ast.Name) else ""
+        name = read_text(node.args[0]) if called == "Argument" and node.args else read_text(given)
+        if name is None:
+            continue
+        count += 1
+        setting = any(each.arg == "setting" for each in node.keywords)
+        value = node.args[1] if called == "Argument" and len(node.args) > 1 else None
+        switched_off = isinstance(value, ast.Constant) and value.value is False
+        flag = str(Argument(name, False if switched_off else None, setting=setting))
+        if flag not in known:
+            wrong.append(f"{place}: {flag}")
+    assert count > 50
+    assert not wrong
+
+
+def test_every_named_call_is_a_command_with_these_options():
+    commands, wrong, count = list_commands(), [], 0
+    for place, node in list_named():
+        if not isinstance(node.func, ast.Name) or node.func.id != "Call":
+            continue
+        verb = read_text(node.args[0]) if node.args else None
+        count += 1
+        if verb not in commands:
+            wrong.append(f"{place}: {verb}")
+            continue
+        for each in node.keywords:
+            flag = "--" + (each.arg or "").replace("_", "-")
+            if each.arg and flag not in commands[verb]:
+                wrong.append(f"{place}: {verb} {flag}")
+    assert count > 2
+    assert not wrong
+
+
+METHODS = {
+    "build": (op.Model.__init__, op.Model.build),
+    "evaluate": (op.Workspace.builds, op.Builds.evaluate),
+    "signoff": (None, op.Build.signoff),
+    "verify": (None, op.Dossier.verify),
+    "deploy": (None, op.Dossier.deploy),
+}
+
+
+@pytest.mark.parametrize("verb", METHODS)
+def test_the_library_takes_the_arguments_that_its_table_lists(verb):
+    _, selecting, passing = LIBRARY[verb]
+    for method, names in zip(METHODS[verb], (selecting, passing), strict=True):
+        taken = set() if method is None else set(inspect.signature(method).parameters)
+        assert names <= taken
+
+
+def test_the_library_takes_the_arguments_of_a_bench():
+    loads = {each.flag.removeprefix("--").replace("-", "_") for each in list_fields(LoadSpec)}
+    assert LIBRARY["bench"][2] == {*OWN_OPTIONS, *loads}
+    assert LIBRARY["bench"][1] <= set(inspect.signature(op.Workspace.builds).parameters)
+
+
+def test_an_argument_of_the_library_is_an_option_of_its_verb():
+    commands = list_commands()
+    for verb, (_, selecting, passing) in LIBRARY.items():
+        for name in selecting | passing:
+            flags = {f"--{name}".replace("_", "-"), f"--set {name}".replace("_", "-")}
+            turned = {f"--no-{name}"}
+            assert (flags | turned) & commands[verb], f"{verb} {name}"
+
+
+ARGUMENT = [
+    (Argument("max_cv"), "--max-cv", "max_cv"),
+    (Argument("--max-cv", "25%"), "--max-cv 25%", 'max_cv="25%"'),
+    (Argument("batch", (1, 8, 64)), "--batch 1:8:64", "batch=(1, 8, 64)"),
+    (Argument("batch", ("MIN", "OPT", "MAX")), "--batch MIN:OPT:MAX", "batch=(MIN, OPT, MAX)"),
+    (
+        Argument("precision", ["fp16", "int8"]),
+        "--precision fp16,int8",
+        'precision=["fp16", "int8"]',
+    ),
+    (Argument("calibration", "PATH"), "--calibration PATH", "calibration=PATH"),
+    (Argument("ensemble", False), "--no-ensemble", "ensemble=False"),
+    (Argument("energy", True), "--energy", "energy=True"),
+    (Argument("max_warm_up", 20, setting=True), "--set max-warm-up=20", "max_warm_up=20"),
+    (Argument("steps", 'a"b\\'), '--steps a"b\\', 'steps="a\\"b\\\\"'),
+    (
+        Argument("option", {"onnxruntime": {"threads": 4}}),
+        "--option onnxruntime.threads=4",
+        'option={"onnxruntime": {"threads": 4}}',
+    ),
+    (Argument("node", "LABEL=VALUE"), "--node LABEL=VALUE", "--node LABEL=VALUE"),
+]
+
+
+@pytest.mark.parametrize(("argument", "terminal", "python"), ARGUMENT)
+def test_each_door_words_an_argument(argument, terminal, python):
+    assert (str(argument), argument.in_python()) == (terminal, python)
+
+
+CALL = [
+    (
+        Call("build", "net", precision="int8", batch=(1, 8, 64), budget=None),
+        "optpipe build net --precision int8 --batch 1:8:64",
+        'Model("net", batch=(1, 8, 64)).build(precision="int8")',
+    ),
+    (
+        Call("build", "memory:Net", data="PATH"),
+        "optpipe build memory:Net --data PATH",
+        "Model(module, example=...).build(data=PATH)",
+    ),
+    (
+        Call("bench", "a b", precision="fp16", processes=5),
+        "optpipe bench 'a b' --precision fp16 --processes 5",
+        'workspace.builds("a b", precision="fp16").bench(processes=5)',
+    ),
+    (Call("verify", "DOSSIER"), "optpipe verify DOSSIER", "dossier.verify()"),
+    (Call("bench", "A", against="B"), "optpipe bench A --against B", "optpipe bench A --against B"),
+    (Call("store ls"), "optpipe store ls", "optpipe store ls"),
+]
+
+
+@pytest.mark.parametrize(("call", "terminal", "python"), CALL)
+def test_each_door_words_a_call(call, terminal, python):
+    assert (str(call), call.in_python()) == (terminal, python)
+
+
+def test_a_command_names_the_workspace_but_a_document_does_not(tmp_path):
+    way = "build it: " + Call("build", "net")
+    with suggest_for(tmp_path):
+        assert str(BadInputError("no build", remedy=way)).endswith(f"--workspace {tmp_path}")
+        assert str(way) == "build it: optpipe build net"
+        assert way.in_python() == 'build it: Model("net").build()'
+
+
+def make_error() -> BadInputError:
+    return BadInputError(
+        "the batch is outside the profile 1:8:64",
+        argument=Argument("batch", 100),
+        remedy="widen it with "
+        + Argument("batch", ("MIN", "OPT", "MAX"))
+        + ", or use "
+        + Argument("slo"),
+    )
+
+
+def test_an_error_is_data_in_both_doors():
+    error = make_error()
+    assert error.arguments == ("batch", "slo")
+    assert str(error) == (
+        "--batch 100: the batch is outside the profile 1:8:64\n"
+        "widen it with --batch MIN:OPT:MAX, or use --slo"
+    )
+    with pytest.raises(BadInputError) as raised, speak_of_arguments():
+        raise error
+    assert str(raised.value) == (
+        "batch=100: the batch is outside the profile 1:8:64\n"
+        "widen it with batch=(MIN, OPT, MAX), or use slo"
+    )
+
+
+def test_an_error_inside_of_another_stays_data():
+    outer = OptpipeError("net: " + make_error().message, place="models.toml")
+    outer.word_for_python()
+    assert str(outer).startswith("models.toml: net: batch=100: ")
+
+
+def test_an_error_passes_to_another_process_as_data():
+    copied = pickle.loads(pickle.dumps(make_error()))
+    assert (str(copied), copied.arguments) == (str(make_error()), ("batch", "slo"))
+    assert copied.remedy.in_python() == make_error().remedy.in_python()
+
+
+DONE = ("build", "core", "measure")
+"""Rooms whose errors name no option and no command as text."""
+
+
+def test_errors_of_converted_rooms_name_options_and_commands_as_data():
+    wrong = []
+    for place, node in list_named():
+        called = ast.unparse(node.func)
+        if not place.startswith(tuple(f"{room}/" for room in DONE)) or not called.endswith("Error"):
+            continue
+        for part in ast.walk(node):
+            if (text := read_text(part if isinstance(part, ast.expr) else None)) and LITERAL.search(
+                text
+            ):
+                wrong.append(f"{place}: {text!r}")
+            words_early = isinstance(part, ast.FormattedValue) and isinstance(part.value, ast.Call)
+            if words_early and ast.unparse(part.value.func) in ("Argument", "Call"):
+                wrong.append(f"{place}: an f-string words {ast.unparse(part.value)} at once")
+    assert not wrong
+
+
+def test_arguments_of_the_library_have_no_hyphens():
+    assert all(name.isidentifier() for name in ARGUMENTS)

@@ -70,6 +70,7 @@ def read_text(node: ast.expr | None) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
+@pytest.mark.slow
 def test_every_named_argument_is_an_option():
     known = frozenset().union(*list_commands().values())
     wrong, count = [], 0
@@ -90,6 +91,7 @@ def test_every_named_argument_is_an_option():
     assert not wrong
 
 
+@pytest.mark.slow
 def test_every_named_call_is_a_command_with_these_options():
     commands, wrong, count = list_commands(), [], 0
     for place, node in list_named():
@@ -246,6 +248,7 @@ DONE = ("build", "core", "measure")
 """Rooms whose errors name no option and no command as text."""
 
 
+@pytest.mark.slow
 def test_errors_of_converted_rooms_name_options_and_commands_as_data():
     wrong = []
     for place, node in list_named():

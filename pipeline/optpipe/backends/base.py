@@ -321,7 +321,9 @@ class Backend(ABC):
 
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
         """The FP32 source, whose ONNX graph is `source`, and the artifact in `request.directory`, with the same names of tensors."""
-        raise BadInputError(f"--layers: the tensors inside an engine of {self.name} cannot be read")
+        raise BadInputError(
+            f"the tensors inside an engine of {self.name} cannot be read", argument="layers"
+        )
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
         """How an artifact is served with the runtime `options`; `version` is the version of `packages[0]` in the evidence."""

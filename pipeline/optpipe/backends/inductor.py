@@ -58,6 +58,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, StageError, read_as_user_file
 from optpipe.core.events import Steps, finish_steps
 from optpipe.core.precision import Precision
+from optpipe.core.wording import Argument
 from optpipe.workspace.environment import get_package_version, list_gpus
 from optpipe.workspace.files import hold_lock
 
@@ -333,7 +334,8 @@ def _choose_static_batches(request: BuildRequest, text: str) -> tuple[int, ...]:
     sizes = parse_static_batches(text)
     if outside := [size for size in sizes if not low <= size <= high]:
         raise BadInputError(
-            f"option static_batches={text}: {outside[0]} is outside the profile {low}:{usual}:{high}; widen it with --batch MIN:OPT:MAX"
+            f"option static_batches={text}: {outside[0]} is outside the profile {low}:{usual}:{high}; widen it with "
+            + Argument("batch", ("MIN", "OPT", "MAX"))
         )
     return sizes if request.card.batched else ()
 

@@ -47,6 +47,7 @@ from optpipe.core import np, onnx
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
 from optpipe.core.precision import UNATTRIBUTED, LayerType, Precision
+from optpipe.core.wording import Argument
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 
 GRAPH_FILE = "model.onnx"
@@ -150,8 +151,12 @@ class OnnxRuntime(Backend):
         in_int8 = any(layer.type == "int8" and layer.macs != 0 for layer in layers)
         if request.precision is Precision.INT8 and not on_gpu and not in_int8:
             raise StageError(
-                "ONNX Runtime fused no INT8 kernels: the Q/DQ nodes would only be simulated in floating point\n"
-                "leave int8 out of --precision, or build it for another runtime (--backend tensorrt-rtx)"
+                "ONNX Runtime fused no INT8 kernels: the Q/DQ nodes would only be simulated in floating point",
+                remedy="leave int8 out of "
+                + Argument("precision")
+                + ", or build it for another runtime ("
+                + Argument("backend", "tensorrt-rtx")
+                + ")",
             )
         remarks = tuple(f"{name} is off: {reason}" for name, reason in switched_off.items())
         with OnnxRuntimeSession(

@@ -15,6 +15,7 @@ from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, StageError, first_line
 from optpipe.core.precision import MAX_OTHERS, LayerType, PlacedNode, Placement
 from optpipe.core.records import group_pairs
+from optpipe.core.wording import Call
 
 ort, state = LazyModule("onnxruntime"), LazyModule("onnxruntime.capi.onnxruntime_pybind11_state")
 BIAS_FUSION_PASS = "ConvAddFusion"
@@ -110,7 +111,9 @@ def create_inference_session(
         raise StageError(f"ONNX Runtime rejected {name}: {_reason(error)}{way_out}") from error
     if device == "cuda" and session.get_providers()[0] != PROVIDERS["cuda"]:
         raise MissingError(
-            "ONNX Runtime's CUDA provider did not start and would silently use the CPU; run `optpipe doctor` for the cause"
+            "ONNX Runtime's CUDA provider did not start and would silently use the CPU; run `"
+            + Call("doctor")
+            + "` for the cause"
         )
     return session
 

@@ -20,6 +20,7 @@ from optpipe.core.errors import (
 from optpipe.core.plan import choices_from_text
 from optpipe.core.plugins import FAILURES, Registry, load_plugins
 from optpipe.core.precision import Precision
+from optpipe.core.wording import Argument, Call
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.store import Store
 
@@ -56,8 +57,10 @@ def name_failing_backend(backend: Backend) -> Iterator[None]:
     except Exception as error:
         package = f" of the distribution {backend.packages[0]}" if backend.packages else ""
         raise StageError(
-            f"backend {backend.name}{package} failed: {type(error).__name__}: {first_line(error)}\n"
-            "leave it out with --backend NAME, or report the error to its authors"
+            f"backend {backend.name}{package} failed: {type(error).__name__}: {first_line(error)}",
+            remedy="leave it out with "
+            + Argument("backend", "NAME")
+            + ", or report the error to its authors",
         ) from error
 
 
@@ -131,7 +134,8 @@ def resolve_effective_options(
     for key, value in given.items():
         if key in built:
             raise BadInputError(
-                f"'{key}' is a build option of {name}: optpipe build --option {name}.{key}={value}"
+                f"'{key}' is a build option of {name}: "
+                + Call("build", option={name: {key: value}})
             )
     own = {key: value for key, value in info.options.items() if key in known}
     return merge_options({**own, **given}, known, name)
@@ -151,7 +155,8 @@ def parse_options(texts: Iterable[str]) -> dict[str, dict[str, str]]:
         backend, _, key = name.partition(".")
         if not key or not value or backend not in BACKENDS:
             raise BadInputError(
-                f"--option {text}: expected BACKEND.KEY=VALUE, where BACKEND is one of {', '.join(BACKENDS)}"
+                f"expected BACKEND.KEY=VALUE, where BACKEND is one of {', '.join(BACKENDS)}",
+                argument=Argument("option", text),
             )
         options.setdefault(backend, {})[key] = value
     return options

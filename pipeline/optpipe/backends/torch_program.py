@@ -38,6 +38,7 @@ from optpipe.core.errors import (
     is_out_of_memory,
 )
 from optpipe.core.precision import UNATTRIBUTED, LayerType, Precision
+from optpipe.core.wording import Argument, Message, Text
 from optpipe.workspace.environment import (
     get_gpu_name,
     get_package_version,
@@ -147,11 +148,12 @@ def export_program(request: BuildRequest) -> Any:
             program.module()(*make_example_inputs(request.card.inputs, request.device))
     except Exception as error:
         cast = precision in (Precision.FP16, Precision.BF16)
-        way_out = (
-            "--precision fp32, or on a GPU --backend onnxruntime" if cast else "another backend"
-        )
+        way_out: Text = "try another backend"
+        if cast:
+            way_out = "try " + Argument("precision", "fp32") + ", or on a GPU "
+            way_out += Argument("backend", "onnxruntime")
         raise StageError(
-            f"torch cannot run {name} in {precision}: {first_line(error)}\ntry {way_out}"
+            f"torch cannot run {name} in {precision}: {first_line(error)}", remedy=way_out
         ) from error
     return program
 
@@ -217,7 +219,7 @@ def translate_refusals(card: ModelCard, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         low, _, high = card.batch_range
-        fixed = "a fixed size (--batch 1) or " if low != high else ""
+        fixed = "a fixed size (" + Argument("batch", 1) + ") or " if low != high else ""
         reason, lines = (
             f"{type(error).__name__}: {first_line(error)}",
             [each.strip() for each in str(error).splitlines()],
@@ -227,7 +229,9 @@ def translate_refusals(card: ModelCard, what: str) -> Iterator[None]:
                 each for each in lines[lines.index("Suggested fixes:") + 1 :] if " = " in each
             ]
             reason = escape(f"{lines[0].partition('!')[0]}; torch suggests {', '.join(suggested)}")
-        raise StageError(f"{what} {card.name}: {reason}\ntry {fixed}another backend") from error
+        raise StageError(
+            f"{what} {card.name}: {reason}", remedy=Message("try ", fixed, "another backend")
+        ) from error
 
 
 def read_arguments(node: Any) -> dict[str, Any]:

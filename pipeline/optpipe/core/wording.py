@@ -110,7 +110,9 @@ class Argument(Message):
             return f"--set {name}" if self.value is None else f"--set {name}={self._show()}"
         if self.value is False:
             return f"--no-{name}"
-        return f"--{name}" if self.value in (None, True) else f"--{name} {self._show()}"
+        if self.value is None or self.value is True:
+            return f"--{name}"
+        return f"--{name} {self._show()}"
 
     def _show(self) -> str:
         return show_on_terminal(self.value)

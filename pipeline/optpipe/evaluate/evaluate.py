@@ -31,6 +31,7 @@ from optpipe.core.events import UNWATCHED, Listener, ProgressStep
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
+from optpipe.core.wording import Argument
 from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
 from optpipe.evaluate.tasks import find_task, require_fitting_task
 from optpipe.evaluate.tasks.callable import CallableTask
@@ -315,9 +316,10 @@ def run_evaluation(
         require_fitting_task(model, stored)
     own = card.data.get("validation")
     if data is None and own is None:
-        what = "texts with --data FILE" if card.tokenization else "images with --data DIR"
+        what, form = ("texts", "FILE") if card.tokenization else ("images", "DIR")
         raise BadInputError(
-            f"the model card of {card.name} has no validation set; pass labeled {what}"
+            f"the model card of {card.name} has no validation set; pass labeled {what} with "
+            + Argument("data", form)
         )
     artifacts = list_model_artifacts(model, card, store) if only is None else list(only)
     exported, _ = export_model(model, store, listener, stored)

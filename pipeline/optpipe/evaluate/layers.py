@@ -19,6 +19,7 @@ from optpipe.backends.registry import BACKENDS, verify_for_loading
 from optpipe.core.entries import OutputError
 from optpipe.core.errors import BadInputError, OptpipeError, require_existing
 from optpipe.core.events import UNWATCHED, Listener, ProgressStep
+from optpipe.core.wording import Argument
 from optpipe.evaluate.evaluate import list_model_artifacts
 from optpipe.evaluate.result import EvaluatedModel
 from optpipe.models.export.exported import Model, export_model, prepare_model, read_card
@@ -154,7 +155,8 @@ def choose_tensors(
             "it is inside a fused layer of the build" if name in source.layers else "no such tensor"
         )
         raise BadInputError(
-            f"--layers {name}: {why}; the nearest is {get_close_matches(name, both, 1, 0.0)[0]}"
+            f"{why}; the nearest is {get_close_matches(name, both, 1, 0.0)[0]}",
+            argument=Argument("layers", name),
         )
     return [name for name in both if not wanted or name in wanted]
 

@@ -24,6 +24,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener, SilentListener
 from optpipe.core.precision import Budget, Precision, PrecisionCost
 from optpipe.core.quantity import format_count
+from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.tasks import require_fitting_task
 from optpipe.models.export.exported import (
     Model,
@@ -189,8 +190,13 @@ def require_calibration(card: ModelCard, precision: Precision = Precision.INT8) 
         else FORMS
     )
     raise BadInputError(
-        f"{precision.upper()} needs real inputs to calibrate {card.name} on: give {what}\n"
-        f"with build --calibration or calibrate --data, or leave {precision} out of --precision"
+        f"{precision.upper()} needs real inputs to calibrate {card.name} on: give {what}",
+        remedy="with "
+        + Argument("calibration")
+        + " of a build or `calibrate`'s "
+        + Argument("data")
+        + f", or leave {precision} out of "
+        + Argument("precision"),
     )
 
 
@@ -274,7 +280,11 @@ def _compute_ranges(
 ) -> dict[str, dict[str, TensorRange]]:
     if model.info.own_precision is Precision.INT8:
         raise BadInputError(
-            f"{card.name} is quantized already; `optpipe build` with --precision int8 builds it as it is"
+            f"{card.name} is quantized already; `"
+            + Call("build")
+            + "` with "
+            + Argument("precision", "int8")
+            + " builds it as it is"
         )
     graph = load_onnx(model.file(ONNX))
     placed = [place_qdq(graph, target) for target in targets]
@@ -342,7 +352,8 @@ def make_calibrated_graph(
     if calibration is not None and is_table(calibration):
         if budget is not None:
             raise BadInputError(
-                f"--budget needs calibration data to search on, and {calibration} is a finished calibration table"
+                Argument("budget")
+                + f" needs calibration data to search on, and {calibration} is a finished calibration table"
             )
         return graph_from_table(
             model, read_table(calibration), target, (), store, listener, half=half

@@ -15,6 +15,7 @@ from optpipe.backends.onnx_graph import OnnxGraph
 from optpipe.core import onnx
 from optpipe.core.errors import StageError, escape
 from optpipe.core.precision import Precision
+from optpipe.core.wording import Argument
 from optpipe.models.export.rewrites import Feeds, RewriteGuard
 from optpipe.quantize.qdq import Placement, find_weight, quantize_activation
 from optpipe.quantize.ranges import TensorRange
@@ -70,8 +71,10 @@ def require_half_step(
     difference = RewriteGuard(feeds).measure(before, converted, limit)
     if difference is not None and not difference.unknown:
         raise StageError(
-            f"FP16 around the INT8 layers of {name} changes more than rounding does: {difference}\n"
-            "build it in fp16, or for a runtime whose INT8 graphs stay in FP32 (--backend onnxruntime)"
+            f"FP16 around the INT8 layers of {name} changes more than rounding does: {difference}",
+            remedy="build it in fp16, or for a runtime whose INT8 graphs stay in FP32 ("
+            + Argument("backend", "onnxruntime")
+            + ")",
         )
     return converted
 

@@ -22,6 +22,7 @@ from optpipe.core import np, onnx
 from optpipe.core.errors import OptpipeError, StageError, escape, first_line
 from optpipe.core.precision import Precision
 from optpipe.core.process import redirect_output
+from optpipe.core.wording import Argument
 from optpipe.workspace.file_names import MODELOPT_LOG
 
 
@@ -201,8 +202,10 @@ def translate_errors(
         said = re.findall(r"ERROR[\s:-]+(.+)", log)
         reason = escape(plain.restore_text(said[-1] if said else _name_reason(error)))
         raise StageError(
-            f"ModelOpt cannot convert {name} to {precision}: {reason[:240]}\n"
-            f"leave {precision} out of --precision, or give an ONNX file that is in {precision} already"
+            f"ModelOpt cannot convert {name} to {precision}: {reason[:240]}",
+            remedy=f"leave {precision} out of "
+            + Argument("precision")
+            + f", or give an ONNX file that is in {precision} already",
         ) from error
     finally:
         for left in (*directory.glob("*.data"), *directory.glob("sym_shape_infer*")):

@@ -26,6 +26,7 @@ from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
 from optpipe.core.errors import BadInputError, GateError, OptpipeError, StageError, escape
 from optpipe.core.events import Listener
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, QdqForm
+from optpipe.core.wording import Argument
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.export.opsets import needs_conversion, raise_opset, read_opset
 from optpipe.models.export.rewrites import ROUNDING_FACTOR, RewriteGuard, require_same
@@ -68,7 +69,9 @@ def convert_to_precision(
     if (own := model.info.own_precision) is not None:
         if budget is not None and precision in BUDGETED:
             raise BadInputError(
-                f"{model.info.name} comes in {own}, so --budget has no layers to choose; leave it out"
+                f"{model.info.name} comes in {own}, so "
+                + Argument("budget")
+                + " has no layers to choose; leave it out"
             )
         return make_graph_as_given(Precision(own), precision, device, model, store, listener)
     if precision in (Precision.FP32, Precision.TF32):
@@ -115,8 +118,9 @@ def make_graph_as_given(
     name = model.info.name
     if own is Precision.INT8 and precision in (Precision.FP16, Precision.BF16, Precision.FP8):
         raise BadInputError(
-            f"{name} is quantized already and cannot be turned into {precision}\n"
-            "--precision int8 builds it as it is; give the model it was quantized from for other precisions"
+            f"{name} is quantized already and cannot be turned into {precision}",
+            remedy=Argument("precision", "int8")
+            + " builds it as it is; give the model it was quantized from for other precisions",
         )
     if own is Precision.INT8 and precision is Precision.INT8 and device == "cuda":
         return _fold_biases(model, store, listener)
@@ -440,8 +444,9 @@ def _require_standard(graph: Any, card: ModelCard, precision: Precision) -> None
         if node.domain not in ("", "ai.onnx"):
             operator = escape(f"{node.domain}.{node.op_type}")[:80]
             raise BadInputError(
-                f"{card.name} cannot be converted to {precision}: {operator} is no operator of ONNX\n"
-                f"export the model with standard operators, or leave {precision} out of --precision"
+                f"{card.name} cannot be converted to {precision}: {operator} is no operator of ONNX",
+                remedy=f"export the model with standard operators, or leave {precision} out of "
+                + Argument("precision"),
             )
 
 

@@ -34,8 +34,8 @@ from optpipe.backends.onnx_products import describe_stored_weights
 from optpipe.core import onnx
 from optpipe.core.entries import SkippedLayer
 from optpipe.core.errors import BadInputError, StageError, escape
-from optpipe.core.plan import for_workspace
 from optpipe.core.precision import QdqForm
+from optpipe.core.wording import Call
 from optpipe.models.export.opsets import raise_opset
 from optpipe.quantize.ranges import CalibrationTable, TensorRange
 
@@ -341,7 +341,9 @@ def qdq_from_onnx(
     if missing := [name for name in placed.tensors if name not in ranges]:
         raise BadInputError(
             f"the calibration table does not match this graph: no range for '{missing[0]}'"
-            f" and {len(missing) - 1} more; create a matching table with `{for_workspace('optpipe calibrate MODEL')}`"
+            f" and {len(missing) - 1} more; create a matching table with `"
+            + Call("calibrate", "MODEL")
+            + "`"
         )
     copy = raise_opset(model, OPSET)
     writer = _Writer(copy, placed.target, ranges, {} if known is None else known)
@@ -370,8 +372,9 @@ def quantize_graph(
     keep = frozenset(table.keep)
     if unknown := sorted(keep - {node.name for node in name_nodes(model).graph.node}):
         raise BadInputError(
-            f"the calibration table keeps layer '{unknown[0]}' in floating point, but {table.model} has no such layer;"
-            f" `{for_workspace(f'optpipe calibrate {table.model} --sensitivity')}` lists its layers"
+            f"the calibration table keeps layer '{unknown[0]}' in floating point, but {table.model} has no such layer; `"
+            + Call("calibrate", table.model, sensitivity=True)
+            + "` lists its layers"
         )
     unseen = {name for name, each in table.ranges.items() if each.low == each.high == 0}
     placed = place_qdq(model, target, keep.__contains__, unseen)

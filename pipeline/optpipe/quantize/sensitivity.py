@@ -30,6 +30,7 @@ from optpipe.core.precision import (
     make_cost_order,
 )
 from optpipe.core.records import plain_from_record
+from optpipe.core.wording import Argument
 from optpipe.evaluate.evaluate import KEPT_VALUES, Predictions, predict_samples
 from optpipe.evaluate.tasks import TASKS
 from optpipe.models.inputs.image_set import NothingJudgedError
@@ -399,7 +400,9 @@ def require_lowered(selection: SelectionInfo, precision: Precision) -> None:
     if not selection.keep or len(selection.keep) < selection.layers:
         return
     budget, points = selection.budget, selection.budget.unit == "points"
-    message = f"--budget {budget.limit:g}{budget.unit} leaves no layer in {precision}"
+    message = (
+        Argument("budget", f"{budget.limit:g}{budget.unit}") + f" leaves no layer in {precision}"
+    )
     usable = [
         each
         for each in selection.tried
@@ -407,7 +410,9 @@ def require_lowered(selection: SelectionInfo, precision: Precision) -> None:
     ]
     if not usable:
         raise GateError(
-            f"{message}: none gives usable outputs; leave {precision} out of --precision"
+            message
+            + f": none gives usable outputs; leave {precision} out of "
+            + Argument("precision")
         )
     cost, count = usable[0].cost, selection.layers - usable[0].kept
     share = f"{count} of {selection.layers}" if usable[0].kept else f"all {count}"
@@ -418,7 +423,8 @@ def require_lowered(selection: SelectionInfo, precision: Precision) -> None:
     )
     told = f"costs {worst:g} points" if points else f"has an SNR of {worst:g} dB"
     raise GateError(
-        f"{message}: in {share} layers it {told}\ngive a looser budget, such as --budget {worst:g}{budget.unit}"
+        message + f": in {share} layers it {told}",
+        remedy="give a looser budget, such as " + Argument("budget", f"{worst:g}{budget.unit}"),
     )
 
 

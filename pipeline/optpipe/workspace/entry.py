@@ -19,7 +19,7 @@ from typing_extensions import TypeVar
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files, hash_value
-from optpipe.core.plan import PYTHON, for_workspace, read_origin
+from optpipe.core.plan import PYTHON, read_origin
 from optpipe.core.records import (
     OtherSchemaError,
     json_from_record,
@@ -27,6 +27,7 @@ from optpipe.core.records import (
     read_versioned,
     record_from_plain,
 )
+from optpipe.core.wording import Call
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.files import (
     FileHash,
@@ -225,9 +226,7 @@ def run_from_files(files: Files) -> Run:
     path = files.folder
     if not files.has(MANIFEST):
         problem = "is incomplete (no manifest.json)" if path.is_dir() else "does not exist"
-        raise BadInputError(
-            f"run {path} {problem}; `{for_workspace('optpipe store ls')}` lists stored runs"
-        )
+        raise BadInputError(f"run {path} {problem}; `" + Call("store ls") + "` lists stored runs")
     return entry_from_files(files, RunInfo)
 
 
@@ -247,8 +246,8 @@ def require_unchanged(run: Entry[Any], *, whole: bool = True) -> None:
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise BadInputError(
-            f"run {run.name} was modified: {problems[0]}{more}\n"
-            f"remove it with `{for_workspace(f'optpipe store rm {run.name}')}` and measure again"
+            f"run {run.name} was modified: {problems[0]}{more}",
+            remedy="remove it with `" + Call("store rm", run.name) + "` and measure again",
         )
 
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from typing import Literal
 
 from optpipe.core.errors import BadInputError, MissingError, StageError
-from optpipe.core.plan import for_workspace
+from optpipe.core.wording import Argument, Call
 
 
 def require_writable_folder(folder: Path, option: str) -> None:
@@ -73,13 +73,16 @@ def explain_os_errors(workspace: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (ENOSPC, EDQUOT):
-            command = for_workspace("optpipe store gc")
             raise StageError(
-                f"no space left for workspace {workspace}; free disk space (`{command}`) or pass --workspace DIR"
+                f"no space left for workspace {workspace}; free disk space (`"
+                + Call("store gc")
+                + "`) or pass "
+                + Argument("workspace", "DIR")
             ) from error
         if _is_refusal(error, workspace.absolute()):
             raise BadInputError(
-                f"workspace {workspace} is not writable ({error.strerror}); pass --workspace DIR"
+                f"workspace {workspace} is not writable ({error.strerror}); pass "
+                + Argument("workspace", "DIR")
             ) from error
         raise
 

@@ -17,7 +17,7 @@ from typing import get_args
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
 from optpipe.core.measurement import MEASUREMENTS_FILE, read_measurements
-from optpipe.core.plan import for_workspace
+from optpipe.core.wording import Call
 from optpipe.workspace.entry import MANIFEST, Run, RunInfo, RunKind, Status, finish_entry, load_run
 from optpipe.workspace.places import explain_os_errors
 
@@ -98,8 +98,9 @@ def list_runs(workspace: Path, kind: RunKind | None = None) -> tuple[Run, ...]:
         try:
             found += [load_run(path)] if (path / MANIFEST).is_file() else []
         except BadInputError as error:
-            remove = for_workspace(f"optpipe store rm {path.name}")
-            raise BadInputError(f"{error}\ndelete the run with `{remove}`") from error
+            raise BadInputError(
+                error.message, remedy="delete the run with `" + Call("store rm", path.name) + "`"
+            ) from error
     return tuple(sorted(found, key=lambda run: run.manifest.started_utc))
 
 

@@ -29,8 +29,8 @@ from optpipe.core.parquet import (
     TooLargeError,
     measure_parquet,
 )
-from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record, record_from_files
+from optpipe.core.wording import Argument, Call
 from optpipe.workspace.entry import ID_LENGTH, get_utc_time
 from optpipe.workspace.file_names import REQUEST, make_file_name
 from optpipe.workspace.files import find_problems, hash_files, list_files, write_bytes
@@ -98,7 +98,7 @@ def find_seal_problems(files: Files) -> list[str]:
     folder = files.folder
     if not files.has(SUMS):
         problem = f"is not a dossier: {SUMS} is missing" if folder.exists() else "does not exist"
-        raise BadInputError(f"{folder} {problem}; create a dossier with optpipe signoff")
+        raise BadInputError(f"{folder} {problem}; create a dossier with " + Call("signoff"))
     try:
         require_sizes(files)
     except TooLargeError as error:
@@ -138,7 +138,9 @@ class Approval:
 def approve_folder(folder: Path, key: Path, by: str, role: str, because: str | None) -> None:
     """Writes the approval of a sealed folder, signed with the SSH private key `key`. Raises as `sign_folder` does."""
     if not all(each.strip() and each.isprintable() for each in (by, role)):
-        raise BadInputError(f"--by {by!r} {role!r}: a name and a role must be printable text")
+        raise BadInputError(
+            "a name and a role must be printable text", argument=Argument("by", f"{by!r} {role!r}")
+        )
     require_key(key)
     digest = hashlib.sha256((folder / SUMS).read_bytes()).hexdigest()
     write_bytes(
@@ -331,9 +333,9 @@ def find_approved_baseline(
     files = Files(folder, kept={})
     problems = find_seal_problems(files) if files.has(SUMS) else [f"{SUMS}: missing"]
     if problems:
-        command = for_workspace("optpipe signoff approve DOSSIER")
         raise BadInputError(
-            f"the approved baseline {folder} is damaged: {problems[0]}\nrestore it with `{command}`"
+            f"the approved baseline {folder} is damaged: {problems[0]}",
+            remedy="restore it with `" + Call("signoff approve", "DOSSIER") + "`",
         )
     return files
 

@@ -22,6 +22,7 @@ from optpipe.core.events import Listener, Steps, as_steps, finish_steps
 from optpipe.core.files import Files, hash_file
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
+from optpipe.core.wording import Argument, Call
 from optpipe.workspace.entry import (
     MANIFEST,
     USED,
@@ -78,8 +79,9 @@ class Store:
         folder = self.workspace / name
         if folder.is_symlink():
             raise BadInputError(
-                f"{folder} is a symbolic link to {folder.readlink()}; nothing was deleted\n"
-                "remove the link, or move the whole workspace and pass --workspace DIR"
+                f"{folder} is a symbolic link to {folder.readlink()}; nothing was deleted",
+                remedy="remove the link, or move the whole workspace and pass "
+                + Argument("workspace", "DIR"),
             )
         return folder
 
@@ -236,13 +238,13 @@ class Store:
         found, unreadable = self.scan_entries(kind)
         damaged = [each for each in unreadable if not _is_of_other_version(each, kind)]
         if damaged:
-            remove, clean = (
-                for_workspace(f"optpipe store rm {damaged[0].name}"),
-                for_workspace("optpipe store gc"),
-            )
             raise BadInputError(
                 f"store entry {damaged[0].name} in {self.workspace} has no readable manifest; "
-                f"remove it with `{remove}`, or all damaged entries with `{clean}`"
+                "remove it with `"
+                + Call("store rm", damaged[0].name)
+                + "`, or all damaged entries with `"
+                + Call("store gc")
+                + "`"
             )
         return found
 
@@ -272,7 +274,7 @@ class Store:
             ]
             known = f"'{prefix}' is a model, not an ID; specify one of its entries: {', '.join(of_model[:-6:-1])}"
             problem = known if of_model else f"no entry matches '{prefix}' in {self.workspace}"
-            raise BadInputError(f"{problem}; `{for_workspace('optpipe store ls')}` lists entries")
+            raise BadInputError(f"{problem}; `" + Call("store ls") + "` lists entries")
         if len(found) > 1:
             names = ", ".join(entry.path.name for entry in found[:5])
             raise BadInputError(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError
-from optpipe.core.plan import for_workspace
+from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.tasks.classification import Classification
 from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.detection import Detection
@@ -52,9 +52,12 @@ def find_task(card: ModelCard) -> TaskContract:
     """Raises BadInputError for a task that optpipe does not evaluate."""
     if card.task in TASKS:
         return TASKS[card.task]
-    way = "\nset its task and labels in a model card (models/README.md), or give your own: --task FILE.py"
     problem = (
         f"{card.name} cannot be evaluated (task: {card.task}; evaluated are {', '.join(TASKS)})"
     )
-    command = for_workspace(f"optpipe build {format_model_argument(card.name, card.source)}")
-    raise BadInputError(f"{problem}; `{command}` verifies its tensors{way}")
+    build = Call("build", format_model_argument(card.name, card.source))
+    raise BadInputError(
+        f"{problem}; `" + build + "` verifies its tensors",
+        remedy="set its task and labels in a model card (models/README.md), or give your own: "
+        + Argument("task", "FILE.py"),
+    )

@@ -24,6 +24,7 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError, MissingError, require_existing
 from optpipe.core.files import hash_file
 from optpipe.core.plugins import FAILURES, list_entry_points, load_plugins
+from optpipe.core.wording import Argument
 from optpipe.evaluate.tasks.closeness import compare_predictions
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.models.inputs.image_set import ImageSet
@@ -84,12 +85,18 @@ class UserTask(StoredScores):
     def from_file(cls, path: Path) -> "UserTask":
         """The `TASK` of a Python file. Raises BadInputError if there is none."""
         if str(path) in list(Task):
-            problem = f"--task {path}: --task takes a Python file with your own task, or a plug-in"
-            raise BadInputError(f'{problem}\na model card sets a task of optpipe: task = "{path}"')
+            raise BadInputError(
+                Argument("task") + " takes a Python file with your own task, or a plug-in",
+                argument=Argument("task", path),
+                remedy=f'a model card sets a task of optpipe: task = "{path}"',
+            )
         require_existing(path, "task")
         if path.suffix != ".py" or not path.is_file():
-            problem = f"--task {path} is not a Python file (.py)"
-            raise BadInputError(f"{problem}; a model card sets one of optpipe's: {', '.join(Task)}")
+            raise BadInputError(
+                Argument("task", path)
+                + " is not a Python file (.py); a model card sets one of optpipe's: "
+                + ", ".join(Task)
+            )
         code = UserCode(path)
         with code.running():
             task = getattr(code.import_definitions(), "TASK", None)

@@ -10,6 +10,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.precision import MixedPrecision, Placement
 from optpipe.core.quantity import format_bytes, format_count, format_duration
 from optpipe.core.records import json_from_record, record_from_plain
+from optpipe.core.wording import Argument
 from optpipe.models.artifacts.decisions import find_decision, read_decision
 from optpipe.report.document import (
     Cell,
@@ -180,7 +181,9 @@ def remove_stored(store: Store, prefix: str, *, with_dependents: bool) -> Remova
         names = ", ".join(each.path.name for each in dependents[:3])
         count = "1 entry" if len(dependents) == 1 else f"{len(dependents)} entries"
         problem = f"{entry.path.name} has {count} made from it ({names})"
-        raise BadInputError(f"{problem}; pass --with-dependents to remove them as well")
+        raise BadInputError(
+            f"{problem}; pass " + Argument("with_dependents", True) + " to remove them as well"
+        )
     with store.exclusive():
         return _remove(store, [each.path for each in (*reversed(dependents), entry)], dry_run=False)
 

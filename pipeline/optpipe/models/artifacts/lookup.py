@@ -18,6 +18,7 @@ from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.files import Files, hash_file, hash_value
 from optpipe.core.plan import for_workspace
 from optpipe.core.precision import PrecisionShare
+from optpipe.core.wording import Call
 from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.models.sources.resolve import CardSource, find_model_cards
 from optpipe.models.stored_card import find_card_file, read_stored_card
@@ -270,8 +271,8 @@ def require_one_model(text: str, builds: Sequence[Entry[ArtifactInfo]], store: S
         labels = ", ".join(dict.fromkeys(f"{one.info.label}" for one in members))
         described.append(f"{model.info.content or model.id} ({labels})")
     raise BadInputError(
-        f"{len(groups)} models in {store.workspace} are called {text}: {'; '.join(described)}\n"
-        f"give the ID of one instead of the name; `{for_workspace('optpipe store ls')}` lists them"
+        f"{len(groups)} models in {store.workspace} are called {text}: {'; '.join(described)}",
+        remedy="give the ID of one instead of the name; `" + Call("store ls") + "` lists them",
     )
 
 
@@ -296,9 +297,9 @@ def select_runnable(
     able = tuple(each for each in artifacts if each.label not in reasons)
     if not able:
         text = "; ".join(f"{label}: {why_not}" for label, why_not in reasons.items())
-        command = for_workspace("optpipe build MODEL --backend auto")
         raise MissingError(
-            f"no built artifact can run on this machine: {text}\n`{command}` builds one that can"
+            f"no built artifact can run on this machine: {text}",
+            remedy="`" + Call("build", "MODEL", backend="auto") + "` builds one that can",
         )
     return able, reasons
 
@@ -599,7 +600,7 @@ def require_card_lengths(card: ModelCard, lengths: Sequence[int], name: str, way
     if card.length_range is None:
         inputs = ", ".join(f"{each.name} {each.format_profile()}" for each in card.inputs)
         raise BadInputError(
-            f"--length: {card.name} has no sequence length: its inputs are {inputs}"
+            f"{card.name} has no sequence length: its inputs are {inputs}", argument="length"
         )
     low, high = card.length_range
     if outside := [length for length in lengths if not low <= length <= high]:

@@ -9,6 +9,7 @@ from typing import Any
 from optpipe.core.card import Shape
 from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRequest
 from optpipe.core.errors import BadInputError
+from optpipe.core.wording import Argument, Call
 from optpipe.models.artifacts.lookup import (
     find_stored_place,
     find_stored_source,
@@ -59,10 +60,13 @@ class StoredSource:
             raise BadInputError(f"{problem}\nput it back, or build the model again")
         if has_changed_source(self.exported):
             problem = f"{self.place} is not what model {ident} was exported from: it has changed, or it is another file"
-            raise BadInputError(f"{problem}\nbuild it again: optpipe build {self.place}")
+            raise BadInputError(problem, remedy="build it again: " + Call("build", self.place))
         if "file" in recipe["weights"]:
             problem = f"the weights of model {ident} came from a file, whose place is not stored"
-            raise BadInputError(f"{problem}\ngive the model itself: {self.place} --weights FILE")
+            raise BadInputError(
+                problem,
+                remedy=f"give the model itself: {self.place} " + Argument("weights", "FILE"),
+            )
         return self.inner.load(weights)
 
 
@@ -88,7 +92,14 @@ def model_from_text(
         problem = f"{text} is a stored build or model, whose weights and profile are fixed"
         model = format_model_argument(exported.info.name, exported.info.source)
         raise BadInputError(
-            f"{problem}\nleave out --weights, --batch, and --shape, or give {model} instead"
+            problem,
+            remedy="leave out "
+            + Argument("weights")
+            + ", "
+            + Argument("batch")
+            + ", and "
+            + Argument("shape")
+            + f", or give {model} instead",
         )
     return model_from_entry(exported)
 

@@ -22,6 +22,7 @@ from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.files import get_memory_bytes, hash_arrays
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import group_pairs
+from optpipe.core.wording import Argument
 from optpipe.models.inputs.sample_set import SampleSet, SetFile, stratify_indices
 from optpipe.workspace.arrays import read_arrays
 
@@ -56,7 +57,7 @@ def rows_from_outputs(
         if axis is not None and value.ndim <= axis:
             if count > 1:
                 problem = f"output '{each.name}' is a single value for a whole batch"
-                raise BadInputError(f"{problem}: leave it out, or give --batch 1")
+                raise BadInputError(f"{problem}: leave it out, or give " + Argument("batch", 1))
             axis = None
         found[each.name] = to_rows(value, axis, count)
     return found

@@ -13,6 +13,7 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError, MissingError, read_as_user_file
 from optpipe.core.events import Listener
 from optpipe.core.files import hash_file, hash_value
+from optpipe.core.wording import Argument
 from optpipe.models.inputs.image_set import (
     ANNOTATIONS,
     ImageSet,
@@ -149,7 +150,9 @@ def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool
         f"{found.root}, line {line}: {tokens} tokens exceed the maximum input length of {longest}"
     )
     others = f"{len(long)} of {len(texts)} texts are too long"
-    raise BadInputError(f"{problem} ({others})\nuse --truncate to cut them{wider}")
+    raise BadInputError(
+        f"{problem} ({others})", remedy="use " + Argument("truncate", True) + f" to cut them{wider}"
+    )
 
 
 def resolve_texts(

@@ -14,6 +14,7 @@ from typing import Any
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
+from optpipe.core.wording import Argument
 from optpipe.models.inputs.image_set import image_set_from_path
 
 NORMALIZE = """\
@@ -34,10 +35,12 @@ def make_card_text(card: ModelCard, target: Path, data: Path | None) -> str:
     """
     image = card.inputs[0] if len(card.inputs) == 1 and card.inputs[0].is_image else None
     if data is not None and not data.exists():
-        raise BadInputError(f"--images {data}: no such file or folder")
+        raise BadInputError("no such file or folder", argument=Argument("images", data))
     if data is not None and image is None:
         inputs = ", ".join(f"{each.name} {each.format_profile()}" for each in card.inputs)
-        raise BadInputError(f"--images {data}: {card.name} takes no images ({inputs})")
+        raise BadInputError(
+            f"{card.name} takes no images ({inputs})", argument=Argument("images", data)
+        )
     labels = list(card.labels) or _list_labels(card, data)
     task = _guess_task(card, has_labels=bool(labels))
     file, _, factory = card.source.rpartition(":")

@@ -23,6 +23,7 @@ from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, MissingError, first_line, read_as_user_file
 from optpipe.core.files import hash_file, hash_text
 from optpipe.core.transform import CenterCrop, Resize, Transform
+from optpipe.core.wording import Call
 from optpipe.models.sources.modules import (
     DEFAULT_BATCH_PROFILE,
     LoadedModel,
@@ -479,8 +480,9 @@ class TorchvisionSource:
         if self._package == "quantization":
             plain = self.builder.removeprefix("quantized_")
             raise BadInputError(
-                f"{self.name} has integer kernels that only torch has\n"
-                f"quantize {plain} instead: optpipe build {plain} --precision int8 --calibration DIR"
+                f"{self.name} has integer kernels that only torch has",
+                remedy=f"quantize {plain} instead: "
+                + Call("build", plain, precision="int8", calibration="DIR"),
             )
         return _TASKS.get(f"torchvision.models.{self._package}", Task.CLASSIFICATION)
 

@@ -15,6 +15,7 @@ from optpipe.core.card import ModelCard
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, OptpipeError, read_as_user_file
 from optpipe.core.files import hash_arrays
+from optpipe.core.wording import Argument
 from optpipe.models.sources.nesting import Arrange, FlatOutputs, flatten_outputs
 
 DEFAULT_BATCH_PROFILE = (1, 8, 64)
@@ -290,7 +291,10 @@ def make_with_factory_weights(
     if not drawn:
         problem = f"no weight of {name} depends on the seed, so it has no random weights"
         raise BadInputError(
-            f"{problem}\nuse its own (--weights default), or a factory that loads none"
+            problem,
+            remedy="use its own ("
+            + Argument("weights", "default")
+            + "), or a factory that loads none",
         )
     which = f"{len(drawn)} of {len(own)} tensors, first {drawn[0]}"
     record = WeightsRecord("random", hash_module_weights(module), request.seed, which)

@@ -16,6 +16,7 @@ from optpipe.core.errors import BadInputError, StageError, escape, read_as_user_
 from optpipe.core.files import get_memory_bytes, hash_file, hash_value
 from optpipe.core.process import run_python_code
 from optpipe.core.quantity import format_bytes
+from optpipe.core.wording import Argument
 from optpipe.models.inputs.rows import read_shapes
 from optpipe.models.sources.modules import DEFAULT_BATCH_PROFILE, LoadedModel
 
@@ -71,8 +72,8 @@ def _require_ranks(values: Sequence[Any], shapes: ShapeRanges, path: Path) -> No
             continue
         example = shlex.quote(f"{value.name}=1x3x224x224")
         raise BadInputError(
-            f"{path}: input '{value.name}' has no shape, not even a number of dimensions\n"
-            f"give it, for example --shape {example}"
+            f"{path}: input '{value.name}' has no shape, not even a number of dimensions",
+            remedy="give it, for example " + Argument("shape", example),
         )
 
 
@@ -156,8 +157,10 @@ def _make_spec(
         )
     if value.name in shapes:
         if len(shapes[value.name][0]) != len(dims):
-            problem = f"--shape {value.name}: the file gives it {len(dims)} dimensions"
-            raise BadInputError(f"{problem}, not {len(shapes[value.name][0])}")
+            raise BadInputError(
+                f"the file gives it {len(dims)} dimensions, not {len(shapes[value.name][0])}",
+                argument=Argument("shape", value.name),
+            )
         return InputSpec(value.name, dtype, *shapes[value.name], batch=axis)
     known = [
         tuple(size if isinstance(size, int) else batch for size in dims)
@@ -262,7 +265,9 @@ class OnnxFileSource:
     def load(self, weights: WeightsRequest) -> LoadedModel:
         if weights.kind != "default":
             problem = f"{self.path}: an ONNX file contains its own weights"
-            raise BadInputError(f"{problem}; --weights {weights.kind} does not apply")
+            raise BadInputError(
+                f"{problem}; " + Argument("weights", weights.kind) + " does not apply"
+            )
         self._check_file()
         model = onnx_from_file(self.path)
         record = WeightsRecord("embedded", hash_onnx_file(self.path))

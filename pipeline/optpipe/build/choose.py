@@ -285,7 +285,8 @@ def _explain_lag(size: int, race: Race, artifact: str) -> str:
         doubt = "" if ratio.change is Change.SLOWER else ", within the error"
         return f"batch {size}: {ratio} times the winner's time{doubt}"
     known = f"{race.compute_slowdown(artifact):.2f} times the winner's time"
-    return f"batch {size}: dropped after {rounds} round{'s' if rounds > 1 else ''} at {known}"
+    rounded = f"{rounds} round{'s' if rounds > 1 else ''}"
+    return f"batch {size}: dropped after {rounded} at {known}, too few for an interval"
 
 
 WIDE = (Precision.FP32, Precision.TF32, Precision.BF16)

@@ -231,7 +231,7 @@ def judge_latencies(
     utilization = estimate_utilization(latency_ns) if paced else 0.0
     fewest = ceil(FEWEST_RELAXATIONS * compute_relaxation_queries(utilization)) if paced else 0
     percents = {percent_from_name(limit.metric) for limit in limits}
-    about = f"{spec}; {len(answers):,} requests at {rate_per_s:g}/s, from this client"
+    about = f"{spec}; {len(answers):,} requests at {rate_per_s:g}/s, from this client to one running server"
 
     for each in limits:
         limit, percent = float(each.threshold), percent_from_name(each.metric)
@@ -268,7 +268,7 @@ def judge_latencies(
             why = f"the policy's load has {wanted:g} requests/s, not {rate_per_s:g}"
         else:
             verdict = Verdict.PASS if shown.value <= limit else Verdict.FAIL
-            why = "as measured at this client"
+            why = "as measured at this client, from one running server"
 
         more = None
         if verdict is Verdict.INCONCLUSIVE:

@@ -33,6 +33,9 @@ from optpipe.report.document import (
 
 MENTIONED_DROP, MENTIONED_CLASSES = 0.001, 5
 SHOWN_TENSORS = 30
+WITHOUT_INTERVAL = (
+    "brackets are 95% intervals over samples; scores without them are of these samples alone"
+)
 INDEPENDENT = (
     "if samples share a source (a clip, a patient, a document), name it in a column `group`"
 )
@@ -48,6 +51,7 @@ def document_from_evaluation(found: Evaluation, states: Mapping[str, OutputError
             Sentence(INDEPENDENT, Tone.FAINT) if found.dataset.groups is None else None,
             Sentence(found.scoring, Tone.FAINT) if found.scoring else None,
             _tabulate(found),
+            Sentence(WITHOUT_INTERVAL, Tone.FAINT) if found.dataset.labeled else None,
             *_list_class_drops(found),
             *_list_detection_changes(found),
             *(
@@ -106,6 +110,7 @@ def document_from_layers(found: LayerComparison, states: Mapping[str, OutputErro
         )
         facts += [f"not read: {build.hidden}"] if build.hidden else []
         facts.append(f"reading tensors {same}")
+        facts.append("figures are of these samples alone, without an interval")
         facts += [
             f"{each.name}: {_format_error(each)}"
             for at, each in states.items()
@@ -321,7 +326,5 @@ def _list_class_drops(found: Evaluation) -> Iterator[Sentence]:
         worst = sorted(row.scores.classes or (), key=lambda each: -each.drop)[:MENTIONED_CLASSES]
         if worst:
             drops = ", ".join(f"{each.label} {100 * each.drop:+.2f}" for each in worst)
-            text = (
-                f"{row.artifact}: drop by class, in points of {row.scores.scores[0].name}: {drops}"
-            )
+            text = f"{row.artifact}: drop by class, in points of {row.scores.scores[0].name}, without an interval: {drops}"
             yield Sentence(text, Tone.FAINT)

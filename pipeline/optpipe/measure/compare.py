@@ -551,8 +551,8 @@ def _list_int8_notes(
     for row, (where, one), about in zip(rows, measured, of, strict=True):
         beside = [other for place, other in measured if other.is_valid and place == where]
         if row.valid and (reason := check_int8_speed(one, beside, about.causes)) is not None:
-            seen = f"{one.subject.precision.upper()} is not significantly faster than {reason.evidence['than']}"
-            ratio = f"{reason.evidence['ratio']:.2f} times as fast"
+            seen = f"{one.subject.precision.upper()} is not shown to be faster than {reason.evidence['than']}"
+            ratio = f"{reason.evidence['ratio']:.2f} times as fast, and their 95% intervals overlap"
             found.append(
                 f"{row.label}: {seen} ({ratio})" + (f"; {about.causes}" if about.causes else "")
             )

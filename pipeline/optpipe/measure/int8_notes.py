@@ -199,7 +199,7 @@ def _note_speed(
     ]
     if marks:
         worst = min(marks, key=lambda reason: float(reason.evidence["ratio"]))
-        text = f"{build.precision.upper()} is not significantly faster: {worst.message}"
+        text = f"{build.precision.upper()} is not shown to be faster: {worst.message}"
         yield Note(f"{build.precision}-not-faster", text, worst.remedy)
     elif measured and not any(has_same_load(one, other) for one in measured for other in beside):
         yield Note(

@@ -107,7 +107,7 @@ def _tabulate_throughput(tuning: ThroughputTuning, images: int) -> Table:
     )
     caption = f"DALI {tuning.speedup:.2f}× the best DataLoader{interval}; {images} images, page cache warm"
     columns: list[Column | str] = ["implementation", "device", "threads"]
-    columns += [*figure_columns("images/s", "95% interval"), "error"]
+    columns += [*figure_columns("images/s", "95% over batches"), "error"]
     return make_table(columns, [*tried, *final], caption=caption)
 
 
@@ -124,11 +124,17 @@ def _list_throughput_cells(each: ThroughputRecord, tone: Tone) -> list[Cell]:
     return [Cell(text, tone) for text in (name, device, threads, *figures)]
 
 
+ONE_PROCESS = (
+    "each artifact ran in one process: the interval is that of its batches, and other processes may be faster or slower;"
+    " figures without an interval are single values, and each part alone is the better of two"
+)
+
+
 def document_from_end_to_end(record: EndToEndRecord) -> Document:
     names = (
         "batch",
         "images/s",
-        "95% interval",
+        "95% over batches",
         P50.name,
         P99.name,
         "preprocess alone",
@@ -149,6 +155,7 @@ def document_from_end_to_end(record: EndToEndRecord) -> Document:
             make_table(["artifact", *figure_columns(*names), Column("bottleneck", rank=0)], rows)
             if rows
             else None,
+            Sentence(ONE_PROCESS, Tone.FAINT) if rows else None,
             *lines,
             Sentence(str(record.run_dir), Tone.FAINT, "evidence"),
         ]

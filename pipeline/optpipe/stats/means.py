@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, exp, expm1, hypot, inf, log, log1p, sqrt
+from math import ceil, exp, expm1, hypot, inf, isfinite, log, log1p, sqrt
 
 import numpy as np
 
@@ -69,13 +69,13 @@ def compute_t_tail(value: float, freedom: float) -> float:
 
 
 def mean_from_values(values: Sequence[float], known: Sequence[float] | None = None) -> Mean | None:
-    """The mean of independent `values`, such as the figures of processes; None for fewer than MIN_VALUES.
+    """The mean of independent `values`, such as the figures of processes; None for fewer than MIN_VALUES, or one that is not finite.
 
     `known` are the values whose scatter determined the number of values, if any did: they give the error, since the scatter of
     all is too small if a few were enough (Stein, Annals of Mathematical Statistics 16, 1945).
     """
     known = values if known is None else known
-    if len(known) < MIN_VALUES:
+    if len(known) < MIN_VALUES or not all(map(isfinite, values)):
         return None
     middle = sum(known) / len(known)
     variance = sum((each - middle) ** 2 for each in known) / (len(known) - 1)
@@ -270,10 +270,10 @@ def compute_ratio_of_sums_interval(
 
     The ratio estimator of survey sampling (Cochran, Sampling Techniques, 3rd ed., 2.11): windows may differ in length,
     and longer ones have more weight. The mean of the windows' ratios is another figure and may lie outside. None for
-    fewer than MIN_VALUES windows, or denominators with sum 0.
+    fewer than MIN_VALUES windows, denominators with sum 0, or values that are not finite.
     """
     count, total = len(numerators), float(np.sum(denominators))
-    if count < MIN_VALUES or total <= 0:
+    if count < MIN_VALUES or not (0 < total < inf and np.isfinite(numerators).all()):
         return None
     ratio = float(np.sum(numerators)) / total
     error = (

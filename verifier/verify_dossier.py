@@ -3503,11 +3503,11 @@ def check_samples(at, run, table):
         at.stated.append(f"{run.place}: {copies} of {len(hashes)} samples are copies of others")
 
 
-def describe_accuracy(classes, truths, source, found):  # §8.1
+def describe_accuracy(classes, truths, source, found, members):  # §8.1
     """What an evaluation states of a classifier."""
     before, after = ([best[0] for best in each] for each in (source, found))
     rights = [(one == truth, other == truth) for truth, one, other in zip(truths, before, after)]
-    f1 = compare_macro_f1(truths, before, after)
+    f1 = compare_macro_f1(truths, before, after, members)
     within = [truth in best for truth, best in zip(truths, found)]
     return {
         "lost": rights.count((True, False)),
@@ -3540,13 +3540,13 @@ def list_influences(truths, found):
     ]
 
 
-def compare_macro_f1(truths, before, after):
+def compare_macro_f1(truths, before, after, members):
     """The drop of the macro F1, as a score of samples."""
     parts = [*map(sub, list_influences(truths, before), list_influences(truths, after))]
-    one, other = (count_classes(truths, each)[0] for each in (before, after))
-    n, classes = len(truths), len({*truths})
-    felt = [2 * n / max((one[truth] + other[truth]) / 2, 1) / classes for truth in truths]
-    effect = sqrt(fmean(each**2 for each in felt))
+    n, known = len(truths), Counter(truths)
+    effect = max(1.0, n / (len(known) * min(known.values())))
+    if members:
+        parts, effect = add_up(parts, members), effect * find_size(members)
     drop = score_macro_f1(truths, before) - score_macro_f1(truths, after)
     return estimate_score(drop, lambda: parts, n, -1, 1, effect)
 
@@ -3597,7 +3597,7 @@ def estimate_answers(at, run, task, columns, table, row):
         if n
     ]
     if row.accuracy and n:
-        again = describe_accuracy(run.record.dataset.classes, truths, source, found)
+        again = describe_accuracy(run.record.dataset.classes, truths, source, found, members)
         at.compare(f"{run.place}: {row.artifact}: accuracy", row.accuracy, again)
     if row.accuracy:
         known = row.accuracy

@@ -3499,6 +3499,10 @@ def check_samples(at, run, table):
     classes = {*zip(table.get("label", ()), table.get("class", ()))}
     labels = [label for label, _ in classes if label is not None]
     at.check(len({*labels}) == len(labels), f"{run.place}: one label is of two classes")
+    rows = [each.artifact or "source" for each in run.record.results]
+    predicted = {name.partition(":")[0] for name in table if ":" in name}
+    at.check(predicted <= {*rows}, f"{run.place}: predictions of {predicted - {*rows}} have no row")
+    at.check(len({*rows}) == len(rows), f"{run.place}: a build has two rows")
     if copies := len(hashes) - len({*hashes}):
         at.stated.append(f"{run.place}: {copies} of {len(hashes)} samples are copies of others")
 

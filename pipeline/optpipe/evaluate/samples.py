@@ -28,6 +28,17 @@ def find_foreign_samples(run: Run) -> Iterator[str]:
         labeled = frame.drop_nulls("label").group_by("label").agg(pl.col("class").n_unique())
         if (labeled["class"] > 1).any():
             yield f"{PREDICTIONS}: samples with the same label are of different classes"
+    yield from _find_unstated_builds(run, frame)
+
+
+def _find_unstated_builds(run: Run, frame: pl.DataFrame) -> Iterator[str]:
+    """Predictions without a row of the record, which states what the build was calibrated on; and builds with two rows."""
+    rows = [row.artifact or "source" for row in read_evaluation(run).results]
+    predicted = {name.partition(":")[0] for name in frame.columns if ":" in name}
+    if absent := predicted - set(rows):
+        yield f"{EVALUATION}: has no row of {', '.join(sorted(absent))}, whose predictions are there"
+    if len(set(rows)) < len(rows):
+        yield f"{EVALUATION}: has two rows of a build"
 
 
 def count_copies(run: Run) -> int:

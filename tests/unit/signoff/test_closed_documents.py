@@ -64,6 +64,13 @@ def test_the_errors_of_each_sample_count_once(dossier):
     require_refused(dossier)
 
 
+@pytest.mark.parametrize("change", [lambda rows: rows[:1], lambda rows: [*rows, rows[1]]])
+def test_each_build_that_was_evaluated_has_one_row(dossier, change):
+    """Without its row a build hides the samples that it was calibrated on."""
+    edit(next(dossier.glob(EVALUATED)), "results", value=change)
+    require_refused(dossier)
+
+
 def test_errors_that_a_record_names_are_there(dossier):
     next(dossier.glob("builds/verification-*/errors.parquet")).unlink()
     require_refused(dossier)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from math import nan, sqrt
+from math import exp, nan, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -41,12 +41,19 @@ from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
 from optpipe.evaluate.tasks.texts import Embedding, TokenClassification
 from optpipe.measure.compare import compare_measurements
 from optpipe.measure.figures import SampledWindow
-from optpipe.measure.groups import ProcessGroup, RecordedMeasurement
+from optpipe.measure.groups import (
+    ProcessGroup,
+    RecordedMeasurement,
+    compare_groups,
+    find_run_scatter,
+    group_processes,
+)
 from optpipe.measure.pair import run_interleaved
 from optpipe.measure.search import Slo, find_highest_rate
 from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR
 from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.preprocess.throughput import ROUNDS as DALI_ROUNDS
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.judge import decide_overall_verdict, judge_criteria
@@ -62,6 +69,7 @@ from optpipe.stats.means import (
     subtract_across_runs,
 )
 from optpipe.stats.paired import (
+    Groups,
     Share,
     compare_macro_f1,
     compute_macro_f1,
@@ -77,7 +85,7 @@ from optpipe.stats.percentiles import (
     plan_sample_count,
     summary_from_ns,
 )
-from optpipe.stats.ratio import Change
+from optpipe.stats.ratio import Change, ratio_from_rounds
 from optpipe.stats.stability import compute_variation_interval
 
 SUBJECT = Subject("a", "simulated", "fp32", "cpu")
@@ -443,11 +451,13 @@ def judge_drop(drop, limit, look):
 
 def tables(generator, scale) -> Iterator[Row]:
     """`compare` of ten equal builds, measured in one run or in ten: some false claim in the table."""
-    for between, runs, between_runs in (
-        (0.005, 1, 0.0),
-        (0.02, 1, 0.0),
-        (0.01, 10, 0.01),
-        (0.01, 20, 0.01),
+    for between, runs, between_runs, slow in (
+        (0.005, 1, 0.0, 0.0),
+        (0.02, 1, 0.0, 0.0),
+        (0.01, 10, 0.01, 0.0),
+        (0.01, 20, 0.01, 0.0),
+        (0.005, 1, 0.0, 0.05),
+        (0.005, 1, 0.0, 0.12),
     ):
         claims = []
         for _ in range(round(200 * scale)):
@@ -456,7 +466,9 @@ def tables(generator, scale) -> Iterator[Row]:
                 for run in range(max(1, runs // 10)):
                     own = 10 * np.exp(generator.normal(0, between_runs))
                     for process in range(5):
-                        found = planted(own * np.exp(between * generator.standard_normal()))
+                        late = generator.random() < 0.3
+                        figure = own * np.exp(between * generator.standard_normal())
+                        found = planted(figure * (1 + slow * late))
                         subject = replace(
                             found.subject,
                             artifact=f"a{build}",
@@ -481,6 +493,8 @@ def tables(generator, scale) -> Iterator[Row]:
             if runs == 1
             else f"{runs // 10} runs for each, which scatter {between_runs:.0%}"
         )
+        if slow:
+            where += f", 30 % of processes {slow:.0%} slower"
         what = f"some claim among ten equal builds, scatter {between:.1%}, {where}"
         yield share(claims, most=0.015, what=what, claimed="1 %")
 
@@ -664,6 +678,58 @@ def observed_load(generator, limit, level, between, count=5, slow=0.0, gap=0.05,
     found = observe(limit, BuildEvidence(build, tries))
     assert not isinstance(found, Blocker)
     return found[0]
+
+
+def baselines(generator, scale) -> Iterator[Row]:
+    """A build that is exactly as much slower as allowed, judged again with each baseline that is approved, until it is decided."""
+    limit = Criterion("regression", "p50", Sense.AT_MOST, 0.03, Dimension.SHARE)
+
+    def measure(run, level, between_runs, artifact="a"):
+        own = 10 * level * np.exp(generator.normal(0, between_runs))
+        figures = own * np.exp(0.005 * generator.standard_normal(5))
+        subject = replace(SUBJECT, artifact=artifact)
+        return tuple(
+            RecordedMeasurement(replace(planted(each), subject=subject, process=at), run)
+            for at, each in enumerate(figures)
+        )
+
+    for between_runs in (0.005, 0.01, 0.02):
+        for most in (1, 5, 20):
+            verdicts = []
+            for _ in range(round(200 * scale)):
+                judged_build = measure("r", 1.03, between_runs)
+                # two other builds were measured twice, which shows how runs differ
+                known = tuple(
+                    one
+                    for name in "bc"
+                    for run in "12"
+                    for one in measure(name + run, 1.0, between_runs, name)
+                )
+                for look in range(1, most + 1):
+                    approved = measure(f"b{look}", 1.0, between_runs)
+                    spent = {"regression": Look(look)}
+                    scatter = find_run_scatter(group_processes(known), "p50")
+                    found = compare_groups(
+                        ProcessGroup(judged_build), ProcessGroup(approved), "p50", scatter
+                    )
+                    assert not isinstance(found, str)
+                    (low, high), _ = found.interval(Look(look).compute_confidence(0.95), 0.95)
+                    seen = Observation(
+                        exp(found.change.value) - 1,
+                        low - 1,
+                        high - 1,
+                        tail=ScaledTail(found.change, of_logarithm=True),
+                        processes=found.speed.processes,
+                        left_out_gap=found.speed.gap,
+                    )
+                    verdict = judge_criteria([(limit, [seen])], 0.95, spent)[0].verdict
+                    if verdict != "INCONCLUSIVE":
+                        break
+                verdicts.append(verdict)
+            what = (
+                f"regression on its limit, up to {most} baselines, runs scatter {between_runs:.1%}"
+            )
+            yield from wrong_verdicts(verdicts, what)
 
 
 # -------------------------------------------------------------------- accuracy
@@ -915,6 +981,68 @@ def on_limit(found, truth, what, most=0.025):
         yield share(hits, most=most, what=f"{wrong} on its limit: {what}", claimed="≤ 2.5 %")
 
 
+def clusters(generator, scale) -> Iterator[Row]:
+    """A build on its limit whose losses come by the clip, patient, or document: groups of samples that resemble each other."""
+    for size in (5, 10, 30):
+        for likeness in (0.3, 0.8):
+            for n in (600, 3000):
+                found, truth, members = [], 0.02, np.repeat(np.arange(n // size), size)
+                alike = truth * (1 - likeness) / likeness, (1 - truth) * (1 - likeness) / likeness
+                groups = Groups(members)
+                for _ in range(round(300 * scale)):
+                    lost = generator.random(n) < generator.beta(*alike, n // size)[members]
+                    parts = groups.add_up(lost.astype(float))
+                    found.append(
+                        figure_from_samples(lost.mean(), parts, n, (-1.0, 1.0), groups.size)
+                    )
+                what = (
+                    f"drop of 2 %, {n} samples in groups of {size}, correlation {likeness:g} inside"
+                )
+                yield from on_limit(found, truth, what)
+
+
+def speedups(generator, scale) -> Iterator[Row]:
+    """DALI's speedup over the DataLoader: rounds of two processes each, whose own speeds scatter."""
+    for between in (0.0, 0.01, 0.03, 0.06):
+        held = []
+        for _ in range(round(500 * scale)):
+            theirs, ours = (
+                level
+                * np.exp(
+                    between * generator.standard_normal(DALI_ROUNDS)
+                    + 0.005 * generator.standard_normal(DALI_ROUNDS)
+                )
+                for level in (1000.0, 2500.0)
+            )
+            low, high = ratio_from_rounds(list(theirs), list(ours)).ci
+            held.append(low <= 2.5 <= high)
+        yield share(
+            held,
+            COVERAGE,
+            what=f"DALI's speedup, {DALI_ROUNDS} rounds, processes scatter {between:.0%}",
+            claimed="95 %",
+        )
+
+
+def outputs(generator, scale) -> Iterator[Row]:
+    """An SNR exactly on its limit: the noise of the samples is spread, or few samples have a hundred times as much."""
+    cells = [(0.0, spread, n) for spread, n in ((0.3, 100), (1.0, 300), (1.5, 3000))]
+    for often, spread, n in (*cells, *((0.005, 0.3, n) for n in (100, 300, 1000, 3000))):
+        power = np.exp(spread**2 / 2 - 0.3**2 / 2) * (1 + 99 * often)
+        truth, bounds = 40 - 10 * np.log10(power), []
+        for _ in range(round(400 * scale)):
+            errors = output_errors(generator, spread, n)
+            errors["difference_square"] *= np.where(generator.random(n) < often, 100, 1)
+            bounds.append(compute_snr_interval(errors, compute_look_confidence(0.95, 1)))
+        shown = f"shown {np.mean([each is not None for each in bounds]):.0%}"
+        few = f", {often:.1%} of them with 100 times the noise" if often else ""
+        what = f"SNR on its limit, {n} samples, spread e^{spread:g}{few}"
+        wrong = [each is not None and each[0] >= truth for each in bounds]
+        yield share(wrong, most=0.025, what=f"PASS: {what}", claimed="≤ 2.5 %", note=shown)
+        wrong = [each is not None and each[1] < truth for each in bounds]
+        yield share(wrong, most=0.025, what=f"FAIL: {what}", claimed="≤ 2.5 %", note=shown)
+
+
 def spoil(rows, name, draw):
     """The source model's predictions with few of them lost: 2 % of texts, 2 % of pairs, 1 % of masks, 0.3 % of boxes."""
     found = list(rows)
@@ -941,10 +1069,14 @@ TASKS = {
 }
 
 
+POPULATION = 1000
+"""Samples of which each repetition draws some, with replacement."""
+
+
 def tasks(generator, scale) -> Iterator[Row]:
     """Scores of tasks and their drops, where every sample changes a little and where few change at all."""
     for name, (task, make, each) in TASKS.items():
-        truths, source, found = make(3000, np.random.default_rng(1))
+        truths, source, found = make(POPULATION, np.random.default_rng(1))
         for which, worse in (
             ("all", found),
             ("few", spoil(source, name, np.random.default_rng(3))),
@@ -953,7 +1085,7 @@ def tasks(generator, scale) -> Iterator[Row]:
             for n in (30, 100, 300):
                 scores = []
                 for _ in range(round((60 if name in ("AP", "mIoU") else 400) * scale)):
-                    chosen = generator.integers(0, 3000, n)
+                    chosen = generator.integers(0, POPULATION, n)
                     rows = (chosen[:, None] * each + np.arange(each)).ravel().tolist()
                     drawn = [[values[row] for row in rows] for values in (truths, source, worse)]
                     if each == 2:  # a pair that is drawn twice is two pairs
@@ -1308,14 +1440,14 @@ def served_at(generator, slo, rate):
 
 
 def steady_p99(generator, utilization):
-    due, _, end = queue(generator, utilization, 4_000_000)
-    return float(np.quantile((end - due)[100_000:], 0.99)) / 1e6
+    due, _, end = queue(generator, utilization, 1_000_000)
+    return float(np.quantile((end - due)[50_000:], 0.99)) / 1e6
 
 
 def server(generator, scale) -> Iterator[Row]:
     """p99 of a server near saturation, and the rate that the search finds."""
     for utilization in (0.5, 0.8, 0.9):
-        truth, hits, tries = steady_p99(generator, utilization), [], round(200 * scale)
+        truth, hits, tries = steady_p99(generator, utilization), [], round(100 * scale)
         for _ in range(tries):
             found = served_at(generator, Slo(99.0, 1e6), 1e3 * utilization).latency_ns.percentile(
                 99.0
@@ -1333,12 +1465,12 @@ def server(generator, scale) -> Iterator[Row]:
             claimed="95 %",
             note=note,
         )
-    grid = np.arange(0.3, 0.96, 0.01)
+    grid = np.arange(0.2, 0.96, 0.03)
     truths = [steady_p99(generator, each) for each in grid]
     for limit in (3.0, 6.0):
         beyond, rates = [], []
         measure = partial(served_at, generator, Slo(99.0, 1e6 * limit))
-        for _ in range(round(60 * scale)):
+        for _ in range(round(25 * scale)):
             _, best = find_highest_rate(measure, 1e-3, Slo(99.0, 1e6 * limit))
             if best is not None:
                 rates.append(best.load.rate_per_s / 1e3)
@@ -1408,6 +1540,10 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         accuracy,
         tasks,
         rare,
+        clusters,
+        outputs,
+        speedups,
+        baselines,
         throughput,
         interleaving,
         validity,

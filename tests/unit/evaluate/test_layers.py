@@ -139,12 +139,10 @@ TORCH = {"constant": "mul", "weight": "one conv2d", "transposed": "one conv2d", 
         ("onnxruntime", "int8", "range", SATURATED),
         ("emulation", "int8", "range", "relu_1"),
         ("tensorrt-rtx", "fp32", "weight", "/one/Conv"),
-        ("tensorrt-rtx", "int8", "range", SATURATED),
-        ("torch", "fp16", "cast", TORCH["cast"]),
-        ("torch", "fp16", "constant", TORCH["constant"]),
+        pytest.param("tensorrt-rtx", "int8", "range", SATURATED, marks=pytest.mark.slow),
         *(
-            pytest.param("torch", "fp16", each, TORCH[each], marks=pytest.mark.slow)
-            for each in ("transposed", "weight")
+            pytest.param("torch", "fp16", fault, layer, marks=pytest.mark.slow)
+            for fault, layer in TORCH.items()
         ),
         pytest.param("inductor", "fp16", "cast", TORCH["cast"], marks=pytest.mark.slow),
     ],

@@ -19,6 +19,7 @@ from tests.command_line import call
 from tests.fakes.console import text_of
 from tests.fakes.dossiers import VERIFIER, edit, examine, seal_anew
 from tests.fakes.mutations import mutate_bytes
+from tests.tiers import leave_to_slow_tier
 
 from optpipe.cli.app import app
 from optpipe.cli.signoff import verify
@@ -326,7 +327,13 @@ INFORMATIVE = {"prose of a criterion", "unknown key of a measurement", "unknown 
 """Forgeries of what only optpipe compares."""
 
 
-@pytest.mark.parametrize("name", FORGERIES)
+@pytest.mark.parametrize(
+    "name",
+    leave_to_slow_tier(
+        FORGERIES,
+        but=("a tenth of every time", "limit of a criterion", "path of a picture", "weights"),
+    ),
+)
 def test_no_forgery_is_silent(dossier, name):
     forge, says = FORGERIES[name]
     for step in (put_right, forge) if name in AFTER else (forge, put_right):
@@ -389,7 +396,7 @@ OUT_OF_RANGE = {
 }
 
 
-@pytest.mark.parametrize("name", OUT_OF_RANGE)
+@pytest.mark.parametrize("name", leave_to_slow_tier(OUT_OF_RANGE, but=("MAC share of 17.5",)))
 def test_a_share_or_count_out_of_range_is_refused_by_both_verifiers(dossier, name):
     forge, says = OUT_OF_RANGE[name]
     forge(dossier)
@@ -420,7 +427,7 @@ FOREIGN_SAMPLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FOREIGN_SAMPLES)
+@pytest.mark.parametrize("name", leave_to_slow_tier(FOREIGN_SAMPLES, but=("one sample twice",)))
 def test_predictions_of_other_samples_are_refused_by_both_verifiers(dossier, name):
     forge, hashed, says = FOREIGN_SAMPLES[name]
     forge(dossier)
@@ -550,7 +557,7 @@ UNDEFINED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", UNDEFINED)
+@pytest.mark.parametrize("name", leave_to_slow_tier(UNDEFINED, but=("start long ago",)))
 def test_what_the_format_does_not_define_is_refused_by_both_verifiers(dossier, name):
     UNDEFINED[name](dossier)
     put_right(dossier)
@@ -589,7 +596,9 @@ def edit_waived(folder, reason):
     (folder / "verdict.json").write_text(json.dumps(document))
 
 
-@pytest.mark.parametrize("reason", ["known", "bekannt, Ticket 12", "既知", "x"])
+@pytest.mark.parametrize(
+    "reason", leave_to_slow_tier(["known", "bekannt, Ticket 12", "既知", "x"], but=["x"])
+)
 def test_a_reason_with_a_letter_waives(dossier, reason):
     edit(dossier / "request.json", "waivers", value={"memory.maximum": reason})
     put_right(dossier)
@@ -663,7 +672,7 @@ def test_no_control_character_reaches_the_terminal_or_a_report(dossier):
         assert not [each for each in text if each != "\n" and not each.isprintable()]
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [5, pytest.param(200, marks=pytest.mark.slow)])
 def test_mutated_dossiers_give_problems_and_never_a_traceback(honest, tmp_path, count):
     rng = random.Random(count)
     files = sorted(

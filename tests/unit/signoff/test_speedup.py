@@ -3,6 +3,7 @@
 import polars as pl
 import pytest
 from tests.fakes.dossiers import edit, examine, seal_anew
+from tests.tiers import leave_to_slow_tier
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.verdict import Verdict
@@ -49,7 +50,12 @@ def test_a_speedup_is_judged_by_its_interval_on_a_machine_of_changing_speed(
     assert found["trust.environment"].verdict is Verdict.PASS
 
 
-@pytest.mark.parametrize("case", ["nothing", "few rounds", "another precision", "other settings"])
+@pytest.mark.parametrize(
+    "case",
+    leave_to_slow_tier(
+        ["nothing", "few rounds", "another precision", "other settings"], but=["few rounds"]
+    ),
+)
 def test_a_speedup_without_evidence_is_undecided(workspace, sign_off, case):
     fp32, fp16, int8 = (workspace.artifact(name) for name in ("fp32", "fp16", "int8"))
     if case == "few rounds":
@@ -76,7 +82,9 @@ def test_runs_in_turns_are_pooled_and_each_counts_as_a_look(workspace, sign_off)
     assert once.ci != found[NAME].ci
 
 
-@pytest.mark.parametrize("change", ["stated", "samples", "over"])
+@pytest.mark.parametrize(
+    "change", leave_to_slow_tier(["stated", "samples", "over"], but=["stated"])
+)
 def test_a_forged_speedup_is_found_by_both_verifiers(workspace, sign_off, change):
     run = workspace.turns(workspace.artifact("fp32"), workspace.artifact("int8"))
     *_, folder = sign_off(POLICY % "1.2")

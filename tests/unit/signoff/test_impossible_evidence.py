@@ -87,6 +87,7 @@ def add_errors(dossier):
     pl.DataFrame({"output": ["scores"] * 80, **rows, **best}).write_parquet(
         path.parent / "errors.parquet"
     )
+    edit(path, "info", "samples", value=80)
     tell_errors(path, (pool_errors("scores", rows),))
 
 

@@ -7,13 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from optpipe.api.calling import (
-    arrays_from,
-    find_device,
-    name_inputs,
-    pack_outputs,
-    require_fitting,
-)
+from optpipe.api.calling import CallContract, arrays_from, pack_outputs
 from optpipe.api.data import Data, resolve_data_argument
 from optpipe.api.door import keep_caller_state, speak_of_arguments
 from optpipe.core import torch
@@ -71,7 +65,9 @@ class Build:
         self._required_share = required_share
         self._stored, self._verification, self._model = stored, verification, model
         self._session: Any = None
+        self._contract = CallContract(stored.card)
         self._index = 0
+        self._file: Path | None = None
         self._lock = threading.Lock()
 
     @property
@@ -153,17 +149,14 @@ class Build:
         return self._stored
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        card = self.card
-        given = name_inputs(card, inputs, named)
-        require_fitting(card, given)
-        device = find_device(given)
+        given, device = self._contract.read(inputs, named)
         with speak_of_arguments():
             if device is not None and device.type != "cpu":
                 return self._call_on(device, given)
             arrays = arrays_from(given)
             with self._lock:
                 outputs = self._open().run(arrays)
-        return pack_outputs(outputs, card.outputs, as_tensors=device is not None)
+        return pack_outputs(outputs, self.card.outputs, as_tensors=device is not None)
 
     def _call_on(self, device: Any, given: Mapping[str, Any]) -> Any:
         if self.device != "cuda":
@@ -182,7 +175,12 @@ class Build:
                 raise BadInputError(
                     f"{self.backend} does not take tensors on a GPU\ngive arrays, or tensors on the CPU"
                 )
-            outputs = session.run_on({name: value.detach() for name, value in given.items()})
+            outputs = session.run_on(
+                {
+                    name: value.detach() if value.requires_grad else value
+                    for name, value in given.items()
+                }
+            )
         return pack_outputs(outputs, self.card.outputs, as_tensors=True)
 
     def _open(self) -> Any:
@@ -196,7 +194,8 @@ class Build:
             folder = self.workspace.store.verify_entry(entry).path
             with keep_caller_state(), self._use_stream():
                 self._session = backend.load(folder, self.info, {})
-        elif not self.path.exists():
+            self._file = self.path
+        elif self._file is None or not self._file.exists():
             self._unload()
             raise StageError(
                 f"{self.label} ({self.id}) was removed from {self.workspace.path}\nbuild it again: Model.build finds or makes it"
@@ -210,8 +209,10 @@ class Build:
             yield
             return
         self._index = torch.cuda.current_device()
-        with torch.cuda.stream(torch.cuda.Stream()):
+        own = torch.cuda.Stream()
+        with torch.cuda.stream(own):
             yield
+        torch.cuda.current_stream().wait_stream(own)  # the weights are there before the first call
 
     def close(self) -> None:
         """Frees the session's memory."""

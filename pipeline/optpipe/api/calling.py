@@ -2,11 +2,47 @@
 
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from optpipe.core import np, torch
 from optpipe.core.card import InputSpec, ModelCard, TensorSpec
 from optpipe.core.errors import BadInputError
+
+MOST_SIGNATURES = 64
+
+
+class CallContract:
+    """Reads the inputs of a build's calls. Types, shapes, and devices that fitted once are not checked again, so that a call costs
+    little more than the session's own."""
+
+    def __init__(self, card: ModelCard) -> None:
+        self._card = card
+        self._fitting: dict[Any, tuple[Any]] = {}
+
+    def read(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+        """The inputs by name, and the device on which all tensors lie; None for arrays.
+
+        Raises BadInputError as `name_inputs`, `require_fitting`, and `find_device`.
+        """
+        given = name_inputs(self._card, inputs, named)
+        signature = None
+        with suppress(AttributeError, TypeError):  # no tensor, which `require_fitting` names
+            signature = tuple(
+                [
+                    (name, type(value), value.dtype, value.shape, getattr(value, "device", None))
+                    for name, value in given.items()
+                ]
+            )
+            if (known := self._fitting.get(signature)) is not None:
+                return given, known[0]
+        require_fitting(self._card, given)
+        device = find_device(given)
+        if signature is not None:
+            if len(self._fitting) >= MOST_SIGNATURES:
+                self._fitting.clear()
+            self._fitting[signature] = (device,)
+        return given, device
 
 
 def name_inputs(card: ModelCard, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

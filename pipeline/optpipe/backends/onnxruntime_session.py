@@ -5,6 +5,7 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -197,11 +198,15 @@ class OnnxRuntimeSession:
             }
         self._session = create_inference_session(graph, device, settings, provider)
         self.inputs, self.outputs = specs_from_session(self._session)
+        self._call: _Call | None = None
+        self._sized_for: dict[str, Any] = {}
+        self._sizes: list[tuple[str, tuple[int, ...], Any]] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._call = None
         del self._session
 
     def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
@@ -219,56 +224,33 @@ class OnnxRuntimeSession:
         A session that was loaded on torch's default stream has a stream that only ONNX Runtime knows, and waits.
         """
         given = {name: each.contiguous() for name, each in inputs.items()}
-        bound = self._session.io_binding()
-        for name, tensor in given.items():
-            dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
-            bound.bind_input(
-                name,
-                "cuda",
-                tensor.device.index or 0,
-                dtype,
-                tuple(tensor.shape),
-                tensor.data_ptr(),
-            )
-        sizes = dict(self._read_sizes(given))
-        outputs = {}
+        device = next(iter(given.values())).device
+        outputs = {
+            name: torch.empty(shape, dtype=dtype, device=device)
+            for name, shape, dtype in self._size_outputs(given)
+        }
+        if self._call is None:
+            self._call = _Call(self._session, self._stream, cuda_graph=self._cuda_graph)
+        self._call.run(given, outputs)
+        return outputs
+
+    def _size_outputs(self, inputs: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], Any]]:
+        """Name, shape, and torch's type of each output; those of the last call, if its inputs had the same shapes."""
+        shapes = {name: each.shape for name, each in inputs.items()}
+        if shapes == self._sized_for:
+            return self._sizes
+        sizes, found = dict(self._read_sizes(inputs)), []
         for spec in self.outputs:
-            shape = tuple(sizes.get(size, size) for size in spec.shape)
-            if not all(isinstance(size, int) for size in shape):
+            known = [sizes.get(size, size) for size in spec.shape]
+            shape = tuple(size for size in known if isinstance(size, int))
+            if len(shape) != len(known):
                 raise BadInputError(
                     f"output '{spec.name}' has a size that depends on the inputs' values ({'x'.join(map(str, spec.shape))})\n"
                     "give arrays or CPU tensors"
                 )
-            outputs[spec.name] = torch.empty(
-                shape, dtype=getattr(torch, spec.dtype), device=next(iter(given.values())).device
-            )
-        for name, tensor in outputs.items():
-            dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
-            bound.bind_output(
-                name,
-                "cuda",
-                tensor.device.index or 0,
-                dtype,
-                tuple(tensor.shape),
-                tensor.data_ptr(),
-            )
-        options = ort.RunOptions()
-        if self._cuda_graph:
-            options.add_run_config_entry("gpu_graph_id", "-1")
-        here = torch.cuda.current_stream()
-        if self._own_stream:  # nothing else orders it after the work that makes the inputs
-            here.synchronize()
-        else:
-            options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-            stream = torch.cuda.ExternalStream(self._stream)
-            stream.wait_stream(here)
-        with translate_runtime_errors():
-            self._session.run_with_iobinding(bound, options)
-        if not self._own_stream:
-            here.wait_stream(stream)
-            for tensor in (*given.values(), *outputs.values()):
-                tensor.record_stream(stream)
-        return outputs
+            found.append((spec.name, shape, getattr(torch, spec.dtype)))
+        self._sized_for, self._sizes = shapes, found
+        return found
 
     def _read_sizes(self, inputs: Mapping[str, Any]) -> Iterator[tuple[int | str, int]]:
         """The size of each named dimension of the inputs."""
@@ -311,6 +293,70 @@ class OnnxRuntimeSession:
         if graph_id is not None:
             options.add_run_config_entry("gpu_graph_id", str(graph_id))
         return OnnxRuntimeBinding(self._session, inputs, outputs, options)
+
+
+class _Call:
+    """What calls of one session on tensors share: its binding, options, stream, and the events that order streams."""
+
+    def __init__(self, session: Any, stream: int, *, cuda_graph: bool) -> None:
+        """`stream` is the handle of the session's stream on a GPU; 0 for a stream that only ONNX Runtime knows, and on the CPU."""
+        self._session = session
+        self._bound = session.io_binding()
+        self._options = ort.RunOptions()
+        if cuda_graph:
+            self._options.add_run_config_entry("gpu_graph_id", "-1")
+        self._handle = stream
+        if stream:
+            self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+            self._stream = torch.cuda.ExternalStream(stream)
+            self._given, self._done = torch.cuda.Event(), torch.cuda.Event()
+
+    def run(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+        """Fills `outputs`; contiguous tensors on one device.
+
+        The caller's stream waits for the session's, so memory that the caller frees is used again only after the work is done.
+        """
+        for bind, tensors in ((self._bound.bind_input, inputs), (self._bound.bind_output, outputs)):
+            for name, tensor in tensors.items():
+                place, element = tensor.device, _get_element_type(tensor.dtype)
+                bind(
+                    name,
+                    place.type,
+                    place.index or 0,
+                    element,
+                    tuple(tensor.shape),
+                    tensor.data_ptr(),
+                )
+        on_gpu = place.type == "cuda"
+        here = torch.cuda.current_stream() if on_gpu else None
+        if here is None or here.cuda_stream == self._handle != 0:
+            self._launch()
+        elif not self._handle:  # nothing else orders it after the work that makes the inputs
+            here.synchronize()
+            self._launch()
+        else:
+            self._given.record(here)
+            self._stream.wait_event(self._given)
+            try:
+                self._launch()
+            finally:
+                self._done.record(self._stream)
+                here.wait_event(self._done)
+
+    def _launch(self) -> None:
+        with translate_runtime_errors():
+            self._session.run_with_iobinding(self._bound, self._options)
+
+
+@cache
+def _get_element_type(dtype: Any) -> Any:
+    """The type of a torch tensor as a binding takes it: NumPy's, or ONNX's number for what NumPy lacks."""
+    name = str(dtype).removeprefix("torch.")
+    return _ONNX_BFLOAT16 if name == "bfloat16" else np.dtype(name)
+
+
+_ONNX_BFLOAT16 = 16
+"""TensorProto.DataType in onnx.proto."""
 
 
 REPRODUCE = f"""options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL

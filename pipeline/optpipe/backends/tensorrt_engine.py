@@ -266,6 +266,11 @@ class TensorRTSession:
                 "an engine loads only with the version and on the GPU it was built for; otherwise build it again"
             )
         self._context = self._engine.create_execution_context()
+        self._profile: int | None = None
+        """The profile that was selected last."""
+        self._done: Any = None
+        """The event after the last call on tensors, on the stream with the handle `_last_stream`."""
+        self._last_stream = 0
         names = [
             self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)
         ]
@@ -306,12 +311,20 @@ class TensorRTSession:
         )
 
     def run_on(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Calls on several streams are ordered by an event, since they share the context's memory."""
+        here = torch.cuda.current_stream()
+        if self._done is None:
+            self._done = torch.cuda.Event()
+        elif here.cuda_stream != self._last_stream:
+            here.wait_event(self._done)
         binding = self._bind_tensors({name: each.contiguous() for name, each in inputs.items()})
         binding.launch()
+        self._done.record(here)
+        self._last_stream = here.cuda_stream
         for (
             each
         ) in binding.inputs.values():  # the allocator must not reuse them before the work is done
-            each.record_stream(torch.cuda.current_stream())
+            each.record_stream(here)
         return binding.outputs
 
     def _bind_tensors(self, on_device: "dict[str, torch.Tensor]") -> "_EngineBinding":
@@ -351,12 +364,15 @@ class TensorRTSession:
             raise BadInputError(
                 f"shapes {dict(shapes)} are outside all {count} of the engine's optimization profiles"
             )
+        if chosen == self._profile:
+            return
         stream = torch.cuda.current_stream()
         if not self._context.set_optimization_profile_async(chosen, stream.cuda_stream):
             raise StageError(
                 f"optimization profile {chosen} cannot be selected; see the CUDA error above"
             )
         stream.synchronize()
+        self._profile = chosen
 
 
 def choose_profile(

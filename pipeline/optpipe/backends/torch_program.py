@@ -672,11 +672,14 @@ class TorchSession:
         return binding
 
     def run_on(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        names = tuple(each.name for each in self.outputs)
-        ordered = {each.name: inputs[each.name] for each in self.inputs}
-        binding = _TorchBinding(self._call, ordered, names, self.device)
-        binding.launch()
-        return binding.tensors
+        """Compiled code reads inputs in the layout of its example, so others are made contiguous.
+
+        The outputs are ordinary tensors, which may be changed in place; those of inference mode may not.
+        """
+        ordered = [inputs[each.name].contiguous() for each in self.inputs]
+        with torch.no_grad():
+            outputs = call_program(self._call, ordered)
+        return {spec.name: value for spec, value in zip(self.outputs, outputs, strict=True)}
 
     def _bind_buffers(self, inputs: Mapping[str, "np.ndarray"]) -> "_TorchBinding":
         tensors = {
@@ -686,6 +689,22 @@ class TorchSession:
         return _TorchBinding(
             self._call, tensors, tuple(each.name for each in self.outputs), self.device
         )
+
+
+def call_program(call: Callable[..., Any], inputs: Iterable[Any]) -> Sequence[Any]:
+    """The program's outputs.
+
+    Raises `StageError` with torch's reason, for example if the export specialized on a size that these inputs do not have.
+    """
+    try:
+        outputs = call(*inputs)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise StageError(
+            f"torch could not run the program: {first_line(error)}\ntry another backend, such as onnxruntime"
+        ) from error
+    return outputs if isinstance(outputs, tuple | list) else (outputs,)
 
 
 class _TorchBinding:
@@ -712,21 +731,10 @@ class _TorchBinding:
         )
 
     def launch(self) -> None:
-        """Calls the program, which allocates new outputs each time.
-
-        Raises `StageError` with torch's reason, for example if the export specialized on a size that these inputs do not have.
-        """
-        try:
-            with torch.inference_mode():
-                outputs = self._call(*self._inputs.values())
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            raise StageError(
-                f"torch could not run the program: {first_line(error)}\ntry another backend, such as onnxruntime"
-            ) from error
-        flat = outputs if isinstance(outputs, tuple | list) else (outputs,)
-        self.tensors = dict(zip(self._names, flat, strict=True))
+        """Calls the program, which allocates new outputs each time; raises as `call_program`."""
+        with torch.inference_mode():
+            outputs = call_program(self._call, self._inputs.values())
+        self.tensors = dict(zip(self._names, outputs, strict=True))
 
 
 WARM_UP_LAUNCHES = 3

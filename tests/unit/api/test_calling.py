@@ -1,0 +1,132 @@
+"""Calls on tensors where they lie: what fitted once is not checked again, and everything else still is."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from optpipe.api.calling import CallContract
+from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+from optpipe.backends.torch_program import TorchSession
+from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
+from optpipe.core.entries import ArtifactInfo
+from optpipe.core.errors import BadInputError
+
+INPUT = InputSpec("x", "float32", (1, 3), (2, 3), (4, 3))
+
+
+@pytest.fixture
+def contract() -> CallContract:
+    return CallContract(ModelCard("net", "torch:net", Task.OTHER, (INPUT,)))
+
+
+def test_inputs_that_fit_pass_again(contract) -> None:
+    for value in (torch.zeros(2, 3), torch.ones(2, 3), np.zeros((2, 3), np.float32)):
+        given, device = contract.read((value,), {})
+        assert given["x"] is value
+        assert device == (value.device if torch.is_tensor(value) else None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        torch.zeros(2, 3, dtype=torch.float64),
+        torch.zeros(5, 3),
+        torch.zeros(2, 4),
+        np.zeros((2, 3)),
+        "text",
+        [[0.0, 0.0, 0.0]],
+        None,
+    ],
+)
+def test_others_are_refused_after_inputs_that_fitted(contract, wrong) -> None:
+    contract.read((torch.zeros(2, 3),), {})
+    for _ in range(2):
+        with pytest.raises(BadInputError):
+            contract.read((wrong,), {})
+
+
+def test_inputs_in_different_places_are_refused_each_time() -> None:
+    two = (INPUT, InputSpec("y", "float32", (1, 3), (2, 3), (4, 3)))
+    contract = CallContract(ModelCard("net", "torch:net", Task.OTHER, two))
+    contract.read((torch.zeros(2, 3), torch.zeros(2, 3)), {})
+    for other in (torch.zeros(2, 3, device="meta"), np.zeros((2, 3), np.float32)):
+        with pytest.raises(BadInputError, match="different places"):
+            contract.read((torch.zeros(2, 3), other), {})
+    with pytest.raises(BadInputError, match="batch sizes"):
+        contract.read((torch.zeros(2, 3), torch.zeros(1, 3)), {})
+
+
+def test_many_shapes_do_not_fill_the_memory() -> None:
+    wide = InputSpec("x", "float32", (1, 3), (2, 3), (999, 3))
+    contract = CallContract(ModelCard("net", "torch:net", Task.OTHER, (wide,)))
+    for size in range(1, 300):
+        contract.read((torch.zeros(size, 3),), {})
+    assert len(contract._fitting) <= 64
+
+
+@pytest.fixture
+def session():
+    shape = ["batch", 3]
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "x"], ["y"]), helper.make_node("Neg", ["x"], ["z"])],
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "yz"],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    onnx.checker.check_model(model)
+    with OnnxRuntimeSession(model.SerializeToString(), "cpu", {}) as opened:
+        yield opened
+
+
+def test_onnx_runtime_takes_tensors_of_any_layout_and_changing_shapes(session) -> None:
+    kept = []
+    for value in (
+        torch.randn(2, 3),
+        torch.randn(3, 4).T,
+        torch.randn(2, 6)[:, ::2],
+        torch.randn(2, 3),
+    ):
+        outputs = session.run_on({"x": value})
+        kept.append((value, outputs))
+    for value, outputs in kept:  # no later call wrote into the outputs of an earlier one
+        assert torch.equal(outputs["y"], value * 2)
+        assert torch.equal(outputs["z"], -value)
+
+
+def test_compiled_code_gets_contiguous_tensors_and_gives_ordinary_ones() -> None:
+    strides = []
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        strides.append(x.is_contiguous())
+        return x * 2
+
+    tensor = TensorSpec("x", "float32", ("batch", 3))
+    info = _record_build(tensor, TensorSpec("y", "float32", ("batch", 3)))
+    with TorchSession(program, info, {}) as opened:
+        output = opened.run_on({"x": torch.ones(3, 4).T})["y"]
+    assert strides == [True]
+    output += 1  # refused for a tensor of inference mode
+    assert torch.equal(output, torch.full((4, 3), 3.0))
+
+
+def _record_build(given: TensorSpec, made: TensorSpec) -> ArtifactInfo:
+    from dataclasses import MISSING, fields
+
+    from optpipe.core.precision import Precision
+
+    known: dict[str, Any] = {
+        "device": "cpu",
+        "precision": Precision.FP32,
+        "details": {"inputs": [given.to_dict()], "outputs": [made.to_dict()]},
+    }
+    required = [
+        each.name
+        for each in fields(ArtifactInfo)
+        if each.default is MISSING and each.default_factory is MISSING
+    ]
+    return ArtifactInfo(**{**dict.fromkeys(required, ""), **known})

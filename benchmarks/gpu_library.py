@@ -201,7 +201,8 @@ def run_notebook(values: dict[str, Any], folder: Path) -> str:
         return f"not run: {error}"
     import optpipe
 
-    os.environ["PYTHONPATH"] = str(Path(optpipe.__file__).resolve().parents[1])
+    places = (str(Path(optpipe.__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", ""))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
     head = "\n".join(f"{name} = {value!r}" for name, value in values.items())
     cells = [nbformat.v4.new_code_cell(each.strip()) for each in (head, *LINES)]
     notebook = nbformat.v4.new_notebook(cells=cells)
@@ -295,7 +296,7 @@ def bind_session(build: Any, images: Any) -> Callable[[], Any]:
         arrays = {session.inputs[0].name: images.numpy()}
         return lambda: session._session.run(None, arrays)
     outputs = session.run_on({session.inputs[0].name: images})
-    binding = session.bind_in_place({session.inputs[0].name: images}, outputs, None)
+    binding = session.bind_in_place({session.inputs[0].name: images}, outputs)  # as calls, no graph
     launch: Callable[[], Any] = binding.launch
     return launch
 

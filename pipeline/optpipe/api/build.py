@@ -67,7 +67,9 @@ class Build:
         self._session: Any = None
         self._contract = CallContract(stored.card)
         self._index = 0
-        self._file: Path | None = None
+        self._file = ""
+        """The path of its main file while its session is loaded."""
+        self._takes_tensors = False
         self._lock = threading.Lock()
 
     @property
@@ -163,15 +165,13 @@ class Build:
             raise BadInputError(
                 f'the inputs are on {device}, and this build runs on the CPU\nmove them with .cpu(), or build with device="cuda"'
             )
-        from optpipe.backends.base import RunsOnDevice
-
         with self._lock:
             session = self._open()
             if device.index not in (None, self._index):
                 raise BadInputError(
                     f"the inputs are on {device}, and this build's session on cuda:{self._index}\nmove them there with .to()"
                 )
-            if not isinstance(session, RunsOnDevice):
+            if not self._takes_tensors:
                 raise BadInputError(
                     f"{self.backend} does not take tensors on a GPU\ngive arrays, or tensors on the CPU"
                 )
@@ -186,6 +186,7 @@ class Build:
     def _open(self) -> Any:
         """The session; the caller holds the lock."""
         if self._session is None:
+            from optpipe.backends.base import RunsOnDevice
             from optpipe.backends.registry import BACKENDS
 
             backend, entry = BACKENDS[self.backend], self._stored.entry
@@ -194,8 +195,9 @@ class Build:
             folder = self.workspace.store.verify_entry(entry).path
             with keep_caller_state(), self._use_stream():
                 self._session = backend.load(folder, self.info, {})
-            self._file = self.path
-        elif self._file is None or not self._file.exists():
+            self._takes_tensors = isinstance(self._session, RunsOnDevice)
+            self._file = str(self.path)
+        elif not os.path.exists(self._file):  # noqa: PTH110 - a Path costs more than some calls
             self._unload()
             raise StageError(
                 f"{self.label} ({self.id}) was removed from {self.workspace.path}\nbuild it again: Model.build finds or makes it"

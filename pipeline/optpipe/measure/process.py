@@ -8,6 +8,7 @@ layout is part of what a fresh process is measured for.
 import os
 import select
 import subprocess
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -176,10 +177,9 @@ class _Gpu:
             "gpu_utilization": None if load is None else int(load.gpu),
             "gpu_used_bytes": None if memory is None else int(memory.used),
             "gpu_worker_bytes": mine[0].usedGpuMemory if mine else None,
-            # in a container NVML shows ids of the host, so one process counts as the worker's own
             "gpu_other_processes": None
             if processes is None
-            else len(processes) - min(1, len(processes)),
+            else count_other_processes([process.pid for process in processes], pid),
             "gpu_throttle_reasons": self._read(
                 nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle
             ),
@@ -190,6 +190,23 @@ class _Gpu:
             return call(*arguments)
         except self._nvml.NVMLError:
             return None
+
+
+def count_other_processes(listed: Sequence[int], worker: int) -> int:
+    """How many of the processes with a context on the GPU are neither the worker nor this one, which waits for it.
+
+    A program that calls the library mostly has a context: a module in memory, or builds that it called. In a container NVML shows
+    the ids of the host, so that the worker counts as one of them, and this process as another if it uses CUDA.
+    """
+    if own := {worker, os.getpid()}.intersection(listed):
+        return len(listed) - len(own)
+    return max(0, len(listed) - 1 - has_cuda_context())
+
+
+def has_cuda_context() -> bool:
+    """Whether torch has a context on a GPU in this process."""
+    module = sys.modules.get("torch")
+    return module is not None and module.cuda.is_initialized()
 
 
 MAX_STANDING_BY = 12

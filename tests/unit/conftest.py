@@ -1,6 +1,7 @@
 """A workspace with a built, verified and measured model whose samples are drawn, not timed: statistics without a clock."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache, partial
@@ -429,13 +430,19 @@ class Clock(datetime):
         return int(seconds * 1e9)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _drawn_dates():
-    """Begin some days ago, so that no date is in the future."""
+@contextmanager
+def use_drawn_dates():
+    """Dates of what is drawn, from some days ago, so that none is in the future."""
     Clock.ahead = timedelta(days=-5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("optpipe.workspace.entry.datetime", Clock)
         patch.setattr("optpipe.workspace.runs.datetime", Clock)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _drawn_dates():
+    with use_drawn_dates():
         yield
 
 

@@ -108,7 +108,9 @@ def require_existing(path: Path | None, argument: str) -> None:
 def require_file(path: str | Path, way_out: str = "") -> Path:
     """The path. Raises BadInputError, with `way_out` at its end, if there is no such file."""
     if not Path(path).is_file():
-        raise BadInputError(f"{path}: no such file{way_out}")
+        special = Path(path).exists() and not Path(path).is_dir()
+        problem = "is a pipe, a socket, or a device" if special else "no such file"
+        raise BadInputError(f"{path}: {problem}{way_out}")
     return Path(path)
 
 

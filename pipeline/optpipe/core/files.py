@@ -96,7 +96,10 @@ def _open_inside(root: Path, name: str) -> Iterator[BufferedReader]:
 
 
 MAX_DOCUMENT_BYTES = 2**26
-"""The size limit of a document, such as a card, a list of files, or JSON."""
+"""The size limit of a document, such as a card, a policy, or JSON."""
+
+MAX_LIST_BYTES = 2**29
+"""The size limit of a file that lists samples: texts, annotations, a manifest, or groups."""
 
 
 @contextmanager
@@ -131,12 +134,19 @@ def read_user_text(path: Path, most_bytes: int = MAX_DOCUMENT_BYTES, errors: str
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def require_regular_file(path: Path, most_bytes: int | None = None) -> None:
+    """Checks a file that a library will open by its name. Raises as `open_user_file` does."""
+    with open_user_file(path, most_bytes):
+        pass
+
+
 def get_memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
+    """SHA-256 in hexadecimal. Raises as `open_user_file` does."""
+    with open_user_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

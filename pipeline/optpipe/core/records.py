@@ -16,7 +16,7 @@ import msgspec
 
 from optpipe.core import pl
 from optpipe.core.errors import BadInputError, StageError
-from optpipe.core.files import Files
+from optpipe.core.files import MAX_LIST_BYTES, Files, read_user_bytes
 
 T = TypeVar("T")
 Key = TypeVar("Key")
@@ -48,7 +48,7 @@ def record_from_plain(value: object, kind: type[T], where: object) -> T:
 
 def read_record(path: Path, kind: type[T]) -> T:
     try:
-        content = path.read_bytes()
+        content = read_user_bytes(path, MAX_LIST_BYTES)
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror}") from error
     return record_from_json(content, kind, path)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.errors import BadInputError, MissingError, first_line, read_as_user_file
-from optpipe.core.files import hash_value
+from optpipe.core.files import MAX_DOCUMENT_BYTES, hash_value, require_regular_file
 from optpipe.deploy.check import check_deployment
 from optpipe.deploy.signed_build import find_signed_entry
 from optpipe.models.artifacts.lookup import list_engine_files
@@ -130,8 +130,10 @@ def _read_signed(folder: Path, key: Path) -> Iterator[str | Mapping[str, str]]:
 
 def _read_key(path: Path, what: str) -> Any:
     way_out = f"create a pair with: {NEW_KEY}"
-    if not path.is_file():
+    if not path.exists():
         raise BadInputError(f"{path}: no such file; expected {what}\n{way_out}")
+    with read_as_user_file(path, what, way_out):
+        require_regular_file(path, MAX_DOCUMENT_BYTES)
     return read_as_user_file(path, what, way_out)
 
 

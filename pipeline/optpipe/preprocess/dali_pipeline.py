@@ -22,6 +22,7 @@ from optpipe.core import LazyModule
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import MissingError, StageError, is_out_of_memory
 from optpipe.core.events import Listener
+from optpipe.core.files import open_user_file
 from optpipe.core.process import JobFailure, run_jobs
 from optpipe.core.records import plain_from_record
 from optpipe.core.transform import Decode, Transform
@@ -203,7 +204,7 @@ def decode_mixed(encoded: Node, step: Decode, plan: DaliPlan) -> GraphImage:
 def is_edge_case(path: Path, decode: str) -> bool:
     """Whether decoding on `cpu` or `mixed` needs the branch for edge cases, by the file's first and last bytes."""
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_user_file(path) as file:
         head = file.read(28)
         file.seek(max(0, size - 2))
         tail = file.read(2)

@@ -19,6 +19,7 @@ from PIL import Image
 
 from optpipe.core.errors import BadInputError, StageError, is_out_of_memory
 from optpipe.core.events import Listener
+from optpipe.core.files import read_user_bytes
 from optpipe.core.transform import (
     CenterCrop,
     Decode,
@@ -30,7 +31,13 @@ from optpipe.core.transform import (
 )
 from optpipe.core.verdict import Verdict
 from optpipe.models.inputs.image_set import ImageSet
-from optpipe.models.inputs.images import apply_step, decode_image, iterate_steps
+from optpipe.models.inputs.images import (
+    MAX_IMAGE_BYTES,
+    apply_step,
+    decode_image,
+    iterate_steps,
+    open_image,
+)
 from optpipe.models.sources.python_file import UserCode, describe_user_error
 from optpipe.preprocess.dali_pipeline import (
     INPUT,
@@ -98,7 +105,8 @@ def compare_images(
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, len(files), plan.batch_size):
             batch = [
-                (name, path.read_bytes()) for name, path in files[start : start + plan.batch_size]
+                (name, read_user_bytes(path, MAX_IMAGE_BYTES))
+                for name, path in files[start : start + plan.batch_size]
             ]
             pipeline = pipeline or make_steps_pipeline(transform, plan)
             try:
@@ -339,7 +347,7 @@ class TrainingTransform:
     def apply(self, path: Path) -> np.ndarray:
         """(height, width, channels) in float32, from an RGB image as torchvision's folder datasets load it."""
         calls, errors, found = 2 if self.given else FIRST_CALLS, list[str](), list[Any]()
-        with Image.open(path) as opened, self._code.running():
+        with open_image(path) as opened, self._code.running():
             for given in [self.given] if self.given else _GIVEN:
                 try:
                     found = [_GIVEN[given](self._call, opened.convert("RGB")) for _ in range(calls)]

@@ -18,12 +18,13 @@ import polars as pl
 from optpipe.core import torch
 from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
+from optpipe.core.files import read_user_bytes
 from optpipe.core.process import serve_jobs
 from optpipe.core.transform import Transform
 from optpipe.measure.process import read_busy_ticks, read_process_ticks
 from optpipe.measure.trials import time_calls
 from optpipe.measure.validity import LIMITS
-from optpipe.models.inputs.images import preprocess_file
+from optpipe.models.inputs.images import MAX_IMAGE_BYTES, preprocess_file
 from optpipe.preprocess.dali_pipeline import DaliPlan, make_reading_pipeline, run_dali_jobs
 from optpipe.stats.means import compute_ratio_of_sums_interval
 from optpipe.stats.ratio import SMALLEST_ROUNDS, alternate, ratio_from_rounds
@@ -200,7 +201,7 @@ LIMIT_S = 120.0
 def warm_page_cache(paths: Sequence[Path]) -> None:
     """Reads every file once, so that the disk is not measured."""
     for path in paths:
-        path.read_bytes()
+        read_user_bytes(path, MAX_IMAGE_BYTES)
 
 
 def make_job(

@@ -22,7 +22,7 @@ from optpipe.backends.onnxruntime_session import create_inference_session, trans
 from optpipe.core import LazyModule, onnx, torch
 from optpipe.core.entries import SampleSetSummary
 from optpipe.core.errors import BadInputError, StageError, escape
-from optpipe.core.files import hash_text
+from optpipe.core.files import hash_text, open_user_file
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
 
@@ -98,7 +98,7 @@ def read_table(path: Path) -> CalibrationTable:
 def is_table(path: Path) -> bool:
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_user_file(path) as file:
         return FORMAT.partition("/")[0].encode() in file.read(200)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
+from optpipe.core.files import open_user_file
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -31,5 +33,5 @@ def read_arrays(path: Path) -> "dict[str, NDArray[Any]]":
     """All arrays of `path` by name. Raises ValueError for arrays of objects, and what `numpy.load` raises for a damaged file."""
     import numpy as np
 
-    with np.load(path, allow_pickle=False) as stored:
+    with open_user_file(path) as file, np.load(file, allow_pickle=False) as stored:
         return {name.removesuffix(".npy"): stored[name] for name in stored.zip.namelist()}

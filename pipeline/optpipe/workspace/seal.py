@@ -21,8 +21,8 @@ from datetime import datetime
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from optpipe.core.errors import BadInputError, MissingError, StageError, escape
-from optpipe.core.files import Files, hash_value
+from optpipe.core.errors import BadInputError, MissingError, StageError, escape, read_as_user_file
+from optpipe.core.files import MAX_DOCUMENT_BYTES, Files, hash_value, require_regular_file
 from optpipe.core.parquet import (
     MAX_UNCOMPRESSED_BYTES,
     MAX_VALUES,
@@ -120,7 +120,10 @@ def find_seal_problems(files: Files) -> list[str]:
 
 def require_key(key: Path) -> None:
     """Raises BadInputError without a key file, MissingError without ssh-keygen."""
-    if not key.is_file():
+    if key.exists():
+        with read_as_user_file(key, "an SSH key"):
+            require_regular_file(key, MAX_DOCUMENT_BYTES)
+    else:
         raise BadInputError(f"no key at {key}; create one with: ssh-keygen -t ed25519 -f {key}")
     _find_ssh_keygen()
 
@@ -195,10 +198,13 @@ def check_signature(
     armored = files.read(signature)
     if _canonicalize_signature(armored) != armored:
         return f"{signature}: not in the format that ssh-keygen writes", ""
-    if allowed_signers is not None and not allowed_signers.is_file():
-        raise BadInputError(
-            f"allowed-signers file {allowed_signers} does not exist; see the ssh-keygen manual page for its format"
-        )
+    if allowed_signers is not None:
+        if not allowed_signers.exists():
+            raise BadInputError(
+                f"allowed-signers file {allowed_signers} does not exist; see the ssh-keygen manual page for its format"
+            )
+        with read_as_user_file(allowed_signers, "allowed signers"):
+            require_regular_file(allowed_signers, MAX_DOCUMENT_BYTES)
     with NamedTemporaryFile() as copy:  # of the bytes that were read, which cannot change meanwhile
         copy.write(armored)
         copy.flush()

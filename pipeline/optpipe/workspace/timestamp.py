@@ -22,7 +22,7 @@ from optpipe.core.errors import (
     first_line,
     read_as_user_file,
 )
-from optpipe.core.files import Files
+from optpipe.core.files import Files, read_user_bytes, require_regular_file
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import format_extra
 from optpipe.workspace.seal import SUMS, TIMESTAMP
@@ -191,9 +191,11 @@ def _read_roots(path: Path) -> list[Any]:
     from cryptography.x509 import load_pem_x509_certificates
 
     with read_as_user_file(path, "trusted certificates in PEM"):
-        if not path.is_file():
+        if path.exists():
+            require_regular_file(path)
+        else:
             raise BadInputError(f"{path}: no such file; expected trusted certificates in PEM")
-        return [*load_pem_x509_certificates(path.read_bytes())]
+        return [*load_pem_x509_certificates(read_user_bytes(path))]
 
 
 def _import_client() -> Any:

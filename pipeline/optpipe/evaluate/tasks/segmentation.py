@@ -21,6 +21,7 @@ from optpipe.models.inputs.image_set import (
     read_mask,
     require_masks,
 )
+from optpipe.models.inputs.images import open_image
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 
@@ -141,4 +142,5 @@ def encode_mask(mask: NDArray[np.uint8]) -> bytes:
 
 
 def _decode_mask(data: bytes) -> NDArray[np.uint8]:
-    return np.asarray(Image.open(io.BytesIO(data)), np.uint8)
+    with open_image(data) as opened:
+        return np.asarray(opened, np.uint8)

@@ -15,14 +15,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.events import UNWATCHED, ProgressStep
-from optpipe.core.files import hash_file
+from optpipe.core.files import (
+    MAX_LIST_BYTES,
+    hash_file,
+    read_user_bytes,
+    read_user_text,
+    require_regular_file,
+)
 from optpipe.core.records import group_pairs
 from optpipe.core.transform import Transform
-from optpipe.models.inputs.images import find_read_error
+from optpipe.models.inputs.images import find_read_error, open_image
 from optpipe.models.inputs.sample_set import (
     GROUPS_FILE,
     MAX_UNREADABLE_SHARE,
@@ -50,6 +55,8 @@ def find_images(folder: Path) -> tuple[Path, ...]:
     An annotated folder has its images in `images/`. Raises BadInputError without such a folder, or without images.
     """
     if not folder.is_dir():
+        if folder.exists():
+            require_regular_file(folder)
         problem = "is a file; give its folder" if folder.exists() else "no such file or folder"
         raise BadInputError(f"{folder}: {problem}")
     files = walk_files(folder / IMAGES if is_annotated(folder) else folder)
@@ -202,7 +209,7 @@ class NothingJudgedError(BadInputError):
 
 def read_image_size(path: Path, transform: Transform) -> tuple[int, int]:
     """(height, width) of an image as `transform` decodes it; reads only the file's head."""
-    with Image.open(path) as opened:
+    with open_image(path) as opened:
         width, height = opened.size  # Pillow always rotates TIFF files upright
         turned = (
             transform.decode.exif
@@ -224,7 +231,7 @@ def find_mask(samples: ImageSet, path: str) -> Path | None:
 def read_mask(path: Path) -> NDArray[np.uint8]:
     """Class indices (height, width). Raises BadInputError for a file that is not a mask."""
     try:
-        with Image.open(path) as opened:
+        with open_image(path) as opened:
             if opened.mode not in ("L", "P", "1"):
                 problem = f"{path}: a mask must be 8-bit gray or palette PNG with class indices"
                 raise BadInputError(f"{problem}; its mode is {opened.mode}")
@@ -318,17 +325,22 @@ def _require_valid(one: Box, image: str, width: int, height: int, classes: int |
 
 
 def is_coco(path: Path) -> bool:
-    try:
-        return path.suffix == ".json" and {"images", "annotations", "categories"} <= set(
-            json.loads(path.read_bytes())
-        )
-    except (OSError, ValueError, TypeError):
+    """Whether `path` is a COCO file. Raises BadInputError for a special file, and for more than MAX_LIST_BYTES."""
+    if path.suffix != ".json":
         return False
+    try:
+        return {"images", "annotations", "categories"} <= set(_read_json(path))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(read_user_bytes(path, MAX_LIST_BYTES))
 
 
 def list_coco_images(path: Path) -> tuple[Path, list[str]]:
     """Folder and names of a COCO file's images: in its folder, in `images/` there, or in `../NAME/` for `instances_NAME.json`."""
-    document, name = json.loads(path.read_bytes()), path.stem.rpartition("_")[2]
+    document, name = _read_json(path), path.stem.rpartition("_")[2]
     places = (
         path.parent / IMAGES,
         path.parent,
@@ -373,7 +385,7 @@ def _read_coco(
     classes: int | None,
 ) -> list[list[Box]]:
     with read_as_user_file(path, "COCO annotations"):
-        document = json.loads(path.read_bytes())
+        document = _read_json(path)
         names = {int(each["id"]): str(each["name"]) for each in document["categories"]}
         ids = {Path(each["file_name"]).name: int(each["id"]) for each in document["images"]}
         by_image = group_pairs((int(each["image_id"]), each) for each in document["annotations"])
@@ -436,9 +448,7 @@ def _read_yolo(path: Path, size: tuple[int, int]) -> list[Box]:
         return []
     boxes: list[Box] = []
     height, width = size
-    for number, line in enumerate(
-        path.read_text(encoding="utf-8", errors="replace").splitlines(), 1
-    ):
+    for number, line in enumerate(read_user_text(path, errors="replace").splitlines(), 1):
         parts = line.split()
         if not parts:
             continue

@@ -4,13 +4,16 @@ import io
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from optpipe.core.errors import BadInputError
+from optpipe.core.files import open_user_file
 from optpipe.core.transform import (
     CenterCrop,
     Decode,
@@ -112,18 +115,52 @@ def _center_crop(step: CenterCrop, value: NDArray[np.generic]) -> NDArray[np.gen
     return result
 
 
-warnings.filterwarnings(
-    "ignore", category=Image.DecompressionBombWarning
-)  # an error above twice that size
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "GIF")
+"""What is decoded, whatever a file is called. Others are not tried: Pillow runs Ghostscript for EPS."""
+MAX_IMAGE_BYTES = 2**30
+MAX_PIXELS = 2**27
+"""The limits of an image file and of the pixels that it declares. Pillow takes 4 bytes for one."""
+LARGE_PIXELS = 2**24
+_LARGE = Lock()
+"""Images of more than LARGE_PIXELS are decoded one after the other, so that threads do not multiply their memory."""
+
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # `open_image` decides
 _REASONS = (
     UnidentifiedImageError,
-    Image.DecompressionBombError,
+    BadInputError,
     OSError,
     SyntaxError,
     ValueError,
     EOFError,
 )
-"""Pillow's errors for a file that is damaged, empty, too large, or not an image."""
+"""Errors for a file that is damaged, empty, too large, special, or not an image."""
+
+
+@contextmanager
+def open_image(source: Path | bytes) -> Iterator[Image.Image]:
+    """Opens an image, of which Pillow has read only the head.
+
+    Raises BadInputError for a special file, and for more than MAX_IMAGE_BYTES or MAX_PIXELS; what Pillow raises for others.
+    """
+    with ExitStack() as stack:
+        file = (
+            io.BytesIO(source)
+            if isinstance(source, bytes)
+            else stack.enter_context(open_user_file(source, MAX_IMAGE_BYTES))
+        )
+        name = source if isinstance(source, Path) else "an image"
+        try:
+            opened = stack.enter_context(Image.open(file, formats=FORMATS))
+        except Image.DecompressionBombError as error:
+            raise BadInputError(
+                f"{name} declares too many pixels; at most {MAX_PIXELS:,}"
+            ) from error
+        width, height = opened.size
+        if width * height > MAX_PIXELS:
+            raise BadInputError(
+                f"{name} declares too many pixels, {width:,}×{height:,}; at most {MAX_PIXELS:,}"
+            )
+        yield opened
 
 
 def decode_image(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
@@ -133,6 +170,8 @@ def decode_image(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
     """
     try:
         return _decode_pixels(source, step)
+    except BadInputError:
+        raise
     except _REASONS as error:
         name = source if isinstance(source, Path) else f"{len(source)} bytes"
         raise BadInputError(f"{name}: cannot be decoded: {_format_reason(error)}") from None
@@ -163,8 +202,10 @@ def preprocess_batches(
 
 
 def _decode_pixels(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
-    with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as opened:
-        rgb = (ImageOps.exif_transpose(opened) if step.exif else opened).convert("RGB")
+    with open_image(source) as opened:
+        large = opened.width * opened.height > LARGE_PIXELS
+        with _LARGE if large else nullcontext():
+            rgb = (ImageOps.exif_transpose(opened) if step.exif else opened).convert("RGB")
     if step.channels == "L":
         return np.asarray(rgb.convert("L"))[:, :, np.newaxis]
     pixels = np.asarray(rgb)
@@ -172,7 +213,7 @@ def _decode_pixels(source: Path | bytes, step: Decode) -> NDArray[np.uint8]:
 
 
 def find_read_error(path: Path) -> str | None:
-    """Pillow's reason for refusing a file, on one line; None if it decodes."""
+    """The reason for refusing a file, on one line; None if it decodes."""
     try:
         _decode_pixels(path, Decode())
     except _REASONS as error:
@@ -182,5 +223,5 @@ def find_read_error(path: Path) -> str | None:
 
 def _format_reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "not an image format that Pillow supports"
+        return "not an image format that optpipe reads"
     return (str(error).splitlines() or [type(error).__name__])[0]

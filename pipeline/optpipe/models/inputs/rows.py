@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from optpipe.core.card import InputSpec, ModelCard, TensorSpec
 from optpipe.core.errors import BadInputError, read_as_user_file
-from optpipe.core.files import get_memory_bytes, hash_arrays
+from optpipe.core.files import get_memory_bytes, hash_arrays, open_user_file
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import group_pairs
 from optpipe.core.wording import Argument
@@ -235,7 +235,7 @@ def read_shapes(source: Path) -> dict[str, tuple[int, ...]]:
 
 def _require_room(source: Path) -> None:
     """Raises BadInputError for a .npz that declares more than the memory or its file holds, before unpacking it."""
-    with zipfile.ZipFile(source) as packed:
+    with open_user_file(source) as opened, zipfile.ZipFile(opened) as packed:
         size = sum(each.file_size for each in packed.infolist())
         if size > get_memory_bytes() // 2:
             raise BadInputError(

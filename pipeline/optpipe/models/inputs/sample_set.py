@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from optpipe.core.errors import BadInputError, escape
-from optpipe.core.files import hash_text
+from optpipe.core.files import MAX_LIST_BYTES, hash_text, read_user_text
 from optpipe.core.records import group_pairs
 
 MAX_UNREADABLE_SHARE = 0.05
@@ -50,7 +50,9 @@ def read_groups_file(folder: Path, paths: Sequence[str]) -> list[str | None]:
     if not file.is_file():
         return [None] * len(paths)
     try:
-        rows = list(csv.reader(file.read_text(encoding="utf-8-sig").splitlines()))
+        rows = list(
+            csv.reader(read_user_text(file, MAX_LIST_BYTES).removeprefix("\ufeff").splitlines())
+        )
     except (OSError, ValueError, csv.Error) as error:
         raise BadInputError(f"{file} cannot be read: {error}") from error
     if bad := [
@@ -127,7 +129,7 @@ class SampleSet:
     def from_manifest(cls, path: Path) -> Self:
         """Raises BadInputError if the manifest is not a set of this kind, or its own hash does not match."""
         try:
-            value: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            value: Mapping[str, Any] = json.loads(read_user_text(path, MAX_LIST_BYTES))
             found = cls(
                 name=str(value["name"]),
                 root=path.parent / value["root"],
@@ -139,7 +141,14 @@ class SampleSet:
                 labels=tuple(value.get("labels", ())),
                 truncate=value.get("truncate") is True,
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             what = cls.format.partition(".")[2].partition("/")[0]
             others = (
                 "a folder of images, a COCO file, or a manifest"

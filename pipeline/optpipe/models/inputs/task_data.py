@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError, MissingError, read_as_user_file
 from optpipe.core.events import Listener
-from optpipe.core.files import hash_file, hash_value
+from optpipe.core.files import (
+    MAX_LIST_BYTES,
+    hash_file,
+    hash_value,
+    read_user_bytes,
+    require_regular_file,
+)
 from optpipe.core.wording import Argument
 from optpipe.models.inputs.image_set import (
     ANNOTATIONS,
@@ -295,13 +301,15 @@ def hash_data(source: Path) -> str:
     """
     with read_as_user_file(source, "data"):
         base, found = source.parent, list[Path]()
+        if not source.is_dir():
+            require_regular_file(source)
         if source.is_dir():
             base, found = source, list(walk_files(source))
         elif is_coco(source):
             root, names = list_coco_images(source)
             found = [root / name for name in names]
         elif source.suffix.lower() == ".json" and not holds_tensors(source):
-            value = json.loads(source.read_bytes())
+            value = json.loads(read_user_bytes(source, MAX_LIST_BYTES))
             if isinstance(value, dict) and {"root", "files"} <= value.keys():
                 root = source.parent / value["root"]
                 found = [root]  # texts

@@ -15,7 +15,12 @@ import numpy as np
 from optpipe.core import LazyModule
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
-from optpipe.core.files import hash_text
+from optpipe.core.files import (
+    MAX_LIST_BYTES,
+    hash_text,
+    open_user_file,
+    read_user_text,
+)
 from optpipe.models.inputs.sample_set import (
     MAX_UNREADABLE_SHARE,
     SampleSet,
@@ -62,7 +67,7 @@ def text_set_from_path(
     if source.is_dir() or not source.exists():
         what = "is a folder" if source.is_dir() else "no such file"
         raise BadInputError(f"{source}: {what}; a text model needs a JSON Lines file")
-    with source.open("rb") as file:
+    with open_user_file(source, MAX_LIST_BYTES) as file:
         is_manifest = TextSet.format.partition("/")[0].encode() in file.read(200)
     if is_manifest:
         whole = TextSet.from_manifest(source)
@@ -117,7 +122,7 @@ def _parse_lines(source: Path) -> tuple[dict[int, Line], tuple[Unusable, ...]]:
     for number, raw in _read_raw_lines(source):
         try:
             lines[number] = _parse_line(json.loads(raw))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             bad[number] = _format_reason(error)
     for place, name in ((1, "label"), (3, "group")):
         without = [number for number, line in lines.items() if line[place] is None]
@@ -130,7 +135,7 @@ def _parse_lines(source: Path) -> tuple[dict[int, Line], tuple[Unusable, ...]]:
 
 def _read_raw_lines(source: Path) -> Iterator[tuple[int, bytes]]:
     try:
-        with source.open("rb") as file:
+        with open_user_file(source, MAX_LIST_BYTES) as file:
             yield from ((number, raw) for number, raw in enumerate(file, 1) if raw.strip())
     except OSError as error:
         raise BadInputError(f"cannot read {source}: {error.strerror}") from error
@@ -208,7 +213,7 @@ def find_first_tokens(text: str, encoded: Any) -> list[int]:
 
 def tokenize(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[Any]:
     """The `tokenizers.Encoding` of each text, unpadded, cut at `max_length` or the tokenizer's own limit."""
-    loaded = tokenizers.Tokenizer.from_file(str(tokenizer))
+    loaded = tokenizers.Tokenizer.from_str(read_user_text(tokenizer))
     loaded.no_padding()
     own = loaded.truncation or {"max_length": max_length}
     loaded.enable_truncation(**{**own, "max_length": min(own["max_length"], max_length)})
@@ -217,7 +222,7 @@ def tokenize(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[Any
 
 def encode(texts: Sequence[str], tokenizer: Path, max_length: int) -> list[list[int]]:
     """Token identifiers of each text, by a `tokenizer.json` or the function that it names, cut at `max_length`."""
-    content = tokenizer.read_text(encoding="utf-8")
+    content = read_user_text(tokenizer)
     if is_function(content):
         return [ids[:max_length] for ids in encode_by_function(content, texts)]
     return [each.ids for each in tokenize(texts, tokenizer, max_length)]

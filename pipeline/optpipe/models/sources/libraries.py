@@ -21,7 +21,7 @@ from optpipe.core import LazyModule
 from optpipe.core.card import InputSpec, ModelCard, Task, Tokenization
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, MissingError, first_line, read_as_user_file
-from optpipe.core.files import hash_file, hash_text
+from optpipe.core.files import hash_file, hash_text, read_user_text
 from optpipe.core.transform import CenterCrop, Resize, Transform
 from optpipe.core.wording import Call
 from optpipe.models.sources.modules import (
@@ -289,7 +289,7 @@ def _read_pooling(repository: str) -> str:
     if place is None:
         return "mean"
     with read_as_user_file(Path(place), "pooling configuration"):
-        said = json.loads(Path(place).read_text(encoding="utf-8"))
+        said = json.loads(read_user_text(Path(place)))
         modes = [
             name
             for name, value in said.items()

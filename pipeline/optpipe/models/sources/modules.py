@@ -14,7 +14,7 @@ from optpipe.core import torch
 from optpipe.core.card import ModelCard
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, OptpipeError, read_as_user_file
-from optpipe.core.files import hash_arrays
+from optpipe.core.files import get_memory_bytes, hash_arrays, require_regular_file
 from optpipe.core.wording import Argument
 from optpipe.models.sources.nesting import Arrange, FlatOutputs, flatten_outputs
 
@@ -343,6 +343,7 @@ def state_dict_from_file(path: Path) -> Mapping[str, Any]:
     from safetensors.torch import load_file
 
     with read_as_user_file(path, "weights", "it may be truncated or of another format"):
+        require_regular_file(path, get_memory_bytes())
         try:
             if path.suffix == ".safetensors":
                 state: Any = dict(load_file(path))

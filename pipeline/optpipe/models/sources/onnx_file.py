@@ -13,7 +13,7 @@ from optpipe.core import onnx
 from optpipe.core.card import DTYPES, LARGEST_SIZE, InputSpec, ModelCard, Shape, Task
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, StageError, escape, read_as_user_file, require_file
-from optpipe.core.files import get_memory_bytes, hash_file, hash_value
+from optpipe.core.files import get_memory_bytes, hash_file, hash_value, require_regular_file
 from optpipe.core.process import run_python_code
 from optpipe.core.quantity import format_bytes
 from optpipe.core.wording import Argument
@@ -307,6 +307,7 @@ def onnx_from_file(path: Path) -> Any:
     with read_as_user_file(
         path, "ONNX", "it may be truncated, in another format, or missing its external data"
     ):
+        require_regular_file(path)
         model = onnx.load(path)
     with read_as_user_file(path, "ONNX"):
         _require_bounded(model, path)
@@ -528,6 +529,7 @@ def find_external_files(path: Path) -> tuple[Path, ...]:
     with the others, exceeds the size of one ONNX file.
     """
     with read_as_user_file(path, "ONNX", "it may be truncated, or of another format"):
+        require_regular_file(path, get_memory_bytes())
         model = onnx.load(path, load_external_data=False)
         outside = [
             each

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.errors import BadInputError, read_as_user_file, require_file
-from optpipe.core.files import hash_value
+from optpipe.core.files import hash_value, read_user_text
 from optpipe.models.sources.python_file import UserCode, describe_user_error
 
 FUNCTION = "function"
@@ -62,7 +62,7 @@ def read_tokenizer_source(text: str, folder: Path) -> str:
             f'tokenizer = "{text}": expected the path of a tokenizer.json, or file.py:function'
         )
     with read_as_user_file(require_file(str(path)), "a tokenizer"):
-        content = path.read_text(encoding="utf-8")
+        content = read_user_text(path)
         if not isinstance(json.loads(content).get("model"), dict):
             raise ValueError('it has no "model"')
     return content

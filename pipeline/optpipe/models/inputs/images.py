@@ -116,7 +116,7 @@ def _center_crop(step: CenterCrop, value: NDArray[np.generic]) -> NDArray[np.gen
 
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "GIF")
-"""What is decoded, whatever a file is called. Others are not tried: Pillow runs Ghostscript for EPS."""
+"""The formats that are decoded, whatever the name of a file. No other is tried, since Pillow runs Ghostscript for EPS."""
 MAX_IMAGE_BYTES = 2**30
 MAX_PIXELS = 2**27
 """The limits of an image file and of the pixels that it declares. Pillow takes 4 bytes for one."""

@@ -120,7 +120,8 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
         return
     stored = read_evaluation(run)
     frame = read_predictions(run)
-    task, count = _find_task(stored).with_groups(read_groups(frame)), len(set(read_groups(frame)))
+    names = read_groups(frame)
+    task, count = _find_task(stored).with_groups(names), len(set(names))
     truths, source = _read_truths(frame, task), _select_predictions(frame, task, "source")
     if source is None:
         raise BadInputError(f"{run.path / PREDICTIONS}: has no predictions of the source")

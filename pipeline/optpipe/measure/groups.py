@@ -354,9 +354,8 @@ def read_counted(one: RecordedMeasurement, name: str, *, medians: bool) -> float
     value, percent = read_value(one.measurement, name, medians=medians), _pooled_percent(name)
     if value is not None or not medians or not percent or one.latencies is None:
         return value
-    if len(one.latencies) < count_samples_needed(percent):
-        return None
-    return find_order_statistic(np.sort(one.latencies), percent)
+    enough = len(one.latencies) >= count_samples_needed(percent)
+    return read_raw_value(one, name) if enough else None
 
 
 def read_raw_value(one: RecordedMeasurement, name: str) -> float | None:

@@ -330,24 +330,6 @@ class SampledFigure:
         return compute_t_tail(2 * gap / (error + root), self.freedom)
 
 
-def figure_from_samples(
-    value: float,
-    parts: NDArray[np.float64],
-    samples: int,
-    limits: tuple[float, float],
-    effect: float = 1.0,
-) -> SampledFigure:
-    """The figure `value` of `samples` with the contributions `parts` (samples,) of samples or groups of them.
-
-    A lost sample changes the sum by `effect`. Too few parts, or parts that are not finite, give an interval that spans `limits`.
-    """
-    if len(parts) < FEWEST_SAMPLES or not np.isfinite(parts).all():
-        return SampledFigure(value, samples, FEWEST_SAMPLES, inf, 0.0, effect, limits)
-    apart = parts - parts.mean()
-    squares, cubes = float(np.sum(apart**2)), float(np.sum(apart**3))
-    return SampledFigure(value, samples, len(parts) - 1, squares, cubes, effect, limits)
-
-
 @dataclass(frozen=True, eq=False)
 class Groups:
     """Samples that share a source, such as a clip, a patient, or a document: only the sources are independent.
@@ -386,6 +368,27 @@ def groups_from_names(names: Sequence[str | None]) -> Groups | None:
     known = list(dict.fromkeys(names))
     places = {name: place for place, name in enumerate(known)}
     return None if len(known) == len(names) else Groups(np.array([places[each] for each in names]))
+
+
+def figure_from_samples(
+    value: float,
+    parts: NDArray[np.float64],
+    samples: int,
+    limits: tuple[float, float],
+    effect: float = 1.0,
+    groups: Groups | None = None,
+) -> SampledFigure:
+    """The figure `value` of `samples` with the contributions `parts` (samples,) of samples, added up over `groups` if they have any.
+
+    A lost sample changes the sum by `effect`. Too few parts, or parts that are not finite, give an interval that spans `limits`.
+    """
+    if groups is not None:
+        parts, effect = groups.add_up(parts), effect * groups.size
+    if len(parts) < FEWEST_SAMPLES or not np.isfinite(parts).all():
+        return SampledFigure(value, samples, FEWEST_SAMPLES, inf, 0.0, effect, limits)
+    apart = parts - parts.mean()
+    squares, cubes = float(np.sum(apart**2)), float(np.sum(apart**3))
+    return SampledFigure(value, samples, len(parts) - 1, squares, cubes, effect, limits)
 
 
 def find_largest_effect(amounts: NDArray[np.float64]) -> float:
@@ -445,8 +448,9 @@ def mean_from_samples(
 ) -> Share | SampledFigure:
     """The mean of `values` (samples,) from 0 to 1; an exact share if each is 0 or 1 and independent of the others."""
     if groups is not None:
-        given = float(values.mean()), groups.add_up(values), len(values), (0.0, 1.0)
-        return figure_from_samples(*given, groups.size)
+        return figure_from_samples(
+            float(values.mean()), values, len(values), (0.0, 1.0), groups=groups
+        )
     if np.isin(values, (0.0, 1.0)).all():
         return Share(int(values.sum()), len(values))
     return figure_from_samples(float(values.mean()), values, len(values), (0.0, 1.0))
@@ -478,9 +482,7 @@ def compare_macro_f1(
     there = known[known > 0]
     effect = max(1.0, len(labels) / (there.size * int(there.min()))) if there.size else 1.0
     value = compute_macro_f1(labels, first, classes) - compute_macro_f1(labels, second, classes)
-    if groups is not None:
-        apart, effect = groups.add_up(apart), effect * groups.size
-    return figure_from_samples(value, apart, len(labels), (-1.0, 1.0), effect)
+    return figure_from_samples(value, apart, len(labels), (-1.0, 1.0), effect, groups)
 
 
 def _sizes(

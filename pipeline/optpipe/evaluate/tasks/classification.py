@@ -116,10 +116,9 @@ def compute_accuracy(
     before, after = source[:, 0], found[:, 0]
     right, was_right = after == labels, before == labels
     lost, won, n = int((was_right & ~right).sum()), int((right & ~was_right).sum()), len(labels)
-    parts, effect = was_right * 1.0 - right, 1.0
-    if groups is not None:
-        parts, effect = groups.add_up(parts), groups.size
-    drop = figure_from_samples((lost - won) / n, parts, n, (-1.0, 1.0), effect)
+    drop = figure_from_samples(
+        (lost - won) / n, was_right * 1.0 - right, n, (-1.0, 1.0), groups=groups
+    )
     own = mean_from_samples(right.astype(np.float64), groups)
     classes = int(max(source.max(), found.max(), labels.max())) + 1
     f1_drop = compare_macro_f1(labels, before, after, classes, groups)

@@ -79,6 +79,12 @@ class TaskContract:
             raise BadInputError(
                 f"samples have groups, but this task scores {self.unit_kind}\nleave the column `group` out"
             )
+        return self.grouped_by(groups)
+
+    def grouped_by(self, groups: Groups | None) -> Self:
+        """The task for samples that share sources as `groups` says; itself without them."""
+        if groups is None:
+            return self
         grouped = copy.copy(self)
         grouped.groups = groups
         return grouped

@@ -15,7 +15,6 @@ its head:
 """
 
 import contextlib
-import copy
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -505,10 +504,7 @@ class Detection(TaskContract):
             return agreement
         mean = float(shifts.mean())
         parts = np.array([len(each) * (one.sum() - mean * one.size) / shifts.size for one in each])
-        effect = 1.0
-        if self.groups is not None:
-            parts, effect = self.groups.add_up(parts), self.groups.size
-        figure = figure_from_samples(mean, parts, len(each), (-1.0, 1.0), effect)
+        figure = figure_from_samples(mean, parts, len(each), (-1.0, 1.0), groups=self.groups)
         low, high = figure.interval(CONFIDENCE)
         quantiles = {f"p{at}": float(np.percentile(shifts, at)) for at in (5, 50, 95)}
         shift = {"boxes": float(shifts.size), "mean": mean, "low": low, "high": high, **quantiles}
@@ -521,10 +517,7 @@ class Detection(TaskContract):
         figures = TaskContract.observe(self, truths, source, found, confidence, about)
         if truths is None:
             return figures
-        rates = AT_THRESHOLDS
-        if self.groups is not None:
-            rates = copy.copy(AT_THRESHOLDS)
-            rates.groups = self.groups
+        rates = AT_THRESHOLDS.grouped_by(self.groups)
         more = TaskContract.observe(rates, truths, source, found, confidence, about)
         return figures | {name: each for name, each in more.items() if "@" in name}
 

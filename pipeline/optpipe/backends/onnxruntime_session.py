@@ -3,7 +3,7 @@
 import json
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -296,7 +296,7 @@ class OnnxRuntimeSession:
 
 
 class _Call:
-    """What calls of one session on tensors share: its binding, options, stream, and the events that order streams."""
+    """Calls of one session on tensors. The binding, the options, the stream, and the events that order streams are made once."""
 
     def __init__(self, session: Any, stream: int, *, cuda_graph: bool) -> None:
         """`stream` is the handle of the session's stream on a GPU; 0 for a stream that only ONNX Runtime knows, and on the CPU."""
@@ -318,16 +318,8 @@ class _Call:
         """
         for bind, tensors in ((self._bound.bind_input, inputs), (self._bound.bind_output, outputs)):
             for name, tensor in tensors.items():
-                place, element = tensor.device, _get_element_type(tensor.dtype)
-                bind(
-                    name,
-                    place.type,
-                    place.index or 0,
-                    element,
-                    tuple(tensor.shape),
-                    tensor.data_ptr(),
-                )
-        on_gpu = place.type == "cuda"
+                bind_tensor(bind, name, tensor)
+        on_gpu = next(iter(inputs.values())).device.type == "cuda"
         here = torch.cuda.current_stream() if on_gpu else None
         if here is None or here.cuda_stream == self._handle != 0:
             self._launch()
@@ -346,6 +338,13 @@ class _Call:
     def _launch(self) -> None:
         with translate_runtime_errors():
             self._session.run_with_iobinding(self._bound, self._options)
+
+
+def bind_tensor(bind: Callable[..., None], name: str, tensor: Any) -> None:
+    """Binds a contiguous torch tensor where it lies; `bind` is a binding's `bind_input` or `bind_output`."""
+    place, element = tensor.device, _get_element_type(tensor.dtype)
+    shape = tuple(tensor.shape)
+    bind(name, place.type, place.index or 0, element, shape, tensor.data_ptr())
 
 
 @cache
@@ -435,11 +434,10 @@ class OnnxRuntimeBinding:
             (self._io.bind_output, self.outputs),
         ):
             for name, value in values.items():
-                dtype = np.dtype(str(value.dtype).removeprefix("torch."))
                 if isinstance(value, np.ndarray):
-                    bind(name, "cpu", 0, dtype, value.shape, value.ctypes.data)
+                    bind(name, "cpu", 0, value.dtype, value.shape, value.ctypes.data)
                 else:
-                    bind(name, "cuda", 0, dtype, tuple(value.shape), value.data_ptr())
+                    bind_tensor(bind, name, value)
 
     def launch(self) -> None:
         """Enqueues CUDA tensors on the stream that was torch's current stream when the session was loaded."""

@@ -1,11 +1,12 @@
 """The keys and types of the JSON documents of a dossier, as `optpipe` reads them: for the format and its verifier.
 
-A shape is a name of `PLAIN` or of a record, or a list: `["or", …]` for one of several, `["list", SHAPE]`, `["map", SHAPE]` for an
-object with any keys, `["row", …]` for an array of that length, `["word", …]` for one of these texts. A record's key that ends in
-`?` may be absent, where that says as much as an empty value.
+A shape is a name of `PLAIN`, of a record, or of an enumeration, or a list: `["or", …]` for one of several, `["list", SHAPE]`,
+`["map", SHAPE]` for an object with any keys, `["row", …]` for an array of that length, `["word", …]` for one of these texts. A
+record's key that ends in `?` may be absent, where that says as much as an empty value.
 """
 
 from dataclasses import MISSING, fields
+from enum import Enum
 from typing import Any
 
 import msgspec.inspect as inspected
@@ -28,10 +29,11 @@ Shape = str | list[Any]
 
 
 class Shapes:
-    """The shapes of record types, by name; of two types with one name the second is called by its module too."""
+    """The shapes of types, by name; of two types with one name the second is called by its module too."""
 
     def __init__(self) -> None:
         self.records: dict[str, dict[str, Shape]] = {}
+        self.words: dict[str, Shape] = {}
         self._names: dict[type, str] = {}
 
     def describe(self, found: inspected.Type) -> Shape:
@@ -48,24 +50,33 @@ class Shapes:
         if isinstance(found, inspected.DictType):
             return ["map", self.describe(found.value_type)]
         if isinstance(found, inspected.EnumType):
-            return ["word", *(str(each.value) for each in found.cls)]
+            return self._describe_words(found.cls)
         if isinstance(found, inspected.LiteralType):
             return ["word", *map(str, found.values)]
         raise TypeError(f"a dossier has no {found}")
 
     def _describe_record(self, found: inspected.DataclassType) -> str:
         if found.cls not in self._names:
-            name = found.cls.__name__
-            if name in self.records:
-                name = found.cls.__module__.split(".")[1].title() + name
-            self._names[found.cls] = name
-            self.records[name] = {}
+            keys: dict[str, Shape] = {}
+            self.records[self._name(found.cls)] = keys
             optional = _list_optional(found.cls)
-            self.records[name] |= {
+            keys |= {
                 each.encode_name + "?" * (each.encode_name in optional): self.describe(each.type)
                 for each in found.fields
             }
         return self._names[found.cls]
+
+    def _describe_words(self, words: type[Enum]) -> str:
+        if words not in self._names:
+            self.words[self._name(words)] = ["word", *(str(each.value) for each in words)]
+        return self._names[words]
+
+    def _name(self, cls: type) -> str:
+        name = cls.__name__
+        if name in self._names.values():
+            name = cls.__module__.split(".")[1].title() + name
+        self._names[cls] = name
+        return name
 
 
 def _list_optional(cls: type) -> set[str]:
@@ -78,8 +89,8 @@ def _list_optional(cls: type) -> set[str]:
     return found
 
 
-def list_shapes() -> tuple[dict[str, dict[str, Shape]], dict[str, str]]:
-    """Records by name; and the record of each document, by the name of its file, of `info` by kind of record."""
+def list_shapes() -> tuple[dict[str, dict[str, Shape]], dict[str, Shape], dict[str, str]]:
+    """Records and enumerations by name; and the record of each document, by the name of its file, of `info` by kind of record."""
     shapes = Shapes()
 
     def name(cls: type) -> str:
@@ -91,4 +102,4 @@ def list_shapes() -> tuple[dict[str, dict[str, Shape]], dict[str, str]]:
         documents |= {file: name(cls) for file, cls in each.items()}
     documents |= {kind: name(cls) for kind, cls in BUILD_KINDS.items()}
     documents["run"] = name(RunInfo)
-    return shapes.records, documents
+    return shapes.records, shapes.words, documents

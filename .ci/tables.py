@@ -92,13 +92,15 @@ def describe_columns() -> str:
 
 def describe_shapes() -> str:
     """Section 1.3 of the format: the keys of each record with their types."""
-    records, documents = list_shapes()
+    records, words, documents = list_shapes()
     rows = ["| document | record |", "|---|---|"]
     rows += [f"| `{name}` | {record} |" for name, record in documents.items()]
     rows += ["", "| record | keys |", "|---|---|"]
     for name, keys in records.items():
         texts = (f"`{key}`: {_describe_shape(shape)}" for key, shape in keys.items())
         rows.append(f"| {name} | {' · '.join(texts)} |")
+    rows += ["", "| enumeration | texts |", "|---|---|"]
+    rows += [f"| {name} | {_describe_shape(shape)} |" for name, shape in words.items()]
     return "\n".join(rows) + "\n"
 
 
@@ -119,8 +121,8 @@ def _describe_shape(shape: Shape) -> str:
 
 def write_shapes() -> str:
     """The verifier's keys and types of JSON documents."""
-    records, documents = list_shapes()
-    return _write_python({"DOCUMENTS": documents, "SHAPES": records})
+    records, words, documents = list_shapes()
+    return _write_python({"DOCUMENTS": documents, "WORDS": words, "SHAPES": records})
 
 
 def write_limits() -> str:

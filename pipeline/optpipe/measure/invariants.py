@@ -32,6 +32,8 @@ from optpipe.workspace.entry import Run
 
 WATCHED_S = 2.0
 """A measurement of this length has a reading of the machine, which is read several times a second."""
+READINGS_AT_EVENTS = 2
+"""Readings outside the interval: one as the measured part begins, one as it ends."""
 LATEST_NS = 2**62
 CLOCK_STEP_S = 5.0
 """By how much the date may be set while a run is measured; the clock of the queries is never set."""
@@ -129,10 +131,10 @@ def hold_watched(raw: RawMeasurement) -> bool:
 
 
 def hold_pace(raw: RawMeasurement) -> bool:
-    if raw.machine is None or len(raw.machine) < 3:
+    if raw.machine is None:
         return True
-    between_ns = raw.machine["time_ns"].diff().drop_nulls().median()
-    return float(between_ns) >= INTERVAL_S / 4 * 1e9  # type: ignore[arg-type]  # a number
+    soon = raw.machine["time_ns"].diff().drop_nulls() < INTERVAL_S / 4 * 1e9
+    return int(soon.sum()) <= READINGS_AT_EVENTS
 
 
 def hold_length(raw: RawMeasurement) -> bool:

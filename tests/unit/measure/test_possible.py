@@ -45,3 +45,14 @@ def test_a_date_that_was_set_during_a_run_ends_it(measured):
     later = datetime.fromisoformat(other.started_utc) - timedelta(seconds=30)
     with pytest.raises(StageError, match="the clock of the queries and that of the dates"):
         require_one_clock(folder, (one, replace(other, started_utc=later.isoformat())))
+
+
+def test_readings_at_the_start_and_the_end_of_a_short_measurement_are_no_contradiction(measured):
+    folder, (one, _) = measured
+    path = folder / "machine" / f"{one.id}.parquet"
+    rows = pl.read_parquet(path)
+    read_ms = [200, 211, 411, 413]  # while warming up, at the start, after the interval, at the end
+    times = pl.Series("time_ns", [at * 1_000_000 for at in read_ms])
+    assert len(rows) >= len(times)
+    rows.head(len(times)).with_columns(times).write_parquet(path)
+    assert _leave_out_impossible(one, one, folder) == one

@@ -18,6 +18,7 @@ from typing import Any
 
 from optpipe.core.errors import BadInputError, MissingError, first_line, read_as_user_file
 from optpipe.core.files import MAX_DOCUMENT_BYTES, hash_value, require_regular_file
+from optpipe.core.wording import Call
 from optpipe.deploy.check import check_deployment
 from optpipe.deploy.signed_build import find_signed_entry
 from optpipe.models.artifacts.lookup import list_engine_files
@@ -112,7 +113,9 @@ def _read_signed(folder: Path, key: Path) -> Iterator[str | Mapping[str, str]]:
     """The SHA-256 of each signed file by its path, or the problem with the signature."""
     _, verifying, hashing = _import_signing()
     if not (folder / SIGNATURE).is_file():
-        raise BadInputError(f"{folder} has no {SIGNATURE}; optpipe signoff attest writes it")
+        raise BadInputError(
+            f"{folder} has no {SIGNATURE}; " + Call("signoff attest") + " writes it"
+        )
     with _read_key(key, "a public key of an elliptic curve in PEM"):
         verifier = verifying.Config().use_elliptic_key_verifier(public_key=key)
     ignored = hashing.Config().set_ignored_paths(paths=[SIGNATURE])

@@ -14,6 +14,7 @@ from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.files import Files
 from optpipe.core.records import record_from_files
 from optpipe.core.transform import Transform
+from optpipe.core.wording import Call
 from optpipe.deploy.records import DEPLOYMENT, MODELS, DeploymentRecord
 from optpipe.deploy.repository import ENGINE
 from optpipe.deploy.requests import DALI_OUTPUT, ENCODED
@@ -57,7 +58,8 @@ def check_deployment(folder: Path) -> CheckedDeployment:
             f"is not a deployment: {DEPLOYMENT} is missing" if folder.exists() else "does not exist"
         )
         raise BadInputError(
-            f"{folder} {problem}; write one with optpipe deploy DOSSIER --to triton --output DIR"
+            f"{folder} {problem}; write one with "
+            + Call("deploy", "DOSSIER", to="triton", output="DIR")
         )
     if problems := find_seal_problems(files):
         _refuse(folder, problems)
@@ -106,7 +108,9 @@ def find_differences(record: DeploymentRecord, here: Environment | None = None) 
 def _refuse(folder: Path, problems: list[str]) -> None:
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     raise BadInputError(
-        f"{folder}: {problems[0]}{more}\nwrite it again with optpipe deploy DOSSIER --output DIR"
+        f"{problems[0]}{more}",
+        place=folder,
+        remedy="write it again with " + Call("deploy", "DOSSIER", output="DIR"),
     )
 
 

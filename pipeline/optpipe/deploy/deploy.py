@@ -5,6 +5,7 @@ from pathlib import Path
 
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
+from optpipe.core.wording import Argument
 from optpipe.deploy.check import check_deployment
 from optpipe.deploy.early import refuse_early
 from optpipe.deploy.kserve import InferenceService
@@ -24,7 +25,13 @@ from optpipe.workspace.store import Store
 def require_server(to: Form, server: str | None) -> ServerProgram:
     """The Triton server that a proof needs. Raises BadInputError for a deployment to a folder, MissingError without a server."""
     if to == "folder":
-        raise BadInputError("--prove and --tune need a server: use --to triton")
+        raise BadInputError(
+            Argument("prove")
+            + " and "
+            + Argument("tune")
+            + " need a server: use "
+            + Argument("to", "triton")
+        )
     require_tritonclient()
     return find_server(server)
 
@@ -35,16 +42,21 @@ def make_service(
     """The service of `--to kserve`; None for other forms. Raises BadInputError for arguments that do not belong together."""
     if to != "kserve":
         if storage_uri is not None or image is not None:
-            given = "--image" if storage_uri is None else "--storage-uri"
-            raise BadInputError(f"{given} needs --to kserve")
+            given = Argument("image" if storage_uri is None else "storage_uri")
+            raise BadInputError(given + " needs " + Argument("to", "kserve"))
         return None
     service = InferenceService(storage_uri, image)
     if tune:
-        raise BadInputError(f"--to kserve: {NO_TUNING}")
+        raise BadInputError(NO_TUNING, argument=Argument("to", "kserve"))
     return service
 
 
-NO_TUNING = "its resources are those of one instance, so --tune cannot change them; tune a deployment --to triton"
+NO_TUNING = (
+    "its resources are those of one instance, so "
+    + Argument("tune")
+    + " cannot change them; tune a deployment "
+    + Argument("to", "triton")
+)
 
 
 def deploy_dossier(

@@ -13,6 +13,7 @@ from optpipe.core.files import Files
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import read_versioned, record_from_files
 from optpipe.core.verdict import VerdictRecord
+from optpipe.core.wording import Argument
 from optpipe.deploy.records import Form
 from optpipe.signoff.dossier import DossierRequest
 from optpipe.signoff.verify import require_pass
@@ -41,8 +42,9 @@ def refuse_early(folder: Path, store: Store, because: str | None, target: Form) 
     if not (store.root / name).is_dir():
         command = for_workspace(entry.manifest.command)
         raise BadInputError(
-            f"artifact {artifact} of the dossier is not in {store.workspace}; pass --workspace DIR, "
-            f"or build it again: `{command}`"
+            f"artifact {artifact} of the dossier is not in {store.workspace}; pass "
+            + Argument("workspace", "DIR")
+            + f", or build it again: `{command}`"
         )
 
 
@@ -51,5 +53,7 @@ def require_loader(info: ArtifactInfo, target: Form) -> None:
     serving = BACKENDS[info.backend].serving(info, info.options, "")
     if target == "folder" and serving.loader is None:
         raise BadInputError(
-            f"--to folder has no loader for artifacts of {info.backend}; use --to triton"
+            Argument("to", "folder")
+            + f" has no loader for artifacts of {info.backend}; use "
+            + Argument("to", "triton")
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.quantity import format_bytes
+from optpipe.core.wording import Argument
 from optpipe.deploy.records import MODELS, Choice
 from optpipe.deploy.signed_build import SignedBuild
 from optpipe.models.artifacts.lookup import hash_engine
@@ -41,14 +42,18 @@ class InferenceService:
     def __post_init__(self) -> None:
         if self.storage_uri is None:
             raise BadInputError(
-                "--to kserve requires --storage-uri URI, where models/ will be uploaded: s3://BUCKET/PATH, pvc://…, oci://…"
+                Argument("to", "kserve")
+                + " requires "
+                + Argument("storage_uri", "URI")
+                + ", where models/ will be uploaded: s3://BUCKET/PATH, pvc://…, oci://…"
             )
         if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/]\S*", self.storage_uri):
             raise BadInputError(
-                f"--storage-uri {self.storage_uri!r} is not a URI, such as s3://BUCKET/PATH or pvc://CLAIM/PATH"
+                Argument("storage_uri", self.storage_uri)
+                + " is not a URI, such as s3://BUCKET/PATH or pvc://CLAIM/PATH"
             )
         if self.image is not None and not re.fullmatch(r"\S+", self.image):
-            raise BadInputError(f"--image {self.image!r} is not the name of an image")
+            raise BadInputError(Argument("image", self.image) + " is not the name of an image")
 
 
 def write_service(
@@ -66,7 +71,7 @@ def write_service(
     if triton_backend == "python" and service.image is None:
         raise BadInputError(
             f"Triton has no backend for {build.artifact.info.backend}: the server needs optpipe, which the image of KServe's "
-            "runtime lacks; pass --image IMAGE"
+            "runtime lacks; pass " + Argument("image", "IMAGE")
         )
     choices = [_choose_cpus(build, threads), _choose_memory(build)]
     if build.artifact.info.device == "cuda" or _decodes_on_gpu(build):

@@ -24,6 +24,7 @@ from optpipe.core.measurement import LoadSpec, format_percentile_name, percent_f
 from optpipe.core.quantity import Dimension
 from optpipe.core.records import group_pairs
 from optpipe.core.verdict import CriterionResult, Verdict, combine_verdicts
+from optpipe.core.wording import Argument
 from optpipe.deploy.check import CheckedDeployment, check_deployment
 from optpipe.deploy.proof import (
     CONNECTIONS,
@@ -104,17 +105,21 @@ def _replay_live(
     protocol = parts.scheme.removesuffix("s")
     if protocol not in PROTOCOLS or not parts.netloc:
         raise BadInputError(
-            f"--check {url}: expected http://, https://, grpc:// or grpcs://, then HOST:PORT"
+            "expected http://, https://, grpc:// or grpcs://, then HOST:PORT",
+            argument=Argument("check", url),
         )
     if checked.serving is None:
         raise BadInputError(
-            f"{checked.folder} is a deployment to a folder; --check URL needs one to triton"
+            f"{checked.folder} is a deployment to a folder; "
+            + Argument("check", "URL")
+            + " needs one to triton"
         )
     policy = policy_from_toml(checked.files.read(POLICY), str(checked.folder / POLICY))
     loads = loads_from_policy(policy, checked.card.batch_range[2]) if load is not None else {}
     if load is not None and not any(loads.values()):
         raise BadInputError(
-            f"--load: {checked.folder / POLICY} limits no latency, so there is nothing to judge"
+            f"{checked.folder / POLICY} limits no latency, so there is nothing to judge",
+            argument="load",
         )
     place = parts.netloc + parts.path.rstrip("/")
     connect = partial(open_client, protocol, place, secure=parts.scheme.endswith("s"))

@@ -28,6 +28,7 @@ from optpipe.core.metrics.measured import P50, P99, THROUGHPUT
 from optpipe.core.metrics.sections import LATENCY
 from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.records import json_from_record
+from optpipe.core.wording import Argument
 from optpipe.deploy.kserve import InferenceService, write_service
 from optpipe.deploy.records import (
     DEPLOYMENT,
@@ -437,7 +438,7 @@ def _write_ensemble(
     pb = get_messages()
     if not settings.max_batch_size:
         problem = f"{build.card.name} takes no batches of changing size, which an ensemble from images needs"
-        raise BadInputError(f"{problem}; build it with --batch 1:…")
+        raise BadInputError(f"{problem}; build it with " + Argument("batch", "1:…"))
     inner = describe_tensors(build.card, batched=True, by_position=serving.by_position)
     _, outputs = describe_tensors(build.card, batched=True)
     assert build.preprocessing is not None

@@ -21,6 +21,7 @@ from optpipe.core.files import hash_file
 from optpipe.core.parquet import read_parquet
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import record_from_files
+from optpipe.core.wording import Argument
 from optpipe.deploy.records import DossierReference
 from optpipe.evaluate.tasks import find_task
 from optpipe.measure.groups import RecordedMeasurement
@@ -101,12 +102,16 @@ def find_signed_entry(dossier: Dossier, store: Store) -> Entry[ArtifactInfo]:
     if not path.is_dir():
         problem = f"artifact {artifact} of the dossier is not in {store.workspace}"
         command = for_workspace(signed.manifest.command)
-        raise BadInputError(f"{problem}; pass --workspace DIR, or build it again: `{command}`")
+        raise BadInputError(
+            f"{problem}; pass " + Argument("workspace", "DIR") + f", or build it again: `{command}`"
+        )
     entry = verify_for_loading(entry_from_folder(path, ArtifactInfo), store)
     if hash_engine(entry) != hash_engine(signed):
         problem = f"artifact {artifact} in {store.workspace} is not the one that was signed off: its engine has another sha256"
         raise BadInputError(
-            f"{problem}; sign off this build, or pass the --workspace that the dossier was made in"
+            f"{problem}; sign off this build, or pass the "
+            + Argument("workspace")
+            + " that the dossier was made in"
         )
     return entry
 

@@ -23,6 +23,7 @@ from optpipe.core.events import Listener
 from optpipe.core.measurement import percent_from_name
 from optpipe.core.metrics.sections import LATENCY
 from optpipe.core.records import json_from_record
+from optpipe.core.wording import Argument
 from optpipe.deploy.check import CheckedDeployment
 from optpipe.deploy.proof import (
     CONNECTIONS,
@@ -232,7 +233,9 @@ def _make_trial(
         )
         if failed or not answers:
             raise StageError(
-                failed[0] if failed else "no request was answered in a trial; increase --seconds"
+                failed[0]
+                if failed
+                else "no request was answered in a trial; increase " + Argument("seconds")
             )
         return [answer.latency_ns for answer in answers]
 

@@ -24,6 +24,7 @@ from optpipe.core.process import serve_jobs
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.transform import Transform
 from optpipe.core.verdict import Verdict, combine_verdicts
+from optpipe.core.wording import Argument
 from optpipe.models.artifacts.lookup import (
     StoredArtifact,
     choose_batch_sizes,
@@ -247,7 +248,8 @@ def bench_end_to_end(
     """
     if not 0 < seconds <= MAX_SECONDS:
         raise BadInputError(
-            f"--min-time {seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}"
+            f"must be greater than 0 and at most {MAX_SECONDS:g}",
+            argument=Argument("min_time", seconds),
         )
     require_dali()
     jobs = []

@@ -30,6 +30,7 @@ from optpipe.core.transform import (
     get_step_name,
 )
 from optpipe.core.verdict import Verdict
+from optpipe.core.wording import Argument
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.images import (
     MAX_IMAGE_BYTES,
@@ -115,7 +116,7 @@ def compare_images(
                 if is_out_of_memory(error):  # not the fault of an image
                     problem = f"DALI ran out of memory with {plan.batch_size} images per batch"
                     raise StageError(
-                        f"{problem}; try --batch-size {max(1, plan.batch_size // 2)}"
+                        f"{problem}; try " + Argument("batch_size", max(1, plan.batch_size // 2))
                     ) from error
                 pipeline = None  # a pipeline that raised cannot continue
                 outputs, batch = _run_one_by_one(batch, pixels)
@@ -329,7 +330,9 @@ class TrainingTransform:
     def __init__(self, text: str) -> None:
         file, _, name = text.rpartition(":")
         if not (file.endswith(".py") and Path(file).is_file()):
-            raise BadInputError(f"--against {text}: no such Python file; give FILE.py:NAME")
+            raise BadInputError(
+                "no such Python file; give FILE.py:NAME", argument=Argument("against", text)
+            )
         self.text, self.given, self._code = text, "", UserCode(Path(file))
         with self._code.running():
             defined = vars(self._code.import_definitions())

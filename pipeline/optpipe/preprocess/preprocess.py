@@ -16,6 +16,7 @@ from optpipe.core.events import Listener, run_step
 from optpipe.core.process import redirect_output
 from optpipe.core.records import json_from_record
 from optpipe.core.transform import Transform, get_step_name
+from optpipe.core.wording import Argument
 from optpipe.evaluate.tasks.detection import lacks_image_axis
 from optpipe.models.artifacts.lookup import hash_model
 from optpipe.models.export.exported import Model, export_model, prepare_model, read_card
@@ -76,10 +77,11 @@ class PreprocessRequest:
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= MAX_SECONDS:
             raise BadInputError(
-                f"--set seconds={self.seconds:g}: must be greater than 0 and at most {MAX_SECONDS:g}"
+                f"must be greater than 0 and at most {MAX_SECONDS:g}",
+                argument=Argument("seconds", self.seconds, setting=True),
             )
         if self.limit is not None and self.limit < 1:
-            raise BadInputError(f"--limit {self.limit}: must be at least 1")
+            raise BadInputError("must be at least 1", argument=Argument("limit", self.limit))
 
 
 def derive_preprocessing(
@@ -203,7 +205,8 @@ def choose_dali_plan(
     gpus = list_gpus()
     if decoder == "mixed" and not gpus:
         raise MissingError(
-            "--set decode=mixed: no NVIDIA GPU or driver found; use --set decode=cpu"
+            "no NVIDIA GPU or driver found; use " + Argument("decode", "cpu", setting=True),
+            argument=Argument("decode", "mixed", setting=True),
         )
     on_gpu = decoder != "cpu" and bool(gpus)
     for option, value, most in (

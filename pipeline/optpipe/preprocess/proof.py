@@ -24,6 +24,7 @@ from optpipe.core.records import Recomputed, record_from_files
 from optpipe.core.tables import require_columns
 from optpipe.core.transform import Transform
 from optpipe.core.verdict import RANDOM_WEIGHTS, Blocker, Observation, Verdict
+from optpipe.core.wording import Call
 from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.detection import lacks_image_axis
@@ -493,7 +494,9 @@ def read_rows(files: Files) -> pl.DataFrame:
     rows = require_columns(read_parquet(files, ROWS), "images", files.folder / ROWS)
     if "difference_square" not in rows.columns:
         raise BadInputError(
-            f"{files.folder / ROWS} has no per-image output errors; run optpipe preprocess again"
+            f"{files.folder / ROWS} has no per-image output errors; run "
+            + Call("preprocess")
+            + " again"
         )
     return rows
 

@@ -21,6 +21,7 @@ from optpipe.core.events import Listener
 from optpipe.core.files import read_user_bytes
 from optpipe.core.process import serve_jobs
 from optpipe.core.transform import Transform
+from optpipe.core.wording import Argument
 from optpipe.measure.process import read_busy_ticks, read_process_ticks
 from optpipe.measure.trials import time_calls
 from optpipe.measure.validity import LIMITS
@@ -366,7 +367,9 @@ def merge_repeats(repeats: Sequence[Throughput]) -> Throughput:
     times = tuple(each for one in repeats for each in one.repeats)
     if not times:
         problem = f"{repeats[0].job.implementation} could not be measured: {repeats[0].error}"
-        raise StageError(f"{problem}\nuse --no-throughput to verify parity only")
+        raise StageError(
+            problem, remedy="use " + Argument("throughput", False) + " to verify parity only"
+        )
     return Throughput(repeats[0].job, times)
 
 

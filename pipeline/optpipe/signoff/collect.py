@@ -5,7 +5,6 @@ room; the report counts the rest.
 """
 
 import hashlib
-import shlex
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -19,7 +18,6 @@ from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MAX_CV, MEASUREMENTS_FILE, read_measurements
 from optpipe.core.metrics.registry import METRICS, PLUGINS
-from optpipe.core.plan import for_workspace
 from optpipe.core.records import (
     json_from_record,
     read_versioned,
@@ -27,6 +25,7 @@ from optpipe.core.records import (
     record_from_json,
 )
 from optpipe.core.verdict import VerdictRecord
+from optpipe.core.wording import Argument, Call
 from optpipe.measure.turns import TurnsRecord
 from optpipe.models.artifacts.decisions import find_decision
 from optpipe.models.artifacts.lookup import (
@@ -219,11 +218,9 @@ def _require_model(text: str, store: Store) -> None:
         None,
     )
     if found is not None and not find_builds(text, store):
-        command = (
-            f"optpipe signoff {shlex.quote(found.info.model)} --artifact {found.id} --policy FILE"
-        )
+        sign_off = Call("signoff", found.info.model, artifact=found.id, policy="FILE")
         raise BadInputError(
-            f"{text} is an artifact of {found.info.model}, not a MODEL; run `{for_workspace(command)}`"
+            f"{text} is an artifact of {found.info.model}, not a MODEL; run `" + sign_off + "`"
         )
 
 
@@ -254,9 +251,7 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
         _require_model(wanted.model, store)
         other = explain_no_build(wanted.model, store)
         problem = f"{wanted.model} has no build in {store.workspace}{other}"
-        raise BadInputError(
-            f"{problem}; first run `{for_workspace(f'optpipe build {shlex.quote(wanted.model)}')}`"
-        )
+        raise BadInputError(f"{problem}; first run `" + Call("build", wanted.model) + "`")
     named = {**wanted.policy.build, **({"artifact": wanted.artifact} if wanted.artifact else {})}
     fitting = [
         one
@@ -280,10 +275,11 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
             f"{one.info.backend} {one.info.precision} ({one.id})" for one in newest.values()
         )
         decided = find_decision(store.workspace, {one.id for one in newest.values()})
-        chosen = f"; build --precision auto chose {decided[0].describe()}" if decided else ""
+        chosen = f"; precision auto chose {decided[0].describe()}" if decided else ""
         problem = f"{len(newest)} builds of {wanted.model} match: {have}"
         raise BadInputError(
-            f"{problem}\nchoose one in the policy's [build] or with --artifact{chosen}"
+            problem,
+            remedy="choose one in the policy's [build] or with " + Argument("artifact") + chosen,
         )
     (found,) = newest.values()
     _require_options(wanted.policy, found.info.backend)

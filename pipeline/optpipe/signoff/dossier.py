@@ -29,6 +29,7 @@ from optpipe.core.entries import (
 from optpipe.core.errors import BadInputError, escape
 from optpipe.core.files import Files, hash_file
 from optpipe.core.records import read_versioned
+from optpipe.core.wording import Argument
 from optpipe.models.artifacts.lookup import JudgedBuild, hash_engine, judged_build_from_entry
 from optpipe.quantize.sensitivity import MethodsInfo, SelectionInfo, SensitivityInfo
 from optpipe.signoff.policy import Policy, policy_from_toml
@@ -196,12 +197,15 @@ def since_from_text(text: str) -> str:
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
-        problem = f"--since {escape(text)}: expected a date or time in UTC"
-        raise BadInputError(f"{problem}, such as 2026-11-21 or 2026-11-21T07:25") from error
+        raise BadInputError(
+            "expected a date or time in UTC, such as 2026-11-21 or 2026-11-21T07:25",
+            argument=Argument("since", escape(text)),
+        ) from error
     found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     if found > datetime.now(UTC):
         raise BadInputError(
-            f"--since {escape(text)}: is in the future; nothing was measured since then"
+            "is in the future; nothing was measured since then",
+            argument=Argument("since", escape(text)),
         )
     return found.isoformat(timespec="milliseconds")
 

@@ -50,6 +50,7 @@ from optpipe.core.quantity import (
     quantity_from_text,
     score_from_text,
 )
+from optpipe.core.wording import Call
 from optpipe.evaluate.tasks.detection import PARITY_SCORE, SCORE_THRESHOLDS
 
 MAX_COUNT = 1_000_000
@@ -227,7 +228,9 @@ def policy_from_file(path: Path) -> Policy:
         source = read_user_bytes(path, MAX_BYTES)
     except OSError as error:
         problem = f"cannot read policy {path}: {error.strerror}"
-        raise BadInputError(f"{problem}; run optpipe signoff --init for a template") from error
+        raise BadInputError(
+            f"{problem}; run " + Call("signoff", init=True) + " for a template"
+        ) from error
     return policy_from_toml(source, str(path))
 
 
@@ -246,7 +249,7 @@ def policy_from_toml(source: bytes, origin: str = "the policy", *, lines: bool =
     if version != 1 or type(version) is not int:
         stated = "no schema version" if version is None else f"schema version {version}"
         problem = f"{origin}: {stated}; this version of optpipe reads `schema = 1`"
-        raise BadInputError(f"{problem} (optpipe signoff --init writes a template)")
+        raise BadInputError(f"{problem} (" + Call("signoff", init=True) + " writes a template)")
     try:
         return _policy_from_document(document, source)
     except _BadKeyError as error:

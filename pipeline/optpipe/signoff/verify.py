@@ -36,6 +36,7 @@ from optpipe.core.records import (
     record_from_files,
 )
 from optpipe.core.verdict import Verdict, VerdictRecord, require_reason
+from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.recompute import read_evaluation
 from optpipe.evaluate.samples import count_copies, find_foreign_samples
 from optpipe.measure.invariants import find_impossible, find_impossible_turns
@@ -126,7 +127,7 @@ class VerifiedDossier:
         """Raises BadInputError if the dossier failed verification."""
         if self.problems or self.content is None or self.verdict is None or self.evidence is None:
             problem = f"{self.folder} failed verification ({self.problems[0]})"
-            raise BadInputError(f"{problem}; optpipe verify lists all problems")
+            raise BadInputError(f"{problem}; " + Call("verify") + " lists all problems")
         return self.content, self.verdict, self.evidence
 
 
@@ -144,7 +145,9 @@ def require_pass(folder: Path, verdict: VerdictRecord, because: str | None, purp
             else verdict.verdict
         )
         raise GateError(
-            f"{folder} is not an unqualified PASS ({state}); pass --because TEXT to {purpose} anyway"
+            f"{folder} is not an unqualified PASS ({state}); pass "
+            + Argument("because", "TEXT")
+            + f" to {purpose} anyway"
         )
 
 

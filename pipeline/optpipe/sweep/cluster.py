@@ -26,6 +26,7 @@ from optpipe.core.errors import (
 )
 from optpipe.core.process import redirect_output
 from optpipe.core.records import json_from_record, record_from_json
+from optpipe.core.wording import Argument
 from optpipe.models.artifacts.lookup import find_reference
 from optpipe.sweep.job import Result, SweepOptions, Task, fail_task
 from optpipe.sweep.ledger import take_in
@@ -90,7 +91,8 @@ def selector_from_text(text: str) -> tuple[str, str]:
     value = label_from_kind(value.strip())
     if not equals or not label or not value:
         raise BadInputError(
-            f"--node {text}: expected LABEL=VALUE or LABEL!=VALUE, such as driver=580.95.05 or mig=off"
+            "expected LABEL=VALUE or LABEL!=VALUE, such as driver=580.95.05 or mig=off",
+            argument=Argument("node", text),
         )
     return label if "/" in label else f"{PREFIX}{label}", unequal + value
 
@@ -113,7 +115,7 @@ def connect() -> None:
         import ray
     except ModuleNotFoundError as error:
         raise MissingError(
-            f"--on ray requires Ray; install it with: {format_extra('ray')}"
+            Argument("on", "ray") + f" requires Ray; install it with: {format_extra('ray')}"
         ) from error
     if ray.is_initialized():
         return

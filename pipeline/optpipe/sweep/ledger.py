@@ -11,6 +11,7 @@ from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_value
 from optpipe.core.records import group_pairs, plain_from_record
+from optpipe.core.wording import Argument
 from optpipe.sweep.job import JobRecord, JobState
 from optpipe.workspace.entry import (
     MANIFEST,
@@ -143,7 +144,9 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
         if not any((source / folder).is_dir() for folder in FOLDERS):
             raise BadInputError(f"{source} is not a workspace: it has no store or runs")
         if source.resolve() == store.workspace.resolve():
-            raise BadInputError(f"{source} is the workspace itself; choose another --workspace")
+            raise BadInputError(
+                f"{source} is the workspace itself; choose another " + Argument("workspace")
+            )
     store.require_writable()
     found: dict[str, list[str]] = {"added": [], "present": [], "conflicts": [], "damaged": []}
     with store.exclusive():

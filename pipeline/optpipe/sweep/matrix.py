@@ -17,6 +17,7 @@ from optpipe.core.events import Listener
 from optpipe.core.files import read_user_text
 from optpipe.core.measurement import LoadSpec, Scenario
 from optpipe.core.precision import CALIBRATED, Precision, precisions_from_text
+from optpipe.core.wording import Argument
 from optpipe.models.artifacts.named import find_buildable_source
 from optpipe.models.sources.libraries import TorchvisionSource
 from optpipe.models.sources.resolve import source_from_text
@@ -81,15 +82,17 @@ def require_sound(matrix: Matrix) -> None:
     if min((*matrix.batches, *matrix.lengths)) < 1 or matrix.processes < 1 or matrix.streams < 1:
         raise BadInputError("batches, lengths, processes and streams must be at least 1")
     if Scenario.SERVER in matrix.scenarios and not matrix.rates:
-        raise BadInputError("the server scenario requires rates (--rate QUERIES_PER_SECOND)")
+        raise BadInputError(
+            "the server scenario requires rates (" + Argument("rate", "QUERIES_PER_SECOND") + ")"
+        )
     if any(not rate > 0 for rate in matrix.rates):
         raise BadInputError(f"rates must be positive, got {min(matrix.rates):g}")
     parse_options((*matrix.build_options, *(each for given in matrix.options for each in given)))
     if matrix.profile is not None:
-        batch_range_from_text(matrix.profile, "--profile")
+        batch_range_from_text(matrix.profile, "profile")
     weights_from_text(matrix.weights, matrix.seed)
     require_existing(
-        None if matrix.calibration is None else Path(matrix.calibration), "--calibration"
+        None if matrix.calibration is None else Path(matrix.calibration), "calibration"
     )
     next(_list_loads(matrix)).require_sound()
     if not matrix.max_cv > 0:

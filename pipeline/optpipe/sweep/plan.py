@@ -13,6 +13,7 @@ from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.files import hash_value
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import group_pairs, plain_from_record
+from optpipe.core.wording import Argument
 from optpipe.sweep.job import LOAD_S, START_S, Cell, JobRecord, JobState, Recipe, Task
 from optpipe.sweep.matrix import find_obstacle
 from optpipe.sweep.slots import Slot
@@ -162,7 +163,9 @@ def shard_from_text(text: str) -> tuple[int, int]:
     with suppress(ValueError):
         if 1 <= int(part) <= int(parts):
             return int(part), int(parts)
-    raise BadInputError(f"--shard {text}: expected I/N with 1 ≤ I ≤ N, such as 2/8")
+    raise BadInputError(
+        "expected I/N with 1 ≤ I ≤ N, such as 2/8", argument=Argument("shard", text)
+    )
 
 
 def sort_tasks(tasks: Iterable[Task]) -> list[Task]:

@@ -25,6 +25,7 @@ from optpipe.core import torch
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.plan import Param
 from optpipe.core.process import NEUTRAL_FOLDER, open_process_group
+from optpipe.core.wording import Argument
 
 
 class Stage(StrEnum):
@@ -164,7 +165,7 @@ def export_recording(recorded: Recording, directory: Path) -> Path:
     """Raises StageError if nsys reports a full disk, and MissingError if it did not record."""
     if "no space left" in recorded.log.lower():
         problem = f"the disk is full: no space for the recording in {directory}"
-        raise StageError(f"{problem}; choose another location with --workspace")
+        raise StageError(f"{problem}; choose another location with " + Argument("workspace"))
     if recorded.recording is None:
         lines = [line.strip() for line in recorded.log.splitlines() if line.strip()] or [
             "no output"

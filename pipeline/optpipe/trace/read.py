@@ -23,6 +23,7 @@ from optpipe.core.files import Files
 from optpipe.core.parquet import read_parquet
 from optpipe.core.records import json_from_record, record_from_files, record_from_plain
 from optpipe.core.tables import require_columns
+from optpipe.core.wording import Argument
 from optpipe.trace.nsys import sqlite_from_recording
 
 NAME_DTYPE = pl.Categorical
@@ -425,7 +426,9 @@ def write_trace(trace: Trace, directory: Path) -> None:
         (directory / TRACE_JSON).write_bytes(json_from_record(header))
     except OSError as error:
         problem = f"cannot write {directory}: {error.strerror or error}"
-        raise StageError(f"{problem}; free some space or choose another --workspace") from error
+        raise StageError(
+            f"{problem}; free some space or choose another " + Argument("workspace")
+        ) from error
 
 
 def trace_from_folder(directory: Path) -> Trace:

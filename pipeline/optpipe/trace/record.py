@@ -31,6 +31,7 @@ from optpipe.core.events import Listener, ProgressStep, SilentListener
 from optpipe.core.precision import Precision
 from optpipe.core.process import make_python_command
 from optpipe.core.records import json_from_record, read_record
+from optpipe.core.wording import Argument
 from optpipe.measure.trials import time_calls
 from optpipe.models.artifacts.lookup import find_reference
 from optpipe.models.artifacts.named import find_model_by_id, model_from_entry
@@ -183,8 +184,10 @@ def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> Worker
     card, rows = job.read_rows()
     low, _, high = card.batch_range
     if not low <= work.batch_size <= high:
-        problem = f"--batch-size {work.batch_size}: {card.name} was built for {low} to {high}"
-        raise BadInputError(f"{problem}; widen it with --batch")
+        raise BadInputError(
+            f"{card.name} was built for {low} to {high}; widen it with " + Argument("batch"),
+            argument=Argument("batch_size", work.batch_size),
+        )
     if work.length is not None:
         rows = fill_sequences(card, rows, work.length, work.batch_size)
     chosen = {
@@ -250,7 +253,9 @@ def open_scratch_folder(store: Store) -> Iterator[Path]:
             if shutil.disk_usage(folder).free >= _LEAST_FREE_BYTES:
                 raise
             problem = f"the disk is full: no space for the recording in {store.workspace}"
-            raise StageError(f"{problem}; choose another location with --workspace") from error
+            raise StageError(
+                f"{problem}; choose another location with " + Argument("workspace")
+            ) from error
 
 
 _WARM_UP_S = 0.3

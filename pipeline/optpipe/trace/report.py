@@ -14,9 +14,9 @@ import polars as pl
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.metrics.sections import TENSOR_CORES
-from optpipe.core.plan import for_workspace
 from optpipe.core.records import Recomputed, record_from_files, record_from_plain
 from optpipe.core.verdict import Blocker, Observation, Verdict
+from optpipe.core.wording import Call
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.stats.means import MIN_VALUES, compute_ratio_of_sums_interval
 from optpipe.trace.analysis import Analysis, IdleCause, analysis_from_trace, select_measured_part
@@ -314,9 +314,7 @@ def read_profile(run: Run) -> ProfileRecord:
         return record_from_files(run.files, PROFILE, ProfileRecord)
     except BadInputError as error:
         way = "another version of optpipe may have written it: profile again, and remove the run from its workspace:"
-        raise BadInputError(
-            f"{error}\n{way} {for_workspace(f'optpipe store rm {run.name}')}"
-        ) from error
+        raise BadInputError(error.message, remedy=f"{way} " + Call("store rm", run.name)) from error
 
 
 def observe_tensor_cores(

@@ -245,7 +245,10 @@ def test_an_error_passes_to_another_process_as_data():
     assert word_for_python(copied.remedy) == word_for_python(make_error().remedy or "")
 
 
-DONE = ("backends", "build", "core", "evaluate", "measure", "models", "quantize", "workspace")
+DONE = (
+    *("api", "backends", "build", "core", "deploy", "evaluate", "measure", "models", "preprocess"),
+    *("quantize", "report", "signoff", "stats", "workspace"),
+)
 """Rooms whose errors name no option and no command as text."""
 
 
@@ -254,7 +257,8 @@ def test_errors_of_converted_rooms_name_options_and_commands_as_data():
     wrong = []
     for place, node in list_named():
         called = ast.unparse(node.func)
-        if not place.startswith(tuple(f"{room}/" for room in DONE)) or not called.endswith("Error"):
+        in_room = place.startswith(tuple(f"{room}/" for room in DONE))
+        if not in_room or not called.endswith("Error") or called == "ValueError":
             continue
         for part in ast.walk(node):
             if (text := read_text(part if isinstance(part, ast.expr) else None)) and LITERAL.search(

@@ -19,7 +19,7 @@ from optpipe.core.plan import to_command
 from optpipe.core.precision import CALIBRATED, MixedPrecision, Precision, PrecisionProof
 from optpipe.core.quantity import format_bytes, format_duration, format_snr
 from optpipe.core.records import group_pairs
-from optpipe.evaluate.tasks.detection import PARITY_IOU, PARITY_SCORE
+from optpipe.evaluate.tasks.box_agreement import PARITY_IOU, PARITY_SCORE
 from optpipe.models.artifacts.decisions import (
     Candidate,
     CandidateAccuracy,

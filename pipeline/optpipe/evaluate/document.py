@@ -9,7 +9,7 @@ from optpipe.core.plan import to_command
 from optpipe.core.quantity import format_snr
 from optpipe.evaluate.layers import BuildDivergence, LayerComparison
 from optpipe.evaluate.result import EvaluatedModel, Evaluation
-from optpipe.evaluate.tasks.detection import PARITY_SCORE
+from optpipe.evaluate.tasks.box_agreement import PARITY_SCORE
 from optpipe.report.charts import FEWEST_POINTS, Point, draw_points
 from optpipe.report.document import (
     TONES,

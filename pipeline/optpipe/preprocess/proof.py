@@ -27,7 +27,7 @@ from optpipe.core.verdict import RANDOM_WEIGHTS, Blocker, Observation, Verdict
 from optpipe.core.wording import Call
 from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.contract import TaskContract
-from optpipe.evaluate.tasks.detection import lacks_image_axis
+from optpipe.evaluate.tasks.detection_heads import lacks_image_axis
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.sample_set import SetFile

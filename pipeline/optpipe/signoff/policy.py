@@ -51,7 +51,8 @@ from optpipe.core.quantity import (
     score_from_text,
 )
 from optpipe.core.wording import Call
-from optpipe.evaluate.tasks.detection import PARITY_SCORE, SCORE_THRESHOLDS
+from optpipe.evaluate.tasks.box_agreement import PARITY_SCORE
+from optpipe.evaluate.tasks.detection import SCORE_THRESHOLDS
 
 MAX_COUNT = 1_000_000
 

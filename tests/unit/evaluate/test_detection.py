@@ -14,7 +14,8 @@ from pycocotools.cocoeval import COCOeval
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.evaluate.tasks.detection import Detection, Head, decode_outputs, find_head
+from optpipe.evaluate.tasks.detection import Detection
+from optpipe.evaluate.tasks.detection_heads import Head, decode_outputs, find_head
 
 TASK = Detection()
 

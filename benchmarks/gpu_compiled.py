@@ -45,12 +45,8 @@ from optpipe.backends.inductor_packages import Compilation, load_package
 from optpipe.backends.torch_fp8 import lower_fp8
 from optpipe.backends.torch_layers import tuning
 from optpipe.backends.torch_layers.lowering import lower_program
-from optpipe.backends.torch_program import (
-    cast_module,
-    export_program,
-    export_rewritten,
-    layers_from_program,
-)
+from optpipe.backends.torch_products import layers_from_program
+from optpipe.backends.torch_program import cast_module, export_program, export_rewritten
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.kernels import tuner

@@ -69,7 +69,7 @@ def test_what_is_not_finite_is_named(graph) -> None:
 
 def test_captured_batches_are_those_of_the_session():
 
-    from optpipe.backends.torch_program import TorchSession
+    from optpipe.backends.torch_session import TorchSession
 
     torch.manual_seed(0)
     layer = torch.nn.Linear(8, 3).cuda().eval()

@@ -33,24 +33,17 @@ from optpipe.backends.inductor_packages import (
     parse_static_batches,
     read_static_batch,
 )
+from optpipe.backends.torch_backend import CUDA_GRAPH, THREADS, TorchBackend, name_processor
 from optpipe.backends.torch_layers import LOWERING
 from optpipe.backends.torch_layers.overflow import WIDENED
-from optpipe.backends.torch_program import (
-    CUDA_GRAPH,
-    THREADS,
-    MarkedProgram,
-    TorchBackend,
+from optpipe.backends.torch_marked import MarkedProgram, mark_source, run_as_it_is
+from optpipe.backends.torch_products import layers_from_program
+from optpipe.backends.torch_program import export_program, export_rewritten, translate_refusals
+from optpipe.backends.torch_session import (
     TorchSession,
-    export_program,
-    export_rewritten,
-    layers_from_program,
     list_recorded_tensors,
-    mark_source,
-    name_processor,
     record_tensors,
-    run_as_it_is,
     set_float32_products,
-    translate_refusals,
 )
 from optpipe.core import torch
 from optpipe.core.card import ModelCard

@@ -19,7 +19,7 @@ from time import sleep
 from typing import Any
 
 from optpipe.backends.base import Device
-from optpipe.backends.torch_program import set_float32_products
+from optpipe.backends.torch_session import set_float32_products
 from optpipe.core import torch
 from optpipe.core.card import TensorSpec
 from optpipe.core.errors import BadInputError, first_line

@@ -47,12 +47,9 @@ from optpipe.backends.tensorrt_engine import (
     options_from_given,
     require_supported,
 )
-from optpipe.backends.torch_program import (
-    CUDA_GRAPH,
-    TORCH_PRECISIONS,
-    export_program,
-    layers_from_program,
-)
+from optpipe.backends.torch_backend import CUDA_GRAPH
+from optpipe.backends.torch_products import layers_from_program
+from optpipe.backends.torch_program import TORCH_PRECISIONS, export_program
 from optpipe.core import onnx
 from optpipe.core.card import InputSpec
 from optpipe.core.entries import ArtifactInfo

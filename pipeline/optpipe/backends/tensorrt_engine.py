@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from optpipe.backends.base import Binding, BuildRequest, Device, Option, merge_options
-from optpipe.backends.torch_program import CUDA_GRAPH, CudaGraphBinding
+from optpipe.backends.torch_backend import CUDA_GRAPH
+from optpipe.backends.torch_session import CudaGraphBinding
 from optpipe.core import np, torch
 from optpipe.core.card import InputSpec, Shape, TensorSpec, batch_ranges_from_text
 from optpipe.core.errors import BadInputError, StageError, escape, read_as_user_file

@@ -13,19 +13,11 @@ from optpipe.backends.base import (
     Session,
     SpeedBounds,
 )
-from optpipe.backends.torch_program import (
-    CUDA_GRAPH,
-    THREADS,
-    MarkedProgram,
-    TorchBackend,
-    TorchSession,
-    export_program,
-    layers_from_program,
-    mark_source,
-    record_tensors,
-    refuse_pickles,
-    run_as_it_is,
-)
+from optpipe.backends.torch_backend import CUDA_GRAPH, THREADS, TorchBackend, refuse_pickles
+from optpipe.backends.torch_marked import MarkedProgram, mark_source, run_as_it_is
+from optpipe.backends.torch_products import layers_from_program
+from optpipe.backends.torch_program import export_program
+from optpipe.backends.torch_session import TorchSession, record_tensors
 from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo
 from optpipe.workspace.environment import get_package_version

@@ -15,6 +15,12 @@ from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_onnx
+from optpipe.backends.torch_graph import (
+    copy_where_needed,
+    read_arguments,
+    read_product,
+    split_outputs,
+)
 from optpipe.backends.torch_layers.attention import lower_attention, put_batches_first
 from optpipe.backends.torch_layers.lowering import lower_own_layers
 from optpipe.backends.torch_layers.overflow import (
@@ -22,14 +28,7 @@ from optpipe.backends.torch_layers.overflow import (
     explain_overflows,
     widen_overflows,
 )
-from optpipe.backends.torch_program import (
-    copy_where_needed,
-    export_with_weights,
-    make_example_inputs,
-    read_arguments,
-    read_product,
-    split_outputs,
-)
+from optpipe.backends.torch_program import export_with_weights, make_example_inputs
 from optpipe.core import torch
 from optpipe.core.precision import Precision
 from optpipe.kernels.operators import register_operator

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from optpipe.api.calling import CallContract
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
-from optpipe.backends.torch_program import TorchSession
+from optpipe.backends.torch_session import TorchSession
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError

@@ -24,7 +24,8 @@ from optpipe.backends.inductor import Inductor
 from optpipe.backends.onnx_graph import QuantizedLayer
 from optpipe.backends.registry import backends_from_text
 from optpipe.backends.torch_fp8 import lower_fp8
-from optpipe.backends.torch_program import export_rewritten, layers_from_program
+from optpipe.backends.torch_products import layers_from_program
+from optpipe.backends.torch_program import export_rewritten
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.core.card import InputSpec
 from optpipe.core.entries import Gpu, SampleSetSummary

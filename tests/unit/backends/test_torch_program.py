@@ -17,7 +17,8 @@ from optpipe.backends import inductor
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.inductor_packages import GENERAL, name_static_package
 from optpipe.backends.torch_layers import tuning
-from optpipe.backends.torch_program import TorchSession, export_program, list_recorded_tensors
+from optpipe.backends.torch_program import export_program
+from optpipe.backends.torch_session import TorchSession, list_recorded_tensors
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.precision import Precision

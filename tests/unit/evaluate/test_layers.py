@@ -23,8 +23,8 @@ from optpipe.backends.plain_session import mark_source
 from optpipe.backends.registry import BACKENDS
 from optpipe.backends.tensorrt import TensorRTRTX
 from optpipe.backends.torch_layers.lowering import lower_program
-from optpipe.backends.torch_program import MarkedProgram, run_as_it_is
-from optpipe.backends.torch_program import mark_source as mark_module
+from optpipe.backends.torch_marked import MarkedProgram, run_as_it_is
+from optpipe.backends.torch_marked import mark_source as mark_module
 from optpipe.core.card import InputSpec
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision

@@ -10,7 +10,7 @@ from math import prod
 from operator import attrgetter, getitem
 from typing import Any
 
-from optpipe.backends.torch_program import add_constant, read_arguments
+from optpipe.backends.torch_graph import add_constant, read_arguments
 from optpipe.core import torch
 from optpipe.kernels import steps
 from optpipe.kernels.operators import register_operator

@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import QuantizedLayer
+from optpipe.backends.torch_graph import read_arguments
 from optpipe.backends.torch_layers.attention import get_only
 from optpipe.backends.torch_layers.overflow import WIDENED
-from optpipe.backends.torch_program import read_arguments, type_name_from_torch
+from optpipe.backends.torch_products import type_name_from_torch
 from optpipe.core import torch
 
 ALIGNED = 16

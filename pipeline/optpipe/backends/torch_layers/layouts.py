@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from optpipe.backends.torch_program import read_sizes
+from optpipe.backends.torch_graph import read_sizes
 from optpipe.core import torch
 from optpipe.kernels import steps
 from optpipe.kernels.operators import register_operator

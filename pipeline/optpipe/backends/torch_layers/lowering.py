@@ -14,6 +14,14 @@ import numpy as np
 
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_onnx
+from optpipe.backends.torch_graph import (
+    add_constant,
+    copy_where_needed,
+    fold_normalization,
+    read_arguments,
+    read_product,
+    split_outputs,
+)
 from optpipe.backends.torch_layers.attention import get_only, lower_attention, put_batches_first
 from optpipe.backends.torch_layers.layers import (
     Layer,
@@ -29,16 +37,7 @@ from optpipe.backends.torch_layers.layers import (
 )
 from optpipe.backends.torch_layers.overflow import explain_overflows, widen_overflows
 from optpipe.backends.torch_layers.writing import StepWriter, quantize_tensor
-from optpipe.backends.torch_program import (
-    add_constant,
-    copy_where_needed,
-    export_with_weights,
-    fold_normalization,
-    make_example_inputs,
-    read_arguments,
-    read_product,
-    split_outputs,
-)
+from optpipe.backends.torch_program import export_with_weights, make_example_inputs
 from optpipe.core import torch
 from optpipe.core.precision import Precision
 from optpipe.kernels.operators import register_operator

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from optpipe.backends.torch_program import add_constant, copy_where_needed, get_layer_name
+from optpipe.backends.torch_graph import add_constant, copy_where_needed, get_layer_name
 from optpipe.core import torch
 
 WIDENED = "widened"

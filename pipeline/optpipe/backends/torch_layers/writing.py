@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optpipe.backends.torch_graph import add_constant, read_arguments, split_outputs
 from optpipe.backends.torch_layers.layers import (
     ALIGNED,
     ALIGNED_HALVES,
@@ -20,7 +21,6 @@ from optpipe.backends.torch_layers.layers import (
     list_sides,
     merge_groups,
 )
-from optpipe.backends.torch_program import add_constant, read_arguments, split_outputs
 from optpipe.core import torch
 from optpipe.kernels import steps, tactics
 from optpipe.kernels.operators import register_operator

@@ -21,7 +21,8 @@ from torch.nn import functional
 from optpipe.backends.inductor import Inductor, fix_batch
 from optpipe.backends.torch_layers import LOWERING, attention, tuning
 from optpipe.backends.torch_layers.lowering import lower_program
-from optpipe.backends.torch_program import export_rewritten, layers_from_program
+from optpipe.backends.torch_products import layers_from_program
+from optpipe.backends.torch_program import export_rewritten
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.kernels import tuner
 from optpipe.kernels.steps import Block, step_from_text

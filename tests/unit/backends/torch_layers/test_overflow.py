@@ -19,7 +19,8 @@ from tests.fakes.int8_network import (
 
 from optpipe.backends.torch_layers.lowering import lower_program
 from optpipe.backends.torch_layers.overflow import WIDENED, widen_overflows
-from optpipe.backends.torch_program import export_rewritten, layers_from_program
+from optpipe.backends.torch_products import layers_from_program
+from optpipe.backends.torch_program import export_rewritten
 from optpipe.core.precision import Precision
 from optpipe.kernels import tuner
 

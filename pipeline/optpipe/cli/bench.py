@@ -393,7 +393,8 @@ def compare(
     Each row is all processes that measured a build with its options under one load. Speedups are relative to the
     baseline build with the same options if measured, otherwise to the fastest baseline build.
     """
-    from optpipe.measure.compare import compare_workspace, sort_by_goal
+    from optpipe.measure.best_rows import sort_by_goal
+    from optpipe.measure.compare_workspace import compare_workspace
     from optpipe.measure.document import document_from_comparison, frame_from_comparison
     from optpipe.measure.search import slo_from_text
     from optpipe.signoff.reports import write_comparison

@@ -25,7 +25,8 @@ from optpipe.core.verdict import (
     VerdictRecord,
     VerificationRecord,
 )
-from optpipe.measure.compare import collect_build_facts, compare_measurements
+from optpipe.measure.compare import compare_measurements
+from optpipe.measure.compare_workspace import collect_build_facts
 from optpipe.measure.document import (
     draw_measurements,
     list_comparison_parts,

@@ -12,12 +12,9 @@ from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import Goal, LatencySummary, LoadSpec, Measurement, Subject, Validity
 from optpipe.core.quantity import Estimate
-from optpipe.measure.compare import (
-    compare_measurements,
-    compare_workspace,
-    find_bench_runs,
-    sort_by_goal,
-)
+from optpipe.measure.best_rows import sort_by_goal
+from optpipe.measure.compare import compare_measurements
+from optpipe.measure.compare_workspace import compare_workspace, find_bench_runs
 from optpipe.measure.document import (
     document_from_comparison,
     draw_measurements,

@@ -10,7 +10,7 @@ from tests.fakes.dossiers import edit, examine, seal_anew
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.files import Files
 from optpipe.core.verdict import Verdict
-from optpipe.measure.compare import compare_workspace
+from optpipe.measure.compare_workspace import compare_workspace
 from optpipe.signoff.verify import check_dossier
 from optpipe.workspace.seal import store_baseline
 

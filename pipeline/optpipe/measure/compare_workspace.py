@@ -1,0 +1,229 @@
+"""Compares what a workspace measured: runs, artifacts, their accuracy, and a baseline."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from optpipe.core.entries import ArtifactInfo, ModelInfo
+from optpipe.core.errors import BadInputError
+from optpipe.core.measurement import (
+    Comparison,
+    read_measurements,
+)
+from optpipe.core.metrics.scores import TOP1
+from optpipe.core.plan import for_workspace
+from optpipe.core.quantity import Estimate
+from optpipe.core.records import group_pairs
+from optpipe.core.wording import Argument, Call
+from optpipe.evaluate.recompute import observe_accuracy
+from optpipe.measure.compare import compare_measurements
+from optpipe.measure.comparison_rows import BuildFacts
+from optpipe.measure.figures import list_artifact_measurements, measurements_from_run
+from optpipe.measure.groups import (
+    RecordedMeasurement,
+)
+from optpipe.measure.int8_notes import (
+    check_int8_accuracy,
+    find_int8_causes,
+)
+from optpipe.measure.search import Slo
+from optpipe.models.artifacts.lookup import (
+    describe_network,
+    explain_other_content,
+    find_builds,
+    find_by_id,
+    judged_build_from_entry,
+    require_one_model,
+)
+from optpipe.workspace.entry import MANIFEST, Entry, Manifest, Run, load_run, runs_from_files
+from optpipe.workspace.runs import RUNS, list_runs
+from optpipe.workspace.seal import find_approved_baseline
+from optpipe.workspace.store import Store
+
+
+def find_bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ...]:
+    """The bench runs `names` (ids, unambiguous prefixes, or folders), or all.
+
+    Raises BadInputError if one is missing, or if there are none.
+    """
+    present = list_runs(workspace, "bench")
+    if not names and not present:
+        raise _nothing_measured(workspace)
+    return tuple(_find_run(name, present, workspace) for name in names) if names else present
+
+
+def _nothing_measured(workspace: Path) -> BadInputError:
+    build, bench = for_workspace("optpipe build MODEL"), for_workspace("optpipe bench MODEL")
+    return BadInputError(f"no measurements in {workspace} yet; first run {build}, then {bench}")
+
+
+def _find_measured_model(text: str, store: Store) -> str | None:
+    """The measured model that `text` means as MODEL; None if it names a run, or if nothing of it was measured."""
+    runs = list_runs(store.workspace, "bench")
+    if (Path(text) / MANIFEST).is_file() or any(run.name.startswith(text) for run in runs):
+        return None
+    measured = {one.subject.model for run in runs for one in read_measurements(run.files)}
+    builds = find_by_id(text, store) or find_builds(text, store, any_content=True)
+    named = {each.info.model for each in builds} | {text}
+    return next(iter(named & measured), None)
+
+
+def _keep_meant(
+    text: str, model: str, measured: Sequence[RecordedMeasurement], store: Store
+) -> tuple[RecordedMeasurement, ...]:
+    """Without builds of the name `model` that `text`, a name, file, or ID, does not mean, such as those of an earlier source.
+
+    Raises BadInputError with the IDs if a name means several measured models.
+    """
+    builds = {one.measurement.subject.artifact for one in measured}
+    by_id = find_by_id(text, store)
+    meant = by_id or find_builds(text, store)
+    if not by_id:
+        require_one_model(text, [each for each in meant if each.id in builds], store)
+    called = {each.id for each in store.list_entries(ArtifactInfo) if each.info.model == model}
+    others = called - {each.id for each in meant}
+    return tuple(one for one in measured if one.measurement.subject.artifact not in others)
+
+
+def _find_run(name: str, present: Sequence[Run], workspace: Path) -> Run:
+    if (Path(name) / MANIFEST).is_file():
+        run = load_run(Path(name))
+        if run.kind != "bench":
+            raise BadInputError(f"{name} is a {run.kind} run; compare requires bench runs")
+        return run
+    found = [run for run in present if run.name == name] or [
+        run for run in present if run.name.startswith(name)
+    ]
+    if len(found) != 1:
+        known = ", ".join(run.name for run in (found or present)[-5:]) or "none"
+        raise BadInputError(
+            f"{name!r} matches {len(found)} bench runs in {workspace}; available: {known}"
+        )
+    return found[0]
+
+
+def compare_workspace(
+    store: Store,
+    *,
+    names: Sequence[str] = (),
+    model: str | None = None,
+    length: int | None = None,
+    baseline: str | None = None,
+    slo: Slo | None = None,
+    across: bool = False,
+) -> tuple[Comparison, tuple[RecordedMeasurement, ...], tuple[Run, ...]]:
+    """Compares measurements; returns them and their runs too. `baseline` is a run, a workspace, or `approved` for the dossier of `model`.
+
+    A single name that is a measured model and no run acts as `model`. A name, file, or ID selects the builds that `bench` would.
+    """
+    asked = model or (names[0] if len(names) == 1 else "")
+    if asked and (meant := _find_measured_model(asked, store)) is not None:
+        model, names = meant, () if tuple(names) == (asked,) else names
+    held_against, against = _find_baseline(store, baseline, model)
+    runs = find_bench_runs(store.workspace, names)
+    if held_against is not None:
+        runs = tuple(run for run in runs if run.name != held_against)
+        if not runs:
+            problem = f"the only run is the baseline {held_against}"
+            raise BadInputError(
+                f"{problem}; measure something to compare: " + Call("bench", "MODEL")
+            )
+    measured = tuple(one for run in runs for one in measurements_from_run(run))
+    if model is not None:
+        have = sorted({str(one.measurement.subject.model) for one in measured})
+        measured = tuple(one for one in measured if one.measurement.subject.model == model)
+        if have and not measured:
+            raise BadInputError(
+                f"no measurements of {model} in {store.workspace}; measured models: {', '.join(have)}"
+            )
+    if model is not None and not names:
+        measured = _keep_meant(asked, model, measured, store)
+        if not measured:
+            raise BadInputError(
+                f"no measurements of {asked}{explain_other_content(asked, store)}",
+                remedy="build and measure it: " + Call("build", asked),
+            )
+    if length is not None:
+        have = sorted(
+            {str(one.measurement.load.length) for one in measured if one.measurement.load.length}
+        )
+        measured = tuple(one for one in measured if one.measurement.load.length == length)
+        if not measured:
+            raise BadInputError(
+                f"no measurements at length {length}; measured lengths: {', '.join(have) or 'none'}"
+            )
+    if not measured:
+        raise _nothing_measured(store.workspace)
+    known = collect_build_facts(store.list_entries(ArtifactInfo), list_runs(store.workspace))
+    found = compare_measurements(
+        measured, baseline=held_against, against=against, known=known, slo=slo, across=across
+    )
+    return (
+        replace(found, warnings=(*found.warnings, *_list_namesakes(measured, store))),
+        measured,
+        runs,
+    )
+
+
+def _list_namesakes(measured: Sequence[RecordedMeasurement], store: Store) -> Iterator[str]:
+    """Models of which several networks were measured, as far as the store has them: a row is the newest build alone."""
+    builds = {one.measurement.subject.artifact for one in measured}
+    exported = {each.id: each for each in store.list_entries(ModelInfo)}
+    stored = [each for each in store.list_entries(ArtifactInfo) if each.id in builds]
+    known = ((each.info.model, (each.manifest.parents[0], each.id)) for each in stored)
+    for model, pairs in group_pairs(each for each in known if each[1][0] in exported).items():
+        if len(origins := {origin for origin, _ in pairs}) < 2:
+            continue
+        networks = {origin: describe_network(exported[origin]) for origin in origins}
+        found = {
+            network: artifact
+            for origin, artifact in pairs
+            if (network := networks[origin]) is not None
+        }
+        if len(found) > 1:
+            listed = "; ".join(f"{network} ({artifact})" for network, artifact in found.items())
+            yield f"{len(found)} networks are called {model}, and each row shows the newest: {listed}; name another's file to compare it"
+
+
+def _find_baseline(
+    store: Store, name: str | None, model: str | None
+) -> tuple[str | None, tuple[RecordedMeasurement, ...]]:
+    if name is None:
+        return None, ()
+    if (Path(name) / RUNS).is_dir():
+        return name, tuple(
+            one for run in find_bench_runs(Path(name)) for one in measurements_from_run(run)
+        )
+    if name != "approved":
+        run = find_bench_runs(store.workspace, [name])[0]
+        return run.name, measurements_from_run(run)
+    if model is None:
+        raise BadInputError(
+            Argument("baseline", "approved") + " needs one model: add " + Argument("model", "MODEL")
+        )
+    if (files := find_approved_baseline(store.workspace, model)) is None:
+        problem = f"no approved baseline for {model}"
+        raise BadInputError(f"{problem}; approve one with " + Call("signoff approve", "DOSSIER"))
+    return f"approved {model}", tuple(
+        list_artifact_measurements(runs_from_files(files, "runs"), 0.95, None)
+    )
+
+
+def collect_build_facts(
+    artifacts: Iterable[Entry[ArtifactInfo]],
+    runs: Sequence[Run],
+    exported: Mapping[str, Manifest] | None = None,
+) -> dict[str, BuildFacts]:
+    found = {}
+    for entry in artifacts:
+        build = judged_build_from_entry(entry, exported)
+        top1 = observe_accuracy(runs, build, 0.95).get(TOP1.name)
+        accuracy = check_int8_accuracy(runs, build)
+        found[entry.id] = BuildFacts(
+            size_bytes=build.size_bytes,
+            build_s=entry.manifest.seconds,
+            top1=None if top1 is None else Estimate(float(top1.value), top1.low, top1.high),
+            causes=find_int8_causes(entry.info),
+            accuracy=accuracy.message if accuracy else None,
+        )
+    return found

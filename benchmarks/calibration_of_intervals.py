@@ -497,6 +497,21 @@ def tables(generator, scale) -> Iterator[Row]:
             where += f", 30 % of processes {slow:.0%} slower"
         what = f"some claim among ten equal builds, scatter {between:.1%}, {where}"
         yield share(claims, most=0.015, what=what, claimed="1 %")
+    for builds, faster, between in ((10, 0.10, 0.005), (2, 0.06, 0.005), (2, 0.10, 0.013)):
+        shown = []
+        for _ in range(round(100 * scale)):
+            measured = []
+            for build in range(builds):
+                level = 10 / (1 + faster * (build == 0))
+                for process in range(5):
+                    found = planted(level * np.exp(between * generator.standard_normal()))
+                    subject = replace(found.subject, artifact=f"a{build}", backend=f"b{build}")
+                    subject = replace(subject, model="m", precision="fp32")
+                    one = replace(found, subject=subject, process=process, id=f"m{build}")
+                    measured.append(RecordedMeasurement(one, "r"))
+            shown.append(compare_measurements(measured).best["latency"] is not None)
+        what = f"the fastest of {builds} is claimed: {faster:.0%} faster, scatter {between:.1%}"
+        yield share(shown, 0.9, what=what, claimed="power")
 
 
 def other_runs(generator, scale) -> Iterator[Row]:

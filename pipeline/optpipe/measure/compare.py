@@ -48,6 +48,7 @@ from optpipe.measure.groups import (
     explain_clock_difference,
     find_environment_differences,
     find_run_scatter,
+    find_usual_gap,
     merge_group,
 )
 from optpipe.measure.int8_notes import (
@@ -121,6 +122,7 @@ def _compare_groups(
     every = [*groups.values(), *(baselines.values() if baselines is not groups else ())]
     names_of_figures = [metric.name for metrics in METRICS.values() for metric in metrics]
     scatters = {name: find_run_scatter(every, name) for name in names_of_figures}
+    gaps = {name: find_usual_gap(every, name) for name in names_of_figures}
     tests: dict[tuple[str, str, str], float] = {}
     speedups: dict[str, FigureRatio] = {}
     unmatched: dict[str, str] = {}
@@ -138,7 +140,9 @@ def _compare_groups(
         if other is None:
             unmatched[row.label] = said
         elif other is not group:
-            speedup, change, basis = _compute_speedup(group, other, scatters[P50.name])
+            speedup, change, basis = _compute_speedup(
+                group, other, scatters[P50.name], gaps[P50.name]
+            )
             held_against = f"{format_row_id(other.newest)}: {names.configuration(other.newest)}"
             row = replace(row, speedup=speedup, change=change, held_against=held_against)
             if isinstance(basis, FigureRatio):
@@ -158,7 +162,7 @@ def _compare_groups(
             if isinstance(found, FigureRatio):
                 gains = metric.loss_sign * found.change.value < 0
                 better, worse = (one, another) if gains else (another, one)
-                tests[better.id, worse.id, objective] = found.p_value
+                tests[better.id, worse.id, objective] = found.assume_gap(gaps[metric.name]).p_value
     keys = [*tests, *speedups]
     p_values = [*tests.values(), *(each.p_value for each in speedups.values())]
     claimed = {
@@ -250,13 +254,17 @@ def _load(group: ProcessGroup) -> tuple[object, ...]:
 
 
 def _compute_speedup(
-    new: ProcessGroup, old: ProcessGroup, run_scatter: Scatter | None
+    new: ProcessGroup, old: ProcessGroup, run_scatter: Scatter | None, gap: float
 ) -> tuple[Estimate | None, str | None, FigureRatio | str]:
-    """The ratio of the p50 latencies, why it is not judged, and its basis or a note. INVALID sides have no figure."""
+    """The ratio of the p50 latencies, why it is not judged, and its basis or a note. INVALID sides have no figure.
+
+    `gap` is `find_usual_gap` of all builds.
+    """
     if not (new.valid and old.valid):
         return None, "not judged: INVALID", ""
     found = compare_groups(old, new, P50.name, run_scatter)
     if isinstance(found, FigureRatio):
+        found = found.assume_gap(gap)
         (low, high), _ = found.interval(PAIR_CONFIDENCE)
         return Estimate(exp(found.change.value), low, high), None, found
     before, after = (_get_p50(merge_group(each)) for each in (old, new))  # as the rows show

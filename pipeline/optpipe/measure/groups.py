@@ -284,15 +284,20 @@ class FigureRatio:
 
     @property
     def p_value(self) -> float:
-        """Two-sided: the probability of a ratio at least this far from 1 between equals."""
-        distance = abs(self.change.value)
-        unseen = (
-            float(distance <= self.speed.gap)
-            if self.speed.percent > 50
-            else self.speed.compute_p_value(distance)
-        )
-        tail = Mean(distance, self.change.error, self.change.freedom).compute_p_value_above(0.0)
-        return min(1.0, 2 * (tail + unseen))
+        """Two-sided: the probability of a ratio at least this far from 1 between equals.
+
+        Few slow processes move a percentile over all requests by the whole distance of two speeds, so that much is always possible.
+        """
+        change, distance = self.change, abs(self.change.value)
+        if self.speed.percent > 50:
+            beyond = Mean(distance - self.speed.gap, change.error, change.freedom)
+            return min(1.0, 2 * beyond.compute_p_value_above(0.0))
+        tail = Mean(distance, change.error, change.freedom).compute_p_value_above(0.0)
+        return min(1.0, 2 * (tail + self.speed.compute_pair_p_value(distance)))
+
+    def assume_gap(self, gap: float) -> "FigureRatio":
+        """The same ratio if the speeds of a build may be `gap` apart, as those of others on the same machine are."""
+        return replace(self, speed=replace(self.speed, gap=max(self.speed.gap, gap)))
 
 
 def compare_groups(
@@ -322,6 +327,16 @@ def compare_groups(
 def find_run_scatter(groups: Iterable[ProcessGroup], name: str) -> Scatter | None:
     """Scatter of the figure `name` between runs, from all builds that were measured in several."""
     return estimate_run_scatter(group.list_parts(name) for group in groups)
+
+
+def find_usual_gap(groups: Iterable[ProcessGroup], name: str) -> float:
+    """The distance of the fastest and the slowest process of a typical build (the median over `groups`), a logarithm of a ratio.
+
+    A machine with two speeds shows both to most builds, and the others may have drawn one of them only.
+    """
+    values = ([value for run in group.list_values(name) for value in run] for group in groups)
+    gaps = [log(max(each) / min(each)) for each in values if each and min(each) > 0]
+    return float(np.median(gaps)) if gaps else 0.0
 
 
 def explain_no_interval(processes: int) -> str:

@@ -344,6 +344,20 @@ class OtherSpeed:
         share = expm1(max(distance, 0.0)) / expm1(self.gap)
         return float(special.bdtr(self.left_out, self.processes + self.left_out, share))
 
+    def compute_pair_p_value(self, distance: float) -> float:
+        """The largest probability that two builds of the same long run, with as many processes each, lie `distance` apart.
+
+        All of one build may have run at its fast speed and all of the other at its slow one. Of two shares that add up to the distance,
+        equal ones are the likeliest, since the probability of either is log-concave.
+
+        >>> OtherSpeed(processes=5).compute_pair_p_value(SPEED_GAP) == 0.5**10
+        True
+        """
+        share = expm1(max(distance, 0.0)) / expm1(self.gap) if self.gap > 0 else inf
+        if share >= 2:
+            return float(distance <= 0)
+        return float(special.bdtr(self.left_out, self.processes + self.left_out, share / 2)) ** 2
+
     def widen(self, value: float, interval: Interval, confidence: float) -> tuple[Interval, str]:
         """The interval of a positive `value` over the processes that count, with what the others may add, and the reason."""
         level = (1 - confidence) / 2

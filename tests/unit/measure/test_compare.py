@@ -166,6 +166,35 @@ def test_equal_builds_and_builds_of_different_runs_are_not_told_apart():
     assert against(one, [measured("b", 2.0, 0.01, valid=False)]).speedup is None
 
 
+@pytest.mark.parametrize("gap", [0.05, 0.12])
+def test_a_build_whose_processes_all_drew_the_slow_speed_of_the_machine_is_not_called_slower(gap):
+    ones = []
+    for build in range(10):
+        slow = [build % 5 == 4] * 5 if gap == 0.05 else [build != 3, *[build == 4] * 4]
+        for at, late in enumerate(slow):
+            one = processes(f"build{build}", 10.0, 0.01)[at].measurement
+            level = 1 + gap * late
+            scaled = {
+                name: Estimate(*(level * each for each in (found.value, found.low, found.high)))
+                for name, found in one.latency_ns.percentiles.items()
+            }
+            latency = replace(one.latency_ns, percentiles=scaled)
+            rate = Estimate(100 / level * (1 + 1e-4 * at))
+            subject = replace(one.subject, backend=f"backend{build}", precision="fp32")
+            one = replace(one, subject=subject, latency_ns=latency, throughput_images_per_s=rate)
+            ones.append(RecordedMeasurement(one, "run-a", Environment(cpu="one")))
+    table = compare_measurements(ones, baseline=BASELINE, against=tuple(ones[:5]))
+    assert {row.change for row in table.rows} == {"no difference shown"}
+    assert not any(row.dominated_by for row in table.rows)
+    assert not any(table.best.values())
+
+
+def test_a_build_that_is_farther_off_than_speeds_of_the_machine_is_told_apart():
+    faster = processes("faster", 9.0, 0.02, rate=111.0)
+    table = compare_measurements([*processes("other", 10.0, 0.02, precision="fp32"), *faster])
+    assert table.row(table.best[Goal.LATENCY]).artifact == "faster"
+
+
 def test_invalid_measurements_are_shown_and_never_best():
     found = compare_measurements(
         [measured("bad", 1.0, 0.01, valid=False), measured("good", 9.0, 0.01, batch=2)]

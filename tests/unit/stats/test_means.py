@@ -1,11 +1,12 @@
 """Means over processes and runs, two speeds, and several hypotheses at once."""
 
-from math import log
+from math import expm1, log, log1p
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from optpipe.stats.means import (
     SIMILAR_RUNS_FREEDOM,
@@ -128,8 +129,21 @@ def test_farther_is_less_probable_and_more_processes_reach_less_far(one, other, 
     assert OtherSpeed(count, left_out + 1).compute_reach(0.025) > speed.compute_reach(0.025)
 
 
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 50), st.integers(0, 9), st.floats(0.01, 1))
+def test_two_builds_of_one_long_run_are_as_far_apart_no_more_often(fast, slow, count, lost, gap):
+    """`fast`: the share of processes that one build has at a slower speed, of which it shows few; `slow`: the other's, mirrored."""
+    speed = OtherSpeed(count, lost, gap)
+    distance = log1p((fast + slow) * expm1(gap))
+    probability = 1.0
+    for share in (fast, slow):
+        probability *= stats.binom.cdf(lost, count + lost, share)
+    assert probability <= speed.compute_pair_p_value(distance) * (1 + 1e-6) + 1e-12
+
+
 def test_the_ends():
     speed = OtherSpeed(5)
+    assert speed.compute_pair_p_value(0.0) == 1.0
+    assert speed.compute_pair_p_value(2 * SPEED_GAP) == 0.0
     assert speed.compute_p_value(0.0) == 1.0
     assert speed.compute_p_value(SPEED_GAP) == 0.0
     assert speed.count_processes_for_reach(0.0, 0.025) == float("inf")

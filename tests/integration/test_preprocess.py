@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from optpipe.core.records import read_record, record_from_json
-from optpipe.preprocess.end_to_end import EndToEndRecord
+from optpipe.preprocess.end_to_end import EndToEndRecord, describe_end_to_end_validity
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.places import find_shipped_folder
 from tests.fakes.odd_images import make_synthetic_image
@@ -164,6 +164,7 @@ def test_the_predictions_of_the_timed_run_are_the_references(exported, tmp_path)
     record = record_from_json(done.stdout, EndToEndRecord, "stdout")
     (result,) = record.results
     figures = result.figures
+    assert f"{result.label}: {describe_end_to_end_validity(figures)}" in done.stderr
     assert (figures.checked, figures.equal) == (32, 32)
     assert figures.classes > 3
     assert figures.bottleneck == "CPU"

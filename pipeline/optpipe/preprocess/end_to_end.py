@@ -48,6 +48,7 @@ from optpipe.preprocess.throughput import (
     BatchTimes,
     compute_images_per_s,
     compute_rate_interval,
+    is_host_loaded,
     time_batches,
     time_pipeline,
     warm_page_cache,
@@ -332,6 +333,16 @@ def find_tuned_plan(model: str, store: Store, *, gpu: bool) -> DaliPlan | None:
     return None
 
 
+def describe_end_to_end_validity(figures: EndToEndFigures) -> str:
+    """`VALID`, or `INVALID (loaded-host)`: known as soon as the process ends."""
+    codes = []
+    if is_host_loaded(figures.other_cpu_cores):
+        codes.append("loaded-host")
+    if figures.of_slower_part > 1 + NOISE:
+        codes.append("stages disturbed when measured alone")
+    return f"INVALID ({', '.join(codes)})" if codes else "VALID"
+
+
 def _measure(
     artifact: StoredArtifact, job: EndToEndJob, run: OpenRun, listener: Listener
 ) -> EndToEndResult:
@@ -340,8 +351,10 @@ def _measure(
     measured = next(run_dali_jobs(__name__, [job], tuple[BatchTimes, EndToEndFigures], limit_s))
     result = EndToEndResult(artifact.entry.id, artifact.label, job.plan, job.options, Verdict.FAIL)
     if isinstance(measured, str):
+        listener.inform(f"{artifact.label}: INVALID (failed)")
         return replace(result, error=measured)
     batches, figures = measured
+    listener.inform(f"{artifact.label}: {describe_end_to_end_validity(figures)}")
     raw = pl.DataFrame({"batch_ns": batches.batch_ns, "latency_ns": batches.latency_ns})
     write_parquet(run.path / f"{artifact.entry.id}.parquet", raw)
     warn_about_other_load(figures.other_cpu_cores, artifact.label, listener)

@@ -232,9 +232,14 @@ def frame_from_throughputs(measured: Sequence[Throughput]) -> pl.DataFrame:
     return pl.DataFrame(rows, ("row", "implementation", "batch_ns"), orient="row")
 
 
+def is_host_loaded(other_cpu_cores: float) -> bool:
+    """Whether other processes used more of the CPU than a VALID measurement of `optpipe bench` allows."""
+    return other_cpu_cores > LIMITS["max_other_cpu_share"] * count_cores()
+
+
 def warn_about_other_load(cpu_cores: float | None, what: str, listener: Listener) -> None:
-    """Warns if other processes used more of the CPU than a VALID measurement of `optpipe bench` allows."""
-    if cpu_cores is not None and cpu_cores > LIMITS["max_other_cpu_share"] * count_cores():
+    """Warns if `is_host_loaded`."""
+    if cpu_cores is not None and is_host_loaded(cpu_cores):
         problem = (
             f"other processes used {cpu_cores:.2f} of {count_cores()} cores during the measurement"
         )

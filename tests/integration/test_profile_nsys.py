@@ -44,6 +44,10 @@ def document(workspace: Path) -> dict[str, Any]:
     finished = optpipe("profile", *arguments, workspace=workspace, API_TOKEN=SECRET)
     failed = finished.document.get("failed")
     assert finished.status == ExitStatus.DONE, (failed, finished.stderr)
+    for stage in finished.document["stages"]:
+        passed = stage["profile"]["trace_quality"]["verdict"] == "PASS"
+        said = f"profile {stage['subject']['name']}: {'VALID' if passed else 'INVALID ('}"
+        assert said in finished.stderr
     found: dict[str, Any] = finished.document
     return found
 

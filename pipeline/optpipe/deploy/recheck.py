@@ -27,7 +27,7 @@ from optpipe.deploy.session_process import FrameProcess
 from optpipe.deploy.signed_build import SignedBuild
 from optpipe.measure.groups import ProcessGroup, group_processes
 from optpipe.measure.measure import BenchPlan, TrialSubject, prepare_subject
-from optpipe.measure.pair import MAX_ROUND_FACTOR, compare_environments, require_enough_rounds
+from optpipe.measure.pair import compare_environments, require_enough_rounds
 from optpipe.measure.process import WorkerPool
 from optpipe.models.artifacts.lookup import StoredArtifact
 from optpipe.models.export.exported import reference_from_file
@@ -187,12 +187,7 @@ def recheck(
             baseline = replace(contender, pool=old_pool)
             for subject in (baseline, contender):
                 subject.expect(rounds)
-            with listener.step(
-                f"{load}, {rounds} rounds or up to {MAX_ROUND_FACTOR} times as many", rounds
-            ) as step:
-                ratio = compare_environments(
-                    baseline, contender, load, rounds, randbits(32), step.advance
-                )
+            ratio = compare_environments(baseline, contender, load, rounds, randbits(32), listener)
     needed = count_rounds_to_settle(ratio, max_slowdown)
     verdict, reasons = judge_recheck(
         outputs, ratio, needed, TOLERATED_RELATIVE_ERROR[info.precision], max_slowdown

@@ -442,6 +442,21 @@ def describe_validity(found: Measurement) -> str:
     return f"{found.verdict}{codes}"
 
 
+@contextmanager
+def announce_round(number: int, listener: Listener) -> Iterator[None]:
+    """Says whether the processes of a round that measured in turns are VALID, as soon as they end.
+
+    Both meet the same load, which their ratio leaves out: the round is INVALID only if it gave none.
+    """
+    try:
+        yield
+    except StageError as error:
+        problem = str(error).splitlines()[0]
+        listener.inform(f"round {number}, both processes: INVALID ({problem})")
+        raise
+    listener.inform(f"round {number}, both processes: VALID")
+
+
 def warn_about_threads(
     artifact: StoredArtifact, options: Options, affinity: Sequence[int] | None, listener: Listener
 ) -> None:

@@ -33,6 +33,7 @@ from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.measure import (
     BenchPlan,
     TrialSubject,
+    announce_round,
     describe_validity,
     offer_recovery,
     prepare_subject,
@@ -363,7 +364,7 @@ def compare_environments(
     load: LoadSpec,
     rounds: int,
     seed: int,
-    on_round: Callable[[], None] = lambda: None,
+    listener: Listener,
 ) -> Ratio:
     """p50 of `new` over `old`: a round is a fresh process of each, which take turns in short trials.
 
@@ -376,13 +377,16 @@ def compare_environments(
     order, last = Order(seed), rounds
     before: list[float] = []
     after: list[float] = []
-    while len(before) < last:
-        one, other = _compare_once(old, new, load, order)
-        before.append(one)
-        after.append(other)
-        on_round()
-        if len(before) == rounds:
-            last = decide_rounds(before, after, rounds)
+    text = f"{load}, {rounds} rounds or up to {MAX_ROUND_FACTOR} times as many"
+    with listener.step(text, rounds) as step:
+        while len(before) < last:
+            with announce_round(len(before) + 1, listener):
+                one, other = _compare_once(old, new, load, order)
+            before.append(one)
+            after.append(other)
+            step.advance()
+            if len(before) == rounds:
+                last = decide_rounds(before, after, rounds)
     return judge_rounds(before, after, rounds)
 
 

@@ -33,7 +33,7 @@ from optpipe.core.records import Recomputed, json_from_record, record_from_files
 from optpipe.measure.figures import read_samples
 from optpipe.measure.groups import find_environment_differences
 from optpipe.measure.invariants import find_impossible_turns
-from optpipe.measure.measure import BenchPlan, TrialSubject, prepare_subject
+from optpipe.measure.measure import BenchPlan, TrialSubject, announce_round, prepare_subject
 from optpipe.measure.pair import FEWEST_QUERIES, read_trial_ns
 from optpipe.measure.process import WorkerPool, WorkerProcess
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
@@ -135,10 +135,11 @@ def measure_turns(
                 if len(found) >= FEWEST_ROUNDS and monotonic() - begun > LONGEST_S:
                     break
                 first = order.draw(SIDES)
-                frames = _measure_round(subjects, load, first)
-                for side, frame in frames.items():
-                    write_parquet(run.path / "samples" / f"{side}{turn:03}.parquet", frame)
-                found.append(summarize_round(frames))
+                with announce_round(turn + 1, listener):
+                    frames = _measure_round(subjects, load, first)
+                    for side, frame in frames.items():
+                        write_parquet(run.path / "samples" / f"{side}{turn:03}.parquet", frame)
+                    found.append(summarize_round(frames))
                 step.advance()
         described = {side: subject.blank.subject for side, subject in subjects.items()}
         record = TurnsRecord(

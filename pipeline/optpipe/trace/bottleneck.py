@@ -233,6 +233,12 @@ class Quality:
         return ABSOLUTE_TIMES in self.withheld
 
 
+def describe_quality(quality: Quality) -> str:
+    """`VALID`, or `INVALID (lost_events)` with the checks that the trace did not pass."""
+    checks = [check.name for check in quality.checks if check.verdict is not Verdict.PASS]
+    return f"INVALID ({', '.join(checks)})" if checks else "VALID"
+
+
 def check_quality(
     measured: Analysis, unprofiled_iteration_ns: float | None = None, *, expects_gpu: bool = True
 ) -> Quality:

@@ -32,6 +32,7 @@ from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples
 from optpipe.models.stored_card import read_stored_card
 from optpipe.preprocess.preprocess import choose_dali_plan
 from optpipe.trace.analysis import analysis_from_trace
+from optpipe.trace.bottleneck import describe_quality
 from optpipe.trace.nsys import BUILD_STAGES, ProfilePlan, Stage
 from optpipe.trace.read import KEEP_RAW_WARNING, trace_from_folder, trace_from_path, write_trace
 from optpipe.trace.record import (
@@ -189,6 +190,7 @@ def profile_model(
                 except OptpipeError as error:
                     errors.append(error)
                     failed[job.name] = str(error)
+                    listener.inform(f"profile {job.name}: INVALID (failed)")
         except KeyboardInterrupt:
             if stages:
                 finish(ProfileRecord(tuple(stages), failed), "interrupted")
@@ -311,9 +313,9 @@ def _profile_job(
         for subject, given in job.stages:
             facts = replace(given, unprofiled_iteration_ns=found.unprofiled_iteration_ns)
             judged = f"optpipe.{facts.stage}" if facts.stage in BUILD_STAGES else None
-            yield StageProfile(
-                subject, folder.name, judged, facts, profile_from_trace(whole, judged, facts, graph)
-            )
+            profile = profile_from_trace(whole, judged, facts, graph)
+            listener.inform(f"profile {subject.name}: {describe_quality(profile.trace_quality)}")
+            yield StageProfile(subject, folder.name, judged, facts, profile)
 
 
 def profile_recording(path: Path, range_name: str | None, listener: Listener) -> TraceProfile:

@@ -300,14 +300,11 @@ def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
         elif evidence.measurement.load.scenario is Scenario.SERVER:
             of = " of the service time"
         text = f"coefficient of variation {100 * cv:.3g}%{of} exceeds {limit:.1%}"
-        remedy = "stop other work, lock the clocks, pin the worker (--affinity, with matching --option BACKEND.threads)"
-        yield _invalidate(
-            "dispersion",
-            text,
-            f"{remedy}; or raise --max-cv, which is recorded",
-            cv=cv,
-            limit=limit,
+        remedy = (
+            "stop other work, lock the clocks, pin the worker (--affinity, with matching --option BACKEND.threads),"
+            " or compare two builds in turns, which load disturbs alike (--against, --turns)"
         )
+        yield _invalidate("dispersion", text, remedy, cv=cv, limit=limit)
 
 
 def _check_queue(evidence: ValidityEvidence) -> Iterator[Reason]:

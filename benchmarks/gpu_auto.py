@@ -416,7 +416,7 @@ def plan_network(given: Any) -> Network:
 def build_everything(network: Network, precisions: Sequence[Any], listener: Any) -> list[Any]:
     """What `--precision auto` builds, without its choice; a precision that cannot be built is named and left out."""
     from optpipe.build.build import build_model
-    from optpipe.build.choose import add_static_batches
+    from optpipe.build.candidates import add_static_batches
     from optpipe.core.errors import OptpipeError
 
     card, built = read_exported_card(network, listener), []
@@ -475,7 +475,7 @@ def choose_weights(name: str) -> str:
 
 def list_builds(built: Sequence[Any]) -> dict[str, str]:
     """Labels by id of the builds that auto would race."""
-    from optpipe.build.choose import find_flaw
+    from optpipe.build.budget import find_flaw
 
     def keeps(each: Any) -> bool:
         snr = each.verification.info.snr_db

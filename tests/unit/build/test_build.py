@@ -17,7 +17,8 @@ from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.registry import BACKENDS
 from optpipe.backends.torch_eager import TorchEager
 from optpipe.build.build import BuildPlan, build_model
-from optpipe.build.choose import choose_build, split_plan
+from optpipe.build.candidates import order_builds
+from optpipe.build.choose import choose_build
 from optpipe.build.verify import Trajectory, fill_batches, verify_session
 from optpipe.core.card import card_from_dict
 from optpipe.core.entries import ModelInfo, ReferenceInfo, weights_from_text
@@ -146,25 +147,23 @@ def test_auto_builds_on_a_gpu_only_what_may_win():
         (Precision.FP32, Precision.TF32, Precision.BF16),
         (Precision.FP16, Precision.INT8, Precision.FP8),
     )
-    first, later, last = split_plan(on_gpu, named=False, has_module=True)
-    assert (first.precisions, first.backends) == (kinds, compiled)
-    assert [(each.precisions, each.backends) for each in last] == [(kinds, bounded)]
-    assert {name: (each.precisions, each.backends) for name, (each, _) in later.items()} == {
+    order = order_builds(on_gpu, named=False, has_module=True)
+    assert (order.first.precisions, order.first.backends) == (kinds, compiled)
+    assert [(plan.precisions, plan.backends) for plan in order.bounded] == [(kinds, bounded)]
+    spared = {name: builds.plan for name, builds in order.spared.items()}
+    assert {name: (plan.precisions, plan.backends) for name, plan in spared.items()} == {
         "": (wide, compiled + bounded + eager),
         "inductor": (kinds, eager),
     }
-    first, later, last = split_plan(on_gpu, named=True, has_module=True)
-    assert (first.backends, last) == (on_gpu.backends, [])
-    assert later.keys() == {""}
-    assert (
-        split_plan(on_gpu, named=False, has_module=False)[2] == []
-    )  # without a module there is no rival
-    assert (
-        split_plan(replace(on_gpu, precisions=wide, backends=eager), named=False, has_module=True)[
-            1
-        ]
-        == {}
-    )
+
+    order = order_builds(on_gpu, named=True, has_module=True)
+    assert (order.first.backends, order.bounded) == (on_gpu.backends, ())
+    assert order.spared.keys() == {""}
+
+    # without a module there is no rival
+    assert order_builds(on_gpu, named=False, has_module=False).bounded == ()
+    alone = replace(on_gpu, precisions=wide, backends=eager)
+    assert order_builds(alone, named=False, has_module=True).spared == {}
 
 
 DOUBLE = card_from_dict(

@@ -8,15 +8,8 @@ from tests.fakes.entries import HASH, MIXED, WRONG, artifact_info, proof
 from tests.fakes.sessions import PlantedSession
 
 from optpipe.backends.onnxruntime import OnnxRuntime
-from optpipe.build import choose
-from optpipe.build.choose import (
-    ChoiceResult,
-    explain_hopeless,
-    judge_status,
-    list_candidates,
-    measure_slowdowns,
-    rule_out_backend,
-)
+from optpipe.build import slowdowns as first_look
+from optpipe.build.choose import ChoiceResult, judge_status
 from optpipe.build.doctor import (
     ToolStatus,
     document_from_diagnosis,
@@ -30,6 +23,8 @@ from optpipe.build.records import (
     document_from_build,
     document_from_choice,
 )
+from optpipe.build.slowdowns import explain_hopeless, measure_slowdowns, rule_out_backend
+from optpipe.build.standings import list_candidates
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.entries import SkippedLayer, VerificationInfo, WeightsRecord
 from optpipe.core.errors import ExitStatus
@@ -82,8 +77,8 @@ def test_a_build_that_is_far_slower_in_one_process_is_not_raced(monkeypatch):
     """One that cannot be loaded here is: its process tells why."""
     delays = {"aaaa": 5.0, "bbbb": 5.0, "cccc": 20.0}
     load = SimpleNamespace(load=lambda path, *_: PlantedSession(delays[path], "none"))
-    monkeypatch.setattr(choose, "BACKENDS", {"onnxruntime": load})
-    monkeypatch.setattr(choose, "_time_launches", lambda binding: binding.session.nanoseconds)
+    monkeypatch.setattr(first_look, "BACKENDS", {"onnxruntime": load})
+    monkeypatch.setattr(first_look, "_time_launches", lambda binding: binding.session.nanoseconds)
     builds = [judged(name) for name in (*delays, "dddd")]
     for each in builds:
         each.entry.path = each.entry.id

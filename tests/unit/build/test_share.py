@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.fakes.entries import artifact_info
 
-from optpipe.build.choose import find_flaw
+from optpipe.build.budget import find_flaw
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.errors import ExitStatus
 from optpipe.core.precision import LayerType, PlacedNode, Placement, Precision, prove_precision

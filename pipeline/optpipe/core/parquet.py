@@ -10,6 +10,7 @@ that says more than a dossier may have is refused unread.
 
 import io
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -59,9 +60,17 @@ def parse_parquet(
     content: bytes, place: Path, columns: list[str] | None = None
 ) -> "polars.DataFrame":
     """As `read_parquet`, of the content of the file `place`."""
+    return _parse(content, place, None if columns is None else tuple(columns))
+
+
+@lru_cache(maxsize=32)
+def _parse(content: bytes, place: Path, columns: tuple[str, ...] | None) -> "polars.DataFrame":
+    """Kept, because a verification asks for the same rows ten times. Nothing changes a frame in place."""
     measure_parquet(content, place)
     with read_as_user_file(place, "Parquet"):
-        frame = pl.read_parquet(io.BytesIO(content), columns=columns)
+        frame = pl.read_parquet(
+            io.BytesIO(content), columns=None if columns is None else [*columns]
+        )
         text_bytes = sum(_count_text_bytes(column) for column in frame.iter_columns())
     if text_bytes > MAX_TEXT_BYTES:
         raise TooLargeError(f"{place} is too large: its texts have {text_bytes:,} bytes")

@@ -18,6 +18,7 @@ import numpy as np
 from optpipe.core.measurement import LatencySummary, format_percentile_name
 from optpipe.core.quantity import Estimate
 from optpipe.stats.means import Interval, compute_t_quantile, mean_from_runs, special
+from optpipe.stats.remember import remember
 from optpipe.stats.stability import compute_effective_count, compute_variation_interval
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
@@ -58,7 +59,8 @@ def find_order_statistic(ordered: np.ndarray, percent: float) -> float:
     return float(ordered[rank - 1])
 
 
-def pool_percentile(processes: Sequence[np.ndarray], percent: float) -> list[float]:
+@remember
+def pool_percentile(processes: Sequence[np.ndarray], percent: float) -> tuple[float, ...]:
     """Each process's contribution to the percentile of all requests, with equal weights of processes; their mean is that percentile.
 
     The values are the jackknife's: the loss from leaving out one process of `processes`, (samples,) each. Their scatter gives the
@@ -79,9 +81,9 @@ def pool_percentile(processes: Sequence[np.ndarray], percent: float) -> list[flo
 
     whole = find(weights)
     if count < 2:
-        return [whole]
+        return (whole,)
     without = [find(np.where(owner == each, 0.0, weights)) for each in range(count)]
-    return [whole + (count - 1) * (sum(without) / count - each) for each in without]
+    return tuple(whole + (count - 1) * (sum(without) / count - each) for each in without)
 
 
 STALL_REQUESTS = 30
@@ -108,6 +110,7 @@ def count_stretches(latencies_ns: np.ndarray) -> float:
     return min(len(latencies_ns) / STALL_REQUESTS, _stretches(np.asarray(latencies_ns, float)))
 
 
+@remember
 def invert_clustered_share(
     runs: Sequence[Sequence[np.ndarray]],
     percent: float,
@@ -265,9 +268,10 @@ def _fewest_stretches(count: int) -> float:
     return min(float(FEWEST_STRETCHES), count / 2)
 
 
+@remember
 def _stretches(values: np.ndarray, caution: float = 0.0) -> float:
     """The effective count of the ranks: outliers do not hide the length of the correlation."""
-    return compute_effective_count(_rank(values).astype(float), caution=caution)
+    return compute_effective_count(_rank(values), caution=caution)
 
 
 def _rank(values: np.ndarray) -> np.ndarray:
@@ -284,7 +288,7 @@ def _rank(values: np.ndarray) -> np.ndarray:
 def _effective(values: np.ndarray, value: float, percent: float, stretches: float) -> float:
     """The number of independent samples that `values` are worth for the percentile `value`."""
     bound = _stretches(values, caution=CAUTION) if percent <= 50 else TAIL_CREDIT * stretches
-    return min(compute_effective_count((values <= value).astype(float), caution=CAUTION), bound)
+    return min(compute_effective_count(values <= value, caution=CAUTION), bound)
 
 
 RELAXATIONS_LEFT_OUT = 10

@@ -1,6 +1,5 @@
 """Warm-up, drift, and runtimes with two speeds."""
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from math import erfc, exp, inf, log1p, sqrt
@@ -8,6 +7,7 @@ from math import erfc, exp, inf, log1p, sqrt
 import numpy as np
 
 from optpipe.stats.means import Interval, compute_t_quantile, compute_t_tail, special
+from optpipe.stats.remember import remember
 
 _DIRECT_VALUES = 128
 """The lags of so few values are computed one by one; those of more by a Fourier transform."""
@@ -22,7 +22,7 @@ def compute_effective_count(series: np.ndarray, *, caution: float = 0.0) -> floa
     1988, appendix C), for decisions whether to show a figure at all.
     """
     count = len(series)
-    varies, excess, pairs = _measure_correlation(np.ascontiguousarray(series, dtype=np.float64))
+    varies, excess, pairs = _measure_correlation(series)
     if not varies:
         return float(count)
     return count / max(1.0, excess * (1 + caution * sqrt(2 * (4 * pairs + 1) / count)))
@@ -30,22 +30,11 @@ def compute_effective_count(series: np.ndarray, *, caution: float = 0.0) -> floa
 
 _Correlation = tuple[bool, float, int]
 """Whether the values vary at all, 1 + 2 Σ ρₖ, and the number of pairs of lags in the sum."""
-_MOST_KNOWN = 4096
-_known: dict[bytes, _Correlation] = {}
-"""By the hash of the values: a report, a verdict, and a verification ask for the same series several times."""
 
 
+@remember
 def _measure_correlation(series: np.ndarray) -> _Correlation:
-    key = hashlib.blake2b(series.data, digest_size=16).digest()
-    if key not in _known:
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        _known[key] = _compute_correlation(series)
-    return _known[key]
-
-
-def _compute_correlation(series: np.ndarray) -> _Correlation:
-    count = len(series)
+    series, count = series.astype(np.float64), len(series)
     if count < 4:
         return False, 1.0, 0
     centered = series - series.mean()

@@ -22,6 +22,8 @@ def find_foreign_samples(run: Run) -> Iterator[str]:
     computed = hash_text("".join(lines.to_series().fill_null("")))
     if stated != computed:
         yield f"{EVALUATION}: the data set is {stated}, but {PREDICTIONS} has samples of {computed}"
+    if frame.is_empty():
+        yield f"{PREDICTIONS}: has no sample"
     if frame["path"].has_nulls() or frame["path"].is_duplicated().any():
         yield f"{PREDICTIONS}: a sample occurs twice, or has no path"
     if {"label", "class"} <= set(frame.columns):

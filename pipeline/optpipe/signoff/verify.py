@@ -93,7 +93,7 @@ class VerifiedDossier:
     signature: str
     content: Dossier | None = None
     verdict: VerdictRecord | None = None
-    """The recomputed verdict; None if the folder is too damaged."""
+    """The recomputed verdict; None if the folder is too damaged, or its raw data contradict themselves."""
     evidence: BuildEvidence | None = None
     unbacked: tuple[str, ...] = ()
     """Statements without a raw file in the dossier."""
@@ -115,7 +115,7 @@ class VerifiedDossier:
         A PASS becomes INCONCLUSIVE if another version wrote something differently, because that may be a forgery.
         """
         if self.problems or self.content is None or self.verdict is None:
-            return ExitStatus.FAIL if self.verdict and self.as_sealed else ExitStatus.BAD_INPUT
+            return ExitStatus.FAIL if self.content and self.as_sealed else ExitStatus.BAD_INPUT
         differs = self.not_compared and self.content.request.optpipe != __version__
         passed = self.verdict.verdict is Verdict.PASS
         return ExitStatus.INCONCLUSIVE if differs and passed else self.verdict.verdict.exit_status
@@ -186,8 +186,12 @@ def check_dossier(
     try:
         problems += _find_foreign_files(files)
         dossier = read_dossier(files)
+        found = replace(found, content=dossier)
+        contradictions = [*find_contradictions(dossier)]
+        if impossible := [*find_impossible_data(dossier)]:  # nothing is computed from it
+            return replace(found, problems=(*problems, *impossible, *contradictions))
         verdict, evidence = judge_dossier(dossier)
-        found = replace(found, content=dossier, verdict=verdict, evidence=evidence)
+        found = replace(found, verdict=verdict, evidence=evidence)
         stored, computed = (
             document_from_json(files.read(VERDICT), VERDICT),
             plain_from_record(verdict),
@@ -197,7 +201,8 @@ def check_dossier(
             [*find_disagreements(stored, computed, VERDICT, ()), *_find_unknown_keys(dossier)],
             dossier.request,
         )
-        problems += [*serious, *find_contradictions(dossier), *_check_stamp(dossier, stamp)]
+        problems += [*serious, *contradictions, *_check_stamp(dossier, stamp)]
+        problems += _compare_errors(dossier)
         for run in (*dossier.baseline_runs, *dossier.every_run):
             for recompute in RECOMPUTE.get(run.kind, ()):
                 problems += compare_recomputed(recompute(run))
@@ -302,6 +307,29 @@ def _has_plain_name(name: str) -> bool:
     return name.isascii() and name.isprintable() and "\\" not in name
 
 
+def find_impossible_data(dossier: Dossier) -> Iterator[str]:
+    """One line for each rule that raw data break. What contradicts itself is judged by no arithmetic."""
+    for entry in dossier.builds:
+        if _has_errors(entry):
+            place = f"{BUILDS}/{entry.path.name}/{OUTPUT_ERRORS}"
+            yield from (f"{place}: {each}" for each in find_impossible_errors(entry))
+    for folder, runs in (("runs", dossier.every_run), ("baseline/runs", dossier.baseline_runs)):
+        for run in runs:
+            yield from (f"{folder}/{run.path.name}/{each}" for each in _find_impossible(run))
+
+
+def _compare_errors(dossier: Dossier) -> Iterator[str]:
+    """Stated errors of outputs that do not follow from those of the samples."""
+    for entry in filter(_has_errors, dossier.builds):
+        place = f"{BUILDS}/{entry.path.name}/{OUTPUT_ERRORS}"
+        stated = [*entry.info.outputs, *entry.info.trajectory]
+        yield from compare_recomputed([(place, stated, [*recompute_outputs(entry)])])
+
+
+def _has_errors(entry: Entry[Any]) -> bool:
+    return isinstance(entry.info, VerificationInfo) and OUTPUT_ERRORS in entry.manifest.files
+
+
 def find_contradictions(dossier: Dossier) -> Iterator[str]:
     """One line for each contradiction between two records, or inside one."""
     request = dossier.request
@@ -312,14 +340,6 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
     builds = {each.id: each for each in dossier.builds}
     for entry in builds.values():
         yield from _check_entry(entry, builds)
-        recorded = (
-            isinstance(entry.info, VerificationInfo) and OUTPUT_ERRORS in entry.manifest.files
-        )
-        if recorded:
-            place = f"{BUILDS}/{entry.path.name}/{OUTPUT_ERRORS}"
-            yield from (f"{place}: {each}" for each in find_impossible_errors(entry))
-            stated = [*entry.info.outputs, *entry.info.trajectory]
-            yield from compare_recomputed([(place, stated, [*recompute_outputs(entry)])])
     # an approved file may have had the id of the artifact
     others = {name: build for name, build in builds.items() if name != request.artifact}
     baseline = {request.baseline_artifact} - {None}
@@ -331,7 +351,6 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
             paired = baseline if COMPARISON_FILE in run.manifest.files else set()
             place = f"{folder}/{run.path.name}"
             yield from _check_run(run, place, known, needed | paired)
-            yield from (f"{place}/{each}" for each in _find_impossible(run))
         yield from find_copies(runs, folder)
     measured = {
         run.name: len(read_measurements(run.files))

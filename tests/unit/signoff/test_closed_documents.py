@@ -74,3 +74,24 @@ def test_each_build_that_was_evaluated_has_one_row(dossier, change):
 def test_errors_that_a_record_names_are_there(dossier):
     next(dossier.glob("builds/verification-*/errors.parquet")).unlink()
     require_refused(dossier)
+
+
+def empty_predictions(folder):
+    path = next(folder.glob("runs/evaluate-*/predictions.parquet"))
+    pl.read_parquet(path).clear().write_parquet(path)
+
+
+def enlarge_errors(folder):
+    """Squares whose product is more than a number can be."""
+    path = next(folder.glob("builds/verification-*/errors.parquet"))
+    pl.read_parquet(path).with_columns(
+        reference_square=pl.lit(1e308), output_square=pl.lit(1e308)
+    ).write_parquet(path)
+    edit(path.with_name("manifest.json"), "files", path.name, "sha256", value=hash_file(path))
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("spoil", [empty_predictions, enlarge_errors])
+def test_impossible_values_reach_no_arithmetic(dossier, spoil):
+    spoil(dossier)
+    require_refused(dossier)

@@ -288,6 +288,46 @@ Run = Callable[..., Ran]
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
+CHOOSES_AMONG_EQUALS = """import torch
+
+INPUTS = [{"name": "x", "dtype": "float32", "min": [1, 64, 8], "opt": [4, 64, 8], "max": [8, 64, 8]}]
+
+
+class Queries(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.score, self.box = torch.nn.Linear(8, 3), torch.nn.Linear(8, 4)
+        self.mixed = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        level = x.mean(-1)
+        best = torch.where(level > 0.3, level, torch.zeros_like(level)).topk(20).indices
+        chosen = x.gather(1, best[..., None].expand(-1, -1, 8))
+        chosen = chosen + self.mixed(chosen, chosen, chosen)[0]
+        return self.score(chosen), self.box(chosen)
+
+
+def make():
+    return Queries()
+"""
+
+
+def test_rows_chosen_among_equal_scores_are_those_of_the_module(tmp_path, inside) -> None:
+    """As in RT-DETR: most anchors are masked, so that the edge of TopK lies among equal scores."""
+    (tmp_path / "net.py").write_text(CHOOSES_AMONG_EQUALS)
+    rows = np.random.default_rng(0).standard_normal((32, 64, 8)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=rows)
+    options = ("--weights", "random", "--backend", "onnxruntime", "--device", "cpu", "--json")
+    more = ("--calibration", "rows.npz", "--min-snr", "0dB", "--workspace", tmp_path / "work")
+    ran = inside(
+        "build", "net.py:make", "--precision", "fp32,int8", *options, *more, cwd=tmp_path
+    ).expect(0)
+    exact, quantized = (each["parity"] for each in ran.document["artifacts"])
+    assert exact["passed"]
+    assert exact["snr_db"] is None or exact["snr_db"] > 100
+    assert quantized["snr_db"] > 20
+
+
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet", "inception_v2"])
 def test_third_party_onnx_files(name: str, run: Run) -> None:
     """Old IR, opset 8 or 9, weights listed as inputs; the larger ones are left to a run by hand, for their time."""

@@ -17,6 +17,7 @@ from optpipe.models.export.rewrites import (
     compare_values,
     run_exposed,
 )
+from optpipe.models.export.stable_selection import open_stable_selection
 
 
 def find_first_divergence(
@@ -61,6 +62,6 @@ def _record_values(program: Any, card: ModelCard, feeds: Feeds) -> dict[str, NDA
         held[spec.target] if spec.target in held else next(given)
         for spec in program.graph_signature.input_specs
     ]
-    with torch.inference_mode():
+    with torch.inference_mode(), open_stable_selection():
         Recorder(program.graph_module).run(*arguments)
     return values

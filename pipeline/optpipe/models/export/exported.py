@@ -22,6 +22,7 @@ from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, sa
 from optpipe.models.export.rewrites import RewriteGuard, find_worst
 from optpipe.models.export.selections import Selection, align_rows, read_selection
 from optpipe.models.export.source_graph import prepare_graph
+from optpipe.models.export.stable_selection import open_stable_selection
 from optpipe.models.export.ties import describe_tie
 from optpipe.models.identity import compute_content_id
 from optpipe.models.inputs.rows import Arrays, run_rows, split_batches
@@ -448,7 +449,7 @@ def _require_fixed_shapes(path: Path, card: ModelCard, inputs: Arrays) -> None:
 def run_torch_model(module: Any, card: ModelCard, inputs: Arrays) -> dict[str, np.ndarray]:
     """The source model's outputs by name, in FP32 on the CPU, in batches that the profile allows.
 
-    Raises BadInputError with the module's error.
+    Among equal values, its selections take the lower index, as ONNX's do. Raises BadInputError with the module's error.
     """
 
     def run(batch: Arrays) -> Arrays:
@@ -467,7 +468,7 @@ def run_torch_model(module: Any, card: ModelCard, inputs: Arrays) -> dict[str, n
         ]
         return dict(zip((each.name for each in card.outputs), values, strict=True))
 
-    with torch.inference_mode():
+    with torch.inference_mode(), open_stable_selection():
         return run_rows(card, inputs, run)
 
 

@@ -154,7 +154,7 @@ def build_case(
 ) -> dict[str, Any]:
     """The results in FP32 and, if the graph computes in FP32, FP16; the remarks of the rewrites."""
     from optpipe.backends.base import BuildRequest
-    from optpipe.backends.onnx_graph import find_own_precision
+    from optpipe.backends.onnx_quantized import find_own_precision
     from optpipe.backends.onnxruntime import OnnxRuntime
     from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
     from optpipe.backends.plain_session import PlainSession

@@ -7,7 +7,7 @@ import torch
 from tests.fakes.fp8_models import BERT, VIT, draw, make_request, run_onnx
 
 from optpipe.backends.inductor import Inductor, find_old_gpu
-from optpipe.backends.onnx_graph import QuantizedLayer
+from optpipe.backends.onnx_quantized import QuantizedLayer
 from optpipe.backends.torch_fp8 import lower_fp8, make_linear, quantize
 from optpipe.core.precision import Precision, prove_precision
 from optpipe.quantize.qdq import choose_scale, round_to_e4m3

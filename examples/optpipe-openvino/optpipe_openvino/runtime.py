@@ -12,7 +12,9 @@ import numpy as np
 import openvino as ov
 
 from optpipe.backends.base import Binding, BuildRequest, Device, Marked, Run
-from optpipe.backends.onnx_graph import MarkedGraph, layers_from_onnx, load_onnx
+from optpipe.backends.onnx_graph import load_onnx
+from optpipe.backends.onnx_layers import layers_from_onnx
+from optpipe.backends.onnx_marked import MarkedGraph
 from optpipe.backends.plain_session import mark_source
 from optpipe.core.card import TensorSpec
 from optpipe.core.entries import ArtifactInfo

@@ -25,13 +25,9 @@ from optpipe.backends.base import (
     prefers_channels_last,
 )
 from optpipe.backends.graph_names import NameGiver
-from optpipe.backends.onnx_graph import (
-    MarkedGraph,
-    OnnxGraph,
-    layers_from_onnx,
-    load_onnx,
-    replace_nodes,
-)
+from optpipe.backends.onnx_graph import OnnxGraph, load_onnx, replace_nodes
+from optpipe.backends.onnx_layers import layers_from_onnx
+from optpipe.backends.onnx_marked import MarkedGraph
 from optpipe.backends.onnxruntime_session import (
     FLOAT_DATA,
     PROVIDERS,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from optpipe.backends.base import Binding, Device, Run
-from optpipe.backends.onnx_graph import MarkedGraph
+from optpipe.backends.onnx_marked import MarkedGraph
 from optpipe.core import LazyModule, np, torch
 from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, StageError, first_line

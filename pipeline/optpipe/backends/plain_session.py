@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from optpipe.backends.onnx_graph import MarkedGraph, find_unread_inputs, load_onnx
+from optpipe.backends.onnx_graph import find_unread_inputs, load_onnx
+from optpipe.backends.onnx_marked import MarkedGraph
 from optpipe.backends.onnxruntime_session import (
     create_inference_session,
     ort,

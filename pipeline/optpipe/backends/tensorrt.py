@@ -27,13 +27,9 @@ from optpipe.backends.base import (
     Session,
     merge_options,
 )
-from optpipe.backends.onnx_graph import (
-    MarkedGraph,
-    count_graph_macs,
-    describe_graph_weights,
-    infer_graph_types,
-    load_onnx,
-)
+from optpipe.backends.onnx_graph import load_onnx
+from optpipe.backends.onnx_layers import count_graph_macs, describe_graph_weights, infer_graph_types
+from optpipe.backends.onnx_marked import MarkedGraph
 from optpipe.backends.onnxruntime_session import mark_as_written
 from optpipe.backends.plain_session import mark_source
 from optpipe.backends.tensorrt_engine import (

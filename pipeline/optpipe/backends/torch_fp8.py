@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_onnx
+from optpipe.backends.onnx_graph import load_onnx
+from optpipe.backends.onnx_quantized import QuantizedLayer, layers_from_qdq
 from optpipe.backends.torch_graph import (
     copy_where_needed,
     read_arguments,

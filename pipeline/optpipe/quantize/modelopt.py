@@ -17,7 +17,8 @@ from optpipe.backends.graph_names import (
     iterate_graphs,
     rename_some_values,
 )
-from optpipe.backends.onnx_graph import drop_unknown_sizes, iterate_nodes
+from optpipe.backends.onnx_graph import iterate_nodes
+from optpipe.backends.onnx_mends import drop_unknown_sizes
 from optpipe.core import np, onnx
 from optpipe.core.errors import OptpipeError, StageError, escape, first_line
 from optpipe.core.precision import Precision

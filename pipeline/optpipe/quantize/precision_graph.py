@@ -13,12 +13,12 @@ from optpipe.backends.base import Device
 from optpipe.backends.graph_names import NameGiver, PlainNames, iterate_graphs
 from optpipe.backends.onnx_graph import (
     expose_tensors,
-    infer_graph_types,
     iterate_nodes,
     load_onnx,
     name_nodes,
     replace_nodes,
 )
+from optpipe.backends.onnx_layers import infer_graph_types
 from optpipe.backends.onnx_products import GraphTypes
 from optpipe.core import np, onnx
 from optpipe.core.card import InputSpec, ModelCard

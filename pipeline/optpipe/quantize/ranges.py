@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.base import Device
-from optpipe.backends.onnx_graph import expose_tensors, load_onnx, separate_int8_constants
+from optpipe.backends.onnx_graph import expose_tensors, load_onnx
+from optpipe.backends.onnx_mends import separate_int8_constants
 from optpipe.backends.onnxruntime_session import create_inference_session, translate_runtime_errors
 from optpipe.core import LazyModule, onnx, torch
 from optpipe.core.entries import SampleSetSummary

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.base import Device
-from optpipe.backends.onnx_graph import infer_graph_types, load_onnx, name_nodes
+from optpipe.backends.onnx_graph import load_onnx, name_nodes
+from optpipe.backends.onnx_layers import infer_graph_types
 from optpipe.backends.onnx_products import count_node_macs
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ModelInfo

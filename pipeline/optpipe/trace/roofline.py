@@ -24,7 +24,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.onnx_graph import infer_graph_types, load_onnx
+from optpipe.backends.onnx_graph import load_onnx
+from optpipe.backends.onnx_layers import infer_graph_types
 from optpipe.backends.onnx_products import count_node_macs
 from optpipe.core import torch
 from optpipe.core.card import InputSpec

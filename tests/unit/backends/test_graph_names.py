@@ -7,7 +7,8 @@ from onnx import helper
 from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.graph_names import NameGiver, PlainNames, collect_names
-from optpipe.backends.onnx_graph import name_nodes, rename_inner_twins
+from optpipe.backends.onnx_graph import name_nodes
+from optpipe.backends.onnx_mends import rename_inner_twins
 
 ENDS = (
     "",

@@ -16,7 +16,7 @@ from tests.fakes.graphs import onnx_model
 
 import optpipe
 from optpipe.backends.base import Backend, BuildResult, Capability, Option
-from optpipe.backends.onnx_graph import layers_from_onnx
+from optpipe.backends.onnx_layers import layers_from_onnx
 from optpipe.backends.registry import BACKENDS, backends_from_text, resolve_effective_options
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.build.doctor import diagnose_machine

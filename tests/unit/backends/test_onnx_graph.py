@@ -5,7 +5,9 @@ import onnx
 import pytest
 from tests.fakes.graphs import onnx_model
 
-from optpipe.backends.onnx_graph import find_index_bounds, layers_from_onnx, separate_int8_constants
+from optpipe.backends.onnx_layers import layers_from_onnx
+from optpipe.backends.onnx_mends import separate_int8_constants
+from optpipe.backends.onnx_size_inputs import find_index_bounds
 from optpipe.core.card import InputSpec
 
 IMAGE = InputSpec("x", "float32", (1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 from tests.fakes.graphs import onnx_model
 
-from optpipe.backends.onnx_graph import layers_from_onnx
+from optpipe.backends.onnx_layers import layers_from_onnx
 from optpipe.backends.onnx_products import GraphTypes, count_node_macs
 from optpipe.core.card import InputSpec
 from optpipe.core.precision import UNATTRIBUTED
@@ -162,7 +162,7 @@ def test_a_call_of_a_function_is_unattributed() -> None:
     ],
 )
 def test_weights_are_described_as_they_are_stored(kind, scale, attributes, form) -> None:
-    from optpipe.backends.onnx_graph import find_own_precision
+    from optpipe.backends.onnx_quantized import find_own_precision
 
     weight = helper.make_tensor("q", kind, [64, 8], [0] * 512)
     nodes = [

@@ -14,7 +14,7 @@ from tests.fakes.entries import artifact_info
 from tests.fakes.graphs import node_of, onnx_model
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.onnx_graph import layers_from_onnx
+from optpipe.backends.onnx_layers import layers_from_onnx
 from optpipe.backends.onnxruntime import (
     OnnxRuntime,
     may_use_tensor_cores,

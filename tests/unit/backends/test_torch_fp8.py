@@ -21,7 +21,7 @@ from tests.fakes.graphs import onnx_model
 from optpipe.backends import inductor, torch_fp8
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.inductor import Inductor
-from optpipe.backends.onnx_graph import QuantizedLayer
+from optpipe.backends.onnx_quantized import QuantizedLayer
 from optpipe.backends.registry import backends_from_text
 from optpipe.backends.torch_fp8 import lower_fp8
 from optpipe.backends.torch_products import layers_from_program

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.fakes.graphs import node_of, onnx_model, value_of
 
-from optpipe.backends.onnx_graph import find_index_bounds, find_size_inputs
+from optpipe.backends.onnx_size_inputs import find_index_bounds, find_size_inputs
 from optpipe.core.card import InputSpec
 from optpipe.core.entries import WeightsRequest
 from optpipe.models.inputs.samples import SIZE_BOUND, bound_noise, make_noise_rows

@@ -6,7 +6,8 @@ import pytest
 from onnx import TensorProto, helper
 from tests.unit.models.test_onnx_models import built
 
-from optpipe.backends.onnx_graph import find_own_precision, layers_from_onnx
+from optpipe.backends.onnx_layers import layers_from_onnx
+from optpipe.backends.onnx_quantized import find_own_precision
 from optpipe.build.records import document_from_build, result_from_build
 from optpipe.core.card import card_from_file
 from optpipe.core.entries import WeightsRequest

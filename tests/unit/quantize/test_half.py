@@ -12,7 +12,8 @@ from hypothesis.extra import numpy as arrays
 from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.graph_names import PlainNames
-from optpipe.backends.onnx_graph import drop_unknown_sizes, infer_graph_types
+from optpipe.backends.onnx_layers import infer_graph_types
+from optpipe.backends.onnx_mends import drop_unknown_sizes
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import StageError
 from optpipe.core.precision import Precision

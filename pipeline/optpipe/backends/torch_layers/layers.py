@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.backends.onnx_graph import QuantizedLayer
+from optpipe.backends.onnx_quantized import QuantizedLayer
 from optpipe.backends.torch_graph import read_arguments
 from optpipe.backends.torch_layers.attention import get_only
 from optpipe.backends.torch_layers.overflow import WIDENED

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.onnx_graph import QuantizedLayer, layers_from_qdq, load_onnx
+from optpipe.backends.onnx_graph import load_onnx
+from optpipe.backends.onnx_quantized import QuantizedLayer, layers_from_qdq
 from optpipe.backends.torch_graph import (
     add_constant,
     copy_where_needed,

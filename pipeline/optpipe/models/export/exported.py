@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from optpipe.backends.onnx_graph import find_own_precision, is_quantized_dynamically, load_onnx
+from optpipe.backends.onnx_graph import load_onnx
+from optpipe.backends.onnx_quantized import find_own_precision, is_quantized_dynamically
 from optpipe.backends.plain_session import PlainSession
 from optpipe.core import onnx, torch
 from optpipe.core.card import ModelCard, require_matching_input

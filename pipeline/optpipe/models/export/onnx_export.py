@@ -11,13 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.onnx_graph import (
-    find_compared_values,
-    find_index_bounds,
-    find_unread_inputs,
-    infer_graph_types,
-    load_onnx,
-)
+from optpipe.backends.onnx_graph import find_unread_inputs, load_onnx
+from optpipe.backends.onnx_layers import infer_graph_types
+from optpipe.backends.onnx_size_inputs import find_compared_values, find_index_bounds
 from optpipe.backends.plain_session import PlainSession
 from optpipe.backends.torch_program import make_dynamic_shapes, make_example_inputs
 from optpipe.core import onnx, torch

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from optpipe.backends.graph_names import NameGiver, iterate_graphs
-from optpipe.backends.onnx_graph import iterate_nodes, name_nodes, rename_inner_twins
+from optpipe.backends.onnx_graph import iterate_nodes, name_nodes
+from optpipe.backends.onnx_mends import rename_inner_twins
 from optpipe.core import np, onnx
 from optpipe.core.errors import StageError, first_line
 

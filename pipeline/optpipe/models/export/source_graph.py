@@ -16,9 +16,8 @@ from optpipe.backends.onnx_graph import (
     list_read_names,
     name_nodes,
     replace_nodes,
-    separate_int8_constants,
-    state_zero_points,
 )
+from optpipe.backends.onnx_mends import separate_int8_constants, state_zero_points
 from optpipe.core import LazyModule, onnx
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError, StageError, escape

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from optpipe.backends.onnx_graph import (
+from optpipe.backends.onnx_graph import load_onnx
+from optpipe.backends.onnx_size_inputs import (
     find_compared_values,
     find_index_bounds,
     find_size_inputs,
-    load_onnx,
 )
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.events import Listener, SilentListener

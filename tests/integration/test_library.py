@@ -246,6 +246,144 @@ def test_a_build_whose_file_was_removed_says_so(tmp_path) -> None:
         again(torch.zeros(1, 8))
 
 
+def evaluate(build):
+    return build.evaluate(
+        (torch.zeros(4, 8), torch.arange(4)), metric=op.Metric(lambda *_: 1.0, range=(0, 1))
+    )
+
+
+USES = {
+    "call": lambda build: build(torch.zeros(1, 8)),
+    "bench": lambda build: build.bench(batch=1, processes=1, min_time=0.05, keep_going=True),
+    "time": lambda build: build.time(seconds=0.01),
+    "evaluate": evaluate,
+    "signoff": lambda build: build.signoff(op.Policy(size={"maximum": "1 MiB"}), figures=False),
+}
+
+
+@pytest.fixture(scope="module")
+def spare(tmp_path_factory) -> op.Model:
+    folder = tmp_path_factory.mktemp("spare")
+    return op.Model(torch.nn.Linear(8, 4), example=torch.zeros(2, 8), workspace=folder)
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("loaded", [True, False])
+def test_any_use_of_a_removed_build_says_so(spare, use, loaded) -> None:
+    build = spare.build("fp32", **CPU)["fp32"]
+    if loaded:
+        build(torch.zeros(1, 8))
+    shutil.rmtree(build.path.parent)
+    with pytest.raises(op.StageError, match=r"was removed from .*\nbuild it again: Model\.build"):
+        USES[use](build)
+    again = spare.build("fp32", **CPU)["fp32"]
+    assert again.id == build.id
+    assert build(torch.zeros(1, 8)).shape == (1, 4)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_any_use_of_a_damaged_build_says_so(spare, use) -> None:
+    build = spare.build("fp32", **CPU)["fp32"]
+    build.path.write_bytes(b"something else")
+    with pytest.raises(op.StageError, match="is damaged") as error:
+        USES[use](build)
+    shown = str(error.value)
+    assert "in Python" in shown
+    assert "`" not in shown
+    assert len(shown.splitlines()) <= 2
+
+
+def test_of_several_builds_a_damaged_one_is_a_warning_and_the_others_are_scored(tmp_path) -> None:
+    x = torch.randn(64, 8)
+    model = op.Model(torch.nn.Linear(8, 4), example=x[:2], trained=True, workspace=tmp_path)
+    builds = model.build(["fp32", "int8"], calibration=x, **CPU)
+    builds["fp32"].path.write_bytes(b"something else")
+    scores = evaluate(builds)
+    assert [row["value"] for row in scores.frame().to_dicts()] == [1.0, None, 1.0]
+    assert any("onnxruntime fp32" in each and "damaged" in each for each in scores.warnings)
+
+
+def test_a_precision_that_no_backend_here_has_is_in_the_builds_with_its_reason(spare) -> None:
+    builds = spare.build(["fp32", "fp16"], device="cpu")
+    assert list(builds) == ["fp32", "fp16"]
+    assert builds["fp32"].ok
+    assert not builds["fp16"].ok
+    assert "no fp16 kernels on cpu" in builds["fp16"].reason
+    with pytest.raises(op.StageError, match="fp16 was not built"):
+        builds["fp16"](torch.zeros(1, 8))
+
+
+def test_warnings_are_those_of_one_call(tmp_path) -> None:
+    workspace = op.Workspace(tmp_path, listener=op.Listener())
+    model = op.Model(torch.nn.Linear(8, 4), example=torch.zeros(2, 8), workspace=workspace)
+    first = model.build("fp16", device="cpu").warnings
+    assert any("fp16" in each for each in first)
+    assert not model.build("fp32", **CPU).warnings
+    assert model.build("fp16", device="cpu").warnings == first
+    assert workspace.listener.warnings == list(first)
+
+
+@pytest.mark.parametrize(
+    ("trained", "said"), [(None, "trained=True"), (False, "random"), (True, None)]
+)
+def test_weights_that_are_not_trained_are_not_scored_and_the_frame_says_why(
+    trained, said, tmp_path
+) -> None:
+    net = torch.nn.Linear(8, 4)
+    model = op.Model(net, example=torch.zeros(2, 8), trained=trained, workspace=tmp_path)
+    scores = evaluate(model.build("fp32", **CPU))
+    reasons = scores.frame()["why_not"].to_list()
+    if said is None:
+        assert reasons == [None, None]
+        assert not any("scored" in each for each in scores.warnings)
+    else:
+        assert all(said in each for each in reasons)
+        assert any(said in each for each in scores.warnings)
+
+
+def test_a_metric_changes_nothing_but_its_copies(builds, held) -> None:
+    def spoil(outputs, label):
+        score = float(np.argmax(outputs) == label)
+        outputs[:] = 0
+        return score
+
+    spoiled = builds.evaluate(held, metric=op.Metric(spoil, range=(0, 1)))
+    snr = [each.snr_db for each in spoiled.record.results if each.artifact]
+    assert all(each is not None and each < 200 for each in snr)
+
+
+class Undefined(torch.nn.Module):
+    """Gives NaN for samples whose first value is below zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + 0 * torch.sqrt(x[:, :1])
+
+
+def test_outputs_that_are_no_numbers_are_a_warning(tmp_path) -> None:
+    x = torch.rand(64, 8) + 0.1
+    model = op.Model(Undefined(), example=x[:2], workspace=tmp_path)
+    build = model.build("fp32", data=x, **CPU)["fp32"]
+    x[:5, 0] = -1
+    warned = build.evaluate(
+        (x, torch.arange(64)), metric=op.Metric(lambda *_: 1.0, range=(0, 1))
+    ).warnings
+    assert sum("gives NaN for 5 of 64" in each for each in warned) == 2
+
+
+@pytest.mark.parametrize("metric", ["top1", lambda *_: 1.0, 3])
+def test_what_is_no_metric_is_refused(builds, held, metric) -> None:
+    with pytest.raises(op.BadInputError, match=r"metric=Metric\("):
+        builds.evaluate(held, metric=metric)
+    with pytest.raises(op.BadInputError, match=r"metric=Metric\("):
+        builds["fp32"].signoff(
+            op.Policy(accuracy={"maximum_drop": "1 point"}), data=held, metric=metric
+        )
+
+
 def hooked():
     module = Net()
     module.first.register_forward_hook(lambda *_: None)
@@ -271,6 +409,11 @@ def on_meta():
         (Net, lambda: images()[:0], "empty"),
         (Net, lambda: {"pictures": images()}, "no argument 'pictures'"),
         (Net, lambda: images().to("meta"), "on meta"),
+        (Net, lambda: images().to_sparse(), "to_dense"),
+        (Net, lambda: np.array([None], dtype=object), "objects, the first of type NoneType"),
+        (Net, lambda: np.array(["text"]), "array of texts"),
+        (Net, lambda: (images(), torch.arange(4)), "2 inputs are given, and forward takes 1"),
+        (lambda: torch.nn.Linear(8, 4), lambda: [torch.zeros(2, 8)] * 3, "3 inputs are given"),
     ],
 )
 def test_a_module_or_example_that_cannot_be_used_is_refused_in_two_lines(
@@ -461,6 +604,7 @@ def test_scores_of_a_metric(builds, held, workspace) -> None:
         (lambda *given: given[0], "array"),
         (lambda *_: None, "None"),
         (lambda *_: 1 / 0, "ZeroDivisionError"),
+        (lambda *_: sys.exit(3), "SystemExit"),
     ],
 )
 def test_a_metric_that_gives_no_score_is_refused(builds, held, function, said) -> None:

@@ -287,6 +287,7 @@ def time_build(build: "Build", batch: int | None, seconds: float) -> Times:
     size = usual if batch is None else batch
     if not low <= size <= high:
         raise BadInputError(f"batch {size} is outside the profile {low}…{high} of {build.label}")
+    build.require_present()
     if stored.reference is None:
         raise BadInputError(
             f"{build.label} has no verification inputs in {store.workspace}; build it again"

@@ -183,12 +183,28 @@ class Build:
             )
         return pack_outputs(outputs, self.card.outputs, as_tensors=True)
 
+    def require_present(self) -> None:
+        """Raises StageError if its files were removed from the workspace."""
+        from optpipe.models.artifacts.lookup import list_engine_files
+        from optpipe.workspace.entry import MANIFEST
+
+        entry = self._stored.entry
+        if not all(entry.file(name).exists() for name in (MANIFEST, *list_engine_files(entry))):
+            raise self._describe_removal()
+
+    def _describe_removal(self) -> StageError:
+        return StageError(
+            f"{self.label} ({self.id}) was removed from {self.workspace.path}",
+            remedy="build it again: Model.build finds or makes it",
+        )
+
     def _open(self) -> Any:
         """The session; the caller holds the lock."""
         if self._session is None:
             from optpipe.backends.base import RunsOnDevice
             from optpipe.backends.registry import BACKENDS
 
+            self.require_present()
             backend, entry = BACKENDS[self.backend], self._stored.entry
             if (why_not := backend.find_run_blocker(self.info)) is not None:
                 raise MissingError(f"{self.label} cannot run on this machine: {why_not}")
@@ -199,9 +215,7 @@ class Build:
             self._file = str(self.path)
         elif not os.path.exists(self._file):  # noqa: PTH110 - a Path costs more than some calls
             self._unload()
-            raise StageError(
-                f"{self.label} ({self.id}) was removed from {self.workspace.path}\nbuild it again: Model.build finds or makes it"
-            )
+            raise self._describe_removal()
         return self._session
 
     @contextmanager
@@ -380,12 +394,14 @@ class Builds(Mapping[str, Build]):
         return tuple(each for each in self._builds.values() if isinstance(each, FailedBuild))
 
     def require_built(self) -> tuple[Build, ...]:
-        """Raises StageError with the reasons if nothing was built."""
+        """Raises StageError with the reasons if nothing was built, and if a build was removed from the workspace."""
         if not self.built:
             reasons = "; ".join(
                 f"{each.backend} {each.wanted}: {each.reason}" for each in self.failed
             )
             raise StageError(f"nothing was built: {reasons}")
+        for each in self.built:
+            each.require_present()
         return self.built
 
     def bench(self, **options: Any) -> "Bench":
@@ -560,7 +576,7 @@ def _list_builds(
         )
         for each in built.artifacts
     ]
-    for omitted in (*built.failed, *built.skipped):
+    for omitted in (*built.failed, *built.skipped, *built.replaced):
         found += [
             FailedBuild(name.strip(), str(omitted.precision), omitted.reason)
             for name in omitted.backend.split(",")

@@ -46,8 +46,7 @@ class Data:
         axes: Mapping[str | int, int | None] | None = None,
         name: str | None = None,
     ) -> None:
-        if count is not None and count < 1:
-            raise BadInputError(f"count {count}: expected at least 1")
+        _require_numbers(count, seed, axes)
         self.path: Path | None = None
         self.count_limit, self.seed = count, seed
         self._drawn: DrawnData | None = None
@@ -115,6 +114,27 @@ class Data:
         return write_subset(self.path, card, self.count_limit, self.seed, folder, listener), None
 
 
+def _require_numbers(count: Any, seed: Any, axes: Any) -> None:
+    """Raises BadInputError for a `count`, `seed`, or axis that is no integer, or below its minimum."""
+    if count is not None and (not _is_integer(count) or count < 1):
+        raise BadInputError(f"count {count!r}: expected an integer of at least 1")
+    if not _is_integer(seed) or seed < 0:
+        raise BadInputError(f"seed {seed!r}: expected an integer of at least 0")
+    if axes is not None and not isinstance(axes, Mapping):
+        raise BadInputError(
+            f"axes {axes!r}: expected a mapping of columns to axes, such as {{1: None}}"
+        )
+    for key, axis in (axes or {}).items():
+        if axis is not None and not _is_integer(axis):
+            raise BadInputError(
+                f"axes: the axis of {key!r} is {axis!r}; expected an integer or None"
+            )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def resolve_data_argument(data: "Data | str | os.PathLike[str] | Any | None") -> Data | None:
     """A Data of anything that Data() takes; None stays None."""
     return data if data is None or isinstance(data, Data) else Data(data)
@@ -178,6 +198,10 @@ def _columns_from_frame(frame: Any) -> dict[str | int, Any]:
                 f"column '{series.name}' has nulls\nremove these rows, or fill them"
             )
         if series.dtype.is_nested():
+            if not str(series.dtype).startswith(("List", "Array")):
+                raise BadInputError(
+                    f"column '{series.name}' is {str(series.dtype).partition('(')[0]}\ngive numbers, or lists of numbers"
+                )
             try:
                 columns[series.name] = np.stack([np.asarray(each.to_list()) for each in series])
             except ValueError as error:

@@ -36,11 +36,24 @@ def enter(
         stack.enter_context(suggest_for(store.workspace))
         stack.enter_context(record_origin(origin))
         stack.enter_context(keep_caller_state())
+        stack.enter_context(_collect_warnings(listener))
         shown: Any = listener
         if hasattr(shown, "__enter__"):
             stack.enter_context(shown)
         stack.enter_context(speak_of_arguments())
         yield listener
+
+
+@contextmanager
+def _collect_warnings(listener: Listener) -> Iterator[None]:
+    """The listener's `warnings` are those of this call while the block runs; afterward those of earlier calls come before them."""
+    before = listener.warnings
+    listener.warnings = []
+    try:
+        yield
+    finally:
+        before += [each for each in listener.warnings if each not in before]
+        listener.warnings = before
 
 
 def _show(name: str, value: object) -> str:

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.api.calling import make_tuple_type
 from optpipe.api.data import Data, resolve_data_argument
-from optpipe.api.metric import Metric
+from optpipe.api.metric import Metric, require_metric
 from optpipe.core import pl
 from optpipe.core.card import ModelCard
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.events import Listener
 
 if TYPE_CHECKING:
     from optpipe.api.build import Build, Builds
@@ -58,7 +59,10 @@ class Evaluation:
         for each in self.record.results:
             build = "source" if each.artifact is None else f"{each.backend} {each.precision}"
             common = {"build": build, "artifact": each.artifact, "samples": each.samples}
-            end = {"verdict": each.verdict and str(each.verdict), "why_not": each.why_not}
+            end = {
+                "verdict": each.verdict and str(each.verdict),
+                "why_not": each.why_not or _explain_no_scores(self.record),
+            }
             scores = [] if each.scores is None else list(each.scores.scores)
             figures: list[Any] = [
                 (self._name_score(one.name), one.value, one.ci, one.drop, one.drop_ci)
@@ -130,6 +134,7 @@ def evaluate_builds(
     from optpipe.core.quantity import drop_from_text
     from optpipe.evaluate.evaluate import run_evaluation
 
+    require_metric(metric)
     workspace, built = builds.workspace, builds.require_built()
     samples = resolve_data_argument(data)
     with workspace.call(
@@ -165,7 +170,33 @@ def evaluate_builds(
             only=[each.stored.entry for each in built],
             truncate=truncate,
         )
+        _report_failures(record, listener)
         return Evaluation(workspace, replace(record, warnings=tuple(listener.warnings)))
+
+
+def _report_failures(record: "EvaluationRecord", listener: Listener) -> None:
+    """Warns about each build that could not run, and if nothing is scored. Raises StageError if no build could run."""
+    builds = [each for each in record.results if each.artifact is not None]
+    failures = [
+        f"{each.backend} {each.precision} ({each.artifact}) was not scored: {each.why_not}"
+        for each in builds
+        if each.failed
+    ]
+    if len(failures) == len(builds):
+        raise StageError("; ".join(failures))
+    for failure in failures:
+        listener.warn(failure)
+    if (reason := _explain_no_scores(record)) is not None:
+        listener.warn(f"nothing is scored: {reason}")
+
+
+def _explain_no_scores(record: "EvaluationRecord") -> str | None:
+    """Why samples with truths have no scores; None if they have."""
+    if record.weights.trained or not record.dataset.labeled:
+        return None
+    if record.weights.source == "random":
+        return "the weights are random"
+    return "nobody asserts that the weights are trained; give Model(..., trained=True)"
 
 
 def _place_samples(

@@ -58,3 +58,17 @@ class Metric:
     def __repr__(self) -> str:
         turned = "" if self.larger_is_better else ", larger_is_better=False"
         return f"Metric({self.name!r}, range={self.range}{turned})"
+
+
+def require_metric(metric: Any) -> None:
+    """Raises BadInputError for anything but a Metric or None, with how to make one of a callable."""
+    if metric is None or isinstance(metric, Metric):
+        return
+    if not callable(metric):
+        raise BadInputError(
+            f"metric {metric!r}: expected a Metric\ngive metric=Metric(function, range=(0, 1))"
+        )
+    name = getattr(metric, "__name__", "function").replace("<lambda>", "function")
+    raise BadInputError(
+        f"metric: a callable needs the range of its scores\ngive metric=Metric({name}, range=(0, 1))"
+    )

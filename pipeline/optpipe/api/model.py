@@ -10,6 +10,7 @@ from optpipe.core import np, torch
 from optpipe.core.card import DTYPES, InputSpec, ModelCard, Shape, Task
 from optpipe.core.entries import Device, weights_from_text
 from optpipe.core.errors import BadInputError
+from optpipe.core.values import describe_elements
 
 if TYPE_CHECKING:
     from optpipe.api.build import Builds
@@ -238,8 +239,10 @@ def _model_from_module(
 
     if not isinstance(module, torch.nn.Module):
         kind = module.__name__ if isinstance(module, type) else type(module).__name__
-        what = f"the class {kind}" if isinstance(module, type) else f"a {kind}"
+        what = f"the class {kind}" if isinstance(module, type) else f"an object of type {kind}"
         way = f"make an instance: {kind}(...)" if isinstance(module, type) else "wrap it in one"
+        if isinstance(module, torch.export.ExportedProgram):
+            way = "give its module: .module()"
         raise BadInputError(
             f"expected a torch.nn.Module, a name, or the path of a file, not {what}\n{way}"
         )
@@ -294,6 +297,7 @@ def _read_example(module: Any, example: Any, own_type: str | None) -> dict[str, 
             )
     else:
         values = tuple(example) if isinstance(example, tuple | list) else (example,)
+        _require_arguments(module, len(values))
         arguments = dict(zip(name_arguments(module, len(values)), values, strict=True))
     found: dict[str, Any] = {}
     for name, value in arguments.items():
@@ -304,6 +308,23 @@ def _read_example(module: Any, example: Any, own_type: str | None) -> dict[str, 
             "the example is empty\ngive a tensor or array for each argument of forward"
         )
     return found
+
+
+def _require_arguments(module: Any, count: int) -> None:
+    """Raises BadInputError if `count` inputs by position are more than forward takes."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        return
+    taken = [
+        each.name
+        for each in parameters
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    if count > len(taken):
+        raise BadInputError(
+            f"example: {count} inputs are given, and forward takes {len(taken)} ({', '.join(taken)})\n"
+            "leave out what it does not take, such as the labels of a batch"
+        )
 
 
 def _walk_example(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -318,10 +339,21 @@ def _walk_example(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _tensor_from(name: str, value: Any, own_type: str | None) -> Any:
-    tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+    tensor = value
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biufc":
+            raise BadInputError(
+                f"example: input '{name}' is an array of {describe_elements(value)}\ngive numbers, as forward gets them"
+            )
+        tensor = torch.from_numpy(value)
     if not torch.is_tensor(tensor):
         raise BadInputError(
             f"example: input '{name}' is a {type(value).__name__}\ngive tensors or NumPy arrays, as forward gets them"
+        )
+    if tensor.layout != torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        raise BadInputError(
+            f"example: input '{name}' is a {layout} tensor, which no engine takes\nconvert it with .to_dense()"
         )
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in (*DTYPES, own_type):

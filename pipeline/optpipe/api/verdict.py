@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from optpipe.api.data import resolve_data_argument
 from optpipe.api.evaluation import Evaluation, find_source
-from optpipe.api.metric import Metric
+from optpipe.api.metric import Metric, require_metric
 from optpipe.api.policy import Policy, resolve_policy
 from optpipe.api.workspace import Workspace, resolve_workspace
 from optpipe.core.errors import BadInputError, GateError, InconclusiveError
@@ -235,6 +235,7 @@ def sign_off_build(
     from optpipe.signoff.release import measure_missing_evidence, require_possible, sign_off
     from optpipe.signoff.same import find_same_dossier, remember_dossier
 
+    require_metric(metric)
     workspace, rules, store = build.workspace, resolve_policy(policy), build.workspace.store
     samples = resolve_data_argument(data)
     with workspace.call(
@@ -246,6 +247,7 @@ def sign_off_build(
             _choose_model_text(build, rules, store), rules.parsed(), build.id, dict(waive)
         )
         target = None if output is None else Path(output)
+        build.require_present()
         require_possible(wanted, store, target, None)
         _require_accuracy(build, rules, evaluation, samples is not None, store)
         if samples is not None:

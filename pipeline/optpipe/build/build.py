@@ -133,7 +133,9 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
         tensors = reference_from_file(expected.file(REFERENCE))
         source = model.load().onnx or exported.file(ONNX)
         trajectory = read_trajectory(plan.steps, read_stored_card(exported), tensors, source)
-    result = ModelBuild(exported, model.fallback_reason, failed=omitted)
+    result = ModelBuild(
+        exported, model.fallback_reason, failed=omitted, replaced=_list_replaced(plan)
+    )
     builds = [
         _build_one(result, model, plan, *each, expected, trajectory, store, listener)
         for each in _list_combinations(plan, listener)
@@ -222,19 +224,39 @@ def _list_combinations(
     wanted: dict[tuple[Backend, Precision, Device], None] = {}  # an ordered set
     for precision in plan.precisions:
         for backend in plan.backends:
-            with name_failing_backend(backend):
-                device = backend.choose_device(plan.device)
-                lacking = plan.automatic and precision not in backend.precisions(device)
-            if lacking and precision is Precision.FP8:
-                continue  # another backend of the plan has it
-            built = precision
-            if lacking:
+            device, built = _choose_built(plan, backend, precision)
+            if built is None:
+                continue
+            if built is not precision:
                 listener.warn(
                     f"{backend.name} has no {precision} kernels on {device}; building its artifact in fp32 instead, as a baseline"
                 )
-                built = Precision.FP32
             wanted[backend, built, device] = None
     return list(wanted)
+
+
+def _choose_built(
+    plan: BuildPlan, backend: Backend, precision: Precision
+) -> tuple[Device, Precision | None]:
+    """The device, and what is built there: FP32 in place of a precision that a backend chosen by optpipe lacks, nothing in place
+    of FP8, which another backend of the plan has."""
+    with name_failing_backend(backend):
+        device = backend.choose_device(plan.device)
+        if not plan.automatic or precision in backend.precisions(device):
+            return device, precision
+    return device, None if precision is Precision.FP8 else Precision.FP32
+
+
+def _list_replaced(plan: BuildPlan) -> list[Omission]:
+    """The precisions in whose place FP32 is built, as a baseline."""
+    found = []
+    for precision in plan.precisions:
+        for backend in plan.backends:
+            device, built = _choose_built(plan, backend, precision)
+            if built not in (precision, None):
+                reason = f"has no {precision} kernels on {device}; {built} was built instead, as a baseline"
+                found.append(Omission(backend.name, str(precision), reason))
+    return found
 
 
 def require_sound_plan(plan: BuildPlan, listener: Listener) -> None:

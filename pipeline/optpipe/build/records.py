@@ -128,6 +128,8 @@ class ModelBuild:
     skipped: list[Omission] = field(default_factory=list)
     """Not available here or anywhere, and not named."""
     failed: list[Omission] = field(default_factory=list)
+    replaced: list[Omission] = field(default_factory=list)
+    """Precisions that were asked for and built in FP32 instead, with a warning."""
 
     @property
     def status(self) -> ExitStatus:

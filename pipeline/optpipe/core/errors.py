@@ -89,6 +89,12 @@ class InconclusiveError(OptpipeError):
     exit_status = ExitStatus.INCONCLUSIVE
 
 
+def error_from_status(message: str, status: ExitStatus) -> OptpipeError:
+    """The error of another process, by the status that it would have exited with."""
+    kinds = {each.exit_status: each for each in (BadInputError, MissingError, GateError)}
+    return kinds.get(status, StageError)(message)
+
+
 def first_line(error: BaseException) -> str:
     """A library's error on one line; the name of its type if it has no message."""
     return escape((str(error).strip() or type(error).__name__).splitlines()[0])[:240]

@@ -267,6 +267,13 @@ PYTHON = "python: "
 """Begins the origin of what a Python program made."""
 
 
+def describe_remake(command: str, workspace: Path) -> str:
+    """How to make an entry again, by the command or the call of Python that made it."""
+    if command.startswith(PYTHON):
+        return f"make it again in Python, as by {command.removeprefix(PYTHON)}"
+    return f"rebuild it with `{for_workspace(command, workspace)}`"
+
+
 def for_workspace(command: str, workspace: Path | None = None) -> str:
     """`command` with the `--workspace` option for `workspace`, by default the command line's; used in suggestions to the user."""
     named = _CURRENT if workspace is None else _name_workspace(workspace)

@@ -74,6 +74,8 @@ class Predictions:
     """Only the first samples of a large set; one row of all values if sizes differ between batches."""
     classes: int
     """0 without a last axis."""
+    undefined: int = 0
+    """Samples with NaN in an output."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +193,7 @@ def predict_samples(
     """Decodes the outputs of `run` for all samples; `step` counts samples."""
     values: list[Any] = []
     kept: list[NDArray[Any]] = []
-    room, classes = KEPT_VALUES, 0
+    room, classes, undefined = KEPT_VALUES, 0, 0
     for batch, count in iterate_input_batches(
         exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)
     ):
@@ -201,6 +203,7 @@ def predict_samples(
             rows = {key: each[:count] for key, each in rows.items()}
         first = rows[card.outputs[0].name]
         classes = int(first.shape[-1]) if first.ndim > 1 else 0
+        undefined += _count_undefined(rows, count)
         values += task.decode(rows, samples.files[len(values) : len(values) + count], samples, card)
         if room >= first.size:
             kept.append(np.asarray(first, np.float32).reshape(count, -1))
@@ -208,9 +211,18 @@ def predict_samples(
         step.advance(count)
     if len({each.shape[1] for each in kept}) > 1:
         kept = [np.concatenate([each.reshape(1, -1) for each in kept], axis=1)]
-    return Predictions(
-        values, np.concatenate(kept) if kept else np.zeros((0, 0), np.float32), classes
-    )
+    outputs = np.concatenate(kept) if kept else np.zeros((0, 0), np.float32)
+    return Predictions(values, outputs, classes, undefined)
+
+
+def _count_undefined(rows: Mapping[str, NDArray[Any]], count: int) -> int:
+    """How many of `count` samples have NaN in an output; all of them if an output's rows are no samples."""
+    undefined = np.zeros(count, bool)
+    for value in rows.values():
+        if value.dtype.kind == "f" and np.isnan(value).any():
+            apart = value.shape[:1] == (count,)
+            undefined |= np.isnan(value).reshape(count, -1).any(axis=1) if apart else True
+    return int(undefined.sum())
 
 
 def score_artifacts(
@@ -345,6 +357,12 @@ def run_evaluation(
     selected = card.task is Task.DETECTION and card.outputs[0].name in find_selected_outputs(
         exported.file(ONNX)
     )
+    for row in rows:
+        if row.predictions is not None and row.predictions.undefined:
+            name = "the source model" if row.entry is None else row.entry.info.label
+            listener.warn(
+                f"{name} gives NaN for {row.predictions.undefined} of {len(samples.files)} {samples.kind}; their scores mean nothing"
+            )
     units, kind = len(rows[0].predictions.values), samples.kind
     if truths is not None:
         units, kind = task.count_units(truths), task.unit_kind or kind

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 
-from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError
+from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError, error_from_status
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.measurement import (
@@ -199,8 +199,7 @@ class BenchSubject:
         write_measurements(running.run.path, running.measurements)
         running.interrupted = running.interrupted or answer.interrupted
         if answer.failure == "refused":
-            running.refusals.append(OptpipeError(answer.message))
-            running.refusals[-1].exit_status = answer.status
+            running.refusals.append(error_from_status(answer.message, answer.status))
         return found
 
 

@@ -22,7 +22,7 @@ from optpipe.core.events import Listener, Steps, as_steps, finish_steps
 from optpipe.core.files import Files, hash_file
 from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
-from optpipe.core.wording import Argument, Call
+from optpipe.core.wording import Argument, Call, describe_remake
 from optpipe.workspace.entry import (
     MANIFEST,
     USED,
@@ -315,7 +315,9 @@ class Store:
         if (problem := entry.find_damage(only)) is not None:
             raise StageError(
                 f"store entry {entry.path.name} is damaged: {problem}\n"
-                f"rebuild it with `{for_workspace(entry.manifest.command, self.workspace)}`"  # a worker has no command line
+                + describe_remake(
+                    entry.manifest.command, self.workspace
+                )  # a worker has no command line
             )
         return entry
 

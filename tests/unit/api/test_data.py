@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import optpipe as op
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.events import SilentListener
+from optpipe.models.inputs.rows import read_tensor_set
 from optpipe.workspace.store import Store
 
 CARD = ModelCard(
@@ -162,12 +163,75 @@ def yield_then_raise():
         (pl.DataFrame({"x": [1.0, None]}), "nulls"),
         (pl.DataFrame({"x": [[1.0], [1.0, 2.0]]}), "different lengths"),
         (pl.DataFrame(), "no columns"),
+        (pl.DataFrame({"x": [{"a": 1.0}]}), "is Struct"),
+        (np.array([1, None], dtype=object), "objects, the first of type int"),
+        (np.array([rows(2), rows(3)], dtype=object), "stack samples"),
+        ({"x": np.array([None], dtype=object)}, "NoneType"),
+        ((np.array(["a", "b"]), np.arange(2)), "texts"),
+        (np.array(["2026-01-01"], "M8[D]"), "dates"),
+        (np.zeros(2, complex), "complex128"),
+        (np.zeros(2, [("a", "f4")]), "records"),
+        (torch.zeros(2, 3, device="meta"), "meta device"),
+        (torch.zeros(2, 3).to_sparse(), "to_dense"),
+        (torch.zeros(2, 3, dtype=torch.complex64), "complex64"),
     ],
 )
 def test_what_cannot_be_data_is_refused_in_two_lines(source, said) -> None:
     with pytest.raises(op.BadInputError, match=said) as error:
         op.Data(source)
     assert len(str(error.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"count": 0},
+        {"count": "5"},
+        {"count": 2.5},
+        {"count": True},
+        {"seed": "a"},
+        {"seed": -1},
+        {"axes": {0: 2}},
+        {"axes": {0: -1}},
+        {"axes": {0: "a"}},
+        {"axes": {0: None}},
+        {"axes": {"absent": 0}},
+        {"axes": 1},
+    ],
+)
+def test_options_that_mean_nothing_are_named(options) -> None:
+    with pytest.raises(op.BadInputError, match=next(iter(options))) as error:
+        op.Data(rows(), **options)
+    assert len(str(error.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("labeled", [True, False])
+def test_inputs_that_are_no_numbers_are_refused(value, labeled, tmp_path) -> None:
+    x = rows()
+    x[3, 1] = value
+    data = op.Data((x, np.arange(12))) if labeled else op.Data([x[:6], x[6:]])
+    with pytest.raises(op.BadInputError, match="'x' contains NaN or Inf"):
+        store(data, tmp_path)
+    np.savez(tmp_path / "given.npz", x=x)
+    with pytest.raises(op.BadInputError, match="'x' contains NaN or Inf"):
+        read_tensor_set(tmp_path / "given.npz", CARD.inputs)
+
+
+def test_a_mask_that_is_added_may_hold_minus_infinity(tmp_path) -> None:
+    mask = np.zeros((4, 3), np.float32)
+    mask[1, 2] = -np.inf
+    path, _ = store(op.Data(mask), tmp_path)
+    with np.load(path) as held:
+        assert np.isneginf(held["x"]).sum() == 1
+
+
+def test_a_truth_that_is_nan_is_refused_and_a_map_may_have_unknown_places(tmp_path) -> None:
+    with pytest.raises(op.BadInputError, match="truth of sample 1 is NaN"):
+        store(op.Data((rows(2), np.array([1.0, np.nan]))), tmp_path)
+    maps = np.array([[1.0, np.nan], [0.0, 2.0]], np.float32)
+    _, stored = store(op.Data((rows(2), maps)), tmp_path)
+    assert len(stored.truths) == 2
 
 
 def test_the_loaders_own_exception_is_the_cause() -> None:

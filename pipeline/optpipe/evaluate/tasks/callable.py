@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from math import isfinite
 from typing import Any
 
@@ -92,8 +93,9 @@ class CallableTask(StoredScores):
     ) -> Values:
         found = []
         for place, file in enumerate(files):
-            own = {name: value[place] for name, value in outputs.items()}
-            score = self._score(self._pack(own), self._truths[file.path], file.path)
+            own = {name: np.copy(value[place]) for name, value in outputs.items()}  # may be changed
+            truth = deepcopy(self._truths[file.path])
+            score = self._score(self._pack(own), truth, file.path)
             found.append({"prediction": f"{score:.3g}", "score": score})  # agreement is of scores
         return found
 
@@ -102,7 +104,7 @@ class CallableTask(StoredScores):
         low, high = self._range
         try:
             value = self._function(outputs, truth)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise BadInputError(
                 f"metric {self._name} fails on sample {sample}: {describe_user_error(error)}"
             ) from error

@@ -14,6 +14,7 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -140,7 +141,7 @@ class UserTask(StoredScores):
     ) -> Values:
         found = []
         for place, file in enumerate(files):
-            own = {name: value[place] for name, value in outputs.items()}
+            own = {name: np.copy(value[place]) for name, value in outputs.items()}  # may be changed
             where = samples.root / file.path if isinstance(samples, ImageSet) else file.path
             prediction = self._call("decode", own, where)
             found.append(
@@ -154,7 +155,7 @@ class UserTask(StoredScores):
     def _score(self, prediction: Any, path: str) -> float | None:
         if path not in self._truths:
             return None
-        value = self._call("score", prediction, self._truths[path])
+        value = self._call("score", prediction, deepcopy(self._truths[path]))
         if not isinstance(value, int | float | np.number) or not 0 <= value <= 1:
             raise BadInputError(
                 f"{self.path}: score gives {value!r} for {path}; it must be a number from 0 to 1"

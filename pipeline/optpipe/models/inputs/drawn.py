@@ -20,6 +20,7 @@ from optpipe.core.events import Listener
 from optpipe.core.files import get_memory_bytes, hash_arrays, hash_text
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import group_pairs
+from optpipe.core.values import describe_elements
 from optpipe.models.inputs.rows import GROUP_NAMES, LABELS, check_rows, lay_out
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.store import Store
@@ -28,6 +29,8 @@ TRUTHS = (LABELS, "label", "targets", "target", "truth", "truths")
 """Names of a column with truths, in data whose columns have names."""
 FILE = "tensors.npz"
 FOLDER = "tensors"
+NUMBERS = "biuf"
+"""The kinds of NumPy's types that models take."""
 Column = str | int
 Truths = Sequence[Any]
 
@@ -213,10 +216,12 @@ def _add_axis(value: Any) -> Any:
 
 
 def to_array(value: Any) -> NDArray[Any] | None:
-    """An array of a NumPy array, a tensor, or numbers; None for anything else. BF16 becomes FP32, which holds its values."""
+    """An array of a NumPy array, a dense tensor, or numbers; None for anything else. BF16 becomes FP32, which holds its values."""
     if isinstance(value, np.ndarray):
-        return None if value.dtype.kind in "OUSV" else value
+        return value if value.dtype.kind in NUMBERS else None
     if hasattr(value, "detach"):
+        if value.is_meta or str(value.layout) != "torch.strided" or value.is_complex():
+            return None
         tensor = value.detach().cpu()
         return np.asarray(
             (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
@@ -231,7 +236,15 @@ def to_array(value: Any) -> NDArray[Any] | None:
 def _make_part(
     where: str, columns: Mapping[Column, Any], axes: Mapping[Column, int | None]
 ) -> DrawnPart:
-    """Raises BadInputError for columns that are no arrays (but texts may be truths), and for numbers of rows that differ."""
+    """Raises BadInputError for columns that are no arrays (but texts may be truths), for numbers of rows that differ, and for axes
+    that are not there."""
+    if unknown := [key for key in axes if key not in columns]:
+        shown = ", ".join(map(_name, columns))
+        raise BadInputError(f"axes: {where} has no {_name(unknown[0])}; it has {shown}")
+    if all(axes.get(key, 0) is None for key in columns):
+        raise BadInputError(
+            f"axes: no column of {where} has an axis of samples\nname it for one of them"
+        )
     found: dict[Column, NDArray[Any]] = {}
     truths: Truths | None = None
     last = list(columns)[-1]
@@ -239,21 +252,17 @@ def _make_part(
         array = _number_groups(value) if key in GROUP_NAMES else to_array(value)
         if array is None:
             listed = isinstance(value, list | tuple) or (
-                isinstance(value, np.ndarray) and value.dtype.kind in "OUS"
+                isinstance(value, np.ndarray) and value.ndim > 0
             )
             if len(columns) > 1 and listed and (key in TRUTHS or key == last) and len(value):
                 truths = list(value)
                 continue
-            kind = "str" if isinstance(value, str) else type(value).__name__
-            way = (
-                "texts come from a JSON Lines file"
-                if isinstance(value, str)
-                else "give tensors or arrays"
-            )
-            raise BadInputError(
-                f"{where}: {_name(key)} is a {kind}\n{way}, as (inputs, labels) or by name"
-            )
+            raise BadInputError(f"{where}: {_name(key)} {_explain_no_numbers(value)}")
         axis = axes.get(key, 0)
+        if axis is not None and not 0 <= axis < max(array.ndim, 1):
+            raise BadInputError(
+                f"axes: {where}: {_name(key)} has {array.ndim} axes, so its axis of samples cannot be {axis}"
+            )
         if axis is not None and array.ndim <= axis:
             raise BadInputError(
                 f"{where}: {_name(key)} is a single value without an axis of samples\ngive batches: (samples, ...)"
@@ -274,6 +283,36 @@ def _make_part(
         if axes.get(key, 0) is None
     }
     return DrawnPart(where, {**found, **shared}, truths)
+
+
+def _explain_no_numbers(value: Any) -> str:
+    """What a column is that holds no numbers, and what to give instead."""
+    if isinstance(value, np.ndarray):
+        ragged = value.dtype == object and any(isinstance(each, np.ndarray) for each in value.flat)
+        way = "give numbers, such as .astype('float32')"
+        if value.dtype.kind in "SU":
+            way = "texts come from a JSON Lines file"
+        elif ragged:
+            way = "stack samples of one shape with numpy.stack, or give them by an iterable of batches"
+        return f"is an array of {describe_elements(value)}\n{way}"
+    if hasattr(value, "detach"):
+        if value.is_meta:
+            return "is on the meta device, which holds no values\ngive tensors with values"
+        if value.is_complex():
+            return f"is {str(value.dtype).removeprefix('torch.')}\ngive real numbers"
+        return (
+            f"is a {str(value.layout).removeprefix('torch.')} tensor\nconvert it with .to_dense()"
+        )
+    way = "texts come from a JSON Lines file" if _holds_texts(value) else "give tensors or arrays"
+    return f"is a {type(value).__name__}\n{way}, as (inputs, labels) or by name"
+
+
+def _holds_texts(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(each, str) for each in value)
+    )
 
 
 def _number_groups(value: Any) -> NDArray[Any] | None:
@@ -420,7 +459,18 @@ def _fit_part(part: DrawnPart, card: ModelCard) -> DrawnPart:
         if truths is not None
         else None
     )
+    _require_truths(part.where, listed or ())
     return DrawnPart(part.where, columns, listed, groups)
+
+
+def _require_truths(where: str, truths: Truths) -> None:
+    """Raises BadInputError for a sample whose truth is NaN; an array may hold NaN where its truth is unknown."""
+    for number, truth in enumerate(truths):
+        value = np.asarray(truth)
+        if value.dtype.kind == "f" and value.size and np.isnan(value).all():
+            raise BadInputError(
+                f"{where}: the truth of sample {number} is NaN\nleave the sample out"
+            )
 
 
 def _check_groups(where: str, values: NDArray[Any]) -> NDArray[np.int64]:

@@ -382,6 +382,11 @@ def check_rows(
     }
 
 
+def _is_mask(value: NDArray[Any]) -> bool:
+    """Whether it holds only 0 and -inf, as a mask does that is added to scores."""
+    return bool(((value == 0) | np.isneginf(value)).all() and (value == 0).any())
+
+
 def _require_fit(where: str, value: NDArray[Any], spec: InputSpec) -> NDArray[Any]:
     """Checks an array. One without a batch axis may be one value for all samples, or have a leading axis of samples."""
     if str(value.dtype) != spec.dtype:
@@ -402,6 +407,8 @@ def _require_fit(where: str, value: NDArray[Any], spec: InputSpec) -> NDArray[An
             f"{where}: input '{spec.name}' is {'x'.join(map(str, value.shape)) or 'a single value'}"
         )
         raise BadInputError(f"{problem}, and the model takes {spec.format_profile()}{more}")
+    if value.dtype.kind == "f" and not np.isfinite(value).all() and not _is_mask(value):
+        raise BadInputError(f"{where}: input '{spec.name}' contains NaN or Inf; give finite values")
     if spec.below is not None and (value.max() >= spec.below or value.min() < -spec.below):
         wrong = value.max() if value.max() >= spec.below else value.min()
         problem = f"{where}: input '{spec.name}' contains {wrong}"

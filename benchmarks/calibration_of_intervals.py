@@ -86,7 +86,11 @@ from optpipe.stats.percentiles import (
     summary_from_ns,
 )
 from optpipe.stats.ratio import Change, ratio_from_rounds
-from optpipe.stats.stability import compute_variation_interval
+from optpipe.stats.stability import (
+    bound_repeated_change,
+    compute_end_change,
+    compute_variation_interval,
+)
 
 SUBJECT = Subject("a", "simulated", "fp32", "cpu")
 COVERAGE = 0.93
@@ -1395,6 +1399,55 @@ def slow_noise(generator, scale) -> Iterator[Row]:
         yield from judge_on_limits(limits, draw, tries, round(repetitions * scale), what)
 
 
+def repeated_changes(generator, scale) -> Iterator[Row]:
+    """A build that every process runs 3 % slower from some point on; and slow noise, which processes do not repeat."""
+    for at in (0.25, 0.5, 0.75, 0.9):
+        for correlation in (0.0, 0.99):
+            for tries in (3, 5, 10):
+
+                def draw(process, at=at, correlation=correlation):
+                    level = 0.003 * generator.standard_normal()
+                    late = np.arange(700) >= 700 * at
+                    noise = 0.01 * autoregressive(generator, correlation, 700)
+                    latencies = 10e6 * np.exp(level + noise) * np.where(late, 1.0, 1 / 1.03)
+                    return worked(latencies, process=process)
+
+                repetitions = round(100 * scale)
+                groups = [tuple(map(draw, range(tries))) for _ in range(repetitions)]
+                limit = latency_limit(50, 10e6)
+                results = [judged_tries(limit, group) for group in groups]
+                what = f"p50, 3 % slower after {at:.0%} of each process, noise of 1 % with correlation {correlation:g}, {tries} processes"
+                held = [
+                    low <= 10e6 <= high for _, bounds in results if bounds for low, high in [bounds]
+                ]
+                note = f"judged {len(held) / repetitions:.0%}"
+                yield share(
+                    held,
+                    COVERAGE,
+                    what=f"the end in the interval: {what}",
+                    claimed="95 %",
+                    note=note,
+                )
+                yield from wrong_verdicts(
+                    [verdict for verdict, _ in results], f"on its limit, {what}"
+                )
+    for correlation, spread, count in (
+        (0.0, 0.01, 700), (0.99, 0.02, 150), (0.99, 0.02, 700), (0.997, 0.02, 700), (0.999, 0.02, 700),
+    ):  # fmt: skip
+        for tries in (3, 5, 10):
+            found = []
+            for _ in range(round(400 * scale)):
+                ends = [
+                    compute_end_change(
+                        np.exp(spread * autoregressive(generator, correlation, count))
+                    )
+                    for _ in range(tries)
+                ]
+                found.append(bound_repeated_change(ends) > 0)
+            what = f"repeated change in noise of {spread:.0%} with correlation {correlation:g}, {count} requests, {tries} processes"
+            yield share(found, most=0.02, what=what, claimed="1 %")
+
+
 def latency_limit(percent, limit_ns):
     return Criterion("latency", f"p{percent}", Sense.AT_MOST, limit_ns, Dimension.TIME)
 
@@ -1563,6 +1616,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         interleaving,
         validity,
         slow_noise,
+        repeated_changes,
         inputs,
         server,
         live,

@@ -1298,8 +1298,8 @@ LAUNCH, BEGIN, END = (
 Estimate = namedtuple("Estimate", "value interval")
 Seen = namedtuple(
     "Seen",
-    "value ci blocked source interval number lost gap",
-    defaults=(nan, None, True, "", None, 0, 0, 0.0),
+    "value ci blocked source interval number lost gap repeated",
+    defaults=(nan, None, True, "", None, 0, 0, 0.0, 0.0),
 )
 """An observation, by a `number` of processes, without those that were `lost`. Without `ci` it is exact.
 
@@ -1433,13 +1433,24 @@ def mean_from_runs(runs, first=None):
     return Mean(fmean(means), stdev(means) / sqrt(number), number - 1)
 
 
-def widen(value, low, high, processes, lost, confidence, gap, percent):
-    """Allows for the processes that were left out, and for a speed that no process had."""
+def widen(value, low, high, processes, lost, confidence, gap, percent, repeated=0.0):
+    """Allows for the processes that were left out, a speed that no process had, and a change that all of them repeat."""
     share = invert_beta(lost + 1, processes, (1 + confidence) / 2)
     reach = log1p(share * expm1(gap))
     tail = percent > 50 and share >= 1 - percent / 100 and gap > 0
     most = hypot(gap, log(high / value)) if tail else reach
-    return min(low, value * exp(-reach)), max(high, value * exp(most))
+    low, high = min(low, value * exp(-reach)), max(high, value * exp(most))
+    return low * exp(-repeated), high * exp(repeated)
+
+
+def bound_repeated_change(tries):
+    """The change that the ends of all processes share, as a logarithm."""
+    ordered = [one.x for one in keep_valid(tries) if len(one.x) >= 64]
+    medians = [(x.tail(len(x) // 8).median(), x.median()) for x in ordered]
+    changes = [log(last / middle) for last, middle in medians if min(last, middle) > 0]
+    mean = mean_from_runs([changes]) if changes else None
+    low, high = mean.interval(0.99) if mean else (0.0, 0.0)
+    return max(abs(low), abs(high)) if low > 0 or high < 0 else 0.0
 
 
 def sum_binomial(most, trials, share):
@@ -2407,6 +2418,7 @@ def compute_figure(tries, name, at):
     if percent > 50 and sum(stretches) < log(0.025) / log(percent / 100):
         alone = max(gap, log1p(0.15))
     value = mean.value if mean else fmean(chain(*parts)) if figures else None
+    repeated = 0.0 if name in ("cv", "memory") else bound_repeated_change(tries)
     if mean:
         confidence = at.confidence("bench")
         low, high = mean.interval(confidence)
@@ -2417,7 +2429,7 @@ def compute_figure(tries, name, at):
             low, high = min(low, least), max(high, most)
         if name != "memory" and value > 0:
             counted = len(figures), len(spoilt)
-            low, high = widen(value, low, high, *counted, at.policy, alone, percent)
+            low, high = widen(value, low, high, *counted, at.policy, alone, percent, repeated)
         low = max(low, 0.0)
     return Record(
         figures=figures,
@@ -2425,6 +2437,7 @@ def compute_figure(tries, name, at):
         mean=mean,
         gap=gap,
         alone=alone,
+        repeated=repeated,
         lost=len(spoilt),
         unknown=bool(figures) and any(not (each or 0) > 0 for each in spoilt),
         spoilt=[each for each in spoilt if each],
@@ -3392,7 +3405,8 @@ def observe_group(tries, name, at):
         mean = Mean(mean.value / 1.05, mean.error / 1.05, mean.freedom)
     number, interval = n if found.alone > 0 else 0, mean and mean.interval
     bounds = mean and (low, high)
-    return Seen(value, bounds, blocked, source, interval, number, found.lost, found.alone)
+    speeds = number, found.lost, found.alone, found.repeated
+    return Seen(value, bounds, blocked, source, interval, *speeds)
 
 
 def rank_evaluations(at):  # §8.1
@@ -4052,6 +4066,7 @@ def observe_loss(group, name, at):  # §8.4
         lost,
         gap,
         TAILS.get(name, 0.0),
+        sum(one.repeated for one in found),
         mirrored=True,
     )
 
@@ -4067,10 +4082,12 @@ def find_scatter(groups, name, at):
     return Mean(0.0, sqrt(squares / freedom), freedom) if freedom else None
 
 
-def see_change(mean, at, blocked, source, processes, lost, gap, percent=0.0, mirrored=False):
+def see_change(
+    mean, at, blocked, source, processes, lost, gap, percent=0.0, repeated=0.0, mirrored=False
+):
     """A loss by the mean of its logarithm; `mirrored` widens both directions of the ratio alike."""
     (low, high), ratio = map(exp, mean.interval(at.confidence("regression"))), exp(mean.value)
-    known = processes, lost, at.policy, gap, percent
+    known = processes, lost, at.policy, gap, percent, repeated
     below, above = widen(ratio, low, high, *known)
     if mirrored:
         least, most = widen(1 / ratio, 1 / high, 1 / low, *known)
@@ -4084,6 +4101,7 @@ def see_change(mean, at, blocked, source, processes, lost, gap, percent=0.0, mir
         processes,
         lost,
         gap,
+        repeated,
     )
 
 
@@ -4155,8 +4173,8 @@ def is_rejected(criterion, one, level, at):
     limit, base, z = criterion.limit, float(criterion.section == "regression"), NormalDist().inv_cdf
     kind = LOOKS.get(criterion.section, "bench")
     if one.number and base + one.value > 0 < base + limit:
-        far = abs(log(base + one.value) - log(base + limit))
-        share = expm1(far) / expm1(one.gap) if far < one.gap else 1.0
+        far = abs(log(base + one.value) - log(base + limit)) - one.repeated
+        share = expm1(max(far, 0.0)) / expm1(one.gap) if far < one.gap else 1.0
         chance = sum_binomial(one.lost, one.number + one.lost, share) if share < 1 else 0.0
         level -= chance
     if level <= 0:
@@ -4168,7 +4186,9 @@ def is_rejected(criterion, one, level, at):
         if one.interval
         else (one.value + (bound - one.value) * wider for bound in one.ci)
     )
-    return high < limit if criterion.least else low > limit
+    moved = exp(one.repeated)
+    above = (base + low) / moved > base + limit
+    return (base + high) * moved < base + limit if criterion.least else above
 
 
 def reject(observed, at):

@@ -253,6 +253,8 @@ class Observation:
     """Tries that were left out as INVALID."""
     left_out_gap: float = 0.0
     """Maximum distance of left-out processes from that mean, as the logarithm of a ratio."""
+    repeated: float = 0.0
+    """A change that all processes repeat while they are measured, as the logarithm of a ratio."""
 
 
 RANDOM_WEIGHTS = Blocker(

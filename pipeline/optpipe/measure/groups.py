@@ -48,6 +48,7 @@ from optpipe.stats.percentiles import (
     invert_clustered_share,
     pool_percentile,
 )
+from optpipe.stats.stability import bound_repeated_change, compute_end_change
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,15 @@ class ProcessGroup:
             gaps = (abs(log(each / middle)) for each in others if each is not None and each > 0)
             gap = max(gap, *gaps, 0.0)
         left_out = len(self._list_invalid())
-        return OtherSpeed(len(values), left_out, gap, percent)
+        return OtherSpeed(len(values), left_out, gap, percent, self._find_repeated_change(name))
+
+    def _find_repeated_change(self, name: str) -> float:
+        """What the VALID processes have in common in how their latencies change while they are measured."""
+        if not find_metric(name).has_speeds:
+            return 0.0
+        given = (one.latencies for one in self.valid if one.latencies is not None)
+        changes = (compute_end_change(latencies) for latencies in given)
+        return bound_repeated_change([each for each in changes if each is not None])
 
     def _count_stretches(self) -> float:
         """`count_stretches` of all tries; of those without raw samples as of uncorrelated ones."""
@@ -288,12 +297,13 @@ class FigureRatio:
 
         Few slow processes move a percentile over all requests by the whole distance of two speeds, so that much is always possible.
         """
-        change, distance = self.change, abs(self.change.value)
+        change, apart = self.change, abs(self.change.value)
+        distance = apart - self.speed.repeated
         if self.speed.percent > 50:
             beyond = Mean(distance - self.speed.gap, change.error, change.freedom)
             return min(1.0, 2 * beyond.compute_p_value_above(0.0))
         tail = Mean(distance, change.error, change.freedom).compute_p_value_above(0.0)
-        return min(1.0, 2 * (tail + self.speed.compute_pair_p_value(distance)))
+        return min(1.0, 2 * (tail + self.speed.compute_pair_p_value(apart)))
 
     def assume_gap(self, gap: float) -> "FigureRatio":
         """The same ratio if the speeds of a build may be `gap` apart, as those of others on the same machine are."""

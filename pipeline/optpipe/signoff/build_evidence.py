@@ -515,6 +515,8 @@ def observe_group(
         narrow = suggest_runs(
             criterion, group.list_parts(name), evidence.policy_confidence, again, speed
         )
+    if speed.repeated > 0:
+        narrow += "; all processes change alike while they are measured: increase warm-up (--set), or measure longer (--min-time)"
     figure = found.value, found.low, found.high
     seen = Observation(
         *figure,
@@ -526,6 +528,7 @@ def observe_group(
         processes=counted,
         left_out=speed.left_out,
         left_out_gap=speed.gap,
+        repeated=speed.repeated,
     )
     if not metric.judges_peak:
         return seen

@@ -322,6 +322,7 @@ def _observe_unpaired_loss(
         processes=found.speed.processes,
         left_out=found.speed.left_out,
         left_out_gap=found.speed.gap,
+        repeated=found.speed.repeated,
     )
 
 

@@ -147,7 +147,7 @@ def _compute_p_value(
     if not low < high:
         return None
     distance = criterion.measure_distance(float(seen.value))
-    speed = OtherSpeed(seen.processes, seen.left_out, seen.left_out_gap)
+    speed = OtherSpeed(seen.processes, seen.left_out, seen.left_out_gap, repeated=seen.repeated)
     unseen = speed.compute_p_value(distance) if seen.processes else 0.0
     tail = _compute_tail(criterion, seen, look.compute_confidence(confidence))
     return min(1.0, unseen + look.parts * tail)
@@ -156,7 +156,8 @@ def _compute_p_value(
 def _compute_tail(criterion: Criterion, seen: Observation, confidence: float) -> float:
     """Uses the estimate's own distribution, or a normal one if only its interval is known."""
     (low, high), value = _bounds(seen), float(seen.value)
-    limit, at_most = float(criterion.threshold), criterion.sense is not Sense.AT_LEAST
+    at_most = criterion.sense is not Sense.AT_LEAST
+    limit = criterion.move_limit(seen.repeated)
     if seen.tail is not None:
         found = seen.tail.compute_p_value_above if at_most else seen.tail.compute_p_value_below
         return found(limit)

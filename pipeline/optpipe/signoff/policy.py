@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
-from math import inf, log
+from math import exp, inf, log
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -163,6 +163,11 @@ class Criterion:
         """Absolute log ratio of a time, rate, or loss to the limit; infinite if one is not positive."""
         one, other = self.base + value, self.base + float(self.threshold)
         return abs(log(one) - log(other)) if one > 0 and other > 0 else inf
+
+    def move_limit(self, distance: float) -> float:
+        """The limit of a time, rate, or loss, loosened by `distance`, the logarithm of a ratio."""
+        side = -1 if self.sense is Sense.AT_LEAST else 1
+        return (self.base + float(self.threshold)) * exp(side * distance) - self.base
 
     @property
     def base(self) -> float:

@@ -326,6 +326,8 @@ class OtherSpeed:
     """Their largest distance from those that count, as the logarithm of a ratio."""
     percent: float = 0.0
     """The percentile, if the figure is one over all requests; such a figure moves by the whole gap if the share exceeds its tail."""
+    repeated: float = 0.0
+    """A change that all processes repeat while they are measured, as the logarithm of a ratio: the long run may lie at its end."""
 
     def bound_share(self, level: float) -> float:
         """The share of processes at the other speed that so few, or fewer, show with probability `level`."""
@@ -339,6 +341,7 @@ class OtherSpeed:
 
     def compute_p_value(self, distance: float) -> float:
         """The largest probability of so few processes at the other speed if the long run lies `distance` away."""
+        distance -= self.repeated
         if distance >= self.gap:
             return 0.0 if distance > 0 else 1.0
         share = expm1(max(distance, 0.0)) / expm1(self.gap)
@@ -353,13 +356,24 @@ class OtherSpeed:
         >>> OtherSpeed(processes=5).compute_pair_p_value(SPEED_GAP) == 0.5**10
         True
         """
+        distance -= self.repeated
         share = expm1(max(distance, 0.0)) / expm1(self.gap) if self.gap > 0 else inf
         if share >= 2:
             return float(distance <= 0)
         return float(special.bdtr(self.left_out, self.processes + self.left_out, share / 2)) ** 2
 
     def widen(self, value: float, interval: Interval, confidence: float) -> tuple[Interval, str]:
-        """The interval of a positive `value` over the processes that count, with what the others may add, and the reason."""
+        """The interval of a positive `value` over the processes that count, with what the others may add, and the reason.
+
+        A change that all processes repeat is added to both ends.
+        """
+        if self.repeated > 0:
+            found, why = replace(self, repeated=0.0).widen(value, interval, confidence)
+            moved = (
+                f"every process ended up to {100 * expm1(self.repeated):.1f}% away from its median"
+            )
+            away = exp(self.repeated)
+            return (found[0] / away, found[1] * away), "; ".join(filter(None, (why, moved)))
         level = (1 - confidence) / 2
         reach, share = self.compute_reach(level), self.bound_share(level)
         low = min(interval[0], value * exp(-reach))
@@ -385,6 +399,7 @@ class OtherSpeed:
 
     def count_processes_for_reach(self, distance: float, level: float) -> float:
         """The number of counting processes that limits the effect to `distance`, if as large a share is left out; or infinity."""
+        distance -= self.repeated
         if distance <= 0:
             return inf
         if distance >= self.gap:
@@ -405,10 +420,11 @@ class OtherSpeed:
 
 
 def combine_speeds(one: OtherSpeed, other: OtherSpeed) -> OtherSpeed:
-    """Of the ratio of two figures: the fewer processes, the more left out, and the larger gap."""
+    """Of the ratio of two figures: the fewer processes, the more left out, the larger gap, and what both repeat."""
     return OtherSpeed(
         min(one.processes, other.processes),
         max(one.left_out, other.left_out),
         max(one.gap, other.gap),
         one.percent,
+        one.repeated + other.repeated,
     )

@@ -2,11 +2,17 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from math import erfc, exp, inf, log1p, sqrt
+from math import erfc, exp, inf, log, log1p, sqrt
 
 import numpy as np
 
-from optpipe.stats.means import Interval, compute_t_quantile, compute_t_tail, special
+from optpipe.stats.means import (
+    Interval,
+    compute_t_quantile,
+    compute_t_tail,
+    mean_from_values,
+    special,
+)
 from optpipe.stats.remember import remember
 
 _DIRECT_VALUES = 128
@@ -149,6 +155,45 @@ def _regress_on_trend(series: np.ndarray, trend: np.ndarray) -> float:
     if error == 0:
         return float(slope == 0)
     return 2 * compute_t_tail(abs(slope) / error, freedom)
+
+
+END = 8
+"""The end of a measurement is one of so many parts of it."""
+FEWEST_FOR_END = 64
+"""Fewer samples have no end to compare with all of them."""
+REPEATED_CONFIDENCE = 0.99
+"""Processes that change by chance seem to repeat a change in 1% of figures."""
+
+
+def compute_end_change(values: np.ndarray) -> float | None:
+    """How far positive `values` (samples,), in order, end from their median, as the logarithm of a ratio; None for a few.
+
+    >>> round(compute_end_change(np.repeat([1.0, 1.03], [150, 50])), 4)
+    0.0296
+    """
+    if len(values) < FEWEST_FOR_END:
+        return None
+    last, middle = float(np.median(values[-(len(values) // END) :])), float(np.median(values))
+    return log(last / middle) if min(last, middle) > 0 else None
+
+
+def bound_repeated_change(changes: Sequence[float]) -> float:
+    """The largest change that the `compute_end_change` of all processes share; 0 if chance explains it.
+
+    Inside one process, slow noise looks like a step. But other processes do not repeat it: their changes are independent and centered
+    on 0, whatever the correlation inside each, so that Student's t over processes finds what all have in common (independent
+    replications: Law, Simulation Modeling and Analysis, 5th ed., 9.5).
+
+    >>> bound_repeated_change([0.02, -0.01, 0.005, -0.015, 0.01])
+    0.0
+    >>> round(bound_repeated_change([0.029, 0.030, 0.031, 0.030, 0.030]), 4)
+    0.0315
+    """
+    mean = mean_from_values(changes)
+    if mean is None:
+        return 0.0
+    low, high = mean.interval(REPEATED_CONFIDENCE)
+    return max(abs(low), abs(high)) if low > 0 or high < 0 else 0.0
 
 
 FEWEST_REPEATS = 10

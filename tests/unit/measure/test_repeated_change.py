@@ -15,7 +15,7 @@ from tests.unit.measure.test_left_out import make_try
 
 from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension
-from optpipe.measure.groups import ProcessGroup, compare_groups
+from optpipe.measure.groups import FigureRatio, ProcessGroup, compare_groups
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.evidence import observe
@@ -65,6 +65,7 @@ def test_a_build_between_its_start_and_its_end_is_not_decided(side):
 def test_a_regression_is_not_decided_by_a_step_of_one_side():
     steady, stepping = make_group(processes=20, level=1.0), make_group(processes=20, seed=2)
     found = compare_groups(stepping, steady, "p50", None)
+    assert isinstance(found, FigureRatio)
     assert found.speed.repeated > 0.02
     (low, high), _ = found.interval(0.95)
     assert low < 1 < high

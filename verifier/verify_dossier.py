@@ -1855,6 +1855,16 @@ def find_largest_effect(amounts, name):
     return max(1.0, *influence.values())
 
 
+def find_absent_effect(amounts, labels):
+    """The change by a lost class that is named and has no truth, times the number of samples; 0 if there is none."""
+    there = {label for label, total in sum(amounts, Counter()).items() if total}
+    absent = sum(
+        place not in there and label not in ("", "N/A", "__background__")
+        for place, label in enumerate(labels)
+    )
+    return len(amounts) / (len(there) + absent) if absent else 0.0
+
+
 TASKS = {
     "classification": Task(
         ["top1"], lambda one, other: one[0] == other[0], lambda truth, best: best[0] == truth
@@ -3565,7 +3575,12 @@ def estimate_answers(at, run, task, columns, table, row):
             lambda name, *both: [*map(sub, *(parts(name) for parts in both))], name, first, second
         )
         width, effect = 1 - task.least, task.find_effect(name, was(name))
-        effect = size * (find_largest_effect(amounts, name) if amounts else effect)
+        if amounts:
+            effect = find_largest_effect(amounts, name)
+        if amounts and name in AVERAGED:
+            labels = run.record.dataset.get("labels", ())
+            effect = max(effect, find_absent_effect(amounts, labels))
+        effect *= size
         figures[name] = (
             estimate_score(now(name), partial(late, name), n, task.least, 1, effect)
             if task.finish or not task.count or members

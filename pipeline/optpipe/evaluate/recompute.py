@@ -155,7 +155,8 @@ def recompute_accuracy(run: Run, artifact: str | None, confidence: float) -> dic
     judged = replace(evaluated.dataset, count=len(source))
     # reports of older versions do not name the data, and `verify` must render the same bytes
     about = judged.describe() if judged.validation is None else judged.identify()
-    return task.observe(_read_truths(frame, task), source, found, confidence, about)
+    labels = evaluated.dataset.labels
+    return task.observe(_read_truths(frame, task), source, found, confidence, about, labels)
 
 
 def _find_task(evaluated: Evaluation) -> TaskContract:

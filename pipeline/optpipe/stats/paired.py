@@ -1,6 +1,6 @@
 """Figures of independent samples, and differences of two models on the same samples: of outputs, and of scores with intervals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor, inf, log, log10, sqrt
 from zlib import crc32
@@ -389,6 +389,32 @@ def figure_from_samples(
     apart = parts - parts.mean()
     squares, cubes = float(np.sum(apart**2)), float(np.sum(apart**3))
     return SampledFigure(value, samples, len(parts) - 1, squares, cubes, effect, limits)
+
+
+NO_CLASS = frozenset({"", "N/A", "__background__"})
+"""Labels of outputs that stand for no class, as torchvision's detectors have them."""
+
+
+def find_absent_classes(labels: Sequence[str], occurring: Container[int]) -> list[int]:
+    """The classes with `labels` that are not among the `occurring` classes of the truths; those called as NO_CLASS do not exist.
+
+    >>> find_absent_classes(["__background__", "cat", "N/A", "toaster"], {1})
+    [3]
+    """
+    return [
+        place
+        for place, label in enumerate(labels)
+        if place not in occurring and label not in NO_CLASS
+    ]
+
+
+def bound_absent_effect(samples: int, occurring: int, absent: int) -> float:
+    """The change of a mean over classes, times the number of samples, by a lost class that does not occur; 0 if all occur.
+
+    No sample shows what became of such a class. It counts as one with a single sample, which was lost: with PSEUDO_SAMPLES, the
+    interval allows for the loss of three such classes.
+    """
+    return samples / (occurring + absent) if absent else 0.0
 
 
 def find_largest_effect(amounts: NDArray[np.float64]) -> float:

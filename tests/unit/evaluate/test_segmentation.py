@@ -199,3 +199,24 @@ def test_a_set_with_nothing_to_judge_is_told_from_truths_that_do_not_fit(
     with pytest.raises(BadInputError, match="class 5, but the model has 2 classes") as refused:
         TASKS[task].read_truths(samples, card, 2)
     assert not isinstance(refused.value, NothingJudgedError)
+
+
+@pytest.mark.parametrize("absent", ["tower", "N/A", "__background__", ""])
+def test_a_named_class_that_does_not_occur_widens_a_mean_over_classes(absent) -> None:
+    truths = make_masks(300, 0.0)
+    masks = [encode(truths), encode(make_masks(300, 0.02, truths, 2))]
+    labels = ["sky", "sea", "land", absent]
+    known, wide = (
+        TASK.score_predictions(masks[0], masks[0], masks[1], of) for of in (labels[:3], labels)
+    )
+    seen = TASK.observe(masks[0], masks[0], masks[1], 0.95, "here", labels)
+    assert ("tower" in seen["drop"].about) == (absent == "tower")
+    assert "tower" not in seen["pixel-accuracy"].about
+    assert known.scores[1] == wide.scores[1]
+    if absent != "tower":
+        assert known == wide
+        return
+    (low, high), value = wide.scores[0].drop_ci, wide.scores[0].drop
+    assert high - value > 3 / 4, "three classes like the absent one may be lost"
+    assert (low, high) == (seen["drop"].low, seen["drop"].high)
+    assert known.scores[0].drop_ci[1] < 0.1

@@ -21,6 +21,11 @@ LIMITS = {
     "regression": 'maximum_drop = "9 RMSE"\nminimum_score = "50 points"',
     "user:words": 'maximum_drop = "9 points"\nminimum_score = "50 points"',
 }
+LABELS = {
+    "segmentation": ("sky", "sea", "N/A", "land", "tower"),
+    "detection": ("cat", "dog", "bird", "__background__", "toaster"),
+}
+"""Towers and toasters do not occur, and N/A and __background__ are no classes."""
 COUNT = 40
 
 
@@ -99,13 +104,22 @@ def draw_rows(task):
 def judged(request, make_workspace, tmp_path_factory):
     folder = tmp_path_factory.mktemp("task")
     workspace = make_workspace(folder / "workspace")
-    workspace.evaluate(workspace.artifact(), task=request.param, rows=draw_rows(request.param))
+    dataset = {"labels": LABELS.get(request.param, ())}
+    workspace.evaluate(
+        workspace.artifact(), task=request.param, rows=draw_rows(request.param), dataset=dataset
+    )
     policy = f'schema = 1\n[accuracy]\nminimum_agreement = "1 %"\n{LIMITS[request.param]}\n'
     record, dossier = workspace.sign_off(policy, folder / "one")
     checked, verdict = examine(dossier)
     assert (checked.differs, checked.open, verdict) == ([], [], record.verdict)
     assert check_dossier(dossier).problems == ()
-    assert all(one.ci for one in record.criteria if one.name.startswith("accuracy."))
+    judged = [one for one in record.criteria if one.name.startswith("accuracy.")]
+    assert all(one.ci for one in judged)
+    absent = {"segmentation": "tower", "detection": "toaster"}.get(request.param)
+    named = [one.name for one in judged if absent and f"({absent})" in one.about]
+    assert bool(named) == bool(absent)
+    means = ("accuracy.maximum_drop.mIoU", "accuracy.maximum_drop", "accuracy.minimum_score.AP50")
+    assert named == [one.name for one in judged if absent and one.name in means]
     return dossier
 
 

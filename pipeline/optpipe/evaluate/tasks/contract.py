@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Self
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard, Task
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, escape
 from optpipe.core.metrics.scores import find_score
 from optpipe.core.verdict import Observation
 from optpipe.evaluate.result import Agreement, ClassScore, EvaluatedModel, Score, TaskScores
@@ -19,10 +19,13 @@ from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
 from optpipe.stats.paired import (
     CONFIDENCE,
+    NO_CLASS,
     Groups,
     SampledFigure,
     Share,
+    bound_absent_effect,
     figure_from_samples,
+    find_absent_classes,
     find_largest_effect,
     groups_from_names,
     mean_from_samples,
@@ -47,6 +50,8 @@ class Measured:
     are_means: bool
     effects: tuple[float, ...]
     """Of each score the change of its sum over samples by one lost sample; empty without `spread_truths`."""
+    occurring: frozenset[int] = frozenset()
+    """The classes of the truths, if a score is a mean over classes."""
 
 
 class TaskContract:
@@ -204,7 +209,7 @@ class TaskContract:
         self, truths: Values, source: Values, found: Values, labels: Sequence[str] = ()
     ) -> TaskScores:
         """Every score of `found` with its interval, its drop from `source` on the same samples, and the first score per class."""
-        mine, theirs, figures = self._compare(truths, source, found)
+        mine, theirs, figures = self._compare(truths, source, found, labels)
         scores = []
         for name, (own, drop) in zip(self.scores, figures, strict=True):
             if not np.isfinite(drop.value):
@@ -227,14 +232,16 @@ class TaskContract:
         return TaskScores(tuple(scores), tuple(by_class))
 
     def _compare(
-        self, truths: Values, source: Values, found: Values
+        self, truths: Values, source: Values, found: Values, labels: Sequence[str] = ()
     ) -> tuple[Measured, Measured, list[tuple[Share | SampledFigure, SampledFigure]]]:
-        """The scores of `found` and `source`, and the drop of each score."""
+        """The scores of `found` and `source`, and the drop of each score; `labels` name the classes that exist."""
         mine, theirs = (
             measure_scores(self, pickle.dumps(truths), pickle.dumps(each))
             for each in (found, source)
         )
         count, width = mine.samples, self.score_range[1] - self.score_range[0]
+        absent = find_absent_classes(labels, mine.occurring)
+        unseen = bound_absent_effect(count, len(mine.occurring), len(absent))
         figures = []
         for name, value, before, parts, others, spread in zip(
             self.scores,
@@ -249,6 +256,7 @@ class TaskContract:
                 self.find_effect(name, float(before)) if spread is None else spread,
                 -1.0 if find_score(name).lower_is_better else 1.0,
             )
+            effect = max(effect, unseen) if find_score(name).over_classes else effect
             effect *= 1.0 if self.groups is None else self.groups.size
             given = float(value), parts, count, self.score_range, effect
             is_share = mine.are_means and self.groups is None
@@ -278,9 +286,18 @@ class TaskContract:
         return Agreement(same.value, same.interval(CONFIDENCE))
 
     def observe(
-        self, truths: Values | None, source: Values, found: Values, confidence: float, about: str
+        self,
+        truths: Values | None,
+        source: Values,
+        found: Values,
+        confidence: float,
+        about: str,
+        labels: Sequence[str] = (),
     ) -> dict[str, Observation]:
-        """Figures for a policy, as fractions: `agreement`, and with truths `score` and `drop`, also by the score's name."""
+        """Figures for a policy, as fractions: `agreement`, and with truths `score` and `drop`, also by the score's name.
+
+        `labels` name the classes that exist; those that do not occur widen the intervals of means over classes, and are named.
+        """
 
         def make(figure: Share | SampledFigure, said: str) -> Observation:
             low, high = figure.interval(confidence)
@@ -293,10 +310,11 @@ class TaskContract:
             )
         if truths is None:
             return figures
-        for name, (own, drop) in zip(
-            self.scores, self._compare(truths, source, found)[2], strict=True
-        ):
+        mine, _, compared = self._compare(truths, source, found, labels)
+        absent = describe_absent_classes(labels, mine.occurring)
+        for name, (own, drop) in zip(self.scores, compared, strict=True):
             said = f"{name}, {about}" if len(self.scores) > 1 else about
+            said += f"; {absent}" if absent and find_score(name).over_classes else ""
             figures |= {name: make(own, said), f"drop of {name}": make(drop, said)}
         return figures | {"score": figures[self.score], "drop": figures[f"drop of {self.score}"]}
 
@@ -309,22 +327,47 @@ def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Mea
     """
     true, predicted = pickle.loads(truths), pickle.loads(predictions)
     gathered, count = task.gather(true, predicted), task.count_units(true)
-    spread = [find_largest_effect(each) for each in task.spread_truths(gathered)]
-    effects = tuple(spread)
+    spread = task.spread_truths(gathered)
+    effects = tuple(find_largest_effect(each) for each in spread)
+    by_class = (
+        each
+        for name, each in zip(task.scores, spread, strict=False)
+        if find_score(name).over_classes
+    )
+    totals = next((each.sum(axis=1) for each in by_class), np.zeros(0))
+    occurring = frozenset(np.flatnonzero(totals).tolist())
     if type(task).compute_scores is TaskContract.compute_scores:
         parts = gathered if task.groups is None else task.groups.add_up(gathered)
-        return Measured(gathered, gathered.mean(axis=0), parts, count, True, effects)
+        return Measured(gathered, gathered.mean(axis=0), parts, count, True, effects, occurring)
     units = np.arange(count) if task.groups is None else task.groups.members
     groups = min(int(units.max(initial=-1)) + 1, MOST_PARTS)
     member = units % max(groups, 1)
     whole = task.compute_scores(gathered, np.ones((1, count)))[0]
     if groups < 2:
-        return Measured(gathered, whole, np.zeros((groups, len(whole))), count, False, effects)
+        nothing = np.zeros((groups, len(whole)))
+        return Measured(gathered, whole, nothing, count, False, effects, occurring)
     without = task.compute_scores(
         gathered, (np.arange(groups)[:, None] != member).astype(np.float64)
     )
     left = count - np.bincount(member)
-    return Measured(gathered, whole, left[:, None] * (whole - without), count, False, effects)
+    parts = left[:, None] * (whole - without)
+    return Measured(gathered, whole, parts, count, False, effects, occurring)
+
+
+MOST_NAMED = 5
+"""Of the classes that do not occur, so many are named."""
+
+
+def describe_absent_classes(labels: Sequence[str], occurring: Container[int]) -> str:
+    """`2 of 80 classes do not occur (toaster, hair drier): no sample shows what became of them`; empty if all occur."""
+    absent = [labels[place] for place in find_absent_classes(labels, occurring)]
+    if not absent:
+        return ""
+    exist = sum(label not in NO_CLASS for label in labels)
+    more = f" and {len(absent) - MOST_NAMED} more" if len(absent) > MOST_NAMED else ""
+    named = ", ".join(map(escape, absent[:MOST_NAMED])) + more
+    what = "1 class does" if len(absent) == 1 else f"{len(absent)} of {exist} classes do"
+    return f"{what} not occur ({named}): no sample shows what became of {'it' if len(absent) == 1 else 'them'}"
 
 
 def require_labels(card: ModelCard, classes: int | None, task: Task) -> None:

@@ -181,10 +181,16 @@ class Detection(TaskContract):
         return replace(agreement, score_shift=shift)
 
     def observe(
-        self, truths: Values | None, source: Values, found: Values, confidence: float, about: str
+        self,
+        truths: Values | None,
+        source: Values,
+        found: Values,
+        confidence: float,
+        about: str,
+        labels: Sequence[str] = (),
     ) -> dict[str, Observation]:
         """Adds F1 and its drop at each of SCORE_THRESHOLDS, as `F1@25%`."""
-        figures = TaskContract.observe(self, truths, source, found, confidence, about)
+        figures = TaskContract.observe(self, truths, source, found, confidence, about, labels)
         if truths is None:
             return figures
         rates = AT_THRESHOLDS.grouped_by(self.groups)

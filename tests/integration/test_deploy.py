@@ -228,8 +228,8 @@ def test_wrong_tensors_of_a_running_server_are_refused(deployment, deployed, mon
     from optpipe.core.events import SilentListener
     from optpipe.deploy import proof
     from optpipe.deploy.check import check_deployment
-    from optpipe.deploy.repository import SHIM
     from optpipe.deploy.server import find_server
+    from optpipe.deploy.triton_models import SHIM
     from optpipe.workspace.store import Store
 
     planted = deployment.parent / "planted.py"

@@ -15,8 +15,8 @@ from optpipe.core.files import Files
 from optpipe.core.records import record_from_files
 from optpipe.core.transform import Transform
 from optpipe.core.wording import Call
+from optpipe.deploy.folder import ENGINE
 from optpipe.deploy.records import DEPLOYMENT, MODELS, DeploymentRecord
-from optpipe.deploy.repository import ENGINE
 from optpipe.deploy.requests import DALI_OUTPUT, ENCODED
 from optpipe.deploy.triton_config import (
     CONFIG,

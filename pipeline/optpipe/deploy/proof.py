@@ -34,7 +34,6 @@ from optpipe.core.records import group_pairs
 from optpipe.core.verdict import CriterionResult, Verdict
 from optpipe.deploy.check import CheckedDeployment
 from optpipe.deploy.records import MODELS, Comparison, DeploymentRecord, ProofRecord
-from optpipe.deploy.repository import SHIM, add_shim_parameters
 from optpipe.deploy.requests import Expected, list_expected
 from optpipe.deploy.server import ServerProgram, list_backends, run_server
 from optpipe.deploy.session_process import open_artifact
@@ -46,6 +45,7 @@ from optpipe.deploy.triton_config import (
     require_tritonclient,
     write_config,
 )
+from optpipe.deploy.triton_models import SHIM, add_shim_parameters
 from optpipe.models.inputs.rows import fill_sequences, read_length
 from optpipe.signoff.policy import Criterion, Policy
 from optpipe.stats.paired import compute_output_error

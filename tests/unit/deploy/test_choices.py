@@ -12,7 +12,7 @@ from tests.fakes.measurements import planted
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.measurement import Subject
-from optpipe.deploy.repository import choose_settings
+from optpipe.deploy.server_settings import choose_settings
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.signoff.policy import policy_from_toml
 

@@ -70,6 +70,6 @@ def test_an_audit_measures_drawn_criteria_anew_and_agrees_or_says_why_not(found,
     assert not dossier & {each["source"] for each in audit.values()}, "the evidence is new"
     for words, reason in (
         (("--audit", "many"), "expected COUNT or COUNT:SEED"),
-        (("--audit", "1", "--workspace", tmp_path), "has no build in"),
+        (("--audit", "1", "--workspace", tmp_path), "no build of digits"),
     ):
         assert reason in optpipe("verify", found.dossier, *words).expect(2).stderr

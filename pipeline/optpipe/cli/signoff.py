@@ -142,10 +142,13 @@ def _tell_how_to_resume(terminal: "Terminal") -> None:
 
 def _find_named(model: str, store: "Store") -> tuple[str, str | None, str | None]:
     """The name of MODEL; if it is an ID, also the build of that ID, if it is a build's, and the stored model's ID."""
+    from optpipe.models.artifacts.lookup import find_builds, require_id
     from optpipe.models.artifacts.named import find_builds_by_id, find_model_by_id
 
     exported = find_model_by_id(model, store)
     if exported is None:
+        if not find_builds(model, store):
+            require_id(model, store)
         return model, None, None
     build = model if find_builds_by_id(model, store) else None
     return exported.info.name, build, exported.id

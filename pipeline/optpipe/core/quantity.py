@@ -160,7 +160,7 @@ def read_quantity(text: str, flag: str, *dimensions: Dimension) -> tuple[float, 
     try:
         return quantity_from_text(text, found), found
     except ValueError as error:
-        reason = str(error).removeprefix(f'"{text}"').removeprefix(": ")
+        reason = str(error).removeprefix(f'"{text}"').removeprefix(repr(text)).lstrip(": ")
         raise BadInputError(reason, argument=Argument(flag, text)) from error
 
 

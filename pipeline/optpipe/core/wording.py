@@ -187,7 +187,7 @@ def show_on_terminal(value: Any) -> str:
             for backend, settings in value.items()
             for key, setting in settings.items()
         )
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
+    return f"{value:.15g}" if isinstance(value, float) else str(value) or "''"
 
 
 def show_in_python(value: Any) -> str:

@@ -94,10 +94,22 @@ def _find_run(name: str, present: Sequence[Run], workspace: Path) -> Run:
     found = [run for run in present if run.name == name] or [
         run for run in present if run.name.startswith(name)
     ]
-    if len(found) != 1:
-        known = ", ".join(run.name for run in (found or present)[-5:]) or "none"
+    if not present:
+        raise _nothing_measured(workspace)
+    known = ", ".join(run.name for run in (found or present)[-5:])
+    if not found:
+        models = sorted(
+            {str(one.subject.model) for run in present for one in read_measurements(run.files)}
+        )
         raise BadInputError(
-            f"{name!r} matches {len(found)} bench runs in {workspace}; available: {known}"
+            f"no bench run in {workspace} has the name {name!r}, and nothing measured is of such a model",
+            remedy=f"give one of the runs ({known}) or models ({', '.join(models)}), or measure it: "
+            + Call("bench", "MODEL"),
+        )
+    if len(found) > 1:
+        raise BadInputError(
+            f"{name!r} matches {len(found)} bench runs in {workspace}",
+            remedy=f"give one of them: {known}",
         )
     return found[0]
 

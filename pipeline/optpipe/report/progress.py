@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from optpipe.core.errors import escape
+from optpipe.core.errors import BadInputError, escape
 from optpipe.core.events import Listener, ProgressStep
 from optpipe.core.process import discard_output
 
@@ -45,7 +45,10 @@ class _Count(ProgressColumn):
 
 
 class Terminal(Listener):
-    """Shows steps while they run, and in one line how many there were; in a log, a line for each step and a heartbeat."""
+    """Shows steps while they run, and in one line how many there were; in a log, a line for each step and a heartbeat.
+
+    Warnings of its block wait for the first step: of a command that refuses its input, the refusal is all that is shown.
+    """
 
     def __init__(self) -> None:
         # a separate descriptor, so that progress stays visible while a library's output is redirected (core.process)
@@ -54,6 +57,8 @@ class Terminal(Listener):
         self.console = _Stderr(file=self._stderr, highlight=False, markup=False)
         super().__init__()
         self._started, self._done, self._reused = monotonic(), 0, 0
+        self._waiting: list[Text] | None = None
+        """Warnings before the first step; None once something was begun, or outside of the block."""
         shown = (
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -65,10 +70,16 @@ class Terminal(Listener):
         )
 
     def __enter__(self) -> Self:
+        self._waiting = []
         self._progress.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if isinstance(error, BadInputError):
+            self._waiting = None
+        self._show_waiting()
         self._progress.stop()
         if self._reused or (self._done and self.console.is_terminal):
             done = f"steps: {self._done} done in {monotonic() - self._started:.1f} s"
@@ -78,6 +89,7 @@ class Terminal(Listener):
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:
         """Shows `name` until the block ends."""
+        self._show_waiting()
         name = escape(name)
         task = self._progress.add_task(name, total=total)
         step = _Shown(self._progress, task)
@@ -117,9 +129,21 @@ class Terminal(Listener):
             self.warnings.append(message)
             # in a log a warning stays on one line
             text = Text.assemble(("warning:", "yellow"), f" {message}")
-            self.console.print(text, soft_wrap=not self.console.is_terminal)
+            if self._waiting is not None:
+                self._waiting.append(text)
+            else:
+                self._print_warning(text)
+
+    def _show_waiting(self) -> None:
+        waiting, self._waiting = self._waiting or (), None
+        for text in waiting:
+            self._print_warning(text)
+
+    def _print_warning(self, text: Text) -> None:
+        self.console.print(text, soft_wrap=not self.console.is_terminal)
 
     def inform(self, message: str) -> None:
+        self._show_waiting()
         self.console.print(escape(message), soft_wrap=not self.console.is_terminal)
 
 

@@ -30,10 +30,10 @@ from optpipe.measure.turns import TurnsRecord
 from optpipe.models.artifacts.decisions import find_decision
 from optpipe.models.artifacts.lookup import (
     describe_network,
-    explain_no_build,
     find_builds,
     hash_engine,
     judged_build_from_entry,
+    make_unbuilt_error,
     require_one_model,
 )
 from optpipe.preprocess.proof import PreprocessRecord, is_proof_for
@@ -249,9 +249,7 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
         ]
     if not built:
         _require_model(wanted.model, store)
-        other = explain_no_build(wanted.model, store)
-        problem = f"{wanted.model} has no build in {store.workspace}{other}"
-        raise BadInputError(f"{problem}; first run `" + Call("build", wanted.model) + "`")
+        raise make_unbuilt_error(wanted.model, store)
     named = {**wanted.policy.build, **({"artifact": wanted.artifact} if wanted.artifact else {})}
     fitting = [
         one

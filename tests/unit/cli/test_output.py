@@ -1,5 +1,6 @@
 """What reaches the terminal, and where results may be written."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from optpipe.cli.bench import compare
 from optpipe.cli.build import calibrate
 from optpipe.cli.ship import deploy
 from optpipe.cli.signoff import DossierOptions, attest, run, signoff, verify
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, StageError
 from optpipe.report import progress as terminal_module
 from optpipe.report.progress import Terminal
 
@@ -65,6 +66,22 @@ def test_brackets_in_a_warning_or_a_step_are_text(capfd, said):
     lines = capfd.readouterr().err.splitlines()
     assert lines[0] == f"warning: {said}"
     assert lines[1].startswith(f"{said}: ")
+
+
+def warn_and_raise(error, *, in_step):
+    with Terminal() as terminal, terminal.step("read") if in_step else nullcontext():
+        terminal.warn("one build cannot run here")
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "in_step", "warned"),
+    [(BadInputError(), False, 0), (BadInputError(), True, 1), (StageError(), False, 1)],
+)
+def test_what_is_refused_before_any_step_is_not_preceded_by_warnings(capfd, error, in_step, warned):
+    with pytest.raises(type(error)):
+        warn_and_raise(error, in_step=in_step)
+    assert capfd.readouterr().err.count("one build cannot run here") == warned
 
 
 def test_a_long_warning_is_one_line_in_a_log(capfd):

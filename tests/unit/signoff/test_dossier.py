@@ -295,7 +295,7 @@ def test_a_policy_may_say_with_which_options_the_build_is_judged(workspace, sign
 
 
 def test_the_build_to_judge_must_be_clear(workspace, sign_off):
-    with pytest.raises(BadInputError, match="first run `optpipe build digits"):
+    with pytest.raises(BadInputError, match="`optpipe build digits` builds it"):
         sign_off(LATENCY % "5")
     workspace.artifact("fp16")
     workspace.artifact("int8")

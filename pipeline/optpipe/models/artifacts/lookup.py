@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,9 +21,10 @@ from optpipe.core.plan import for_workspace
 from optpipe.core.precision import PrecisionShare
 from optpipe.core.wording import Call
 from optpipe.models.sources.onnx_file import hash_onnx_file
-from optpipe.models.sources.resolve import CardSource, find_model_cards
+from optpipe.models.sources.resolve import CardSource, find_model_cards, source_from_text
 from optpipe.models.stored_card import find_card_file, read_stored_card
 from optpipe.workspace.entry import (
+    ID_LENGTH,
     MANIFEST,
     Entry,
     Manifest,
@@ -33,6 +35,8 @@ from optpipe.workspace.entry import (
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import CARD, ONNX
 from optpipe.workspace.store import Store
+
+_ID = re.compile(rf"((artifact|model)-)?[0-9a-f]{{4,{ID_LENGTH}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +182,14 @@ def find_artifacts(
         raise BadInputError(
             f"{text} is {by_id[-1].info.label}, not{flags}\nuse `{model}{flags}`, or the ID alone"
         )
+    if not named:
+        raise make_unbuilt_error(text, store, flags)
     if not wanted:
         built = sorted({f"{entry.info.backend} {entry.info.precision}" for entry in named})
-        here = f" (available: {', '.join(built)})" if built else ""
-        if not named:
-            here = explain_no_build(text, store)
         way_out = f"`{for_workspace(f'optpipe build {shlex.quote(text)}{flags}')}` builds it"
-        raise BadInputError(f"no build of {text}{flags} in {store.workspace}{here}\n{way_out}")
+        raise BadInputError(
+            f"no build of {text}{flags} in {store.workspace} (available: {', '.join(built)})\n{way_out}"
+        )
     if not by_id:
         require_one_model(text, wanted, store)
     newest = {entry.info.label: entry for entry in wanted}
@@ -196,6 +201,22 @@ def stored_from_entry(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifac
     exported = store.find(entry.manifest.parents[0], ModelInfo)
     card = read_stored_card(store.verify_entry(exported, CARD))
     return StoredArtifact(entry, card, exported, find_reference(entry, exported, store))
+
+
+def make_unbuilt_error(text: str, store: Store, flags: str = "") -> BadInputError:
+    """The error for a MODEL without a build; its way out is a build with `flags`, unless `text` names nothing that can be built."""
+    try:
+        source_from_text(text)
+        require_id(text, store)
+    except BadInputError as error:
+        return error
+    here = explain_no_build(text, store)
+    others = dict.fromkeys(each.info.model for each in reversed(store.list_entries(ArtifactInfo)))
+    if not here and others:
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        here = f", which has builds of {', '.join(list(others)[:5])}{more}"
+    way_out = f"`{for_workspace(f'optpipe build {shlex.quote(text)}{flags}')}` builds it"
+    return BadInputError(f"no build of {text}{flags} in {store.workspace}{here}\n{way_out}")
 
 
 def explain_no_build(text: str, store: Store) -> str:
@@ -219,6 +240,24 @@ def _describe_other_versions(store: Store) -> str:
     more = f" and {len(names) - len(told)} more" if len(names) > len(told) else ""
     which = "build" if len(names) == 1 else "builds"
     return f": {len(names)} {which} of another version of optpipe cannot be read: {', '.join(told)}{more}"
+
+
+def can_be_id(text: str) -> bool:
+    """Whether `text` has the form of an ID; a name may have it too."""
+    return _ID.fullmatch(text) is not None
+
+
+def require_id(text: str, store: Store) -> None:
+    """Raises BadInputError if `text`, which names nothing, can hardly be anything other than an ID.
+
+    Nothing of the store begins with it: the user removed the entry, mistyped the ID, or means another workspace.
+    """
+    if not can_be_id(text) or (text.isalpha() and len(text) < 8):
+        return
+    raise BadInputError(
+        f"no build or model in {store.workspace} has the ID {text}{explain_no_build(text, store)}",
+        remedy="`" + Call("store ls") + "` lists IDs; a removed build has to be built again",
+    )
 
 
 def find_by_id(text: str, store: Store) -> list[Entry[ArtifactInfo]]:

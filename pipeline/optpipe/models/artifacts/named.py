@@ -1,6 +1,5 @@
 """The model that a user names: a library's name, a file, a card, the name of a stored model, or the ID of a build or model."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +10,18 @@ from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRequest
 from optpipe.core.errors import BadInputError
 from optpipe.core.wording import Argument, Call
 from optpipe.models.artifacts.lookup import (
+    can_be_id,
     find_stored_place,
     find_stored_source,
     format_model_argument,
     has_changed_source,
+    require_id,
 )
 from optpipe.models.export.exported import Model
 from optpipe.models.sources.modules import LoadedModel, Source
 from optpipe.models.sources.resolve import find_model_cards, source_from_text
-from optpipe.workspace.entry import ID_LENGTH, Entry
+from optpipe.workspace.entry import Entry
 from optpipe.workspace.store import Store
-
-_ID = re.compile(rf"((artifact|model)-)?[0-9a-f]{{4,{ID_LENGTH}}}")
 
 
 @dataclass(frozen=True)
@@ -86,8 +85,7 @@ def model_from_text(
     ranges, asked = dict(shapes or {}), weights or WeightsRequest()
     exported = find_model_by_id(text, store)
     if exported is None:
-        source = source_from_text(find_stored_source(text, store) or text, ranges)
-        return Model(source, asked, batch, ranges)
+        return Model(source_from_text(_find_place(text, store), ranges), asked, batch, ranges)
     if asked != WeightsRequest() or batch is not None or ranges:
         problem = f"{text} is a stored build or model, whose weights and profile are fixed"
         model = format_model_argument(exported.info.name, exported.info.source)
@@ -131,7 +129,7 @@ def find_buildable_source(text: str, store: Store) -> str:
     """
     exported = find_model_by_id(text, store)
     if exported is None:
-        return find_stored_source(text, store) or text
+        return _find_place(text, store)
     place, recipe = find_stored_place(exported), exported.recipe["model"]
     if place is None or has_changed_source(exported):
         source = place or exported.info.source
@@ -143,12 +141,20 @@ def find_buildable_source(text: str, store: Store) -> str:
     return place
 
 
+def _find_place(text: str, store: Store) -> str:
+    """The MODEL of the stored model called `text`, or `text` itself. Raises BadInputError for an ID, which `text` is not here."""
+    place = find_stored_source(text, store)
+    if place is None and not Path(text).exists() and text not in find_model_cards():
+        require_id(text, store)
+    return place or text
+
+
 def find_model_by_id(text: str, store: Store) -> Entry[ModelInfo] | None:
     """The stored model whose ID, or one of whose builds' IDs, begins with `text`; None if `text` is no ID.
 
     Files and model cards are meant before an ID. Raises BadInputError if several models fit.
     """
-    if not _ID.fullmatch(text) or Path(text).exists() or text in find_model_cards():
+    if not can_be_id(text) or Path(text).exists() or text in find_model_cards():
         return None
     models = {each.id: each for each in store.list_entries(ModelInfo)}
     meant = {
@@ -168,6 +174,6 @@ def find_model_by_id(text: str, store: Store) -> Entry[ModelInfo] | None:
 
 def find_builds_by_id(text: str, store: Store) -> list[Entry[ArtifactInfo]]:
     """The builds whose own ID begins with `text`; none if `text` is no ID of a build."""
-    if not _ID.fullmatch(text) or Path(text).exists() or text in find_model_cards():
+    if not can_be_id(text) or Path(text).exists() or text in find_model_cards():
         return []
     return [each for each in store.list_entries(ArtifactInfo) if each.matches_id(text)]

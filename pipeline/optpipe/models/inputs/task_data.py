@@ -23,6 +23,7 @@ from optpipe.core.wording import Argument
 from optpipe.models.inputs.image_set import (
     ANNOTATIONS,
     ImageSet,
+    find_images,
     image_set_from_path,
     is_coco,
     list_coco_images,
@@ -110,7 +111,9 @@ def load_sample_set(
 def read_images(
     source: Path, count: int | None, seed: int, listener: Listener
 ) -> tuple[ImageSet, tuple[Unusable, ...]]:
-    """The result of `image_set_from_path`; warns of unusable images."""
+    """The result of `image_set_from_path`; warns of unusable images. A folder without images is refused before any step."""
+    if not source.is_file():
+        find_images(source)
     with listener.step(f"read {source}", total=count) as step:
         found, unusable = image_set_from_path(source, count, seed, step)
     _warn_of_unusable(unusable, "file", listener)

@@ -46,6 +46,9 @@ from optpipe.models.sources.transform import (
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.places import format_extra
 
+SOURCES = "a torchvision name, timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, or CARD.toml"
+"""What a MODEL can be."""
+
 transformers, timm, models = map(LazyModule, ("transformers", "timm", "torchvision.models"))
 HUB = "huggingface.co"
 
@@ -395,6 +398,17 @@ FLOW_SIZE = (256, 384)
 """Height and width of the frames of an optical-flow network; RAFT takes multiples of 8 from 128 on."""
 
 
+def make_folder_error(folder: str) -> BadInputError:
+    """The error for a folder as MODEL, which names what it holds."""
+    files = sorted(Path(folder).glob("*.onnx"))
+    way = f"give {SOURCES}"
+    if Path(folder, "config.json").is_file():
+        way = f"hf:{folder} is the checkpoint of transformers in it"
+    elif files:
+        way = f"give the file in it: {files[0]}"
+    return BadInputError("is a folder", place=folder, remedy=way)
+
+
 @dataclass(frozen=True, slots=True)
 class TorchvisionSource:
     builder: str
@@ -467,13 +481,12 @@ class TorchvisionSource:
         known = models.list_models()
         if self.builder in known:
             return
+        if Path(self.builder).is_dir():
+            raise make_folder_error(self.builder)
         near = get_close_matches(self.builder, [*known, *self.also_known], n=3)
         listing = "see `python -c 'import torchvision; print(torchvision.models.list_models())'`"
         hint = f"did you mean {', '.join(near)}?" if near else listing
-        problem = f"unknown model '{self.builder}': {hint}"
-        raise BadInputError(
-            f"{problem}\nother sources: timm:NAME, hf:NAME, FILE.onnx, FILE.py:FACTORY, CARD.toml"
-        )
+        raise BadInputError(f"unknown model '{self.builder}': {hint}", remedy=f"give {SOURCES}")
 
     def _task(self) -> Task:
         self.require_known()

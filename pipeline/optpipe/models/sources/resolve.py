@@ -1,6 +1,7 @@
 """Resolves a user's MODEL: model cards (TOML), and the source that loads it."""
 
 import json
+import re
 import shlex
 import tomllib
 from collections.abc import Mapping
@@ -14,8 +15,15 @@ from optpipe.core.card import ModelCard, Tokenization, card_from_dict
 from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, first_line, require_file
 from optpipe.core.files import hash_file, hash_text, hash_value, read_user_text
+from optpipe.core.wording import Argument
 from optpipe.models.sources.in_memory import PREFIX as IN_MEMORY
-from optpipe.models.sources.libraries import HuggingFaceSource, TimmSource, TorchvisionSource
+from optpipe.models.sources.libraries import (
+    SOURCES,
+    HuggingFaceSource,
+    TimmSource,
+    TorchvisionSource,
+    make_folder_error,
+)
 from optpipe.models.sources.modules import LoadedModel, Source
 from optpipe.models.sources.onnx_file import OnnxFileSource, ShapeRanges
 from optpipe.models.sources.python_file import PythonFileSource
@@ -28,6 +36,8 @@ CARD_FIELDS: Mapping[str, type] = {
     "license": dict, "inputs": list, "outputs": list, "preprocessing": dict, "data": dict,
     "head": dict, "tokenizer": str, "pad_id": int,
 }  # fmt: skip
+CHECKPOINTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+"""Endings of files that hold weights without the code of their module."""
 _KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "a table", int: "an integer"}
 
 
@@ -182,7 +192,10 @@ class CardSource:
 
 
 def source_from_text(model: str, shapes: ShapeRanges | None = None) -> Source:
-    """The source that MODEL names. Unknown names in a library are found only on loading."""
+    """The source that MODEL names. Unknown names in a library are found only on loading.
+
+    Raises BadInputError for what can be none: a folder, a pipe, the path of a file that does not exist.
+    """
     prefix, _, rest = model.partition(":")
     if prefix == "timm" and rest:
         return TimmSource(rest)
@@ -206,17 +219,36 @@ def source_from_text(model: str, shapes: ShapeRanges | None = None) -> Source:
         return OnnxFileSource(require_file(model), shapes=shapes)
     if model.endswith(".toml"):
         return CardSource(require_file(model), shapes)
+    if Path(model).is_file() and Path(model).suffix in CHECKPOINTS:
+        raise BadInputError(
+            "weights alone are no model",
+            place=model,
+            remedy="give the code of their module too: FILE.py:FACTORY "
+            + Argument("weights", model),
+        )
     if Path(model).is_file():
         return OnnxFileSource(Path(model), shapes=shapes)
     module, _, factory = model.rpartition(".")
     if factory.isidentifier() and Path(f"{module}.py").is_file():  # the name in builds and messages
         return PythonFileSource(Path(f"{module}.py"), factory)
     cards = find_model_cards()
-    return (
-        CardSource(cards[model])
-        if model in cards
-        else TorchvisionSource(model, also_known=tuple(cards))
-    )
+    if model in cards:
+        return CardSource(cards[model])
+    require_library_name(model)
+    return TorchvisionSource(model, also_known=tuple(cards))
+
+
+def require_library_name(model: str) -> None:
+    """Raises BadInputError if `model`, which is no file and no card, cannot be the name of a library's model either."""
+    path = Path(model)
+    if not model.strip():
+        raise BadInputError("MODEL is empty", remedy=f"give {SOURCES}")
+    if path.is_dir() and not model.isidentifier():  # a library's model may be called as a folder
+        raise make_folder_error(model)
+    if path.suffix or "/" in model or (path.exists() and not path.is_dir()):
+        on_hub = re.fullmatch(r"[\w-]+/[\w.-]+", model)
+        hint = f"hf:{model} for a model of Hugging Face, or " if on_hub else ""
+        require_file(model, f"\ngive {hint}{SOURCES}")
 
 
 def format_source(source: Source) -> str:

@@ -1,6 +1,8 @@
 """Which builds a typed MODEL means."""
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from optpipe.models.artifacts.lookup import (
     find_artifacts,
     find_stored_source,
 )
+from optpipe.models.artifacts.named import model_from_text
 from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.signoff.collect import SignoffRequest, find_judged_artifact
 from optpipe.signoff.policy import policy_from_toml
@@ -82,6 +85,45 @@ def test_a_copy_of_an_onnx_file_is_the_same_model(store: Store) -> None:
     assert [each.entry.id for each in find_artifacts("copy.onnx", store)] == [first.id]
 
 
+UNKNOWN = {
+    "deadbeef0000": "has the ID deadbeef0000",
+    "0123": "has the ID 0123",
+    "artifact-beef": "has the ID artifact-beef",
+    "beef": "which has builds of net",  # may be a name
+    "sub/": "sub/: is a folder\ngive a torchvision name",
+    "./full": "./full: is a folder\ngive the file in it: full/net.onnx",
+    "./checkpoint": "./checkpoint: is a folder\nhf:./checkpoint is",
+    "": "MODEL is empty",
+    "nobody/nothing": "give hf:nobody/nothing",
+    "./nothing": "./nothing: no such file",
+    "nothing.txt": "nothing.txt: no such file",
+    "pipe": "pipe: is a pipe, a socket, or a device",
+    "weights.pth": "FILE.py:FACTORY --weights weights.pth",
+}
+
+
+@pytest.mark.parametrize("text", UNKNOWN)
+def test_what_names_nothing_is_refused_with_a_way_out_that_fits(store: Store, text: str) -> None:
+    built(store, "net", "net.py:make")
+    for name in ("full", "checkpoint"):
+        Path(name).mkdir()
+    save_relu("full/net.onnx")
+    Path("checkpoint/config.json").write_text("{}")
+    Path("weights.pth").write_bytes(b"PK")
+    os.mkfifo("pipe")
+    said = re.escape(UNKNOWN[text])
+    with pytest.raises(BadInputError, match=said):
+        find_artifacts(text, store)
+    if text != "beef":
+        with pytest.raises(BadInputError, match=said):
+            model_from_text(text, store)
+
+
+def test_a_name_of_a_library_is_meant_before_a_folder_of_that_name(store: Store) -> None:
+    Path("resnet50").mkdir()
+    assert model_from_text("resnet50", store).source.name == "torchvision:resnet50"
+
+
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.chdir(tmp_path)
@@ -111,7 +153,7 @@ def test_a_model_is_known_by_its_name_its_source_and_its_file(
         built(store, each, source)
     wanted = SignoffRequest(text, policy_from_toml(b"schema = 1\n[size]\nmaximum = '1 MiB'\n"))
     if name is None:
-        with pytest.raises(BadInputError, match="no build of"):
+        with pytest.raises(BadInputError, match=r"no build of|no such file"):
             find_artifacts(text, store)
         return
     assert [each.card.name for each in find_artifacts(text, store)] == [name]

@@ -5,7 +5,7 @@ and addresses once, which measuring, CUDA graphs, and zero-copy preprocessing ne
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -62,6 +62,8 @@ class BuildRequest:
     gpu_lock: Path | None = None
     """Given by `auto`, which measures the build against others, so that the backend need not. Work in other processes holds this file's
     lock while it times kernels."""
+    probe: Sequence[Mapping[str, "np.ndarray"]] = ()
+    """Inputs by name on which a backend compares what it makes of the graph with the graph; nothing is compared without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,8 @@ class Serving:
     """Parameters of Triton's model configuration."""
     cuda_graph: bool = False
     """Whether Triton captures CUDA graphs."""
+    graph_level: int = 0
+    """Triton's number for the graph optimizations of ONNX Runtime; 0 for all of them."""
     not_carried: tuple[str, ...] = ()
     """Runtime options and properties that the server ignores."""
     loader: Path | None = None

@@ -5,7 +5,8 @@ Source of session and provider options: onnxruntime.ai/docs/execution-providers/
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,20 @@ from optpipe.backends.onnx_layers import layers_from_onnx
 from optpipe.backends.onnx_marked import MarkedGraph
 from optpipe.backends.onnxruntime_session import (
     FLOAT_DATA,
+    LEVELS,
     PROVIDERS,
     QDQ_AS_WRITTEN,
     REPRODUCE,
+    WEIGHT_PASS,
     OnnxRuntimeSession,
+    Optimization,
+    get_level,
     mark_as_written,
     optimize_graph,
     read_node_times,
 )
 from optpipe.backends.plain_session import mark_source
+from optpipe.backends.rewrites import RewriteGuard, choose_graph_limit
 from optpipe.core import np, onnx
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
@@ -72,6 +78,10 @@ TRITON_RELEASES = {
     "1.27": "26.07",
 }
 """The Triton releases that carry each ONNX Runtime, the newest last (Triton, docs/introduction/compatibility.md)."""
+
+
+TRITON_LEVELS: dict[Optimization, int] = {"all": 0, "extended": 1, "basic": -1, "disabled": 2}
+"""`optimization.graph.level` in Triton's configuration of a model (README of its ONNX Runtime backend)."""
 
 
 class OnnxRuntime(Backend):
@@ -126,11 +136,7 @@ class OnnxRuntime(Backend):
             # NHWC gains nothing without convolutions; in BERT it added 43 copies to the host, which prevent a CUDA graph
             convolves = any(node.op_type.startswith("Conv") for node in source.graph.node)
             options["nhwc"] = convolves and prefers_channels_last(request.precision, request.device)
-        quantize_floats = not on_gpu and needs_weight_pass(source)
-        optimize_graph(request.graph, target, request.device, quantize_floats=quantize_floats)
-        model = onnx.load(target)
-        if separate_biases(model) if on_gpu else protect_convolutions(model):
-            onnx.save(model, target)
+        model, optimization, changes = rewrite_graph(request, source, target, options)
         layers = layers_from_onnx(model, request.card.inputs, source)
         if (
             request.precision is Precision.TF32
@@ -139,10 +145,8 @@ class OnnxRuntime(Backend):
                 replace(each, type="tf32") if each.macs != 0 and each.type == "fp32" else each
                 for each in layers
             )
-        tensor_cores = on_gpu and may_use_tensor_cores(layers)
-        switched_off = (
-            _find_options_to_disable(target, request, options, tensor_cores) if on_gpu else {}
-        )
+        loading = _Loading(on_gpu and may_use_tensor_cores(layers), optimization)
+        switched_off = _find_options_to_disable(target, request, options, loading) if on_gpu else {}
         options |= dict.fromkeys(switched_off, False)
         in_int8 = any(layer.type == "int8" and layer.macs != 0 for layer in layers)
         if request.precision is Precision.INT8 and not on_gpu and not in_int8:
@@ -155,12 +159,15 @@ class OnnxRuntime(Backend):
                 + ")",
             )
         remarks = tuple(f"{name} is off: {reason}" for name, reason in switched_off.items())
-        with OnnxRuntimeSession(
-            target, request.device, options, tensor_cores=tensor_cores
-        ) as session:
+        with loading.open(target, request.device, options) as session:
             placement = session.find_placement(layers)
         return BuildResult(
-            layers, GRAPH_FILE, options, {"tensor_cores": tensor_cores}, placement, remarks=remarks
+            layers,
+            GRAPH_FILE,
+            options,
+            asdict(loading),
+            placement,
+            remarks=(*changes, *remarks),
         )
 
     loading_runs_code = False  # a graph is data
@@ -170,19 +177,14 @@ class OnnxRuntime(Backend):
 
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
         merged = self.merge_options({**info.options, **options}, info.device)
-        tensor_cores = bool(info.details.get("tensor_cores"))
-        return OnnxRuntimeSession(
-            directory / GRAPH_FILE, info.device, merged, tensor_cores=tensor_cores
-        )
+        return _read_loading(info).open(directory / GRAPH_FILE, info.device, merged)
 
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
         options = {**self.merge_options(info.options, info.device), "cuda_graph": False}
 
         def open_graph(model: Any, _: object) -> Run:
-            cores = bool(info.details.get("tensor_cores"))
-            return OnnxRuntimeSession(
-                model.SerializeToString(), info.device, options, tensor_cores=cores
-            ).run
+            serialized = model.SerializeToString()
+            return _read_loading(info).open(serialized, info.device, options).run
 
         stored, written = (
             load_onnx(each) for each in (request.directory / GRAPH_FILE, request.graph)
@@ -205,10 +207,12 @@ class OnnxRuntime(Backend):
             {"use_tf32": "0", "prefer_nhwc": str(int(bool(options.get("nhwc"))))} if on_gpu else {}
         )
         spinning = {} if options.get("spinning", True) else {"session.intra_op.allow_spinning": "0"}
+        optimization = _read_loading(info).optimization
         runtime = {
             "threads": int(options.get("threads", 0)),
             "provider": PROVIDERS[info.device],
             "provider_options": provider,
+            "optimization": get_level(optimization).name,
             "session_config": {
                 **dict([FLOAT_DATA, *([QDQ_AS_WRITTEN] if on_gpu else [])]),
                 **spinning,
@@ -221,6 +225,7 @@ class OnnxRuntime(Backend):
             "onnxruntime_onnx",
             parameters={"intra_op_thread_count": str(threads)} if threads else {},
             not_carried=tuple(sorted({*options} - {"threads"})),
+            graph_level=TRITON_LEVELS[optimization],
             loader=Path(__file__).with_name("onnxruntime_loader.py"),
             loader_settings=runtime,
         )
@@ -237,12 +242,122 @@ class OnnxRuntime(Backend):
         if info.device != "cpu":
             return None
         merged = self.merge_options(options, info.device)
-        with OnnxRuntimeSession(
-            directory / GRAPH_FILE, "cpu", merged, profile=scratch / "nodes"
-        ) as session:
+        graph, nodes = directory / GRAPH_FILE, scratch / "nodes"
+        with _read_loading(info).open(graph, "cpu", merged, profile=nodes) as session:
             for _ in range(5):
                 session.run(inputs)
             return read_node_times(session.end_profiling())
+
+
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """What an artifact's `details` hold: how its graph is loaded, in every process."""
+
+    tensor_cores: bool = False
+    optimization: Optimization = "all"
+
+    def open(
+        self,
+        graph: Path | bytes,
+        device: Device,
+        options: Mapping[str, Any],
+        profile: Path | None = None,
+    ) -> OnnxRuntimeSession:
+        return OnnxRuntimeSession(
+            graph,
+            device,
+            options,
+            tensor_cores=self.tensor_cores,
+            profile=profile,
+            optimization=self.optimization,
+        )
+
+
+def _read_loading(info: ArtifactInfo) -> _Loading:
+    """Of a build that says nothing about optimizations, all of them."""
+    return _Loading(bool(info.details.get("tensor_cores")), info.details.get("optimization", "all"))
+
+
+def rewrite_graph(
+    request: BuildRequest, source: Any, target: Path, options: Mapping[str, Any]
+) -> tuple[Any, Optimization, tuple[str, ...]]:
+    """Writes the graph that is loaded to `target`; returns it, the optimizations to load it with, and what was left out.
+
+    `source` is the graph of the request. Each rewrite is compared with the graph before it on the request's probe.
+
+    Raises StageError for a graph whose outputs change even without optimizations, and for a layer in FP32 that cannot be
+    kept from being quantized.
+    """
+    guard, limit = RewriteGuard(request.probe), choose_graph_limit(source)
+    optimization, remarks = _optimize(request, source, target, options, guard, limit)
+    model = onnx.load(target)
+    on_gpu = request.device == "cuda"
+
+    def rewrite(graph: Any) -> Any:
+        change = separate_biases if on_gpu else protect_convolutions
+        change(graph)
+        return graph
+
+    rewritten, difference = guard.apply(model, rewrite, limit)
+    if rewritten is not model:
+        onnx.save(rewritten, target)
+    if difference is not None and on_gpu:
+        remarks.append(
+            f"additions in place of biases would change the outputs ({difference}), so they are left out"
+        )
+    elif difference is not None:
+        raise StageError(
+            f"FusedConv in place of convolutions that stay in FP32 changes the outputs: {difference}",
+            remedy="quantize all layers (without "
+            + Argument("budget")
+            + "), or leave int8 out of "
+            + Argument("precision"),
+        )
+    return rewritten, optimization, tuple(remarks)
+
+
+def _open_on_cpu(loading: _Loading, options: Mapping[str, Any], graph: Any) -> Run:
+    return loading.open(graph.SerializeToString(), "cpu", options).run
+
+
+def _optimize(
+    request: BuildRequest,
+    source: Any,
+    target: Path,
+    options: Mapping[str, Any],
+    guard: RewriteGuard,
+    limit: float,
+) -> tuple[Optimization, list[str]]:
+    """Writes the graph with the most optimizations that keep the outputs; returns their level, and what was left out.
+
+    On the CPU the session that will be loaded is compared. On a GPU, whose kernels add up in another order, the fused
+    graph is, as the CPU computes it; one that the CPU has no kernels for is left to the verification.
+    """
+    on_gpu = request.device == "cuda"
+    tries = [(level, False) for level in LEVELS]
+    if not on_gpu and needs_weight_pass(source):
+        tries.insert(0, ("all", True))
+    remarks: list[str] = []
+    for level, quantize_floats in tries:
+        optimize_graph(
+            request.graph,
+            target,
+            request.device,
+            quantize_floats=quantize_floats,
+            optimization=level,
+        )
+        loaded = None if on_gpu else partial(_open_on_cpu, _Loading(optimization=level), options)
+        difference = guard.find_difference(source, onnx.load(target), limit, loaded)
+        if difference is None or (on_gpu and difference.unknown):
+            return level, remarks
+        what = f"pass {WEIGHT_PASS}" if quantize_floats else f"graph optimizations ({level})"
+        remarks.append(
+            f"ONNX Runtime's {what} would change the outputs ({difference}), so they are left out"
+        )
+    raise StageError(
+        f"ONNX Runtime computes other outputs with tensors that share memory: {difference}",
+        remedy="build it for another runtime, such as " + Argument("backend", "inductor"),
+    )
 
 
 def find_triton_releases(version: str) -> str:
@@ -268,7 +383,7 @@ def may_use_tensor_cores(layers: Sequence[LayerType]) -> bool:
 
 
 def _find_options_to_disable(
-    graph: Path, request: BuildRequest, options: Mapping[str, Any], tensor_cores: bool
+    graph: Path, request: BuildRequest, options: Mapping[str, Any], loading: "_Loading"
 ) -> dict[str, str]:
     """Options that the user did not set and that this graph does not run with, each with ONNX Runtime's reason.
 
@@ -281,7 +396,7 @@ def _find_options_to_disable(
         if not tried[name] or name in request.options:
             continue
         try:
-            OnnxRuntimeSession(graph, "cuda", tried, tensor_cores=tensor_cores).run(inputs)
+            loading.open(graph, "cuda", tried).run(inputs)
         except StageError as error:
             found[name] = str(error)
     return found

@@ -26,6 +26,7 @@ if runtime["provider"] != "CPUExecutionProvider":
     ort.preload_dlls()
 options = ort.SessionOptions()
 options.intra_op_num_threads = runtime["threads"]
+options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, runtime["optimization"])
 for name, value in runtime["session_config"].items():
     options.add_session_config_entry(name, value)
 providers = [(runtime["provider"], runtime["provider_options"])]

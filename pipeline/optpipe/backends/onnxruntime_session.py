@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from optpipe.backends.base import Binding, Device, Run
 from optpipe.backends.onnx_marked import MarkedGraph
@@ -18,6 +18,9 @@ from optpipe.core.precision import MAX_OTHERS, LayerType, PlacedNode, Placement
 from optpipe.core.records import group_pairs
 from optpipe.core.wording import Call
 
+Optimization = Literal["all", "extended", "basic", "disabled"]
+"""How much of a graph ONNX Runtime rewrites. `extended` fuses operators, and `all` changes layouts too."""
+LEVELS: tuple[Optimization, ...] = ("all", "extended", "basic", "disabled")
 ort, state = LazyModule("onnxruntime"), LazyModule("onnxruntime.capi.onnxruntime_pybind11_state")
 BIAS_FUSION_PASS = "ConvAddFusion"
 """Puts the additions that `separate_biases` makes back into the convolutions."""
@@ -123,15 +126,33 @@ def _reason(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rpartition(" : ")[2].rpartition("&) ")[2][:240]
 
 
+def get_level(optimization: Optimization) -> Any:
+    """The runtime's own value."""
+    levels = ort.GraphOptimizationLevel
+    return {
+        "all": levels.ORT_ENABLE_ALL,
+        "extended": levels.ORT_ENABLE_EXTENDED,
+        "basic": levels.ORT_ENABLE_BASIC,
+        "disabled": levels.ORT_DISABLE_ALL,
+    }[optimization]
+
+
 def optimize_graph(
-    graph: Path, target: Path, device: Device, *, quantize_floats: bool = False
+    graph: Path,
+    target: Path,
+    device: Device,
+    *,
+    quantize_floats: bool = False,
+    optimization: Optimization = "all",
 ) -> None:
     """Writes the graph as the provider fuses it. Layouts depend on the processor, so loading changes them, not this.
 
     See `create_inference_session` for `quantize_floats`.
     """
     options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.graph_optimization_level = get_level(
+        "extended" if optimization == "all" else optimization
+    )
     options.optimized_model_filepath = str(target)
     create_inference_session(graph, device, options, {}, quantize_floats=quantize_floats)
 
@@ -163,8 +184,9 @@ class OnnxRuntimeSession:
         *,
         tensor_cores: bool = False,
         profile: Path | None = None,
+        optimization: Optimization = "all",
     ) -> None:
-        """Loads the graph.
+        """Loads the graph, which is optimized once more for this processor.
 
         `tensor_cores` lets CUDA use Tensor Cores, also for FP32 products, as TF32. With `profile`, the prefix of a file, ONNX
         Runtime records when it runs each node: see `end_profiling`. Raises StageError if `cuda_graph` is on and a node has no
@@ -176,7 +198,7 @@ class OnnxRuntimeSession:
         self._own_stream = device == "cuda" and self._stream == 0
         self._cuda_graph = bool(options.get("cuda_graph", False))
         settings = ort.SessionOptions()
-        settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+        settings.graph_optimization_level = get_level(optimization)
         settings.intra_op_num_threads = int(options.get("threads", 0))
         if not options.get("spinning", True):
             settings.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from optpipe.backends.base import Backend, BuildRequest, Device
 from optpipe.backends.registry import (
     list_precisions,
@@ -41,7 +43,7 @@ from optpipe.models.export.exported import (
     read_tokenizer,
     reference_from_file,
 )
-from optpipe.models.inputs.rows import holds_tensors, read_tensor_set
+from optpipe.models.inputs.rows import holds_tensors, read_tensor_set, split_batches
 from optpipe.models.inputs.samples import choose_samples
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.models.stored_card import read_stored_card
@@ -346,7 +348,8 @@ def _build_one(
             plan.options.get(backend.name, {}),
         )
         wanted = backend, precision, device, *made_of, options, store, listener, plan.gpu_lock
-        building, parts = build_artifact(*wanted), iter(("build", "compile", "finish"))
+        building = build_artifact(*wanted, expected)
+        parts = iter(("build", "compile", "finish"))
         while True:
             with listener.step(f"{next(parts)} {name}") as step:
                 if (made := advance_steps(building)) and made[1]:
@@ -421,7 +424,18 @@ def _reads_graph(backend: Backend, precision: Precision) -> bool:
     return not backend.needs_module or precision in CALIBRATED
 
 
-REVISION = 4
+PROBE_ROWS = 2
+
+
+def choose_probe(reference: Entry[ReferenceInfo], card: ModelCard) -> dict[str, NDArray[Any]]:
+    """The first samples of the reference as one batch: a few, since each rewrite runs on them twice."""
+    least, _, most = card.batch_range
+    rows = reference_from_file(reference.file(REFERENCE)).inputs
+    batches = split_batches(card, rows, max(least, min(PROBE_ROWS, most)))
+    return next(batch for batch, _ in batches)
+
+
+REVISION = 5
 BUILD_LOG = "build.log"
 
 
@@ -436,8 +450,12 @@ def build_artifact(
     store: Store,
     listener: Listener,
     gpu_lock: Path | None = None,
+    reference: Entry[ReferenceInfo] | None = None,
 ) -> Steps[tuple[Entry[ArtifactInfo], bool]]:
-    """The store entry `artifact`: the engine, package or optimized graph, with the proof of its precision."""
+    """The store entry `artifact`: the engine, package or optimized graph, with the proof of its precision.
+
+    What a backend makes of the graph is compared with it on the first inputs of `reference`.
+    """
     card = read_stored_card(model)
     recipe = {
         "revision": REVISION,
@@ -450,8 +468,9 @@ def build_artifact(
     }
 
     def make(directory: Path) -> Steps[ArtifactInfo]:
+        probe = [] if reference is None else [choose_probe(reference, card)]
         request = BuildRequest(
-            card, precision, graph.file(ONNX), module, device, options, directory, gpu_lock
+            card, precision, graph.file(ONNX), module, device, options, directory, gpu_lock, probe
         )
         building = backend.build_in_steps(request)
         while True:

@@ -83,6 +83,8 @@ def write_engine(
         config.parameters[name].string_value = value
     if serving.cuda_graph:
         config.optimization.cuda.graphs = True
+    if serving.graph_level:
+        config.optimization.graph.level = serving.graph_level
     largest = settings.max_batch_size
     captured = (
         list_captured_sizes(largest)

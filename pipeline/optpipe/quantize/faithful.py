@@ -12,11 +12,11 @@ import numpy as np
 
 from optpipe.backends.graph_names import NameGiver
 from optpipe.backends.onnx_graph import OnnxGraph
+from optpipe.backends.rewrites import Feeds, RewriteGuard
 from optpipe.core import onnx
 from optpipe.core.errors import StageError, escape
 from optpipe.core.precision import Precision
 from optpipe.core.wording import Argument
-from optpipe.models.export.rewrites import Feeds, RewriteGuard
 from optpipe.quantize.qdq import Placement, find_weight, quantize_activation
 from optpipe.quantize.ranges import TensorRange
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR

@@ -20,6 +20,7 @@ from optpipe.backends.onnx_graph import (
 )
 from optpipe.backends.onnx_layers import infer_graph_types
 from optpipe.backends.onnx_products import GraphTypes
+from optpipe.backends.rewrites import ROUNDING_FACTOR, RewriteGuard, require_same
 from optpipe.core import np, onnx
 from optpipe.core.card import InputSpec, ModelCard
 from optpipe.core.entries import GraphInfo, ModelInfo, ReferenceInfo
@@ -29,7 +30,6 @@ from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, QdqF
 from optpipe.core.wording import Argument
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.export.opsets import needs_conversion, raise_opset, read_opset
-from optpipe.models.export.rewrites import ROUNDING_FACTOR, RewriteGuard, require_same
 from optpipe.models.export.source_graph import make_probe, require_raised_opset
 from optpipe.models.inputs.rows import split_batches, tensor_set_from_parts
 from optpipe.models.inputs.sample_set import SampleSet

@@ -130,6 +130,7 @@ def load_predictor(folder, inputs):
         "provider_options": {},
         "threads": 1,
         "session_config": {},
+        "optimization": "ORT_ENABLE_ALL",
     }
     settings = {"engine": "model.onnx", "inputs": inputs, "labels": [], "runtime": runtime}
     settings |= {"classifies": False, "pipeline": None}

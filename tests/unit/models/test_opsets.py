@@ -7,6 +7,7 @@ from tests.fakes.bare import measure_snr, run_bare
 from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.onnxruntime import OnnxRuntime
+from optpipe.backends.rewrites import RewriteGuard
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError
@@ -20,7 +21,6 @@ from optpipe.models.export.exported import (
     reference_from_file,
 )
 from optpipe.models.export.opsets import raise_opset
-from optpipe.models.export.rewrites import RewriteGuard
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.quantize.precision_graph import convert_to_precision
 from optpipe.workspace.file_names import ONNX, REFERENCE

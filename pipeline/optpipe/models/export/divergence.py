@@ -7,16 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import load_onnx
-from optpipe.core import torch
-from optpipe.core.card import ModelCard
-from optpipe.models.export.onnx_export import convert_program
-from optpipe.models.export.rewrites import (
+from optpipe.backends.rewrites import (
     Difference,
     Feeds,
     choose_limit,
     compare_values,
     run_exposed,
 )
+from optpipe.core import torch
+from optpipe.core.card import ModelCard
+from optpipe.models.export.onnx_export import convert_program
 from optpipe.models.export.stable_selection import open_stable_selection
 
 

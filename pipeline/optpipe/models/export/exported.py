@@ -12,6 +12,7 @@ import numpy as np
 from optpipe.backends.onnx_graph import load_onnx
 from optpipe.backends.onnx_quantized import find_own_precision, is_quantized_dynamically
 from optpipe.backends.plain_session import PlainSession
+from optpipe.backends.rewrites import RewriteGuard, find_worst
 from optpipe.core import onnx, torch
 from optpipe.core.card import ModelCard, require_matching_input
 from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo, WeightsRequest
@@ -20,7 +21,6 @@ from optpipe.core.events import Listener
 from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, save_graph
-from optpipe.models.export.rewrites import RewriteGuard, find_worst
 from optpipe.models.export.selections import Selection, align_rows, read_selection
 from optpipe.models.export.source_graph import prepare_graph
 from optpipe.models.export.stable_selection import open_stable_selection

@@ -18,11 +18,11 @@ from optpipe.backends.onnx_graph import (
     replace_nodes,
 )
 from optpipe.backends.onnx_mends import separate_int8_constants, state_zero_points
+from optpipe.backends.rewrites import RewriteGuard
 from optpipe.core import LazyModule, onnx
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError, StageError, escape
 from optpipe.models.export.opsets import needs_conversion, raise_opset, read_opset
-from optpipe.models.export.rewrites import RewriteGuard
 from optpipe.models.export.sequences import has_split_sequences, split_without_sequences
 from optpipe.models.inputs.rows import split_batches
 from optpipe.models.inputs.samples import bound_noise, make_noise_rows, make_synthetic_tensor

@@ -446,11 +446,11 @@ def evaluations(generator, scale) -> Iterator[Row]:
         yield share(ends, 0.9, what=what, claimed="power")
 
 
-def judge_drop(drop, limit, look):
-    """The verdict on one drop of accuracy at its look, as `judge_criteria` gives it."""
+def judge_drop(drop, limit, look, hidden=0.0):
+    """The verdict on one drop of accuracy at its look, as `judge_criteria` gives it; `hidden` is what calibration may hide."""
     criterion = Criterion("accuracy", "maximum_drop", Sense.AT_MOST, 100 * limit, Dimension.POINTS)
     low, high = (100 * each for each in drop.interval(look.compute_confidence(0.95)))
-    seen = Observation(100 * drop.value, low, high, tail=ScaledTail(drop, 100))
+    seen = Observation(100 * drop.value, low, high + 100 * hidden, tail=ScaledTail(drop, 100))
     return judge_criteria([(criterion, [seen])], 0.95, {"evaluate": look})[0].verdict
 
 
@@ -673,7 +673,8 @@ def wrong_verdicts(verdicts, what, note="", most=0.025):
     """The rates of PASS and FAIL of a build that is exactly on its limit."""
     for wrong in ("PASS", "FAIL"):
         hits = [each == wrong for each in verdicts]
-        yield share(hits, most=most, what=f"{wrong}: {what}", claimed="≤ 2.5 %", note=note)
+        claimed = "≤ 2.5 %" if most < 1 else "nothing: an assumption fails"
+        yield share(hits, most=most, what=f"{wrong}: {what}", claimed=claimed, note=note)
 
 
 DRIFT = [Reason("drift", "", "", invalidates=True)]
@@ -1488,6 +1489,64 @@ def repeated_changes(generator, scale) -> Iterator[Row]:
             yield share(found, most=0.02, what=what, claimed="1 %")
 
 
+def assumptions(generator, scale) -> Iterator[Row]:
+    """What happens where an assumption of `docs/explanation/verdicts.md` fails: rates without a threshold."""
+    limit = latency_limit(50, 10e6)
+
+    def judge_levels(draw, tries):
+        verdicts = []
+        for _ in range(round(400 * scale)):
+            one = tuple(replace(planted(each), process=at) for at, each in enumerate(draw(tries)))
+            verdicts.append(judge_tries(limit, one))
+        return verdicts
+
+    for tries in (5, 10, 20):
+        for between_runs in (0.01, 0.02, 0.03):
+
+            def draw_run(count, between_runs=between_runs):
+                run = between_runs * generator.standard_normal()
+                return 10 * np.exp(run + 0.005 * generator.standard_normal(count))
+
+            what = f"one run of {tries} processes, runs scatter {between_runs:.0%} (noise slower than a run)"
+            yield from wrong_verdicts(judge_levels(draw_run, tries), what, most=1.0)
+        for spread in (0.02, 0.05):
+
+            def draw_skewed(count, spread=spread):
+                levels = np.exp(generator.standard_normal(count))
+                apart = (levels - np.exp(0.5)) / np.sqrt((np.e - 1) * np.e)
+                return 10 * (1 + spread * apart)
+
+            what = f"{tries} processes, levels lognormal (skewness 6), scatter {spread:.0%}"
+            yield from wrong_verdicts(judge_levels(draw_skewed, tries), what, most=1.0)
+    for known, most in ((True, 0.025), (False, 1.0)):
+        for leaked in (0.1, 0.3):
+            ends, hidden = [], leaked if known else 0.0
+            rates = [0.02 * (1 - leaked), 0.01 * (1 - leaked)]
+            for _ in range(round(1000 * scale)):
+                drawn = generator.multinomial(1000, [*rates, 1 - sum(rates)])
+                drop = paired_drop(*map(int, drawn))
+                ends.append(judge_drop(drop, 0.01, Look(), hidden))
+            name = "known by their hash" if known else "re-encoded copies, not known"
+            what = f"drop on its limit, {leaked:.0%} of 1000 samples calibrated the build ({name})"
+            yield from wrong_verdicts(ends, what, most=most)
+    for slower in (0.03, 0.05, 0.08):
+        claims = []
+        for _ in range(round(200 * scale)):
+            measured = []
+            for build in range(10):
+                for process in range(5):
+                    level = 10 * (1 + slower * (build == 0))
+                    found = planted(level * np.exp(0.005 * generator.standard_normal()))
+                    subject = replace(found.subject, artifact=f"a{build}", backend=f"b{build}")
+                    subject = replace(subject, model="m", precision="fp32")
+                    one = replace(found, subject=subject, process=process, id=f"m{build}")
+                    measured.append(RecordedMeasurement(one, "r"))
+            table = compare_measurements(measured)
+            claims.append(any(row.dominated_by for row in table.rows))
+        what = f"some claim among ten equal builds, one of which had a neighbor that slowed it by {slower:.0%}"
+        yield share(claims, what=what)
+
+
 def latency_limit(percent, limit_ns):
     return Criterion("latency", f"p{percent}", Sense.AT_MOST, limit_ns, Dimension.TIME)
 
@@ -1555,7 +1614,9 @@ def steady_p99(generator, utilization):
 def server(generator, scale) -> Iterator[Row]:
     """p99 of a server near saturation, and the rate that the search finds."""
     for utilization in (0.5, 0.8, 0.9):
-        truth, hits, tries = steady_p99(generator, utilization), [], round(100 * scale)
+        # one run of a million queries at 0.9 is off by 3%
+        truth = float(np.mean([steady_p99(generator, utilization) for _ in range(20)]))
+        hits, tries = [], round(100 * scale)
         for _ in range(tries):
             found = served_at(generator, Slo(99.0, 1e6), 1e3 * utilization).latency_ns.percentile(
                 99.0
@@ -1658,6 +1719,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         slow_noise,
         repeated_changes,
         inputs,
+        assumptions,
         server,
         live,
     )

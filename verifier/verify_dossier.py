@@ -1987,6 +1987,8 @@ def show_percentiles(latencies, percents, confidence):  # §5.1
         enough = max(2, ceil(log((1 - confidence) / 2) / log(1 - min(p, 1 - p)) - 1e-9))
         if p**n + n * (1 - p) * p ** (n - 1) > 0.01 or latencies.ranks.count() < min(25, n / 2):
             break
+        if latencies.ordered[0] == latencies.ordered[-1]:
+            break
         ranks = latencies.ranks.count(1.0) if p <= 0.5 else 5 / 3 * latencies.ranks.count()
         q, counted = latencies.values(percent)
         if int(min(counted, ranks)) < enough:
@@ -2441,6 +2443,8 @@ def compute_figure(tries, name, at):
             counted = len(figures), len(spoilt)
             low, high = widen(value, low, high, *counted, at.policy, alone, percent, repeated)
         low = max(low, 0.0)
+        if low == high and name != "memory":
+            low = high = None
     return Record(
         figures=figures,
         parts=parts,
@@ -3409,6 +3413,7 @@ def observe_group(tries, name, at):
         return Seen(source=source)
     if name == "memory":
         peak, bound = max(found.figures), bound_next(found.figures, at.confidence("bench"))
+        bound += 2**21 * (min(found.figures) == peak)
         most = max(peak, bound, *found.spoilt) if isfinite(bound) else peak
         return Seen(peak, (peak, most), blocked, source)
     if mean and name == "energy":

@@ -65,7 +65,7 @@ class SampledWindow:
     def estimate_mean(self, values: Sequence[float] | np.ndarray) -> Estimate:
         known = [float(each) for each in values]
         mean = mean_from_values(known)
-        if mean is None:
+        if mean is None or mean.error == 0:  # equal values do not show their scatter
             return Estimate(sum(known) / max(len(known), 1))
         return Estimate(mean.value, *mean.interval(self.confidence))
 
@@ -84,7 +84,7 @@ class SampledWindow:
         )
         value = int(amounts.sum()) / max(int(times_ns.sum()), 1) * 1e9
         interval = compute_ratio_of_sums_interval(in_groups, ns_in_groups, self.confidence)
-        if interval is None:
+        if interval is None or interval[0] == interval[1]:
             return Estimate(value)
         return Estimate(value, max(0.0, interval[0]) * 1e9, interval[1] * 1e9)
 

@@ -271,6 +271,8 @@ class ProcessGroup:
         if not metric.judges_peak and mean.value > 0:
             speed = self.find_other_speed(name, alone=True)
             (low, high), note = speed.widen(mean.value, (low, high), level)
+        if low == high and not metric.judges_peak:
+            return Estimate(mean.value, note=explain_equal_values(len(values)))
         return Estimate(
             mean.value, max(low, 0.0), high, note or None
         )  # no time, rate or size is negative
@@ -352,6 +354,10 @@ def find_usual_gap(groups: Iterable[ProcessGroup], name: str) -> float:
 def explain_no_interval(processes: int) -> str:
     counted = "one process" if processes == 1 else f"{processes} processes"
     return f"{counted}: the scatter between processes is not known"
+
+
+def explain_equal_values(processes: int) -> str:
+    return f"all {processes} processes have the same value, so that their scatter is not known"
 
 
 def is_requested(one: RecordedMeasurement, name: str) -> bool:

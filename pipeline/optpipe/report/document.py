@@ -290,8 +290,8 @@ def tabulate_results(results: Iterable[CriterionResult]) -> Table:
 
 
 def format_rate_interval(ci: Sequence[float] | None) -> str:
-    """None if too few batches were timed for an interval."""
-    return f"[{ci[0]:,.0f}, {ci[1]:,.0f}]" if ci else "too few batches"
+    """None if too few batches were timed for an interval, or if all are equal."""
+    return f"[{ci[0]:,.0f}, {ci[1]:,.0f}]" if ci else "no interval"
 
 
 def format_drop(drop: float, interval: tuple[float, float]) -> str:

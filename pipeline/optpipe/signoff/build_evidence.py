@@ -122,6 +122,10 @@ def _needs_longer_window(name: str) -> bool:
     return bool(name) and find_metric(name).least_seconds > 0
 
 
+MEMORY_STEP_BYTES = 2**21
+"""Memory of a GPU is given out in steps of 2 MiB (CUDA's allocation granularity): equal readings show no finer scatter."""
+
+
 def suggest_runs(
     criterion: Criterion,
     runs: Sequence[Sequence[float]],
@@ -535,6 +539,8 @@ def observe_group(
     # a process that needs more memory ends a service: judge the largest, up to the bound for the next process
     # those that were left out need it too
     bound, peak = predict_next_upper_bound(values, evidence.find_confidence("bench")), max(values)
+    if bound is not None and min(values) == peak:  # the readings are coarser than their scatter
+        bound += MEMORY_STEP_BYTES
     others = (read_raw_value(one, name) for one in group.tries)
     known = max(peak, *(each for each in others if each is not None))
     about += "; the peak, with a margin for one more process"

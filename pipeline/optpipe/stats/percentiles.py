@@ -250,6 +250,8 @@ def _percentile(
     count, needed = len(values), count_samples_needed(percent)
     if count < needed:
         return f"needs {needed:,} samples, has {count:,}"
+    if ordered[0] == ordered[-1]:
+        return f"all {count:,} samples are equal, so that their scatter is not known"
     value = find_order_statistic(ordered, percent)
     effective = _effective(values, value, percent, stretches)
     ranks = interval_ranks(effective, percent, confidence)

@@ -29,7 +29,8 @@ CPU = DaliPlan(batch_size=100)
 
 
 def batches(count):
-    return BatchTimes((10_000_000,) * count, latency_ns=(25_000_000,) * count)
+    times = tuple(10_000_000 + at % 3 - 1 for at in range(count))
+    return BatchTimes(times, latency_ns=(25_000_000,) * count)
 
 
 def parts(**changed):

@@ -225,7 +225,9 @@ def test_an_interval_holds_the_rate_beside_it(batch_ns, group, batch_size):
 def test_a_burst_of_sixteen_workers_is_one_observation():
     burst = [500_000_000] + [100_000] * 15
     assert compute_rate_interval(burst * 4, 16, 64) is None, "64 batches, but four rounds"
-    low, high = compute_rate_interval(burst * 6, 16, 64)
+    assert compute_rate_interval(burst * 6, 16, 64) is None, "equal rounds show no scatter"
+    bursts = [each for at in range(6) for each in (500_000_000 + at, *[100_000] * 15)]
+    low, high = compute_rate_interval(bursts, 16, 64)
     assert high - low < 1e-6 * high
     waits = [each for wait in (1, 1, 9, 1, 12, 1) for each in (wait * 10**8, *[10**5] * 15)]
     assert compute_rate_interval(waits, 16, 64) is None, (

@@ -15,6 +15,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import (
     Comparison,
     ComparisonRow,
+    Goal,
     LoadSpec,
     Measurement,
 )
@@ -52,7 +53,7 @@ from optpipe.measure.groups import (
     merge_group,
 )
 from optpipe.measure.int8_notes import (
-    check_int8_speed,
+    find_wider,
     pick_baseline,
 )
 from optpipe.measure.pair import PAIR_CONFIDENCE
@@ -82,7 +83,9 @@ def compare_measurements(
         key: known.get(group.newest.measurement.subject.artifact, BuildFacts())
         for key, group in groups.items()
     }
-    rows, unmatched, notes, shown = _compare_groups(groups, baselines, names, facts, across=across)
+    rows, unmatched, notes, shown, ratios = _compare_groups(
+        groups, baselines, names, facts, across=across
+    )
     if baseline:
         loads = {_load(group) for group in groups.values()}
         alone = [
@@ -95,7 +98,8 @@ def compare_measurements(
     elif any(group.newest.measurement.subject.precision == "fp32" for group in groups.values()):
         baseline = "fp32 build of each backend"
     rows = mark_frontier(rows, shown)
-    warnings += [*notes, *_list_int8_notes(rows, list(groups.values()), [*facts.values()])]
+    of_int8 = _list_int8_notes(rows, [*groups.values()], [*facts.values()], shown, ratios)
+    warnings += [*notes, *of_int8]
     best, why = find_best_rows(rows, slo, shown)
     return Comparison(
         rows=tuple(sorted(rows, key=lambda row: (row.model, *_order(row.load), row.configuration))),
@@ -116,14 +120,15 @@ def _compare_groups(
     facts: Mapping[tuple[object, ...], BuildFacts],
     *,
     across: bool,
-) -> tuple[list[ComparisonRow], dict[str, str], list[str], Claims]:
-    """A row per group with its speedup over the baseline; labels of rows without a counterpart, and why; notes; claims."""
+) -> tuple[list[ComparisonRow], dict[str, str], list[str], Claims, "_Ratios"]:
+    """A row per group with its speedup over the baseline; labels of rows without a counterpart, and why; notes; claims; ratios."""
     rows: list[ComparisonRow] = []
     every = [*groups.values(), *(baselines.values() if baselines is not groups else ())]
     names_of_figures = [metric.name for metrics in METRICS.values() for metric in metrics]
     scatters = {name: find_run_scatter(every, name) for name in names_of_figures}
     gaps = {name: find_usual_gap(every, name) for name in names_of_figures}
     tests: dict[tuple[str, str, str], float] = {}
+    ratios: dict[tuple[str, str, str], FigureRatio] = {}
     speedups: dict[str, FigureRatio] = {}
     unmatched: dict[str, str] = {}
     notes: list[str] = []
@@ -162,7 +167,9 @@ def _compare_groups(
             if isinstance(found, FigureRatio):
                 gains = metric.loss_sign * found.change.value < 0
                 better, worse = (one, another) if gains else (another, one)
-                tests[better.id, worse.id, objective] = found.assume_gap(gaps[metric.name]).p_value
+                found = found.assume_gap(gaps[metric.name])
+                tests[better.id, worse.id, objective] = found.p_value
+                ratios[one.id, another.id, objective] = found
     keys = [*tests, *speedups]
     p_values = [*tests.values(), *(each.p_value for each in speedups.values())]
     claimed = {
@@ -174,7 +181,12 @@ def _compare_groups(
         if row.id in speedups:
             faster = "faster" if speedups[row.id].change.value > 0 else "slower"
             rows[at] = replace(row, change=faster if row.id in claimed else "no difference shown")
-    return rows, unmatched, notes, frozenset(key for key in claimed if isinstance(key, tuple))
+    shown = frozenset(key for key in claimed if isinstance(key, tuple))
+    return rows, unmatched, notes, shown, ratios
+
+
+_Ratios = Mapping[tuple[str, str, str], FigureRatio]
+"""By the ids of two rows and the objective: the first row's figure over the second's."""
 
 
 def _check_environments(every: Sequence[RecordedMeasurement], *, across: bool) -> list[str]:
@@ -287,11 +299,15 @@ def _get_p50(one: Measurement) -> float | None:
 
 
 def _list_int8_notes(
-    rows: Sequence[ComparisonRow], groups: Sequence[ProcessGroup], of: Sequence[BuildFacts]
+    rows: Sequence[ComparisonRow],
+    groups: Sequence[ProcessGroup],
+    of: Sequence[BuildFacts],
+    shown: Claims,
+    ratios: _Ratios,
 ) -> list[str]:
     """INT8 builds that may exceed their accuracy budget, then INT8 builds not shown to be faster than a wider type.
 
-    `groups` and `of` are parallel to `rows`.
+    `rows`, `groups`, and `of` are parallel. What is shown is what the table claims, and the interval is that of its test.
     """
     found = [
         f"{row.build}: {about.accuracy}"
@@ -299,12 +315,37 @@ def _list_int8_notes(
         if about.accuracy
     ]
     measured = [(name_processor(group.newest), merge_group(group)) for group in groups]
+    objective = OBJECTIVES[Goal.THROUGHPUT]
     for row, (where, one), about in zip(rows, measured, of, strict=True):
         beside = [other for place, other in measured if other.is_valid and place == where]
-        if row.valid and (reason := check_int8_speed(one, beside, about.causes)) is not None:
-            seen = f"{one.subject.precision.upper()} is not shown to be faster than {reason.evidence['than']}"
-            ratio = f"{reason.evidence['ratio']:.2f} times as fast, and their 95% intervals overlap"
-            found.append(
-                f"{row.label}: {seen} ({ratio})" + (f"; {about.causes}" if about.causes else "")
-            )
+        wider = find_wider(one, beside) if row.valid else None
+        if wider is None:
+            continue
+        other = rows[next(at for at, (_, each) in enumerate(measured) if each is wider)]
+        if (row.id, other.id, objective) in shown:
+            continue
+        seen = f"{one.subject.precision.upper()} is not shown to be faster than {wider.subject.precision}"
+        ratio = _describe_ratio(row, other, ratios, objective)
+        found.append(
+            f"{row.label}: {seen} ({ratio})" + (f"; {about.causes}" if about.causes else "")
+        )
     return found
+
+
+def _describe_ratio(
+    row: ComparisonRow, other: ComparisonRow, ratios: _Ratios, objective: str
+) -> str:
+    """`1.08 times as fast [0.97, 1.20]`, or without an interval where the table tests nothing."""
+    (low, high), value = (0.0, 0.0), 0.0
+    if (ratio := ratios.get((row.id, other.id, objective))) is not None:
+        (low, high), _ = ratio.interval(PAIR_CONFIDENCE)
+        value = exp(ratio.change.value)
+    elif (ratio := ratios.get((other.id, row.id, objective))) is not None:
+        (least, most), _ = ratio.interval(PAIR_CONFIDENCE)
+        low, high, value = 1 / most, 1 / least, exp(-ratio.change.value)
+    else:
+        ours, theirs = row.throughput_images_per_s, other.throughput_images_per_s
+        assert ours is not None
+        assert theirs is not None
+        return f"{ours.value / theirs.value:.2f} times as fast, no interval: measure both in one run, with three processes or more"
+    return f"{value:.2f} times as fast [{low:.2f}, {high:.2f}]"

@@ -47,24 +47,26 @@ def check_int8_speed(
     None if it is clearly faster, or if nothing was measured to tell. `cause` is a known cause of slowness.
     `can_profile` is False for a module in memory, which no command can name.
     """
-    ours = found.throughput_images_per_s
-    beside = (
-        [one for one in others if one.throughput_images_per_s and has_same_load(found, one)]
-        if ours
-        else []
-    )
+    wider, ours = find_wider(found, others), found.throughput_images_per_s
+    theirs = wider and wider.throughput_images_per_s
+    if wider is None or ours is None or theirs is None or ours.bounds[0] > theirs.bounds[1]:
+        return None
+    return _make_reason(found, wider, cause, can_profile=can_profile)
+
+
+def find_wider(found: Measurement, others: Sequence[Measurement]) -> Measurement | None:
+    """What `found`, if it is INT8 or FP8, is compared with: of `others` with its runtime and load, one of the preferred wider type."""
+    if found.throughput_images_per_s is None:
+        return None
 
     def get_rate(one: Measurement) -> float:
         return one.throughput_images_per_s.value if one.throughput_images_per_s else 0.0
 
+    beside = [one for one in others if one.throughput_images_per_s and has_same_load(found, one)]
     for precision in WIDER_PRECISIONS.get(found.subject.precision, ()):
-        wider = pick_baseline(
-            found, [one for one in beside if one.subject.precision == precision], get_rate
-        )
-        if wider is not None and ours and (theirs := wider.throughput_images_per_s):
-            if ours.bounds[0] > theirs.bounds[1]:
-                return None
-            return _make_reason(found, wider, cause, can_profile=can_profile)
+        of_type = [one for one in beside if one.subject.precision == precision]
+        if (wider := pick_baseline(found, of_type, get_rate)) is not None:
+            return wider
     return None
 
 

@@ -195,6 +195,37 @@ def test_a_build_that_is_farther_off_than_speeds_of_the_machine_is_told_apart():
     assert table.row(table.best[Goal.LATENCY]).artifact == "faster"
 
 
+def give_rates(name, rate, precision):
+    """Five processes with rates around `rate`, and latencies that belong to them."""
+    return [
+        replace(
+            one,
+            measurement=replace(
+                one.measurement, throughput_images_per_s=Estimate(rate * (1 + 0.002 * (at - 2)))
+            ),
+        )
+        for at, one in enumerate(processes(name, 1000 / rate, 0.02, precision=precision))
+    ]
+
+
+@pytest.mark.parametrize(("rate", "says"), [(103.0, "1.03 times as fast ["), (150.0, "")])
+def test_int8_is_called_no_faster_where_the_table_does_not_claim_it(rate, says):
+    table = compare_measurements(
+        [*give_rates("wide", 100.0, "fp32"), *give_rates("narrow", rate, "int8")]
+    )
+    notes = [each for each in table.warnings if "not shown to be faster" in each]
+    assert len(notes) == bool(says)
+    assert all(says in each for each in notes)
+
+
+def test_int8_of_one_process_says_that_its_ratio_has_no_interval():
+    found = [give_rates("wide", 100.0, "fp32")[0], give_rates("narrow", 150.0, "int8")[0]]
+    (note,) = (
+        each for each in compare_measurements(found).warnings if "not shown to be faster" in each
+    )
+    assert "1.50 times as fast, no interval" in note
+
+
 def test_invalid_measurements_are_shown_and_never_best():
     found = compare_measurements(
         [measured("bad", 1.0, 0.01, valid=False), measured("good", 9.0, 0.01, batch=2)]

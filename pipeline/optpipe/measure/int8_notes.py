@@ -48,7 +48,7 @@ def check_int8_speed(
     `can_profile` is False for a module in memory, which no command can name.
     """
     wider, ours = find_wider(found, others), found.throughput_images_per_s
-    theirs = wider and wider.throughput_images_per_s
+    theirs = wider.throughput_images_per_s if wider is not None else None
     if wider is None or ours is None or theirs is None or ours.bounds[0] > theirs.bounds[1]:
         return None
     return _make_reason(found, wider, cause, can_profile=can_profile)

@@ -14,6 +14,7 @@ from optpipe.core.measurement import LoadSpec, PluginFigure
 from optpipe.core.metrics.measured import THROUGHPUT
 from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension, Estimate
+from optpipe.core.verdict import Blocker
 from optpipe.measure.figures import SampledWindow
 from optpipe.measure.groups import ProcessGroup, RecordedMeasurement
 from optpipe.models.artifacts.lookup import JudgedBuild
@@ -141,7 +142,9 @@ def judge_memory(peaks, limit):
     )
     criterion = Criterion("memory", "maximum", Sense.AT_MOST, limit, Dimension.SIZE)
     evidence = BuildEvidence(JudgedBuild("m", "a", "fake", "fp32"), tries)
-    (seen,) = observe(criterion, evidence)
+    found = observe(criterion, evidence)
+    assert not isinstance(found, Blocker)
+    (seen,) = found
     return seen, judge_criteria([(criterion, [seen])], 0.95)[0].verdict
 
 

@@ -1,7 +1,6 @@
 """A new runtime is one class and one entry of the registry: build, verify, doctor, look-up, options and `auto` follow."""
 
 import ast
-import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,17 +9,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx.reference import ReferenceEvaluator
 from tests.fakes.entries import artifact_info
+from tests.fakes.extensions.optpipe_toy import Toy
 from tests.fakes.graphs import onnx_model
 
 import optpipe
-from optpipe.backends.base import Backend, BuildResult, Capability, Option
-from optpipe.backends.onnx_layers import layers_from_onnx
 from optpipe.backends.registry import BACKENDS, backends_from_text, resolve_effective_options
 from optpipe.build.build import BuildPlan, build_model
 from optpipe.build.doctor import diagnose_machine
-from optpipe.core.card import TensorSpec, card_from_file
+from optpipe.core.card import card_from_file
 from optpipe.core.entries import ReferenceInfo, WeightsRequest
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
@@ -40,71 +37,6 @@ from optpipe.trace.record import INPUTS, InferenceJob, WorkerJob
 from optpipe.workspace.arrays import write_arrays
 from optpipe.workspace.file_names import CARD
 from optpipe.workspace.store import Store
-
-FILE = "copied.onnx"
-
-
-class ToySession:
-    device = "cpu"
-
-    def __init__(self, path, scale):
-        graph = onnx.load(path)
-        self._evaluator, self._scale = ReferenceEvaluator(graph), scale
-        self.inputs, self.outputs = (
-            tuple(TensorSpec(each.name, "float32", ("batch", 4)) for each in values)
-            for values in (graph.graph.input, graph.graph.output)
-        )
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def bind(self, inputs):
-        return SimpleNamespace(inputs=inputs, launch=lambda: self.run(inputs))
-
-    def run(self, inputs):
-        names = [each.name for each in self.outputs]
-        found = self._evaluator.run(names, dict(inputs))
-        return {
-            name: value * np.float32(self._scale) for name, value in zip(names, found, strict=True)
-        }
-
-
-class Toy(Backend):
-    """The whole of a backend: ONNX's own reference evaluator, whose outputs an option can falsify."""
-
-    name = "toy"
-    purpose = "a proof that backends are open"
-    packages = ("onnx",)
-
-    def describe_options(self, device):
-        return (Option("scale", 1, "what the outputs are multiplied by"),)
-
-    def precisions(self, device):
-        return frozenset((Precision.FP32,))
-
-    def devices(self):
-        return ("cpu",)
-
-    def probe_capability(self, device):
-        return Capability(True, True, onnx.__version__)
-
-    def recipe(self, device, options):
-        return {"version": onnx.__version__, "options": self.merge_options(options, device)}
-
-    def build(self, request):
-        shutil.copyfile(request.graph, request.directory / FILE)
-        layers = layers_from_onnx(onnx.load(request.graph), request.card.inputs)
-        options = self.recipe(request.device, request.options)["options"]
-        return BuildResult(layers, FILE, options)
-
-    def time_layers(self, directory, info, options, inputs, scratch):
-        return {"m": 1000.0}
-
-    def load(self, directory, info, options):
-        return ToySession(directory / FILE, {**info.options, **options}["scale"])
 
 
 @pytest.fixture
@@ -182,6 +114,7 @@ def test_it_is_deployed_behind_a_session_of_optpipe(tmp_path, toy) -> None:
 
 def test_its_layers_are_profiled(tmp_path, toy, monkeypatch) -> None:
     monkeypatch.setattr(record, "measure_cpu_peaks", lambda _: None)
+    monkeypatch.setattr(toy, "time_layers", lambda *_: {"m": 1000.0})
     result, store = build(tmp_path, toy)
     (built,) = result.artifacts
     work = InferenceJob(store.workspace, built.entry.id, toy.name, "cpu", {}, 2)

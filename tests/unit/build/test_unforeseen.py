@@ -3,8 +3,8 @@
 import numpy as np
 import onnx
 import pytest
+from tests.fakes.extensions.optpipe_toy import Toy
 from tests.fakes.graphs import onnx_model
-from tests.unit.backends.test_new_backend import Toy
 
 from optpipe.backends.registry import BACKENDS
 from optpipe.build.build import BuildPlan, build_model, require_sound_plan

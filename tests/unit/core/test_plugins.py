@@ -1,12 +1,15 @@
 """Plug-ins: what another distribution registers is loaded, and one that fails leaves the rest as it was."""
 
+import re
 import sys
+import tomllib
 from importlib import invalidate_caches
+from pathlib import Path
 
 import pytest
-from tests.unit.backends.test_new_backend import Toy
+from tests.fakes.extensions.optpipe_spread import Spread
+from tests.fakes.extensions.optpipe_toy import Toy
 from tests.unit.evaluate.test_evaluate import BRIGHTNESS, CARD, decode
-from tests.unit.measure.test_new_metric import Spread
 
 from optpipe.backends import registry
 from optpipe.build.doctor import diagnose_machine
@@ -16,8 +19,9 @@ from optpipe.core.metrics import registry as metrics
 from optpipe.evaluate.tasks import user_file
 from optpipe.workspace.environment import list_packages
 
+ROOT = Path(__file__).parents[3]
 MODULE = """
-from tests.unit.backends.test_new_backend import Toy
+from tests.fakes.extensions.optpipe_toy import Toy
 
 class Other(Toy):
     name = "other"
@@ -136,7 +140,7 @@ def test_a_task_that_nobody_brings_is_refused(install):
 
 
 SPREAD = """
-from tests.unit.measure.test_new_metric import Spread
+from tests.fakes.extensions.optpipe_spread import Spread
 
 class Chosen(Spread):
     judges_peak = True
@@ -165,3 +169,31 @@ def test_a_stranger_s_metric_that_fails_is_named(install, attribute, module, rea
     assert reason in plugins.FAILURES[0].reason
     assert "strangers" in metrics.METRICS.explain_missing("spread")
     assert plugins.FAILURES[0].reason in [tool.note for tool in diagnose_machine()]
+
+
+@pytest.mark.parametrize(
+    ("page", "group"),
+    [
+        ("add-a-backend", "optpipe.backends"),
+        ("add-a-metric", "optpipe.metrics"),
+        ("add-a-task", "optpipe.tasks"),
+    ],
+)
+def test_the_files_of_a_page_for_contributors_are_a_plug_in(install, page, group):
+    """The page's pyproject.toml registers a class of the module that the page shows."""
+    text = (ROOT / "docs" / "contributing" / f"{page}.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"\{literalinclude\} \.\./\.\./(\S+)", text)
+    (project,) = re.findall(r"```toml\n(\[project\].+?)```", text, flags=re.DOTALL)
+    ((name, target),) = tomllib.loads(project)["project"]["entry-points"][group].items()
+    module, _, attribute = target.partition(":")
+    assert module == (ROOT / shown).stem
+
+    code = (ROOT / shown).read_text(encoding="utf-8")
+    install({name: attribute}, module=code, group=group)
+    readers = {
+        "optpipe.backends": registry.read_backend_plugin,
+        "optpipe.metrics": metrics.read_metric_plugin,
+        "optpipe.tasks": user_file.UserTask.from_plugin,
+    }
+    assert name in plugins.load_plugins(group, (), readers[group])
+    assert plugins.FAILURES == []

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.console import assert_golden, text_of
 from tests.fakes.entries import HASH, artifact_info
+from tests.fakes.extensions import optpipe_brightness
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.entries import WeightsRecord
@@ -274,21 +275,7 @@ def test_without_it_the_newest_counts_and_is_named(judge) -> None:
     assert about.startswith("1,000 images of digits/train (bbbbbbbbbbbb)")
 
 
-BRIGHTNESS = """
-class Brightness:
-    name = "brightness"
-
-    def read_truths(self, paths):
-        return [float(path.stem) / 10 for path in paths]
-
-    def decode(self, outputs, path):
-        return round(float(outputs["mean"].mean()), 3)
-
-    def score(self, prediction, truth):
-        return max(0.0, 1 - abs(prediction - truth))
-
-TASK = Brightness()
-"""
+BRIGHTNESS = Path(optpipe_brightness.__file__).read_text(encoding="utf-8")
 CARD = ModelCard("m", "s", Task.OTHER, (), (TensorSpec("mean", "float32", (1, 2)),))
 SAMPLES = ImageSet("s", Path("root"), 0, tuple(SetFile(f"{index}.png", "0") for index in range(8)))
 

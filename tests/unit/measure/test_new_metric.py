@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from tests.fakes.console import text_of
 from tests.fakes.dossiers import edit, examine, seal_anew
+from tests.fakes.extensions.optpipe_spread import Spread
 
 from optpipe.api.bench import Bench
 from optpipe.core.entries import Environment
@@ -24,21 +25,6 @@ from optpipe.measure.pair import BenchRecord
 from optpipe.signoff.collect import require_metrics
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.verify import check_dossier
-
-
-class Spread(Metric):
-    """By how much one query in a hundred takes longer than the median."""
-
-    name = "spread"
-    title = "spread of the latency"
-    dimension = Dimension.TIME
-    fewest = 100
-
-    def compute(self, window: Window) -> float | str:
-        if len(window.latencies_ns) < self.fewest:
-            return f"{len(window.latencies_ns)} queries are fewer than {self.fewest}"
-        middle, late = np.quantile(window.latencies_ns, [0.5, 0.99])
-        return float(late - middle)
 
 
 class Raising(Spread):

@@ -19,7 +19,7 @@ from optpipe.cli.bench import bench as bench_command
 from optpipe.core.events import SilentListener
 from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Scenario, read_measurements
 from optpipe.measure.process import WorkerProcess
-from optpipe.measure.worker.plan import count_spooled, frame_from_spool
+from optpipe.measure.worker.plan import frame_from_spool
 from optpipe.stats.percentiles import find_order_statistic
 from optpipe.workspace.entry import load_run
 from optpipe.workspace.runs import list_runs
@@ -219,9 +219,7 @@ def long_bench(workspace):
 
 def measured_so_far(workspace):
     """The samples behind the warm-up, whose length is the machine's: none of them are in a result."""
-    spools = [
-        path for path in (workspace / "runs").glob("*/samples/*.spool") if count_spooled(path)
-    ]
+    spools = (workspace / "runs").glob("*/samples/*.spool")
     return sum(
         len(frame_from_spool(path).filter(pl.col("phase") == Phase.MEASURED)) for path in spools
     )

@@ -47,7 +47,6 @@ from optpipe.measure.search import (
 )
 from optpipe.measure.validity import HOST_CAUSES, WRONG_OUTPUTS
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
-from optpipe.stats.percentiles import count_samples_needed
 from optpipe.stats.ratio import Order
 from optpipe.workspace.entry import MANIFEST, Run
 from optpipe.workspace.runs import OpenRun, begin_run, finish_run
@@ -182,16 +181,9 @@ class BenchSubject:
         worker = workers.take(subject)
         rate = f" at {load.rate_per_s:.4g}/s" if load.rate_per_s else ""
         text = f"{running.place}{self.artifact.label} {load.size}{rate}"
-        wanted, shown = count_samples_needed(load.percentile), 0
-        with running.listener.step(text, total=wanted) as step:
-
-            def progress(_point: object, count: int) -> None:
-                nonlocal shown
-                step.advance(max(0, min(count, wanted) - shown))
-                shown = max(shown, min(count, wanted))
-
-            worker.on_progress = progress
-            name = f"m{len(running.measurements):03}"
+        name = f"m{len(running.measurements):03}"
+        # time, not the number of samples, ends most loads: their share would promise an end that does not come
+        with running.listener.step(text):
             found, answer = measure_load(worker, subject.blank, load, name, subject.directory)
         found = replace(found, process=running.processes)
         running.listener.inform(f"{text}: {describe_validity(found)}")

@@ -245,10 +245,8 @@ def bench_pair(
         store.scratch("bench") as scratch,
         WorkerPool(scratch, plan.affinity) as pool,
     ):
-        total = 2 * rounds
-        with listener.step(
-            f"{baseline.label} vs. {contender.label}, {total} processes", total=total
-        ) as step:
+        fewest, most = 2 * rounds, 2 * rounds * MAX_ROUND_FACTOR
+        with listener.step(f"{baseline.label} vs. {contender.label}, {fewest} to {most} processes"):
             try:
                 length = plan.lengths[0] if plan.lengths else None
                 subjects = {
@@ -266,7 +264,6 @@ def bench_pair(
                         found = replace(subject.measure(worker, load, name), process=len(done))
                     done.append(found)
                     write_measurements(run.path, done)  # a crash loses no finished process
-                    step.advance()
                     label = (baseline if name[0] == "a" else contender).label
                     listener.inform(f"process {len(done)}: {label}: {describe_validity(found)}")
                     return found
@@ -377,14 +374,12 @@ def compare_environments(
     order, last = Order(seed), rounds
     before: list[float] = []
     after: list[float] = []
-    text = f"{load}, {rounds} rounds or up to {MAX_ROUND_FACTOR} times as many"
-    with listener.step(text, rounds) as step:
+    with listener.step(f"{load}, {rounds} to {rounds * MAX_ROUND_FACTOR} rounds"):
         while len(before) < last:
             with announce_round(len(before) + 1, listener):
                 one, other = _compare_once(old, new, load, order)
             before.append(one)
             after.append(other)
-            step.advance()
             if len(before) == rounds:
                 last = decide_rounds(before, after, rounds)
     return judge_rounds(before, after, rounds)

@@ -9,7 +9,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,6 @@ from optpipe.measure.worker.plan import (
     SessionPlan,
     WorkerEvent,
     WorkerStart,
-    count_spooled,
     request_stop,
 )
 from optpipe.workspace.environment import count_cores, list_gpus
@@ -341,7 +340,6 @@ class WorkerProcess:
     pool: WorkerPool
     kind: str = ""
     """Workers of one kind import the same modules: a runtime, a precision, a device."""
-    on_progress: Callable[[Point, int], None] = lambda _point, _count: None
     ready: WorkerEvent | None = None
     baseline_gpu_bytes: int | None = None
     _started: StartedWorker = field(init=False)
@@ -378,7 +376,6 @@ class WorkerProcess:
                 event = self._event(INTERVAL_S)
                 if event is None and sampler is not None:
                     rows.append(sampler.sample())
-                    self.on_progress(point, count_spooled(Path(point.spool)))
             except KeyboardInterrupt as interruption:
                 if deadline is not None:
                     raise

@@ -38,7 +38,6 @@ from optpipe.measure.worker.plan import (
     Point,
     SessionPlan,
     Spool,
-    count_spooled,
     frame_from_spool,
     request_stop,
 )
@@ -57,7 +56,6 @@ def test_a_spool_is_read_while_it_is_written_and_keeps_every_sample(tmp_path):
         write = spool.writer()
         for index in range(CHUNK_RECORDS + 10):  # over the first chunk's end
             write(1, 2, index % 8, 4, 0, index, index + 1, index + 5, 3, -1, 2, -1)
-        assert count_spooled(path) == CHUNK_RECORDS + 10
         assert not spool.stopped
         request_stop(path)
         assert spool.stopped
@@ -73,7 +71,6 @@ def test_another_file_is_no_spool(tmp_path):
     path.write_bytes(b"x" * 100)
     with pytest.raises(StageError, match="not a sample spool"):
         frame_from_spool(path)
-    assert count_spooled(tmp_path / "nothing") == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 5000])

@@ -199,14 +199,6 @@ def request_stop(path: Path) -> None:
         file.write(b"\1")
 
 
-def count_spooled(path: Path) -> int:
-    """Number of samples in `path`; 0 if it does not exist yet."""
-    head = b""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        head = file.read(HEADER_BYTES)
-    return int(_COUNT.unpack_from(head, COUNT_AT)[0]) if len(head) == HEADER_BYTES else 0
-
-
 def _make_record_dtype() -> np.dtype[np.void]:
     return np.dtype(
         [

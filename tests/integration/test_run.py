@@ -1,6 +1,8 @@
 """`optpipe run digits`, cold to verdict, and `build --precision auto` with what later commands say of its decision."""
 
+import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,3 +149,34 @@ def test_init_writes_a_policy_that_works_and_never_over_another(tmp_path, inside
         {"schema_version": SCHEMA_VERSION, "policy": "policy.toml", "schema": "policy.schema.json"},
     )
     assert inside("signoff", "--init", "--json", cwd=tmp_path).status == 2
+
+
+def test_an_interrupted_signoff_names_the_command_that_resumes_it(
+    exported: Callable[[Path], Path],
+    inside: Callable[..., Ran],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exported(tmp_path / "of mine")
+    text = 'schema = 1\nmodel = "digits"\n[accuracy]\nmaximum_drop = "5 points"\n[preprocessing]\n'
+    (tmp_path / "a policy.toml").write_text(text + 'minimum_agreement = "90%"\n')
+    words = ("--workspace", "of mine", "signoff", "digits", "--policy", "a policy.toml")
+    monkeypatch.setattr(sys, "argv", ["/somewhere/optpipe", *words])
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr("optpipe.signoff.release.derive_preprocessing", interrupt)
+        cut = inside(*words, cwd=tmp_path)
+    assert cut.status == 130, cut.stderr
+    assert [each.name.split("-")[0] for each in (tmp_path / "of mine/runs").iterdir()] == [
+        "evaluate"
+    ]
+    said = " ".join(cut.stderr.split())
+    program, *typed = shlex.split(said.partition("this resumes it: ")[2].split(" optpipe: ")[0])
+    assert (program, tuple(typed)) == ("optpipe", words)
+    resumed = inside(*typed, cwd=tmp_path)
+    assert resumed.status in (0, 1, 5), resumed.stderr
+    kinds = sorted(each.name.split("-")[0] for each in (tmp_path / "of mine/runs").iterdir())
+    assert kinds == ["evaluate", "preprocess"], "what was measured is not measured again"

@@ -129,8 +129,9 @@ def measure_turns(
         }
         for subject in subjects.values():
             subject.expect(rounds)
-        text = f"{over.label} and {judged.label} in turns, {rounds} rounds"
-        with listener.step(text, total=rounds) as step:
+        fewest = min(FEWEST_ROUNDS, rounds)
+        few = f"{fewest} to {rounds}" if fewest < rounds else str(rounds)
+        with listener.step(f"{over.label} and {judged.label} in turns, {few} rounds"):
             for turn in range(rounds):
                 if len(found) >= FEWEST_ROUNDS and monotonic() - begun > LONGEST_S:
                     break
@@ -140,7 +141,6 @@ def measure_turns(
                     for side, frame in frames.items():
                         write_parquet(run.path / "samples" / f"{side}{turn:03}.parquet", frame)
                     found.append(summarize_round(frames))
-                step.advance()
         described = {side: subject.blank.subject for side, subject in subjects.items()}
         record = TurnsRecord(
             replace(load, length=subjects["b"].blank.load.length),

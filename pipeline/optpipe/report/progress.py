@@ -100,7 +100,7 @@ class Terminal(Listener):
         self._done += not step.from_store
         self._reused += step.from_store
         if not self.console.is_terminal and not step.from_store:
-            self.console.print(f"{name}: {monotonic() - started:.1f} s")
+            self.console.print(f"{name}: {monotonic() - started:.1f} s", soft_wrap=True)
 
     @contextmanager
     def _heartbeat(self, name: str, started: float, task: TaskID) -> Iterator[None]:
@@ -113,7 +113,8 @@ class Terminal(Listener):
                 left = ""
                 if total and 0 < done < total:
                     left = f", {done:.0f} of {total:.0f}, about {seconds * (total - done) / done:.0f} s left"
-                self.console.print(f"{name}: running for {seconds:.0f} s{left}")
+                # in a log, as a warning, on one line
+                self.console.print(f"{name}: running for {seconds:.0f} s{left}", soft_wrap=True)
 
         if not self.console.is_terminal:
             threading.Thread(target=beat, daemon=True).start()

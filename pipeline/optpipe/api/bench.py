@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from optpipe.api.calling import arrays_from
+from optpipe.api.door import speak
 from optpipe.core import np, pl
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
@@ -40,7 +41,7 @@ class Bench:
     """
 
     def __init__(self, workspace: "Workspace", record: "BenchRecord") -> None:
-        self.workspace, self.record = workspace, record
+        self.workspace, self.record = workspace, speak(record)
 
     @property
     def run(self) -> str:
@@ -168,7 +169,7 @@ class Bench:
     def _document(self) -> Any:
         from optpipe.measure.document import document_from_bench
 
-        return document_from_bench(self.record)
+        return speak(document_from_bench(self.record))
 
     def __str__(self) -> str:
         from optpipe.report.terminal import text_from_document

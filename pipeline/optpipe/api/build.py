@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from optpipe.api.calling import CallContract, arrays_from, pack_outputs
 from optpipe.api.data import Data, resolve_data_argument
-from optpipe.api.door import keep_caller_state, speak_of_arguments
+from optpipe.api.door import keep_caller_state, speak, speak_of_arguments
 from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo, Device, VerificationInfo
 from optpipe.core.errors import BadInputError, MissingError, StageError
@@ -314,7 +314,7 @@ class FailedBuild:
     ok = False
 
     def __init__(self, backend: str, precision: str, reason: str) -> None:
-        self.backend, self.wanted, self.reason = backend, precision, reason
+        self.backend, self.wanted, self.reason = backend, precision, speak(reason)
 
     def __repr__(self) -> str:
         return f"FailedBuild({self.backend} {self.wanted}: {self.reason.splitlines()[0]})"
@@ -352,8 +352,8 @@ class Builds(Mapping[str, Build]):
         document: "Document | None" = None,
         warnings: Sequence[str] = (),
     ) -> None:
-        self.workspace, self._model, self._document = workspace, model, document
-        self.warnings = tuple(warnings)
+        self.workspace, self._model, self._document = workspace, model, speak(document)
+        self.warnings = speak(tuple(warnings))
         names = [_name_precision(each) for each in builds]
         self._builds: dict[str, Any] = {}
         for name, each in zip(names, builds, strict=True):

@@ -4,18 +4,23 @@ torch.export and the redirection of compilers' output work on the whole process,
 """
 
 import random
-import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
+
+import msgspec
 
 from optpipe.core import np
 from optpipe.core.errors import OptpipeError
-from optpipe.core.events import Listener
-from optpipe.core.plan import record_origin, suggest_for
+from optpipe.core.events import Listener, ProgressStep
+from optpipe.core.plan import record_origin
+from optpipe.core.wording import suggest_for, word_for_python
 from optpipe.workspace.store import Store
+
+T = TypeVar("T")
 
 _TURN = threading.RLock()
 
@@ -26,7 +31,8 @@ def enter(
 ) -> Iterator[Listener]:
     """Runs a call of the library: `call` and the `arguments` that are not None become the origin of what it makes.
 
-    Yields the listener, shown while the block runs. Raises errors of optpipe with arguments in place of flags.
+    Yields a listener that passes warnings on, worded for Python, to `listener`, which is shown while the block runs. Raises errors
+    of optpipe worded for Python.
     """
     origin = (
         f"{call}({','.join(_show(*each) for each in arguments.items() if each[1] is not None)})"
@@ -36,24 +42,11 @@ def enter(
         stack.enter_context(suggest_for(store.workspace))
         stack.enter_context(record_origin(origin))
         stack.enter_context(keep_caller_state())
-        stack.enter_context(_collect_warnings(listener))
         shown: Any = listener
         if hasattr(shown, "__enter__"):
             stack.enter_context(shown)
         stack.enter_context(speak_of_arguments())
-        yield listener
-
-
-@contextmanager
-def _collect_warnings(listener: Listener) -> Iterator[None]:
-    """The listener's `warnings` are those of this call while the block runs; afterward those of earlier calls come before them."""
-    before = listener.warnings
-    listener.warnings = []
-    try:
-        yield
-    finally:
-        before += [each for each in listener.warnings if each not in before]
-        listener.warnings = before
+        yield SpokenListener(listener)
 
 
 def _show(name: str, value: object) -> str:
@@ -104,10 +97,6 @@ def _keep_torch_state(torch: Any) -> Iterator[None]:
             torch.cuda.set_rng_state_all(gpus)
 
 
-_FLAG = re.compile(r"--([a-z][a-z-]*)((?:[ =])([A-Z][A-Z_:|.]*\b))?")
-_COMMAND = re.compile(r"(`[^`]*`)")
-
-
 @contextmanager
 def speak_of_arguments() -> Iterator[None]:
     """Raises errors of optpipe again, worded for Python."""
@@ -115,17 +104,60 @@ def speak_of_arguments() -> Iterator[None]:
         yield
     except OptpipeError as error:
         error.word_for_python()
-        # for the rooms that still write options as text
-        error.args = (name_arguments(str(error)), *error.args[1:])
         raise
 
 
-def name_arguments(text: str) -> str:
-    """`batch=MIN:OPT:MAX` for `--batch MIN:OPT:MAX`, `min_snr` for `--min-snr`, outside of commands in backquotes."""
+def speak(value: T) -> T:
+    """A text worded for Python; a record or a document in which every text is."""
+    return cast("T", _speak(value))
 
-    def rename(found: re.Match[str]) -> str:
-        name = found[1].replace("-", "_")
-        return f"{name}={found[3]}" if found[3] else name
 
-    parts = _COMMAND.split(text)
-    return "".join(part if part.startswith("`") else _FLAG.sub(rename, part) for part in parts)
+def _speak(value: Any) -> Any:
+    if isinstance(value, str):
+        return word_for_python(value)
+    if isinstance(value, tuple | list):
+        spoken = [_speak(each) for each in value]
+        if all(new is old for new, old in zip(spoken, value, strict=True)):
+            return value
+        return type(value)(spoken)
+    if isinstance(value, Mapping):
+        return {key: _speak(each) for key, each in value.items()}
+    if isinstance(value, type) or not (is_dataclass(value) or isinstance(value, msgspec.Struct)):
+        return value
+    changes = {}
+    for name in (each.name for each in _list_fields(value)):
+        old = getattr(value, name)
+        if (new := _speak(old)) is not old:
+            changes[name] = new
+    change: Any = replace if is_dataclass(value) else msgspec.structs.replace
+    return change(value, **changes) if changes else value
+
+
+def _list_fields(record: Any) -> Iterable[Any]:
+    return fields(record) if is_dataclass(record) else msgspec.structs.fields(record)
+
+
+class SpokenListener(Listener):
+    """Passes everything to a listener, texts worded for Python; its own warnings are those of one call."""
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__()
+        self._listener = listener
+
+    def advance(self, count: int = 1) -> None:
+        self._listener.advance(count)
+
+    def cached(self) -> None:
+        self._listener.cached()
+
+    @contextmanager
+    def step(self, name: str, total: int | None = None) -> Iterator[ProgressStep]:
+        with self._listener.step(name, total) as step:
+            yield step
+
+    def warn(self, message: str) -> None:
+        super().warn(message)
+        self._listener.warn(word_for_python(message))
+
+    def inform(self, message: str) -> None:
+        self._listener.inform(word_for_python(message))

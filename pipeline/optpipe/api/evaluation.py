@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from optpipe.api.calling import make_tuple_type
 from optpipe.api.data import Data, resolve_data_argument
+from optpipe.api.door import speak
 from optpipe.api.metric import Metric, require_metric
 from optpipe.core import pl
 from optpipe.core.card import ModelCard
@@ -33,7 +34,7 @@ class Evaluation:
     """
 
     def __init__(self, workspace: "Workspace", record: "EvaluationRecord") -> None:
-        self.workspace, self.record = workspace, record
+        self.workspace, self.record = workspace, speak(record)
 
     @property
     def run(self) -> str:
@@ -105,7 +106,7 @@ class Evaluation:
         from optpipe.evaluate.document import document_from_evaluation
         from optpipe.evaluate.evaluate import list_states
 
-        return document_from_evaluation(self.record, list_states(self.workspace.store))
+        return speak(document_from_evaluation(self.record, list_states(self.workspace.store)))
 
     def __str__(self) -> str:
         from optpipe.report.terminal import text_from_document

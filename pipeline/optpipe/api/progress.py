@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
-from optpipe.api.door import name_arguments
 from optpipe.core.events import Listener, ProgressStep
 
 REDRAW_S = 0.2
@@ -65,7 +64,7 @@ class NotebookBar(Listener):
                 self._running.remove(step)
 
     def warn(self, message: str) -> None:
-        super().warn(name_arguments(message))
+        super().warn(message)
         self.draw(" · ".join(each.name for each in self._running))
 
     def draw(self, text: str | None = None) -> None:

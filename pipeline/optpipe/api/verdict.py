@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from optpipe.api.data import resolve_data_argument
+from optpipe.api.door import speak
 from optpipe.api.evaluation import Evaluation, find_source
 from optpipe.api.metric import Metric, require_metric
 from optpipe.api.policy import Policy, resolve_policy
@@ -38,7 +39,7 @@ class Verdict:
     """
 
     def __init__(self, workspace: Workspace, record: VerdictRecord, folder: Path) -> None:
-        self.workspace, self.record = workspace, record
+        self.workspace, self.record = workspace, speak(record)
         self.dossier = Dossier(folder, workspace=workspace)
 
     @property
@@ -73,7 +74,7 @@ class Verdict:
     def _document(self) -> Any:
         from optpipe.signoff.reports import document_from_verdict
 
-        return document_from_verdict(self.record, self.dossier.path)
+        return speak(document_from_verdict(self.record, self.dossier.path))
 
     def __str__(self) -> str:
         from optpipe.report.terminal import text_from_document

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from optpipe.api.door import enter
 from optpipe.api.progress import choose_listener
 from optpipe.core.events import Listener
-from optpipe.core.plan import DEFAULT_WORKSPACE
+from optpipe.core.wording import DEFAULT_WORKSPACE
 from optpipe.workspace.store import Store
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Workspace:
     def call(self, name: str, **arguments: object) -> Iterator[Listener]:
         """Passes the door of `optpipe.api.door` for one call of the library, whose `arguments` are recorded."""
         listener = self.listener if self.listener is not None else choose_listener()
-        with enter(self.store, listener, name, arguments):
-            yield listener
+        with enter(self.store, listener, name, arguments) as spoken:
+            yield spoken
 
     def builds(
         self,

@@ -49,7 +49,7 @@ from optpipe.core import np, onnx
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
 from optpipe.core.precision import UNATTRIBUTED, LayerType, Precision
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, Call
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 
 GRAPH_FILE = "model.onnx"
@@ -368,7 +368,9 @@ def find_triton_releases(version: str) -> str:
     series, newest = next(reversed(TRITON_RELEASES.items()))
     return (
         f"no Triton release up to {newest} has ONNX Runtime {version} ({newest} has {series}): use a later one, "
-        "or measure the build with the release's version: `optpipe signoff recheck DOSSIER --python ENV`"
+        "or measure the build with the release's version: `"
+        + Call("signoff recheck", "DOSSIER", python="ENV")
+        + "`"
     )
 
 

@@ -51,6 +51,7 @@ from optpipe.core.card import InputSpec
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import MissingError, StageError
 from optpipe.core.precision import UNATTRIBUTED, LayerType, Precision
+from optpipe.core.wording import Argument
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
 from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.files import write_bytes
@@ -269,7 +270,9 @@ def _list_reasons(errors: Iterable[tuple[str, str, str]]) -> list[str]:
 
 def _explain(reason: str) -> str:
     """The parser's reason; one of them is a flag of the C++ API."""
-    asymmetric = "its zero point is not 0\nquantize the model symmetrically, or build it with --backend onnxruntime"
+    other = Argument("backend", "onnxruntime")
+    way = "quantize the model symmetrically, or build it with " + other
+    asymmetric = "its zero point is not 0\n" + way
     return asymmetric if "shiftIsAllZeros" in reason else reason
 
 

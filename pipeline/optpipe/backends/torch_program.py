@@ -22,7 +22,7 @@ from optpipe.core.errors import (
     first_line,
 )
 from optpipe.core.precision import Precision
-from optpipe.core.wording import Argument, Message, Text
+from optpipe.core.wording import Argument, Message
 
 _DTYPES = {
     Precision.FP32: "float32",
@@ -111,7 +111,7 @@ def export_program(request: BuildRequest) -> Any:
             program.module()(*make_example_inputs(request.card.inputs, request.device))
     except Exception as error:
         cast = precision in (Precision.FP16, Precision.BF16)
-        way_out: Text = "try another backend"
+        way_out: str = "try another backend"
         if cast:
             way_out = "try " + Argument("precision", "fp32") + ", or on a GPU "
             way_out += Argument("backend", "onnxruntime")

@@ -70,7 +70,7 @@ def require_judgeable(
     elif not trained:
         obstacle = "the weights are random"
     elif given is None:
-        obstacle = "no labeled data was given (--data PATH)"
+        obstacle = "no labeled data was given (" + Argument("data", "PATH") + ")"
     if obstacle is not None:
         _require_snr(budget, obstacle)
     return given, obstacle

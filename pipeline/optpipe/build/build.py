@@ -30,7 +30,7 @@ from optpipe.core.errors import (
 from optpipe.core.events import Listener, Steps, advance_steps, finish_steps, run_step
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision, prove_precision
 from optpipe.core.process import redirect_output
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, join_texts
 from optpipe.evaluate.tasks import TASKS, require_fitting_task
 from optpipe.models.artifacts.decisions import Omission
 from optpipe.models.artifacts.lookup import hash_engine
@@ -109,7 +109,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
         plan = replace(
             plan,
             images=resolve_data(
-                plan.images, card, tokenizer, store, "--data", truncate=plan.truncate
+                plan.images, card, tokenizer, store, calibrates=False, truncate=plan.truncate
             ),
         )
         if card.tokenization is None:
@@ -123,7 +123,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
             raise
         names = ", ".join(each.name for each in plan.backends)
         kinds = [each for each in plan.precisions if each in CALIBRATED]
-        omitted = [Omission(names, kind, str(error), ExitStatus.BAD_INPUT) for kind in kinds]
+        omitted = [Omission(names, kind, error.message, ExitStatus.BAD_INPUT) for kind in kinds]
         plan = replace(plan, precisions=others)
     exported = run_step("export", listener, export_model, model, store, listener, stored)
     _require_evaluable(model, exported, store)
@@ -184,11 +184,12 @@ def add_calibration(
                 else "gives only the inputs that outputs are verified on"
             )
             listener.warn(
-                f"--calibration {effect}: {' and '.join(CALIBRATED)} need it, and neither is built"
+                Argument("calibration")
+                + f" {effect}: {' and '.join(CALIBRATED)} need it, and neither is built"
             )
         tokenizer = read_tokenizer(model, stored)
         source = resolve_data(
-            plan.calibration, card, tokenizer, store, "--calibration", truncate=plan.truncate
+            plan.calibration, card, tokenizer, store, calibrates=True, truncate=plan.truncate
         )
         return replace(plan, calibration=source)
     if "calibration" in card.data or (stored and stored.info.own_precision) or model.is_quantized():
@@ -214,9 +215,10 @@ def require_artifacts(built: ModelBuild) -> None:
     """Raises MissingError, BadInputError or StageError with all reasons if nothing could be built."""
     if built.artifacts:
         return
-    reasons = "; ".join(dict.fromkeys(each.reason for each in (*built.failed, *built.skipped)))
+    omitted = (*built.failed, *built.skipped)
+    reasons = join_texts("; ", dict.fromkeys(each.reason for each in omitted))
     kinds = {ExitStatus.MISSING: MissingError, ExitStatus.BAD_INPUT: BadInputError}
-    raise kinds.get(built.status, StageError)(f"no artifact could be built: {reasons}")
+    raise kinds.get(built.status, StageError)("no artifact could be built: " + reasons)
 
 
 def _list_combinations(
@@ -275,7 +277,7 @@ def require_sound_plan(plan: BuildPlan, listener: Listener) -> None:
             raise MissingError(f"backend {backend.name} cannot build on this machine: {reason}")
     unused = {*plan.options} - {each.name for each in plan.backends}
     for name in sorted(unused) if plan.gpu_lock is None else ():
-        listener.warn(f"--option {name}.… has no effect: {name} is not built")
+        listener.warn(Argument("option", f"{name}.…") + f" has no effect: {name} is not built")
     for backend in plan.backends:
         if given := plan.options.get(backend.name):
             with name_failing_backend(backend):
@@ -375,7 +377,9 @@ def _build_one(
             )
             checked = run_step(f"verify {name}", listener, verify_artifact, *checking)
     except OptpipeError as error:
-        result.failed.append(Omission(backend.name, str(precision), str(error), error.exit_status))
+        result.failed.append(
+            Omission(backend.name, str(precision), error.message, error.exit_status)
+        )
         return True
     except Exception as error:  # noqa: BLE001 - a library's or a bug's; others are still built
         failure = _record_failure(error, result.model.info.name, backend, precision, store)
@@ -413,8 +417,11 @@ def _find_obstacle(
         return "requires a PyTorch module, but this model is an ONNX file"
     if plan.budget is not None and precision in BUDGETED and not _reads_graph(backend, precision):
         return (
-            f"casts the whole PyTorch module to {precision}, where --budget cannot keep layers out; "
-            "choose another backend or leave --budget out"
+            f"casts the whole PyTorch module to {precision}, where "
+            + Argument("budget")
+            + " cannot keep layers out; choose another backend or leave "
+            + Argument("budget")
+            + " out"
         )
     return None
 

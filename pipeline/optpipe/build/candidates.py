@@ -15,7 +15,7 @@ from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, ExitStatus, MissingError
 from optpipe.core.events import Listener
 from optpipe.core.precision import CALIBRATED, Precision
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, join_texts
 from optpipe.models.artifacts.decisions import (
     Omission,
 )
@@ -46,10 +46,11 @@ def plan_candidates(
             )
         omitted.append(Omission(backend.name, "", reason, ExitStatus.MISSING))
     if not backends:
-        reasons = "; ".join(f"{each.backend}: {each.reason}" for each in omitted)
+        reasons = join_texts("; ", (f"{each.backend}: " + each.reason for each in omitted))
         raise MissingError(
             Argument("precision", "auto")
-            + f" has no backend that builds and runs on this machine: {reasons}"
+            + " has no backend that builds and runs on this machine: "
+            + reasons
         )
     known = {kind for each in backends for kind in list_precisions(each, plan.device)}
     if Precision.FP8 in known and all(
@@ -74,7 +75,7 @@ def plan_candidates(
     except BadInputError:
         if plan.calibration is not None:
             raise
-    reason = "needs calibration data: --calibration PATH"
+    reason = "needs calibration data: " + Argument("calibration", "PATH")
     omitted += [
         Omission("", kind, reason, ExitStatus.BAD_INPUT)
         for kind in CALIBRATED

@@ -11,6 +11,7 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.core.metrics.registry import METRICS
 from optpipe.core.plugins import FAILURES, VARIABLE
 from optpipe.core.process import NEUTRAL_FOLDER
+from optpipe.core.wording import Argument
 from optpipe.report.document import (
     Column,
     ColumnKind,
@@ -208,7 +209,7 @@ def document_from_options(listing: Mapping[str, Sequence[Option]]) -> Document:
                 each.help + choices,
             )
         )
-    name = Column("--option", ColumnKind.NAME)
+    name = Column(Argument("option"), ColumnKind.NAME)
     return make_document(
         [make_table((name, "default", "taken by", Column("description", rank=2)), rows)]
     )

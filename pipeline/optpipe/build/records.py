@@ -15,10 +15,11 @@ from optpipe.core.entries import (
     WeightsRecord,
 )
 from optpipe.core.errors import ExitStatus
-from optpipe.core.plan import to_command
+from optpipe.core.plan import make_call
 from optpipe.core.precision import CALIBRATED, MixedPrecision, Precision, PrecisionProof
 from optpipe.core.quantity import format_bytes, format_duration, format_snr
 from optpipe.core.records import group_pairs
+from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.tasks.box_agreement import PARITY_IOU, PARITY_SCORE
 from optpipe.models.artifacts.decisions import (
     Candidate,
@@ -193,7 +194,7 @@ def document_from_build(result: BuildResult) -> Document:
             *_describe_artifacts(result.artifacts),
             *_list_omissions(result.failed, result.skipped),
             *warn_of_weights(weights),
-            Sentence(to_command("bench", *ready), Tone.STRONG, "next") if ready else None,
+            Sentence(make_call("bench", *ready), Tone.STRONG, "next") if ready else None,
         ]
     )
 
@@ -298,14 +299,15 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
                 f"{one.name} {format_snr(one.snr_db)}" for one in low if one.snr_db is not None
             )
             text = f"{each.id}: an SNR of {least:.3g} dB is required of each output: {found}"
-            way_out = f"--min-snr accepts less; --budget {max(LOW_SNR_DB, least):.3g}dB keeps the layers in float that cost the most"
+            budget = Argument("budget", f"{max(LOW_SNR_DB, least):.3g}dB")
+            way_out = Argument("min_snr") + " accepts less; " + budget
+            way_out += " keeps the layers in float that cost the most"
             yield Sentence(
                 text, Tone.BAD, "not verified", (way_out,) if each.precision in CALIBRATED else ()
             )
         elif parity is not None and parity.passed is False and parity.outputs:
-            way_out = (
-                "optpipe evaluate MODEL --layers all names the first tensor that leaves the range"
-            )
+            way_out = Call("evaluate", "MODEL", layers="all")
+            way_out += " names the first tensor that leaves the range"
             yield Sentence(
                 f"{each.id}: no output is finite and of the source's shape",
                 Tone.BAD,
@@ -335,7 +337,8 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
             yield Sentence(f"{each.id}: {format_placement(placement)}", Tone.DOUBTFUL, "elsewhere")
     for each in artifacts:
         if each.mixed is not None:
-            text = f"{each.id}: {format_mixed(each.mixed)}; optpipe store show {each.id} lists the layers"
+            layers = Call("store show", each.id) + " lists the layers"
+            text = f"{each.id}: {format_mixed(each.mixed)}; " + layers
             yield Sentence(text, Tone.STRONG, "mixed")
 
 
@@ -388,14 +391,14 @@ def _list_omissions(failed: Sequence[Omission], left_out: Sequence[Omission]) ->
     """Failures, then `fp16, int8 on tensorrt: why`, one line for each reason."""
     for each in failed:
         yield Sentence(
-            f"{each.backend} {each.precision} (exit status {each.status:d}): {each.reason}",
+            f"{each.backend} {each.precision} (exit status {each.status:d}): " + each.reason,
             Tone.BAD,
             "failed",
         )
     reasons = group_pairs(((each.backend, each.reason), each.precision) for each in left_out)
     for (backend, reason), precisions in reasons.items():
         what = " on ".join(part for part in (", ".join(filter(None, precisions)), backend) if part)
-        yield Sentence(f"{what}: {reason}", Tone.FAINT, "not built")
+        yield Sentence(f"{what}: " + reason, Tone.FAINT, "not built")
 
 
 _TONES = {Standing.CHOSEN: Tone.GOOD, Standing.FAILED: Tone.BAD, Standing.NOT_PROVEN: Tone.BAD}
@@ -475,8 +478,9 @@ def _answer_choice(decision: Decision) -> Iterator[Sentence]:
         return
     text = f"FAIL  no build stays within {decision.budget}"
     if Standing.NOT_SHOWN in judged:
-        text = f"no build is proven to stay within {decision.budget}: more labeled data or a wider --budget would decide"
+        wider = "more labeled data or a wider " + Argument("budget") + " would decide"
+        text = f"no build is proven to stay within {decision.budget}: " + wider
     yield Sentence(
-        f"{text}; the nearest is {nearest.label} with {_format_accuracy(nearest.accuracy)}",
+        text + f"; the nearest is {nearest.label} with {_format_accuracy(nearest.accuracy)}",
         Tone.BAD,
     )

@@ -13,8 +13,8 @@ from optpipe.core.entries import ArtifactInfo, CalibrationInfo, GraphInfo, Model
 from optpipe.core.errors import OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.metrics.measured import PairMetric
-from optpipe.core.plan import for_workspace, to_command
 from optpipe.core.precision import BUDGETED, CALIBRATED, Budget, Precision
+from optpipe.core.wording import Call, for_workspace
 from optpipe.evaluate.evaluate import evaluate_artifacts, list_model_artifacts, score_artifacts
 from optpipe.evaluate.layers import BuildDivergence, LayerComparison, Remedy
 from optpipe.evaluate.result import EvaluatedModel
@@ -106,7 +106,8 @@ class _Remedies:
             try:
                 made = build_model(self.model, plan, self.store, self.listener).artifacts[0].entry
             except (OptpipeError, IndexError) as error:
-                self.listener.warn(f"{build.build}: `{command}` was tried and failed: {error}")
+                why = error.message if isinstance(error, OptpipeError) else "nothing was built"
+                self.listener.warn(f"{build.build}: `{command}` was tried and failed: " + why)
                 continue
             result = self._evaluate(made)
             share = made.info.precision_proof.share.counted.get(made.info.precision, 0.0)
@@ -236,7 +237,7 @@ def _compare_speed(
             old, new, plan, FEWEST_ROUNDS, PairMetric.P50, store, listener
         ).comparison
     except OptpipeError as error:
-        listener.warn(f"{made.info.label}: its speed was not measured: {error}")
+        listener.warn(f"{made.info.label}: its speed was not measured: " + error.message)
         return None
     return None if compared is None else compared.ratio
 
@@ -249,10 +250,8 @@ def _meets(result: EvaluatedModel, before: EvaluatedModel, budget: Budget) -> bo
 
 def _write_command(model: Model, plan: BuildPlan) -> str:
     (backend,), (precision,) = plan.backends, plan.precisions
-    options = [
-        f"{backend.name}.{name}={value}" for name, value in plan.options[backend.name].items()
-    ]
-    command = to_command(
+    options = plan.options[backend.name]
+    command = Call(
         "build",
         format_source(model.source),
         backend=backend.name,
@@ -260,6 +259,6 @@ def _write_command(model: Model, plan: BuildPlan) -> str:
         precision=precision,
         calibration=plan.calibration,
         budget=plan.budget and f"{plan.budget.limit:g}{plan.budget.unit}",
-        option=",".join(options) or None,
+        option={backend.name: options} if options else None,
     )
     return for_workspace(command)

@@ -6,6 +6,7 @@ from optpipe.build.budget import find_flaw
 from optpipe.build.records import BuiltArtifact
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.precision import Budget
+from optpipe.core.wording import Argument, join_texts
 from optpipe.measure.race import Race
 from optpipe.models.artifacts.decisions import (
     Candidate,
@@ -97,7 +98,8 @@ def _explain(
 
 def _explain_accuracy(accuracy: CandidateAccuracy, budget: Budget) -> str:
     if budget.unit == "dB" and accuracy.keeps is None:
-        return "its outputs are compared as boxes, which have no SNR: judge it on annotated images (--data)"
+        annotated = "judge it on annotated images (" + Argument("data") + ")"
+        return "its outputs are compared as boxes, which have no SNR: " + annotated
     if budget.unit == "dB":
         return f"SNR {accuracy.snr_db or 0:.1f} dB is below {budget}"
     if accuracy.drop_ci is None:
@@ -127,11 +129,10 @@ def _explain_lead(size: int, race: Race, infos: Mapping[str, ArtifactInfo]) -> s
         for name, ratio in equal.items()
     ]
     own = infos[race.winner].precision if race.winner else None
-    preferred = {
-        "more precise" if infos[name].precision != own else "first in --backend auto's order"
-        for name in equal
-    }
-    tie = f"; preferred as {' and '.join(sorted(preferred, reverse=True))}" if preferred else ""
+    first = "first in " + Argument("backend", "auto") + "'s order"
+    preferred = {"more precise" if infos[name].precision != own else first for name in equal}
+    why = join_texts(" and ", sorted(preferred, reverse=True))
+    tie = "; preferred as " + why if preferred else ""
     return f"batch {size}: " + ", ".join(said) + tie
 
 

@@ -19,7 +19,7 @@ from optpipe.core.parquet import parse_parquet, read_parquet
 from optpipe.core.precision import CALIBRATED, EXACT_DB
 from optpipe.core.tables import require_columns
 from optpipe.core.verdict import Blocker, Observation
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.models.export.exported import Reference
@@ -358,13 +358,8 @@ def _observe_output(
     count, data = len(rows["values"]), checked.info.data
     kind = "state" if name in {each.name for each in checked.info.trajectory} else "output"
     about = f"{kind} {name}, {count} samples of {data}"
-    flag, argument = "", ""
-    if kind == "state":
-        flag, argument = f" --steps {checked.info.steps}", f', steps="{checked.info.steps}"'
-    more = build.choose_way(
-        f"optpipe build {build.argument} --data PATH{flag}",
-        call=f"Model.build(..., data=...{argument})",
-    )
+    steps = str(checked.info.steps) if kind == "state" else None
+    more = build.choose_way(Call("build", build.argument, data="PATH", steps=steps))
     same = rows["output_best"] == rows["reference_best"]
     hits, pooled = int(same.sum()), pool_errors(name, rows)
     share = Share(hits, count)
@@ -384,24 +379,24 @@ def _observe_output(
     blockers = []
     if data == NOISE:
         blockers.append(
-            Blocker("the outputs were compared on noise", f"build on real inputs: {more}")
+            Blocker("the outputs were compared on noise", "build on real inputs: " + more)
         )
     if data.endswith(CALIBRATED_ON) and build.precision in CALIBRATED:
         blockers.append(
-            Blocker("the outputs were compared on the calibration samples", f"give others: {more}")
+            Blocker("the outputs were compared on the calibration samples", "give others: " + more)
         )
     if count < FEWEST_SAMPLES:
         blockers.append(
             Blocker(
-                f"{count} samples are too few for an interval", f"give {FEWEST_SAMPLES}: {more}"
+                f"{count} samples are too few for an interval", f"give {FEWEST_SAMPLES}: " + more
             )
         )
     scattered = Blocker(
-        f"fewer than {FEWEST_FOR_SNR} samples share the error", f"give more samples: {more}"
+        f"fewer than {FEWEST_FOR_SNR} samples share the error", "give more samples: " + more
     )
     alike = Blocker(
         "the largest values lie at the same places for every sample",
-        f"give samples that differ: {more}",
+        "give samples that differ: " + more,
     )
     found = {
         "snr": Observation(snr, low, high, () if extent else (scattered,)),

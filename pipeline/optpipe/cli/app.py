@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 
 from optpipe import __version__
 from optpipe.cli.groups import DefaultGroup, LazyCommands, Outcome, SectionedGroup, define_options
-from optpipe.cli.options import DEFAULT_WORKSPACE, JsonOption, WorkspaceOption
+from optpipe.cli.options import JsonOption, WorkspaceOption
 from optpipe.core.errors import ExitStatus, OptpipeError, escape
 from optpipe.core.process import (
     discard_output,
@@ -26,6 +26,7 @@ from optpipe.core.process import (
     redirect_stdout_to_stderr,
 )
 from optpipe.core.records import plain_from_record
+from optpipe.core.wording import DEFAULT_WORKSPACE
 from optpipe.workspace.places import REFUSED
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from optpipe.core.measurement import (
     format_cpus,
 )
 from optpipe.core.metrics.measured import PairMetric
-from optpipe.core.plan import Param, for_workspace
+from optpipe.core.plan import Param
 from optpipe.core.precision import Precision
+from optpipe.core.wording import for_workspace
 
 if TYPE_CHECKING:
     from optpipe.core.events import Listener
@@ -403,7 +404,7 @@ def compare(
 
     limit = slo_from_text(slo) if slo is not None else None
     if output is not None:
-        require_writable_folder(output, "--output")
+        require_writable_folder(output, "output")
     with terminal.step("compare"):
         found, measured, of_runs = compare_workspace(
             store,

@@ -24,6 +24,7 @@ from optpipe.core.errors import BadInputError, ExitStatus, require_existing
 from optpipe.core.plan import Param, choices_from_text, list_words, sizes_from_text
 from optpipe.core.precision import Budget
 from optpipe.core.quantity import drop_from_text
+from optpipe.core.wording import Argument
 from optpipe.trace.nsys import ProfilePlan, find_nsys
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import require_unused_path, require_writable_file
@@ -42,7 +43,7 @@ def _write_card(model: "Model", target: Path, images: Path | None, terminal: "Te
 
     if target.suffix != ".toml":
         raise BadInputError(f"--init {target}: a model card is a .toml file")
-    require_unused_path(target, "--init")
+    require_unused_path(target, "init")
     with terminal.step("load"):
         loaded = model.load()
         card = read_outputs_early(loaded) or loaded.card
@@ -326,7 +327,7 @@ def evaluate(
     if output is not None:
         if layers is None:
             raise BadInputError("--output requires --layers")
-        require_writable_file(output, "--output")
+        require_writable_file(output, "output")
     if layers is not None:
         from optpipe.build.remedy import try_remedies
         from optpipe.evaluate.layers import compare_layers
@@ -437,8 +438,8 @@ def _profile_model(
     if capture.length is not None:  # reject it before the build too
         model, stored = prepare_model(model, store, terminal)
         card = read_card(model, stored)
-        wider = card.format_wider_shapes(capture.length)
-        require_card_lengths(card, capture.length, card.name, f"widen it with {wider}")
+        wider = Argument("shape", card.widen_shapes(capture.length))
+        require_card_lengths(card, capture.length, card.name, "widen it with " + wider)
     if builds.images is not None:
         find_images(builds.images)  # a build may take minutes: reject a folder without images first
     if model.exported is None:

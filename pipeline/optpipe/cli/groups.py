@@ -13,13 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from optpipe.core.errors import ExitStatus
-from optpipe.core.plan import (
-    Field,
-    list_annotated_fields,
-    list_fields,
-    settings_from_texts,
-    use_workspace,
-)
+from optpipe.core.plan import Field, list_annotated_fields, list_fields, settings_from_texts
+from optpipe.core.wording import use_workspace
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter

@@ -8,7 +8,6 @@ import typer
 
 from optpipe.core import plan as params
 from optpipe.core.entries import Device, weights_from_text
-from optpipe.core.plan import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
 from optpipe.core.plan import Param
 from optpipe.core.precision import Precision
 

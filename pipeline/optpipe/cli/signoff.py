@@ -25,10 +25,11 @@ from optpipe.cli.options import (
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError
 from optpipe.core.measurement import MAX_CV, ROUNDS
-from optpipe.core.plan import Param, for_workspace, to_command
+from optpipe.core.plan import Param
 from optpipe.core.quantity import share_from_text, share_to_text
 from optpipe.core.records import plain_from_record
 from optpipe.core.verdict import is_reason
+from optpipe.core.wording import Call
 
 if TYPE_CHECKING:
     from optpipe.report.progress import Terminal
@@ -170,7 +171,7 @@ def _write_policy_template(
         )
     if policy.exists():
         raise BadInputError(f"{policy} already exists; choose another name with --policy")
-    require_writable_file(policy, "--policy")
+    require_writable_file(policy, "policy")
     schema = policy.with_name("policy.schema.json")
     policy.parent.mkdir(parents=True, exist_ok=True)
     labeled = True
@@ -222,9 +223,9 @@ def run(
     waivers, judged = how.read_waivers(), rules.build.get("precision")
     name, build, exported = _find_named(model, store)
     if build is not None:
-        again = for_workspace(to_command("signoff", build, policy=policy))
+        again = Call("signoff", build, policy=policy)
         problem = f"{build} is a build, and run makes the builds that the policy needs"
-        raise BadInputError(f"{problem}\ngive the MODEL, or judge this build: `{again}`")
+        raise BadInputError(problem + "\ngive the MODEL, or judge this build: `" + again + "`")
     wanted = SignoffRequest(
         name,
         rules,
@@ -315,7 +316,7 @@ def verify(
             raise BadInputError(
                 f"--badge {badge}: a file in the dossier would break its seal; write it elsewhere"
             )
-        require_writable_file(badge, "--badge")
+        require_writable_file(badge, "badge")
     if (attestations is None) != (public_key is None):
         raise BadInputError("--attestations DIR and --public-key FILE belong together")
     count, _, drawn = (audit or "").partition(":")

@@ -340,16 +340,15 @@ class ModelCard:
             inputs.append(replace(each, opt=tuple(usual)))
         return replace(self, inputs=tuple(inputs))
 
-    def format_wider_shapes(self, lengths: Sequence[int]) -> str:
-        """The `--shape` options of a build whose sequence profile includes `lengths`."""
-        options = []
+    def widen_shapes(self, lengths: Sequence[int]) -> dict[str, tuple[Shape, Shape, Shape]]:
+        """By input, the shapes of a build whose sequence profile includes `lengths`."""
+        shapes = {}
         for each in self.inputs:
             if (axis := self.length_axes.get(each.name)) is not None:
                 low, high = list(each.min), list(each.max)
                 low[axis], high[axis] = min(low[axis], *lengths), max(high[axis], *lengths)
-                wider = replace(each, min=tuple(low), max=tuple(high))
-                options.append(f"--shape {each.name}={wider.format_profile()}")
-        return " ".join(options)
+                shapes[each.name] = (tuple(low), each.opt, tuple(high))
+        return shapes
 
     @property
     def preprocessing_sha256(self) -> str | None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 
-from optpipe.core.wording import Argument, Message, Text
+from optpipe.core.wording import Argument, Message
 
 
 class ExitStatus(IntEnum):
@@ -33,14 +33,16 @@ class OptpipeError(Exception):
 
     def __init__(
         self,
-        problem: Text = "",
+        problem: str = "",
         *,
         place: object = None,
         argument: Argument | str | None = None,
-        remedy: Text | None = None,
+        remedy: str | None = None,
     ) -> None:
         self.problem, self.place, self.remedy = problem, place, remedy
-        self.argument = Argument(argument) if isinstance(argument, str) else argument
+        if argument is not None and not isinstance(argument, Argument):
+            argument = Argument(argument)
+        self.argument = argument
         super().__init__(self.message.on_terminal())
 
     @property
@@ -116,7 +118,7 @@ def require_file(path: str | Path, way_out: str = "") -> Path:
     if not Path(path).is_file():
         special = Path(path).exists() and not Path(path).is_dir()
         problem = "is a pipe, a socket, or a device" if special else "no such file"
-        raise BadInputError(f"{path}: {problem}{way_out}")
+        raise BadInputError(f"{path}: {problem}" + way_out)
     return Path(path)
 
 
@@ -150,7 +152,7 @@ def read_as_user_file(path: Path, what: str, way_out: str = "") -> Iterator[None
         kind = "" if told else f"{type(error).__name__}: "
         raise BadInputError(
             f"{path} cannot be read as {what}: {kind}{first_line(error)}"
-            + (f"\n{way_out}" if way_out else "")
+            + ("\n" + way_out if way_out else "")
         ) from error
 
 

@@ -10,7 +10,7 @@ All times are integer nanoseconds of Linux's CLOCK_MONOTONIC (`time.perf_counter
 of one run lie on one axis. Every statistic of a `Measurement` can be recomputed from its Parquet file.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -383,8 +383,8 @@ def read_measurements(files: Files) -> tuple[Measurement, ...]:
     return read_versioned(files, MEASUREMENTS_FILE, MeasurementsRecord).measurements
 
 
-def list_load_options(load: LoadSpec) -> Iterator[str]:
-    """Options of `bench` that define what is measured, not how long: `--batch 8`, `--scenario server`, `--rate 500`."""
+def list_load_options(load: LoadSpec) -> dict[str, object]:
+    """Options of `bench` that define what is measured, not how long: batch 8, scenario server, rate 500."""
     how_long = (
         "min_seconds",
         "max_seconds",
@@ -392,7 +392,7 @@ def list_load_options(load: LoadSpec) -> Iterator[str]:
         "warm_up_seconds",
         "max_warm_up_seconds",
     )
-    return params.list_words(load, *how_long)
+    return params.list_options(load, *how_long)
 
 
 def name_sample(samples: Iterable[str]) -> str:

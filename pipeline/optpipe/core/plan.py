@@ -6,7 +6,6 @@ words `--min-time 2` of a suggested command.
 """
 
 import math
-import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -21,12 +20,7 @@ import msgspec
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.quantity import share_from_text, share_to_text
-from optpipe.core.wording import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
-from optpipe.core.wording import PYTHON as PYTHON
-from optpipe.core.wording import Argument
-from optpipe.core.wording import for_workspace as for_workspace
-from optpipe.core.wording import suggest_for as suggest_for
-from optpipe.core.wording import use_workspace as use_workspace
+from optpipe.core.wording import PYTHON, Argument, Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,18 +153,31 @@ def settings_from_texts(texts: Iterable[str], settings: Iterable[Field]) -> dict
     return found
 
 
-def to_command(verb: str, *parts: object, **options: object) -> str:
-    """A command line. Text `parts` are words; record `parts` give the words in which they differ from their defaults.
+def list_options(record: object, *left_out: str) -> dict[str, object]:
+    """Options of a Call for the fields of `record` that differ from their defaults, without `left_out`."""
+    options: dict[str, object] = {}
+    kind: Any = type(record)  # mypy: an object's type may not be hashable
+    for each in list_fields(kind):
+        value = getattr(record, each.name)
+        if each.name in left_out or value is None or value == each.default:
+            continue
+        name = each.flag.removeprefix("--").replace("-", "_")
+        shown = value if isinstance(value, bool | int) else each.show(value)
+        options[name] = Argument(name, shown, setting=True) if each.param.setting else shown
+    return options
 
-    `options` are further flags by name; None and False are omitted.
+
+def make_call(verb: str, *parts: object, **options: object) -> Call:
+    """A call of `verb`. Text `parts` are its words; record `parts` give the options in which they differ from their defaults.
+
+    `options` are further ones by name; None and False are omitted.
     """
-    words = ["optpipe", *verb.split()]
-    for part in parts:
-        words += [part] if isinstance(part, str) else list_words(part)
-    for name, value in options.items():
-        if value is not None and value is not False:
-            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return shlex.join(words)
+    words = [each for each in parts if isinstance(each, str)]
+    given: dict[str, object] = {}
+    for each in parts:
+        given |= {} if isinstance(each, str) else list_options(each)
+    given |= {name: value for name, value in options.items() if value is not False}
+    return Call(verb, *words, **given)
 
 
 _ORIGIN: ContextVar[str | None] = ContextVar("origin", default=None)

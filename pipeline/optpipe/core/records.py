@@ -81,7 +81,7 @@ def json_from_record(record: object) -> bytes:
 
 
 def line_from_record(record: object) -> bytes:
-    return msgspec.json.encode(record) + b"\n"
+    return msgspec.json.encode(record, enc_hook=_encode_value) + b"\n"
 
 
 def plain_from_record(record: object) -> Any:
@@ -91,10 +91,10 @@ def plain_from_record(record: object) -> Any:
 
 def _encode_record(record: object) -> bytes:
     try:
-        return msgspec.json.encode(record, enc_hook=_encode_path)
+        return msgspec.json.encode(record, enc_hook=_encode_value)
     except UnicodeEncodeError:
         return msgspec.json.encode(
-            _escape_surrogates(msgspec.to_builtins(record, enc_hook=_encode_path))
+            _escape_surrogates(msgspec.to_builtins(record, enc_hook=_encode_value))
         )
 
 
@@ -108,8 +108,9 @@ def _escape_surrogates(value: Any) -> Any:
     )
 
 
-def _encode_path(value: object) -> str:
-    if isinstance(value, Path):
+def _encode_value(value: object) -> str:
+    """Paths, and the messages of `core/wording`, as text."""
+    if isinstance(value, Path | str):
         return str(value)
     raise NotImplementedError(f"a record cannot hold a {type(value).__name__}")
 

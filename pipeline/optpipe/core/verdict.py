@@ -42,7 +42,7 @@ def require_reason(text: str, what: str) -> None:
     """Raises BadInputError if `text`, the reason for `what`, is not one (`is_reason`)."""
     if not is_reason(text):
         raise BadInputError(
-            f"{what} has no reason: {text!r}\ngive one line with at least one letter"
+            what + f" has no reason: {text!r}", remedy="give one line with at least one letter"
         )
 
 

@@ -16,9 +16,10 @@ The terminal shows the first form, Python the second:
     batch=100: the batch is outside the profile 1:8:64
     widen it with batch=(MIN, OPT, MAX)
 
-`Argument` and `Call` are texts that `+` joins with other text; what they name stays data until a door words it. `str()`, and so an
-f-string, gives the terminal's wording, which is also that of every document. An argument has the library's name; its option on the
-command line has the same name with hyphens. What the library lacks is worded as an option or a command there too.
+`Argument` and `Call` are strings that `+` joins with other text; what they name stays data until a door words it. As strings, and so
+in an f-string, they have the terminal's wording, which is also that of every document that is written. An argument has the library's
+name; its option on the command line has the same name with hyphens. What the library lacks is worded as an option or a command there
+too.
 
 A call names a verb of the command line with its arguments: `Call("build", "resnet50", precision="int8", calibration="PATH")` is
 `optpipe build resnet50 --precision int8 --calibration PATH`, and `Model("resnet50").build(precision="int8", calibration=PATH)`.
@@ -26,43 +27,36 @@ A call names a verb of the command line with its arguments: `Call("build", "resn
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 DEFAULT_WORKSPACE = Path(".optpipe")
 
 
-class Message:
-    """Text in which arguments and calls are data."""
+class Message(str):
+    """Text in which arguments and calls are data.
 
-    __slots__ = ("parts",)
+    As a string it has the terminal's wording, without the workspace of this process, which a document does not name.
+    """
 
-    parts: tuple["str | Message", ...]
+    parts: tuple[str, ...]
 
-    def __init__(self, *parts: "str | Message") -> None:
-        self.parts = parts
+    def __new__(cls, *parts: str) -> "Message":
+        message = super().__new__(cls, "".join(map(str, parts)))
+        message.parts = parts
+        return message
 
-    def __str__(self) -> str:
-        """The terminal's wording, without the workspace of this process, which a document does not name."""
-        return "".join(map(str, self.parts))
+    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.parts, {}
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self)!r})"
-
-    def __add__(self, more: "Text") -> "Message":
+    def __add__(self, more: str) -> "Message":
         return Message(self, more)
 
     def __radd__(self, before: str) -> "Message":
         return Message(before, self)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Message) and repr(self) == repr(other)
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
 
     def on_terminal(self) -> str:
         """The terminal's wording; each command names the workspace of this process, unless it is the default one."""
@@ -78,44 +72,47 @@ class Message:
                 yield from part.list_arguments()
 
 
-Text: TypeAlias = str | Message
+def join_texts(separator: str, texts: Iterable[str]) -> Message:
+    """`separator.join(texts)`, in which arguments and calls stay data."""
+    parts: list[str] = []
+    for text in texts:
+        parts += [separator, text] if parts else [text]
+    return Message(*parts)
 
 
-def word_for_terminal(text: Text) -> str:
-    return text if isinstance(text, str) else text.on_terminal()
+def word_for_terminal(text: str) -> str:
+    return text.on_terminal() if isinstance(text, Message) else text
 
 
-def word_for_python(text: Text) -> str:
-    return text if isinstance(text, str) else text.in_python()
+def word_for_python(text: str) -> str:
+    return text.in_python() if isinstance(text, Message) else text
 
 
 class Argument(Message):
     """An argument by its name in the library, with a value if one is given or proposed.
 
-    A value in capitals, such as PATH, is a place to fill. A tuple is a range (`1:8:64`), a list has commas, a mapping holds options of
-    backends, and True or False turn a switch on or off.
+    A value in capitals, such as PATH, is a place to fill. A tuple is a range (`1:8:64`), a list has commas, a mapping holds options by
+    backend or shapes by input, and True or False turn a switch on or off.
     """
 
-    __slots__ = ("name", "setting", "value")
+    name: str
+    value: object
+    setting: bool
 
-    def __init__(self, name: str, value: object = None, *, setting: bool = False) -> None:
+    def __new__(cls, name: str, value: object = None, *, setting: bool = False) -> "Argument":
         """`name` may also be its option, `--max-cv`. A `setting` is given by `--set NAME=VALUE`."""
-        super().__init__()
-        self.name = name.removeprefix("--").replace("-", "_")
-        self.value, self.setting = value, setting
+        name = name.removeprefix("--").replace("-", "_")
+        words = list(_list_words(name, value, setting=setting))
+        text = shlex.join(words) if isinstance(value, Mapping) else " ".join(words)
+        if setting and value is None:
+            text = f"{name.replace('_', '-')} (--set)"
+        argument = str.__new__(cls, text)
+        argument.parts, argument.name = (), name
+        argument.value, argument.setting = value, setting
+        return argument
 
-    def __str__(self) -> str:
-        name = self.name.replace("_", "-")
-        if self.setting:
-            return f"--set {name}" if self.value is None else f"--set {name}={self._show()}"
-        if self.value is False:
-            return f"--no-{name}"
-        if self.value is None or self.value is True:
-            return f"--{name}"
-        return f"--{name} {self._show()}"
-
-    def _show(self) -> str:
-        return show_on_terminal(self.value)
+    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self.name, self.value), {"setting": self.setting}
 
     def on_terminal(self) -> str:
         return str(self)
@@ -129,21 +126,53 @@ class Argument(Message):
         yield self
 
 
+def _list_words(name: str, value: object, *, setting: bool) -> Iterator[str]:
+    """The words of the command line that give the argument."""
+    option = name.replace("_", "-")
+    if setting:
+        yield from ("--set", f"{option}={show_on_terminal(value)}")
+    elif value is False:
+        yield f"--no-{option}"
+    elif value is None or value is True:
+        yield f"--{option}"
+    elif isinstance(value, Mapping):
+        for key, chosen in value.items():
+            if isinstance(chosen, Mapping):
+                for setting_name, each in chosen.items():
+                    yield from (f"--{option}", f"{key}.{setting_name}={each}")
+            else:
+                yield from (f"--{option}", f"{key}={_show_shapes(chosen)}")
+    else:
+        yield from (f"--{option}", show_on_terminal(value))
+
+
 class Call(Message):
-    """A call of a verb: `words` are its positional arguments, `options` the others; None is left out."""
+    """A call of a verb: `words` are its positional arguments, `options` the others; None is left out.
 
-    __slots__ = ("options", "verb", "words")
+    The name of an option may be an Argument's, which then says how it is given.
+    """
 
-    def __init__(self, verb: str, *words: object, **options: object) -> None:
-        super().__init__()
-        self.verb, self.words = verb, tuple(map(str, words))
-        self.options = {name: value for name, value in options.items() if value is not None}
+    verb: str
+    words: tuple[str, ...]
+    options: dict[str, object]
 
-    def __str__(self) -> str:
-        words = ["optpipe", *self.verb.split(), *self.words]
-        for name, value in self.options.items():
-            words += str(Argument(name, value)).split(" ", 1)
-        return shlex.join(words)
+    def __new__(cls, verb: str, *words: object, **options: object) -> "Call":
+        given = {name: value for name, value in options.items() if value is not None}
+        positional = tuple(map(str, words))
+        command = ["optpipe", *verb.split(), *positional]
+        for name, value in given.items():
+            setting = isinstance(value, Argument) and value.setting
+            command += _list_words(name, _take_value(value), setting=setting)
+        call = str.__new__(cls, shlex.join(command))
+        call.parts, call.verb, call.words, call.options = (), verb, positional, given
+        return call
+
+    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self.verb, *self.words), self.options
+
+    def with_options(self, **options: object) -> "Call":
+        """The call with further options."""
+        return Call(self.verb, *self.words, **self.options | options)
 
     def on_terminal(self) -> str:
         return for_workspace(str(self))
@@ -161,19 +190,37 @@ class Call(Message):
         made = _list_in_python(self.options, selecting)
         given = _list_in_python(self.options, passing)
         if self.words:
-            subject = self.words[0]
-            made.insert(
-                0, "module, example=..." if _is_in_memory(subject) else show_in_python(subject)
-            )
+            made.insert(0, self._show_subject())
         return f"{receiver.format(', '.join(made))}.{self.verb}({', '.join(given)})"
 
+    def _show_subject(self) -> str:
+        """The model or build; a module in memory is made again, and found by its name once it is built."""
+        subject = self.words[0]
+        if self.verb == "build" and subject.startswith(IN_MEMORY):
+            return "module, example=..."
+        return show_in_python(subject.removeprefix(IN_MEMORY))
 
-def _is_in_memory(model: str) -> bool:
-    return model.startswith("memory:")
+
+IN_MEMORY = "memory:"
+"""Begins the source of a module in memory, which no command can name."""
+
+
+def _take_value(given: object) -> object:
+    return given.value if isinstance(given, Argument) else given
 
 
 def _list_in_python(options: Mapping[str, object], names: frozenset[str]) -> list[str]:
-    return [f"{name}={show_in_python(options[name])}" for name in options if name in names]
+    return [
+        f"{name}={show_in_python(_take_value(options[name]))}" for name in options if name in names
+    ]
+
+
+def _show_shapes(shapes: Any) -> str:
+    """`1x3x224x224:8x3x224x224:64x3x224x224`, or one shape."""
+    if not isinstance(shapes, tuple):
+        return str(shapes)
+    several = shapes if shapes and isinstance(shapes[0], tuple) else (shapes,)
+    return ":".join("x".join(map(str, each)) for each in several)
 
 
 def show_on_terminal(value: Any) -> str:
@@ -181,19 +228,16 @@ def show_on_terminal(value: Any) -> str:
         return ":".join(map(str, value))
     if isinstance(value, list):
         return ",".join(map(str, value))
-    if isinstance(value, Mapping):
-        return ",".join(
-            f"{backend}.{key}={setting}"
-            for backend, settings in value.items()
-            for key, setting in settings.items()
-        )
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:.15g}" if isinstance(value, float) else str(value) or "''"
 
 
 def show_in_python(value: Any) -> str:
     """A literal; a word in capitals stays as it is."""
     if isinstance(value, tuple):
-        return f"({', '.join(map(show_in_python, value))})"
+        inner = ", ".join(map(show_in_python, value))
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
     if isinstance(value, list):
         return f"[{', '.join(map(show_in_python, value))}]"
     if isinstance(value, Mapping):
@@ -202,7 +246,7 @@ def show_in_python(value: Any) -> str:
     if isinstance(value, bool | int | float):
         return str(value)
     text = str(value)
-    is_placeholder = text.isupper() and text.replace("_", "").isalpha()
+    is_placeholder = text == "..." or (text.isupper() and text.replace("_", "").isalpha())
     return text if is_placeholder else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

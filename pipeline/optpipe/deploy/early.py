@@ -10,10 +10,9 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.files import Files
-from optpipe.core.plan import for_workspace
 from optpipe.core.records import read_versioned, record_from_files
 from optpipe.core.verdict import VerdictRecord
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, for_workspace
 from optpipe.deploy.records import Form
 from optpipe.signoff.dossier import DossierRequest
 from optpipe.signoff.verify import require_pass

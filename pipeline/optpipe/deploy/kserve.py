@@ -80,9 +80,10 @@ def write_service(
     manifest = _make_manifest(build, service, resources)
     (folder / MANIFEST).write_text(manifest, encoding="utf-8")
 
-    own = "no --image was given; the passport says which Triton release it must be"
+    option = Argument("image")
+    own = "no " + option + " was given; the passport says which Triton release it must be"
     image = Choice(
-        "image", service.image or "KServe's own", "given by --image" if service.image else own
+        "image", service.image or "KServe's own", "given by " + option if service.image else own
     )
     return (*choices, image, Choice("storageUri", str(service.storage_uri), "given by the user"))
 

@@ -74,7 +74,7 @@ def check_live(
     Raises BadInputError for another kind of address or deployment, and for a `load` that no limit judges.
     """
     if output is not None:
-        require_writable_file(output, "--output")
+        require_writable_file(output, "output")
     checked = check_deployment(folder)
     proof = _replay_live(checked, url, load, listener)
     if output is not None:
@@ -278,7 +278,7 @@ def judge_latencies(
         more = None
         if verdict is Verdict.INCONCLUSIVE:
             number = f"{needed:,} or more" if needed > len(answers) else "more"
-            more = f"send {number} requests with --load NUMBER@{wanted:g}"
+            more = f"send {number} requests with " + Argument("load", f"NUMBER@{wanted:g}")
         value, ci = (shown.value, shown.bounds) if shown else (None, None)
         yield CriterionResult(
             each.name, verdict, why, each.limit, more, value, ci, limit, Dimension.TIME, about

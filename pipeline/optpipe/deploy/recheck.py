@@ -21,6 +21,7 @@ from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec
 from optpipe.core.records import line_from_record
 from optpipe.core.verdict import Verdict
+from optpipe.core.wording import Argument
 from optpipe.deploy.records import OutputChange, RecheckRecord, format_ratio
 from optpipe.deploy.server import ask_python, find_python
 from optpipe.deploy.session_process import FrameProcess
@@ -69,7 +70,7 @@ print(json.dumps({"missing": [each for each in needed if importlib.util.find_spe
 
 def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) -> Interpreter:
     """Raises BadInputError if `path` is not an environment, MissingError with the command if the worker lacks a package."""
-    program = str(find_python(path, "--python")) if path is not None else sys.executable
+    program = str(find_python(path, "python")) if path is not None else sys.executable
     source = scratch / "source"
     source.mkdir(exist_ok=True)
     # link only optpipe: site-packages would bring this environment's runtime along
@@ -82,11 +83,12 @@ def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) 
     }
     inherited = [kept["PYTHONPATH"]] if path is None and "PYTHONPATH" in kept else []
     environment = {**kept, "PYTHONPATH": os.pathsep.join([str(source), *inherited])}
-    facts = ask_python(Path(program), _PROBE, environment, "--python", NEEDED, list(packages))
+    facts = ask_python(Path(program), _PROBE, environment, "python", NEEDED, list(packages))
     if facts["missing"]:
         names = " ".join(each.replace("_", "-") for each in NEEDED)
-        problem = f"--python {path} lacks {', '.join(facts['missing'])}, which the worker needs"
-        raise MissingError(f"{problem}: uv pip install -p {path} {names}")
+        given = Argument("python", path)
+        problem = given + f" lacks {', '.join(facts['missing'])}, which the worker needs"
+        raise MissingError(problem + f": uv pip install -p {path} {names}")
     return Interpreter(program, environment, facts["versions"])
 
 
@@ -231,8 +233,9 @@ def judge_recheck(
     if latency.change is Change.SLOWER:
         failed.append(f"slower: {text}")
     elif latency.ci[1] > 1 + max_slowdown:
-        advice = f"about {rounds_to_settle:,} rounds would decide it (--rounds)"
-        open_points.append(f"{text}: a slowdown of {max_slowdown:.0%} is not excluded; {advice}")
+        more = f"about {rounds_to_settle:,} rounds would decide it (" + Argument("rounds") + ")"
+        doubt = f"{text}: a slowdown of {max_slowdown:.0%} is not excluded; "
+        open_points.append(doubt + more)
     else:
         seen.append(text)
     verdict = Verdict.FAIL if failed else Verdict.INCONCLUSIVE if open_points else Verdict.PASS

@@ -1,12 +1,12 @@
 """Records of a deployment (`deployment.json`), its proof, and a re-check; and their documents."""
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from optpipe.core.entries import Environment
 from optpipe.core.verdict import CriterionResult, Verdict
+from optpipe.core.wording import Call
 from optpipe.report.document import (
     TONES,
     Document,
@@ -167,7 +167,7 @@ def document_from_deployment(found: DeployResult) -> Document:
     record, dossier = found.deployment, found.deployment.dossier
     to_server = record.target != "folder"
     built = f"{record.model}: {record.backend} {record.precision} ({record.device})"
-    prove = shlex.join(["optpipe", "deploy", "--check", found.folder, "--prove"])
+    prove = Call("deploy", check=found.folder, prove=True)
     because = f"deployed on {dossier.verdict} because: {dossier.because}"
     without = (
         f"not set, because Triton's backend has no such setting: {', '.join(record.not_carried)}"

@@ -22,6 +22,7 @@ from urllib.request import urlopen
 
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape
 from optpipe.core.process import open_process_group, run_python_code
+from optpipe.core.wording import Argument
 
 if TYPE_CHECKING:
     import subprocess
@@ -30,7 +31,10 @@ SERVER_VARIABLE = "OPTPIPE_TRITON"
 READY_LIMIT_S = 120.0
 POLL_S = 0.1
 END_LIMIT_S = 15.0
-INSTALL = 'uv venv -p 3.11 DIR && uv pip install -p DIR --no-deps nvidia-pytriton==0.7.0 "numpy<2"; then pass --server DIR'
+INSTALL = (
+    'uv venv -p 3.11 DIR && uv pip install -p DIR --no-deps nvidia-pytriton==0.7.0 "numpy<2"; then pass '
+    + Argument("server", "DIR")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,10 @@ def find_server(wanted: str | None) -> ServerProgram:
     if wanted is None:
         if (program := shutil.which("tritonserver")) is None:
             raise MissingError(
-                f"no tritonserver on PATH; use NVIDIA's container, or a bundled one: {INSTALL}"
+                "no tritonserver on PATH; use NVIDIA's container, or a bundled one: " + INSTALL
             )
         return ServerProgram(program, dict(os.environ))
-    found = find_python(Path(wanted), "--server")
+    found = find_python(Path(wanted), "server")
     return (
         _describe_bundled(found)
         if found.name.startswith("python")
@@ -61,16 +65,16 @@ def find_server(wanted: str | None) -> ServerProgram:
     )
 
 
-def find_python(path: Path, option: str) -> Path:
-    """The interpreter of an environment, or the program `path`. Raises BadInputError if it is neither."""
+def find_python(path: Path, name: str) -> Path:
+    """The interpreter of an environment, or the program `path`, the argument `name`. Raises BadInputError if it is neither."""
     for each in (path / "bin" / "python", path):
         if each.is_file() and os.access(each, os.X_OK):
             return each.absolute()
-    raise BadInputError(f"{option} {path}: neither a program nor a Python environment")
+    raise BadInputError("neither a program nor a Python environment", argument=Argument(name, path))
 
 
 def ask_python(
-    program: Path, source: str, environment: Mapping[str, str], option: str, *arguments: object
+    program: Path, source: str, environment: Mapping[str, str], name: str, *arguments: object
 ) -> Any:
     """Runs `source` in an interpreter with `arguments` as JSON, and parses its output as JSON. Raises BadInputError."""
     told = run_python_code(
@@ -78,7 +82,8 @@ def ask_python(
     )
     if told.returncode != 0:
         raise BadInputError(
-            f"{option} {program}: the interpreter does not start: {escape(told.stderr.strip()[-200:])}"
+            f"the interpreter does not start: {escape(told.stderr.strip()[-200:])}",
+            argument=Argument(name, program),
         )
     return json.loads(told.stdout)
 
@@ -101,14 +106,14 @@ def _describe_bundled(python: Path) -> ServerProgram:
         for name, value in os.environ.items()
         if name not in ("PYTHONPATH", "PYTHONHOME")
     }
-    facts = ask_python(python, _PROBE, plain, "--server")
+    facts = ask_python(python, _PROBE, plain, "server")
     if facts["root"] is None:
-        raise MissingError(f"{python} has no nvidia-pytriton, whose server is needed: {INSTALL}")
+        raise MissingError(f"{python} has no nvidia-pytriton, whose server is needed: " + INSTALL)
     if facts["numpy"] is None or int(facts["numpy"].split(".")[0]) >= 2:
         state = f"has NumPy {facts['numpy']}" if facts["numpy"] else "has no NumPy"
         problem = "the bundled server's Python stub needs numpy<2 and silently serves wrong tensors with NumPy 2"
         raise BadInputError(
-            f"{python} {state}: {problem}\ncreate a separate environment: {INSTALL}"
+            f"{python} {state}: {problem}", remedy="create a separate environment: " + INSTALL
         )
     root = Path(facts["root"]) / "tritonserver"
     stub = root / "python_backend_stubs" / facts["python"] / "triton_python_backend_stub"

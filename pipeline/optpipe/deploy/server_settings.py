@@ -12,6 +12,7 @@ from optpipe.core.measurement import Options, Scenario
 from optpipe.core.metrics.measured import P50, P99, THROUGHPUT
 from optpipe.core.metrics.sections import LATENCY
 from optpipe.core.quantity import Dimension, format_quantity
+from optpipe.core.wording import Argument
 from optpipe.deploy.records import (
     Choice,
 )
@@ -43,7 +44,9 @@ def choose_settings(build: SignedBuild) -> Settings:
         if every
         else dict(build.artifact.info.options)
     )
-    instances = Choice("instance_group.count", "1", "--tune measures more instances on the server")
+    instances = Choice(
+        "instance_group.count", "1", Argument("tune") + " measures more instances on the server"
+    )
     low, _, high = build.card.batch_range
     axes = {spec.batch for spec in build.card.inputs} | {spec.batch for spec in build.card.outputs}
     batched = axes == {0}

@@ -19,9 +19,8 @@ from optpipe.core.entries import (
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import hash_file
 from optpipe.core.parquet import read_parquet
-from optpipe.core.plan import for_workspace
 from optpipe.core.records import record_from_files
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, Call, for_workspace
 from optpipe.deploy.records import DossierReference
 from optpipe.evaluate.tasks import find_task
 from optpipe.measure.groups import RecordedMeasurement
@@ -152,18 +151,20 @@ def _find_preprocessing(
     return None
 
 
+ENGINE_ALONE = "deploy the engine alone with " + Argument("ensemble", False)
+
+
 def require_preprocessing(build: SignedBuild, *, served: bool) -> None:
     """Raises BadInputError if the preprocessing of an image model is not proven, or is to be `served` without images."""
     if build.card.transform is not None and build.preprocessing is None:
-        command = for_workspace(f"optpipe preprocess {build.card.name} --images DIR")
-        problem = f"{build.folder} has no evidence of the preprocessing"
-        way = f"run `{command}` and sign off again, or deploy the engine alone with --no-ensemble"
-        raise BadInputError(f"{problem}; {way}")
+        preprocess = Call("preprocess", build.card.name, images="DIR")
+        way = "run `" + preprocess + "` and sign off again, or " + ENGINE_ALONE
+        raise BadInputError(f"{build.folder} has no evidence of the preprocessing; " + way)
     if served and build.preprocessing is not None and not list_signed_images(build):
         problem = f"no image of an evaluation in {build.folder} is here"
-        way = "put the model card's validation set back, or deploy the engine alone with --no-ensemble"
+        way = "put the model card's validation set back, or " + ENGINE_ALONE
         raise BadInputError(
-            f"{problem}, so an ensemble could be neither warmed up nor proven; {way}"
+            f"{problem}, so an ensemble could be neither warmed up nor proven; " + way
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from optpipe.core import LazyModule
 from optpipe.core.card import InputSpec, ModelCard, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, read_as_user_file
+from optpipe.core.wording import Call
 from optpipe.deploy.triton_messages import make_messages
 from optpipe.workspace.file_names import make_file_name
 from optpipe.workspace.places import format_extra
@@ -113,7 +114,7 @@ def read_config(path: Path) -> Any:
     """Raises BadInputError with protobuf's line and reason."""
     pb = get_messages()
     with read_as_user_file(
-        path, "a Triton model configuration", "write the deployment again with optpipe deploy"
+        path, "a Triton model configuration", "write the deployment again with " + Call("deploy")
     ):
         return text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())
 

@@ -5,7 +5,7 @@ from optpipe.core.card import Task
 from optpipe.core.entries import OutputError
 from optpipe.core.errors import escape
 from optpipe.core.metrics.scores import F1, RECALL
-from optpipe.core.plan import to_command
+from optpipe.core.plan import make_call
 from optpipe.core.quantity import format_snr
 from optpipe.evaluate.layers import BuildDivergence, LayerComparison
 from optpipe.evaluate.result import EvaluatedModel, Evaluation
@@ -71,7 +71,7 @@ def document_from_evaluation(found: Evaluation, states: Mapping[str, OutputError
             None if found.dataset.labeled else Sentence(unlabeled, Tone.DOUBTFUL),
             *warn_of_weights(found.weights),
             Sentence(f"predictions and manifest in {found.run_dir}", Tone.FAINT),
-            Sentence(to_command("bench", *evaluated), Tone.STRONG, "next") if evaluated else None,
+            Sentence(make_call("bench", *evaluated), Tone.STRONG, "next") if evaluated else None,
         ]
     )
 

@@ -28,10 +28,9 @@ from optpipe.core.entries import (
 )
 from optpipe.core.errors import BadInputError, StageError, require_existing
 from optpipe.core.events import UNWATCHED, Listener, ProgressStep
-from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
 from optpipe.evaluate.tasks import find_task, require_fitting_task
 from optpipe.evaluate.tasks.callable import CallableTask
@@ -101,17 +100,17 @@ def list_model_artifacts(model: Model, card: ModelCard, store: Store) -> list[En
             found[entry.info.label, options, entry.manifest.parents] = entry
     if found:
         return list(found.values())
-    command = for_workspace(f"optpipe build {format_source(model.source)}")
+    build = Call("build", format_source(model.source))
     others = [each for each in store.list_entries(ArtifactInfo) if each.info.model == card.name]
     problem = f"{card.name} has no build with these options in {store.workspace}"
-    way = f"first run `{command}` with the same options"
+    way = "first run `" + build + "` with the same options"
     if others:
         listed = ", ".join(f"{each.info.label} {each.id}" for each in others[-5:])
         problem += f": its builds ({listed}) are of other options, weights, or source"
         way += ", or give the ID of a build"
     else:
         problem += explain_no_build(card.name, store)
-    raise BadInputError(f"{problem}\n{way}")
+    raise BadInputError(problem, remedy=way)
 
 
 def list_states(store: Store) -> dict[str, OutputError]:

@@ -291,7 +291,8 @@ def compare_layers(
     card = read_stored_card(exported)
     chosen = choose_samples(card, data, None, exported, listener, truncate=truncate)
     if chosen.drawn is None:
-        listener.warn(f"no data: {card.name} is compared on {NOISE}; give real inputs with --data")
+        real = "give real inputs with " + Argument("data")
+        listener.warn(f"no data: {card.name} is compared on {NOISE}; " + real)
     else:
         chosen = replace(chosen, drawn=draw_subset(chosen.drawn, count or SAMPLE_COUNT))
     rows = load_sample_inputs(card, chosen, exported)

@@ -18,9 +18,9 @@ from optpipe.core.measurement import (
     Scenario,
     read_measurements,
 )
-from optpipe.core.plan import for_workspace
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.quantity import format_duration
+from optpipe.core.wording import Argument, Call
 from optpipe.measure.figures import recorded_from_files
 from optpipe.measure.groups import group_processes, merge_group, summarize_group
 from optpipe.measure.measure import (
@@ -299,11 +299,14 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
     for done in range(1, plan.processes):
         cause, left = running.find_host_cause(), plan.processes - done
         if cause is not None and left > 1 and not plan.keep_going and not running.interrupted:
-            against = for_workspace("optpipe bench A --against B --turns")
             problem = f"stopped after process {done} of {plan.processes}, because the last two were disturbed"
-            anyway = for_workspace("optpipe bench MODEL --set keep-going=true")
-            way = f"let two builds take turns under the same disturbance (`{against}`), or measure all processes anyway (`{anyway}`)"
-            running.listener.warn(f"{problem}: {cause.message}\n{cause.remedy}; or {way}")
+            turns = Call("bench", "A", against="B", turns=True)
+            anyway = Call("bench", "MODEL", keep_going=Argument("keep_going", True, setting=True))
+            way = "let two builds take turns under the same disturbance (`" + turns + "`), or "
+            way += "measure all processes anyway (`" + anyway + "`)"
+            running.listener.warn(
+                f"{problem}: " + cause.message + "\n" + cause.remedy + "; or " + way
+            )
             return
         begun = monotonic()
         for subject in order.draw(subjects):

@@ -16,6 +16,7 @@ from optpipe.core.metrics.contract import Metric
 from optpipe.core.metrics.measured import ENERGY, P50, P99, THROUGHPUT
 from optpipe.core.metrics.sections import ACCURACY
 from optpipe.core.quantity import Dimension, choose_dimension, format_quantity
+from optpipe.core.wording import Argument
 from optpipe.measure.search import Slo
 
 METRICS: Mapping[Goal, tuple[Metric, ...]] = {
@@ -72,13 +73,12 @@ def find_best_rows(
     lengths = sorted({row.load.length for row in rows if row.load.length is not None})
     # the smallest network is not a better build of the others, nor is the shortest sequence
     for what, values, flag in (
-        ("models", models, "--model"),
-        ("sequence lengths", [*map(str, lengths)], "--length"),
+        ("models", models, Argument("model")),
+        ("sequence lengths", [*map(str, lengths)], Argument("length")),
     ):
         if len(values) > 1:
-            reason = (
-                f"{len(values)} {what} are compared ({', '.join(values)}); choose one with {flag}"
-            )
+            compared = f"{len(values)} {what} are compared ({', '.join(values)})"
+            reason = compared + "; choose one with " + flag
             return dict.fromkeys(Goal), dict.fromkeys(Goal, reason)
     allowed = [row for row in rows if row.valid and (slo is None or _meets_limit(row, slo))]
     best: dict[str, str | None] = {}

@@ -21,7 +21,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.metrics.measured import P50
 from optpipe.core.quantity import Estimate
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, Call
 from optpipe.measure.best_rows import (
     METRICS,
     OBJECTIVES,
@@ -141,7 +141,8 @@ def _compare_groups(
             and not across
             and (apart := explain_clock_difference(group.newest, other.newest))
         ):
-            other, said = None, f"{apart}; lock the clocks and measure again, or pass --across"
+            way = "lock the clocks and measure again, or pass " + Argument("across")
+            other, said = None, f"{apart}; " + way
         if other is None:
             unmatched[row.label] = said
         elif other is not group:
@@ -205,7 +206,7 @@ def _check_environments(every: Sequence[RecordedMeasurement], *, across: bool) -
         raise BadInputError(
             problem, remedy="specify which runs to compare, or pass " + Argument("across")
         )
-    return [f"comparing across different machines (--across): {listed}"]
+    return ["comparing across different machines (" + Argument("across") + f"): {listed}"]
 
 
 def _order(load: LoadSpec) -> tuple[str, str, int, float, int, int]:
@@ -282,13 +283,14 @@ def _compute_speedup(
     before, after = (_get_p50(merge_group(each)) for each in (old, new))  # as the rows show
     if before is None or after is None:
         return None, None, ""
+    pair, more = Call("bench", "A", against="B"), Call("bench", processes=5)
     notes = {
         "too few processes": "speedups of fewer than three processes are shown without a claim: the scatter between processes is not"
-        " known; use optpipe bench --processes 5, or optpipe bench A --against B",
+        " known; use " + more + ", or " + pair,
         "different runs": "builds that were measured in different runs are not judged: how much runs differ is not known until one"
-        " build was measured in two; measure both in one run, or use optpipe bench A --against B",
+        " build was measured in two; measure both in one run, or use " + pair,
         "left out without it": "builds of which a process ended without a latency are not judged: nothing bounds what it would add;"
-        " measure them again, or use optpipe bench A --against B",
+        " measure them again, or use " + pair,
     }
     return Estimate(before / after), f"not judged: {found}", notes[found]
 

@@ -11,7 +11,6 @@ from optpipe.core.measurement import (
     read_measurements,
 )
 from optpipe.core.metrics.scores import TOP1
-from optpipe.core.plan import for_workspace
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import group_pairs
 from optpipe.core.wording import Argument, Call
@@ -53,8 +52,8 @@ def find_bench_runs(workspace: Path, names: Sequence[str] = ()) -> tuple[Run, ..
 
 
 def _nothing_measured(workspace: Path) -> BadInputError:
-    build, bench = for_workspace("optpipe build MODEL"), for_workspace("optpipe bench MODEL")
-    return BadInputError(f"no measurements in {workspace} yet; first run {build}, then {bench}")
+    first = "; first run " + Call("build", "MODEL") + ", then " + Call("bench", "MODEL")
+    return BadInputError(f"no measurements in {workspace} yet" + first)
 
 
 def _find_measured_model(text: str, store: Store) -> str | None:

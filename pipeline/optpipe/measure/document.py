@@ -29,9 +29,10 @@ from optpipe.core.metrics.measured import (
     THROUGHPUT,
     TOKENS,
 )
-from optpipe.core.plan import to_command
+from optpipe.core.plan import make_call
 from optpipe.core.quantity import format_bytes, format_duration, format_quantity
 from optpipe.core.records import plain_from_record
+from optpipe.core.wording import Argument
 from optpipe.measure.figures import read_samples
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.pair import BenchRecord
@@ -92,12 +93,14 @@ def document_from_bench(record: BenchRecord) -> Document:
             else None,
             _tabulate_groups(groups, called),
             *_answer_limits(record.limits, called),
-            Sentence(f"{what}: no interval; use --processes 5", Tone.DOUBTFUL) if few else None,
+            Sentence(f"{what}: no interval; use " + Argument("processes", 5), Tone.DOUBTFUL)
+            if few
+            else None,
             *_describe_lengths(rows),
             *_list_reasons(rows, called),
             *_explain_withheld(rows, called),
             Sentence(record.run_dir, Tone.FAINT, "run"),
-            Sentence(to_command("compare", model=min(models)), Tone.STRONG, "next")
+            Sentence(make_call("compare", model=min(models)), Tone.STRONG, "next")
             if len(models) == 1
             else None,
         ]
@@ -244,9 +247,8 @@ def _answer_limits(
             yield Sentence(text, Tone.BAD if failed else Tone.DOUBTFUL)
         if unknown := each.not_judged:
             why = next(iter(unknown.values()))
-            text = (
-                f"{label}: not judged at {', '.join(unknown)}: {why}; measure longer (--min-time)"
-            )
+            text = f"{label}: not judged at {', '.join(unknown)}: " + why
+            text += "; measure longer (" + Argument("min_time") + ")"
             yield Sentence(text, Tone.DOUBTFUL)
 
 
@@ -292,7 +294,7 @@ def _explain_withheld(rows: Sequence[Measurement], called: Mapping[str, str]) ->
         if row.samples >= count_samples_needed(float(name[1:]))
     ]
     if seen:
-        remedy = "measure longer (--min-time), or on a quieter machine"
+        remedy = "measure longer (" + Argument("min_time") + "), or on a quieter machine"
         yield Sentence("percentiles not shown", Tone.FAINT, "note", _shorten_list(seen), remedy)
 
 
@@ -376,7 +378,7 @@ def list_comparison_parts(comparison: Comparison) -> Iterator[Part]:
         )
     if count := len(comparison.unmatched):
         listed = _shorten_list(
-            [f"{label}: {reason}" for label, reason in comparison.unmatched.items()]
+            [f"{label}: " + reason for label, reason in comparison.unmatched.items()]
         )
         yield Sentence(
             f"{count} row{' has' if count == 1 else 's have'} no baseline",

@@ -1,6 +1,5 @@
 """Notes on an INT8 or FP8 build: no gain over the wider type, lost accuracy, and the usual causes."""
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 
 from optpipe.core.entries import ArtifactInfo
@@ -12,9 +11,9 @@ from optpipe.core.measurement import (
     list_load_options,
     read_measurements,
 )
-from optpipe.core.plan import to_command
 from optpipe.core.precision import CALIBRATED, REQUIRED_SHARE
 from optpipe.core.verdict import Note
+from optpipe.core.wording import Call
 from optpipe.evaluate.recompute import observe_accuracy, read_evaluation
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.workspace.entry import Run
@@ -89,21 +88,25 @@ def _make_reason(
     here, there = (f" ({text})" if text else "" for text in shown)
     text = f"{ours.value:,.0f} {found.load.sample}s/s in {found.subject.precision}{here}, {theirs.value:,.0f} in {precision}{there}"
     text += " on the same runtime"
-    model, backend = shlex.quote(found.subject.model or "MODEL"), found.subject.backend
-    both = f"{model} --backend {backend} --precision {precision},{found.subject.precision}"
     remedy = f"deploy {precision}"
     if can_profile:
-        remedy += f", or find what prevents kernel fusion: optpipe profile {both}"
+        profile = Call(
+            "profile",
+            found.subject.model or "MODEL",
+            backend=found.subject.backend,
+            precision=[precision, found.subject.precision],
+        )
+        remedy += ", or find what prevents kernel fusion: " + profile
     if ours.value > theirs.value:
         text += ", but the intervals overlap"
-        pair = (
+        pair = Call(
+            "bench",
             found.subject.artifact,
-            "--against",
-            other.subject.artifact,
-            "--metric",
-            "throughput",
+            against=other.subject.artifact,
+            metric="throughput",
+            **list_load_options(found.load),
         )
-        remedy = f"compare them interleaved: {to_command('bench', *pair, *list_load_options(found.load))}"
+        remedy = "compare them interleaved: " + pair
     return Reason(
         f"{found.subject.precision}-not-faster",
         text + (f"; {cause}" if cause else ""),
@@ -148,17 +151,12 @@ def check_int8_accuracy(
     text = (
         f"its accuracy drop ({interval}, {figure.about}) {said} the {100 * budget:g}-point budget"
     )
-    command = (
-        f"optpipe build {build.argument} --precision {build.precision} --budget {100 * budget:g}%"
-    )
-    way = build.choose_way(
-        command, call=f'Model.build("{build.precision}", budget="{100 * budget:g}%")'
-    )
-    remedy = f"`{way}` keeps sensitive layers in float"
+    allowed = f"{100 * budget:g}%"
+    way = Call("build", build.argument, precision=build.precision, budget=allowed)
+    remedy = "`" + build.choose_way(way) + "` keeps sensitive layers in float"
     if figure.low <= budget:
-        evaluate = f"optpipe evaluate {build.argument} --data DIR"
-        way = build.choose_way(evaluate, call="Builds.evaluate(data, metric=...)")
-        remedy = f"evaluate on more: {way}"
+        way = Call("evaluate", build.argument, data="DIR")
+        remedy = "evaluate on more: " + build.choose_way(way)
     return Note(f"{build.precision}-accuracy", text, remedy)
 
 
@@ -181,7 +179,7 @@ def list_int8_notes(
         yield Note(
             f"{build.precision}-causes",
             cause,
-            f"`optpipe store show {build.artifact}` lists them by layer",
+            "`" + Call("store show", build.artifact) + "` lists them by layer",
         )
 
 
@@ -193,11 +191,11 @@ def _note_speed(
     wider = [one for one in found if one.subject.precision in WIDER_PRECISIONS[build.precision]]
     newest = {one.key: one for one in sorted(wider, key=lambda one: one.started_utc)}
     beside = list(newest.values())
-    can_profile = bool(build.choose_way("optpipe profile"))
     marks = [
         reason
         for one in measured
-        if (reason := check_int8_speed(one, beside, cause, can_profile=can_profile)) is not None
+        if (reason := check_int8_speed(one, beside, cause, can_profile=not build.in_memory))
+        is not None
     ]
     if marks:
         worst = min(marks, key=lambda reason: float(reason.evidence["ratio"]))
@@ -207,6 +205,13 @@ def _note_speed(
         yield Note(
             f"{build.precision}-alone",
             f"no higher precision was measured for comparison, so the benefit of {build.precision.upper()} is unknown",
-            f"optpipe bench {shlex.quote(build.model)} --backend {build.backend} --precision"
-            f" {'fp32' if measured[0].subject.device == 'cpu' else 'fp16'},{build.precision}",
+            Call(
+                "bench",
+                build.model,
+                backend=build.backend,
+                precision=[
+                    "fp32" if measured[0].subject.device == "cpu" else "fp16",
+                    build.precision,
+                ],
+            ),
         )

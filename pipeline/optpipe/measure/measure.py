@@ -33,9 +33,9 @@ from optpipe.core.measurement import (
     format_cpus,
 )
 from optpipe.core.parquet import read_parquet
-from optpipe.core.plan import for_workspace, to_command
 from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record, read_record
+from optpipe.core.wording import Argument, Call, for_workspace
 from optpipe.measure.figures import (
     compute_worker_peak_bytes,
     judge_measurement,
@@ -122,7 +122,10 @@ def _judge_answer(
     failure, done = _make_failure_reasons(answer), answer.done
     if measured.is_empty():
         nothing = Reason(
-            "too-few-samples", "nothing was measured", "increase --max-time", invalidates=True
+            "too-few-samples",
+            "nothing was measured",
+            "increase " + Argument("max_time"),
+            invalidates=True,
         )
         if answer.interrupted:
             what = "interrupted before anything was measured"
@@ -252,7 +255,7 @@ def _make_failure_reasons(answer: PointResult) -> tuple[Reason, ...]:
     remedies = {
         "out-of-memory": "use a smaller batch, fewer streams, or a lower precision",
         "died": "run it again; if it fails again, report it with the message above",
-        "refused": "rebuild it on this machine with optpipe build",
+        "refused": "rebuild it on this machine with " + Call("build"),
     }
     what, _, remedy = answer.message.partition(
         "\n"
@@ -401,8 +404,8 @@ def offer_recovery(run: OpenRun, listener: Listener) -> Iterator[None]:
         yield
     except (OptpipeError, OSError, KeyboardInterrupt):
         if [*run.path.glob("samples/*.spool"), *run.path.glob("samples/*.parquet")]:
-            finish = for_workspace(to_command("bench", resume=run.path))
-            listener.warn(f"completed measurements were kept; `{finish}` finishes the run")
+            finish = Call("bench", resume=run.path)
+            listener.warn("completed measurements were kept; `" + finish + "` finishes the run")
         elif not any(run.path.iterdir()):
             run.path.rmdir()
         raise
@@ -467,12 +470,14 @@ def warn_about_threads(
     """
     if affinity is not None and set(affinity) == os.sched_getaffinity(0):
         listener.warn(
-            f"--affinity {format_cpus(affinity)} changes nothing: no other CPU is available to this process"
+            Argument("affinity", format_cpus(affinity))
+            + " changes nothing: no other CPU is available to this process"
         )
     usable, every = len(affinity or os.sched_getaffinity(0)), os.cpu_count() or 1
     if artifact.entry.info.device == "cpu" and options.get("threads") == 0 and usable < every:
-        advice = f"the runtime may use more threads: use --option {artifact.entry.info.backend}.threads={usable}"
-        listener.warn(f"{artifact.label}: {usable} of {every} CPUs are available; {advice}")
+        fewer = Argument("option", {artifact.entry.info.backend: {"threads": usable}})
+        state = f"{artifact.label}: {usable} of {every} CPUs are available"
+        listener.warn(state + "; the runtime may use more threads: use " + fewer)
 
 
 def _describe(artifact: StoredArtifact, options: Options) -> Subject:

@@ -6,8 +6,9 @@ from optpipe.backends.registry import BACKENDS
 from optpipe.core.entries import Device
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
-from optpipe.core.plan import choices_from_text, for_workspace
+from optpipe.core.plan import choices_from_text
 from optpipe.core.precision import precisions_from_text
+from optpipe.core.wording import Argument, Call
 from optpipe.models.artifacts.decisions import find_decision
 from optpipe.models.artifacts.lookup import (
     StoredArtifact,
@@ -43,8 +44,8 @@ def find_targets(
         if chosen:
             decided = find_decision(store.workspace, {each.entry.id for each in named})
             if decided is None:
-                auto = for_workspace(f"optpipe build {model} --precision auto")
-                raise BadInputError(f"nothing is chosen for {model} yet; `{auto}` chooses")
+                auto = Call("build", model, precision="auto")
+                raise BadInputError(f"nothing is chosen for {model} yet; `" + auto + "` chooses")
             named = tuple(each for each in named if each.entry.id in decided[0].winners.values())
         groups.append(keep_runnable(model, named, store, listener))
     return tuple(groups)
@@ -59,11 +60,12 @@ def keep_runnable(
     """
     able, reasons = select_runnable(named)
     for label, why_not in reasons.items():
-        listener.warn(f"not measured: {label}: {why_not}")
+        listener.warn(f"not measured: {label}: " + why_not)
     if len(able) > 1 and (
         decided := find_decision(store.workspace, {each.entry.id for each in able})
     ):
-        listener.inform(f"build --precision auto chose {decided[0].describe()}")
+        auto = Argument("precision", "auto")
+        listener.inform("build " + auto + f" chose {decided[0].describe()}")
     if any(not each.entry.info.weights.trained for each in able):
         sources = {each.entry.info.weights.source for each in able}
         state = "not asserted to be trained" if sources == {"unknown"} else "random"

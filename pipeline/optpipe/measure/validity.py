@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from optpipe.core.measurement import MAX_CV, Measurement, Mode, Reason, Scenario
+from optpipe.core.wording import Argument, Call
 from optpipe.measure.process import POWER_CAP, THROTTLE_REASONS
 from optpipe.measure.worker.plan import CacheProbe
 from optpipe.stats.ratio import SMALLEST_ROUNDS, ratio_from_rounds
@@ -37,6 +38,7 @@ LIMITS: Mapping[str, float] = {
     "enqueue_bound": 0.8,  # trtexec: enqueue over 0.8 of compute
     "cached_answer": 0.75,
 }
+WARM_UP = Argument("warm_up", setting=True)
 PROBE_CONFIDENCE = 0.999
 """Confidence of the ratio that shows a cache of answers."""
 FEWEST_WAITED = 20
@@ -119,14 +121,15 @@ def _quantile(values: Sequence[float], level: float) -> float:
 def _check_outputs(evidence: ValidityEvidence) -> Iterator[Reason]:
     check, probe = evidence.measurement.output_check, evidence.cache_probe
     if check is not None and not check.passed:
-        remedy = "do not use these results: check the parity reported by optpipe build, or disable runtime caches"
+        remedy = "do not use these results: check the parity reported by "
+        remedy += Call("build") + ", or disable runtime caches"
         error = check.relative_error or 0.0
         yield _invalidate(
             "wrong-output", f"a timed output {check.why_not}", remedy, relative_error=error
         )
     elif check is not None and check.tells_inputs_apart is False:
         text = "different inputs produce identical outputs: a stale output could not be detected"
-        yield _note("inputs-alike", text, "use distinct inputs (--images)")
+        yield _note("inputs-alike", text, "use distinct inputs (" + Argument("images") + ")")
     if probe.stale:
         text = "the timed output for a new input differs from the runtime's own untimed output"
         yield _invalidate(
@@ -145,7 +148,9 @@ def _check_outputs(evidence: ValidityEvidence) -> Iterator[Reason]:
 def _check_completeness(evidence: ValidityEvidence) -> Iterator[Reason]:
     if evidence.measurement.machine_file is None:
         what = "the state of the machine was not recorded, so other work or throttling cannot be excluded"
-        yield _invalidate("not-watched", what, "measure again, for longer (--min-time)")
+        yield _invalidate(
+            "not-watched", what, "measure again, for longer (" + Argument("min_time") + ")"
+        )
     elif len(evidence.machine) < int(evidence.seconds):
         read = f"read {len(evidence.machine)} times in {evidence.seconds:.1f} s"
         what = f"the machine was {read}, so other work or throttling cannot be excluded"
@@ -154,7 +159,8 @@ def _check_completeness(evidence: ValidityEvidence) -> Iterator[Reason]:
         yield _invalidate("interrupted", "interrupted before completion", "run it again")
     if (count := len(evidence.samples)) < evidence.wanted_samples:
         text = f"{count:,} samples; the requested percentile needs {evidence.wanted_samples:,}"
-        remedy = "increase --max-time, or request a lower percentile (--percentile, --slo)"
+        remedy = "increase " + Argument("max_time") + ", or request a lower percentile ("
+        remedy += Argument("percentile") + ", " + Argument("slo") + ")"
         yield _invalidate(
             "too-few-samples", text, remedy, samples=count, needed=evidence.wanted_samples
         )
@@ -168,9 +174,13 @@ def _check_host(evidence: ValidityEvidence) -> Iterator[Reason]:
     cpus = len(subject.affinity or (0,))
     if other > share * cpus if subject.device == "cpu" else waited > share / 2:
         text = f"busy host: other processes used {other:.2f} of {cpus} cores, and the worker waited for {waited:.2f} of a core"
-        remedy = "stop the other processes, or isolate the worker's cores (--affinity)"
+        isolate = "isolate the worker's cores (" + Argument("affinity") + ")"
         yield _invalidate(
-            "loaded-host", text, remedy, other_cpu_cores=other, worker_waited_cores=waited
+            "loaded-host",
+            text,
+            "stop the other processes, or " + isolate,
+            other_cpu_cores=other,
+            worker_waited_cores=waited,
         )
 
 
@@ -239,7 +249,7 @@ def _check_clocks(evidence: ValidityEvidence) -> Iterator[Reason]:
             change = 1 - slow / fast
             if change > evidence.limits["max_clock_change"]:
                 text = f"{name} moved between {slow:.0f} and {fast:.0f} MHz ({change:.0%})"
-                remedy = "lock the clocks (nvidia-smi -lgc), or increase warm-up (--set)"
+                remedy = "lock the clocks (nvidia-smi -lgc), or increase " + WARM_UP
                 yield _invalidate("clocks-moved", text, remedy, change=change)
                 break
     hottest = max(evidence.list_readings("gpu_temperature_c"), default=0.0)
@@ -277,20 +287,22 @@ def _check_drift(evidence: ValidityEvidence, values: np.ndarray) -> Iterator[Rea
     text = (
         f"latency drifted: up to {abs(change):.1%} {way} during the measurement (p = {p_value:.1g})"
     )
-    remedy = "let the machine settle (clocks, temperature, other work), or increase warm-up (--set)"
+    remedy = "let the machine settle (clocks, temperature, other work), or increase " + WARM_UP
     yield _invalidate("drift", text, remedy, change=change, p_value=p_value)
 
 
 def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
     if not evidence.steady:
-        remedy = "increase max-warm-up (--set), or stop other work on the machine"
+        longer = Argument("max_warm_up", setting=True)
+        remedy = "increase " + longer + ", or stop other work on the machine"
         yield _invalidate("not-steady", "latency was not stable after warm-up", remedy)
     values = compute_leveled_ns(evidence)
     yield from _check_drift(evidence, values)
     if (modes := find_two_modes(values)) is not None:
         fast, slow, share = modes[0] / 1e6, modes[1] / 1e6, modes[2]
         text = f"bimodal latency: {fast:.3g} ms and {slow:.3g} ms ({share:.0%} of the samples)"
-        remedy = "check for two code paths, two clock levels, or thread migration (--affinity)"
+        migration = "thread migration (" + Argument("affinity") + ")"
+        remedy = "check for two code paths, two clock levels, or " + migration
         yield _invalidate("bimodal", text, remedy, fast_ms=fast, slow_ms=slow, slow_share=share)
     limit = evidence.limits["max_cv"]
     if len(values) > 1 and (cv := float(values.std(ddof=1) / values.mean())) > limit:
@@ -300,10 +312,11 @@ def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
         elif evidence.measurement.load.scenario is Scenario.SERVER:
             of = " of the service time"
         text = f"coefficient of variation {100 * cv:.3g}%{of} exceeds {limit:.1%}"
-        remedy = (
-            "stop other work, lock the clocks, pin the worker (--affinity, with matching --option BACKEND.threads),"
-            " or compare two builds in turns, which load disturbs alike (--against, --turns)"
-        )
+        threads = Argument("option", {"BACKEND": {"threads": "N"}})
+        pin = "pin the worker (" + Argument("affinity") + ", with matching " + threads + ")"
+        turns = "(" + Argument("against") + ", " + Argument("turns") + ")"
+        remedy = "stop other work, lock the clocks, " + pin
+        remedy += ", or compare two builds in turns, which load disturbs alike " + turns
         yield _invalidate("dispersion", text, remedy, cv=cv, limit=limit)
 
 
@@ -324,7 +337,8 @@ def _check_queue(evidence: ValidityEvidence) -> Iterator[Reason]:
         text = (
             f"overloaded: {load.rate_per_s:.4g} queries/s arrive, and the build serves {served:.4g}"
         )
-        remedy = "lower --rate, or use --slo to find the maximum rate"
+        remedy = "lower " + Argument("rate") + ", or use " + Argument("slo")
+        remedy += " to find the maximum rate"
         yield _invalidate("falling-behind", text, remedy, served_per_s=served)
 
 
@@ -336,11 +350,13 @@ def _check_work(evidence: ValidityEvidence) -> Iterator[Reason]:
     enqueue, compute = (float(samples[name].median()) for name in ("enqueue_ns", "compute_ns"))  # type: ignore[arg-type]
     if enqueue > evidence.limits["enqueue_bound"] * compute:
         text = f"the host needs {enqueue / 1e6:.3g} ms to launch {compute / 1e6:.3g} ms of GPU work"
-        remedy = "use a CUDA graph (--option BACKEND.cuda_graph=true) or a larger batch"
+        graph = Argument("option", {"BACKEND": {"cuda_graph": "true"}})
+        remedy = "use a CUDA graph (" + graph + ") or a larger batch"
         yield _note("enqueue-bound", text, remedy, enqueue_over_compute=enqueue / compute)
     if evidence.measurement.load.mode is Mode.END_TO_END and not samples["h2d_ns"].null_count():
         copies = float((samples["h2d_ns"] + samples["d2h_ns"]).median())  # type: ignore[arg-type]
         if copies > compute:
             text = f"copies take {copies / 1e6:.3g} ms, compute {compute / 1e6:.3g} ms"
-            remedy = "copy 8-bit pixels and normalize on the device, or decode on it (optpipe preprocess)"
+            decode = "decode on it (" + Call("preprocess") + ")"
+            remedy = "copy 8-bit pixels and normalize on the device, or " + decode
             yield _note("transfer-bound", text, remedy, copies_over_compute=copies / compute)

@@ -26,6 +26,7 @@ from optpipe.core.files import open_user_file
 from optpipe.core.process import JobFailure, run_jobs
 from optpipe.core.records import plain_from_record
 from optpipe.core.transform import Decode, Transform
+from optpipe.core.wording import Argument, Call
 from optpipe.models.inputs.samples import make_photograph_noise
 from optpipe.preprocess.dali_graph import (
     Arguments,
@@ -368,10 +369,13 @@ def explain_failure(failure: JobFailure, limit_s: float) -> str:
     if status is None:
         return f"timed out after {limit_s:.0f} s"
     if is_out_of_memory(stderr):
-        return "out of memory; use a smaller --batch-size or fewer threads"
+        return "out of memory; use a smaller " + Argument("batch_size") + " or fewer threads"
     if status < 0:
         return f"killed by signal {-status}" + (" (out of host memory?)" if status == -9 else "")
     if "encountered:" not in stderr:
         return explain_dali_error(stderr) or f"exit status {status}"
-    way_out = "; `optpipe preprocess MODEL --images DIR` lists the files it cannot decode"
-    return f"DALI: {explain_dali_error(stderr)}{way_out if 'fn.decoders' in stderr else ''}"
+    problem = f"DALI: {explain_dali_error(stderr)}"
+    if "fn.decoders" not in stderr:
+        return problem
+    preprocess = Call("preprocess", "MODEL", images="DIR")
+    return problem + "; `" + preprocess + "` lists the files it cannot decode"

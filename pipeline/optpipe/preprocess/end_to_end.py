@@ -19,12 +19,11 @@ from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, ExitStatus
 from optpipe.core.events import Listener
-from optpipe.core.plan import for_workspace
 from optpipe.core.process import serve_jobs
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.transform import Transform
 from optpipe.core.verdict import Verdict, combine_verdicts
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, Call
 from optpipe.models.artifacts.lookup import (
     StoredArtifact,
     choose_batch_sizes,
@@ -308,11 +307,9 @@ def choose_plan(
     plan = find_tuned_plan(artifact.card.name, store, gpu=on_gpu)
     if plan is None:
         plan = choose_dali_plan("mixed" if on_gpu else "cpu")
-        tune = (
-            f"optpipe preprocess {format_model_argument(artifact.card.name, artifact.card.source)}"
-        )
-        advice = f"run `{for_workspace(tune)}` first for best performance"
-        listener.warn(f"DALI is not tuned for {artifact.card.name} on this machine; {advice}")
+        model = format_model_argument(artifact.card.name, artifact.card.source)
+        advice = "; run `" + Call("preprocess", model) + "` first for best performance"
+        listener.warn(f"DALI is not tuned for {artifact.card.name} on this machine" + advice)
     wanted = batch_size or min(plan.batch_size, artifact.card.batch_range[2])
     return replace(plan, batch_size=choose_batch_sizes(artifact, [wanted])[0])
 

@@ -209,12 +209,12 @@ def choose_dali_plan(
             argument=Argument("decode", "mixed", setting=True),
         )
     on_gpu = decoder != "cpu" and bool(gpus)
-    for option, value, most in (
-        ("--set threads", threads, MAX_THREADS),
-        ("--batch-size", batch_size, MAX_BATCH_SIZE),
+    for argument, value, most in (
+        (Argument("threads", threads, setting=True), threads, MAX_THREADS),
+        (Argument("batch_size", batch_size), batch_size, MAX_BATCH_SIZE),
     ):
         if value is not None and not 1 <= value <= most:
-            raise BadInputError(f"{option} {value}: must be between 1 and {most}")
+            raise BadInputError(f"must be between 1 and {most}", argument=argument)
     return DaliPlan(
         decode="mixed" if on_gpu else "cpu",
         device="gpu" if on_gpu else "cpu",

@@ -5,7 +5,6 @@ for a classifier `reference_class`, `dali_class` and, for known labels, `class`.
 scored as in `optpipe evaluate`, have `reference_prediction`, `dali_prediction` and, with annotations, `truth`.
 """
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -24,7 +23,7 @@ from optpipe.core.records import Recomputed, record_from_files
 from optpipe.core.tables import require_columns
 from optpipe.core.transform import Transform
 from optpipe.core.verdict import RANDOM_WEIGHTS, Blocker, Observation, Verdict
-from optpipe.core.wording import Call
+from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.detection_heads import lacks_image_axis
@@ -256,14 +255,23 @@ def judge_parity(
         )
     if blind:
         reason = "the model's outputs are the same for every image, so agreement proves nothing"
-        return Judgment(Verdict.INCONCLUSIVE, reason, "use trained weights (--weights)")
+        return Judgment(
+            Verdict.INCONCLUSIVE, reason, "use trained weights (" + Argument("weights") + ")"
+        )
     judged = f"so judged by output error: {snr}, minimum {SNR_FLOOR_DB:.0f} dB"
     if not classifies:
         return Judgment(Verdict.PASS, f"not a classifier, {judged}")
     if trained:
         reason = f"the model predicts the same class for every image ({snr}), so agreement proves nothing"
-        return Judgment(Verdict.INCONCLUSIVE, reason, "use images of several classes (--images)")
+        return Judgment(
+            Verdict.INCONCLUSIVE,
+            reason,
+            "use images of several classes (" + Argument("images") + ")",
+        )
     return Judgment(Verdict.PASS, f"weights are random, {judged}")
+
+
+MORE_IMAGES = "(" + Argument("images") + ", " + Argument("limit") + ")"
 
 
 def _judge_by_agreement(found: Agreement) -> Judgment:
@@ -275,7 +283,7 @@ def _judge_by_agreement(found: Agreement) -> Judgment:
     if high < REQUIRED_AGREEMENT:
         return Judgment(Verdict.FAIL, f"{share}; {REQUIRED_AGREEMENT:.1%} is required")
     needed = count_samples_to_decide(Share(equal, found.images), REQUIRED_AGREEMENT)
-    remedy = INSPECT if needed is None else f"use at least {needed} images (--images, --limit)"
+    remedy = INSPECT if needed is None else f"use at least {needed} images " + MORE_IMAGES
     return Judgment(
         Verdict.INCONCLUSIVE, f"{share}; too few images to prove {REQUIRED_AGREEMENT:.1%}", remedy
     )
@@ -293,7 +301,7 @@ def _judge_predictions(score: TaskScore | None, predicted: Agreement) -> Judgmen
     if predicted.images < FEWEST_IMAGES:
         reason = f"{agreed}; {predicted.images} images are too few to prove it"
         return Judgment(
-            Verdict.INCONCLUSIVE, reason, f"use at least {FEWEST_IMAGES} images (--images, --limit)"
+            Verdict.INCONCLUSIVE, reason, f"use at least {FEWEST_IMAGES} images " + MORE_IMAGES
         )
     if high < REQUIRED_AGREEMENT:
         return Judgment(Verdict.FAIL, f"{agreed}; {required} is required")
@@ -324,7 +332,7 @@ def _judge_predictions(score: TaskScore | None, predicted: Agreement) -> Judgmen
     remedy = INSPECT
     if room > 0:  # an interval narrows with the root of the number
         needed = ceil(predicted.images * (half / room) ** 2)
-        remedy = f"use about {needed:,} images like these {predicted.images:,} (--images, --limit)"
+        remedy = f"use about {needed:,} images like these {predicted.images:,} " + MORE_IMAGES
     return Judgment(Verdict.INCONCLUSIVE, f"{said}; {unproven}", remedy)
 
 
@@ -370,9 +378,9 @@ def open_prediction_decoder(
         lacking = any(each.batch != 0 for each in card.outputs) and not lacks_image_axis(card)
         problem = "an output has no batch dimension" if lacking else ""
     except BadInputError as error:
-        problem = str(error)
+        problem = error.message
     if problem:
-        listener.warn(f"predictions are not compared, only outputs: {problem}")
+        listener.warn("predictions are not compared, only outputs: " + problem)
         return None
     truths = task.read_truths(samples, card, task.count_classes(card))
     if truths is None:
@@ -555,8 +563,8 @@ def _observe_parity(
         extent = compute_snr_interval(row_errors_from_table(rows), confidence)
         low, high = extent or (None, None)
         reason = f"fewer than {FEWEST_FOR_SNR} images share the error: how far its SNR scatters is not known"
-        remedy = f"verify parity on more images: optpipe preprocess {shlex.quote(record.model)} --images DIR"
-        few = Blocker(reason, remedy)
+        more = Call("preprocess", record.model, images="DIR")
+        few = Blocker(reason, "verify parity on more images: " + more)
         found["snr"] = Observation(
             snr, low, high, blockers if extent else (*blockers, few), about, run.name
         )

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import quote
 
 import numpy as np
 
@@ -149,11 +148,11 @@ def resolve_data(
     card: ModelCard,
     tokenizer: str | None,
     store: Store,
-    option: str,
     *,
+    calibrates: bool,
     truncate: bool = False,
 ) -> Path:
-    """`source` of `option`, or the manifest of truncated texts.
+    """`source`, or the manifest of truncated texts; what `calibrates` may have no sample of the validation set.
 
     `tokenizer` is the content of a text model's. Raises BadInputError, before any computation, for inputs that the model rejects.
     """
@@ -166,12 +165,12 @@ def resolve_data(
                     )
     elif card.transform is None and card.tokenization is None and not is_table(source):
         raise BadInputError(
-            f"{source} holds no inputs of {card.name} ({', '.join(each.name for each in card.inputs)})\n"
-            f"give {FORMS}; images and texts need a model card: {CARD_WAY}"
+            f"{source} holds no inputs of {card.name} ({', '.join(each.name for each in card.inputs)})",
+            remedy=f"give {FORMS}; images and texts need a model card: " + CARD_WAY,
         )
     if is_table(source):
         return source
-    if card.transform is not None and not holds_tensors(source) and option != "--data":
+    if card.transform is not None and not holds_tensors(source) and calibrates:
         _require_own(load_sample_set(None, card, source, None, 0, SilentListener())[0], card)
     return resolve_texts(
         source, card, tokenizer, store.workspace / "calibration", truncate=truncate
@@ -512,7 +511,7 @@ def run_calibration(
     model: Model, plan: CalibrationPlan, store: Store, listener: Listener
 ) -> CalibrationResult:
     if plan.output is not None:
-        require_writable_folder(plan.output, "--output")
+        require_writable_folder(plan.output, "output")
     store.require_writable()
     model, stored = prepare_model(model, store, listener)
     require_fitting_task(model, stored)
@@ -520,7 +519,7 @@ def run_calibration(
     if source is not None:
         card, tokenizer = read_card(model, stored), read_tokenizer(model, stored)
         source = resolve_data(
-            source, card, tokenizer, store, "calibrate --data", truncate=plan.truncate
+            source, card, tokenizer, store, calibrates=True, truncate=plan.truncate
         )
     exported, _ = export_model(model, store, listener, stored)
     samples, unreadable = load_calibration_data(exported, source, plan.count, plan.seed, listener)
@@ -563,12 +562,12 @@ def _warn_of_drop(compared: MethodsInfo, listener: Listener) -> None:
     cost = compared.costs[compared.best]
     if cost.drop is None or cost.drop_ci is None or cost.drop_ci[0] <= 0:
         return
-    others = (
-        "" if set(compared.costs) == set(METHODS) else "compare the methods with --method all, or "
-    )
+    way = "keep layers in floating point with build " + Argument("budget")
+    if set(compared.costs) != set(METHODS):
+        way = "compare the methods with " + Argument("method", "all") + ", or " + way
     listener.warn(
         f"INT8 by {compared.best} costs accuracy: {100 * cost.drop:.2f} [{100 * cost.drop_ci[0]:.2f},"
-        f" {100 * cost.drop_ci[1]:.2f}] points; {others}keep layers in floating point with build --budget"
+        f" {100 * cost.drop_ci[1]:.2f}] points; " + way
     )
 
 
@@ -577,7 +576,7 @@ MAX_LAYERS_LISTED = 12
 
 def document_from_calibration(result: CalibrationResult) -> Document:
     found, chosen = result.set, result.tables[result.compared.best]
-    build = f"optpipe build {quote(result.model)} --precision int8 --calibration {quote(chosen)}"
+    build = Call("build", result.model, precision="int8", calibration=chosen)
     return make_document(
         [
             Sentence(
@@ -625,7 +624,9 @@ def _list_skipped(result: CalibrationResult) -> Section | None:
         for each in result.skipped[:MAX_LAYERS_LISTED]
     ]
     if (more := len(result.skipped) - MAX_LAYERS_LISTED) > 0:
-        lines.append(Sentence(f"  and {more} more (--json lists them)", Tone.FAINT))
+        lines.append(
+            Sentence(f"  and {more} more (" + Argument("json") + " lists them)", Tone.FAINT)
+        )
     return Section("kept in floating point", tuple(lines))
 
 

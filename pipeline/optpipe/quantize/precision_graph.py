@@ -149,7 +149,9 @@ def _fold_biases(
             given,
             fold_constants,
             f"{model.info.name} cannot be built in int8: folding its INT32 constants changes its outputs",
-            "build it for the CPU (--device cpu), or export it with biases in float32",
+            "build it for the CPU ("
+            + Argument("device", "cpu")
+            + "), or export it with biases in float32",
         )
         onnx.checker.check_model(graph, full_check=True)
         onnx.save(graph, directory / ONNX)
@@ -311,7 +313,7 @@ def _choose_samples(
     if budget.unit == "points" and 100 / len(samples.files) > budget.limit:
         listener.warn(
             f"the budget of {budget} is checked on {len(samples.files)} samples, where one prediction is {100 / len(samples.files):.2g}"
-            " points; give more with --calibration"
+            " points; give more with " + Argument("calibration")
         )
     return samples
 
@@ -466,9 +468,8 @@ def require_rounding(
     difference = guard.measure(source, converted, limit)
     if difference is None:
         return
-    way_out = (
-        f"leave {precision} out of --precision, or give an ONNX file that is in {precision} already"
-    )
+    other = f", or give an ONNX file that is in {precision} already"
+    way_out = f"leave {precision} out of " + Argument("precision") + other
     if difference.unknown:
         _require_valid(converted, f"ModelOpt converts {card.name} to {precision} wrongly", way_out)
         return
@@ -479,7 +480,8 @@ def require_rounding(
         if rounded is not None and difference.relative <= ROUNDING_FACTOR * rounded.relative:
             return
     raise StageError(
-        f"the conversion of {card.name} to {precision} changes more than rounding does: {difference}\n{way_out}"
+        f"the conversion of {card.name} to {precision} changes more than rounding does: {difference}",
+        remedy=way_out,
     )
 
 
@@ -491,7 +493,7 @@ def _require_valid(graph: Any, problem: str, way_out: str) -> None:
         return
     except Exception as error:
         said = escape(" ".join(str(error).split()).replace("[ShapeInferenceError] ", ""))[:240]
-        raise StageError(f"{problem}: {said}\n{way_out}") from error
+        raise StageError(f"{problem}: {said}", remedy=way_out) from error
 
 
 def _find_wide_tensors(model: Any, card: ModelCard, rows: "Arrays") -> frozenset[str]:

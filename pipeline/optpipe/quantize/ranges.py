@@ -24,8 +24,8 @@ from optpipe.core import LazyModule, onnx, torch
 from optpipe.core.entries import SampleSetSummary
 from optpipe.core.errors import BadInputError, StageError, escape
 from optpipe.core.files import hash_text, open_user_file
-from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
+from optpipe.core.wording import Call
 
 ort = LazyModule("onnxruntime")
 
@@ -350,7 +350,7 @@ def describe_nonfinite(graph: Path, batch: Batch, tensor: str) -> str:
     given = [np.asarray(each) for each in batch.values()]
     if any(each.dtype.kind == "f" and not np.isfinite(each).all() for each in given):
         return f"{problem}\nthe data themselves contain NaN or Inf; check the preprocessing"
-    remedy = f"`{for_workspace('optpipe build MODEL --precision fp32')}` verifies the source model"
+    remedy = "`" + Call("build", "MODEL", precision="fp32") + "` verifies the source model"
     for kind, is_broken in (("NaN", np.isnan), ("Inf", np.isinf)):
         origin = find_first_result(graph, batch, lambda value: bool(is_broken(value).any()))  # noqa: B023 - called in this round
         if origin is None:
@@ -362,9 +362,10 @@ def describe_nonfinite(graph: Path, batch: Batch, tensor: str) -> str:
         result = "" if made == tensor else f" (its result: '{escape(made)}')"
         return (
             f"{problem}: {where} is the first that makes {kind}{result}\n"
-            f"check its weights, and what it divides by or takes the root or logarithm of; {remedy}"
+            f"check its weights, and what it divides by or takes the root or logarithm of; "
+            + remedy
         )
-    return f"{problem}\ncheck the preprocessing and weights; {remedy}"  # overflows on a GPU alone
+    return f"{problem}\ncheck the preprocessing and weights; " + remedy  # overflows on a GPU alone
 
 
 def _trace_infinity(graph: Path, batch: Batch, node: Any) -> tuple[Any, str] | None:

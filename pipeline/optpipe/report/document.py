@@ -282,7 +282,7 @@ def tabulate_results(results: Iterable[CriterionResult]) -> Table:
                 Cell(one.verdict, TONES[one.verdict]),
                 format_observed(one),
                 one.limit,
-                Cell(one.reason, note=f"→ {one.remedy}" if one.remedy else ""),
+                Cell(one.reason, note="→ " + one.remedy if one.remedy else ""),
             )
             for one in results
         ],

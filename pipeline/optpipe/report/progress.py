@@ -23,6 +23,7 @@ from rich.text import Text
 from optpipe.core.errors import BadInputError, escape
 from optpipe.core.events import Listener, ProgressStep
 from optpipe.core.process import discard_output
+from optpipe.core.wording import word_for_terminal
 
 HEARTBEAT_S = 15.0
 
@@ -125,7 +126,7 @@ class Terminal(Listener):
 
     def warn(self, message: str) -> None:
         """Prints a warning once, and keeps it for the JSON document."""
-        message = "\n".join(map(escape, message.splitlines()))
+        message = "\n".join(map(escape, word_for_terminal(message).splitlines()))
         if message not in self.warnings:
             self.warnings.append(message)
             # in a log a warning stays on one line
@@ -145,7 +146,8 @@ class Terminal(Listener):
 
     def inform(self, message: str) -> None:
         self._show_waiting()
-        self.console.print(escape(message), soft_wrap=not self.console.is_terminal)
+        text = escape(word_for_terminal(message))
+        self.console.print(text, soft_wrap=not self.console.is_terminal)
 
 
 class _Shown(ProgressStep):

@@ -4,11 +4,11 @@ Each command runs as printed and supplies the missing evidence. DIR, FILE, DOSSI
 the user can fill in.
 """
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import expm1, log1p
+from typing import Any
 
 from optpipe.core.entries import Environment
 from optpipe.core.measurement import (
@@ -39,9 +39,10 @@ from optpipe.core.metrics.sections import (
     STABILITY,
     TENSOR_CORES,
 )
-from optpipe.core.plan import to_command
+from optpipe.core.plan import make_call
 from optpipe.core.quantity import choose_dimension, format_quantity, share_to_text
 from optpipe.core.verdict import Blocker, Observation, ScaledTail, Tail
+from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.recompute import (
     count_evaluated_together,
     has_evaluated_other_file,
@@ -86,10 +87,16 @@ MORE = 2
 
 def suggest_bench(
     build: JudgedBuild, where: LoadFilter, options: Mapping[str, str], name: str = ""
-) -> str:
+) -> Call:
     """Measures `where` on a build that has no such measurement; `name` is the wanted figure."""
-    words = [*_list_percentile_options(name), *_list_runtime_options(build.backend, options)]
-    return to_command("bench", build.artifact, where, *words, energy=_needs_longer_window(name))
+    return make_call(
+        "bench",
+        build.artifact,
+        where,
+        **_list_percentile_options(name),
+        option=_list_runtime_options({build.backend: options}),
+        energy=_needs_longer_window(name),
+    )
 
 
 def suggest_more_processes(
@@ -99,20 +106,19 @@ def suggest_more_processes(
     *,
     more: bool = False,
     longer: bool = False,
-) -> str:
+) -> Call:
     """Measures the load of `group` again with its settings, so that both sets of processes count.
 
     `name` is the wanted figure; `more` suggests more processes than usual, `longer` more time.
     """
-    words = list(_list_options(group, build, name))
-    longest = LONGEST_S if longer and "--max-time" not in words else None
-    processes = MORE * PROCESSES if more else None
-    return to_command(
+    options = _list_options(group, build, name)
+    if longer:
+        options.setdefault("max_time", LONGEST_S)
+    return make_call(
         "bench",
         build.artifact,
-        *words,
-        max_time=longest,
-        processes=processes,
+        **options,
+        processes=MORE * PROCESSES if more else None,
         energy=_needs_longer_window(name),
     )
 
@@ -141,7 +147,7 @@ def suggest_runs(
     loss, limit = criterion.is_loss, float(criterion.threshold)
     verb, every = "compare" if loss else "measure", [value for run in runs for value in run]
     if len(every) < MIN_VALUES:
-        return f"{verb} again: {command}"
+        return f"{verb} again: " + command
     middle = sum(every) / len(every)
     distance = criterion.measure_distance(expm1(middle) if loss else middle)
     level, speed = (1 - confidence) / 2, speed or OtherSpeed(len(every))
@@ -157,57 +163,62 @@ def suggest_runs(
         return f"with this scatter even {MAX_RUNS} runs would not decide it: reduce the scatter, or change the build or the limit"
     more = needed - len(runs)
     times = "once more" if more == 1 else f"{more} more times"
-    return f"with this scatter about {needed} runs would decide it; {verb} {times}: {command}"
+    return f"with this scatter about {needed} runs would decide it; {verb} {times}: " + command
 
 
-def suggest_pair(baseline: Subject, group: ProcessGroup, build: JudgedBuild, metric: str) -> str:
+def suggest_pair(baseline: Subject, group: ProcessGroup, build: JudgedBuild, metric: str) -> Call:
     """Compares the build with the baseline's in interleaved processes under the load of `group`."""
-    words = list(_list_options(group, build, metric))
-    if baseline.backend != build.backend:
-        settings = {name: value for name, value in baseline.settings.items() if name != "affinity"}
-        words += _list_runtime_options(baseline.backend, settings)
+    options = _list_options(group, build, metric)
+    settings = {name: value for name, value in baseline.settings.items() if name != "affinity"}
+    if baseline.backend != build.backend and settings:
+        options["option"] = options.get("option", {}) | {baseline.backend: settings}
     by = PairMetric.for_metric(metric)
-    return to_command(
-        "bench", build.artifact, "--against", baseline.artifact, "--metric", by, *words
-    )
+    return Call("bench", build.artifact, against=baseline.artifact, metric=by, **options)
 
 
-def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> Iterator[str]:
+def _list_options(group: ProcessGroup, build: JudgedBuild, name: str) -> dict[str, Any]:
     """The options of `bench` for the load, the settings, and the limits of `group`."""
     found = group.newest.measurement
-    yield from list_load_options(group.load)
-    yield from _list_percentile_options(name)
-    usual = {key: format_option(value) for key, value in build.options.items()}
     settings = found.subject.settings
+    usual = {key: format_option(value) for key, value in build.options.items()}
     changed = {
         key: value for key, value in settings.items() if key in usual and usual[key] != value
     }
-    yield from _list_runtime_options(build.backend, changed)
-    if "affinity" in settings:
-        yield from ("--affinity", settings["affinity"])
+    options: dict[str, Any] = {
+        **list_load_options(group.load),
+        **_list_percentile_options(name),
+        "option": _list_runtime_options({build.backend: changed}),
+        "affinity": settings.get("affinity"),
+    }
     if (max_cv := found.limits.get("max_cv", MAX_CV)) != MAX_CV:
-        yield from ("--max-cv", share_to_text(max_cv))
+        options["max_cv"] = share_to_text(max_cv)
+    return {key: value for key, value in options.items() if value is not None}
 
 
-def _list_percentile_options(name: str) -> Iterator[str]:
+def _list_percentile_options(name: str) -> dict[str, object]:
     """Asks for enough samples for a percentile that `bench` does not report by default."""
-    if (percent := percent_from_name(name)) > LoadSpec(1).percentile:
-        yield from ("--percentile", f"{percent:g}", "--max-time", str(LONGEST_S))
+    percent = percent_from_name(name)
+    enough = percent <= LoadSpec(1).percentile
+    return {} if enough else {"percentile": percent, "max_time": LONGEST_S}
 
 
-def _list_runtime_options(backend: str, options: Mapping[str, str]) -> Iterator[str]:
-    for name, value in options.items():
-        yield from ("--option", f"{backend}.{name}={value}")
+def _list_runtime_options(
+    options: Mapping[str, Mapping[str, str]],
+) -> Mapping[str, Mapping[str, str]] | None:
+    """Those of the backends that have any; None if none has."""
+    return {backend: given for backend, given in options.items() if given} or None
 
 
 def suggest_build_again(build: JudgedBuild) -> str:
-    return build.choose_way(f"optpipe build {build.argument}", call="Model(...).build(...)")
+    return build.choose_way(Call("build", build.argument))
 
 
 def suggest_build(build: JudgedBuild) -> str:
     """Builds with trained weights."""
-    command = f"optpipe build {build.argument} --backend {build.backend} --precision {build.precision} --weights FILE"
-    return build.choose_way(command, call="Model(module, example=..., trained=True)")
+    if build.in_memory:
+        return "Model(module, example=..., trained=True)"
+    which = {"backend": build.backend, "precision": build.precision}
+    return Call("build", build.argument, **which, weights="FILE")
 
 
 def suggest_narrowing(section: str, build: JudgedBuild) -> str:
@@ -215,54 +226,58 @@ def suggest_narrowing(section: str, build: JudgedBuild) -> str:
     evaluate, rebuild, profile = (
         suggest_evaluation(build),
         suggest_more_samples(build),
-        suggest_profile(build),
+        suggest_profile(build, MORE_ITERATIONS),
     )
-    parity = build.choose_way(f"optpipe preprocess {build.argument} --images DIR")
+    parity = suggest_parity(build)
     return {
-        ACCURACY.name: f"evaluate on more labeled data: {evaluate}",
-        PARITY.name: parity and f"verify parity on more images: {parity}",
-        OUTPUTS.name: f"build on more samples: {rebuild}",
-        TENSOR_CORES.name: profile
-        and f"profile more iterations: {profile} --iterations {MORE_ITERATIONS}",
+        ACCURACY.name: "evaluate on more labeled data: " + evaluate,
+        PARITY.name: parity and "verify parity on more images: " + parity,
+        OUTPUTS.name: "build on more samples: " + rebuild,
+        TENSOR_CORES.name: profile and "profile more iterations: " + profile,
     }.get(section, "")
 
 
 def suggest_evaluation(build: JudgedBuild) -> str:
-    command = f"optpipe evaluate {build.argument} --data DIR"
-    return build.choose_way(command, call="Builds.evaluate(data, metric=...)")
+    return build.choose_way(Call("evaluate", build.argument, data="DIR"))
 
 
-def suggest_more_samples(build: JudgedBuild) -> str:
-    command = f"optpipe build {build.argument} --data PATH"
-    return build.choose_way(command, call="Model.build(..., data=...)")
+def suggest_parity(build: JudgedBuild) -> str:
+    """Empty for a module in memory, which has no preprocessing."""
+    return build.choose_way(Call("preprocess", build.argument, images="DIR"))
+
+
+def suggest_more_samples(build: JudgedBuild, steps: str | None = None) -> str:
+    return build.choose_way(Call("build", build.argument, data="PATH", steps=steps))
 
 
 def suggest_fix(section: str, build: JudgedBuild) -> str:
     """The command that helps to meet a section's limits; empty if none is known."""
-    compare = f"optpipe compare --model {shlex.quote(build.model)}"
+    compare = Call("compare", model=build.model)
     profile = suggest_profile(build)
-    bottleneck = profile and f"`{profile}` identifies the bottleneck; "
-    calibrate = build.choose_way(f"optpipe calibrate {build.argument} --sensitivity")
-    preprocess = build.choose_way(f"optpipe preprocess {build.argument}")
-    budget = build.choose_way(
-        f"optpipe build {build.argument} --budget 30dB", call='Model.build(..., budget="30dB")'
-    )
+    bottleneck = profile and "`" + profile + "` identifies the bottleneck; "
+    faster = bottleneck + "`" + compare + "` lists faster builds"
+    sweep = "`" + Call("doctor", options=True) + "` lists runtime options to sweep"
+    calibrate = build.choose_way(Call("calibrate", build.argument, sensitivity=True))
+    preprocess = build.choose_way(Call("preprocess", build.argument))
+    budget = build.choose_way(Call("build", build.argument, budget="30dB"))
+    layers = Call("store show", build.artifact)
+    again = Call("bench", build.artifact)
     return {
-        LATENCY.name: f"{bottleneck}`{compare}` lists faster builds",
-        RATE.name: f"`{compare}` shows the best batch size and build; `optpipe doctor --options` lists runtime options to sweep",
+        LATENCY.name: faster,
+        RATE.name: "`" + compare + "` shows the best batch size and build; " + sweep,
         REGRESSION.name: profile
-        and f"`{profile}` lists the kernels, to compare with those of the baseline",
-        SPEEDUP.name: f"{bottleneck}`{compare}` lists faster builds",
-        ACCURACY.name: calibrate and f"`{calibrate}` finds the layers to keep out of INT8",
-        PARITY.name: preprocess and f"`{preprocess}` shows which step contributes most",
-        OUTPUTS.name: f"`{budget}` keeps the layers in float that cost the most",
-        PRECISION.name: f"`optpipe store show {build.artifact}` lists the layers in other precisions",
+        and "`" + profile + "` lists the kernels, to compare with those of the baseline",
+        SPEEDUP.name: faster,
+        ACCURACY.name: calibrate and "`" + calibrate + "` finds the layers to keep out of INT8",
+        PARITY.name: preprocess and "`" + preprocess + "` shows which step contributes most",
+        OUTPUTS.name: "`" + budget + "` keeps the layers in float that cost the most",
+        PRECISION.name: "`" + layers + "` lists the layers in other precisions",
         PEAK_MEMORY.name: "reduce the batch size or use a lower precision",
         SIZE.name: "use a lower precision for a smaller engine",
         ENERGY_PER_SAMPLE.name: "use a lower precision or a larger batch to reduce energy per inference",
-        STABILITY.name: f"stop other work and lock the clocks; `optpipe bench {build.artifact}` reports the cause",
+        STABILITY.name: "stop other work and lock the clocks; `" + again + "` reports the cause",
         TENSOR_CORES.name: profile
-        and f"`{profile}` lists eligible kernels that do not use Tensor Cores",
+        and "`" + profile + "` lists eligible kernels that do not use Tensor Cores",
     }.get(section, "")
 
 
@@ -513,14 +528,16 @@ def observe_group(
     counted = 0 if metric.judges_peak or speed.gap <= 0 else len(values)
     if metric.sensor_share or metric.judges_peak:  # not only the mean over runs has a scatter
         more = suggest_more_processes(group, evidence.build, name, more=True)
-        narrow = f"measure more processes to narrow the interval: {more}"
+        narrow: str = "measure more processes to narrow the interval: " + more
     else:
         again = suggest_more_processes(group, evidence.build, name)
         narrow = suggest_runs(
             criterion, group.list_parts(name), evidence.policy_confidence, again, speed
         )
     if speed.repeated > 0:
-        narrow += "; all processes change alike while they are measured: increase warm-up (--set), or measure longer (--min-time)"
+        longer = Argument("warm_up", setting=True) + ", or measure longer ("
+        narrow += "; all processes change alike while they are measured: increase "
+        narrow += longer + Argument("min_time") + ")"
     figure = found.value, found.low, found.high
     seen = Observation(
         *figure,
@@ -557,7 +574,7 @@ def observe_group(
 def _explain_missing_figure(group: ProcessGroup, name: str, evidence: BuildEvidence) -> Blocker:
     metric, found = find_metric(name), group.newest.measurement
     again = suggest_more_processes(group, evidence.build, name, longer=metric.needs_longer)
-    return Blocker(metric.explain_missing(found), f"{metric.remedy}: {again}")
+    return Blocker(metric.explain_missing(found), metric.remedy + ": " + again)
 
 
 def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> Iterator[Blocker]:
@@ -571,8 +588,9 @@ def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> It
             f"{lacking} of {len(group.tries)} processes ended without {name}, so that nothing bounds"
             " what they would add"
         )
-        since = "then sign off with --since and the start of that run, which counts as one more try"
-        yield Blocker(what, f"measure again: {again}; {since}")
+        since = " and the start of that run, which counts as one more try"
+        way = "measure again: " + again + "; then sign off with " + Argument("since") + since
+        yield Blocker(what, way)
     metric = find_metric(name)
     if metric.is_optional or given == count:
         return
@@ -585,8 +603,11 @@ def list_withheld(group: ProcessGroup, name: str, evidence: BuildEvidence) -> It
 
 def explain_withheld(command: str, *, runs: int) -> str:
     """With more than one run, processes of earlier runs would still lack the figure."""
-    since = "; then sign off with --since and the start of that run, because the earlier processes would still lack it"
-    return f"measure longer: {command}{since if runs > 1 else ''}"
+    longer = "measure longer: " + command
+    if runs <= 1:
+        return longer
+    since = "; then sign off with " + Argument("since") + " and the start of that run"
+    return longer + since + ", because the earlier processes would still lack it"
 
 
 def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker, ...]:
@@ -596,16 +617,16 @@ def find_blockers(group: ProcessGroup, evidence: BuildEvidence) -> tuple[Blocker
     tries = group.valid or group.tries
     caveats = dict.fromkeys(caveat for one in tries for caveat in one.measurement.caveats)
     without = {
-        "random-weights": f"build with the weights you will ship: {suggest_build(evidence.build)}",
-        "synthetic-inputs": f"measure on real images: {again} --images DIR",
+        "random-weights": "build with the weights you will ship: " + suggest_build(evidence.build),
+        "synthetic-inputs": "measure on real images: " + again.with_options(images="DIR"),
     }
     for caveat in caveats:
-        remedy = without.get(caveat, f"measure again without it: {again}")
+        remedy = without.get(caveat, "measure again without it: " + again)
         blockers.append(Blocker(CAVEATS.get(caveat, caveat), remedy))
     hashes = {one.measurement.subject.sha256 for one in tries} - {None}
     if evidence.build.sha256 and hashes - {evidence.build.sha256}:
         what = "the measured file differs from the one being judged (sha256 mismatch)"
-        blockers.append(Blocker(what, f"measure the current build: {again}"))
+        blockers.append(Blocker(what, "measure the current build: " + again))
     return tuple(blockers)
 
 
@@ -620,11 +641,11 @@ def _explain_invalid(group: ProcessGroup, again: str) -> Blocker:
         else f"{'both' if count == 2 else f'all {count}'} processes are INVALID; the last"
     )
     if not spoilt:
-        return Blocker(f"{which}: no reason recorded", f"measure again: {again}")
+        return Blocker(f"{which}: no reason recorded", "measure again: " + again)
     remedy = (
         spoilt[0].remedy
         if spoilt[0].code in WRONG_OUTPUTS
-        else f"{spoilt[0].remedy}; then `{again}`"
+        else spoilt[0].remedy + "; then `" + again + "`"
     )
     return Blocker(f"{which}: {spoilt[0].message}", remedy)
 

@@ -27,10 +27,11 @@ from optpipe.core.metrics.sections import (
     Evidence,
     Sense,
 )
-from optpipe.core.plan import to_command
+from optpipe.core.plan import make_call
 from optpipe.core.quantity import Dimension, format_quantity
 from optpipe.core.records import Recomputed
 from optpipe.core.verdict import Blocker, Observation, RatioTail, ScaledTail
+from optpipe.core.wording import Call
 from optpipe.evaluate.recompute import recompute_evaluation
 from optpipe.evaluate.result import Evaluation
 from optpipe.measure.figures import recompute_bench
@@ -69,6 +70,7 @@ from optpipe.signoff.build_evidence import (
     suggest_more_samples,
     suggest_narrowing,
     suggest_pair,
+    suggest_parity,
     suggest_runs,
 )
 from optpipe.signoff.policy import Criterion, LoadFilter
@@ -85,7 +87,7 @@ def observe_regression(
 ) -> Sequence[Observation] | Blocker:
     """The loss of every load that the criterion selects, as a fraction."""
     if not evidence.baseline:
-        return Blocker("no approved baseline", "approve one: optpipe signoff approve DOSSIER")
+        return Blocker("no approved baseline", "approve one: " + APPROVE)
     found = select_groups(criterion.where, evidence.measured)
     if not found:
         command = suggest_bench(evidence.build, criterion.where, evidence.options, criterion.metric)
@@ -93,7 +95,8 @@ def observe_regression(
     return [_observe_loss(criterion, group, evidence) for group in found]
 
 
-_NEWER = "approve a newer baseline: optpipe signoff approve DOSSIER"
+APPROVE = Call("signoff approve", "DOSSIER")
+_NEWER = "approve a newer baseline: " + APPROVE
 
 
 def _observe_loss(
@@ -112,7 +115,7 @@ def _observe_loss(
     )
     other = Blocker(
         f"the baseline is of another network called {evidence.build.model}",
-        "approve a dossier of this network: optpipe signoff approve DOSSIER",
+        "approve a dossier of this network: " + APPROVE,
     )
     blockers = (
         *find_blockers(group.keep_requested(metric), evidence),
@@ -223,7 +226,7 @@ def _suggest_pair(
     if not _can_pair(group, baseline):
         return ""
     command = suggest_pair(baseline.newest.measurement.subject, group, evidence.build, metric)
-    return f"compare both in interleaved processes: {command}"
+    return "compare both in interleaved processes: " + command
 
 
 def _can_pair(group: ProcessGroup, baseline: ProcessGroup) -> bool:
@@ -281,7 +284,7 @@ def _observe_unpaired_loss(
     """Compares the two figures by their ratio (Welch's t), with an allowance for runs at other hours."""
     pair = _suggest_pair(metric, group, baseline, evidence)
     again = suggest_more_processes(group, evidence.build, metric, more=True)
-    more = pair or f"measure more processes to narrow the interval: {again}"
+    more = pair or "measure more processes to narrow the interval: " + again
     ours, theirs = (each.newest.measurement.subject.settings for each in (group, baseline))
     names = find_differing_settings((ours, theirs))
     about = seen.about + (
@@ -348,7 +351,7 @@ def observe_speedup(
     """How many times as fast as another build, by all rounds of the comparison in turns that was measured last."""
     build, over = evidence.build, str(criterion.over)
     where = criterion.where
-    command = to_command("bench", build.artifact, where, against=over, turns=True)
+    command = make_call("bench", build.artifact, where, against=over, turns=True)
     found = [
         one
         for one in evidence.turns
@@ -387,7 +390,7 @@ def observe_speedup(
         "; ".join(filter(None, (about, widened))),
         newest.run,
         RatioTail(mean),
-        f"compare more rounds: {command}",
+        "compare more rounds: " + command,
         processes=count,
         left_out_gap=speed.gap,
     )
@@ -474,30 +477,34 @@ def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observa
     return [figure]
 
 
+NO_PARITY = "a module in memory has no preprocessing to verify: omit [preprocessing]"
+
+
 def _preprocessing(
     criterion: Criterion, evidence: BuildEvidence
 ) -> Sequence[Observation] | Blocker:
     figure = evidence.preprocessing.get(criterion.metric.removeprefix("minimum_"))
     if figure is None:
-        command = f"optpipe preprocess {evidence.build.argument} --images DIR"
+        command = suggest_parity(evidence.build) or NO_PARITY
         if evidence.preprocessing and criterion.metric == AGREEMENT:
             reason = "the parity proof compares no predictions: the model has none, or the same for every image"
-            remedy = (
-                f"limit minimum_snr instead, or use images on which predictions differ: {command}"
-            )
-            return Blocker(reason, remedy)
+            remedy = "limit minimum_snr instead, or use images on which predictions differ: "
+            return Blocker(reason, remedy + command)
         return Blocker("preprocessing parity was not verified for this model", command)
     return [figure]
 
 
 def _outputs(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
     """Observes the output that the criterion names, all outputs, or the state after the criterion's steps."""
-    known, command = evidence.outputs, suggest_more_samples(evidence.build)
+    known = evidence.outputs
+    command = suggest_more_samples(
+        evidence.build, None if criterion.steps is None else str(criterion.steps)
+    )
     if criterion.steps is not None:
         known = evidence.states if evidence.steps == criterion.steps else {}
     if not known and criterion.steps is not None:
         why = f"the state after {criterion.steps} steps was not compared with the source model's"
-        return Blocker(why, f"{command} --steps {criterion.steps}")
+        return Blocker(why, command)
     if not known:
         return Blocker(
             "the errors of each sample's outputs are not recorded for this build", command

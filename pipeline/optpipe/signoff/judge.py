@@ -37,6 +37,7 @@ from optpipe.core.verdict import (
     combine_verdicts,
     require_reason,
 )
+from optpipe.core.wording import Argument, Call
 from optpipe.measure.figures import list_artifact_measurements
 from optpipe.measure.groups import (
     RecordedMeasurement,
@@ -58,7 +59,7 @@ from optpipe.signoff.build_evidence import (
     suggest_build_again,
 )
 from optpipe.signoff.dossier import Dossier, DossierRequest, split_runs
-from optpipe.signoff.evidence import find_kind_of_look, observe
+from optpipe.signoff.evidence import APPROVE, find_kind_of_look, observe
 from optpipe.signoff.loosened import list_loosened
 from optpipe.signoff.policy import Criterion, LoadFilter, Policy
 from optpipe.stats.means import (
@@ -343,6 +344,9 @@ def _find_drop_limit(policy: Policy) -> float | None:
     return min(limits, default=None)
 
 
+MEASURE_ENOUGH = "measure enough processes in one run (`bench " + Argument("processes", "N") + "`)"
+
+
 def _note_look(evidence: BuildEvidence) -> Note:
     error = 100 * (1 - evidence.policy_confidence)
     said = "; ".join(_describe_looks(evidence))
@@ -352,9 +356,7 @@ def _note_look(evidence: BuildEvidence) -> Note:
         " differ by chance, and a second speed is at most 5% away"
     )
     stricter = f"each further look needs stronger evidence: the k-th may err in {error:.3g}% / (k (k + 1)) of cases"
-    return Note(
-        "look", message, f"measure enough processes in one run (`bench --processes N`); {stricter}"
-    )
+    return Note("look", message, MEASURE_ENOUGH + "; " + stricter)
 
 
 def _describe_looks(evidence: BuildEvidence) -> Iterator[str]:
@@ -411,7 +413,7 @@ def _note_policy(dossier: Dossier) -> Iterator[Note]:
     yield Note(
         "policy",
         message,
-        again if older else "measure enough processes in one run (`bench --processes N`)",
+        again if older else MEASURE_ENOUGH,
     )
 
 
@@ -431,13 +433,14 @@ def _note_left_out(
             runs = ", ".join(dict.fromkeys(one.run for one in group.tries))
             text = f"{group.load} ({runs}): {describe_tries(group)}"
             tries.append(text + (f", p50 {' to '.join(dict.fromkeys(shown))}" if shown else ""))
-        message = f"only bench runs since {since[:19].replace('T', ' ')} UTC are judged (--since)"
+        message = f"only bench runs since {since[:19].replace('T', ' ')} UTC are judged ("
+        message += Argument("since") + ")"
         message += (
             f"; left out: {'; '.join(tries)}"
             if tries
             else "; there are no earlier ones of this build"
         )
-        yield Note("since", message, "omit --since to judge all runs")
+        yield Note("since", message, "omit " + Argument("since") + " to judge all runs")
     if count := len(request.removed):
         what = f"{count} run{'s' if count > 1 else ''} of this build {'were' if count > 1 else 'was'} removed"
         message = f"{what} and not judged: {', '.join(request.removed)}"
@@ -447,12 +450,12 @@ def _note_left_out(
         yield Note(
             "other-file",
             f"{what}: {', '.join(names)}",
-            f"measure this file: optpipe bench {request.artifact}",
+            "measure this file: " + Call("bench", request.artifact),
         )
     if request.is_of_other_network:
         mine, theirs = request.network, request.baseline_network
         what = f"the baseline {request.baseline} is of another network called {request.model}"
-        remedy = "approve a dossier of this network: optpipe signoff approve DOSSIER"
+        remedy = "approve a dossier of this network: " + APPROVE
         yield Note("other-network", f"{what}: {theirs}; this one: {mine}", remedy)
 
 
@@ -516,7 +519,7 @@ def _judge_weights(dossier: Dossier) -> CriterionResult:
     if weights.source == "unknown":
         remedy = "if they are, say so: Model(..., trained=True)"
         return _doubt_trust(name, "nobody asserts that the weights are trained", remedy)
-    remedy = f"build with the weights you will ship: {suggest_build(dossier.build)}"
+    remedy = "build with the weights you will ship: " + suggest_build(dossier.build)
     return _doubt_trust(name, "the weights are random", remedy)
 
 
@@ -526,7 +529,7 @@ def _judge_precision(artifact: Entry[ArtifactInfo], policy: Policy) -> Criterion
     A policy may state which share of a precision is enough; FP32 and TF32 hold for every MAC, whatever it states.
     """
     name, info, proof = "trust.precision", artifact.info, artifact.info.precision_proof
-    remedy = f"`optpipe store show {artifact.id}` lists the layers"
+    remedy = "`" + Call("store show", artifact.id) + "` lists the layers"
     read = bool(proof.share.counted or proof.share.unknown)
     enough = proof.settle(info.precision) if read else None
     if enough and proof.proven:
@@ -566,14 +569,14 @@ def _judge_environment(artifact: str, evidence: BuildEvidence) -> CriterionResul
     if evidence.turns or any(one.measurement.is_valid for one in evidence.measured):
         return CriterionResult(name, Verdict.PASS, "all measurements are from one machine")
     why = "no process was VALID" if places else "nothing was measured"
-    return _doubt_trust(name, why, f"optpipe bench {artifact}")
+    return _doubt_trust(name, why, Call("bench", artifact))
 
 
 def _judge_outputs(dossier: Dossier) -> CriterionResult:
     info, checked = dossier.artifact.info, dossier.verification
     name, again = (
         "trust.outputs",
-        f"on a machine where it can run: {suggest_build_again(dossier.build)}",
+        "on a machine where it can run: " + suggest_build_again(dossier.build),
     )
     if checked is None:
         return _doubt_trust(name, "the outputs were not compared with the source model", again)
@@ -594,8 +597,9 @@ def _judge_outputs(dossier: Dossier) -> CriterionResult:
     asked = checked.recipe.get("minimum_snr_db")
     reason = f"outputs exceed the {info.precision} tolerance {seen}"
     if asked is not None:
-        reason = f"an output has less than the SNR of {asked:g} dB that the build required (--min-snr) {seen}"
-    remedy = f"`optpipe store show {checked.id}` names the output"
+        reason = f"an output has less than the SNR of {asked:g} dB that the build required ("
+        reason += Argument("min_snr") + f") {seen}"
+    remedy = "`" + Call("store show", checked.id) + "` names the output"
     return CriterionResult(name, Verdict.FAIL, reason, remedy=remedy)
 
 

@@ -278,7 +278,9 @@ def _policy_from_document(document: Mapping[str, object], source: bytes) -> Poli
     )
     criteria = (*_list_environment_criteria(environment), *_list_criteria(tables), *more)
     if not criteria:
-        raise ValueError("the policy has no criteria; run optpipe signoff --init for a template")
+        raise ValueError(
+            "the policy has no criteria; run " + Call("signoff", init=True) + " for a template"
+        )
     if len(criteria) > MAX_CRITERIA:
         raise ValueError(f"{len(criteria):,} limits; a policy has at most {MAX_CRITERIA}")
     confidence, *_ = top.get("confidence", (0.95,))

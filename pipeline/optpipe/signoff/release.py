@@ -30,10 +30,10 @@ from optpipe.core.events import Listener
 from optpipe.core.files import Files, hash_value
 from optpipe.core.measurement import MAX_CV, LoadSpec, Mode, Scenario
 from optpipe.core.metrics.sections import SPEEDUP, Evidence
-from optpipe.core.plan import for_workspace, to_command
 from optpipe.core.quantity import Dimension, format_quantity, share_to_text
 from optpipe.core.records import group_pairs, json_from_record, plain_from_record, record_from_json
 from optpipe.core.verdict import Blocker, CriterionResult, StepRecord, Verdict, VerdictRecord
+from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.evaluate import run_evaluation
 from optpipe.evaluate.tasks import TASKS
 from optpipe.measure.bench import bench_artifacts
@@ -218,10 +218,8 @@ def run_turns_step(
         )
     ]
     if not others:
-        command = for_workspace(to_command("build", wanted.model, precision=over))
-        raise BadInputError(
-            f"the policy's [speedup] is over {over}, but {wanted.model} has no such build; run `{command}`"
-        )
+        problem = f"the policy's [speedup] is over {over}, but {wanted.model} has no such build"
+        raise BadInputError(problem + "; run `" + Call("build", wanted.model, precision=over) + "`")
     load = _load(where, TURNS_MIN_SECONDS, MAX_SECONDS)
     plan = BenchPlan(
         load=replace(load, max_warm_up_seconds=TURNS_WARM_UP_SECONDS),
@@ -338,11 +336,12 @@ def measure_missing_evidence(
         how, only_exporter = explain_other_export(found, built_of)
         what = how or "other options"
         problem = f"build {judged.id} was exported from {wanted.model} with {what} than now"
-        remedy = "run optpipe evaluate or optpipe preprocess with the options of the build"
+        way = "run " + Call("evaluate", wanted.model) + " or " + Call("preprocess", wanted.model)
+        remedy = way + " with the options of the build"
         if how and only_exporter:
-            command = to_command("build", wanted.model, precision=judged.info.precision)
-            remedy = f"build it again: `{for_workspace(command)}`"
-        raise BadInputError(f"{problem}; {remedy}")
+            again = Call("build", wanted.model, precision=judged.info.precision)
+            remedy = "build it again: `" + again + "`"
+        raise BadInputError(problem + "; " + remedy)
 
     return list(_measure(needed, runs, wanted, judged, source, store, listener))
 
@@ -460,9 +459,9 @@ def audit_dossier(
     policy = replace(dossier.policy, criteria=tuple(drawn))
     max_cv = find_loosest_limits(dossier)["max_cv"]
     wanted = SignoffRequest(verdict.model, policy, dossier.artifact.id, max_cv=max_cv)
-    valid = (
-        f"; VALID as in the dossier: --max-cv {share_to_text(max_cv)}" if max_cv != MAX_CV else ""
-    )
+    valid = ""
+    if max_cv != MAX_CV:
+        valid = "; VALID as in the dossier: " + Argument("max_cv", share_to_text(max_cv))
     judged = find_judged_artifact(wanted, store)
     verify_for_loading(judged, store)
     if hash_engine(judged) != hash_engine(dossier.artifact):
@@ -599,8 +598,10 @@ def sign_off(
             with listener.step("ask for a timestamp"):
                 stamp_folder(target, authority)
         except OptpipeError as error:
-            again = to_command("signoff stamp", str(target), timestamp=authority)
-            listener.warn(f"the dossier has no timestamp: {error}\nlater: `{again}`")
+            again = Call("signoff stamp", target, timestamp=authority)
+            listener.warn(
+                "the dossier has no timestamp: " + error.message + "\nlater: `" + again + "`"
+            )
     return verdict, target
 
 

@@ -25,6 +25,7 @@ from optpipe.core.verdict import (
     VerdictRecord,
     VerificationRecord,
 )
+from optpipe.core.wording import Argument, Call
 from optpipe.measure.compare import compare_measurements
 from optpipe.measure.compare_workspace import collect_build_facts
 from optpipe.measure.document import (
@@ -79,7 +80,11 @@ UNSIGNED = (
     "that samples were not reordered or trimmed, that predictions were not edited, and that this engine gave them."
 )
 LARGE_FIGURES, MAX_TILES = 3, 4
-UNKNOWN = "Anybody can sign with their own key: name those you trust with --allowed-signers FILE."
+UNKNOWN = (
+    "Anybody can sign with their own key: name those you trust with "
+    + Argument("allowed_signers", "FILE")
+    + "."
+)
 
 
 def summarize_verdict(record: VerdictRecord) -> str:
@@ -141,9 +146,7 @@ def _list_verdict_parts(record: VerdictRecord, dossier: Path | None) -> Iterator
         yield Sentence(str(dossier), Tone.STRONG, "dossier")
         if not (dossier / SIGNATURE).is_file():
             yield Sentence(UNSIGNED, Tone.FAINT)
-        yield Sentence(
-            shlex.join(["optpipe", "verify", str(dossier)]), Tone.FAINT, "verify it anywhere"
-        )
+        yield Sentence(Call("verify", dossier), Tone.FAINT, "verify it anywhere")
         yield Sentence(_find_next_step(record, dossier), Tone.STRONG, "next")
 
 
@@ -237,7 +240,7 @@ def _list_criterion_cells(one: CriterionResult) -> Row:
         ),
         one.limit,
         one.about,
-        Cell(why, note=f"→ {one.remedy}" if one.remedy else ""),
+        Cell(why, note="→ " + one.remedy if one.remedy else ""),
     )
 
 
@@ -303,8 +306,9 @@ def page_from_verdict(
         " not for others."
     )
     recompute = (
-        "Recompute every number and this verdict, and check the signature, offline and without a GPU: `optpipe verify .` in this folder. "
-        "To check only the hashes: `sha256sum -c SHA256SUMS`."
+        "Recompute every number and this verdict, and check the signature, offline and without a GPU: `"
+        + Call("verify", ".")
+        + "` in this folder. To check only the hashes: `sha256sum -c SHA256SUMS`."
     )
     findings = () if profile is None else profile.findings[:8]
     limits = tuple(Sentence(one.advice, Tone.STRONG, one.rule) for one in findings)
@@ -348,7 +352,7 @@ def _identify_build(record: VerdictRecord, environment: Environment) -> Iterator
         yield f"{package} {environment.get_fact(f'packages.{package}')}"
     if record.artifact.sha256:
         yield f"engine sha256 {record.artifact.sha256[:12]}"
-    yield "signature: `optpipe verify .`"
+    yield "signature: `" + Call("verify", ".") + "`"
 
 
 def page_from_comparison(
@@ -541,7 +545,8 @@ def compare_dossier(dossier: Dossier) -> tuple[Comparison, tuple[RecordedMeasure
     others = _find_namesakes(dossier)
     here = tuple(one for one in near if one.measurement.subject.artifact not in others)
     if not here:
-        reason = f"no measurements of {request.model}; first run optpipe bench {request.model}"
+        first = "first run " + Call("bench", request.model)
+        reason = f"no measurements of {request.model}; " + first
         return Comparison(
             (), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=place
         ), ()
@@ -554,10 +559,10 @@ def compare_dossier(dossier: Dossier) -> tuple[Comparison, tuple[RecordedMeasure
         (stated - len(measured), "not in this dossier: raw samples too large or missing"),
         (len(measured) - len(near), "excluded: from another machine"),
         (len(near) - len(here), "excluded: from another build or model with the same name"),
-        (earlier, "excluded: earlier than --since or the policy"),
+        (earlier, "excluded: earlier than " + Argument("since") + " or the policy"),
     )
     said = tuple(
-        f"{count} measurement{'s are' if count > 1 else ' is'} {why}"
+        f"{count} measurement{'s are' if count > 1 else ' is'} " + why
         for count, why in notes
         if count
     )

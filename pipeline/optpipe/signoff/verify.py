@@ -137,7 +137,7 @@ def require_pass(folder: Path, verdict: VerdictRecord, because: str | None, purp
     Raises BadInputError for a `because` that is no reason.
     """
     if because is not None:
-        require_reason(because, "--because")
+        require_reason(because, Argument("because"))
     if because is None and not verdict.is_unqualified_pass:
         state = (
             f"{len(verdict.waived)} criteria waived"

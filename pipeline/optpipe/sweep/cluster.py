@@ -26,7 +26,7 @@ from optpipe.core.errors import (
 )
 from optpipe.core.process import redirect_output
 from optpipe.core.records import json_from_record, record_from_json
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, Call
 from optpipe.models.artifacts.lookup import find_reference
 from optpipe.sweep.job import Result, SweepOptions, Task, fail_task
 from optpipe.sweep.ledger import take_in
@@ -136,10 +136,12 @@ def connect() -> None:
 def _explain(error: Exception, log: str) -> str:
     said = first_line(error)
     if type(error).__name__ == "AuthenticationError":
-        return f"--on ray: {said.partition('. ')[0].rstrip('.')}\n{_TOKEN}"
+        return Argument("on", "ray") + f": {said.partition('. ')[0].rstrip('.')}\n{_TOKEN}"
     if "InvalidAuthToken" in log or "missing authentication token" in log:
-        return f"--on ray: the Ray cluster rejected the connection: its token is missing or incorrect\n{_TOKEN}"
-    return f"no Ray cluster: {said}\nstart one with `ray start --head` and set RAY_ADDRESS, or omit --on"
+        problem = ": the Ray cluster rejected the connection: its token is missing or incorrect"
+        return Argument("on", "ray") + f"{problem}\n{_TOKEN}"
+    start = "start one with `ray start --head` and set RAY_ADDRESS, or omit " + Argument("on")
+    return f"no Ray cluster: {said}\n" + start
 
 
 NODE_ID = "ray.io/node-id"
@@ -180,13 +182,16 @@ def list_cluster_slots(selectors: Mapping[str, str] = {}) -> tuple[Slot, ...]:
             if not any(is_selected(labels, *each) for _, labels in described)
         ]
         if not described or not unmet:
-            needs = "matches all --node labels, has a processor and, if labeled so, a GPU"
-            raise MissingError(f"no node of the Ray cluster {needs}")
+            labels_asked = "matches all " + Argument("node") + " labels"
+            needs = ", has a processor and, if labeled so, a GPU"
+            raise MissingError("no node of the Ray cluster " + labels_asked + needs)
         (label, value), *_ = unmet
         has = sorted({labels.get(label, "none") for _, labels in described})
-        flag = f"--node {label.removeprefix(PREFIX)}{'!=' if value.startswith('!') else '='}{value.removeprefix('!')}"
+        sign = "!=" if value.startswith("!") else "="
+        asked_for = f"{label.removeprefix(PREFIX)}{sign}{value.removeprefix('!')}"
         raise MissingError(
-            f"{flag}: no node of the Ray cluster has it; nodes have {', '.join(has)}"
+            f"no node of the Ray cluster has it; nodes have {', '.join(has)}",
+            argument=Argument("node", asked_for),
         )
     return tuple(found)
 
@@ -199,8 +204,9 @@ def _ask_nodes(nodes: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     except ray.exceptions.RayError as error:
         why = first_line(getattr(error, "cause", None) or error)
         raise MissingError(
-            f"a node of the Ray cluster cannot be identified: {why}\ninstall optpipe[ray] of this version on every node, or start "
-            'nodes with: ray start … --labels="$(optpipe sweep --node-labels)"'
+            f"a node of the Ray cluster cannot be identified: {why}",
+            remedy="install optpipe[ray] of this version on every node, or start "
+            'nodes with: ray start … --labels="$(' + Call("sweep", node_labels=True) + ')"',
         ) from error
 
 
@@ -414,7 +420,8 @@ class RayExecutor:
                 result = self._receive(each)
             elif monotonic() - each.sent > limit_s and not each.items:
                 ray.cancel(each.stream, force=True)
-                why = f"no free node of kind {each.task.kind} within {limit_s:.0f} s (--set pending-timeout)"
+                limit = "(" + Argument("set", "pending-timeout") + ")"
+                why = f"no free node of kind {each.task.kind} within {limit_s:.0f} s " + limit
                 result = self._fail(each, why, lost=False)
             else:
                 continue

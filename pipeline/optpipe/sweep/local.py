@@ -18,6 +18,7 @@ from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.files import hash_text, hash_value
 from optpipe.core.process import make_python_command, open_process_group
 from optpipe.core.records import json_from_record, plain_from_record, read_record
+from optpipe.core.wording import Argument
 from optpipe.sweep.job import (
     CellOutcome,
     JobState,
@@ -175,7 +176,7 @@ def _watch(
             why = (
                 "interrupted"
                 if stop.is_set()
-                else f"it took longer than {limit_s:.0f} s (--set job-timeout)"
+                else f"it took longer than {limit_s:.0f} s (" + Argument("set", "job-timeout") + ")"
             )
             process.send_signal(signal.SIGINT)
             deadline = monotonic() + STOP_S

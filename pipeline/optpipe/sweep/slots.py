@@ -14,6 +14,7 @@ from typing import Any
 
 from optpipe.core.entries import Environment
 from optpipe.core.errors import StageError
+from optpipe.core.wording import Argument
 from optpipe.sweep.job import CPU, compute_fingerprint
 from optpipe.workspace.environment import describe_environment, open_nvml, select_visible_gpus
 from optpipe.workspace.files import try_lock
@@ -242,10 +243,9 @@ def hold_locks(
             while not try_lock(descriptor, shared=shared):
                 if monotonic() > deadline:
                     what, path = "the CPU" if name == QUIET else name, (folder or FOLDER) / name
-                    problem = (
-                        f"{what} has been in use for more than {wait_s:.0f} s (--set lock-timeout)"
-                    )
-                    raise TakenError(f"{problem}; `fuser {path}` names the process")
+                    limit = f"{wait_s:.0f} s (" + Argument("set", "lock-timeout") + ")"
+                    problem = f"{what} has been in use for more than " + limit
+                    raise TakenError(problem + f"; `fuser {path}` names the process")
                 if stop.wait(POLL_S):
                     raise StageError("interrupted")
         yield

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from optpipe.core.errors import OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.process import acknowledge_interrupt
+from optpipe.core.wording import Argument
 from optpipe.sweep.job import (
     Cell,
     JobRecord,
@@ -87,7 +88,8 @@ def run_sweep(
     count = min(len(kinds), sum(slot.kind in kinds for slot in slots))
     if not executor.remote and count > 1:
         listener.warn(
-            f"{count} slots measure side by side; to measure one cell at a time, use --set slots=1"
+            f"{count} slots measure side by side; to measure one cell at a time, use "
+            + Argument("slots", 1, setting=True)
         )
     records: dict[str, JobRecord] = {}
     ended = True

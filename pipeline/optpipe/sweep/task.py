@@ -23,7 +23,6 @@ from optpipe.core.errors import (
 from optpipe.core.events import SilentListener
 from optpipe.core.files import hash_text, hash_value
 from optpipe.core.measurement import MeasurementGroup, Reason, read_measurements
-from optpipe.core.plan import to_command
 from optpipe.core.precision import CALIBRATED, precisions_from_text
 from optpipe.core.process import (
     end_with_parent,
@@ -32,6 +31,7 @@ from optpipe.core.process import (
     start_python,
 )
 from optpipe.core.records import json_from_record, read_record, record_from_json
+from optpipe.core.wording import Call
 from optpipe.measure.bench import bench_artifacts
 from optpipe.measure.figures import recorded_from_files
 from optpipe.measure.groups import group_processes, summarize_group
@@ -151,19 +151,18 @@ def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
     return tuple(outcomes[cell.key] for cell in task.cells)
 
 
-def _suggest_wider(cell: Cell, artifact: StoredArtifact) -> str:
+def _suggest_wider(cell: Cell, artifact: StoredArtifact) -> Call:
     """The sweep of `cell` with a profile that includes its batch size: no sweep takes a build of `optpipe build`."""
     size, (low, usual, high) = cell.load.batch_size, artifact.card.batch_range
-    words = (
-        "--precision",
-        cell.recipe.precision,
-        "--backend",
-        cell.recipe.backend,
-        "--gpu",
-        cell.kind,
+    return Call(
+        "sweep",
+        cell.recipe.model,
+        precision=cell.recipe.precision,
+        backend=cell.recipe.backend,
+        gpu=cell.kind,
+        batch=size,
+        profile=(min(low, size), usual, max(high, size)),
     )
-    profile = f"{min(low, size)}:{usual}:{max(high, size)}"
-    return to_command("sweep", cell.recipe.model, *words, batch=size, profile=profile)
 
 
 def _measure_alike(

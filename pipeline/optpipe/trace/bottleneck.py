@@ -9,6 +9,7 @@ import polars as pl
 
 from optpipe.core.quantity import format_duration
 from optpipe.core.verdict import Verdict, combine_verdicts
+from optpipe.core.wording import Call
 from optpipe.trace.analysis import (
     VERSION_SUFFIX,
     Analysis,
@@ -82,7 +83,7 @@ def find_bottleneck(
         kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in largest.iter_rows())
         gpu = LimitingFactor.GPU
         basis = f"by their names {kinds}; to see whether memory or arithmetic limits them, use "
-        basis += "the model's graph (optpipe profile MODEL)"
+        basis += "the model's graph (" + Call("profile", "MODEL") + ")"
     host_ns, kernel_ns = idle[IdleCause.HOST_WAIT] - away, idle[IdleCause.KERNEL_WAIT]
     parts = {
         gpu: float(timeline.busy.total_ns),

@@ -7,6 +7,7 @@ import polars as pl
 from optpipe.core.quantity import format_bytes, format_count, format_duration
 from optpipe.core.records import group_pairs
 from optpipe.core.verdict import Verdict
+from optpipe.core.wording import Argument
 from optpipe.report.charts import (
     Bar,
     Point,
@@ -81,9 +82,9 @@ def _answer(profile: TraceProfile) -> Iterator[Sentence]:
     if profile.scope == "trace":
         scope = "the whole trace"
     elif profile.scope.startswith("iterations "):
-        scope = f"{profile.scope}, selectable with --range,"
+        scope = f"{profile.scope}, selectable with " + Argument("range") + ","
     yield Sentence(
-        f"{scope} of {profile.source}, {profile.tracer}; trace quality {quality.verdict}"
+        scope + f" of {profile.source}, {profile.tracer}; trace quality {quality.verdict}"
     )
     if totals.busy_ns is not None:
         idle = ", ".join(

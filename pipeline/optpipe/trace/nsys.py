@@ -75,7 +75,11 @@ _IMPORT_TIMEOUT_S = 600
 class ProfilePlan:
     stage: Annotated[tuple[Stage, ...], Param("Stage to profile; repeatable. Default: all.")] = ()
     images: Annotated[
-        Path | None, Param("Images to preprocess, also used as in `build --images`.", metavar="DIR")
+        Path | None,
+        Param(
+            "Images to preprocess, also used as in `build " + Argument("images") + "`.",
+            metavar="DIR",
+        ),
     ] = None
     batch_size: Annotated[
         tuple[int, ...],

@@ -299,13 +299,15 @@ def _describe_iterations(
 
 MORE_ITERATIONS = 30
 """Suggested if the iterations of a profile do not decide."""
+FEWER_ITERATIONS = 10
+"""Suggested if the tables of a profile are too large for a dossier."""
 
 
-def suggest_profile(build: JudgedBuild) -> str:
+def suggest_profile(build: JudgedBuild, iterations: int | None = None) -> str:
     """Empty for a module in memory, which cannot be profiled."""
-    return build.choose_way(
-        f"optpipe profile {build.argument} --backend {build.backend} --precision {build.precision} --stage inference"
-    )
+    which = {"backend": build.backend, "precision": build.precision}
+    command = Call("profile", build.argument, **which, stage="inference", iterations=iterations)
+    return build.choose_way(command)
 
 
 def read_profile(run: Run) -> ProfileRecord:
@@ -313,8 +315,8 @@ def read_profile(run: Run) -> ProfileRecord:
     try:
         return record_from_files(run.files, PROFILE, ProfileRecord)
     except BadInputError as error:
-        way = "another version of optpipe may have written it: profile again, and remove the run from its workspace:"
-        raise BadInputError(error.message, remedy=f"{way} " + Call("store rm", run.name)) from error
+        way = "another version of optpipe may have written it: profile again, and remove the run from its workspace: "
+        raise BadInputError(error.message, remedy=way + Call("store rm", run.name)) from error
 
 
 def observe_tensor_cores(
@@ -338,12 +340,12 @@ def observe_tensor_cores(
                 continue
             again = recompute_stage(run, stage)
             if again is None:
-                few = f"profile fewer iterations: {command} --iterations 10"
+                few = "profile fewer iterations: " + suggest_profile(build, FEWER_ITERATIONS)
                 blockers.append(Blocker("the trace tables are too large for a dossier", few))
             profile = again or stage.profile
             if profile.trace_quality.verdict is not Verdict.PASS:
                 why = f"trace quality: {profile.trace_quality.verdict}"
-                blockers.append(Blocker(why, f"profile again: {command}"))
+                blockers.append(Blocker(why, "profile again: " + command))
             cores = profile.tensor_cores
             named = profile.iterations is None or profile.iterations.range == ITERATION_RANGE
             if (
@@ -353,7 +355,7 @@ def observe_tensor_cores(
                 or profile.scope != MEASURED_RANGE
             ):
                 blockers.append(
-                    Blocker("no eligible kernel was recorded", f"profile again: {command}")
+                    Blocker("no eligible kernel was recorded", "profile again: " + command)
                 )
                 return Observation(nan, blockers=tuple(blockers), source=run.name)
             used, eligible = (
@@ -367,7 +369,7 @@ def observe_tensor_cores(
                 why = f"fewer than {MIN_VALUES} iterations: how far the share scatters is not known"
                 blockers.append(
                     Blocker(
-                        why, f"profile more iterations: {command} --iterations {MORE_ITERATIONS}"
+                        why, "profile more iterations: " + suggest_profile(build, MORE_ITERATIONS)
                     )
                 )
                 return Observation(share, blockers=tuple(blockers), about=about, source=run.name)

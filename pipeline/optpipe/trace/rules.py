@@ -11,6 +11,7 @@ import polars as pl
 
 from optpipe.backends.registry import list_fusing_backends
 from optpipe.core.quantity import format_bytes, format_duration
+from optpipe.core.wording import Argument, Call
 from optpipe.trace.analysis import WAITING_CALLS, Analysis, IdleCause, subtract_intervals
 from optpipe.trace.bottleneck import GAP_NS, find_long_gaps, has_notable_gaps
 from optpipe.trace.nsys import Stage
@@ -23,10 +24,19 @@ _WORTH_GAP_SHARE = 0.005
 WITHOUT_PROFILER = "; without the profiler"
 """Evidence after this text holds even if the profiler slowed the host."""
 _Find = TypeVar("_Find", bound="Callable[[RuleContext], _Found | None]")
-_TUNING = "optpipe preprocess tunes threads, prefetching, and the share of the hardware JPEG decoder, which recordings do not show"
-_LARGER_BATCH = f"use a larger batch; {_TUNING}"
-_SMALLER_TYPES = "optpipe build --precision fp16, or --precision tf32 where fp32 must stay"
-_PREFETCH = f"prefetch more batches: {_TUNING}"
+_TUNING = (
+    Call("preprocess")
+    + " tunes threads, prefetching, and the share of the hardware JPEG decoder, which recordings do not show"
+)
+_LARGER_BATCH = "use a larger batch; " + _TUNING
+_SMALLER_TYPES = (
+    Call("build", precision="fp16")
+    + ", or "
+    + Argument("precision", "tf32")
+    + " where fp32 must stay"
+)
+_PREFETCH = "prefetch more batches: " + _TUNING
+_BENCH, _STREAMS = Call("bench"), Call("bench") + " " + Argument("streams")
 _ALLOCATIONS = (
     r"^(cudaMalloc|cudaFree|cudaHostAlloc|cudaFreeHost|cudaMallocHost|cuMemAlloc|cuMemFree|cuModuleLoad|cuLibraryLoad|"
     r"cudaStreamCreate|cudaEventCreate)"
@@ -153,9 +163,10 @@ def find_launch_gaps(context: RuleContext) -> _Found | None:
         f"{_format_gap_count(count)} of {format_duration(gain / count)} on average while the host prepares the next launch; "
         f"{kernels} kernels of {format_duration(context.measured.kernel_ns / max(kernels, 1))} on average"
     )
-    graph = f"replay a CUDA graph (optpipe build --option {context.facts.backend or 'onnxruntime'}.cuda_graph=true), "
-    advice = f"{'' if context.facts.options.get('cuda_graph') else graph}use a larger batch, or launch fewer kernels; "
-    advice += _advise_fusion(context)
+    advice = "use a larger batch, or launch fewer kernels; " + _advise_fusion(context)
+    if not context.facts.options.get("cuda_graph"):
+        graph = {context.facts.backend or "onnxruntime": {"cuda_graph": "true"}}
+        advice = "replay a CUDA graph (" + Call("build", option=graph) + "), " + advice
     return _Found(evidence, gain, advice)
 
 
@@ -163,7 +174,7 @@ def find_launch_gaps(context: RuleContext) -> _Found | None:
     "host-gaps",
     gaps=True,
     host_times=True,
-    advice_in_preprocessing=f"the host cannot feed the GPU: {_TUNING}",
+    advice_in_preprocessing="the host cannot feed the GPU: " + _TUNING,
 )
 def find_host_gaps(context: RuleContext) -> _Found | None:
     """Long waits in which the host does other work than launching."""
@@ -172,9 +183,10 @@ def find_host_gaps(context: RuleContext) -> _Found | None:
         return None
     evidence = f"{_format_gap_count(away.starts.size)} over {format_duration(GAP_NS)}, {format_duration(away.total_ns)} in total, "
     evidence += "during which the host launches nothing"
-    advice = "find out with perf or py-spy what the host does there; preprocess on the GPU (optpipe preprocess)"
+    advice = "find out with perf or py-spy what the host does there; preprocess on the GPU ("
+    advice += Call("preprocess") + ")"
     if context.facts.stage is Stage.INFERENCE:
-        advice = "launch the next batch before waiting for this one (optpipe bench --streams)"
+        advice = "launch the next batch before waiting for this one (" + _STREAMS + ")"
     return _Found(evidence, away.total_ns, advice)
 
 
@@ -186,7 +198,7 @@ def find_device_gaps(context: RuleContext) -> _Found | None:
         return None
     each = format_duration(waits.total_ns / waits.starts.size)
     evidence = f"{_format_gap_count(waits.starts.size)} of {each} between already launched kernels"
-    advice = f"use a larger batch, or fewer, larger kernels; {_advise_fusion(context)}"
+    advice = "use a larger batch, or fewer, larger kernels; " + _advise_fusion(context)
     return _Found(evidence, waits.total_ns, advice)
 
 
@@ -202,7 +214,7 @@ def find_synchronizations(context: RuleContext) -> _Found | None:
     each = _sum(calls, "count") / context.iterations
     evidence = f"{format_duration(idle.total_ns)} idle inside waiting calls ({named}; {each:.1f} per iteration)"
     advice = "synchronize once per iteration, not once per step; "
-    advice += "keep several batches in flight (optpipe bench --streams)"
+    advice += "keep several batches in flight (" + _STREAMS + ")"
     return _Found(evidence, idle.total_ns, advice)
 
 
@@ -250,7 +262,9 @@ def find_missed_tensor_cores(context: RuleContext) -> _Found | None:
     said = f"{len(found.missed)} of {found.eligible} eligible {found.basis} do not use Tensor Cores"
     advice = _SMALLER_TYPES
     if any(each.type in ("fp16", "bf16", "int8") for each in found.missed):
-        advice = "other kernels: build with --backend onnxruntime,inductor,torch, then optpipe bench; onnxruntime.cudnn_search=EXHAUSTIVE"
+        others = Argument("backend", ["onnxruntime", "inductor", "torch"])
+        advice = "other kernels: build with " + others + ", then " + _BENCH
+        advice += "; onnxruntime.cudnn_search=EXHAUSTIVE"
     gain = sum(each.could_save_ns for each in found.missed)
     return _Found(f"{said}: {_format_time(found, found.missed)}", gain, advice)
 
@@ -265,7 +279,7 @@ def find_ineligible_layers(context: RuleContext) -> _Found | None:
     evidence += f"{_format_time(found, found.ineligible)}; {first.name}: {first.reason}"
     by_type = first.reason is not None and "no Tensor Cores" in first.reason
     pad = "pad channels and weights with zeros to that multiple (3 input channels to 8), or use a backend that pads: "
-    pad += "optpipe build --backend torch,inductor, then optpipe bench"
+    pad += Call("build", backend=["torch", "inductor"]) + ", then " + _BENCH
     gain = sum(each.could_save_ns for each in found.ineligible)
     return _Found(evidence, gain, _SMALLER_TYPES if by_type else pad)
 
@@ -306,7 +320,7 @@ def find_underfilled_gpu(context: RuleContext) -> _Found | None:
     share = _sum(small, "total_ns") / max(context.measured.kernel_ns, 1)
     where = f"kernels with fewer blocks than the GPU's {multiprocessors} multiprocessors"
     evidence = f"{share:.0%} of kernel time runs in {where}"
-    advice = "use a larger batch or several concurrent streams; optpipe bench finds the knee"
+    advice = "use a larger batch or several concurrent streams; " + _BENCH + " finds the knee"
     return _Found(evidence, _sum(small, "unused_ns"), advice) if small.height else None
 
 
@@ -339,7 +353,7 @@ def find_busiest_operator(context: RuleContext) -> _Found | None:
     return _Found(
         evidence,
         int(total_ns / threads),
-        "optpipe preprocess tunes threads, prefetching, and the decoder",
+        Call("preprocess") + " tunes threads, prefetching, and the decoder",
     )
 
 
@@ -363,17 +377,18 @@ def find_slow_layers(context: RuleContext) -> _Found | None:
         f"{len(timed)} layers take up to {format_duration(above_ns)} more per inference than their arithmetic and memory traffic require; "
         f"{timed[0].cost.op} {timed[0].cost.name} the most"
     )
-    advice = "more threads or larger batches: optpipe bench --option onnxruntime.threads=N --batch 1,8,32"
+    advice = "more threads or larger batches: "
+    advice += Call("bench", option={"onnxruntime": {"threads": "N"}}, batch=[1, 8, 32])
     if not any(each.cost.type == "int8" for each in timed):
-        advice += "; INT8 if accuracy allows: optpipe build --precision int8 --backend onnxruntime"
+        smaller = Call("build", precision="int8", backend="onnxruntime")
+        advice += "; INT8 if accuracy allows: " + smaller
     return _Found(evidence, int(above_ns * context.iterations), advice)
 
 
 def _advise_fusion(context: RuleContext) -> str:
-    others = ",".join(
-        name for name in list_fusing_backends("cuda") if name != context.facts.backend
-    )
-    return f"fuse elementwise work into the matrix kernels: optpipe build --backend {others}, then optpipe bench"
+    others = [name for name in list_fusing_backends("cuda") if name != context.facts.backend]
+    build = Call("build", backend=others)
+    return "fuse elementwise work into the matrix kernels: " + build + ", then " + _BENCH
 
 
 def _format_gap_count(count: int) -> str:

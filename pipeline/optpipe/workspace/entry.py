@@ -19,7 +19,7 @@ from typing_extensions import TypeVar
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files, hash_value
-from optpipe.core.plan import PYTHON, read_origin
+from optpipe.core.plan import read_origin
 from optpipe.core.records import (
     OtherSchemaError,
     json_from_record,
@@ -27,7 +27,7 @@ from optpipe.core.records import (
     read_versioned,
     record_from_plain,
 )
-from optpipe.core.wording import Call
+from optpipe.core.wording import PYTHON, Call
 from optpipe.workspace.environment import describe_environment
 from optpipe.workspace.files import (
     FileHash,

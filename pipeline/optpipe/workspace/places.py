@@ -13,29 +13,29 @@ from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.wording import Argument, Call
 
 
-def require_writable_folder(folder: Path, option: str) -> None:
-    """Raises BadInputError if no file can be made in `folder`, which need not exist; creates nothing. `option` named it."""
-    _require_room(folder, f"{option} {folder}")
+def require_writable_folder(folder: Path, name: str) -> None:
+    """Raises BadInputError if no file can be made in `folder`, which need not exist; creates nothing. `name` is its argument's."""
+    _require_room(folder, Argument(name, folder))
 
 
-def require_writable_file(file: Path, option: str) -> None:
+def require_writable_file(file: Path, name: str) -> None:
     """Raises BadInputError if `file` cannot be created or overwritten."""
     if os.path.isdir(file):  # noqa: PTH112 - Path.is_dir raises where a folder on the way cannot be searched
-        raise BadInputError(f"{option} {file} is a folder; specify a file")
+        raise BadInputError(Argument(name, file) + " is a folder; specify a file")
     if not os.path.exists(file):  # noqa: PTH110 - for the same reason
-        _require_room(file, f"{option} {file}")
+        _require_room(file, Argument(name, file))
     elif not os.access(file, os.W_OK):
-        raise BadInputError(f"{option} {file} is not writable")
+        raise BadInputError(Argument(name, file) + " is not writable")
 
 
-def require_unused_path(target: Path, option: str = "--output") -> None:
+def require_unused_path(target: Path, name: str = "output") -> None:
     """Raises BadInputError if `target` exists or cannot be created."""
     if os.path.lexists(target):
-        raise BadInputError(f"{target} already exists; choose another {option}")
-    _require_room(target, f"{option} {target}")
+        raise BadInputError(f"{target} already exists; choose another " + Argument(name))
+    _require_room(target, Argument(name, target))
 
 
-def _require_room(path: Path, what: str) -> None:
+def _require_room(path: Path, argument: Argument) -> None:
     nearest = path
     try:
         with suppress(PermissionError):
@@ -44,12 +44,12 @@ def _require_room(path: Path, what: str) -> None:
         with TemporaryFile(dir=nearest) as file:
             file.write(b"0")
     except NotADirectoryError:
-        raise BadInputError(f"{what}: {nearest} is not a folder") from None
+        raise BadInputError(f"{nearest} is not a folder", argument=argument) from None
     except OSError as error:
         why = (
             "" if error.errno == ENOENT else f" ({error.strerror})"
         )  # the error of /proc, which misleads
-        raise BadInputError(f"{what}: {nearest} is not writable{why}") from error
+        raise BadInputError(f"{nearest} is not writable{why}", argument=argument) from error
 
 
 def move_folder(folder: Path, target: Path) -> None:

@@ -20,9 +20,8 @@ from typing import IO, Any
 from optpipe.core.errors import BadInputError, OptpipeError, StageError
 from optpipe.core.events import Listener, Steps, as_steps, finish_steps
 from optpipe.core.files import Files, hash_file
-from optpipe.core.plan import for_workspace
 from optpipe.core.records import json_from_record, read_record
-from optpipe.core.wording import Argument, Call, describe_remake
+from optpipe.core.wording import Argument, Call, describe_remake, for_workspace
 from optpipe.workspace.entry import (
     MANIFEST,
     USED,
@@ -307,7 +306,7 @@ class Store:
         loading the entry `runs_code` and it was neither made nor approved in this workspace.
         """
         if runs_code and not self.is_own(entry):
-            approve = for_workspace(f"optpipe store approve {entry.id}", self.workspace)
+            approve = for_workspace(Call("store approve", entry.id), self.workspace)
             raise StageError(
                 f"store entry {entry.path.name} was not built in {self.workspace}, and loading it runs code of whoever built it\n"
                 f"build it here, or approve it, if you trust who made it: `{approve}`"

@@ -23,6 +23,7 @@ from optpipe.core.errors import (
     read_as_user_file,
 )
 from optpipe.core.files import Files, read_user_bytes, require_regular_file
+from optpipe.core.wording import Argument
 from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import format_extra
 from optpipe.workspace.seal import SUMS, TIMESTAMP
@@ -35,7 +36,7 @@ GRANTED = 0
 SHA256 = "2.16.840.1.101.3.4.2.1"
 
 
-def require_authority(url: str, option: str = "--timestamp") -> None:
+def require_authority(url: str) -> None:
     """Raises BadInputError for anything but a URL of HTTP, MissingError without the package."""
     try:
         parts = urlsplit(url)
@@ -44,8 +45,10 @@ def require_authority(url: str, option: str = "--timestamp") -> None:
     except ValueError:
         known = False
     if not known or any(each.isspace() or not each.isprintable() for each in url):
-        problem = f"{option} {escape(url)!r}: expected the URL of an RFC 3161 authority"
-        raise BadInputError(f"{problem}, such as http://timestamp.example.com")
+        raise BadInputError(
+            "expected the URL of an RFC 3161 authority, such as http://timestamp.example.com",
+            argument=Argument("timestamp", repr(escape(url))),
+        )
     _import_client()
 
 

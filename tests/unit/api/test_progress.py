@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from optpipe.api.door import SpokenListener
 from optpipe.api.progress import NotebookBar
+from optpipe.core.wording import Argument, Call
 
 
 class Screen:
@@ -21,8 +23,9 @@ class Screen:
 
 def test_warnings_are_lines_that_name_arguments() -> None:
     screen = Screen()
+    way = "isolate its cores (" + Argument("affinity") + "), or run `" + Call("bench", turns=True)
     with NotebookBar(screen) as bar, bar.step("bench"):
-        bar.warn("a busy <host>\nisolate its cores (--affinity), or run `optpipe bench --turns`")
+        SpokenListener(bar).warn("a busy <host>\n" + way + "`")
     markup = screen.shown._repr_html_()
     assert "busy &lt;host&gt;<br>isolate its cores (affinity)" in markup
     assert "`optpipe bench --turns`" in markup

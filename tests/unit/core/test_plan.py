@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optpipe.core import plan
+from optpipe.core import plan, wording
 from optpipe.core.errors import BadInputError
 from optpipe.core.plan import (
     Param,
     choices_from_text,
-    for_workspace,
     list_fields,
     list_words,
+    make_call,
     settings_from_texts,
-    to_command,
 )
 from optpipe.core.quantity import Dimension, drop_from_text, read_quantity, share_from_text
+from optpipe.core.wording import for_workspace
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def test_only_what_differs_from_the_defaults_is_on_a_command_line():
     assert list(list_words(Record())) == []
     words = ["--sizes", "1,8", "--name", "a", "--name", "b c", "--no-fast", "--set", "seed=2"]
     assert list(list_words(Record((1, 8), ("a", "b c"), fast=False, seed=2))) == words
-    assert shlex.split(to_command("store show", Record(seed=2), json=True)) == [
+    assert shlex.split(make_call("store show", Record(seed=2), json=True)) == [
         "optpipe",
         "store",
         "show",
@@ -68,12 +68,12 @@ def test_a_suggested_command_names_the_workspace_at_hand(monkeypatch):
     monkeypatch.setenv("OPTPIPE_WORKSPACE", "usual")
     recorded = "optpipe build 'a b' --workspace /old --json"
     try:
-        plan.use_workspace(Path("usual"))
+        wording.use_workspace(Path("usual"))
         assert for_workspace(recorded) == "optpipe build 'a b' --json"
-        plan.use_workspace(Path("my work"))
+        wording.use_workspace(Path("my work"))
         assert for_workspace(recorded) == "optpipe build 'a b' --json --workspace 'my work'"
     finally:
-        plan.use_workspace(None)
+        wording.use_workspace(None)
 
 
 def test_a_number_without_a_unit_is_refused_with_what_it_may_mean():

@@ -112,7 +112,7 @@ def test_two_lengths_are_two_loads_and_older_records_have_none():
     short, long = m.LoadSpec(8, length=32), m.LoadSpec(8, length=512)
     assert len({m.LoadSpec(8).key, short.key, long.key}) == 3
     assert str(long) == "batch 8, length 512, single-stream, compute"
-    assert list(m.list_load_options(long)) == ["--batch", "8", "--length", "512"]
+    assert m.list_load_options(long) == {"batch": 8, "length": 512}
     older = plain_from_record(m.LoadSpec(8))
     del older["length"]
     assert record_from_plain(older, m.LoadSpec, "older") == m.LoadSpec(8)

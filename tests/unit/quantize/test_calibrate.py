@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_said(tmp_path, name, content, said) -> None:
     else:
         np.savez(tmp_path / name, x=content)
     with pytest.raises(BadInputError, match=said):
-        resolve_data(tmp_path / name, TENSORS, None, Store(tmp_path / "workspace"), "--calibration")
+        resolve_data(tmp_path / name, TENSORS, None, Store(tmp_path / "workspace"), calibrates=True)
 
 
 def test_a_calibration():

@@ -210,7 +210,7 @@ def test_no_command_names_a_module_in_memory(section):
             parse_command(command)
         verbs = ("build", "calibrate", "evaluate", "preprocess", "profile")
         assert not any(f"optpipe {verb}" in remedy for verb in verbs)
-    assert "Builds.evaluate(" in suggest_narrowing("accuracy", build)
+    assert 'workspace.builds("Net").evaluate(' in suggest_narrowing("accuracy", build)
 
 
 @pytest.mark.parametrize("section", SECTIONS)

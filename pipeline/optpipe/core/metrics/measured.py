@@ -15,6 +15,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.metrics.contract import Metric, Window
 from optpipe.core.quantity import Dimension, Estimate
+from optpipe.core.wording import Argument
 
 MIN_WINDOW_S = 10.0
 """The energy counter moves in steps of some tens of milliseconds: ten seconds keep them below one percent."""
@@ -145,7 +146,8 @@ class Energy(Metric):
 
     def compute(self, window: Window) -> Estimate | str:
         seconds, machine = window.seconds, window.machine
-        too_short = f"measured for {seconds:.1f} s; the energy counter needs at least {MIN_WINDOW_S:.0f} s (--energy)"
+        too_short = f"measured for {seconds:.1f} s; the energy counter needs at least "
+        too_short += f"{MIN_WINDOW_S:.0f} s (" + Argument("energy") + ")"
         has_counter = "gpu_energy_mj" in machine.columns
         rows = machine.drop_nulls("gpu_energy_mj") if has_counter else machine.clear()
         if rows.is_empty():

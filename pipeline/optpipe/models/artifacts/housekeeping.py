@@ -10,7 +10,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.precision import MixedPrecision, Placement
 from optpipe.core.quantity import format_bytes, format_count, format_duration
 from optpipe.core.records import json_from_record, record_from_plain
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, Call
 from optpipe.models.artifacts.decisions import find_decision, read_decision
 from optpipe.report.document import (
     Cell,
@@ -269,13 +269,19 @@ def _sweep(store: Store, *, dry_run: bool) -> int:
 def document_from_listing(listing: StoreListing) -> Document:
     entries, runs = listing.entries, listing.runs
     if not (entries or listing.damaged or runs):
-        return make_document([Sentence("nothing stored yet; start with `optpipe build MODEL`")])
+        return make_document(
+            [Sentence("nothing stored yet; start with `" + Call("build", "MODEL") + "`")]
+        )
     return make_document(
         [
             *(_tabulate_entries(listing) if entries else ()),
             *(
                 Sentence(
-                    f"{name}; optpipe store rm {name}, or optpipe store gc, removes it",
+                    f"{name}; "
+                    + Call("store rm", name)
+                    + ", or "
+                    + Call("store gc")
+                    + ", removes it",
                     Tone.BAD,
                     "damaged",
                 )

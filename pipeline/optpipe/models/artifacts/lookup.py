@@ -17,9 +17,8 @@ from optpipe.core.card import ModelCard, name_from_factory
 from optpipe.core.entries import ArtifactInfo, ModelInfo, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.files import Files, hash_file, hash_value
-from optpipe.core.plan import for_workspace
 from optpipe.core.precision import PrecisionShare
-from optpipe.core.wording import Call
+from optpipe.core.wording import IN_MEMORY, Argument, Call, Message, join_texts
 from optpipe.models.sources.onnx_file import hash_onnx_file
 from optpipe.models.sources.resolve import CardSource, find_model_cards, source_from_text
 from optpipe.models.stored_card import find_card_file, read_stored_card
@@ -64,9 +63,14 @@ class JudgedBuild:
         """The MODEL of a command that names its model."""
         return format_model_argument(self.model, self.source)
 
-    def choose_way(self, command: str, *, call: str = "") -> str:
-        """`command`, whose MODEL is this build's; for a module in memory, which no command can name, the library's `call`."""
-        return call if self.source.startswith("memory:") else command
+    @property
+    def in_memory(self) -> bool:
+        """Whether it is of a module in memory, which no command can name."""
+        return self.source.startswith(IN_MEMORY)
+
+    def choose_way(self, call: Call) -> str:
+        """`call`, whose MODEL is this build's; for a module in memory the library's wording, empty if the library lacks it."""
+        return choose_way(call, self.source)
 
     def has_other_file(self, artifact: str | None, sha256: str | None) -> bool:
         """Whether a record of `artifact` is of another file with the build's id, since not every backend is
@@ -76,6 +80,13 @@ class JudgedBuild:
             and None not in (sha256, self.sha256)
             and sha256 != self.sha256
         )
+
+
+def choose_way(call: Call, source: str) -> str:
+    """`call`, whose MODEL is of `source`; for a module in memory the library's wording, empty if the library lacks it."""
+    if not source.startswith(IN_MEMORY):
+        return call
+    return Call(call.verb, source, **call.options).find_library_call() or ""
 
 
 def judged_build_from_entry(
@@ -175,20 +186,26 @@ def find_artifacts(
         and (not backends or entry.info.backend in backends)
         and (device is None or entry.info.device == device)
     ]
-    given = {"precision": precisions, "backend": backends, "device": [device] if device else ()}
-    flags = "".join(f" --{name} {','.join(values)}" for name, values in given.items() if values)
+    devices = [device] if device else []
+    chosen = {"precision": list(precisions), "backend": list(backends), "device": devices}
+    options: dict[str, object] = {name: values for name, values in chosen.items() if values}
+    which = _list_arguments(options)
     if by_id and not wanted:
         model = format_model_argument(by_id[-1].info.model, by_id[-1].info.source)
         raise BadInputError(
-            f"{text} is {by_id[-1].info.label}, not{flags}\nuse `{model}{flags}`, or the ID alone"
+            f"{text} is {by_id[-1].info.label}, not" + which,
+            remedy=f"use `{shlex.quote(model)}" + which + "`, or the ID alone",
         )
     if not named:
-        raise make_unbuilt_error(text, store, flags)
+        raise make_unbuilt_error(text, store, options)
     if not wanted:
         built = sorted({f"{entry.info.backend} {entry.info.precision}" for entry in named})
-        way_out = f"`{for_workspace(f'optpipe build {shlex.quote(text)}{flags}')}` builds it"
+        way_out = choose_way(Call("build", text, **options), named[-1].info.source)
         raise BadInputError(
-            f"no build of {text}{flags} in {store.workspace} (available: {', '.join(built)})\n{way_out}"
+            f"no build of {text}"
+            + which
+            + f" in {store.workspace} (available: {', '.join(built)})",
+            remedy="`" + way_out + "` builds it",
         )
     if not by_id:
         require_one_model(text, wanted, store)
@@ -203,8 +220,10 @@ def stored_from_entry(entry: Entry[ArtifactInfo], store: Store) -> StoredArtifac
     return StoredArtifact(entry, card, exported, find_reference(entry, exported, store))
 
 
-def make_unbuilt_error(text: str, store: Store, flags: str = "") -> BadInputError:
-    """The error for a MODEL without a build; its way out is a build with `flags`, unless `text` names nothing that can be built."""
+def make_unbuilt_error(
+    text: str, store: Store, options: Mapping[str, object] | None = None
+) -> BadInputError:
+    """The error for a MODEL without a build; its way out is a build with `options`, unless `text` names nothing that can be built."""
     try:
         source_from_text(text)
         require_id(text, store)
@@ -215,8 +234,17 @@ def make_unbuilt_error(text: str, store: Store, flags: str = "") -> BadInputErro
     if not here and others:
         more = f" and {len(others) - 5} more" if len(others) > 5 else ""
         here = f", which has builds of {', '.join(list(others)[:5])}{more}"
-    way_out = f"`{for_workspace(f'optpipe build {shlex.quote(text)}{flags}')}` builds it"
-    return BadInputError(f"no build of {text}{flags} in {store.workspace}{here}\n{way_out}")
+    way_out = Call("build", text, **(options or {}))
+    which = _list_arguments(options or {})
+    return BadInputError(
+        f"no build of {text}" + which + f" in {store.workspace}{here}",
+        remedy="`" + way_out + "` builds it",
+    )
+
+
+def _list_arguments(options: Mapping[str, object]) -> Message:
+    """` --precision fp16 --device cpu`, each after a space."""
+    return join_texts("", (" " + Argument(name, value) for name, value in options.items()))
 
 
 def explain_no_build(text: str, store: Store) -> str:
@@ -475,7 +503,7 @@ def _list_names(name: str, source: str) -> tuple[str, ...]:
 def format_model_argument(name: str, source: str) -> str:
     """The MODEL of a `build` that means the model of this name and source, as far as they tell."""
     named = source.startswith(("timm:", "hf:"))
-    return shlex.quote(source if named or _is_named_by_source(name, source) else name)
+    return source if named or _is_named_by_source(name, source) else name
 
 
 def find_stored_source(text: str, store: Store) -> str | None:
@@ -603,11 +631,11 @@ def describe_network(model: Entry[ModelInfo]) -> str | None:
 
 
 def choose_batch_sizes(
-    artifact: StoredArtifact, sizes: Sequence[int] | None, command: str = ""
+    artifact: StoredArtifact, sizes: Sequence[int] | None, wider: Call | None = None
 ) -> tuple[int, ...]:
     """The given batch sizes, all inside the profile, or powers of two up to its end.
 
-    `command` makes a build that includes them; by default `optpipe build`.
+    `wider` makes a build that includes them; by default that of this artifact with a wider profile.
     """
     low, _, high = artifact.card.batch_range
     if sizes is None:
@@ -615,23 +643,29 @@ def choose_batch_sizes(
             size for size in (1 << power for power in range(20)) if low <= size <= high
         ) or (low,)
     if outside := [size for size in sizes if not low <= size <= high]:
-        info, wider = artifact.entry.info, f"{min(low, *outside)}:{high}:{max(high, *outside)}"
-        model = format_model_argument(artifact.card.name, artifact.card.source)
-        build = f"optpipe build {model} --precision {info.precision} --backend {info.backend} --batch {wider}"
-        way = f"`{for_workspace(command or build)}` builds one that includes it"
+        profile = (min(low, *outside), high, max(high, *outside))
+        way = wider or _suggest_build_again(artifact, batch=profile)
         raise BadInputError(
-            f"batch size {outside[0]} is outside the profile {low}…{high} of {artifact.label}\n{way}"
+            f"batch size {outside[0]} is outside the profile {low}…{high} of {artifact.label}",
+            remedy="`" + way + "` builds one that includes it",
         )
     return tuple(sizes)
+
+
+def _suggest_build_again(artifact: StoredArtifact, **changes: object) -> str:
+    """Builds the artifact again, with `changes`."""
+    info, card = artifact.entry.info, artifact.card
+    model = format_model_argument(card.name, card.source)
+    call = Call("build", model, precision=info.precision, backend=info.backend, **changes)
+    return choose_way(call, card.source)
 
 
 def require_lengths(artifact: StoredArtifact, lengths: Sequence[int] | None) -> None:
     """Raises BadInputError for a length outside the profile, or for a model without sequences."""
     if lengths is not None:
-        info, card = artifact.entry.info, artifact.card
-        build = f"optpipe build {format_model_argument(card.name, card.source)} --precision {info.precision}"
-        wider = f"`{build} --backend {info.backend} {card.format_wider_shapes(lengths)}` builds one that includes it"
-        require_card_lengths(card, lengths, artifact.label, wider)
+        wider = _suggest_build_again(artifact, shape=artifact.card.widen_shapes(lengths))
+        way_out = "`" + wider + "` builds one that includes it"
+        require_card_lengths(artifact.card, lengths, artifact.label, way_out)
 
 
 def require_card_lengths(card: ModelCard, lengths: Sequence[int], name: str, way_out: str) -> None:
@@ -644,4 +678,4 @@ def require_card_lengths(card: ModelCard, lengths: Sequence[int], name: str, way
     low, high = card.length_range
     if outside := [length for length in lengths if not low <= length <= high]:
         problem = f"length {outside[0]} is outside the profile {low}…{high} of {name}"
-        raise BadInputError(f"{problem}\n{way_out}, where the model takes that many tokens")
+        raise BadInputError(problem, remedy=way_out + ", where the model takes that many tokens")

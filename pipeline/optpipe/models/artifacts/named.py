@@ -1,5 +1,6 @@
 """The model that a user names: a library's name, a file, a card, the name of a stored model, or the ID of a build or model."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +98,7 @@ def model_from_text(
             + Argument("batch")
             + ", and "
             + Argument("shape")
-            + f", or give {model} instead",
+            + f", or give {shlex.quote(model)} instead",
         )
     return model_from_entry(exported)
 

@@ -20,6 +20,7 @@ from optpipe.core.errors import BadInputError, GateError, OptpipeError, first_li
 from optpipe.core.events import Listener
 from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
+from optpipe.core.wording import Argument
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, save_graph
 from optpipe.models.export.selections import Selection, align_rows, read_selection
 from optpipe.models.export.source_graph import prepare_graph
@@ -87,9 +88,10 @@ class Model:
                 card.tokenization is not None
                 and (longest := card.inputs[0].max[-1]) > card.tokenization.max_length
             ):
-                problem = f"--shape: {card.name} takes up to {card.tokenization.max_length} tokens, not {longest}"
                 raise BadInputError(
-                    f"{problem}\ngive shorter shapes, or a model with a larger position table"
+                    f"{card.name} takes up to {card.tokenization.max_length} tokens, not {longest}",
+                    argument="shape",
+                    remedy="give shorter shapes, or a model with a larger position table",
                 )
             self._loaded = replace(found, card=card)
         return self._loaded
@@ -137,7 +139,8 @@ def choose_available_weights(model: Model, workspace: Path, listener: Listener) 
             memory.unlink(missing_ok=True)
             return model
     instead = "using seeded random weights instead: speed is meaningful, accuracy is not"
-    listener.warn(f"{reason}\n{instead} (pass --weights FILE for real weights)")
+    given = Argument("weights", "FILE")
+    listener.warn(f"{reason}\n{instead} (pass " + given + " for real weights)")
     weights = WeightsRequest(kind="random", seed=model.weights.seed)
     return replace(model, weights=weights, fallback_reason=reason, _loaded=None)
 
@@ -295,7 +298,9 @@ def explain_other_export(model: Model, exported: Entry[ModelInfo]) -> tuple[str,
 
 
 ONNX_ORIGIN = "the file as given, on ONNX Runtime without optimizations"
-BATCH_WAY_OUT = "its forward pass depends on the batch size; build it for one: --batch N"
+BATCH_WAY_OUT = "its forward pass depends on the batch size; build it for one: " + Argument(
+    "batch", "N"
+)
 TORCH_WAY_OUT = (
     "its forward pass is random\n"
     "disable randomness in eval mode, as torch.nn.Dropout and functional.dropout(..., training=self.training) do"
@@ -485,18 +490,18 @@ def _require_independence(
         except Exception as error:  # also if outputs cannot be joined
             why = first_line(error.__cause__ or error)
             raise GateError(
-                f"{card.name} does not run at batch size {size}: {why}\n{BATCH_WAY_OUT}"
+                f"{card.name} does not run at batch size {size}: {why}", remedy=BATCH_WAY_OUT
             ) from error
         found = align_rows(outputs, found, selection, TOLERATED_RELATIVE_ERROR[Precision.FP32])
         for name, value in found.items():
             expected = outputs[name][:size]
             if value.shape != expected.shape:
                 problem = f"{card.name} at batch size {size}: output '{name}' is {value.shape}, not {expected.shape}"
-                raise GateError(f"{problem}\n{BATCH_WAY_OUT}")
+                raise GateError(problem, remedy=BATCH_WAY_OUT)
             off = compute_output_error(name, expected, value).relative
             if off > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
                 problem = f"{card.name} gives other outputs at batch size {size}: '{name}' is off by {off:.2e}"
-                raise GateError(f"{problem}\n{BATCH_WAY_OUT}")
+                raise GateError(problem, remedy=BATCH_WAY_OUT)
 
 
 def _choose_sizes(card: ModelCard, inputs: Arrays) -> list[int]:
@@ -520,7 +525,8 @@ def _run_onnx_model(
         if worst.relative > tolerated:
             problem = f"the exported graph gives other outputs at batch size {size}"
             raise GateError(
-                f"{problem}: output '{worst.name}' is off by {worst.relative:.2e}\n{BATCH_WAY_OUT}"
+                f"{problem}: output '{worst.name}' is off by {worst.relative:.2e}",
+                remedy=BATCH_WAY_OUT,
             )
         if dynamic and worst.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             cause = "its scales come from each whole batch, and its outputs depend on what shares a batch"

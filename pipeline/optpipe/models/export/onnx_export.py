@@ -20,6 +20,7 @@ from optpipe.core import onnx, torch
 from optpipe.core.card import ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError, OptpipeError, StageError, first_line
 from optpipe.core.events import Listener, SilentListener
+from optpipe.core.wording import Argument
 from optpipe.models.export.source_graph import PreparedGraph, prepare_graph
 from optpipe.models.inputs.samples import bound_noise, make_synthetic_tensor
 from optpipe.models.sources.modules import LoadedModel, flatten_tensors
@@ -255,12 +256,14 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
         sizes = [dim.dim_value if has_size(dim) else None for dim in dims]
         for axis, (size, low, high) in enumerate(zip(sizes, each.min, each.max, strict=False)):
             if size is not None and not low == size == high:
-                other = f"--shape {each.name}=..., or other sizes in its description"
-                way = f"--batch {size}" if axis == each.batch else other
+                way: str = Argument("batch", size)
+                if axis != each.batch:
+                    shape = Argument("shape", {each.name: "..."})
+                    way = shape + ", or other sizes in its description"
                 problem = (
                     f"{card.name} accepts only size {size} in dimension {axis} of '{each.name}'"
                 )
-                raise BadInputError(f"{problem}, not {low} to {high}; use {way}")
+                raise BadInputError(f"{problem}, not {low} to {high}; use " + way)
     outputs = _read_outputs(graph.graph)
     if (stated := [each.name for each in card.outputs]) and stated != (
         found := [each.name for each in outputs]
@@ -272,8 +275,9 @@ def complete_card(card: ModelCard, path: Path) -> ModelCard:
     ):
         problem = f"{card.name}: output '{wrong.name}' is a single value for a whole batch"
         smallest, _, largest = card.batch_range
-        way = "export the model at batch size 1" if smallest == largest else "give --batch 1"
-        raise BadInputError(f"{problem}: leave it out, or {way}")
+        fixed = "export the model at batch size 1"
+        way_out = fixed if smallest == largest else "give " + Argument("batch", 1)
+        raise BadInputError(f"{problem}: leave it out, or " + way_out)
     outputs = _find_output_axes(outputs, card, graph, path)
     classes = outputs[0].classes
     if (

@@ -19,7 +19,7 @@ from optpipe.core.files import (
     read_user_bytes,
     require_regular_file,
 )
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, Call
 from optpipe.models.inputs.image_set import (
     ANNOTATIONS,
     ImageSet,
@@ -58,7 +58,9 @@ from optpipe.workspace.files import write_json
 from optpipe.workspace.places import format_extra
 
 CARD_WAY = (
-    "`optpipe build MODEL --init CARD.toml` writes a model card with preprocessing to complete"
+    "`"
+    + Call("build", "MODEL", init="CARD.toml")
+    + "` writes a model card with preprocessing to complete"
 )
 
 
@@ -84,7 +86,8 @@ def load_sample_set(
     found, unusable = read(source, count, seed, listener)
     if count is not None and len(found.files) < count:
         listener.warn(
-            f"--count {count}: {source} has only {len(found.files)} usable samples; using all of them"
+            Argument("count", count)
+            + f": {source} has only {len(found.files)} usable samples; using all of them"
         )
     if isinstance(found, TextSet):
         assert model is not None
@@ -150,17 +153,15 @@ def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool
         return replace(found, truncate=True, truncated=len(long))
     line, tokens = max(long.items(), key=lambda each: each[1])
     assert card.tokenization is not None
-    wider = (
-        f", or build with {card.format_wider_shapes([tokens])}"
-        if tokens <= card.tokenization.max_length
-        else ""
-    )
+    wider = ""
+    if tokens <= card.tokenization.max_length:
+        wider = ", or build with " + Argument("shape", card.widen_shapes([tokens]))
     problem = (
         f"{found.root}, line {line}: {tokens} tokens exceed the maximum input length of {longest}"
     )
     others = f"{len(long)} of {len(texts)} texts are too long"
     raise BadInputError(
-        f"{problem} ({others})", remedy="use " + Argument("truncate", True) + f" to cut them{wider}"
+        f"{problem} ({others})", remedy="use " + Argument("truncate", True) + " to cut them" + wider
     )
 
 
@@ -205,7 +206,8 @@ def require_task_data(card: ModelCard) -> None:
 
         else:
             way = f"give its inputs as tensors ({FORMS}), or a model card with preprocessing"
-            message = f"{card.name} has no preprocessing, so images cannot be turned into its inputs: {way}\n{CARD_WAY}"
+            message = f"{card.name} has no preprocessing, so images cannot be turned into its inputs: {way}\n"
+            message += CARD_WAY
         raise BadInputError(message)
     if get_package_version("tokenizers") is None:
         raise MissingError(

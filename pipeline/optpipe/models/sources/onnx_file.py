@@ -53,13 +53,12 @@ def read_input_specs(
     ]
     if missing:
         known = example or {}
-        proposed = [
-            f"--shape {shlex.quote(_propose_shape(model, *each, known.get(each[0])))}"
-            for each in missing
-        ]
+        proposed = {
+            name: _propose_shape(model, dims, axis, known.get(name)) for name, dims, axis in missing
+        }
         shown = "x".join(str(size) if isinstance(size, int) else "?" for size in missing[0][1])
         problem = f"{path}: input '{missing[0][0]}' is {shown}; give its open dimensions as min:opt:max, for example"
-        raise BadInputError(f"{problem}\n{' '.join(proposed)}")
+        raise BadInputError(problem, remedy=Argument("shape", proposed))
     return tuple(_make_spec(*each, shapes, path) for each in zip(values, dims, axes, strict=True))
 
 
@@ -119,20 +118,21 @@ def _find_batch_axis(dims: Dims, name: str | None, fixed: int | None) -> int | N
 
 
 def _propose_shape(
-    model: Any, name: str, dims: Dims, axis: int | None, example: Sequence[int] | None
-) -> str:
-    """`--shape` for an input: an array's, otherwise from the model's metadata, otherwise the usual size of such an input."""
+    model: Any, dims: Dims, axis: int | None, example: Sequence[int] | None
+) -> tuple[Any, ...]:
+    """The shape of an input, or three for batch sizes: an array's, otherwise from the model's metadata, otherwise the usual size of
+    such an input."""
     sizes = (
         example if example and len(example) == len(dims) else [_guess_size(model, dims)] * len(dims)
     )
     shapes = [
-        "x".join(
-            str(size if isinstance(size, int) else batch if index == axis else sizes[index])
+        tuple(
+            size if isinstance(size, int) else batch if index == axis else sizes[index]
             for index, size in enumerate(dims)
         )
         for batch in DEFAULT_BATCH_PROFILE
     ]
-    return f"{name}={':'.join(dict.fromkeys(shapes))}"
+    return shapes[0] if len(set(shapes)) == 1 else tuple(shapes)
 
 
 def _guess_size(model: Any, dims: Dims) -> int:

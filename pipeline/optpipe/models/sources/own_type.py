@@ -13,6 +13,7 @@ from optpipe.core.card import ModelCard
 from optpipe.core.entries import WeightsRecord
 from optpipe.core.errors import BadInputError
 from optpipe.core.precision import Precision
+from optpipe.core.wording import Argument
 from optpipe.models.sources.modules import LoadedModel, flatten_module
 from optpipe.models.sources.nesting import Arrange
 
@@ -106,9 +107,10 @@ def _run_in_own_type(flat: Any, own: str) -> Any:
             try:
                 outputs = self.model(*(_cast(each, dtype) for each in inputs))
             except (RuntimeError, NotImplementedError) as error:
-                way = "return the module in float32 (.float()); --precision sets its precision"
+                sets = Argument("precision") + " sets its precision"
                 raise BadInputError(
-                    f"the module does not run in {own} on the CPU: {error}\n{way}"
+                    f"the module does not run in {own} on the CPU: {error}",
+                    remedy="return the module in float32 (.float()); " + sets,
                 ) from error
             return tuple(_cast(each, torch.float32) for each in outputs)
 

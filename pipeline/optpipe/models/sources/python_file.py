@@ -40,6 +40,7 @@ from optpipe.core.entries import WeightsRecord, WeightsRequest
 from optpipe.core.errors import BadInputError, first_line, require_file
 from optpipe.core.files import hash_file, hash_text, hash_value
 from optpipe.core.process import redirect_stdout_to_stderr_at_exit
+from optpipe.core.wording import Argument
 from optpipe.models.sources.modules import (
     LoadedModel,
     hash_tensors,
@@ -471,15 +472,18 @@ def _require_usable(module: Any, name: str) -> None:
         except NotImplementedError:
             message = f"{name} returned an exported program; return the module it was exported from"
         if not message and (part := find_quantized_part(module)) is not None:
+            way = "return the float module that it was made from; "
+            way += Argument("precision", "int8") + " " + Argument("calibration", "PATH")
             message = (
                 f"{name} is quantized already: {part}, whose integer kernels only torch has\n"
-                "return the float module that it was made from; --precision int8 --calibration PATH quantizes it"
+                + way
+                + " quantizes it"
             )
         wrong = (
             (each, _find_defect(tensor))
             for each, tensor in [*module.named_parameters(), *module.named_buffers()]
         )
-        message = message or next((f"{name}: {each} {why}" for each, why in wrong if why), None)
+        message = message or next((f"{name}: {each} " + why for each, why in wrong if why), None)
     if message:
         raise BadInputError(message)
 
@@ -494,7 +498,8 @@ def _find_defect(tensor: Any) -> str | None:
         and (tensor.is_floating_point() or tensor.is_complex())
         and (kind := str(tensor.dtype).removeprefix("torch.")) not in ("float32", *CONVERTED_TYPES)
     ):
-        return f"is in {kind}; return the module in float32, --precision sets its precision"
+        sets = Argument("precision") + " sets its precision"
+        return f"is in {kind}; return the module in float32, " + sets
     return None
 
 

@@ -1,12 +1,20 @@
-"""The lines of the library on a GPU, and what a call of a build costs there against its bare session.
+"""What a call of a build costs on a GPU against its bare session, and the lines of the library there.
 
-usage: PYTHONPATH=pipeline python3 benchmarks/gpu_library.py FOLDER [--rounds 30] [--network resnet50]
+usage: PYTHONPATH=pipeline python3 benchmarks/gpu_library.py FOLDER [--parts calls,lines,notebook,compiled] [--network resnet50]
        … FOLDER --device cpu   (anywhere: a dry run in about two minutes)
 
-Runs LINES in this process, and again in a Jupyter kernel where nbclient and ipykernel are installed. Then times `build(tensor)` in
-turns with what it wraps: ONNX Runtime with a binding of fixed buffers and without synchronization, and the loaded package of
-AOTInductor. "alone" waits for the GPU after each call, "queued" after many. Counts the runtime's copies and waits in each call by
-torch's profiler. Writes library.json (and lines.ipynb) into FOLDER and prints a table last; exits with 1 if a line failed.
+The parts run in the order in which they are named, each prints its table when it is done, and FOLDER/library.json holds what is
+known so far; so the first part, which takes less than a minute, stays if a later one is killed.
+
+calls      times `build(tensor)` of a small network in turns with what it wraps: ONNX Runtime with a binding of fixed buffers and
+           without synchronization, and torch's program. "alone" waits for the GPU after each call, "queued" after many. Counts the
+           runtime's copies and waits in each call by torch's profiler.
+lines      runs LINES in this process.
+notebook   runs LINES in a Jupyter kernel, where nbclient and ipykernel are installed; writes lines.ipynb and kernel.log.
+compiled   as calls, of the package of AOTInductor, whose build takes longer.
+network    as calls, of a --network of torchvision.
+
+Exits with 1 if a line or a call failed.
 """
 
 import argparse
@@ -21,7 +29,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-GOAL, TIMED_S = 1.02, 0.05
+GOAL, TIMED_S = 1.02, 0.03
+FEWEST_ROUNDS, MOST_S = 5, 5.0
+"""A busy machine gets fewer rounds than asked for after so many seconds of one comparison."""
 BATCHES = (1, 16)
 WAITS_AND_COPIES = ("Memcpy", "Synchronize")
 """Parts of the names of the runtime's calls that copy or wait."""
@@ -116,43 +126,89 @@ assert torch.equal(loaded(images), y)
 )
 
 
+PARTS = ("calls", "lines", "notebook", "compiled")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--network", default=None, help="of torchvision, to time calls of it too")
-    parser.add_argument("--backends", default=None, help="to time calls of, by commas")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument(
+        "--parts", default=None, help=f"by commas, from {', '.join(PARTS)}, network"
+    )
+    parser.add_argument("--network", default=None, help="of torchvision, or none")
     given = parser.parse_args()
     folder = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
-    document: dict[str, Any] = {"device": given.device}
+    named = given.network not in (None, "none")
+    parts = given.parts.split(",") if given.parts else [*PARTS, *(["network"] if named else [])]
+    if wrong := set(parts) - {*PARTS, "network"}:
+        parser.error(f"--parts {min(wrong)}: choose from {', '.join(PARTS)}, network")
+    if "network" in parts and not named:
+        parser.error("--parts network needs --network NAME")
 
+    document: dict[str, Any] = {"device": given.device, "seconds": {}}
     values = set_values(given.device, folder)
-    document["lines"], space = run_lines({**values, "DOSSIER": "dossier"})
-    save(folder, document)
-    document["notebook"] = run_notebook({**values, "DOSSIER": "dossier-of-notebook"}, folder)
-    save(folder, document)
+    for part in parts:
+        started = time.perf_counter()
+        if part == "lines":
+            document[part] = run_lines({**values, "DOSSIER": "dossier"})
+        elif part == "notebook":
+            document[part] = run_notebook({**values, "DOSSIER": "dossier-of-notebook"}, folder)
+        else:
+            document[part] = list_calls(part, folder, given)
+        document["seconds"][part] = time.perf_counter() - started
+        save(folder, document)
+        print(f"\n{part}, {document['seconds'][part]:.0f} s")
+        print(render(part, document[part]), flush=True)
+    print(f"\n{time.perf_counter() - begun:.0f} s")
+    return int(any(map(has_failed, parts, (document[part] for part in parts))))
 
-    backends = given.backends or (
-        "onnxruntime,inductor" if given.device == "cuda" else "onnxruntime"
-    )
-    document["calls"] = []
-    if "model" in space:
-        models = {"Net": (space["model"], space["images"])}
-        if given.network is not None:
-            models[given.network] = make_network(given.network, space)
-        for name, (model, images) in models.items():
-            for backend in backends.split(","):
-                document["calls"] += measure_calls(name, model, images, backend, given)
-                save(folder, document)
-    document["seconds"] = time.perf_counter() - begun
-    save(folder, document)
-    print(render(document))
-    failed = any(each["error"] for each in document["lines"])
-    failed |= any(each.get("error") for each in document["calls"])
-    return int(failed or document["notebook"].startswith("failed"))
+
+def has_failed(part: str, found: Any) -> bool:
+    if part == "notebook":
+        return bool(found.startswith("failed"))
+    return any(each.get("error") for each in found)
+
+
+def list_calls(part: str, folder: Path, given: Any) -> list[dict[str, Any]]:
+    """The rows of calls of a part; a network is built by ONNX Runtime alone."""
+    import torch
+
+    import optpipe
+
+    torch.manual_seed(0)
+    workspace = optpipe.Workspace(folder / "calls")
+    if part == "network":
+        module, shape = make_torchvision(given.network), (3, 224, 224)
+    else:
+        module, shape = make_small(), (3, 32, 32)
+    images = torch.randn(max(BATCHES), *shape)
+    name = given.network if part == "network" else "small"
+    model = optpipe.Model(module, images[:2], batch=(1, 8, 64), name=name, workspace=workspace)
+    backends = {"calls": ("onnxruntime", "torch"), "compiled": ("inductor",)}
+    return [
+        row
+        for backend in backends.get(part, ("onnxruntime",))
+        for row in measure_calls(name, model, images.to(given.device), backend, given)
+    ]
+
+
+def make_small() -> Any:
+    """The network of LINES, with random weights."""
+    import torch
+
+    nn = torch.nn
+    layers = [nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 8 * 8, 4)).eval()
+
+
+def make_torchvision(name: str) -> Any:
+    import torchvision
+
+    return torchvision.models.get_model(name, weights=None).eval()
 
 
 def set_values(device: str, folder: Path) -> dict[str, Any]:
@@ -170,8 +226,8 @@ def set_values(device: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def run_lines(space: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The seconds of each block and its error, and the names that they made; nothing runs after a failure."""
+def run_lines(space: dict[str, Any]) -> list[dict[str, Any]]:
+    """The seconds of each block and its error; nothing runs after a failure."""
     import __main__
 
     rows = []
@@ -188,7 +244,7 @@ def run_lines(space: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, An
             break
     seen = {name: str(space[name]) for name in ("verdict", "outcome", "reasons") if name in space}
     rows[-1] |= seen | {"builds": repr(space.get("builds"))}
-    return rows, space
+    return rows
 
 
 def run_notebook(values: dict[str, Any], folder: Path) -> str:
@@ -207,24 +263,27 @@ def run_notebook(values: dict[str, Any], folder: Path) -> str:
     cells = [nbformat.v4.new_code_cell(each.strip()) for each in (head, *LINES)]
     notebook = nbformat.v4.new_notebook(cells=cells)
     where = {"metadata": {"path": str(folder)}}
+    log = folder / "kernel.log"
+    client = NotebookClient(notebook, timeout=500, kernel_name="python3", resources=where)
     try:
-        NotebookClient(notebook, timeout=500, kernel_name="python3", resources=where).execute()
+        with log.open("wb") as output:
+            client.execute(stdout=output, stderr=output)
     except Exception as error:  # noqa: BLE001 - the table says it, and the rest goes on
-        return f"failed: {str(error)[-2000:]}"
+        return describe_kernel_failure(error, log)
     finally:
         nbformat.write(notebook, folder / "lines.ipynb")
     return "done"
 
 
-def make_network(name: str, space: dict[str, Any]) -> tuple[Any, Any]:
-    """A model of torchvision's module with random weights, and images."""
-    import torch
-    import torchvision
-
-    module = torchvision.models.get_model(name, weights=None).eval()
-    images = torch.randn(max(BATCHES), 3, 224, 224)
-    model = space["op"].Model(module, example=images[:2], batch=(1, 8, 64), workspace=space["ws"])
-    return model, images.to(space["DEVICE"])
+def describe_kernel_failure(error: Exception, log: Path) -> str:
+    """The error with its type, since some have no text, where it was raised, and the last that the kernel wrote."""
+    text = str(error).strip()[-2000:] or "without a text"
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    places = ", ".join(f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in frames)
+    written = log.read_text(encoding="utf-8", errors="replace").strip()[-2000:] or "nothing"
+    return (
+        f"failed: {type(error).__name__}: {text}\nraised in {places}\nthe kernel wrote: {written}"
+    )
 
 
 def measure_calls(name: str, model: Any, images: Any, backend: str, given: Any) -> list[dict]:
@@ -319,7 +378,10 @@ def time_in_turns(
     for side in sides:
         run(side, 20)
     count = max(10, int(TIMED_S / run(sides[1], 20)))
-    for _ in range(rounds):
+    begun = time.perf_counter()
+    for number in range(rounds):
+        if number >= FEWEST_ROUNDS and time.perf_counter() - begun > MOST_S:
+            break
         for at in order.sample(range(len(sides)), len(sides)):
             times[at].append(run(sides[at], count))
     return times
@@ -363,18 +425,27 @@ def save(folder: Path, document: dict[str, Any]) -> None:
     (folder / "library.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def render(document: dict[str, Any]) -> str:
-    from optpipe.report.markdown import render_table_lines
+def render(part: str, found: Any) -> str:
+    if part == "notebook":
+        return str(found)
+    return render_lines(found) if part == "lines" else render_calls(found)
 
+
+def render_lines(rows: list[dict[str, Any]]) -> str:
     lines = []
-    for each in document["lines"]:
+    for each in rows:
         state = each["error"].strip().splitlines()[-1] if each["error"] else "done"
         lines.append(f"block {each['block']}: {each['seconds']:.1f} s, {state}")
-    last = document["lines"][-1]
+    last = rows[-1]
     lines += [f"{name}: {last[name]}" for name in ("builds", "outcome", "reasons") if name in last]
-    lines.append(f"notebook: {document['notebook']}")
+    return "\n".join(lines)
+
+
+def render_calls(found: list[dict[str, Any]]) -> str:
+    from optpipe.report.markdown import render_table_lines
+
     rows = []
-    for each in document["calls"]:
+    for each in found:
         head = [str(each.get(name, "")) for name in ("network", "backend", "precision", "batch")]
         if each.get("error"):
             rows.append([*head, "", "", "", each["error"].splitlines()[0][:80], ""])
@@ -399,8 +470,7 @@ def render(document: dict[str, Any]) -> str:
         *("network", "backend", "precision", "batch", "way", "call µs", "session µs"),
         *(f"ratio, ≤ {GOAL}", "waits and copies in a call"),
     )
-    lines += render_table_lines(titles, rows, right=range(5, 7))
-    return "\n".join([*lines, f"{document['seconds']:.0f} s"])
+    return "\n".join(render_table_lines(titles, rows, right=range(5, 7)))
 
 
 if __name__ == "__main__":

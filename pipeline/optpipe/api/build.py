@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from optpipe.api.calling import CallContract, arrays_from, pack_outputs
 from optpipe.api.data import Data, resolve_data_argument
-from optpipe.api.door import keep_caller_state, speak, speak_of_arguments
+from optpipe.api.door import keep_caller_state, speak
 from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo, Device, VerificationInfo
-from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError
 from optpipe.core.events import Listener
 from optpipe.core.precision import PrecisionProof
 
@@ -151,37 +151,39 @@ class Build:
         return self._stored
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        given, device = self._contract.read(inputs, named)
-        with speak_of_arguments():
-            if device is not None and device.type != "cpu":
-                return self._call_on(device, given)
-            arrays = arrays_from(given)
+        try:
+            given, device = self._contract.read(inputs, named)
             with self._lock:
-                outputs = self._open().run(arrays)
-        return pack_outputs(outputs, self.card.outputs, as_tensors=device is not None)
+                session = self._open()
+                if device is None or device.type == "cpu":
+                    outputs = session.run(arrays_from(given))
+                else:
+                    self._require_device(device)
+                    outputs = session.run_on(
+                        {
+                            name: value.detach() if value.requires_grad else value
+                            for name, value in given.items()
+                        }
+                    )
+        except OptpipeError as error:
+            error.word_for_python()
+            raise
+        return pack_outputs(outputs, self._stored.card.outputs, as_tensors=device is not None)
 
-    def _call_on(self, device: Any, given: Mapping[str, Any]) -> Any:
+    def _require_device(self, device: Any) -> None:
+        """Raises BadInputError if the session, which is loaded, does not take tensors on that GPU."""
         if self.device != "cuda":
             raise BadInputError(
                 f'the inputs are on {device}, and this build runs on the CPU\nmove them with .cpu(), or build with device="cuda"'
             )
-        with self._lock:
-            session = self._open()
-            if device.index not in (None, self._index):
-                raise BadInputError(
-                    f"the inputs are on {device}, and this build's session on cuda:{self._index}\nmove them there with .to()"
-                )
-            if not self._takes_tensors:
-                raise BadInputError(
-                    f"{self.backend} does not take tensors on a GPU\ngive arrays, or tensors on the CPU"
-                )
-            outputs = session.run_on(
-                {
-                    name: value.detach() if value.requires_grad else value
-                    for name, value in given.items()
-                }
+        if device.index not in (None, self._index):
+            raise BadInputError(
+                f"the inputs are on {device}, and this build's session on cuda:{self._index}\nmove them there with .to()"
             )
-        return pack_outputs(outputs, self.card.outputs, as_tensors=True)
+        if not self._takes_tensors:
+            raise BadInputError(
+                f"{self.backend} does not take tensors on a GPU\ngive arrays, or tensors on the CPU"
+            )
 
     def require_present(self) -> None:
         """Raises StageError if its files were removed from the workspace."""
@@ -213,7 +215,7 @@ class Build:
                 self._session = backend.load(folder, self.info, {})
             self._takes_tensors = isinstance(self._session, RunsOnDevice)
             self._file = str(self.path)
-        elif not os.path.exists(self._file):  # noqa: PTH110 - a Path costs more than some calls
+        elif not os.access(self._file, os.F_OK):  # half the time of a Path's exists
             self._unload()
             raise self._describe_removal()
         return self._session

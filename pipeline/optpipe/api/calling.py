@@ -2,7 +2,6 @@
 
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from optpipe.core import np, torch
@@ -18,6 +17,7 @@ class CallContract:
 
     def __init__(self, card: ModelCard) -> None:
         self._card = card
+        self._names = [each.name for each in card.inputs]
         self._fitting: dict[Any, tuple[Any]] = {}
 
     def read(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -25,17 +25,23 @@ class CallContract:
 
         Raises BadInputError as `name_inputs`, `require_fitting`, and `find_device`.
         """
-        given = name_inputs(self._card, inputs, named)
+        if named or len(inputs) != len(self._names) or isinstance(inputs[0], Mapping):
+            found = name_inputs(self._card, inputs, named)
+            inputs = [found[name] for name in self._names]
+        given = dict(zip(self._names, inputs, strict=True))
         signature = None
-        with suppress(AttributeError, TypeError):  # no tensor, which `require_fitting` names
+        try:
             signature = tuple(
                 [
-                    (name, type(value), value.dtype, value.shape, getattr(value, "device", None))
-                    for name, value in given.items()
+                    (type(value), value.dtype, value.shape, getattr(value, "device", None))
+                    for value in inputs
                 ]
             )
-            if (known := self._fitting.get(signature)) is not None:
-                return given, known[0]
+            known = self._fitting.get(signature)
+        except (AttributeError, TypeError):  # no tensor, which `require_fitting` names
+            known = None
+        if known is not None:
+            return given, known[0]
         require_fitting(self._card, given)
         device = find_device(given)
         if signature is not None:
@@ -127,6 +133,8 @@ def pack_outputs(
     outputs: Mapping[str, Any], specs: Sequence[TensorSpec], *, as_tensors: bool
 ) -> Any:
     """One output as itself, several as a named tuple; names that Python does not allow become `features_0` or `_0`."""
+    if as_tensors and len(specs) == 1 and torch.is_tensor(only := outputs[specs[0].name]):
+        return only
     values = [outputs[each.name] for each in specs]
     if as_tensors:
         values = [

@@ -130,3 +130,29 @@ def _record_build(given: TensorSpec, made: TensorSpec) -> ArtifactInfo:
         if each.default is MISSING and each.default_factory is MISSING
     ]
     return ArtifactInfo(**{**dict.fromkeys(required, ""), **known})
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_names_and_positions_in_any_order_are_the_same_call(named) -> None:
+    two = (INPUT, InputSpec("y", "float32", (1, 3), (2, 3), (4, 3)))
+    contract = CallContract(ModelCard("net", "torch:net", Task.OTHER, two))
+    x, y = torch.zeros(2, 3), torch.ones(2, 3)
+    calls = [((x, y), {}), ((x,), {"y": y}), ((), {"y": y, "x": x}), (({"y": y, "x": x},), {})]
+    for inputs, names in calls[named:]:
+        given, _ = contract.read(inputs, names)
+        assert list(given) == ["x", "y"]
+        assert given["x"] is x
+        assert given["y"] is y
+    for wrong in ((x,), (x, y, x)):
+        with pytest.raises(BadInputError):
+            contract.read(wrong, {})
+    with pytest.raises(BadInputError, match="given twice"):
+        contract.read((x, y), {"x": x})
+
+
+def test_each_run_names_its_graph_so_that_no_launch_raises_inside() -> None:
+    from optpipe.backends.onnxruntime_session import NO_GRAPH, _make_run_options
+
+    for waits in (True, False):
+        options = _make_run_options(NO_GRAPH, waits=waits)
+        assert options.get_run_config_entry("gpu_graph_id") == "-1"

@@ -19,7 +19,12 @@ from numpy.typing import NDArray
 from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import expose_tensors, load_onnx
 from optpipe.backends.onnx_mends import separate_int8_constants
-from optpipe.backends.onnxruntime_session import create_inference_session, translate_runtime_errors
+from optpipe.backends.onnx_quantized import find_quantized_operators
+from optpipe.backends.onnxruntime_session import (
+    create_inference_session,
+    get_level,
+    translate_runtime_errors,
+)
 from optpipe.core import LazyModule, onnx, torch
 from optpipe.core.entries import SampleSetSummary
 from optpipe.core.errors import BadInputError, StageError, escape
@@ -415,16 +420,22 @@ def open_exposed_session(graph: Path, tensors: Sequence[str], device: Device) ->
 
 
 def open_model_session(model: Any, device: Device = "cpu") -> Any:
-    """A session of a graph in memory; Q/DQ pairs that the provider does not fuse are computed in floating point."""
+    """A session of a graph in memory.
+
+    A graph without Q/DQ pairs is what others are compared with, and runs as it is written. One with them is optimized, so
+    that the provider's integer kernels run; pairs that it does not fuse are computed in floating point.
+    """
     if device == "cpu":
         separate_int8_constants(model)  # a target whose layers share INT8 weights runs here too
     options = ort.SessionOptions()
-    if any(each.data_type == onnx.TensorProto.FLOAT8E4M3FN for each in model.graph.initializer):
+    if not find_quantized_operators(model):
+        options.graph_optimization_level = get_level("disabled")
+    elif any(each.data_type == onnx.TensorProto.FLOAT8E4M3FN for each in model.graph.initializer):
         options.add_session_config_entry(
             "session.disable_quant_qdq", "1"
         )  # otherwise it moves FP8 to operators without FP8 kernels
         # at higher levels it drops a Relu before a QuantizeLinear with zero point 0, as if FP8 had no negative numbers
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.graph_optimization_level = get_level("basic")
     return create_inference_session(model.SerializeToString(), device, options, {"use_tf32": "0"})
 
 

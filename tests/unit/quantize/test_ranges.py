@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.fakes.bare import run_bare
 from tests.fakes.graphs import onnx_model
 
 from optpipe.core.entries import SampleSetSummary
@@ -29,6 +30,7 @@ from optpipe.quantize.ranges import (
     find_nonzero,
     find_percentile,
     is_table,
+    open_model_session,
     read_table,
     write_table,
 )
@@ -314,3 +316,18 @@ def test_the_batch_size_follows_from_the_measured_size(graph, monkeypatch) -> No
     for room, size in ((1 << 30, 16), (4 * 2 * 16 * 8 * 8 * 4, 4), (1, 1)):
         monkeypatch.setattr("optpipe.quantize.ranges.BATCH_BYTES", room)
         assert choose_batch_size(graph, TENSORS, {"x": X[:1]}, "cpu") == size
+
+
+def test_ranges_are_those_of_the_graph_as_it_is_written() -> None:
+    """ONNX Runtime folds the normalization into the convolution, which rounds in another place."""
+    random = np.random.default_rng(0)
+    constants = {
+        "w": random.standard_normal((4, 3, 3, 3)),
+        **{name: random.uniform(0.5, 2, 4) for name in ("scale", "bias", "mean", "var")},
+    }
+    nodes = [("Conv", "x w", "c"), ("BatchNormalization", "c scale bias mean var", "y")]
+    held = {name: value.astype(np.float32) for name, value in constants.items()}
+    model = onnx_model(nodes, {"x": [2, 3, 8, 8]}, {"y": [2, 4, 6, 6]}, **held)
+    feeds = {"x": random.standard_normal((2, 3, 8, 8)).astype(np.float32)}
+    [found] = open_model_session(model).run(None, feeds)
+    assert np.array_equal(found, run_bare(model, feeds)["y"])

@@ -261,6 +261,7 @@ def test_functions_nested_beyond_any_time_are_refused(tmp_path, monkeypatch) -> 
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 8]) for name in "xy")
     graph = helper.make_graph([helper.make_node("f40", ["x"], ["y"], domain="own")], "g", [x], [y])
     monkeypatch.setattr("optpipe.models.sources.onnx_file.INFERENCE_S", 1)
+    monkeypatch.setattr("optpipe.models.sources.onnx_bounds.MOST_NODES", 2**62)
     model = helper.make_model(graph, opset_imports=opsets, functions=made, ir_version=9)
     with pytest.raises(
         BadInputError, match="nested functions or subgraphs cannot be inferred within 1 s"

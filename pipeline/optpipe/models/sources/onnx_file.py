@@ -19,6 +19,12 @@ from optpipe.core.quantity import format_bytes
 from optpipe.core.wording import Argument
 from optpipe.models.inputs.rows import read_shapes
 from optpipe.models.sources.modules import DEFAULT_BATCH_PROFILE, LoadedModel
+from optpipe.models.sources.onnx_bounds import (
+    MOST_AXES,
+    require_bounded_graph,
+    require_bounded_lists,
+    require_complete_data,
+)
 
 ShapeRanges = Mapping[str, tuple[Shape, Shape, Shape]]
 """The smallest, the usual, and the largest shape of each named input."""
@@ -227,7 +233,6 @@ def _choose_name(stem: str, taken: Collection[str]) -> str:
 OLDEST_OPSET = 7
 LARGEST_ONNX_BYTES = 2**31 - 1
 """Maximum size of one file in protobuf, which holds both graph and weights here."""
-LONGEST_LOOP = 10**6
 INFERENCE_S = 60
 """Timeout of shape inference with functions or subgraphs: each level of nesting may double the time."""
 LONGEST_NAME = 4096
@@ -377,17 +382,21 @@ def _require_bounded(model: Any, path: Path) -> None:
         raise BadInputError(
             f"{path} is opset {opset}; opset {newest} is the newest that onnx {onnx.__version__} knows"
         )
-    if (count := max(_iterate_trip_counts(model.graph, {}), default=0)) > LONGEST_LOOP:
-        raise BadInputError(f"{path}: a Loop in it runs {count} times; {LONGEST_LOOP} is the most")
+    require_bounded_graph(model, path)
     known = set(onnx.TensorProto.DataType.values())
     for name, dtype, sizes in _iterate_tensors(model):
         if dtype not in known:
             raise BadInputError(
                 f"{path}: tensor '{escape(name)[:80]}' has the unknown data type {dtype}"
             )
+        if len(sizes) > MOST_AXES:
+            raise BadInputError(
+                f"{path}: tensor '{escape(name)[:80]}' has {len(sizes)} axes; {MOST_AXES} is the most\nreshape it"
+            )
         if wrong := next((size for size in sizes if not -1 <= size <= LARGEST_SIZE), None):
             problem = f"{path}: tensor '{escape(name)[:80]}' has a dimension of {wrong}"
             raise BadInputError(f"{problem}; {LARGEST_SIZE} is the largest")
+    require_complete_data(iterate_tensors(model.graph), path)
     graph = model.graph
     names = [
         name
@@ -423,23 +432,6 @@ def _require_runtime_opsets(model: Any, path: Path) -> None:
             pass
     except StageError as error:
         raise BadInputError(str(error).replace("the graph", str(path), 1)) from error
-
-
-def _iterate_trip_counts(graph: Any, outer: Mapping[str, Any]) -> Iterator[int]:
-    """Yields the trip count of each Loop that a constant of its graph or of an outer one fixes."""
-    known = {**outer, **{each.name: each for each in graph.initializer}}
-    for node in graph.node:
-        if node.op_type == "Constant":
-            known |= dict.fromkeys(node.output, node.attribute[0].t)
-        if (
-            node.op_type == "Loop"
-            and (said := known.get(node.input[0])) is not None
-            and len(said.dims) < 2
-        ):
-            yield from map(int, onnx.numpy_helper.to_array(said).reshape(-1)[:1])
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _iterate_trip_counts(attribute.g, known)
 
 
 def _iterate_tensors(model: Any) -> Iterator[tuple[str, int, list[int]]]:
@@ -531,6 +523,7 @@ def find_external_files(path: Path) -> tuple[Path, ...]:
     with read_as_user_file(path, "ONNX", "it may be truncated, or of another format"):
         require_regular_file(path, get_memory_bytes())
         model = onnx.load(path, load_external_data=False)
+        require_bounded_lists(model, path)
         outside = [
             each
             for each in iterate_tensors(model.graph)
@@ -557,6 +550,7 @@ def find_external_files(path: Path) -> tuple[Path, ...]:
                 raise BadInputError(f"{path} refers to external data outside its folder: {shown}")
             if not file.is_file():
                 raise BadInputError(f"{path}: its external data {shown} is missing")
+            require_one_file(f"{path} with its external data {shown}", file.stat().st_size)
             found.append(file)
     return tuple(found)
 

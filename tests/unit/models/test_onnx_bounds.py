@@ -1,0 +1,179 @@
+"""ONNX files of absurd size, depth, or declarations are refused before anything long or recursive reads them."""
+
+from itertools import pairwise
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from tests.fakes.graphs import onnx_model
+
+from optpipe.core.errors import BadInputError
+from optpipe.models.sources import onnx_bounds
+from optpipe.models.sources.onnx_file import find_external_files, onnx_from_file
+
+SIDES = {"x": [1, 4]}, {"y": [1, 4]}
+
+
+def assert_refused(path, *words):
+    """In two lines, the second of which is a way out."""
+    with pytest.raises(BadInputError) as caught:
+        onnx_from_file(path)
+    said = str(caught.value)
+    assert all(each in said for each in (str(path), *words)), said
+    assert len(said.splitlines()) == 2
+    assert len(said) < 600
+
+
+def tensor(kind, *dims, **data):
+    made = onnx.TensorProto(name="w", data_type=kind, dims=dims)
+    for name, value in data.items():
+        if name == "raw_data":
+            made.raw_data = value
+        else:
+            getattr(made, name).extend(value)
+    return made
+
+
+DECLARED = {
+    "more bytes": tensor(TensorProto.FLOAT, 1, 4, raw_data=bytes(8)),
+    "far more bytes": tensor(TensorProto.FLOAT, 2**20, 2**18, raw_data=bytes(16)),
+    "fewer bytes": tensor(TensorProto.FLOAT, 1, 4, raw_data=bytes(32)),
+    "no bytes": tensor(TensorProto.FLOAT, 1, 4, raw_data=b""),
+    "halves": tensor(TensorProto.FLOAT16, 1, 4, raw_data=bytes(7)),
+    "nibbles": tensor(TensorProto.INT4, 1, 5, raw_data=bytes(2)),
+    "more numbers": tensor(TensorProto.FLOAT, 1, 4, float_data=[1.0, 2.0]),
+    "more integers": tensor(TensorProto.INT64, 1, 4, int64_data=[1]),
+    "a scalar": tensor(TensorProto.DOUBLE, double_data=[1.0, 2.0]),
+}
+
+
+@pytest.mark.parametrize("case", DECLARED)
+@pytest.mark.parametrize("place", ["initializer", "Constant"])
+def test_a_tensor_that_declares_other_data_is_refused(tmp_path, case, place) -> None:
+    held, path = DECLARED[case], tmp_path / "net.onnx"
+    model = onnx_model([("Relu", "x", "y")], *SIDES)
+    if place == "initializer":
+        model.graph.initializer.append(held)
+    else:
+        model.graph.node.append(helper.make_node("Constant", [], ["w"], value=held))
+    onnx.save(model, path)
+    assert_refused(path, "'w'", "declares")
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [(8, {}), (16, {"length": 8}), (0, {}), (15, {})],
+)
+def test_external_data_shorter_than_declared_is_refused(tmp_path, size, said) -> None:
+    held, path = tensor(TensorProto.FLOAT, 1, 4), tmp_path / "net.onnx"
+    held.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": "w.bin", **said}.items():
+        held.external_data.add(key=key, value=str(value))
+    (tmp_path / "w.bin").write_bytes(bytes(size))
+    model = onnx_model([("Add", "x w", "y")], *SIDES)
+    model.graph.initializer.append(held)
+    onnx.save(model, path)
+    assert_refused(path)
+
+
+@pytest.mark.parametrize("kind", ["INT4", "UINT4", "FLOAT16", "BFLOAT16", "FLOAT8E4M3FN", "BOOL"])
+def test_complete_data_of_every_width_are_taken(tmp_path, kind) -> None:
+    dtype = helper.tensor_dtype_to_np_dtype(getattr(TensorProto, kind))
+    values = np.array([[0, 1, 1, 0, 1]]).astype(dtype)
+    onnx_bounds.require_complete_data(iter([numpy_helper.from_array(values, "w")]), tmp_path)
+
+
+def test_a_sparse_file_of_external_data_is_not_hashed(tmp_path) -> None:
+    held, path = tensor(TensorProto.FLOAT, 1, 4), tmp_path / "net.onnx"
+    held.data_location = TensorProto.EXTERNAL
+    held.external_data.add(key="location", value="w.bin")
+    with (tmp_path / "w.bin").open("wb") as file:
+        file.truncate(2**37)
+    model = onnx_model([("Add", "x w", "y")], *SIDES)
+    model.graph.initializer.append(held)
+    onnx.save(model, path)
+    with pytest.raises(BadInputError, match=r"w\.bin.*\n"):
+        find_external_files(path)
+
+
+def call(name, *callees):
+    """A function of the domain `own` that calls others one after the other."""
+    nodes, last = [], "a"
+    for index, callee in enumerate(callees):
+        domain = "" if callee == "Relu" else "own"
+        nodes.append(helper.make_node(callee, [last], [f"t{index}"], domain=domain))
+        last = f"t{index}"
+    nodes[-1].output[0] = "b"
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    return helper.make_function("own", name, ["a"], ["b"], nodes, opsets)
+
+
+CALLS = {
+    "itself": [call("f0", "f0")],
+    "in a circle": [call("f0", "f1"), call("f1", "f0")],
+    "twice, 30 deep": [
+        *(call(f"f{at}", *[f"f{at + 1}"] * 2) for at in range(30)),
+        call("f30", "Relu"),
+    ],
+    "3,000 deep": [*(call(f"f{at}", f"f{at + 1}") for at in range(3000)), call("f3000", "Relu")],
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_functions_that_call_each_other_without_end_are_refused(tmp_path, case) -> None:
+    node = helper.make_node("f0", ["x"], ["y"], domain="own")
+    model = onnx_model([node], *SIDES, opset={"": 17, "own": 1})
+    model.functions.extend(CALLS[case])
+    onnx.save(model, tmp_path / "net.onnx")
+    assert_refused(tmp_path / "net.onnx")
+
+
+def loops(trips):
+    """A Loop inside a Loop, and so on, with these trip counts from the inside."""
+    nodes = [helper.make_node("Add", ["v", "one"], ["w"])]
+    for level, trip in enumerate(trips):
+        values = [
+            helper.make_tensor_value_info(f"i{level}", TensorProto.INT64, []),
+            helper.make_tensor_value_info(f"c{level}", TensorProto.BOOL, []),
+            helper.make_tensor_value_info(
+                "v" if not level else f"v{level}", TensorProto.FLOAT, None
+            ),
+        ]
+        again = helper.make_node("Identity", [f"c{level}"], [f"d{level}"])
+        made = [
+            helper.make_tensor_value_info(f"d{level}", TensorProto.BOOL, []),
+            helper.make_tensor_value_info(nodes[-1].output[0], TensorProto.FLOAT, None),
+        ]
+        body = helper.make_graph([again, *nodes], f"b{level}", values, made)
+        start = "x" if level == len(trips) - 1 else f"v{level + 1}"
+        output = "y" if level == len(trips) - 1 else f"w{level}"
+        nodes = [helper.make_node("Loop", [f"trip{trip}", "go", start], [output], body=body)]
+    return nodes
+
+
+@pytest.mark.parametrize("trips", [(2**40,), (10**6,), (1000, 1000), (50, 50, 50)])
+def test_loops_are_counted_with_those_around_them(tmp_path, trips) -> None:
+    held = {f"trip{trip}": np.array(trip) for trip in trips}
+    held |= {"go": np.array(True), "one": np.ones(1, np.float32)}
+    onnx_model(loops(trips), *SIDES, path=tmp_path / "net.onnx", **held)
+    assert_refused(tmp_path / "net.onnx", "Loop", str(np.prod(trips)))
+
+
+def test_nodes_lists_ends_and_axes_are_bounded(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(onnx_bounds, "MOST_NODES", 20)
+    monkeypatch.setattr(onnx_bounds, "MOST_ENTRIES", 20)
+    names = ["x", *(f"t{index}" for index in range(20)), "y"]
+    chain = [("Relu", *pair) for pair in pairwise(names)]
+    path = tmp_path / "net.onnx"
+    onnx_model(chain, *SIDES, path=path)
+    assert_refused(path, "21 nodes")
+    onnx_model([("Sum", ["x"] * 21, "y")], *SIDES, path=path)
+    assert_refused(path, "Sum", "21 tensors")
+    onnx_model([("Relu", "x", "y")], *SIDES, path=path, **{f"w{at}": [1.0] for at in range(21)})
+    assert_refused(path, "'initializer'", "21 entries")
+    onnx_model([("Relu", "x", "y")], *SIDES, path=path, w=np.zeros([1] * 1))
+    model = onnx.load(path)
+    model.graph.initializer[0].dims.extend([1] * 100)
+    onnx.save(model, path)
+    assert_refused(path, "101 axes")

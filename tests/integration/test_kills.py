@@ -212,13 +212,20 @@ def kill(
         except subprocess.TimeoutExpired:
             begun = handles_signals(process.pid)
             process.send_signal(number)
-        status = process.wait(300)
+        return wait_for_all(process, command, number), begun
+
+
+def wait_for_all(
+    process: subprocess.Popen[bytes], command: tuple[str, ...], number: signal.Signals
+) -> int:
+    """The status of a killed command. Fails where something of it stays behind."""
+    status = process.wait(300)
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         try:
             os.killpg(process.pid, 0)
         except ProcessLookupError:
-            return status, begun
+            return status
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGKILL)
     pytest.fail(f"{' '.join(command)}: processes stay behind after {number.name}")

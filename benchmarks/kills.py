@@ -110,7 +110,7 @@ def kill_once(folder, case, rng):
 
 
 def main():
-    folder, kills = Path(sys.argv[1]).resolve(), int((*sys.argv[2:], 200)[0])
+    folder, kills = Path(sys.argv[1]).resolve(), int(sys.argv[2]) if sys.argv[2:] else 200
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "kills.jsonl"
     if not log.exists():

@@ -13,12 +13,12 @@ from pathlib import Path
 from secrets import randbits
 from time import time
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
 
 from optpipe.core import LazyModule
-from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError, StageError, first_line
 from optpipe.core.events import Listener
 from optpipe.core.measurement import LoadSpec, format_percentile_name, percent_from_name
 from optpipe.core.quantity import Dimension
@@ -101,13 +101,8 @@ def _replay_live(
 ) -> ProofRecord:
     """Sends every request once; `load` also sends that many of each load of the policy, at that rate per second."""
     require_tritonclient()
-    parts = urlsplit(url)
+    parts = split_address(url)
     protocol = parts.scheme.removesuffix("s")
-    if protocol not in PROTOCOLS or not parts.netloc:
-        raise BadInputError(
-            "expected http://, https://, grpc:// or grpcs://, then HOST:PORT",
-            argument=Argument("check", url),
-        )
     if checked.serving is None:
         raise BadInputError(
             f"{checked.folder} is a deployment to a folder; "
@@ -145,7 +140,9 @@ def _replay_live(
     if not any(each.outputs for each in expected):
         unknown = "the artifact's outputs were not recorded at deployment"
         notes.append(f"{unknown}: served ones are compared with the source model's")
-    if not (tells := "model_configuration" in about.get("extensions", ())):
+    extensions = about.get("extensions")
+    tells = isinstance(extensions, list) and "model_configuration" in extensions
+    if not tells:
         notes.append("the server does not report its configuration")
     for model, asked in group_pairs((each.model, each) for each in expected).items():
         with listener.step(f"{model} over {protocol}"):
@@ -174,16 +171,44 @@ def _replay_live(
     return ProofRecord(server, {}, tuple(comparisons), tuple(notes), verdict, tuple(found))
 
 
+def split_address(url: str) -> SplitResult:
+    """The parts of a server's address. Raises BadInputError for one that is none, and for one that holds a secret.
+
+    A user, a password, and a query would be in the proof, in `--json`, and in every line of the metrics.
+
+    >>> split_address("grpc://localhost:8001").netloc
+    'localhost:8001'
+    """
+    problem = "expected http://, https://, grpc:// or grpcs://, then HOST:PORT"
+    try:
+        parts = urlsplit(url)
+        known = parts.hostname and parts.port != 0  # both may raise ValueError
+    except ValueError:
+        known = False
+    if not known or not (url.isascii() and url.isprintable()) or " " in url:
+        raise BadInputError(problem, argument="check")
+    if parts.scheme.removesuffix("s") not in PROTOCOLS:
+        raise BadInputError(problem, argument="check")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise BadInputError(
+            "the address has a user, a password, or a query, which would be stored in the proof",
+            argument="check",
+            remedy="give HOST:PORT alone",
+        )
+    return parts
+
+
 def _fetch(client: Client, fact: str, *words: str) -> Mapping[str, Any]:
     """`server_metadata` or `model_config` of a server, as JSON. Raises StageError."""
     limit = {"client_timeout": CONNECT_LIMIT_S} if client[0].__name__.endswith("grpc") else {}
     with translate_errors(f"no {fact.replace('_', ' ')}"):
         told = getattr(client[1], f"get_{fact}")(*words, **limit)
-        return (
-            told
-            if isinstance(told, dict)
-            else json_format.MessageToDict(told, preserving_proto_field_name=True)
-        )
+    if limit:
+        found: Mapping[str, Any] = json_format.MessageToDict(told, preserving_proto_field_name=True)
+        return found
+    if not isinstance(told, dict):
+        raise StageError(f"no {fact.replace('_', ' ')}: the answer is no JSON object")
+    return told
 
 
 def _judge_configuration(checked: CheckedDeployment, client: Client, model: str) -> CriterionResult:
@@ -193,9 +218,13 @@ def _judge_configuration(checked: CheckedDeployment, client: Client, model: str)
         told = _fetch(client, "model_config", model)
     except StageError as error:
         return CriterionResult(name, Verdict.INCONCLUSIVE, str(error))
-    served = json_format.ParseDict(
-        told.get("config", told), type(written)(), ignore_unknown_fields=True
-    )
+    try:
+        served = json_format.ParseDict(
+            told.get("config", told), type(written)(), ignore_unknown_fields=True
+        )
+    except (json_format.ParseError, AttributeError, TypeError) as error:
+        why = f"the server's answer is no configuration: {first_line(error)}"
+        return CriterionResult(name, Verdict.INCONCLUSIVE, why)
     shown = {"preserving_proto_field_name": True, "always_print_fields_with_no_presence": True}
     want, have = (json_format.MessageToDict(each, **shown) for each in (written, served))
     problems: list[str] = []

@@ -223,7 +223,13 @@ def translate_errors(problem: str) -> Iterator[None]:
 
     try:
         yield
-    except (InferenceServerException, HTTPParseError, OSError, ValueError) as error:
+    except (
+        InferenceServerException,
+        HTTPParseError,
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:
         raise StageError(f"{problem}: {first_line(error)}") from error
 
 

@@ -167,7 +167,7 @@ def test_an_interrupted_signoff_names_the_command_that_resumes_it(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as interrupted:
-        interrupted.setattr("optpipe.signoff.release.derive_preprocessing", interrupt)
+        interrupted.setattr("optpipe.signoff.steps.derive_preprocessing", interrupt)
         cut = inside(*words, cwd=tmp_path)
     assert cut.status == 130, cut.stderr
     assert [each.name.split("-")[0] for each in (tmp_path / "of mine/runs").iterdir()] == [

@@ -233,7 +233,8 @@ def sign_off_build(
     figures: bool,
 ) -> Verdict:
     from optpipe.signoff.collect import SignoffRequest
-    from optpipe.signoff.release import measure_missing_evidence, require_possible, sign_off
+    from optpipe.signoff.missing import measure_missing_evidence
+    from optpipe.signoff.release import require_possible, sign_off
     from optpipe.signoff.same import find_same_dossier, remember_dossier
 
     require_metric(metric)

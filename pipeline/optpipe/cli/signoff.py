@@ -96,8 +96,9 @@ def signoff(
         return _write_policy_template(policy or Path("policy.toml"), how.output, model, store)
     from optpipe.signoff.collect import SignoffRequest
     from optpipe.signoff.dossier import since_from_text
+    from optpipe.signoff.missing import measure_missing_evidence
     from optpipe.signoff.policy import policy_from_file
-    from optpipe.signoff.release import measure_missing_evidence, require_possible, sign_off
+    from optpipe.signoff.release import require_possible, sign_off
     from optpipe.signoff.reports import document_from_verdict
 
     if model is None or policy is None:
@@ -215,8 +216,9 @@ def run(
     policy's precision and backend, and FP32 for comparison.
     """
     from optpipe.signoff.collect import SignoffRequest
+    from optpipe.signoff.pipeline import run_pipeline
     from optpipe.signoff.policy import policy_from_file
-    from optpipe.signoff.release import require_possible, run_pipeline, sign_off
+    from optpipe.signoff.release import require_possible, sign_off
     from optpipe.signoff.reports import document_from_pipeline_run
 
     rules = policy_from_file(policy)
@@ -305,7 +307,7 @@ def verify(
 
     from optpipe.core.verdict import CriterionResult, VerificationRecord, combine_verdicts
     from optpipe.report.html import render_badge
-    from optpipe.signoff.release import audit_dossier
+    from optpipe.signoff.audit import audit_dossier
     from optpipe.signoff.reports import HTML, document_from_verification
     from optpipe.signoff.verify import verify_dossier
     from optpipe.workspace.files import write_bytes

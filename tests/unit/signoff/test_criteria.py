@@ -18,13 +18,13 @@ from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Blocker, CriterionResult, Observation, Verdict
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.signoff.audit import judge_audit
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.collect import SignoffRequest, collect_evidence
 from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.evidence import observe
 from optpipe.signoff.judge import decide_overall_verdict, judge_criteria, judge_dossier
 from optpipe.signoff.policy import Criterion, policy_from_toml
-from optpipe.signoff.release import judge_audit
 from optpipe.stats.means import Mean
 from optpipe.trace.read import trace_from_sqlite
 from optpipe.workspace.seal import seal_folder, store_baseline

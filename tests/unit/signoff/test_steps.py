@@ -21,7 +21,7 @@ from optpipe.measure.int8_notes import check_int8_accuracy
 from optpipe.measure.pair import BenchRecord
 from optpipe.models.artifacts.lookup import hash_engine, hash_model, judged_build_from_entry
 from optpipe.preprocess.proof import observe_preprocessing
-from optpipe.signoff import release
+from optpipe.signoff import audit, missing, pipeline, steps
 from optpipe.signoff.collect import (
     SignoffRequest,
     collect_evidence,
@@ -30,6 +30,7 @@ from optpipe.signoff.collect import (
 )
 from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
+from optpipe.signoff.loads import loads_from_criteria
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.verify import find_contradictions, verify_dossier
 from optpipe.workspace.entry import MANIFEST
@@ -70,10 +71,10 @@ def kinds(workspace, artifact=None):
     )
     judged = find_judged_artifact(wanted, store)
     runs = [run for run in list_runs(workspace.path) if is_run_about(run, judged)]
-    needed = list(release._list_needed(wanted, judged, runs))
+    needed = list(missing._list_needed(wanted, judged, runs))
     return {
         kind: [one.name for one in criteria]
-        for kind, criteria in release._group_by_kind(needed, runs)
+        for kind, criteria in missing._group_by_kind(needed, runs)
     }
 
 
@@ -159,10 +160,10 @@ def judge(workspace, tmp_path):
 
 
 def list_kinds_to_measure(workspace, entry):
-    runs = release._list_present(entry, workspace.store)
+    runs = missing._list_present(entry, workspace.store)
     return [
         kind
-        for kind, _ in release._group_by_kind(list(release._list_needed(WANTED, entry, runs)), runs)
+        for kind, _ in missing._group_by_kind(list(missing._list_needed(WANTED, entry, runs)), runs)
     ]
 
 
@@ -216,7 +217,7 @@ def test_a_bench_run_of_another_file_is_named_and_not_taken(workspace, tmp_path)
     entry, other = workspace.artifact("fp16"), workspace.artifact("fp32")
     old, of_other = workspace.bench(entry), workspace.bench(other)
     entry, _ = rebuild(workspace, entry), rebuild(workspace, other)
-    assert [run.name for run in release._list_present(entry, workspace.store)] == []
+    assert [run.name for run in missing._list_present(entry, workspace.store)] == []
     new = workspace.bench(entry)
     folder = collect_evidence(WANTED, workspace.store, tmp_path / "dossier")
     found = judge_dossier(read_dossier(Files(folder)))[0]
@@ -245,12 +246,12 @@ def test_an_interrupted_bench_ends_the_walk_it_is_part_of(monkeypatch, tmp_path)
     def bench(*_):
         return BenchRecord("r", "r", (), Environment(), 0, interrupted=interrupted)
 
-    monkeypatch.setattr("optpipe.signoff.release.bench_artifacts", bench)
+    monkeypatch.setattr("optpipe.signoff.steps.bench_artifacts", bench)
     interrupted = False
-    assert release.run_bench_step([], (), WANTED, Store(tmp_path), SilentListener()) == [Path("r")]
+    assert steps.run_bench_step([], (), WANTED, Store(tmp_path), SilentListener()) == [Path("r")]
     interrupted = True
     with pytest.raises(KeyboardInterrupt):
-        release.run_bench_step([], (), WANTED, Store(tmp_path), SilentListener())
+        steps.run_bench_step([], (), WANTED, Store(tmp_path), SilentListener())
 
 
 def test_a_finished_step_is_not_done_again_until_the_pipeline_is_finished(tmp_path):
@@ -268,13 +269,13 @@ def test_a_finished_step_is_not_done_again_until_the_pipeline_is_finished(tmp_pa
         raise error
 
     def status(work):
-        return release._run_step("bench", work, notes, listener).status
+        return pipeline._run_step("bench", work, notes, listener).status
 
     assert [status(work), status(work)] == ["done", "resumed"]
     (done[0] / MANIFEST).unlink()
     assert [status(work), len(done)] == ["done", 2], "what is not whole is not finished"
     with pytest.raises(KeyboardInterrupt):
-        release._run_step("profile", lambda: fail(KeyboardInterrupt()), notes, listener)
+        pipeline._run_step("profile", lambda: fail(KeyboardInterrupt()), notes, listener)
     assert status(work) == "resumed", "an interruption leaves the notes"
     notes.unlink()
     for error, said in ((MissingError("no DALI"), "skipped"), (StageError("broke"), "failed")):
@@ -296,7 +297,7 @@ def test_notes_are_those_of_data_with_the_same_content(tmp_path):
     paths = []
     for content in ("1", "2", "1"):
         data.write_text(content)
-        paths.append(release._place_notes(wanted, build, data, ModelBuild(model, None), store))
+        paths.append(pipeline._place_notes(wanted, build, data, ModelBuild(model, None), store))
     assert paths[0] == paths[2] != paths[1]
 
 
@@ -333,7 +334,7 @@ SIZE = "[size]\nmaximum = '1 MiB'\n"
 )
 def test_the_loads_follow_from_the_policy(text, energy, loads):
     criteria = policy_from_toml(f"schema = 1\n{text}".encode()).criteria
-    found = release.loads_from_criteria(criteria, 0.6, 30.0, energy=energy)
+    found = loads_from_criteria(criteria, 0.6, 30.0, energy=energy)
     assert [(str(load), sizes, load.percentile, load.min_seconds) for load, sizes in found] == loads
 
 
@@ -350,7 +351,7 @@ def test_an_audit_measures_by_the_limits_of_validity_that_the_dossier_records(
         limits.append(wanted.max_cv)
         raise StageError("it ends here")
 
-    monkeypatch.setattr(release, "run_bench_step", bench)
-    (found,) = release.audit_dossier(checked, 1, 7, lambda: None, workspace.store, SilentListener())
+    monkeypatch.setattr(steps, "run_bench_step", bench)
+    (found,) = audit.audit_dossier(checked, 1, 7, lambda: None, workspace.store, SilentListener())
     assert limits == [0.5]
     assert found.reason.endswith("VALID as in the dossier: --max-cv 50%")

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def make_tokenizer(words: Sequence[str], *, ends: bool) -> Any:
-    """A fast tokenizer of whole words; with `ends`, [CLS] and [SEP] stand around a text, or a pair."""
+def make_tokenizer(words: Sequence[str], *, ends: bool, types: bool = False) -> Any:
+    """A fast tokenizer of whole words; with `ends`, [CLS] and [SEP] stand around a text, or a pair.
+
+    With `types`, as BERT's, it tells the second text by token types.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -18,7 +21,12 @@ def make_tokenizer(words: Sequence[str], *, ends: bool) -> Any:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=special
         )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        model_input_names=["input_ids", *(["token_type_ids"] if types else []), "attention_mask"],
+    )
 
 
 def train(folder, tokenizer, make, compute_loss, steps, **config):

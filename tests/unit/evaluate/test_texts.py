@@ -19,7 +19,8 @@ from optpipe.evaluate.tasks.texts import (
     find_entities,
 )
 from optpipe.models.inputs.sample_set import draw_subset
-from optpipe.models.inputs.text_set import find_first_tokens, text_set_from_path, tokenize
+from optpipe.models.inputs.text_set import text_set_from_path
+from optpipe.models.inputs.tokens import find_first_tokens, tokenize
 
 TASK = TokenClassification()
 TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG")

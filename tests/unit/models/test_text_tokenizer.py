@@ -121,3 +121,40 @@ def test_a_tokenizer_of_the_library_is_taken_from_a_card(tmp_path):
     (tmp_path / "own.json").write_text("{}")
     with pytest.raises(BadInputError, match="tokenizer"):
         CardSource(tmp_path / "net.toml").load(WeightsRequest())
+
+
+PAIRED = """
+def tokenize(text, text_pair=None):
+    first = [10 + byte for byte in text.encode()]
+    if text_pair is None:
+        return first
+    second = [10 + byte for byte in text_pair.encode()]
+    return {"input_ids": first + second, "token_type_ids": [0] * len(first) + [1] * len(second)}
+"""
+
+
+def encode_with(folder, code, texts):
+    folder.mkdir()
+    content = write_card(folder, code=code)._tokenizer
+    return text_tokenizer.encode_by_function(content, texts)
+
+
+def test_a_function_takes_two_texts_and_gives_their_types(tmp_path):
+    single, pair = encode_with(tmp_path / "a", PAIRED, ["no", ("no", "a")])
+    assert (single.ids, single.types) == ((120, 121), (0, 0))
+    assert (pair.ids, pair.types) == ((120, 121, 107), (0, 0, 1))
+    assert pair.cut(2).types == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (TOKENIZE, "two, for pairs"),
+        (PAIRED.replace("[1] * len(second)", "[]"), "2 token types for 3 tokens"),
+        (PAIRED.replace("[1] *", "[-1] *"), "not negative"),
+        (PAIRED.replace('"input_ids"', '"ids"'), "input_ids"),
+    ],
+)
+def test_what_a_function_cannot_do_with_two_texts_is_said(tmp_path, code, words):
+    with pytest.raises(BadInputError, match=words):
+        encode_with(tmp_path / "a", code, [("no", "a")])

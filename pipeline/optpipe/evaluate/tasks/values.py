@@ -104,7 +104,7 @@ class Regression(TaskContract):
     def read_truths(
         self, samples: SampleSet, card: ModelCard, classes: int | None
     ) -> Values | None:
-        said = _read_labels(samples, "label")
+        said = _read_labels(samples, "score")
         if said is None:
             return None
         places = (f"{samples.name}, {each.path}" for each in samples.files)
@@ -159,7 +159,7 @@ def _read_threshold(card: ModelCard) -> float:
 
 
 def _read_labels(samples: SampleSet, key: str) -> list[Any] | None:
-    """The label of each sample as JSON has it; None if one has none."""
+    """The label of each sample as JSON has it, by `key` or as `label`; None if one has none."""
     if isinstance(samples, TextSet):
         said = [value.get(key, value.get("label")) for value in samples.read_objects()]
         return None if any(each is None for each in said) else said

@@ -20,7 +20,7 @@ from optpipe.backends.onnx_size_inputs import (
 )
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.events import Listener, SilentListener
-from optpipe.core.files import hash_file, hash_text, hash_value
+from optpipe.core.files import hash_file, hash_value
 from optpipe.core.transform import CenterCrop, Transform
 from optpipe.models.inputs.image_set import ImageSet, find_images
 from optpipe.models.inputs.rows import TensorSet, count_rows, holds_tensors, list_runs
@@ -31,7 +31,8 @@ from optpipe.models.inputs.task_data import (
     iterate_rows,
     load_sample_set,
 )
-from optpipe.models.inputs.text_set import SENTENCES, TextSet
+from optpipe.models.inputs.text_set import make_shipped_set
+from optpipe.models.inputs.tokens import takes_types
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import ONNX
@@ -119,9 +120,7 @@ def choose_samples(
         shipped: SampleSet = ImageSet("photographs", folder, 0, files)
         return Samples("images", "photographs that optpipe ships", shipped, shipped.sha256)
     if tokenizes:
-        texts = {str(number): text for number, text in enumerate(SENTENCES, 1)}
-        files = tuple(SetFile(number, hash_text(text)) for number, text in texts.items())
-        shipped = TextSet("sentences", Path(), 0, files, texts=texts)
+        shipped = make_shipped_set(paired=takes_types(card))
         return Samples("texts", "sentences that optpipe ships", shipped, shipped.sha256)
     seed = {"synthetic": 0, "inputs": [each.to_dict() for each in card.inputs]}
     return Samples("synthetic", NOISE, None, hash_value(seed))

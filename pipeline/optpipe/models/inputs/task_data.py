@@ -40,17 +40,18 @@ from optpipe.models.inputs.rows import (
     read_tensor_set,
 )
 from optpipe.models.inputs.sample_set import AnySet, SampleSet, Unusable, format_unreadable
-from optpipe.models.inputs.text_set import (
-    TextSet,
+from optpipe.models.inputs.text_set import TextSet, text_set_from_path
+from optpipe.models.inputs.tokens import (
     compute_max_tokens,
     encode,
     find_first_tokens,
     find_long_texts,
+    gives_types,
     pad_tokens,
-    text_set_from_path,
+    takes_types,
     tokenize,
 )
-from optpipe.models.sources.text_tokenizer import is_function
+from optpipe.models.sources.text_tokenizer import TYPES, is_function
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.environment import get_package_version
 from optpipe.workspace.file_names import TOKENIZER
@@ -92,14 +93,14 @@ def load_sample_set(
     if isinstance(found, TextSet):
         assert model is not None
         longest, tokenizer = compute_max_tokens(card), model.file(TOKENIZER)
-        found = fit_texts(found, tokenizer.read_text(encoding="utf-8"), card, truncate=truncate)
+        content = tokenizer.read_text(encoding="utf-8")
+        found = fit_texts(found, content, card, truncate=truncate)
+        _warn_of_lost_types(found, card, content, listener)
         if found.truncated:
             listener.warn(
                 f"{found.truncated} of {len(found.files)} texts are truncated to {longest} tokens"
             )
-        if card.task is Task.TOKEN_CLASSIFICATION and is_function(
-            tokenizer.read_text(encoding="utf-8")
-        ):
+        if card.task is Task.TOKEN_CLASSIFICATION and is_function(content):
             problem = f"{card.name}: {card.task} needs the place of each token in its text"
             raise BadInputError(
                 f"{problem}, which a Python tokenizer does not give\nuse a tokenizer.json"
@@ -144,6 +145,7 @@ def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool
 
     Raises BadInputError that names the longest text if neither `truncate` nor the set allows cutting.
     """
+    _require_fitting_samples(found, card)
     longest = compute_max_tokens(card)
     texts = {each.path: found.texts[each.path] for each in found.files}
     long = find_long_texts(texts, tokenizer, longest)
@@ -163,6 +165,30 @@ def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool
     raise BadInputError(
         f"{problem} ({others})", remedy="use " + Argument("truncate", True) + " to cut them" + wider
     )
+
+
+def _require_fitting_samples(found: TextSet, card: ModelCard) -> None:
+    """Raises BadInputError for two texts in a line of a task whose samples are single ones."""
+    if not found.has_pairs:
+        return
+    if card.task is Task.TOKEN_CLASSIFICATION:
+        problem = f"{found.root}: tags belong to the words of one text, but its lines have two"
+        raise BadInputError(
+            f'{problem}\ngive {{"tokens": ["Ada"], "tags": ["B-PER"]}} in each line'
+        )
+    if card.task is Task.EMBEDDING:
+        problem = f"{found.root}: {card.name} embeds one text at a time, but its lines have two"
+        way = 'put each text on its own line, with the same "pair" and "score" for both'
+        raise BadInputError(f"{problem}\n{way}")
+
+
+def _warn_of_lost_types(
+    found: TextSet, card: ModelCard, tokenizer: str, listener: Listener
+) -> None:
+    if found.has_pairs and not takes_types(card) and gives_types(tokenizer):
+        listener.warn(
+            f"{card.name} has no input {TYPES}, so that only separators tell its two texts apart"
+        )
 
 
 def resolve_texts(
@@ -246,7 +272,7 @@ def iterate_rows(
         texts = [samples.texts[each.path] for each in samples.files]
         rows = encode(texts, model.file(TOKENIZER), compute_max_tokens(card))
         if by_length:
-            rows.sort(key=len)
+            rows.sort(key=lambda row: len(row.ids))
         yield from (
             pad_tokens(card, rows[start : start + size]) for start in range(0, len(rows), size)
         )

@@ -38,6 +38,7 @@ from optpipe.models.sources.modules import (
 )
 from optpipe.models.sources.nesting import arrange_inputs
 from optpipe.models.sources.own_type import make_loaded_model
+from optpipe.models.sources.text_tokenizer import TYPES
 from optpipe.models.sources.transform import (
     transform_from_processor,
     transform_from_timm,
@@ -120,6 +121,8 @@ def explain_unreachable(url: str, timeout_s: float) -> str | None:
 
 
 DEFAULT_SEQUENCE_PROFILE = (8, 128, 512)
+JUDGE_PAIRS = (Task.TEXT_CLASSIFICATION, Task.REGRESSION, Task.MULTI_LABEL)
+"""Tasks of whole texts, which may be two that are read together."""
 POOLING_FOLDER = "1_Pooling"
 VOCABULARY_FILES = (
     "tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
@@ -244,12 +247,14 @@ class HuggingFaceSource:
         )
 
     def _make_text_card(self, config: Any, tokenizer: Any, task: Task) -> ModelCard:
+        """The engine takes token types where a model that judges whole texts tells two of them apart by types."""
         limit = getattr(config, "max_position_embeddings", DEFAULT_SEQUENCE_PROFILE[2])
         lengths = [min(length, limit) for length in DEFAULT_SEQUENCE_PROFILE]
         shapes = list(zip(DEFAULT_BATCH_PROFILE, lengths, strict=True))
-        inputs = tuple(
-            InputSpec(name, "int64", *shapes) for name in ("input_ids", "attention_mask")
-        )
+        names = ["input_ids", "attention_mask"]
+        if task in JUDGE_PAIRS and tokenizer and _reads_types(config, tokenizer):
+            names.append(TYPES)
+        inputs = tuple(InputSpec(name, "int64", *shapes) for name in names)
         labels = tuple(config.id2label[key] for key in sorted(config.id2label))
         tokenization = _describe_tokenization(tokenizer, config, limit) if tokenizer else None
         return ModelCard(
@@ -276,9 +281,29 @@ def _choose_head(config: Any, name: str) -> tuple[Any, Task]:
     if any(each.endswith("ForTokenClassification") for each in architectures):
         return transformers.AutoModelForTokenClassification, Task.TOKEN_CLASSIFICATION
     if type(config) in transformers.AutoModelForSequenceClassification._model_mapping:
-        return transformers.AutoModelForSequenceClassification, Task.TEXT_CLASSIFICATION
+        return transformers.AutoModelForSequenceClassification, _read_kind_of_answer(config)
     problem = f"{name} is a {config.model_type} model without a head for classifying images, texts or tokens"
     raise BadInputError(f"{problem}\ngive a file.py:factory that returns it")
+
+
+def _read_kind_of_answer(config: Any) -> Task:
+    """What a head for whole texts answers; a single output is a value, as transformers take it."""
+    known = {
+        "regression": Task.REGRESSION,
+        "multi_label_classification": Task.MULTI_LABEL,
+        "single_label_classification": Task.TEXT_CLASSIFICATION,
+    }
+    alone = Task.REGRESSION if config.num_labels == 1 else Task.TEXT_CLASSIFICATION
+    return known.get(config.problem_type, alone)
+
+
+def _reads_types(config: Any, tokenizer: Any) -> bool:
+    """Whether the model tells two texts apart by token types, and its tokenizer gives them."""
+    return (
+        getattr(config, "type_vocab_size", 0) > 1
+        and TYPES in tokenizer.model_input_names
+        and any(tokenizer.backend_tokenizer.encode("a", "b").type_ids)
+    )
 
 
 def _read_pooling(repository: str) -> str:

@@ -1,0 +1,157 @@
+"""Texts with labels as JSON lines have them.
+
+A sample is one text, or two that a model reads together, such as a premise and a hypothesis. The names of the fields are those of the
+data sets that people have (GLUE, SNLI, MNLI, SQuAD); the order of a pair is the model's.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from optpipe.core.errors import BadInputError
+from optpipe.core.files import MAX_LIST_BYTES, hash_text, hash_value, open_user_file
+from optpipe.models.inputs.sample_set import Unusable, read_group
+
+Text = str | tuple[str, str]
+"""What a model reads as one sample: a text, or two in the model's order."""
+
+PAIRS: Mapping[str, str] = MappingProxyType(
+    {
+        "text": "text_pair",
+        "premise": "hypothesis",
+        "sentence1": "sentence2",
+        "question1": "question2",
+        "question": "sentence",
+    }
+)
+"""The second text's field by the first's; of a line that has several, the first field of this table counts."""
+SINGLE = ("text", "sentence")
+"""Fields of a text that may stand alone."""
+LABELS = ("label", "gold_label")
+NO_GOLD_LABEL = "-"
+"""What SNLI and MNLI give a pair whose annotators did not agree; -1 where their labels are numbers."""
+FORMS = (
+    'each line must be {"text": "...", "label": "..."}, or a pair such as {"premise": "...", "hypothesis": "...", '
+    '"label": "..."}; the label may be omitted from all lines'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextLine:
+    text: Text
+    label: str | None = None
+    pair: str | None = None
+    """The name that two lines share whose embeddings are compared."""
+    group: str | None = None
+
+
+def hash_sample(text: Text) -> str:
+    """SHA-256 of a text; of two, that of the JSON array of both."""
+    return hash_text(text) if isinstance(text, str) else hash_value(list(text))
+
+
+def read_text_lines(source: Path) -> tuple[dict[int, TextLine], tuple[Unusable, ...]]:
+    """Lines by number from 1, without blank ones, and bad lines.
+
+    If any line has a label, a group, or a second text, those without one are bad.
+    """
+    lines: dict[int, TextLine] = {}
+    bad: dict[int, str] = {}
+    for number, raw in read_raw_lines(source):
+        try:
+            lines[number] = _parse_line(json.loads(raw))
+        except (ValueError, TypeError, RecursionError) as error:
+            bad[number] = _format_reason(error)
+    for what, stated in (
+        ("label", {number: line.label is not None for number, line in lines.items()}),
+        ("group", {number: line.group is not None for number, line in lines.items()}),
+        ("second text", {number: not isinstance(line.text, str) for number, line in lines.items()}),
+    ):
+        without = [number for number in lines if not stated[number]]
+        if any(stated[number] for number in lines):
+            bad |= dict.fromkeys(without, f"no {what}, although other lines have one")
+            for number in without:
+                del lines[number]
+    return lines, tuple((Path(f"line {number}"), bad[number]) for number in sorted(bad))
+
+
+def read_raw_lines(source: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not blank, by number from 1. Raises BadInputError if it cannot be read."""
+    try:
+        with open_user_file(source, MAX_LIST_BYTES) as file:
+            yield from ((number, raw) for number, raw in enumerate(file, 1) if raw.strip())
+    except OSError as error:
+        raise BadInputError(f"cannot read {source}: {error.strerror}") from error
+
+
+def _parse_line(value: Any) -> TextLine:
+    if not isinstance(value, dict):
+        raise TypeError("not an object")
+    text = (
+        _read_words(value["tokens"])
+        if "tokens" in value and "text" not in value
+        else _read_text(value)
+    )
+    pair = value.get("pair")
+    return TextLine(
+        text,
+        _read_label(value),
+        None if pair is None else str(pair),
+        read_group(value.get("group")),
+    )
+
+
+def _read_words(words: Any) -> str:
+    if not isinstance(words, list) or not all(
+        isinstance(each, str) and each.split() == [each] for each in words
+    ):
+        raise TypeError('its "tokens" are not a list of words without spaces')
+    if not words:
+        raise ValueError("its text is empty")
+    return " ".join(words)
+
+
+def _read_text(value: Mapping[str, Any]) -> Text:
+    for first, second in PAIRS.items():
+        if value.get(second) is None:
+            continue
+        if value.get(first) is not None:
+            return _require_text(value, first), _require_text(value, second)
+        if second not in SINGLE:
+            raise TypeError(f'it has a "{second}", but no "{first}"')
+    for name in SINGLE:
+        if value.get(name) is not None:
+            return _require_text(value, name)
+    for first, second in PAIRS.items():
+        if value.get(first) is not None:
+            raise TypeError(f'it has a "{first}", but no "{second}"')
+    raise TypeError('not an object with a "text"')
+
+
+def _require_text(value: Mapping[str, Any], name: str) -> str:
+    text = value[name]
+    if not isinstance(text, str):
+        raise TypeError(f'its "{name}" is no text')
+    if not text.strip():
+        raise ValueError(f"its {name} is empty")
+    return text
+
+
+def _read_label(value: Mapping[str, Any]) -> str | None:
+    label = next((value[name] for name in LABELS if value.get(name) is not None), None)
+    if label is None:
+        return None
+    if isinstance(label, bool) or not isinstance(label, str | int | float):
+        raise TypeError(f"its label is neither a string nor a number: {json.dumps(label)[:40]}")
+    if label == NO_GOLD_LABEL or ("premise" in value and label == -1):
+        raise ValueError(f"its label is {label}: its annotators did not agree")
+    return str(label)
+
+
+def _format_reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8"
+    return f"invalid JSON: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)

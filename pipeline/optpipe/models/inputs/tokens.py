@@ -1,0 +1,129 @@
+"""From texts to the tokens that a model reads, by the `tokenizer.json` or the function that is stored with it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optpipe.core import LazyModule
+from optpipe.core.card import ModelCard
+from optpipe.core.errors import BadInputError
+from optpipe.core.files import read_user_text
+from optpipe.models.inputs.text_lines import Text
+from optpipe.models.sources.text_tokenizer import TYPES, Tokens, encode_by_function, is_function
+
+tokenizers = LazyModule("tokenizers")
+
+
+def takes_types(card: ModelCard) -> bool:
+    return any(each.name == TYPES for each in card.inputs)
+
+
+def gives_types(tokenizer: str) -> bool:
+    """Whether a tokenizer tells the second of two texts from the first by its types; `tokenizer` is the content of its file."""
+    pair = ("a", "b")
+    if is_function(tokenizer):
+        return any(any(row.types) for row in encode_by_function(tokenizer, [pair]))
+    return any(tokenizers.Tokenizer.from_str(tokenizer).encode(*pair).type_ids)
+
+
+def find_long_texts(texts: Mapping[str, Text], tokenizer: str, max_length: int) -> dict[str, int]:
+    """Token counts of the texts with more than `max_length` tokens, by name.
+
+    `tokenizer` is the content of a `tokenizer.json`; its own truncation applies first.
+    """
+    if is_function(tokenizer):
+        counts = [len(row.ids) for row in encode_by_function(tokenizer, list(texts.values()))]
+    else:
+        loaded = tokenizers.Tokenizer.from_str(tokenizer)
+        loaded.no_padding()
+        counts = [len(each.ids) for each in loaded.encode_batch(list(texts.values()))]
+    return {name: count for name, count in zip(texts, counts, strict=True) if count > max_length}
+
+
+def find_first_tokens(text: Text, encoded: Any) -> list[int]:
+    """Index of the first token of each space-separated word of `text`; -1 for a word without a token.
+
+    `encoded` is the result of `tokenize`. Raises BadInputError for two texts.
+    """
+    if not isinstance(text, str):
+        raise BadInputError("tags belong to the words of one text, not of two")
+    ends = np.cumsum([len(word) + 1 for word in text.split(" ")])
+    firsts = [-1] * len(ends)
+    for place, ((_, end), special) in enumerate(
+        zip(encoded.offsets, encoded.special_tokens_mask, strict=True)
+    ):
+        # by its last character, since a token may begin with the preceding space
+        word = int(np.searchsorted(ends, end - 1, side="right"))
+        if not special and firsts[word] < 0:
+            firsts[word] = place
+    return firsts
+
+
+def tokenize(texts: Sequence[Text], tokenizer: Path, max_length: int) -> list[Any]:
+    """The `tokenizers.Encoding` of each sample, unpadded, cut at `max_length` or the tokenizer's own limit.
+
+    Of two texts the tokenizer's strategy says which is cut; without one, tokens go from the longer first, as in transformers'
+    `truncation=True`.
+    """
+    loaded = tokenizers.Tokenizer.from_str(read_user_text(tokenizer))
+    loaded.no_padding()
+    own = loaded.truncation or {"max_length": max_length}
+    loaded.enable_truncation(**{**own, "max_length": min(own["max_length"], max_length)})
+    return list(loaded.encode_batch(list(texts)))
+
+
+def encode(texts: Sequence[Text], tokenizer: Path, max_length: int) -> list[Tokens]:
+    """The tokens of each sample, by a `tokenizer.json` or the function that it names, cut at `max_length`."""
+    content = read_user_text(tokenizer)
+    if is_function(content):
+        return [row.cut(max_length) for row in encode_by_function(content, texts)]
+    return [
+        Tokens(tuple(each.ids), tuple(each.type_ids))
+        for each in tokenize(texts, tokenizer, max_length)
+    ]
+
+
+def compute_max_tokens(card: ModelCard) -> int:
+    assert card.tokenization is not None
+    return min(card.tokenization.max_length, card.inputs[0].max[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Padded:
+    """Rows of one width: (rows, width) each."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+    types: np.ndarray
+
+
+def _pad(rows: Sequence[Tokens], width: int, pad_id: int) -> _Padded:
+    ids = np.full((len(rows), width), pad_id, np.int64)
+    mask, types = np.zeros_like(ids), np.zeros_like(ids)
+    for index, row in enumerate(rows):
+        ids[index, : len(row.ids)] = row.ids
+        mask[index, : len(row.ids)] = 1
+        types[index, : len(row.ids)] = row.types
+    return _Padded(ids, mask, types)
+
+
+def pad_tokens(card: ModelCard, rows: Sequence[Tokens]) -> dict[str, np.ndarray]:
+    """Tokens as a text model's inputs, (rows, tokens) each, padded to the longest or the profile's minimum.
+
+    Raises BadInputError for an input that no tokenizer gives.
+    """
+    assert card.tokenization is not None
+    width = max(card.inputs[0].min[1], *(len(row.ids) for row in rows))
+    padded = _pad(rows, width, card.tokenization.pad_id)
+    known = {"input_ids": padded.ids, "attention_mask": padded.mask, TYPES: padded.types}
+    if len(card.inputs) == 1:
+        known[card.inputs[0].name] = padded.ids
+    if unknown := [each.name for each in card.inputs if each.name not in known]:
+        raise BadInputError(
+            f"{card.name}: a tokenizer gives {', '.join(known)}, not '{unknown[0]}'\n"
+            "name the inputs so, or give its inputs as tensors (.npz)"
+        )
+    return {each.name: known[each.name].astype(each.dtype) for each in card.inputs}

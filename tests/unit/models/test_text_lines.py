@@ -1,0 +1,98 @@
+"""Lines of JSON as data sets have them: one text or two, labels, and what is refused by its reason."""
+
+import json
+
+import pytest
+
+from optpipe.core.errors import BadInputError
+from optpipe.models.inputs.text_lines import read_text_lines
+from optpipe.models.inputs.text_set import TextSet, text_set_from_path
+from optpipe.workspace.files import write_json
+
+
+def write(folder, *lines):
+    path = folder / "lines.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("text", "text_pair"),
+        ("premise", "hypothesis"),
+        ("sentence1", "sentence2"),
+        ("question1", "question2"),
+        ("question", "sentence"),
+    ],
+)
+def test_pairs_have_the_names_of_their_data_set(tmp_path, first, second):
+    path = write(tmp_path, {first: "All was fine.", second: "Some was.", "label": 0})
+    lines, bad = read_text_lines(path)
+    assert not bad
+    assert (lines[1].text, lines[1].label) == (("All was fine.", "Some was."), "0")
+
+    lines, bad = read_text_lines(write(tmp_path, {first: "All.", second: None}))
+    if first == "text":
+        assert lines[1].text == "All."
+    else:
+        assert f'it has a "{first}", but no "{second}"' in bad[0][1]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ({"hypothesis": "Some."}, 'it has a "hypothesis", but no "premise"'),
+        ({"text_pair": "Some."}, 'it has a "text_pair", but no "text"'),
+        ({"premise": "All.", "hypothesis": " "}, "its hypothesis is empty"),
+        ({"premise": "All.", "hypothesis": 3}, 'its "hypothesis" is no text'),
+        ({"text": ["a", "b"]}, 'its "text" is no text'),
+        ({"tokens": []}, "its text is empty"),
+        ({"premise": "A.", "hypothesis": "B.", "gold_label": "-"}, "annotators did not agree"),
+        ({"premise": "A.", "hypothesis": "B.", "label": -1}, "annotators did not agree"),
+        ({"label": 1}, 'not an object with a "text"'),
+        (["a", "b"], "not an object"),
+    ],
+)
+def test_what_is_no_sample_is_named(tmp_path, line, reason):
+    _, bad = read_text_lines(write(tmp_path, line))
+    assert reason in bad[0][1]
+
+
+def test_other_field_names_and_labels(tmp_path):
+    lines, bad = read_text_lines(
+        write(
+            tmp_path,
+            {"sentence": "Fine.", "label": 1},
+            {"sentence": "Dull.", "label": -1.5},
+            {"text": "Loud.", "gold_label": "negative", "sentence": "ignored"},
+        )
+    )
+    assert not bad
+    assert [(line.text, line.label) for line in lines.values()] == [
+        ("Fine.", "1"),
+        ("Dull.", "-1.5"),
+        ("Loud.", "negative"),
+    ]
+
+
+def test_a_single_text_among_pairs_is_refused(tmp_path):
+    lines = [{"text": "a", "text_pair": "b"}] * 30
+    _, bad = text_set_from_path(write(tmp_path, *lines, {"text": "c"}))
+    assert bad[0][1] == "no second text, although other lines have one"
+
+
+def test_a_drawn_set_knows_its_pairs_again_and_notices_a_change_of_either(tmp_path):
+    path = write(tmp_path, *({"premise": f"All {n}.", "hypothesis": "Some."} for n in range(30)))
+    drawn, _ = text_set_from_path(path, 5, seed=1)
+    assert drawn.has_pairs
+    manifest = tmp_path / "set.json"
+    write_json(manifest, drawn.to_dict(tmp_path))
+    again, _ = text_set_from_path(manifest)
+    assert isinstance(again, TextSet)
+    assert again.texts == drawn.texts
+    assert len({each.sha256 for each in drawn.files}) == 5
+
+    path.write_text(path.read_text().replace("Some.", "None."))
+    with pytest.raises(BadInputError, match="has changed"):
+        text_set_from_path(manifest)

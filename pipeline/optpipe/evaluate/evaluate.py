@@ -367,6 +367,8 @@ def run_evaluation(
         units, kind = task.count_units(truths), task.unit_kind or kind
         if left_out := task.describe_left_out(truths):
             listener.warn(left_out)
+        if trained and (absent := task.describe_absent(truths, rows[0].predictions.values, labels)):
+            listener.warn(absent)
     if units < FEWEST_SAMPLES:
         listener.warn(
             f"only {units} {kind}: intervals of fewer than {FEWEST_SAMPLES} span all that the score can be"

@@ -211,6 +211,7 @@ def test_a_named_class_that_does_not_occur_widens_a_mean_over_classes(absent) ->
     )
     seen = TASK.observe(masks[0], masks[0], masks[1], 0.95, "here", labels)
     assert ("tower" in seen["drop"].about) == (absent == "tower")
+    assert ("tower" in TASK.describe_absent(masks[0], masks[0], labels)) == (absent == "tower")
     assert "tower" not in seen["pixel-accuracy"].about
     assert known.scores[1] == wide.scores[1]
     if absent != "tower":

@@ -124,6 +124,13 @@ class TaskContract:
         """The samples that the scores leave out; empty without any."""
         return ""
 
+    def describe_absent(self, truths: Values, source: Values, labels: Sequence[str]) -> str:
+        """The classes with `labels` that no truth has, if a score is a mean over classes; empty if all occur."""
+        if not labels or not any(find_score(name).over_classes for name in self.scores):
+            return ""
+        measured = measure_scores(self, pickle.dumps(truths), pickle.dumps(source))
+        return describe_absent_classes(labels, measured.occurring)
+
     def count_units(self, truths: Values) -> int:
         """Number of independent units; the samples by default."""
         return len(truths)

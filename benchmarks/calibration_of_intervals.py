@@ -950,7 +950,7 @@ def rare(generator, scale) -> Iterator[Row]:
             yield from on_limit(found, truth, what)
     for often, n in ((0.01, 100), (0.01, 300), (0.02, 300)):
         found = []
-        for _ in range(round(100 * scale)):
+        for _ in range(round(40 * scale)):
             images = [draw_boxes(generator, often) for _ in range(n)]
             truths, source = [each for each, _ in images], [each for _, each in images]
             worse = [

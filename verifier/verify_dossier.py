@@ -114,6 +114,7 @@ SIZES = {  # §1.1, at most
     "values": 50_000_000,
     "uncompressed bytes": 2**29,
     "text bytes": 2**28,
+    "pixels of a mask": 2**26,
     "class": 2**20,
     "class of a box": 20_000,
 }
@@ -1475,15 +1476,14 @@ def divide(part, whole):
 
 
 @lru_cache(4)
-def read_mask(png):
+def read_mask(png):  # §8.1
     """The pixels of a gray PNG file of 8 bits, row by row."""
-    if png[24:29] != b"\x08\0\0\0\0":
+    if png[:16] != b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" or png[24:29] != b"\x08\0\0\0\0":
         raise ValueError("a mask is not an 8-bit gray PNG file without interlacing")
-    width, at, packed, rows = int.from_bytes(png[16:20]), 8, b"", []
-    while at < len(png):
-        end = at + 8 + int.from_bytes(png[at : at + 4])
-        packed, at = packed + png[at + 8 : end] * (png[at + 4 : at + 8] == b"IDAT"), end + 4
-    plain, above = zlib.decompress(packed), bytes(width)
+    width, height = (int.from_bytes(png[at : at + 4]) for at in (16, 20))
+    if not 0 < width * height <= SIZES["pixels of a mask"]:
+        raise ValueError(f"too large (§1.1): a mask of {width} times {height} pixels")
+    plain, above, rows = inflate_mask(png, height * (width + 1)), bytes(width), []
     for start in range(0, len(plain), width + 1):
         kind, line, left = plain[start], plain[start + 1 : start + 1 + width], 0
         if kind == 0:
@@ -1497,6 +1497,32 @@ def read_mask(png):
     return b"".join(rows)
 
 
+def inflate_mask(png, size):
+    """The data of a PNG file, which inflate to `size` bytes; no more than these are inflated."""
+    at, kinds, packed = 8, [], []
+    while at < len(png):
+        end = at + 8 + int.from_bytes(png[at : at + 4])
+        if zlib.crc32(png[at + 4 : end]) != int.from_bytes(png[end : end + 4]):
+            raise ValueError("a mask has a chunk with another checksum")
+        kinds.append(png[at + 4 : at + 8])
+        packed.append(png[at + 8 : end])
+        at = end + 4
+    if kinds != [b"IHDR", *[b"IDAT"] * (len(kinds) - 2), b"IEND"] or packed[-1]:
+        raise ValueError("a mask has other chunks than IHDR, IDAT, and IEND")
+    stream = zlib.decompressobj()
+    plain = stream.decompress(b"".join(packed[1:]), size + 1)
+    if len(plain) != size or not stream.eof or stream.unused_data:
+        raise ValueError("a mask has other data than its pixels")
+    return plain
+
+
+def pair_pixels(one, other):
+    """The pixels of two masks of one width and height."""
+    if one[16:24] != other[16:24]:
+        raise ValueError("the masks of a sample have different sizes")
+    return zip(read_mask(one), read_mask(other), strict=True)
+
+
 @cache
 def predict(kind, left, up, corner):
     """What one of PNG's filters subtracts from a pixel."""
@@ -1505,7 +1531,7 @@ def predict(kind, left, up, corner):
 
 
 def count_pixels(truth, mask):
-    pairs = Counter(zip(read_mask(truth), read_mask(mask), strict=True))
+    pairs = Counter(pair_pixels(truth, mask))
     return Counter({pair: number for pair, number in pairs.items() if pair[0] != 255})
 
 
@@ -1889,7 +1915,7 @@ TASKS = {
     ),
     "segmentation": Task(
         ["mIoU", "pixel-accuracy"],
-        lambda *masks: fmean([*map(eq, *map(read_mask, masks))]),
+        lambda *masks: fmean([one == other for one, other in pair_pixels(*masks)]),
         count_pixels,
         score_pixels,
         lambda pairs: sum((Counter({true: n}) for (true, _), n in pairs.items()), Counter()),
@@ -3490,6 +3516,7 @@ def check_samples(at, run, table):
     paths, hashes = table["path"], table["sha256"]
     lines = "".join(f"{known}  {path}\n" for known, path in zip(hashes, paths))
     at.compare(f"{run.place}: dataset: sha256", run.record.dataset.sha256, digest(lines.encode()))
+    at.check(paths, f"{run.place}: has no sample")
     at.check(len({*paths} - {None}) == len(paths), f"{run.place}: a sample occurs twice")
     for name, answers in table.items():
         distinct = not name.endswith(":best") or all(

@@ -4483,6 +4483,130 @@ def judge_dossier(at, document):
     return overall
 
 
+# ---- records that contradict themselves or each other (§2.1)
+
+
+def break_artifact(build):
+    proof = build.info.precision_proof
+    share, placed = proof.share, proof.get("placement")
+    return {
+        "shares": share.total_macs >= 0
+        and all(sum(each.values()) <= 1 + 1e-6 for each in (share.macs, share.layers)),
+        "placement": proof.others_count >= len(proof.others)
+        and (not placed or (0 <= placed.share <= 1 and 0 <= placed["count"] <= placed.nodes)),
+    }
+
+
+def break_verification(build):
+    info, asked = build.info, build.recipe.get("minimum_snr_db")
+    close = all(each.relative <= 2 * info.tolerance_relative for each in info.outputs)
+    known = [each.snr_db for each in info.outputs if each.snr_db is not None]
+    alike = (
+        abs(info.snr_db - min(known)) <= 3
+        if known and info.snr_db is not None
+        else not known and info.snr_db is None
+    )
+    return {
+        "a verification": min(info.samples, info["values"]) >= 0
+        and (not info.passed or (close and all(each.finite for each in info.outputs)))
+        and (alike or bool(info.get("trajectory")) or not info.outputs),
+        "its tolerance": asked is None
+        or isclose(info.tolerance_relative, 10 ** (-asked / 20), rel_tol=1e-6),
+    }
+
+
+def is_of_record(row, build):
+    """Whether a row or a subject states what the artifact's record does; null is not stated."""
+    stated = {**row, "device": (row.get("device") or "").partition(":")[0] or None}
+    names = ("backend", "precision", "device")
+    return all(stated.get(name) in (None, build.info[name]) for name in names)
+
+
+def hold_rounds(tuning):
+    """Rates of rounds, and what follows from them."""
+    sides = tuning.dataloader, tuning.dali
+    repeats = [side.repeats_images_per_s for side in sides]
+    rates = [side.images_per_s for side in sides]
+    if min(rates, default=0) <= 0 or any(min(each, default=1) <= 0 for each in repeats):
+        return False
+    if any(side.batches < 0 for side in sides) or not all(
+        not each or min(each) * (1 - 1e-9) <= rate <= max(each) * (1 + 1e-9)
+        for rate, each in zip(rates, repeats)
+    ):
+        return False
+    found, ci = rates[1] / rates[0], None
+    if len(repeats[0]) == len(repeats[1]) >= 4:
+        logs = [log(ours / theirs) for theirs, ours in zip(*repeats)]
+        mean = Mean(fmean(logs), stdev(logs) / sqrt(len(logs)), len(logs) - 1)
+        found, ci = exp(mean.value), [*map(exp, mean.interval(0.95))]
+    stated = [tuning.speedup, *(tuning.speedup_ci or ())]
+    return len(stated) == len([found, *(ci or ())]) and all(
+        isclose(one, other, rel_tol=1e-6) for one, other in zip(stated, [found, *(ci or ())])
+    )
+
+
+def break_run(run, builds):
+    rules = {}
+    if run.kind == "evaluate":
+        known = [(row, builds.get(row.artifact)) for row in run.record.results]
+        rules["an evaluated build"] = all(
+            not build or (is_of_record(row, build) and run.record.model_id in build.parents)
+            for row, build in known
+        )
+    if run.kind == "profile":
+        known = [(each.subject, builds.get(each.subject.artifact)) for each in run.record.stages]
+        rules["a profiled build"] = all(
+            not build or is_of_record(one, build) for one, build in known
+        )
+    if run.kind == "bench":
+        checks = [(one.get("output_check"), one.reasons) for one in run.record.measurements]
+        rules["an output check"] = all(
+            not check
+            or (
+                check.checked >= 0
+                and (check.passed or "wrong-output" in [each.code for each in reasons])
+            )
+            for check, reasons in checks
+        )
+    if run.kind == "preprocess" and run.record.throughput:
+        rules["rounds of preprocessing"] = hold_rounds(run.record.throughput)
+    return rules
+
+
+def check_records(at, runs):
+    """The rules of §2.1, each with the record that breaks it."""
+    request, names = at.request, {run.name for run in at.runs}
+    checked = [
+        build
+        for build in at.builds.values()
+        if build.kind == "verification" and at.id in build.parents
+    ]
+    gone = [request.removed, request.other_file]
+    since = request.since and datetime.fromisoformat(request.since)
+    rules = {
+        "the request": all(len({*each}) == len(each) and not {*each} & names for each in gone)
+        and not (since and since > datetime.fromisoformat(request.created_utc))
+        and request.verifications >= len(checked)
+    }
+    broken = [("request.json", name) for name, holds in rules.items() if not holds]
+    known = {"artifact": break_artifact, "verification": break_verification}
+    for build in at.builds.values():
+        found = known[build.kind](build) if build.kind in known else {}
+        broken += [(build.place, name) for name, holds in found.items() if not holds]
+    for run in runs:
+        found = break_run(run, at.builds)
+        broken += [(run.place, name) for name, holds in found.items() if not holds]
+    for record in (*at.builds.values(), *runs):
+        for name, file in record.files.items():
+            path = at.path(f"{record.place}/{name}")
+            right = file.size_bytes >= 0 and (
+                not path.is_file() or path.lstat().st_size == file.size_bytes
+            )
+            broken += [] if right else [(record.place, f"the size of {name}")]
+    for place, name in broken:
+        at.check(False, f"{place}: contradicts itself or another record (§2.1): {name}")
+
+
 def check_dates(at, runs):
     rows = [("request.json: policy_utc", at.request.policy_utc or at.request.created_utc)]
     rows += [
@@ -4538,6 +4662,7 @@ def read_evidence(at, document):
         if run.kind in ("bench", "turns") and at.id in run.parents
     }
     at.check(request.measurements == about, f"request.json: measurements are not {about}")
+    check_records(at, [*chain(*sides)])
     check_dates(at, [*chain(*sides)])
     check_stamp(at)
     registered = document.get("evidence", {}).get("preregistered") and (

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
-from tests.fakes.dossiers import edit
+from tests.fakes.dossiers import edit, tell_hash
 from tests.fakes.mutations import mutate_bytes, mutate_json, mutate_toml
 
 from optpipe.core.files import hash_file
@@ -157,9 +157,8 @@ class Mutants:
                 if each.is_file() and not each.is_symlink() and each.name != "manifest.json"
             }
             edit(run / "manifest.json", "files", value=files)
-        build = path.parent / "manifest.json"
         if run is None and path.suffix == ".parquet" and path.is_file() and not path.is_symlink():
-            edit(build, "files", path.name, "sha256", value=hash_file(path))
+            tell_hash(path)
         seal_folder(folder)
 
     def restore(self, name: str) -> None:

@@ -20,6 +20,12 @@ def edit(path, *steps, value=None):
     path.write_text(json.dumps(document))
 
 
+def tell_hash(path):
+    """Puts the hash and the size of a build's raw file into its manifest."""
+    stated = {"sha256": hash_file(path), "size_bytes": path.stat().st_size}
+    edit(path.with_name("manifest.json"), "files", path.name, value=stated)
+
+
 def seal_anew(folder):
     """The hashes of all files in the manifests of their runs, and the seal of the dossier."""
     for path in folder.glob("**/runs/*/manifest.json"):

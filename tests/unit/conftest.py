@@ -331,8 +331,17 @@ class Workspace:
         )
         others = (EvaluatedModel("onnxruntime", "fp32", "cpu", n, each) for each in beside)
         judged = EvaluatedModel("source", "source", "cpu", n), row, *others
+        model = entry.manifest.parents[0]
         found = Evaluation(
-            "digits", "card:digits", "0", entry.info.weights, samples, budget, judged, "", task=task
+            "digits",
+            "card:digits",
+            model,
+            entry.info.weights,
+            samples,
+            budget,
+            judged,
+            "",
+            task=task,
         )
         (run.path / "evaluate.json").write_bytes(json_from_record(found))
         finish = partial(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
+from math import inf
 from multiprocessing import active_children
 from pathlib import Path
 from secrets import randbits
@@ -355,18 +356,22 @@ def record_from_throughputs(
     tried: Sequence[Throughput], dataloader: Throughput, dali: Throughput, seed: int = 0
 ) -> ThroughputTuning:
     """`dataloader` and `dali` hold one repetition for each round; without all rounds of both the speedup has no interval."""
-    ours, theirs = dali.repeated_images_per_s, dataloader.repeated_images_per_s
-    complete = len(ours) == len(theirs) >= SMALLEST_ROUNDS
+    sides = dataloader.summarize(), dali.summarize()
+    speedup, interval = compute_speedup(*sides)
     return ThroughputTuning(
-        tuple(each.summarize() for each in tried),
-        dataloader.summarize(),
-        dali.summarize(),
-        speedup=ratio_from_rounds(theirs, ours).value
-        if complete
-        else dali.images_per_s / dataloader.images_per_s,
-        speedup_ci=ratio_from_rounds(theirs, ours).ci if complete else None,
-        seed=seed,
+        tuple(each.summarize() for each in tried), *sides, speedup, interval, seed=seed
     )
+
+
+def compute_speedup(
+    dataloader: ThroughputRecord, dali: ThroughputRecord
+) -> tuple[float, tuple[float, float] | None]:
+    """DALI's rate over the DataLoader's, and its 95% interval over rounds if both have all of them; both rates are above 0."""
+    ours, theirs = dali.repeats_images_per_s, dataloader.repeats_images_per_s
+    if len(ours) == len(theirs) >= SMALLEST_ROUNDS:
+        ratio = ratio_from_rounds(theirs, ours)
+        return ratio.value, ratio.ci
+    return (dali.images_per_s or 0.0) / (dataloader.images_per_s or inf), None
 
 
 def merge_repeats(repeats: Sequence[Throughput]) -> Throughput:

@@ -55,6 +55,7 @@ from optpipe.signoff.dossier import (
 from optpipe.signoff.evidence import DOCUMENTS, RECOMPUTE
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.loosened import describe_loosened
+from optpipe.signoff.record_rules import find_contradicting_records
 from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawing, render_dossier
 from optpipe.workspace.entry import MANIFEST, Entry, Run, compute_entry_id, get_utc_time
 from optpipe.workspace.file_names import (
@@ -337,6 +338,7 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
     if absent := {each.name for each in fields(DossierRequest)} - set(stored):
         yield f"{REQUEST}: has no key {', '.join(sorted(absent))}"
     yield from _find_spaced_models(dossier)
+    yield from find_contradicting_records(dossier)
     builds = {each.id: each for each in dossier.builds}
     for entry in builds.values():
         yield from _check_entry(entry, builds)

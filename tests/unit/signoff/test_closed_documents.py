@@ -5,9 +5,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from tests.fakes.dossiers import edit, examine, seal_anew
+from tests.fakes.dossiers import edit, examine, seal_anew, tell_hash
 
-from optpipe.core.files import hash_file
 from optpipe.signoff.verify import check_dossier
 
 RECORD = Path(__file__).parents[3] / "reports" / "gallery" / "fail"
@@ -60,7 +59,7 @@ def test_the_errors_of_each_sample_count_once(dossier):
     path = next(dossier.glob("builds/verification-*/errors.parquet"))
     rows = pl.read_parquet(path)
     pl.concat([rows, rows]).write_parquet(path)
-    edit(path.with_name("manifest.json"), "files", path.name, "sha256", value=hash_file(path))
+    tell_hash(path)
     require_refused(dossier)
 
 
@@ -87,7 +86,7 @@ def enlarge_errors(folder):
     pl.read_parquet(path).with_columns(
         reference_square=pl.lit(1e308), output_square=pl.lit(1e308)
     ).write_parquet(path)
-    edit(path.with_name("manifest.json"), "files", path.name, "sha256", value=hash_file(path))
+    tell_hash(path)
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -94,6 +94,8 @@ def add_errors(dossier):
 def tell_errors(path, outputs):
     """States the figures that the errors give, and their hash."""
     edit(path, "info", "outputs", value=[plain_from_record(each) for each in outputs])
+    lowest = min((each.snr_db for each in outputs if each.snr_db is not None), default=None)
+    edit(path, "info", "snr_db", value=lowest)
     hashes = {
         name: plain_from_record(each)
         for name, each in hash_files(path.parent, ("manifest.json",)).items()

@@ -1,0 +1,170 @@
+"""What no record states, and what two records cannot both state: section 2.1 of docs/dossier-format.md, in its order.
+
+A record that was edited with every hash put right shows itself where it says a thing twice: shares that add up to more than
+all, a verification that passed with errors above its tolerance, a row of another precision than its build.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from math import isclose
+from typing import Any
+
+from optpipe.core.entries import ArtifactInfo, VerificationInfo
+from optpipe.core.measurement import Measurement, read_measurements
+from optpipe.core.records import record_from_files
+from optpipe.evaluate.recompute import read_evaluation
+from optpipe.preprocess.proof import PreprocessRecord
+from optpipe.preprocess.throughput import ThroughputRecord, ThroughputTuning, compute_speedup
+from optpipe.signoff.dossier import Dossier, DossierRequest
+from optpipe.trace.report import ProfileRecord
+from optpipe.workspace.entry import Entry, Run
+from optpipe.workspace.file_names import BUILDS, PREPROCESSING, PROFILE, REQUEST
+
+ROUNDING = 1e-6
+"""By how much shares may exceed 1, and by which share figures may differ."""
+LOOSEST = 2.0
+"""A verification is judged by the batches that fit worst, and states the errors of all samples."""
+SNR_APART_DB = 3.0
+
+
+def find_contradicting_records(dossier: Dossier) -> Iterator[str]:
+    """One line for each rule that a record breaks, with the place of the record."""
+    builds = {each.id: each for each in dossier.builds}
+    yield from (f"{REQUEST}: {wrong}" for wrong in _check_request(dossier.request, dossier))
+    for entry in dossier.builds:
+        place = f"{BUILDS}/{entry.path.name}"
+        yield from (f"{place}: {wrong}" for wrong in (*_check_sizes(entry), *_check_build(entry)))
+    for run in (*dossier.every_run, *dossier.baseline_runs):
+        place = run.files.prefix.rstrip("/")
+        found = (*_check_sizes(run), *_check_run(run, builds))
+        yield from (f"{place}: {wrong}" for wrong in found)
+
+
+def _check_sizes(entry: Entry[Any] | Run) -> Iterator[str]:
+    for name, file in entry.manifest.files.items():
+        if file.size_bytes < 0:
+            yield f"{name} has {file.size_bytes} bytes"
+        elif entry.files.has(name) and (size := len(entry.files.read(name))) != file.size_bytes:
+            yield f"{name} has {size:,} bytes, not {file.size_bytes:,}"
+
+
+def _check_build(entry: Entry[Any]) -> Iterator[str]:
+    if isinstance(entry.info, ArtifactInfo):
+        yield from _check_proof(entry.info)
+    if isinstance(entry.info, VerificationInfo):
+        yield from _check_verification(entry.info, entry.recipe.get("minimum_snr_db"))
+
+
+def _check_proof(info: ArtifactInfo) -> Iterator[str]:
+    proof, placed = info.precision_proof, info.precision_proof.placement
+    for kind, shares in (("MACs", proof.share.macs), ("layers", proof.share.layers)):
+        if sum(shares.values()) > 1 + ROUNDING:
+            yield f"the shares of {kind} add up to {sum(shares.values()):g}"
+    if proof.share.total_macs < 0:
+        yield f"the network has {proof.share.total_macs} MACs"
+    if proof.others_count < len(proof.others):
+        yield f"{len(proof.others)} layers are of other types, but it counts {proof.others_count}"
+    if placed and not (0 <= placed.share <= 1 and 0 <= placed.count <= placed.nodes):
+        yield f"{placed.count} of {placed.nodes} nodes with a share of {placed.share:g} run elsewhere"
+
+
+def _check_verification(info: VerificationInfo, asked_db: float | None) -> Iterator[str]:
+    known = [each.snr_db for each in info.outputs if each.snr_db is not None]
+    if min(info.samples, info.values) < 0:
+        yield f"compares {info.samples} samples and {info.values} values"
+    for each in info.outputs if info.passed else ():
+        if not (each.finite and each.relative <= LOOSEST * info.tolerance_relative):
+            yield f"passed, but {each.name} differs by {each.relative:g} (tolerated: {info.tolerance_relative:g})"
+    if info.outputs and not info.trajectory:
+        stated, lowest = info.snr_db, min(known, default=None)
+        apart = stated is not None and lowest is not None and abs(stated - lowest) > SNR_APART_DB
+        if apart or (stated is None) != (lowest is None):
+            yield f"its SNR is {stated} dB, and the lowest of its outputs {lowest} dB"
+    if asked_db is not None:
+        tolerated = 10 ** (-asked_db / 20)
+        if not isclose(info.tolerance_relative, tolerated, rel_tol=ROUNDING):
+            yield f"tolerates {info.tolerance_relative:g}, but its recipe says {tolerated:g}"
+
+
+def _check_run(run: Run, builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
+    if run.kind == "evaluate":
+        evaluated = read_evaluation(run)
+        for row in evaluated.results:
+            if (build := builds.get(row.artifact or "")) is not None:
+                yield from _compare_with_record(
+                    {"backend": row.backend, "precision": row.precision, "device": row.device},
+                    build,
+                )
+                if evaluated.model_id not in build.manifest.parents:
+                    yield f"evaluated model {evaluated.model_id}, and {build.id} is of another one"
+    if run.kind == "profile":
+        for stage in record_from_files(run.files, PROFILE, ProfileRecord).stages:
+            if (build := builds.get(stage.subject.artifact or "")) is not None:
+                subject = stage.subject
+                yield from _compare_with_record(
+                    {"precision": subject.precision, "device": subject.device}, build
+                )
+    if run.kind == "bench":
+        for one in read_measurements(run.files):
+            yield from _check_output_check(one)
+    if run.kind == "preprocess":
+        tuning = record_from_files(run.files, PREPROCESSING, PreprocessRecord).throughput
+        yield from () if tuning is None else _check_rounds(tuning)
+
+
+def _compare_with_record(stated: Mapping[str, str | None], build: Entry[Any]) -> Iterator[str]:
+    for name, value in stated.items():
+        expected = str(getattr(build.info, name))  # built for `cuda`, run on `cuda:0`
+        if value is not None and value.partition(":")[0] != expected:
+            yield f"{name} of {build.id} is {value!r}, but {BUILDS}/{build.path.name} says {expected!r}"
+
+
+def _check_output_check(one: Measurement) -> Iterator[str]:
+    check = one.output_check
+    if check is None:
+        return
+    if check.checked < 0:
+        yield f"{one.id}: {check.checked} outputs were checked"
+    if not check.passed and "wrong-output" not in {reason.code for reason in one.reasons}:
+        yield f"{one.id}: an output was wrong, and no reason says so"
+
+
+def _check_request(request: DossierRequest, dossier: Dossier) -> Iterator[str]:
+    present = {run.name for run in dossier.every_run}
+    for kind, names in (("removed", request.removed), ("other_file", request.other_file)):
+        if len(set(names)) < len(names):
+            yield f"a run occurs twice in {kind}"
+        if there := present & set(names):
+            yield f"{kind} names {', '.join(sorted(there))}, which is in the dossier"
+    if request.since is not None:
+        since, created = map(datetime.fromisoformat, (request.since, request.created_utc))
+        if since > created:
+            yield f"since {request.since} is after created {request.created_utc}"
+    checked = [
+        each
+        for each in dossier.builds
+        if isinstance(each.info, VerificationInfo) and request.artifact in each.manifest.parents
+    ]
+    if request.verifications < len(checked):
+        yield f"{request.verifications} verifications, but the dossier has {len(checked)}"
+
+
+def _check_rounds(tuning: ThroughputTuning) -> Iterator[str]:
+    for side in (tuning.dataloader, tuning.dali):
+        rates = side.repeats_images_per_s
+        if min((side.images_per_s or 0.0, *rates)) <= 0 or side.batches < 0:
+            yield f"{side.implementation}: a rate or a number of batches is impossible"
+            return
+        if rates and not _lies_within(side):
+            yield f"{side.implementation}: its rate is not between those of its rounds"
+    speedup, interval = compute_speedup(tuning.dataloader, tuning.dali)
+    figures, stated = (speedup, *(interval or ())), (tuning.speedup, *(tuning.speedup_ci or ()))
+    if len(figures) != len(stated) or not all(
+        isclose(one, other, rel_tol=ROUNDING) for one, other in zip(figures, stated, strict=True)
+    ):
+        yield f"the speedup is {tuning.speedup:g}, but the rounds give {speedup:g}"
+
+
+def _lies_within(side: ThroughputRecord) -> bool:
+    rates, rate = side.repeats_images_per_s, side.images_per_s or 0.0
+    return min(rates) * (1 - 1e-9) <= rate <= max(rates) * (1 + 1e-9)

@@ -465,6 +465,7 @@ def add_verification(folder, engine, **info):
     target = folder / "builds" / f"verification-{document['id']}"
     target.mkdir()
     (target / "manifest.json").write_text(json.dumps(document))
+    edit(folder / "request.json", "verifications", value=lambda number: number + 1)
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,12 @@ def escape(text: str) -> str:
 
 
 def require_existing(path: Path | None, argument: str) -> None:
-    """Raises BadInputError that names `argument` if `path` does not exist. None passes."""
-    if path is not None and not path.exists():
-        raise BadInputError("no such file or folder", argument=Argument(argument, path))
+    """Raises BadInputError that names `argument` if `path` is neither a file nor a folder. None passes."""
+    if path is None or path.is_file() or path.is_dir():
+        return
+    special = path.exists()
+    problem = "is a pipe, a socket, or a device" if special else "no such file or folder"
+    raise BadInputError(problem, argument=Argument(argument, path))
 
 
 def require_file(path: str | Path, way_out: str = "") -> Path:
@@ -118,6 +121,7 @@ def require_file(path: str | Path, way_out: str = "") -> Path:
     if not Path(path).is_file():
         special = Path(path).exists() and not Path(path).is_dir()
         problem = "is a pipe, a socket, or a device" if special else "no such file"
+        problem = "is a folder; give a file" if Path(path).is_dir() else problem
         raise BadInputError(f"{path}: {problem}" + way_out)
     return Path(path)
 
@@ -136,9 +140,8 @@ def read_as_user_file(path: Path, what: str, way_out: str = "") -> Iterator[None
         # a panic of polars is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        if isinstance(error, FileNotFoundError | IsADirectoryError) and error.filename in (
-            path,
-            str(path),
+        if isinstance(error, FileNotFoundError | IsADirectoryError) and (
+            error.filename in (path, str(path)) or path.is_dir()
         ):
             what = (
                 "is a folder; give a file"

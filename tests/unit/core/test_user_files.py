@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from optpipe.core.errors import BadInputError, require_file
+from optpipe.core.errors import BadInputError, require_existing, require_file
 from optpipe.core.files import hash_file, read_user_bytes
 from optpipe.core.transform import Decode
 from optpipe.evaluate.tasks.segmentation import _decode_mask
@@ -142,3 +142,15 @@ def test_formats_that_start_other_programs_are_not_tried(tmp_path):
     Image.new("RGB", (8, 8)).save(target, "EPS")
     (tmp_path / "picture.jpg").write_bytes(target.getvalue())
     assert "not an image" in images.find_read_error(tmp_path / "picture.jpg")
+
+
+def test_a_pipe_and_a_folder_are_named_before_anything_is_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "net.onnx").mkdir()
+    require_existing(tmp_path, "data")
+    with pytest.raises(BadInputError, match=r"--data .*pipe: is a pipe"):
+        require_existing(tmp_path / "pipe", "data")
+    with pytest.raises(BadInputError, match=r"net\.onnx: is a folder; give a file"):
+        require_file(tmp_path / "net.onnx")
+    with pytest.raises(BadInputError, match=r"net\.onnx: is a folder; give a file"):
+        matrix_from_file(tmp_path / "net.onnx")

@@ -377,10 +377,11 @@ def find_slow_layers(context: RuleContext) -> _Found | None:
         f"{len(timed)} layers take up to {format_duration(above_ns)} more per inference than their arithmetic and memory traffic require; "
         f"{timed[0].cost.op} {timed[0].cost.name} the most"
     )
+    backend = context.facts.backend or "onnxruntime"
     advice = "more threads or larger batches: "
-    advice += Call("bench", option={"onnxruntime": {"threads": "N"}}, batch=[1, 8, 32])
+    advice += Call("bench", option={backend: {"threads": "N"}}, batch=[1, 8, 32])
     if not any(each.cost.type == "int8" for each in timed):
-        smaller = Call("build", precision="int8", backend="onnxruntime")
+        smaller = Call("build", precision="int8", backend=backend)
         advice += "; INT8 if accuracy allows: " + smaller
     return _Found(evidence, int(above_ns * context.iterations), advice)
 

@@ -122,7 +122,7 @@ def test_declared_pixels_are_bounded_before_decoding(tmp_path, sides):
         lambda: _decode_mask(data),
     )
     for read in readers:
-        with pytest.raises(BadInputError, match="too many pixels") as refused:
+        with pytest.raises(BadInputError, match=r"too many pixels|pixels; at most") as refused:
             read()
         assert len(str(refused.value).splitlines()) == 1
     assert "too many pixels" in images.find_read_error(path)

@@ -117,16 +117,24 @@ def test_every_forged_figure_of_a_record_is_found(dossier, name):
 
 def test_an_invalid_measurement_cannot_be_made_valid(dossier):
     """A third of the samples, of any input, become twice as slow: no record can call that VALID."""
-    slow = pl.when(pl.int_range(pl.len()) % 3 == 0).then(20_000_000).otherwise(0)
+    longer_ns = (
+        pl.when(pl.int_range(pl.len()) % 3 == 0).then(20_000_000).otherwise(0).cast(pl.Int64)
+    )
+    before_ns = longer_ns.cum_sum() - longer_ns  # later queries wait, since none overlap
 
     def change(path):
-        pl.read_parquet(path).with_columns(pl.col("end_ns") + slow).write_parquet(path)
+        moved = {
+            "scheduled_ns": pl.col("scheduled_ns") + before_ns,
+            "start_ns": pl.col("start_ns") + before_ns,
+            "end_ns": pl.col("end_ns") + before_ns + longer_ns,
+        }
+        pl.read_parquet(path).sort("start_ns").with_columns(**moved).write_parquet(path)
 
     checked = forged(dossier, "samples/m1.parquet", change)
     assert any(
         'verdict says "VALID", but the raw files give "INVALID"' in problem
         for problem in checked.problems
-    )
+    ), checked.problems
     assert checked.verdict is not None
     found = {one.name: one for one in checked.verdict.criteria}["latency.p50.b1"]
     assert "4 processes; left out: 1 INVALID" in found.about

@@ -156,6 +156,10 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
                 error.errno == errno.EPIPE
             ):  # of another pipe: Typer would take it for stdout's and exit silently
                 raise RuntimeError("broken pipe to another process") from error
+            if error.errno == errno.ENAMETOOLONG:
+                message = f"{error.filename}: the name is too long for a file; give a shorter one"
+                _print_failure(message, ExitStatus.BAD_INPUT, as_json=as_json and outcome is None)
+                raise typer.Exit(ExitStatus.BAD_INPUT) from None
             if error.errno not in UNWRITABLE and not isinstance(error, shutil.Error):
                 raise
             _print_failure(

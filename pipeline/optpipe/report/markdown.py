@@ -83,4 +83,6 @@ def render_table_lines(
 
 
 def _escape(text: str) -> str:
-    return escape(text.replace("\n", " ")).replace("|", "\\|").replace("<", "&lt;")
+    """`text` on one line, in which names from outside are no columns, no HTML, and no links or pictures."""
+    line = escape(text.replace("\n", " ")).replace("|", "\\|").replace("<", "&lt;")
+    return line.replace("](", "]\\(").replace("][", "]\\[")

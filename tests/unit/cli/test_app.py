@@ -255,3 +255,13 @@ def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(
     assert capfd.readouterr().err.splitlines() == [
         f"optpipe: {named} nowhere: no such file or folder"
     ]
+
+
+@pytest.mark.parametrize("words", ["verify LONG", "store ls --workspace LONG", "bench LONG"])
+def test_a_name_that_no_file_can_have_is_bad_input(words, capfd):
+    with pytest.raises(SystemExit) as ended:
+        app(words.replace("LONG", "a" * 5000).split())
+    said = capfd.readouterr().err
+    assert ended.value.code == 2
+    assert "too long for a file" in said
+    assert len(said.splitlines()) == 1

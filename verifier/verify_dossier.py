@@ -4517,7 +4517,8 @@ def break_verification(build):
 
 def is_of_record(row, build):
     """Whether a row or a subject states what the artifact's record does; null is not stated."""
-    stated = {**row, "device": (row.get("device") or "").partition(":")[0] or None}
+    device = row.get("device")
+    stated = {**row, "device": None if device is None else device.partition(":")[0]}
     names = ("backend", "precision", "device")
     return all(stated.get(name) in (None, build.info[name]) for name in names)
 

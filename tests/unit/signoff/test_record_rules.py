@@ -141,6 +141,7 @@ CONTRADICTING = {
     "a row of another precision": in_evaluated("results", 1, "precision", value="fp16"),
     "a row of another backend": in_evaluated("results", 1, "backend", value="tensorrt"),
     "a row of another device": in_evaluated("results", 1, "device", value="cuda"),
+    "a row of no device": in_evaluated("results", 1, "device", value=""),
     "an evaluation of another model": in_evaluated("model_id", value="0" * 12),
     "a stage of another precision": in_stage("precision", value="fp16"),
     "a wrong output without a reason": fail_quietly,

@@ -31,18 +31,26 @@ WAY_OUT = (
 REJECTED = "the Ray cluster rejected the connection: its token is missing or incorrect"
 
 
+STARTS = 3
+"""Ray gives a node 30 s to start, which a busy machine exceeds now and then."""
+
+
 @pytest.fixture(scope="module")
 def address():
     """Of a cluster whose token is TOKEN."""
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
     command = [sys.executable, "-c", CLUSTER]
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.communicate()
+    for _ in range(STARTS):
+        with subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                if found := process.stdout.readline().strip():
+                    yield found
+                    return
+            finally:
+                process.communicate()
+    pytest.fail(f"no Ray cluster started in {STARTS} tries")
 
 
 @pytest.fixture(scope="module")

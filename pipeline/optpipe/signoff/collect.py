@@ -273,7 +273,11 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
             f"{one.info.backend} {one.info.precision} ({one.id})" for one in newest.values()
         )
         decided = find_decision(store.workspace, {one.id for one in newest.values()})
-        chosen = f"; precision auto chose {decided[0].describe()}" if decided else ""
+        chosen = (
+            "; " + Argument("precision", "auto") + f" chose {decided[0].describe()}"
+            if decided
+            else ""
+        )
         problem = f"{len(newest)} builds of {wanted.model} match: {have}"
         raise BadInputError(
             problem,

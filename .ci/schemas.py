@@ -215,6 +215,10 @@ def _describe(name: str, kind: Any, refs: dict[Any, Any]) -> Any:
     return refs[kind] if added is None else {"allOf": [refs[kind], refs[added]]}
 
 
+LEFT_OUT = ("description", "title", "default", "propertyNames")
+"""Keys of msgspec's schemas that are no shape; only msgspec 0.23 and newer state the keys of a mapping."""
+
+
 def _leave_out_prose(part: Any) -> Any:
     if isinstance(part, list):
         return [_leave_out_prose(each) for each in part]
@@ -225,7 +229,7 @@ def _leave_out_prose(part: Any) -> Any:
         if key == "properties"
         else _leave_out_prose(value)
         for key, value in part.items()
-        if key not in ("description", "title", "default")
+        if key not in LEFT_OUT
     }
 
 

@@ -1,4 +1,4 @@
-"""What is quantized in an ONNX graph: its operators, its precision as a whole, and the layers of a Q/DQ graph."""
+"""Reads the quantization of an ONNX graph: its operators, its precision as a whole, and the layers of a Q/DQ graph."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

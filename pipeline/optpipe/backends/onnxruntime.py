@@ -251,7 +251,7 @@ class OnnxRuntime(Backend):
 
 @dataclass(frozen=True, slots=True)
 class _Loading:
-    """What an artifact's `details` hold: how its graph is loaded, in every process."""
+    """How each process loads the graph of an artifact, as its `details` say."""
 
     tensor_cores: bool = False
     optimization: Optimization = "all"
@@ -274,7 +274,7 @@ class _Loading:
 
 
 def _read_loading(info: ArtifactInfo) -> _Loading:
-    """Of a build that says nothing about optimizations, all of them."""
+    """A build that does not name its optimizations is loaded with all of them."""
     return _Loading(bool(info.details.get("tensor_cores")), info.details.get("optimization", "all"))
 
 

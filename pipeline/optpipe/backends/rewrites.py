@@ -37,9 +37,9 @@ QUANTIZED_RELATIVE = 1e-2
 """40 dB: about one step of 8 bits in one of ten values."""
 NUDGE_ULPS = 8
 SUMS_FACTOR = 2.0
-"""Where sums cancel, and where rounding to 8 bits amplifies, an output may differ by this many times its change when all
-weights and inputs move by up to `NUDGE_ULPS` units in the last place. ONNX Runtime's fusions reached 1.3 times in FP32, 1.1
-in FP16, and 0.9 in INT8 (nine trained networks, `benchmarks/third_party_models.py`)."""
+"""How much more than rounding an output may change. Rounding is measured: all weights and inputs are moved by up to
+`NUDGE_ULPS` units in the last place, which matters where sums cancel and where values are quantized to 8 bits. ONNX Runtime's
+fusions reached 1.3 times that in FP32, 1.1 in FP16, and 0.9 in INT8 (nine trained networks, `benchmarks/third_party_models.py`)."""
 NUDGES = 2
 STRUCTURE = {
     "Clip": (1, 2),

@@ -1,4 +1,4 @@
-"""What the backends share that make and run torch programs."""
+"""Code that the backends of torch programs share."""
 
 import json
 import zipfile

@@ -1,4 +1,4 @@
-"""Where each build stands after a race, and why, in words."""
+"""Describes where each build stands after a race, and why."""
 
 from collections.abc import Collection, Mapping, Sequence
 

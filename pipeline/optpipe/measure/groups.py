@@ -170,7 +170,7 @@ class ProcessGroup:
         return OtherSpeed(len(values), left_out, gap, percent, self._find_repeated_change(name))
 
     def _find_repeated_change(self, name: str) -> float:
-        """What the VALID processes have in common in how their latencies change while they are measured."""
+        """The change of latency during a measurement that all VALID processes repeat, as the logarithm of a ratio."""
         if not find_metric(name).has_speeds:
             return 0.0
         given = (one.latencies for one in self.valid if one.latencies is not None)

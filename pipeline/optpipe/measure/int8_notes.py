@@ -54,7 +54,10 @@ def check_int8_speed(
 
 
 def find_wider(found: Measurement, others: Sequence[Measurement]) -> Measurement | None:
-    """What `found`, if it is INT8 or FP8, is compared with: of `others` with its runtime and load, one of the preferred wider type."""
+    """The build that INT8 or FP8 `found` is compared with: one of `others` in the preferred wider type, with the same runtime and load.
+
+    None if there is none.
+    """
     if found.throughput_images_per_s is None:
         return None
 

@@ -362,7 +362,7 @@ def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Mea
 
 
 MOST_NAMED = 5
-"""Of the classes that do not occur, so many are named."""
+"""How many of the classes that do not occur a message names."""
 
 
 def describe_absent_classes(labels: Sequence[str], occurring: Container[int]) -> str:

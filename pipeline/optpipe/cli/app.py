@@ -156,18 +156,12 @@ def print_outcome(command: Callable[..., Outcome]) -> Callable[..., None]:
                 error.errno == errno.EPIPE
             ):  # of another pipe: Typer would take it for stdout's and exit silently
                 raise RuntimeError("broken pipe to another process") from error
-            if error.errno == errno.ENAMETOOLONG:
-                message = f"{error.filename}: the name is too long for a file; give a shorter one"
-                _print_failure(message, ExitStatus.BAD_INPUT, as_json=as_json and outcome is None)
-                raise typer.Exit(ExitStatus.BAD_INPUT) from None
             if error.errno not in UNWRITABLE and not isinstance(error, shutil.Error):
                 raise
-            _print_failure(
-                _explain_os_error(error),
-                ExitStatus.STAGE_FAILED,
-                as_json=as_json and outcome is None,
-            )
-            raise typer.Exit(ExitStatus.STAGE_FAILED) from None
+            too_long = error.errno == errno.ENAMETOOLONG
+            status = ExitStatus.BAD_INPUT if too_long else ExitStatus.STAGE_FAILED
+            _print_failure(_explain_os_error(error), status, as_json=as_json and outcome is None)
+            raise typer.Exit(status) from None
         except KeyboardInterrupt:
             _print_failure(
                 "interrupted; finished work was kept", ExitStatus.INTERRUPTED, as_json=as_json
@@ -207,6 +201,8 @@ def _explain_os_error(error: OSError) -> str:
         _, target, why = error.args[0][0]
         what = str(why).partition(": '")[0]
         return f"cannot copy to {target}: {what}; free disk space, or choose another location"
+    if error.errno == errno.ENAMETOOLONG:
+        return f"{error.filename}: the name is too long for a file; give a shorter one"
     where = f" at {error.filename}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left{where}; free disk space, or choose other locations with --workspace, --output and TMPDIR"

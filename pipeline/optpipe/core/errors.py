@@ -111,19 +111,21 @@ def require_existing(path: Path | None, argument: str) -> None:
     """Raises BadInputError that names `argument` if `path` is neither a file nor a folder. None passes."""
     if path is None or path.is_file() or path.is_dir():
         return
-    special = path.exists()
-    problem = "is a pipe, a socket, or a device" if special else "no such file or folder"
+    problem = "is a pipe, a socket, or a device" if path.exists() else "no such file or folder"
     raise BadInputError(problem, argument=Argument(argument, path))
 
 
 def require_file(path: str | Path, way_out: str = "") -> Path:
     """The path. Raises BadInputError, with `way_out` at its end, if there is no such file."""
-    if not Path(path).is_file():
-        special = Path(path).exists() and not Path(path).is_dir()
-        problem = "is a pipe, a socket, or a device" if special else "no such file"
-        problem = "is a folder; give a file" if Path(path).is_dir() else problem
-        raise BadInputError(f"{path}: {problem}" + way_out)
-    return Path(path)
+    named = Path(path)
+    if named.is_file():
+        return named
+    problem = "no such file"
+    if named.is_dir():
+        problem = "is a folder; give a file"
+    elif named.exists():
+        problem = "is a pipe, a socket, or a device"
+    raise BadInputError(f"{path}: {problem}" + way_out)
 
 
 @contextmanager

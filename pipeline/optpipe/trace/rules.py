@@ -81,6 +81,11 @@ class RuleContext(NamedTuple):
     """Share of the GPU's waiting time that remains without the profiler."""
 
     @property
+    def backend(self) -> str:
+        """The backend of the stage; ONNX Runtime for a recording that does not name it."""
+        return self.facts.backend or "onnxruntime"
+
+    @property
     def iterations(self) -> int:
         return max(self.measured.iterations.height, 1)
 
@@ -165,7 +170,7 @@ def find_launch_gaps(context: RuleContext) -> _Found | None:
     )
     advice = "use a larger batch, or launch fewer kernels; " + _advise_fusion(context)
     if not context.facts.options.get("cuda_graph"):
-        graph = {context.facts.backend or "onnxruntime": {"cuda_graph": "true"}}
+        graph = {context.backend: {"cuda_graph": "true"}}
         advice = "replay a CUDA graph (" + Call("build", option=graph) + "), " + advice
     return _Found(evidence, gain, advice)
 
@@ -377,11 +382,10 @@ def find_slow_layers(context: RuleContext) -> _Found | None:
         f"{len(timed)} layers take up to {format_duration(above_ns)} more per inference than their arithmetic and memory traffic require; "
         f"{timed[0].cost.op} {timed[0].cost.name} the most"
     )
-    backend = context.facts.backend or "onnxruntime"
     advice = "more threads or larger batches: "
-    advice += Call("bench", option={backend: {"threads": "N"}}, batch=[1, 8, 32])
+    advice += Call("bench", option={context.backend: {"threads": "N"}}, batch=[1, 8, 32])
     if not any(each.cost.type == "int8" for each in timed):
-        smaller = Call("build", precision="int8", backend=backend)
+        smaller = Call("build", precision="int8", backend="onnxruntime")
         advice += "; INT8 if accuracy allows: " + smaller
     return _Found(evidence, int(above_ns * context.iterations), advice)
 

@@ -1,5 +1,7 @@
 """Several labels, values, and predictions of a user's task that are numbers."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.closeness import compare_predictions
 from optpipe.models.inputs.rows import read_tensor_set
+from optpipe.models.inputs.text_set import text_set_from_path
 from optpipe.signoff.policy import policy_from_toml
 
 X = InputSpec("x", "float32", (1, 3), (2, 3), (8, 3))
@@ -231,3 +234,18 @@ def test_a_lowest_error_is_refused_in_a_policy() -> None:
     with pytest.raises(BadInputError, match="RMSE is better when lower"):
         policy_from_toml(b'schema = 1\n[accuracy]\nminimum_score = "5 RMSE"\n')
     policy_from_toml(b'schema = 1\n[accuracy]\nmaximum_drop = "5 RMSE"\n')
+
+
+@pytest.mark.parametrize(
+    ("line", "truth"),
+    [
+        ({"sentence1": "a", "sentence2": "b", "score": 3.5}, 3.5),
+        ({"text": "a", "label": 2.0, "score": 0.9}, 2.0),
+    ],
+)
+def test_the_truth_of_a_text_is_its_label_or_else_its_score(tmp_path, line, truth):
+    lines = [{**line, "label": 1.0} if "label" in line else {**line, "score": 1.0}, line]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    found, _ = text_set_from_path(tmp_path / "texts.jsonl")
+    truths = VALUED.read_truths(found, card(Task.REGRESSION), None)
+    assert sorted(truths) == [[1.0], [truth]]

@@ -96,3 +96,10 @@ def test_a_drawn_set_knows_its_pairs_again_and_notices_a_change_of_either(tmp_pa
     path.write_text(path.read_text().replace("Some.", "None."))
     with pytest.raises(BadInputError, match="has changed"):
         text_set_from_path(manifest)
+
+
+def test_a_text_stands_alone_whatever_else_its_line_has(tmp_path):
+    """A review with a field that is the second half of another data set's pair is one text."""
+    path = write(tmp_path, {"text": "Fine.", "hypothesis": "none", "question2": "?"})
+    lines, bad = read_text_lines(path)
+    assert (lines[1].text, bad) == ("Fine.", ())

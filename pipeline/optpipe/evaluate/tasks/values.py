@@ -36,7 +36,7 @@ class MultiLabel(CountedScores):
         self, samples: SampleSet, card: ModelCard, classes: int | None
     ) -> Values | None:
         """From a 0 or 1 for each class, names of classes, or their indices."""
-        said = _read_labels(samples, "labels")
+        said = _read_labels(samples, "labels", "label")
         if said is None or classes is None:
             return None
         places = (f"{samples.name}, {each.path}" for each in samples.files)
@@ -104,7 +104,7 @@ class Regression(TaskContract):
     def read_truths(
         self, samples: SampleSet, card: ModelCard, classes: int | None
     ) -> Values | None:
-        said = _read_labels(samples, "score")
+        said = _read_labels(samples, "label", "score")
         if said is None:
             return None
         places = (f"{samples.name}, {each.path}" for each in samples.files)
@@ -158,10 +158,13 @@ def _read_threshold(card: ModelCard) -> float:
     return float(card.head.get(THRESHOLD, 0.0))
 
 
-def _read_labels(samples: SampleSet, key: str) -> list[Any] | None:
-    """The label of each sample as JSON has it, by `key` or as `label`; None if one has none."""
+def _read_labels(samples: SampleSet, *keys: str) -> list[Any] | None:
+    """The label of each sample as JSON has it, by the first of `keys` that its line has; None if one has none."""
     if isinstance(samples, TextSet):
-        said = [value.get(key, value.get("label")) for value in samples.read_objects()]
+        said = [
+            next((value[key] for key in keys if value.get(key) is not None), None)
+            for value in samples.read_objects()
+        ]
         return None if any(each is None for each in said) else said
     if any(each.label is None for each in samples.files):
         return None

@@ -5,7 +5,7 @@ data sets that people have (GLUE, SNLI, MNLI, SQuAD); the order of a pair is the
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,7 @@ PAIRS: Mapping[str, str] = MappingProxyType(
         "question": "sentence",
     }
 )
-"""The second text's field by the first's; of a line that has several, the first field of this table counts."""
+"""The second text's field by the first's; of a line that has several, the first row of this table counts."""
 SINGLE = ("text", "sentence")
 """Fields of a text that may stand alone."""
 LABELS = ("label", "gold_label")
@@ -48,6 +48,16 @@ class TextLine:
     group: str | None = None
 
 
+_COMMON: Mapping[str, Callable[[TextLine], bool]] = MappingProxyType(
+    {
+        "label": lambda line: line.label is not None,
+        "group": lambda line: line.group is not None,
+        "second text": lambda line: not isinstance(line.text, str),
+    }
+)
+"""What all lines of a file have if one has it."""
+
+
 def hash_sample(text: Text) -> str:
     """SHA-256 of a text; of two, that of the JSON array of both."""
     return hash_text(text) if isinstance(text, str) else hash_value(list(text))
@@ -65,13 +75,9 @@ def read_text_lines(source: Path) -> tuple[dict[int, TextLine], tuple[Unusable, 
             lines[number] = _parse_line(json.loads(raw))
         except (ValueError, TypeError, RecursionError) as error:
             bad[number] = _format_reason(error)
-    for what, stated in (
-        ("label", {number: line.label is not None for number, line in lines.items()}),
-        ("group", {number: line.group is not None for number, line in lines.items()}),
-        ("second text", {number: not isinstance(line.text, str) for number, line in lines.items()}),
-    ):
-        without = [number for number in lines if not stated[number]]
-        if any(stated[number] for number in lines):
+    for what, states in _COMMON.items():
+        without = [number for number, line in lines.items() if not states(line)]
+        if len(without) < len(lines):
             bad |= dict.fromkeys(without, f"no {what}, although other lines have one")
             for number in without:
                 del lines[number]
@@ -116,18 +122,14 @@ def _read_words(words: Any) -> str:
 
 def _read_text(value: Mapping[str, Any]) -> Text:
     for first, second in PAIRS.items():
-        if value.get(second) is None:
-            continue
-        if value.get(first) is not None:
+        given = [name for name in (first, second) if value.get(name) is not None]
+        if len(given) == 2:
             return _require_text(value, first), _require_text(value, second)
-        if second not in SINGLE:
-            raise TypeError(f'it has a "{second}", but no "{first}"')
-    for name in SINGLE:
-        if value.get(name) is not None:
-            return _require_text(value, name)
-    for first, second in PAIRS.items():
-        if value.get(first) is not None:
-            raise TypeError(f'it has a "{first}", but no "{second}"')
+        if given and given[0] in SINGLE:
+            return _require_text(value, given[0])
+        if given:
+            missing = second if given == [first] else first
+            raise TypeError(f'it has a "{given[0]}", but no "{missing}"')
     raise TypeError('not an object with a "text"')
 
 

@@ -1,7 +1,6 @@
 """From texts to the tokens that a model reads, by the `tokenizer.json` or the function that is stored with it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,25 +90,6 @@ def compute_max_tokens(card: ModelCard) -> int:
     return min(card.tokenization.max_length, card.inputs[0].max[1])
 
 
-@dataclass(frozen=True, slots=True)
-class _Padded:
-    """Rows of one width: (rows, width) each."""
-
-    ids: np.ndarray
-    mask: np.ndarray
-    types: np.ndarray
-
-
-def _pad(rows: Sequence[Tokens], width: int, pad_id: int) -> _Padded:
-    ids = np.full((len(rows), width), pad_id, np.int64)
-    mask, types = np.zeros_like(ids), np.zeros_like(ids)
-    for index, row in enumerate(rows):
-        ids[index, : len(row.ids)] = row.ids
-        mask[index, : len(row.ids)] = 1
-        types[index, : len(row.ids)] = row.types
-    return _Padded(ids, mask, types)
-
-
 def pad_tokens(card: ModelCard, rows: Sequence[Tokens]) -> dict[str, np.ndarray]:
     """Tokens as a text model's inputs, (rows, tokens) each, padded to the longest or the profile's minimum.
 
@@ -117,10 +97,15 @@ def pad_tokens(card: ModelCard, rows: Sequence[Tokens]) -> dict[str, np.ndarray]
     """
     assert card.tokenization is not None
     width = max(card.inputs[0].min[1], *(len(row.ids) for row in rows))
-    padded = _pad(rows, width, card.tokenization.pad_id)
-    known = {"input_ids": padded.ids, "attention_mask": padded.mask, TYPES: padded.types}
+    fills = card.tokenization.pad_id, 0, 0
+    ids, mask, types = (np.full((len(rows), width), fill, np.int64) for fill in fills)
+    for index, row in enumerate(rows):
+        count = len(row.ids)
+        ids[index, :count], mask[index, :count], types[index, :count] = row.ids, 1, row.types
+
+    known = {"input_ids": ids, "attention_mask": mask, TYPES: types}
     if len(card.inputs) == 1:
-        known[card.inputs[0].name] = padded.ids
+        known[card.inputs[0].name] = ids
     if unknown := [each.name for each in card.inputs if each.name not in known]:
         raise BadInputError(
             f"{card.name}: a tokenizer gives {', '.join(known)}, not '{unknown[0]}'\n"

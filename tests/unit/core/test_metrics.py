@@ -28,7 +28,7 @@ WORDS = {
     "tokens",
 }
 """Names that are keys of other records too; a table of one of them alone says nothing."""
-OF_DATA = {("models/inputs/text_set.py", "tokens")}
+OF_DATA = {("models/inputs/text_lines.py", "tokens")}
 """Fields of users' files that are called like a metric."""
 ASKING = ("get", "startswith", "endswith", "estimate", "list_values", "compute_mean")
 

@@ -52,6 +52,7 @@ def make_request(module: nn.Module, spec: InputSpec = SPEC) -> BuildRequest:
     )
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_program_limits_is_told_with_the_limit() -> None:
     with pytest.raises(StageError) as refused:
         export_program(make_request(SmallBatches()))

@@ -220,6 +220,7 @@ def test_a_signal_while_it_starts_is_one_line_and_the_status_of_interrupted(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_a_signal_after_all_is_done_does_not_change_the_status(number: int) -> None:
     code = (
         "import atexit, os, sys; atexit.register(os.kill, os.getpid(), int(sys.argv.pop()))\n"  # registered first, called last

@@ -150,6 +150,7 @@ def import_predictor(folder):
     return module
 
 
+@pytest.mark.slow
 def test_the_loader_of_a_folder_takes_what_the_engine_was_built_for_and_names_anything_else(
     tmp_path,
 ):

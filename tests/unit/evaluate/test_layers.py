@@ -16,6 +16,7 @@ from tests.fakes.emulation import register_emulation
 from tests.fakes.entries import artifact_info
 from tests.fakes.fp8_models import draw, export_quickly, measure_ranges
 from tests.fakes.graphs import onnx_model
+from tests.tiers import leave_to_slow_tier
 
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
@@ -135,9 +136,14 @@ TORCH = {"constant": "mul", "weight": "one conv2d", "transposed": "one conv2d", 
 @pytest.mark.parametrize(
     ("backend", "precision", "fault", "expected"),
     [
-        *(("onnxruntime", "fp32", *each) for each in ONNX.items()),
-        ("onnxruntime", "int8", "range", SATURATED),
-        ("emulation", "int8", "range", "relu_1"),
+        *leave_to_slow_tier(
+            (
+                *(("onnxruntime", "fp32", *each) for each in ONNX.items()),
+                ("onnxruntime", "int8", "range", SATURATED),
+                ("emulation", "int8", "range", "relu_1"),
+            ),
+            but=[("onnxruntime", "int8", "range", SATURATED)],
+        ),
         ("tensorrt-rtx", "fp32", "weight", "/one/Conv"),
         pytest.param("tensorrt-rtx", "int8", "range", SATURATED, marks=pytest.mark.slow),
         *(

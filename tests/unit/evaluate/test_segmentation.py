@@ -202,6 +202,7 @@ def test_a_set_with_nothing_to_judge_is_told_from_truths_that_do_not_fit(
 
 
 @pytest.mark.parametrize("absent", ["tower", "N/A", "__background__", ""])
+@pytest.mark.slow
 def test_a_named_class_that_does_not_occur_widens_a_mean_over_classes(absent) -> None:
     truths = make_masks(300, 0.0)
     masks = [encode(truths), encode(make_masks(300, 0.02, truths, 2))]

@@ -174,6 +174,7 @@ predictions = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(predictions, min_size=1, max_size=6))
+@pytest.mark.slow
 def test_a_prediction_agrees_with_itself(values) -> None:
     assert compare_predictions(values, values).tolist() == [1.0] * len(values)
 

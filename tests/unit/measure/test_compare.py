@@ -353,6 +353,7 @@ def test_across_processors_each_has_its_rows_and_its_own_baseline():
     }
 
 
+@pytest.mark.slow
 def test_another_workspace_is_the_baseline_of_its_own_builds(workspace, measured_workspace):
     workspace.bench(workspace.artifact("int8"), batches=(1, 8), processes=3)
     found, *_ = compare_workspace(workspace.store, baseline=str(measured_workspace.path))
@@ -429,6 +430,7 @@ def test_a_model_that_was_not_measured_is_named_with_those_that_were(workspace):
         compare_workspace(workspace.store, names=["nope"])
 
 
+@pytest.mark.slow
 def test_a_baseline_run_is_held_against_and_not_listed(workspace):
     entry = workspace.artifact()
     baseline = workspace.bench(entry, mean_ms=10.0)

@@ -45,6 +45,7 @@ def test_a_drop_is_held_against_its_budget(built, lost, budget, said) -> None:
     assert check_int8_accuracy([run], judged_build_from_entry(fast)) is None
 
 
+@pytest.mark.slow
 def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:
     workspace, slow, fast = built
     workspace.evaluate(slow, 40)
@@ -55,6 +56,7 @@ def test_signoff_notes_what_verify_computes_again(built, tmp_path) -> None:
     assert check_dossier(folder).problems == ()
 
 
+@pytest.mark.slow
 def test_the_drop_of_a_sign_off_is_held_against_the_policys_limit_at_its_interval(
     built, tmp_path
 ) -> None:

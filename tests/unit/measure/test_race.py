@@ -136,6 +136,7 @@ def test_calls_are_timed_from_their_beginning_to_their_end(clock):
     assert all(begun < inside <= end for begun, inside, end in found)
 
 
+@pytest.mark.slow
 def test_arrivals_are_those_of_a_poisson_process_and_never_early(clock):
     due, seen = [], []
     for each in islice(iterate_arrivals(100.0, 7), 2000):

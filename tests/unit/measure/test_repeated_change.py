@@ -40,6 +40,7 @@ def make_group(processes=5, at=0.75, level=1.03, seed=1):
 @pytest.mark.parametrize("at", [0.25, 0.5, 0.75, 0.9])
 @pytest.mark.parametrize("level", [1.03, 1 / 1.03])
 @pytest.mark.parametrize("name", ["p50", "p90", "throughput"])
+@pytest.mark.slow
 def test_the_interval_holds_the_end_of_a_step_that_all_processes_repeat(at, level, name):
     group = make_group(processes=20, at=at, level=level)
     found = group.estimate(name)
@@ -83,6 +84,7 @@ def test_few_samples_few_processes_and_constant_ones_repeat_nothing():
 
 
 @pytest.mark.parametrize("processes", [3, 5, 10])
+@pytest.mark.slow
 def test_slow_noise_is_rarely_a_repeated_change(processes):
     generator, found = np.random.default_rng(54), []
     for _ in range(200):

@@ -214,6 +214,7 @@ def slow_noise(spread, correlation, count=700, seed=0):
 
 
 @pytest.mark.parametrize("correlation", [0.99, 0.997, 0.999])
+@pytest.mark.slow
 def test_slow_noise_of_a_busy_host_is_no_drift(correlation):
     found = [
         codes(samples(slow_noise(0.015, correlation, seed=seed)), limits=LIMITS)

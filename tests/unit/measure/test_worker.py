@@ -379,6 +379,7 @@ SHORT = LoadSpec(
 )
 
 
+@pytest.mark.slow
 def test_a_short_point_goes_on_with_the_buffers_of_the_one_before_and_its_outputs_are_checked(
     measure,
 ):
@@ -395,11 +396,13 @@ def test_a_short_point_goes_on_with_the_buffers_of_the_one_before_and_its_output
     "change",
     [{"batch_size": 2}, pytest.param({"max_warm_up_seconds": 0.01}, marks=pytest.mark.slow)],
 )
+@pytest.mark.slow
 def test_another_load_or_one_that_warms_up_begins_anew(measure, change):
     measure(SHORT)
     assert measure(replace(SHORT, **change))[1] == 16
 
 
+@pytest.mark.slow
 def test_inputs_that_a_probe_of_the_cache_overwrote_are_not_used_again(measure):
     measure(replace(SHORT, cache_probes=4))
     assert measure(SHORT)[1] == 16

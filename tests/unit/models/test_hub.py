@@ -43,6 +43,7 @@ def test_a_hub_that_takes_its_time_is_waited_for(port):
 
 
 @pytest.mark.parametrize("offline", [False, True])
+@pytest.mark.slow
 def test_a_model_that_is_not_cached_is_one_message_with_the_way_out(
     port, monkeypatch, offline, capfd
 ):

@@ -158,6 +158,7 @@ def test_outputs_whose_size_no_batch_changes(tmp_path, axis) -> None:
     assert outcome(found) == [(True, True)] * 2
 
 
+@pytest.mark.slow
 def test_int8_around_branches_that_read_weights(tmp_path) -> None:
     def branch(operator):
         output = helper.make_tensor_value_info(operator, TensorProto.FLOAT, ["batch", 64])

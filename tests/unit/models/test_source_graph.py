@@ -292,6 +292,7 @@ def test_a_deprecated_operator_that_runtimes_run_is_built(tmp_path, opset) -> No
 
 
 @pytest.mark.parametrize("make", [with_function, group_norm])
+@pytest.mark.slow
 def test_they_are_built_in_fp32_and_int8(tmp_path, make) -> None:
     path = make(tmp_path / "net.onnx")
     np.savez(tmp_path / "data.npz", x=normal(24, 16, 6, 6))

@@ -142,6 +142,7 @@ def test_layers_with_4_bit_weights_stay_out_of_int8(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("case", [*FORMS, "an operator of ONNX Runtime"])
+@pytest.mark.slow
 def test_fp16_keeps_the_form_of_the_weights_or_says_what_it_cannot_convert(tmp_path, case) -> None:
     if case in FORMS:
         kind, block, operator, _ = FORMS[case]

@@ -172,6 +172,7 @@ def test_presets_types_and_grayscale_differ_by_a_level_at_most_on_a_photograph(
     assert apart.mean() <= (0.1 if dtype == "float16" else 0.02)
 
 
+@pytest.mark.slow
 def test_a_batch_may_mix_sizes_formats_and_depths():
     transform = Transform((Decode(), Resize((32,)), CenterCrop(28, 28), Rescale(), Pack()))
     files = [

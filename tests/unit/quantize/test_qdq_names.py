@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
+from tests.tiers import leave_to_slow_tier
 from tests.unit.backends.test_graph_names import odd_names
 from tests.unit.quantize.test_qdq_forms import draw, quantize, run, snr_db
 
@@ -63,7 +64,7 @@ TAKEN = [
 
 @pytest.mark.parametrize("target", ["tensorrt", "cpu"])
 @pytest.mark.parametrize("kind", ["scalar", "result", "weight"])
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", leave_to_slow_tier(TAKEN, but=TAKEN[::8]))
 def test_a_name_that_a_pair_would_have_belongs_to_the_model(target, kind, name) -> None:
     """A constant `r1_scale` beside a tensor `r1` was replaced by the scale of `r1`."""
     model = residual(PLAIN)

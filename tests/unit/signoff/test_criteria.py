@@ -268,6 +268,7 @@ def judged(workspace, tmp_path, request):
     return lambda confidence: {one.name: one for one in judge(confidence)[0].criteria}
 
 
+@pytest.mark.slow
 def test_a_higher_confidence_widens_every_interval_and_nothing_else_does(judged):
     usual, sure = judged(90), judged(99)
     for name, one in usual.items():

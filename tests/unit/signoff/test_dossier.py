@@ -96,6 +96,7 @@ def test_what_cannot_be_trusted_never_passes(workspace, sign_off, build, bench, 
     "limit", ['[size]\nmaximum = "1 GiB"', '[accuracy]\nmaximum_drop = "9 points"']
 )
 @pytest.mark.parametrize("measured", ["invalid", "nothing"])
+@pytest.mark.slow
 def test_a_policy_without_times_does_not_pass_without_a_valid_process(
     workspace, sign_off, limit, measured
 ):
@@ -117,6 +118,7 @@ def test_facts_of_a_machine_on_which_no_process_was_valid_prove_nothing(workspac
     assert found["environment.gpu"] is Verdict.INCONCLUSIVE
 
 
+@pytest.mark.slow
 def test_a_precision_without_layers_that_were_read_is_undecided(workspace, sign_off):
     entry = workspace.artifact("fp16", proven=False)
     nothing = replace(
@@ -138,6 +140,7 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("case", UNKNOWN)
 @pytest.mark.parametrize("kind", ["unattributed", "bf16"])
+@pytest.mark.slow
 def test_products_of_unknown_cost_decide_nothing(workspace, sign_off, case, kind):
     precision, share, limit, name = UNKNOWN[case]
     entry = workspace.artifact(precision, macs=share)
@@ -153,6 +156,7 @@ def test_products_of_unknown_cost_decide_nothing(workspace, sign_off, case, kind
     assert not check_dossier(folder).problems
 
 
+@pytest.mark.slow
 def test_both_verifiers_accept_a_process_that_was_interrupted_on_a_busy_host(workspace, sign_off):
     """The worker's own reasons and those that follow from the raw files are one set, in whatever order they were found."""
     entry = workspace.artifact("fp16")
@@ -180,6 +184,7 @@ def test_both_verifiers_accept_a_process_that_was_interrupted_on_a_busy_host(wor
         ("fp32", 0.77, 'fp32 = "75%"', False, "FAIL"),
     ],
 )
+@pytest.mark.slow
 def test_a_policy_states_the_share_of_a_precision_that_is_enough(
     workspace, sign_off, precision, share, stated, trusted, verdict
 ):
@@ -432,6 +437,7 @@ def test_since_is_read_in_utc():
             since_from_text(text)
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_judged_build_and_none_that_is_called_the_same(workspace, sign_off):
     old, new = workspace.artifact("fp16", macs=0.96), workspace.artifact("fp16")
     workspace.bench(old, workspace.artifact("fp32"), processes=3)

@@ -369,7 +369,7 @@ NO_REASONS = (
 )
 
 
-@pytest.mark.parametrize("reason", NO_REASONS, ids=ascii)
+@pytest.mark.parametrize("reason", leave_to_slow_tier(NO_REASONS, but=("", "---")), ids=ascii)
 def test_a_waiver_without_a_reason_is_refused_by_both_verifiers(dossier, reason):
     edit(dossier / "request.json", "waivers", value={"memory.maximum": reason})
     put_right(dossier)
@@ -397,6 +397,7 @@ OUT_OF_RANGE = {
 
 
 @pytest.mark.parametrize("name", leave_to_slow_tier(OUT_OF_RANGE, but=("MAC share of 17.5",)))
+@pytest.mark.slow
 def test_a_share_or_count_out_of_range_is_refused_by_both_verifiers(dossier, name):
     forge, says = OUT_OF_RANGE[name]
     forge(dossier)
@@ -477,6 +478,7 @@ def add_verification(folder, engine, **info):
         ("0" * 64, {"passed": False}, "PASS"),
     ],
 )
+@pytest.mark.slow
 def test_all_verifications_of_the_judged_file_are_judged(dossier, engine, info, expected):
     add_verification(dossier, engine, **info)
     put_right(dossier)
@@ -571,6 +573,7 @@ def test_what_the_format_does_not_define_is_refused_by_both_verifiers(dossier, n
     assert found.differs
 
 
+@pytest.mark.slow
 def test_an_interrupted_process_may_have_two_reasons(dossier):
     """An honest dossier: the codes of a measurement are a set."""
     stored = json.loads(find_one(dossier, "runs/bench-*/measurements.json").read_text())
@@ -600,6 +603,7 @@ def edit_waived(folder, reason):
 @pytest.mark.parametrize(
     "reason", leave_to_slow_tier(["known", "bekannt, Ticket 12", "既知", "x"], but=["x"])
 )
+@pytest.mark.slow
 def test_a_reason_with_a_letter_waives(dossier, reason):
     edit(dossier / "request.json", "waivers", value={"memory.maximum": reason})
     put_right(dossier)
@@ -638,6 +642,7 @@ def test_an_unsigned_dossier_says_what_a_signature_would_add(dossier, tmp_path):
         sign_folder(dossier, tmp_path / "key")
 
 
+@pytest.mark.slow
 def test_a_signature_by_an_unknown_key_is_named(dossier, tmp_path):
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True
@@ -674,6 +679,7 @@ def test_no_control_character_reaches_the_terminal_or_a_report(dossier):
 
 
 @pytest.mark.parametrize("count", [5, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_mutated_dossiers_give_problems_and_never_a_traceback(honest, tmp_path, count):
     rng = random.Random(count)
     files = sorted(
@@ -737,6 +743,7 @@ def test_a_report_that_was_rewritten_is_found(dossier, name, old, new):
 
 
 @pytest.mark.parametrize(("max_cv", "shown"), [(0.5, True), (0.025, False)])
+@pytest.mark.slow
 def test_looser_limits_of_evidence_are_stated_wherever_the_verdict_is(
     workspace, tmp_path, max_cv, shown
 ):

@@ -73,6 +73,7 @@ def test_the_same_samples_again_are_no_look(workspace, built, judge):
     )
 
 
+@pytest.mark.slow
 def test_other_images_and_measurements_are_looks_of_their_kind(workspace, built, judge):
     workspace.preprocess(images=700)
     workspace.preprocess(images=700)
@@ -84,6 +85,7 @@ def test_other_images_and_measurements_are_looks_of_their_kind(workspace, built,
 
 
 @pytest.mark.parametrize("count", [1, 15])
+@pytest.mark.slow
 def test_builds_that_were_evaluated_together_share_the_error(workspace, built, judge, count):
     _, alone = judge()
     workspace.evaluate(built, beside=[f"{each:012x}" for each in range(count)])
@@ -94,6 +96,7 @@ def test_builds_that_were_evaluated_together_share_the_error(workspace, built, j
     assert find_width(found[name]) > find_width(alone[name])
 
 
+@pytest.mark.slow
 def test_a_build_on_its_limit_loses_its_pass_when_it_was_the_best_of_many(workspace, built, judge):
     workspace.evaluate(built, lost=2)
     before = judge("0.9")[1]["accuracy.maximum_drop"]
@@ -108,6 +111,7 @@ def test_a_removed_evaluation_still_counts(workspace, built, judge):
     assert "accuracy, look 2 " in judge()[0]
 
 
+@pytest.mark.slow
 def test_each_baseline_after_the_first_measurement_is_a_look_at_regressions(
     workspace, tmp_path, judge
 ):

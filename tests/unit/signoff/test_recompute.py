@@ -101,6 +101,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("name", FORGED)
+@pytest.mark.slow
 def test_every_forged_figure_of_a_record_is_found(dossier, name):
     def change(path):
         for forge in FORGED[name].values():
@@ -115,6 +116,7 @@ def test_every_forged_figure_of_a_record_is_found(dossier, name):
         assert any(says in problem for problem in found), found
 
 
+@pytest.mark.slow
 def test_an_invalid_measurement_cannot_be_made_valid(dossier):
     """A third of the samples, of any input, become twice as slow: no record can call that VALID."""
     longer_ns = (
@@ -140,6 +142,7 @@ def test_an_invalid_measurement_cannot_be_made_valid(dossier):
     assert "4 processes; left out: 1 INVALID" in found.about
 
 
+@pytest.mark.slow
 def test_a_trace_whose_kernels_are_renamed_gives_other_figures(dossier):
     def change(path):
         renamed = pl.col("name").str.replace_all(

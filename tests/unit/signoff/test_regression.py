@@ -132,6 +132,7 @@ def test_what_different_days_cannot_decide_suggests_the_comparison_that_can(
         pytest.param(True, id="build first", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_loss_is_found_whichever_build_was_named_first(workspace, tmp_path, builds, swapped):
     old, new = builds
     pair = (
@@ -206,6 +207,7 @@ def test_a_load_that_the_baseline_was_never_measured_under_is_compared_too(
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_comparison_that_does_not_follow_from_its_samples_is_found(
     compared, tmp_path, key, value, said
 ):

@@ -39,6 +39,7 @@ def sign_off(workspace, tmp_path):
     ("limit", "verdict"),
     [("1.2", "PASS"), ('"1.2 times"', "PASS"), ("2.5", "FAIL"), ("1.5", "INCONCLUSIVE")],
 )
+@pytest.mark.slow
 def test_a_speedup_is_judged_by_its_interval_on_a_machine_of_changing_speed(
     workspace, sign_off, limit, verdict
 ):
@@ -71,6 +72,7 @@ def test_a_speedup_without_evidence_is_undecided(workspace, sign_off, case):
     assert "--turns" in found[NAME].remedy
 
 
+@pytest.mark.slow
 def test_runs_in_turns_are_pooled_and_each_counts_as_a_look(workspace, sign_off):
     fp32, int8 = workspace.artifact("fp32"), workspace.artifact("int8")
     workspace.turns(fp32, int8, seed=1)

@@ -181,6 +181,7 @@ def test_what_is_known_of_another_file_is_missing_and_measured_again(
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["this-file", "no-hash-stored"])
+@pytest.mark.slow
 def test_an_older_run_of_this_file_counts_before_a_newer_one_of_another(
     workspace, judge, known, small_trace
 ) -> None:

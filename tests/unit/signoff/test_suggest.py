@@ -115,6 +115,7 @@ def test_what_is_suggested_of_a_build_that_was_never_measured(workspace, tmp_pat
 
 
 @pytest.mark.parametrize(("limits", "state"), STATES, ids=str)
+@pytest.mark.slow
 def test_what_is_suggested_of_a_build_that_was(workspace, tmp_path, monkeypatch, limits, state):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "DIR").mkdir()  # what a suggestion leaves to the user
@@ -145,6 +146,7 @@ def test_what_the_notes_on_an_int8_build_suggest(workspace, tmp_path):
 
 
 @pytest.mark.parametrize("load", LOADS, ids=str)
+@pytest.mark.slow
 def test_a_suggested_measurement_is_of_the_load_that_is_missing(workspace, tmp_path, load):
     """Its processes join those of the group that lacks them."""
     old = workspace.artifact("fp16", macs=0.96)

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 from tests.fakes.dossiers import edit, examine, seal_anew
+from tests.tiers import leave_to_slow_tier
 
 from optpipe.evaluate.tasks.segmentation import encode_mask
 from optpipe.signoff.verify import check_dossier
@@ -150,7 +151,7 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("name", FORGED)
+@pytest.mark.parametrize("name", leave_to_slow_tier(FORGED, but=("drop", "interval")))
 def test_both_verifiers_find_a_forged_score(judged, tmp_path, name):
     folder = shutil.copytree(judged, tmp_path / "one")
     FORGED[name](folder)

@@ -238,6 +238,7 @@ BAD_AUTHORITIES = {
 
 
 @pytest.mark.parametrize("how", BAD_AUTHORITIES)
+@pytest.mark.slow
 def test_a_verdict_is_never_lost_with_its_timestamp(judged, serve, tmp_path, monkeypatch, how):
     monkeypatch.setattr("optpipe.workspace.timestamp.WAIT_S", 1.0)
     url = "http://127.0.0.1:9/" if how == "absent" else serve(how)

@@ -169,6 +169,7 @@ def test_killed_at_any_moment_the_next_run_goes_on(tmp_path: Path) -> None:
     assert sorted(path.name for path in entry.path.iterdir()) == [MANIFEST, "payload"]
 
 
+@pytest.mark.slow
 def test_two_builds_of_the_same_thing_take_turns(tmp_path: Path) -> None:
     fork = multiprocessing.get_context("fork")
     calls: multiprocessing.Queue[int] = fork.Queue()

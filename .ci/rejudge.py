@@ -56,9 +56,9 @@ def judge_again(folder: Path) -> str:
         if run.kind == "evaluate" and run.files.has(PREDICTIONS):
             score_again(run, folder / "runs" / run.path.name)
     dossier = read_dossier(Files(folder, kept={}))
-    verdict, _ = judge_dossier(dossier)
+    verdict, evidence = judge_dossier(dossier)
     (folder / "verdict.json").write_bytes(json_from_record(verdict))
-    write_reports(render_dossier(dossier, verdict, figures=figures), folder)
+    write_reports(render_dossier(dossier, verdict, evidence, figures=figures), folder)
     seal_folder(folder)
     return str(verdict.verdict)
 

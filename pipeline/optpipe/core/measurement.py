@@ -580,6 +580,18 @@ class ComparisonRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Levels:
+    """Confidences of the intervals in a comparison; in a dossier those of its verdict."""
+
+    figures: float = 0.95
+    """Of latencies, rates, and energy."""
+    unseen: float = 0.95
+    """Of the second speed that these intervals allow for."""
+    top1: float = 0.95
+    speedup: float = 0.99
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     rows: tuple[ComparisonRow, ...]
     best: Mapping[str, str | None]
@@ -592,6 +604,7 @@ class Comparison:
     warnings: tuple[str, ...] = ()
     environment: Environment = field(default_factory=Environment)
     written: tuple[str, ...] = ()
+    confidence: Levels = field(default_factory=Levels)
 
     def row(self, row_id: str) -> ComparisonRow:
         return next(one for one in self.rows if one.id == row_id)

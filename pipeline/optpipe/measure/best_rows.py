@@ -5,6 +5,7 @@ A row is better only where a difference was shown; what is equal or undecided be
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from optpipe.core.measurement import (
     Comparison,
@@ -16,6 +17,7 @@ from optpipe.core.metrics.contract import Metric
 from optpipe.core.metrics.measured import ENERGY, P50, P99, THROUGHPUT
 from optpipe.core.metrics.sections import ACCURACY
 from optpipe.core.quantity import Dimension, choose_dimension, format_quantity
+from optpipe.core.records import group_pairs
 from optpipe.core.wording import Argument
 from optpipe.measure.search import Slo
 
@@ -28,12 +30,6 @@ METRICS: Mapping[Goal, tuple[Metric, ...]] = {
 
 OBJECTIVES = {goal: str(goal) for goal in Goal} | {Goal.EFFICIENCY: ENERGY.name}
 """The words for what a row is better in."""
-
-
-def _objectives(row: ComparisonRow) -> dict[str, float]:
-    scores = {name: _score(row, goal) for goal, name in OBJECTIVES.items()}
-    scores[ACCURACY.name] = row.top1.value if row.top1 else None
-    return {name: value for name, value in scores.items() if value is not None}
 
 
 Claims = frozenset[tuple[str, str, str]]
@@ -51,18 +47,38 @@ def mark_frontier(rows: list[ComparisonRow], shown: Claims) -> list[ComparisonRo
         ]
         why = None
         for rival in rivals if row.valid else ():
-            mine, theirs = _objectives(rival), _objectives(row)
-            worse = any(name not in mine or mine[name] < value for name, value in theirs.items())
-            better = [name for name in theirs if (rival.id, row.id, name) in shown]
-            if better and not worse:
+            better = [name for name in _list_objectives(row) if (rival.id, row.id, name) in shown]
+            if better and not _is_worse_anywhere(rival, row):
                 why = f"{rival.id}: better in {', '.join(better)}, no worse in anything else"
                 break
         judged.append(replace(row, on_frontier=row.valid and why is None, dominated_by=why))
     return judged
 
 
-def get_kind_of_load(row: ComparisonRow) -> tuple[str, str, str, int | None]:
-    return row.model, row.load.scenario, row.load.mode, row.load.length
+def _list_objectives(row: ComparisonRow) -> list[str]:
+    """What is known of a row and can be better or worse than that of another."""
+    known = [OBJECTIVES[goal] for goal in Goal if find_common_metric([row], goal) is not None]
+    return [*known, *([ACCURACY.name] if row.top1 else [])]
+
+
+def _is_worse_anywhere(rival: ComparisonRow, row: ComparisonRow) -> bool:
+    """Whether `rival` is worse in a figure that `row` has, or lacks it."""
+    for goal in Goal:
+        if find_common_metric([row], goal) is None:
+            continue
+        metric = find_common_metric([rival, row], goal)
+        if metric is None or _score(rival, metric) < _score(row, metric):
+            return True
+    return row.top1 is not None and (rival.top1 is None or rival.top1.value < row.top1.value)
+
+
+def get_kind_of_load(row: ComparisonRow) -> tuple[str, str, str, float | None, int | None]:
+    """What the requests decide, not the deployment: figures are compared within one kind alone.
+
+    Batch size and streams are a choice; the rate at which requests arrive is not.
+    """
+    load = row.load
+    return row.model, load.scenario, load.mode, load.rate_per_s, load.length
 
 
 def find_best_rows(
@@ -84,32 +100,70 @@ def find_best_rows(
     best: dict[str, str | None] = {}
     why: dict[str, str] = {}
     for goal in Goal:
-        scored = [(score, row) for row in allowed if (score := _score(row, goal)) is not None]
-        if not scored:
+        scored = [row for row in allowed if find_common_metric([row], goal) is not None]
+        if scored:
+            best[goal], why[goal] = _find_best_of_kinds(scored, goal, shown)
+        else:
             best[goal], why[goal] = None, _explain_no_best(rows, goal, slo)
-            continue
-        _, winner = max(scored, key=lambda pair: pair[0])
-        best[goal], why[goal] = winner.id, _describe_best(winner, goal)
-        equal = [
-            row
-            for _, row in scored
-            if row is not winner and (winner.id, row.id, OBJECTIVES[goal]) not in shown
-        ]
-        if equal:
-            more = f" and {len(equal) - 1} more" if len(equal) > 1 else ""
-            best[goal] = None
-            why[goal] = (
-                f"{winner.label} ({why[goal]}) is not shown to be better than {equal[0].label}{more}"
-            )
     return best, why
+
+
+def _find_best_of_kinds(
+    rows: Sequence[ComparisonRow], goal: Goal, shown: Claims
+) -> tuple[str | None, str]:
+    """The id of the best row, None if none is shown to be, and the reason.
+
+    Loads of different kinds are no comparison: the answer is that of one kind, which the reason then names. It is one
+    in which a row is shown to be better than others, if possible without a given rate, and with most rows.
+    """
+    kinds = group_pairs((get_kind_of_load(row), row) for row in rows)
+    answers = [(*_find_best_of_kind(alike, goal, shown), alike) for alike in kinds.values()]
+
+    def rank(answer: tuple[str | None, str, Sequence[ComparisonRow]]) -> tuple[bool, bool, int]:
+        found, _, alike = answer
+        decided = found is not None and len(alike) > 1
+        return decided, alike[0].load.rate_per_s is None, len(alike)
+
+    best, why, alike = max(answers, key=rank)
+    if len(kinds) == 1:
+        return best, why if len(rows) > 1 else f"{why}, the only measurement"
+    load = f"{alike[0].scenario}, {alike[0].load.mode}"
+    count = f"{len(alike)} measurements" if len(alike) > 1 else "the only measurement"
+    return best, f"{why}, {'among ' if len(alike) > 1 else ''}{count} of {load}"
+
+
+def _find_best_of_kind(
+    rows: Sequence[ComparisonRow], goal: Goal, shown: Claims
+) -> tuple[str | None, str]:
+    """As `_find_best_of_kinds`, of rows whose loads are of one kind."""
+    metric = find_common_metric(rows, goal) or METRICS[goal][-1]
+    winner = max(rows, key=lambda row: _score(row, metric))
+    figure = metric.read_row(winner)
+    assert figure is not None
+    dimension = choose_dimension(metric.dimension, winner.load.sample)
+    shown_value = f"{metric.mark}{format_quantity(figure.value, dimension)}"
+    equal = [
+        row
+        for row in rows
+        if row is not winner and (winner.id, row.id, OBJECTIVES[goal]) not in shown
+    ]
+    if not equal:
+        return winner.id, shown_value
+    more = f" and {len(equal) - 1} more" if len(equal) > 1 else ""
+    return (
+        None,
+        f"{winner.label} ({shown_value}) is not shown to be better than {equal[0].label}{more}",
+    )
 
 
 def sort_by_goal(comparison: Comparison, goal: Goal) -> Comparison:
     """Sorts rows by `goal`, the best first, then rows without a figure, then INVALID ones."""
 
+    known = [row for row in comparison.rows if find_common_metric([row], goal) is not None]
+    metric = find_common_metric(known, goal) or METRICS[goal][-1]
+
     def order(row: ComparisonRow) -> tuple[bool, bool, float]:
-        score = _score(row, goal)
-        return not row.valid, score is None, -(score or 0.0)
+        return not row.valid, row not in known, -_score(row, metric)
 
     return replace(comparison, rows=tuple(sorted(comparison.rows, key=order)))
 
@@ -125,20 +179,10 @@ def find_common_metric(rows: Sequence[ComparisonRow], goal: Goal) -> Metric | No
     return next(has_all, None)
 
 
-def _score(row: ComparisonRow, goal: Goal) -> float | None:
-    """The figure, negative if less is better; None without one."""
-    metric = find_common_metric([row], goal)
-    figure = metric.read_row(row) if metric else None
-    return None if metric is None or figure is None else -metric.loss_sign * figure.value
-
-
-def _describe_best(row: ComparisonRow, goal: Goal) -> str:
-    metric = find_common_metric([row], goal)
-    figure = metric.read_row(row) if metric else None
-    assert metric is not None
-    assert figure is not None
-    dimension = choose_dimension(metric.dimension, row.load.sample)
-    return f"{metric.mark}{format_quantity(figure.value, dimension)}"
+def _score(row: ComparisonRow, metric: Metric) -> float:
+    """The figure, negative if less is better; the lowest possible without one."""
+    figure = metric.read_row(row)
+    return -inf if figure is None else -metric.loss_sign * figure.value
 
 
 def _explain_no_best(rows: list[ComparisonRow], goal: Goal, slo: Slo | None) -> str:

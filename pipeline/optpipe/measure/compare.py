@@ -16,6 +16,7 @@ from optpipe.core.measurement import (
     Comparison,
     ComparisonRow,
     Goal,
+    Levels,
     LoadSpec,
     Measurement,
 )
@@ -69,11 +70,13 @@ def compare_measurements(
     known: Mapping[str, BuildFacts] | None = None,
     slo: Slo | None = None,
     across: bool = False,
+    levels: Levels | None = None,
 ) -> Comparison:
     """Compares with the measurements `against` of a `baseline`, by default with the FP32 build of each backend.
 
     Raises BadInputError if the measurements are from several machines and `across` is not set.
     """
+    levels = levels or Levels()
     every = [*measured, *against]
     warnings = _check_environments(every, across=across)
     groups, names = group_by_key(measured), RowNames(every)
@@ -84,12 +87,12 @@ def compare_measurements(
         for key, group in groups.items()
     }
     rows, unmatched, notes, shown, ratios = _compare_groups(
-        groups, baselines, names, facts, across=across
+        groups, baselines, names, facts, levels, across=across
     )
     if baseline:
         loads = {_load(group) for group in groups.values()}
         alone = [
-            row_from_group(each, BuildFacts(), names)
+            row_from_group(each, BuildFacts(), names, levels)
             for each in baselines.values()
             if _load(each) not in loads
         ]
@@ -110,6 +113,7 @@ def compare_measurements(
         slo=None if slo is None else str(slo),
         warnings=tuple(dict.fromkeys(warnings)),
         environment=measured[-1].environment if measured else Environment(),
+        confidence=levels,
     )
 
 
@@ -118,6 +122,7 @@ def _compare_groups(
     baselines: "Groups",
     names: "RowNames",
     facts: Mapping[tuple[object, ...], BuildFacts],
+    levels: Levels,
     *,
     across: bool,
 ) -> tuple[list[ComparisonRow], dict[str, str], list[str], Claims, "_Ratios"]:
@@ -134,7 +139,7 @@ def _compare_groups(
     notes: list[str] = []
     chosen: dict[str, list[int]] = {}
     for key, group in groups.items():
-        row = row_from_group(group, facts[key], names)
+        row = row_from_group(group, facts[key], names, levels)
         other, said = _find_counterpart(group, baselines, names, own=baselines is groups)
         if (
             other is not None
@@ -147,7 +152,7 @@ def _compare_groups(
             unmatched[row.label] = said
         elif other is not group:
             speedup, change, basis = _compute_speedup(
-                group, other, scatters[P50.name], gaps[P50.name]
+                group, other, scatters[P50.name], gaps[P50.name], levels
             )
             held_against = f"{format_row_id(other.newest)}: {names.configuration(other.newest)}"
             row = replace(row, speedup=speedup, change=change, held_against=held_against)
@@ -267,7 +272,7 @@ def _load(group: ProcessGroup) -> tuple[object, ...]:
 
 
 def _compute_speedup(
-    new: ProcessGroup, old: ProcessGroup, run_scatter: Scatter | None, gap: float
+    new: ProcessGroup, old: ProcessGroup, run_scatter: Scatter | None, gap: float, levels: Levels
 ) -> tuple[Estimate | None, str | None, FigureRatio | str]:
     """The ratio of the p50 latencies, why it is not judged, and its basis or a note. INVALID sides have no figure.
 
@@ -278,7 +283,7 @@ def _compute_speedup(
     found = compare_groups(old, new, P50.name, run_scatter)
     if isinstance(found, FigureRatio):
         found = found.assume_gap(gap)
-        (low, high), _ = found.interval(PAIR_CONFIDENCE)
+        (low, high), _ = found.interval(levels.speedup)
         return Estimate(exp(found.change.value), low, high), None, found
     before, after = (_get_p50(merge_group(each)) for each in (old, new))  # as the rows show
     if before is None or after is None:

@@ -224,12 +224,19 @@ def collect_build_facts(
     artifacts: Iterable[Entry[ArtifactInfo]],
     runs: Sequence[Run],
     exported: Mapping[str, Manifest] | None = None,
+    *,
+    confidence: float = 0.95,
+    drop_limit: float | None = None,
 ) -> dict[str, BuildFacts]:
+    """What is known of builds besides their measurements.
+
+    `confidence` is that of accuracies and their drops, `drop_limit` the drop as a share that a policy allows.
+    """
     found = {}
     for entry in artifacts:
         build = judged_build_from_entry(entry, exported)
-        top1 = observe_accuracy(runs, build, 0.95).get(TOP1.name)
-        accuracy = check_int8_accuracy(runs, build)
+        top1 = observe_accuracy(runs, build, confidence).get(TOP1.name)
+        accuracy = check_int8_accuracy(runs, build, confidence, drop_limit)
         found[entry.id] = BuildFacts(
             size_bytes=build.size_bytes,
             build_s=entry.manifest.seconds,

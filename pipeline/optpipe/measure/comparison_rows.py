@@ -6,6 +6,7 @@ from itertools import groupby
 
 from optpipe.core.measurement import (
     ComparisonRow,
+    Levels,
     find_differing_settings,
     format_settings,
 )
@@ -88,9 +89,11 @@ def format_row_id(one: RecordedMeasurement) -> str:
     return f"{one.run}/{one.measurement.id}"
 
 
-def row_from_group(group: ProcessGroup, known: BuildFacts, names: RowNames) -> ComparisonRow:
+def row_from_group(
+    group: ProcessGroup, known: BuildFacts, names: RowNames, levels: Levels
+) -> ComparisonRow:
     newest = (group.valid or group.tries)[-1]
-    merged = merge_group(group)
+    merged = merge_group(group, levels.figures, levels.unseen)
     subject = merged.subject
     largest_memory = max(one.measurement.memory_bytes or 0 for one in group.valid or (newest,))
     return ComparisonRow(

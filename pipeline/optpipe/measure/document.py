@@ -413,9 +413,25 @@ def _tabulate_comparison(comparison: Comparison) -> Table:
     ]
     on_frontier = sum(row.on_frontier for row in comparison.rows)
     count = len(comparison.rows)
-    caption = f"{count} measurement{'' if count == 1 else 's'}, {on_frontier} on the frontier; brackets are confidence intervals"
+    caption = f"{count} measurement{'' if count == 1 else 's'}, {on_frontier} on the frontier"
+    caption += _describe_levels(comparison)
     rows = [_list_comparison_cells(row, comparison) for row in comparison.rows]
     return make_table(columns, rows, id="builds", caption=caption)
+
+
+def _describe_levels(comparison: Comparison) -> str:
+    """The confidences of the intervals that the table shows; empty if it shows none."""
+    levels = comparison.confidence
+    shown = (
+        ("speedups", levels.speedup, [row.speedup for row in comparison.rows]),
+        ("top-1", levels.top1, [row.top1 for row in comparison.rows]),
+    )
+    said = [
+        f"{name} at {100 * level:.4g}%"
+        for name, level, figures in shown
+        if any(each is not None and each.low is not None for each in figures)
+    ]
+    return f"; brackets are confidence intervals, {' and '.join(said)}" if said else ""
 
 
 def _list_comparison_cells(row: ComparisonRow, comparison: Comparison) -> Row:

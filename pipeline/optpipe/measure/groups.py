@@ -22,7 +22,7 @@ from optpipe.core.measurement import (
     Measurement,
     MeasurementGroup,
 )
-from optpipe.core.metrics.measured import P50, SHOWN, THROUGHPUT, TOKENS
+from optpipe.core.metrics.measured import ENERGY, P50, SHOWN, THROUGHPUT, TOKENS
 from optpipe.core.metrics.registry import find_metric
 from optpipe.core.quantity import Dimension, Estimate
 from optpipe.stats.means import (
@@ -402,18 +402,28 @@ def read_figure(found: Measurement, name: str) -> Estimate | None:
     return find_metric(name).read(found)
 
 
-def merge_group(group: ProcessGroup, confidence: float = 0.95) -> Measurement:
-    """The newest VALID measurement with the percentiles of all; unchanged if fewer than three are VALID."""
+def merge_group(
+    group: ProcessGroup, confidence: float = 0.95, unseen: float | None = None
+) -> Measurement:
+    """The newest VALID measurement with the figures of all; unchanged if fewer than three are VALID.
+
+    `confidence` and `unseen` are those of `ProcessGroup.estimate`.
+    """
     newest = (group.valid or group.tries)[-1].measurement
     if newest.latency_ns is None or group.compute_mean(P50.name) is None:
         return newest
-    found = {name: group.estimate(name, confidence) for name in newest.latency_ns.percentiles}
+
+    def estimate(name: str) -> Estimate | None:
+        return group.estimate(name, confidence, unseen)
+
+    found = {name: estimate(name) for name in newest.latency_ns.percentiles}
     percentiles = {name: each for name, each in found.items() if each is not None}
     return replace(
         newest,
         latency_ns=replace(newest.latency_ns, percentiles=percentiles),
-        throughput_images_per_s=group.estimate(THROUGHPUT.name, confidence),
-        throughput_tokens_per_s=group.estimate(TOKENS.name, confidence),
+        throughput_images_per_s=estimate(THROUGHPUT.name),
+        throughput_tokens_per_s=estimate(TOKENS.name),
+        energy_j_per_image=estimate(ENERGY.name),
     )
 
 

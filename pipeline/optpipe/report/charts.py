@@ -267,7 +267,9 @@ def draw_processes(points: Sequence[Point], files: RawFiles = ()) -> Figure:
         rejected = base.transform_filter("datum.why != ''")
         layers.append(rejected.mark_point(size=70, color=BAD).encode(description="name:N"))
     finding = f"{count} of {len(points)} processes were rejected"
-    if count < len(points):
+    if len(points) == 1:
+        finding = f"the only process was {'rejected' if count else 'not rejected'}"
+    elif count < len(points):
         spread = max(abs(each.x - 1) for each in points if not each.flag)
         finding += f"; the others are within {spread:.1%} of their median"
     caption = (
@@ -363,7 +365,7 @@ def draw_comparison(
                 f"{sample}s per second",
                 latency,
                 files,
-                finding=f"{leader}: {reason}",
+                finding=f"{leader}: {reason}" if len(points) > 1 else "",
             )
         )
     if latencies:

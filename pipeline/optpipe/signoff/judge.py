@@ -314,7 +314,7 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
                 dossier.runs,
                 loads,
                 evidence.find_confidence("evaluate"),
-                _find_drop_limit(policy),
+                find_drop_limit(policy),
             ),
             _note_look(evidence),
         ),
@@ -334,7 +334,7 @@ def judge_dossier(dossier: Dossier) -> tuple[VerdictRecord, BuildEvidence]:
     return record, evidence
 
 
-def _find_drop_limit(policy: Policy) -> float | None:
+def find_drop_limit(policy: Policy) -> float | None:
     """The drop of the task's main score that the policy allows, as a share; None without a limit."""
     limits = [
         float(one.threshold) / 100

@@ -85,7 +85,7 @@ def sign_off(
             if missing := find_missing_release(dossier.artifact.info, version):
                 listener.inform(missing)
         with listener.step("write the report"):
-            write_reports(render_dossier(dossier, verdict, figures=figures), scratch)
+            write_reports(render_dossier(dossier, verdict, evidence, figures=figures), scratch)
         usual = (
             store.workspace / "dossiers" / verdict.dossier_name
         )  # one build may be judged twice within a second

@@ -14,7 +14,7 @@ from xml.etree import ElementTree as Xml
 from optpipe import __version__
 from optpipe.backends.registry import list_runtime_packages
 from optpipe.core.entries import Environment
-from optpipe.core.measurement import Comparison, Goal, read_measurements
+from optpipe.core.measurement import Comparison, Goal, Levels, read_measurements
 from optpipe.core.metrics.sections import SECTIONS, list_tiles
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import json_from_record, record_from_files
@@ -64,7 +64,9 @@ from optpipe.report.document import (
 )
 from optpipe.report.html import render_html
 from optpipe.report.markdown import render_page
+from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.dossier import Dossier
+from optpipe.signoff.judge import find_drop_limit
 from optpipe.signoff.loosened import describe_loosened
 from optpipe.trace.document import draw_profile
 from optpipe.trace.report import StageProfile, TraceProfile, analyze_stage, read_profile
@@ -463,8 +465,11 @@ DRAWN_WITH = ("altair", "vl-convert-python")
 MAX_IMAGES = 6
 
 
-def render_dossier(dossier: Dossier, verdict: VerdictRecord, *, figures: bool) -> dict[str, str]:
-    comparison, measured = compare_dossier(dossier)
+def render_dossier(
+    dossier: Dossier, verdict: VerdictRecord, evidence: BuildEvidence, *, figures: bool
+) -> dict[str, str]:
+    """The reports by file name; `verdict` and `evidence` are those of `judge_dossier`."""
+    comparison, measured = compare_dossier(dossier, evidence)
     page = make_dossier_page(dossier, verdict, comparison, measured, figures=figures)
     return _render_reports(page, comparison, verdict)
 
@@ -530,8 +535,13 @@ def explain_no_drawing(drawn_with: Mapping[str, str]) -> list[str]:
     return [f"{HTML}: its figures were drawn by {', '.join(other)}"] if other else []
 
 
-def compare_dossier(dossier: Dossier) -> tuple[Comparison, tuple[RecordedMeasurement, ...]]:
-    """Compares the builds in a dossier on the machine that measured the judged build last; returns their measurements too."""
+def compare_dossier(
+    dossier: Dossier, evidence: BuildEvidence
+) -> tuple[Comparison, tuple[RecordedMeasurement, ...]]:
+    """Compares the builds in a dossier on the machine that measured the judged build last; returns their measurements too.
+
+    Intervals and the allowed drop are those of the verdict, so that a report states one for each figure.
+    """
     request = dossier.request
     bench = [run for run in dossier.runs if run.kind == "bench"]
     measured = tuple(one for run in bench for one in measurements_from_run(run, whole=False))
@@ -550,8 +560,19 @@ def compare_dossier(dossier: Dossier) -> tuple[Comparison, tuple[RecordedMeasure
         return Comparison(
             (), dict.fromkeys(Goal), dict.fromkeys(Goal, reason), environment=place
         ), ()
-    known = collect_build_facts(dossier.artifacts, dossier.runs, dossier.manifests)
-    comparison = compare_measurements(here, known=known)
+    levels = Levels(
+        evidence.find_confidence("bench"),
+        evidence.policy_confidence,
+        evidence.find_confidence("evaluate"),
+    )
+    known = collect_build_facts(
+        dossier.artifacts,
+        dossier.runs,
+        dossier.manifests,
+        confidence=levels.top1,
+        drop_limit=find_drop_limit(dossier.policy),
+    )
+    comparison = compare_measurements(here, known=known, levels=levels)
     earlier = sum(
         len(read_measurements(run.files)) for run in dossier.earlier_runs if run.kind == "bench"
     )

@@ -157,10 +157,10 @@ def verify_dossier(
 ) -> VerifiedDossier:
     """Verifies the seal, the numbers, and the reports of a dossier. Raises BadInputError if `folder` is not a dossier."""
     found = check_dossier(folder, allowed_signers, timestamp_roots)
-    if found.content is None or found.verdict is None or found.problems:
+    if found.problems or None in (found.content, found.verdict, found.evidence):
         return found
     try:
-        problems, not_compared = _compare_reports(found.content, found.verdict)
+        problems, not_compared = _compare_reports(*found.require_intact())
     except list_read_errors() as error:
         return replace(found, problems=(f"cannot be recomputed: {first_line(error)}",))
     return replace(
@@ -223,11 +223,14 @@ def _split_by_version(
     return [*serious], [f"{one} ({other})" for one in every if one not in serious]
 
 
-def _compare_reports(dossier: Dossier, verdict: VerdictRecord) -> tuple[list[str], list[str]]:
+def _compare_reports(
+    dossier: Dossier, verdict: VerdictRecord, evidence: BuildEvidence
+) -> tuple[list[str], list[str]]:
     """Reports that differ from the raw files; and those of another version, or that cannot be rendered here."""
     request, files = dossier.request, dossier.files
     undrawn = explain_no_drawing(request.drawn_with)
-    texts = render_dossier(dossier, verdict, figures=bool(request.drawn_with) and not undrawn)
+    drawn = bool(request.drawn_with) and not undrawn
+    texts = render_dossier(dossier, verdict, evidence, figures=drawn)
     computed = document_from_json(texts.pop(COMPARISON).encode(), COMPARISON)
     stored = document_from_json(files.read(COMPARISON), COMPARISON)
     changed = [

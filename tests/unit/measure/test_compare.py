@@ -10,7 +10,16 @@ from tests.fakes.console import text_of
 
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError
-from optpipe.core.measurement import Goal, LatencySummary, LoadSpec, Measurement, Subject, Validity
+from optpipe.core.measurement import (
+    Goal,
+    LatencySummary,
+    LoadSpec,
+    Measurement,
+    Mode,
+    Scenario,
+    Subject,
+    Validity,
+)
 from optpipe.core.quantity import Estimate
 from optpipe.measure.best_rows import sort_by_goal
 from optpipe.measure.compare import compare_measurements
@@ -224,6 +233,79 @@ def test_int8_of_one_process_says_that_its_ratio_has_no_interval():
         each for each in compare_measurements(found).warnings if "not shown to be faster" in each
     )
     assert "1.50 times as fast, no interval" in note
+
+
+def under(name, *precisions, **load):
+    """Five processes of a build of each precision under `load`, the first build the fastest."""
+    batch = load.get("batch_size", 1)
+    every = [
+        one
+        for at, precision in enumerate(precisions)
+        for one in processes(
+            f"{name}-{precision}",
+            1 + at,
+            0.001,
+            rate=500 / (1 + at),
+            precision=precision,
+            batch=batch,
+        )
+    ]
+    return [
+        replace(
+            one, measurement=replace(one.measurement, load=replace(one.measurement.load, **load))
+        )
+        for one in every
+    ]
+
+
+SERVER = {"scenario": Scenario.SERVER, "rate_per_s": 100.0}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [SERVER, {"mode": Mode.END_TO_END}, {"scenario": Scenario.OFFLINE}],
+    ids=lambda each: " ".join(map(str, each.values())),
+)
+@pytest.mark.parametrize("goal", [Goal.LATENCY, Goal.THROUGHPUT])
+def test_the_best_is_the_best_of_one_kind_of_load(other, goal):
+    one, another = under("x", "fp16", "fp32", batch_size=64), under("x", "fp16", "fp32", **other)
+    alone, both = compare_measurements(one), compare_measurements([*one, *another])
+    assert both.best[goal] is not None
+    assert both.row(both.best[goal]).artifact == alone.row(alone.best[goal]).artifact
+    assert "among 2 measurements of" in both.best_reason[goal]
+    single = compare_measurements([*one, *under("x", "fp32", **other)])
+    assert single.row(single.best[goal]).load.batch_size == 64, "the kind in which builds differ"
+
+
+def test_rates_of_arrival_are_no_choice_between_builds():
+    slow, fast = (
+        under(str(rate), "fp16", scenario=Scenario.SERVER, rate_per_s=rate) for rate in (1.0, 9.0)
+    )
+    found = compare_measurements([*slow, *fast])
+    assert not any(row.dominated_by for row in found.rows)
+    assert all(
+        "the only measurement of server at" in why for why in list(found.best_reason.values())[:2]
+    )
+
+
+def test_a_row_without_p99_is_compared_by_what_both_have():
+    """Five processes with a p99 of 9 ms and a p50 of 1 ms lead those of which a p50 of 2 ms alone is known."""
+
+    def keep(one, **percentiles):
+        latency = one.measurement.latency_ns
+        given = {"p50": latency.percentiles["p50"], **percentiles}
+        return replace(
+            one,
+            measurement=replace(one.measurement, latency_ns=replace(latency, percentiles=given)),
+        )
+
+    every = under("x", "fp16", "fp32")
+    late = [keep(one, p99=Estimate(9e6, 8.9e6, 9.1e6)) for one in every[:5]]
+    found = compare_measurements([*late, *(keep(one) for one in every[5:])])
+    assert found.row(found.best[Goal.LATENCY]).precision == "fp16"
+    rows = sort_by_goal(found, Goal.LATENCY).rows
+    assert [row.precision for row in rows] == ["fp16", "fp32"]
+    assert [row.on_frontier for row in rows] == [True, False]
 
 
 def test_invalid_measurements_are_shown_and_never_best():

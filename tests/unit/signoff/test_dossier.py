@@ -17,7 +17,7 @@ from optpipe.core.verdict import Verdict
 from optpipe.models.artifacts.housekeeping import remove_stored
 from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.dossier import read_dossier, since_from_text
-from optpipe.signoff.judge import TRUST_CRITERIA
+from optpipe.signoff.judge import TRUST_CRITERIA, judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import require_possible
 from optpipe.signoff.reports import compare_dossier
@@ -39,6 +39,11 @@ def sign_off(workspace, tmp_path):
         return record, folder
 
     return make
+
+
+def compare(folder):
+    dossier = read_dossier(Files(folder))
+    return compare_dossier(dossier, judge_dossier(dossier)[1])
 
 
 @pytest.fixture(scope="module")
@@ -388,7 +393,7 @@ def test_since_narrows_what_is_judged_and_what_it_leaves_out_is_named(workspace,
     assert removed.name in notes["removed-runs"]
     assert json.loads((folder / "request.json").read_text())["since"] == since
     assert check_dossier(folder).problems == ()
-    comparison, _ = compare_dossier(read_dossier(Files(folder)))
+    comparison, _ = compare(folder)
     assert [one.artifact for one in comparison.rows] == [entry.id]
     assert any("5 measurements are excluded" in each for each in comparison.warnings)
     edit(folder / "request.json", "since")
@@ -444,7 +449,7 @@ def test_the_report_shows_the_judged_build_and_none_that_is_called_the_same(work
     workspace.bench(new, mean_ms=14.0, processes=3)
     workspace.bench(workspace.artifact("int8", trained=False), processes=3)
     _, folder = sign_off(LATENCY % "50", artifact=old.id)
-    found, _ = compare_dossier(read_dossier(Files(folder)))
+    found, _ = compare(folder)
     assert {row.precision: row.artifact == old.id for row in found.rows} == {
         "fp16": True,
         "fp32": False,

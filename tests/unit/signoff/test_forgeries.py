@@ -97,9 +97,9 @@ def put_right(folder):
     seal_anew(folder)
     try:
         found = read_dossier(Files(folder, kept={}))
-        verdict = judge_dossier(found)[0]
+        verdict, evidence = judge_dossier(found)
         (folder / "verdict.json").write_bytes(json_from_record(verdict))
-        write_reports(render_dossier(found, verdict, figures=False), folder)
+        write_reports(render_dossier(found, verdict, evidence, figures=False), folder)
     except (BadInputError, ValueError, TypeError):
         pass  # the project itself refuses it
     seal_folder(folder)

@@ -30,6 +30,7 @@ from optpipe.report.html import render_html
 from optpipe.report.markdown import render_page
 from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.dossier import read_dossier
+from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off
 from optpipe.signoff.reports import (
@@ -82,7 +83,8 @@ def drawn(measured_once):
 
 def page_of(signed):
     dossier = read_dossier(Files(signed[1]))
-    return make_dossier_page(dossier, signed[0], *compare_dossier(dossier), figures=True)
+    compared = compare_dossier(dossier, judge_dossier(dossier)[1])
+    return make_dossier_page(dossier, signed[0], *compared, figures=True)
 
 
 def test_all_forms_say_the_same(failed):

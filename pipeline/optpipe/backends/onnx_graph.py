@@ -80,16 +80,6 @@ def iterate_nodes(graph: Any) -> Iterator[Any]:
         yield from each.node
 
 
-def find_selected_outputs(path: Path) -> frozenset[str]:
-    """The outputs of a graph whose rows NonMaxSuppression or TopK selects, and anything computed from those."""
-    graph = load_onnx(path, weights=False).graph
-    selected: set[str] = set()
-    for node in graph.node:
-        if node.op_type in ("NonMaxSuppression", "TopK") or selected & list_read_names(node):
-            selected.update(node.output)
-    return frozenset(each.name for each in graph.output if each.name in selected)
-
-
 def find_unread_inputs(model: Any) -> frozenset[str]:
     """The inputs of a graph that no output depends on."""
     graph = model.graph

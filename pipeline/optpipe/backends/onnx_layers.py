@@ -35,8 +35,6 @@ def type_name_from_onnx(element_type: int) -> str:
 def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
     """Types and shapes of all tensors, by ONNX's shape inference for inputs of `opt` shapes."""
     fixed = _copy_for_inference(model)
-    for graph in iterate_graphs(fixed.graph):
-        standardize_for_inference(graph)
     by_name = {each.name: each for each in inputs}
     open_sizes: dict[str, int] = {}
     ambiguous: set[str] = set()
@@ -76,29 +74,44 @@ def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
     return GraphTypes(types, shapes)
 
 
+def infer_shapes(model: Any) -> Any:
+    """A `ModelProto` with the types and shapes of its tensors, open sizes by name; large weights are inputs in it."""
+    return onnx.shape_inference.infer_shapes(_copy_for_inference(model), data_prop=True)
+
+
 def _copy_for_inference(model: Any) -> Any:
-    """A copy of `model` in which large weights are inputs: shape inference copies the model and needs only their shapes."""
+    """A copy of `model` without contributed operators, in which large weights are inputs.
+
+    Shape inference knows neither these operators nor more of a weight than its shape, and copies the model.
+    """
     copy = onnx.ModelProto()
     if (
         sum(math.prod(each.dims) for each in model.graph.initializer) < 1 << 18
     ):  # ByteSize() takes 0.15 s for 100 MB
         copy.CopyFrom(model)
-        return copy
-    copy.ir_version = model.ir_version
-    copy.opset_import.extend(model.opset_import)
-    copy.functions.extend(model.functions)
-    copy.graph.name = model.graph.name
-    for part in ("node", "input", "output", "value_info"):
-        getattr(copy.graph, part).extend(getattr(model.graph, part))
-    declared = {value.name for value in model.graph.input}
-    for tensor in model.graph.initializer:
-        if math.prod(tensor.dims) <= 1024:  # shapes, axes, or pads that inference reads
-            copy.graph.initializer.append(tensor)
+    else:
+        copy.ir_version = model.ir_version
+        copy.opset_import.extend(model.opset_import)
+        copy.functions.extend(model.functions)
+        copy.graph.name = model.graph.name
+        for part in ("node", "input", "output", "value_info"):
+            getattr(copy.graph, part).extend(getattr(model.graph, part))
+        _add_weights_by_shape(model.graph.initializer, copy.graph)
+    for graph in iterate_graphs(copy.graph):
+        standardize_for_inference(graph)
+    return copy
+
+
+def _add_weights_by_shape(weights: Iterable[Any], graph: Any) -> None:
+    """Adds large weights to `graph` as inputs, and small ones as they are: shapes, axes, or pads that inference reads."""
+    declared = {value.name for value in graph.input}
+    for tensor in weights:
+        if math.prod(tensor.dims) <= 1024:
+            graph.initializer.append(tensor)
         elif tensor.name not in declared:
-            copy.graph.input.append(
+            graph.input.append(
                 onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
             )
-    return copy
 
 
 def count_graph_macs(model: Any, known: GraphTypes) -> dict[str, int | None]:

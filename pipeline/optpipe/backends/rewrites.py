@@ -17,8 +17,10 @@ from optpipe.backends.graph_names import iterate_graphs
 from optpipe.backends.onnx_graph import expose_tensors
 from optpipe.backends.onnx_quantized import HALF_TYPES, find_quantized_operators
 from optpipe.backends.plain_session import PlainSession
+from optpipe.backends.selections import selection_from_graph
 from optpipe.core import onnx
 from optpipe.core.errors import BadInputError, OptpipeError, escape, first_line
+from optpipe.stats.selected_rows import EMPTY, Selection, align_rows
 
 Feeds = Mapping[str, NDArray[Any]]
 """The inputs of one batch by name."""
@@ -91,6 +93,7 @@ class RewriteGuard:
         self._feeds = list(feeds)
         self._graph: Any = None
         self._outputs: list[dict[str, NDArray[Any]]] = []
+        self._selection: tuple[Any, Selection] = (None, EMPTY)
 
     def run(self, graph: Any) -> list[dict[str, NDArray[Any]]]:
         """The outputs of `graph` for each of the feeds; feeds that it does not run on are dropped for good."""
@@ -133,7 +136,7 @@ class RewriteGuard:
                 found = [self._run(session, feeds) for feeds in self._feeds]
         except OptpipeError as error:
             return Difference(first_line(error), "", np.inf, unknown=True)
-        worst = find_worst(expected, found, limit)
+        worst = find_worst(expected, self._align(before, found), limit)
         if worst is None or not limit:
             return worst
         return find_first_difference(before, after, self._feeds[0], limit) or worst
@@ -158,6 +161,7 @@ class RewriteGuard:
         except OptpipeError as error:
             return Difference(first_line(error), "", np.inf, unknown=True)
 
+        found = self._align(before, found)
         worst = find_worst(self._outputs, found, limit)
         if worst is None or self._is_rounding(before, found, limit):
             if open_after is None:
@@ -169,6 +173,19 @@ class RewriteGuard:
     def _run(session: PlainSession, feeds: Feeds) -> dict[str, NDArray[Any]]:
         names = {each.name for each in session.inputs}
         return session.run({name: value for name, value in feeds.items() if name in names})
+
+    def _align(
+        self, before: Any, found: list[dict[str, NDArray[Any]]]
+    ) -> list[dict[str, NDArray[Any]]]:
+        """`found` with the rows that the graph `before` selects in the order of its outputs."""
+        if find_worst(self._outputs, found) is None:
+            return found
+        if self._selection[0] is not before:
+            self._selection = before, selection_from_graph(before)
+        return [
+            align_rows(one, other, self._selection[1], EXACT_RELATIVE)
+            for one, other in zip(self._outputs, found, strict=True)
+        ]
 
     def _is_rounding(self, before: Any, found: Sequence[Feeds], limit: float) -> bool:
         """Whether each output that differs by more than `limit` moves as far in `before` itself by rounding."""
@@ -189,7 +206,8 @@ class RewriteGuard:
                     outputs = [self._run(session, each) for each in feeds]
             except OptpipeError:
                 return False
-            for name, off in measure_outputs(self._outputs, outputs).items():
+            aligned = self._align(before, outputs)
+            for name, off in measure_outputs(self._outputs, aligned).items():
                 if name in moved and np.isfinite(off):
                     moved[name] = max(moved[name], off)
         return all(off <= SUMS_FACTOR * moved[name] for name, off in beyond.items())

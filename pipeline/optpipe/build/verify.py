@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from optpipe.backends.base import Session
-from optpipe.backends.onnx_graph import find_selected_outputs
 from optpipe.backends.plain_session import PlainSession
+from optpipe.backends.selections import read_selection
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import OutputError, ReferenceInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, read_as_user_file
@@ -23,7 +23,6 @@ from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.models.export.exported import Reference
-from optpipe.models.export.selections import Selection, align_rows, read_selection
 from optpipe.models.inputs.rows import count_rows, list_batches, run_rows
 from optpipe.models.inputs.samples import CALIBRATED_ON, NOISE
 from optpipe.stats.means import predict_next_upper_bound
@@ -40,6 +39,7 @@ from optpipe.stats.paired import (
     pool_errors,
 )
 from optpipe.stats.row_sums import find_broken_sums
+from optpipe.stats.selected_rows import EMPTY, align_rows
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import BUILDS, OUTPUT_ERRORS
 
@@ -61,7 +61,8 @@ def verify_session(
     Outputs that NMS or TopK inside a detector's source `graph` selects are compared with the graph's as boxes. Other selected
     rows are compared as sets: see `align_rows`.
     """
-    selected = (find_selected_outputs(graph) if graph else frozenset()) & set(reference.outputs)
+    selection = read_selection(graph) if graph else EMPTY
+    selected = selection.outputs.keys() & reference.outputs.keys()
     compared, boxes = reference, None
     if graph and selected and card.task is Task.DETECTION:
         boxes = Detection().compare_outputs(card, reference.inputs, reference.outputs, session.run)
@@ -70,7 +71,6 @@ def verify_session(
                 name: value for name, value in reference.outputs.items() if name not in selected
             }
             compared = replace(reference, outputs=others)
-    selection = read_selection(graph) if graph and selected else Selection()
     found = []
     for size in (None, *sizes):
         tensors = compared if size is None else fill_batches(compared, size)

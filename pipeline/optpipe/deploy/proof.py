@@ -49,6 +49,7 @@ from optpipe.deploy.triton_models import SHIM, add_shim_parameters
 from optpipe.models.inputs.rows import fill_sequences, read_length
 from optpipe.signoff.policy import Criterion, Policy
 from optpipe.stats.paired import compute_output_error
+from optpipe.stats.selected_rows import align_rows
 from optpipe.workspace.entry import entry_from_folder
 from optpipe.workspace.store import Store
 
@@ -382,7 +383,7 @@ def _compare(
     sent = name_inputs(checked.serving, each.inputs) if inside else each.inputs
     answer = ask(client, each.model, sent, served)
     got = {name: answer.as_numpy(outside) for name, outside in zip(names, served, strict=True)}
-    worst = max(_judge(record, where, each, name, got[name]) for name in names)
+    worst = max(_judge(record, where, each, name, got) for name in names)
     if each.prediction is not None:
         _judge_label(record, client, where, each, names[0], got[names[0]])
     response = answer.get_response()
@@ -395,21 +396,32 @@ def _compare(
 
 
 def _judge(
-    record: DeploymentRecord, where: str, each: Expected, name: str, got: np.ndarray | None
+    record: DeploymentRecord,
+    where: str,
+    each: Expected,
+    name: str,
+    answer: Mapping[str, np.ndarray | None],
 ) -> float:
-    """The relative error against the artifact's output, or else the source's. Raises GateError if it is too large."""
+    """The relative error against the artifact's output, or else the source's; selected rows are sets.
+
+    Raises GateError if it is too large.
+    """
+    got = answer[name]
     want = each.outputs.get(name, each.source.get(name, got))
     if got is None or want is None or got.shape != want.shape or got.dtype != want.dtype:
         have = "nothing" if got is None else f"{got.dtype} {list(got.shape)}"
         shape = "" if want is None else f", the signed-off one is {want.dtype} {list(want.shape)}"
         raise GateError(f"{where}: output '{name}' is {have}{shape}")
-    error = compute_output_error(name, want, got)
     allowed = min(SERVED_TOLERANCE, record.tolerance) if name in each.outputs else record.tolerance
+    whole = {key: value for key, value in answer.items() if value is not None}
+    aligned = align_rows(each.outputs or each.source, whole, record.selection, allowed)
+    error = compute_output_error(name, want, aligned[name])
     if not error.finite or error.relative > allowed:
         problem = f"{where}: output '{name}' is not the signed-off one"
         raise GateError(f"{problem}: relative error {error.relative:.2g} exceeds {allowed:g}")
     if name in each.source:
-        beside = compute_output_error(name, each.source[name], got)
+        aligned = align_rows(each.source, whole, record.selection, record.tolerance)
+        beside = compute_output_error(name, each.source[name], aligned[name])
         if beside.relative > record.tolerance:
             problem = f"{where}: output '{name}' differs from the source model's"
             raise GateError(

@@ -36,11 +36,12 @@ from optpipe.models.inputs.rows import join_batches, rows_from_outputs, split_ba
 from optpipe.stats.means import MIN_VALUES
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, compute_output_error
 from optpipe.stats.ratio import Change, Ratio, count_rounds_to_settle
+from optpipe.stats.selected_rows import EMPTY, Selection, align_rows
 from optpipe.workspace.file_names import REFERENCE
 from optpipe.workspace.store import Store
 
 NEEDED = ("numpy", "msgspec", "typing_extensions")
-"""Packages of the worker other than the runtime."""
+"""Packages of the worker other than the runtime; with selected rows also SciPy, which orders them."""
 MIN_SECONDS, MAX_SECONDS = 0.5, 10.0
 """Each process measures the load for so long."""
 
@@ -68,7 +69,9 @@ print(json.dumps({"missing": [each for each in needed if importlib.util.find_spe
 """
 
 
-def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) -> Interpreter:
+def open_interpreter(
+    path: Path | None, packages: Sequence[str], scratch: Path, needed: Sequence[str] = NEEDED
+) -> Interpreter:
     """Raises BadInputError if `path` is not an environment, MissingError with the command if the worker lacks a package."""
     program = str(find_python(path, "python")) if path is not None else sys.executable
     source = scratch / "source"
@@ -83,9 +86,9 @@ def open_interpreter(path: Path | None, packages: Sequence[str], scratch: Path) 
     }
     inherited = [kept["PYTHONPATH"]] if path is None and "PYTHONPATH" in kept else []
     environment = {**kept, "PYTHONPATH": os.pathsep.join([str(source), *inherited])}
-    facts = ask_python(Path(program), _PROBE, environment, "python", NEEDED, list(packages))
+    facts = ask_python(Path(program), _PROBE, environment, "python", needed, list(packages))
     if facts["missing"]:
-        names = " ".join(each.replace("_", "-") for each in NEEDED)
+        names = " ".join(each.replace("_", "-") for each in needed)
         given = Argument("python", path)
         problem = given + f" lacks {', '.join(facts['missing'])}, which the worker needs"
         raise MissingError(problem + f": uv pip install -p {path} {names}")
@@ -117,15 +120,21 @@ def outputs_of_interpreter(
 
 
 def list_output_changes(
-    old: Mapping[str, np.ndarray], new: Mapping[str, np.ndarray], *, classifies: bool
+    old: Mapping[str, np.ndarray],
+    new: Mapping[str, np.ndarray],
+    selection: Selection = EMPTY,
+    *,
+    classifies: bool,
 ) -> Iterator[OutputChange]:
-    """Compares every output to the last bit, and a classifier's predictions."""
+    """Compares every output (samples, …) to the last bit, selected rows as sets, and a classifier's predictions."""
+    aligned = align_rows(old, new, selection, 0.0)
     for at, (name, before) in enumerate(old.items()):
-        after = new[name]
+        after = aligned[name]
         if before.shape != after.shape or before.dtype != after.dtype:
             yield OutputChange(name, before.size, before.size, None, float("inf"), None)
             continue
-        bits = [each.view(np.uint8).reshape(*each.shape, -1) for each in (before, after)]
+        pair = [np.ascontiguousarray(each) for each in (before, after)]
+        bits = [each.view(np.uint8).reshape(*each.shape, -1) for each in pair]
         changed = (bits[0] != bits[1]).any(axis=-1)
         first = tuple(int(each[0]) for each in np.nonzero(changed)) if changed.any() else None
         predictions = None
@@ -171,8 +180,9 @@ def recheck(
     with store.scratch("recheck") as scratch:
         signed = group.newest.environment
         runtimes = BACKENDS[info.backend].packages
+        required = (*NEEDED, "scipy") if build.selection.outputs else NEEDED
         names = sorted({*signed.packages, *list_runtime_packages(), *runtimes, "numpy"})
-        old, new = (open_interpreter(each, names, scratch) for each in (None, python))
+        old, new = (open_interpreter(each, names, scratch, required) for each in (None, python))
         changes = _list_version_changes(
             dict(signed.packages) | {"python": signed.python}, old.versions, runtimes
         )
@@ -262,7 +272,7 @@ def _compare_outputs(
         outputs_of_interpreter(each, build, known.inputs, options) for each in (old, new)
     )
     classifies = build.card.task in (Task.CLASSIFICATION, Task.TEXT_CLASSIFICATION)
-    return tuple(list_output_changes(before, after, classifies=classifies))
+    return tuple(list_output_changes(before, after, build.selection, classifies=classifies))
 
 
 def _prepare(

@@ -18,6 +18,7 @@ from optpipe.report.document import (
     make_table,
 )
 from optpipe.stats.ratio import Ratio
+from optpipe.stats.selected_rows import EMPTY, Selection
 
 Form = Literal["triton", "kserve", "folder"]
 """What `deploy` writes: a model repository, the same with an InferenceService, or files for the user's own server."""
@@ -85,6 +86,8 @@ class DeploymentRecord:
     """Triton releases that can serve it."""
     optpipe: str
     created_utc: str
+    selection: Selection = EMPTY
+    """Outputs whose rows the model selects: they are compared as sets."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,7 @@ def describe_deployment(
         choices=(Choice("runtime options", format_options(settings.options), "as measured"),),
         not_carried=serving.not_carried,
         tolerance=TOLERATED_RELATIVE_ERROR[info.precision],
+        selection=build.selection,
         images=images,
         environment=replace(
             place,

@@ -4,7 +4,7 @@ The judged figure is the difference on paired predictions, with its interval, be
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.backends.onnx_graph import find_selected_outputs
 from optpipe.backends.plain_session import PlainSession
 from optpipe.backends.registry import BACKENDS, verify_for_loading
+from optpipe.backends.selections import read_selection
 from optpipe.core import pl
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import (
@@ -28,6 +28,7 @@ from optpipe.core.entries import (
 )
 from optpipe.core.errors import BadInputError, StageError, require_existing
 from optpipe.core.events import UNWATCHED, Listener, ProgressStep
+from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.core.wording import Argument, Call
@@ -51,7 +52,12 @@ from optpipe.models.inputs.task_data import fit_batch_size, iterate_input_batche
 from optpipe.models.inputs.text_set import TextSet
 from optpipe.models.sources.resolve import format_source
 from optpipe.models.stored_card import read_stored_card
-from optpipe.stats.paired import FEWEST_SAMPLES, compute_output_error
+from optpipe.stats.paired import (
+    FEWEST_SAMPLES,
+    TOLERATED_RELATIVE_ERROR,
+    compute_output_error,
+)
+from optpipe.stats.selected_rows import EMPTY, Selection, align_rows
 from optpipe.workspace.entry import Entry, drop_folder, get_command_line
 from optpipe.workspace.file_names import CALIBRATION_SET, EVALUATION, ONNX, PREDICTIONS
 from optpipe.workspace.files import write_bytes, write_parquet
@@ -75,6 +81,8 @@ class Predictions:
     """0 without a last axis."""
     undefined: int = 0
     """Samples with NaN in an output."""
+    rows: tuple[Mapping[str, NDArray[Any]], ...] = ()
+    """Of each batch the outputs that were asked for, by name, (samples, ...); only the first batches of a large set."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,12 +140,15 @@ def evaluate_artifacts(
     task: TaskContract,
     store: Store,
     listener: Listener,
+    selection: Selection = EMPTY,
 ) -> list[EvaluatedArtifact]:
+    """The predictions of the source and of each artifact; the rows of the first output if the `selection` has it."""
     card = read_stored_card(exported)
+    keep = selection.outputs if card.outputs[0].name in selection.outputs else ()
 
     def predict(run: Runner, name: str) -> Predictions:
         with listener.step(f"evaluate {name}", total=len(samples.files)) as step:
-            return predict_samples(exported, card, samples, task, run, step)
+            return predict_samples(exported, card, samples, task, run, step, keep)
 
     loaded = model.load()
     if loaded.onnx is not None:
@@ -188,11 +199,13 @@ def predict_samples(
     task: TaskContract,
     run: Runner,
     step: ProgressStep = UNWATCHED,
+    keep: Collection[str] = (),
 ) -> Predictions:
-    """Decodes the outputs of `run` for all samples; `step` counts samples."""
+    """Decodes the outputs of `run` for all samples; `step` counts samples. Rows of the outputs in `keep` are kept."""
     values: list[Any] = []
     kept: list[NDArray[Any]] = []
-    room, classes, undefined = KEPT_VALUES, 0, 0
+    parts: list[dict[str, NDArray[Any]]] = []
+    room, room_of_parts, classes, undefined = KEPT_VALUES, KEPT_VALUES, 0, 0
     for batch, count in iterate_input_batches(
         exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)
     ):
@@ -207,11 +220,16 @@ def predict_samples(
         if room >= first.size:
             kept.append(np.asarray(first, np.float32).reshape(count, -1))
             room -= first.size
+        part = {name: each for name, each in rows.items() if name in keep}
+        size = sum(each.size for each in part.values())
+        if part and room_of_parts >= size:
+            parts.append(part)
+            room_of_parts -= size
         step.advance(count)
     if len({each.shape[1] for each in kept}) > 1:
         kept = [np.concatenate([each.reshape(1, -1) for each in kept], axis=1)]
     outputs = np.concatenate(kept) if kept else np.zeros((0, 0), np.float32)
-    return Predictions(values, outputs, classes, undefined)
+    return Predictions(values, outputs, classes, undefined, tuple(parts))
 
 
 def _count_undefined(rows: Mapping[str, NDArray[Any]], count: int) -> int:
@@ -224,6 +242,31 @@ def _count_undefined(rows: Mapping[str, NDArray[Any]], count: int) -> int:
     return int(undefined.sum())
 
 
+def align_predictions(
+    source: Predictions, found: Predictions, selection: Selection
+) -> list[tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]]:
+    """The kept rows of both for each batch, those of `found` in the order of the source's where a selection reorders them."""
+    return [
+        (one, align_rows(one, other, selection, TOLERATED_RELATIVE_ERROR[Precision.FP32]))
+        for one, other in zip(source.rows, found.rows, strict=False)
+    ]
+
+
+def _pair_outputs(
+    source: Predictions, found: Predictions, selection: Selection
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The first output of both, (samples, values); rows that a selection reorders as sets."""
+    name = next(iter(source.rows[0]), "") if source.rows else ""
+    if name not in selection.outputs:
+        return source.outputs, found.outputs
+    pairs = [(one[name], two[name]) for one, two in align_predictions(source, found, selection)]
+    expected, aligned = (
+        np.concatenate([each.reshape(1, -1) for each in side], axis=1)
+        for side in zip(*pairs, strict=True)
+    )
+    return expected, aligned
+
+
 def score_artifacts(
     rows: Sequence[EvaluatedArtifact],
     truths: Values | None,
@@ -234,8 +277,12 @@ def score_artifacts(
     *,
     trained: bool,
     selected: bool = False,
+    selection: Selection = EMPTY,
 ) -> Iterator[EvaluatedModel]:
-    """Scores every row; `labels` name the classes. Random weights have no accuracy."""
+    """Scores every row; `labels` name the classes. Random weights have no accuracy.
+
+    Rows of a `selection` are compared as sets; those of a detector with `selected` rows only as boxes.
+    """
     source = rows[0].predictions
     assert source is not None
     for row in rows:
@@ -251,7 +298,7 @@ def score_artifacts(
             why_not=row.why_not,
             failed=row.failed,
             calibrated_on=row.calibrated_on,
-            snr_db=compute_output_error("", source.outputs, found.outputs).snr_db
+            snr_db=compute_output_error("", *_pair_outputs(source, found, selection)).snr_db
             if found and same_sizes
             else None,
             same_sizes=same_sizes,
@@ -345,7 +392,8 @@ def run_evaluation(
     task = task.with_groups(names)
     # fails before anything runs if the truths do not fit
     truths = task.read_truths(samples, card, task.count_classes(card))
-    rows = evaluate_artifacts(model, exported, artifacts, samples, task, store, listener)
+    selection = read_selection(exported.file(ONNX))
+    rows = evaluate_artifacts(model, exported, artifacts, samples, task, store, listener, selection)
     assert rows[0].predictions is not None
     classes, trained = (
         task.count_classes(card) or rows[0].predictions.classes,
@@ -353,9 +401,7 @@ def run_evaluation(
     )
     truths = task.read_truths(samples, card, classes) if truths is None else truths
     labels = card.labels if task.names_classes else ()
-    selected = card.task is Task.DETECTION and card.outputs[0].name in find_selected_outputs(
-        exported.file(ONNX)
-    )
+    selected = card.task is Task.DETECTION and card.outputs[0].name in selection.outputs
     for row in rows:
         if row.predictions is not None and row.predictions.undefined:
             name = "the source model" if row.entry is None else row.entry.info.label
@@ -374,7 +420,15 @@ def run_evaluation(
             f"only {units} {kind}: intervals of fewer than {FEWEST_SAMPLES} span all that the score can be"
         )
     scored = score_artifacts(
-        rows, truths, task, labels, classes, budget, trained=trained, selected=selected
+        rows,
+        truths,
+        task,
+        labels,
+        classes,
+        budget,
+        trained=trained,
+        selected=selected,
+        selection=selection,
     )
     with open_run(store.workspace, "evaluate") as run:
         write_predictions(run.path / PREDICTIONS, samples, truths, task, rows)

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest, MarkedNetwork, Run
 from optpipe.backends.registry import BACKENDS, verify_for_loading
+from optpipe.backends.rewrites import EXACT_RELATIVE
+from optpipe.backends.selections import read_selection
 from optpipe.core.entries import OutputError
 from optpipe.core.errors import BadInputError, OptpipeError, require_existing
 from optpipe.core.events import UNWATCHED, Listener, ProgressStep
@@ -29,6 +31,7 @@ from optpipe.models.inputs.samples import NOISE, SAMPLE_COUNT, choose_samples, l
 from optpipe.models.stored_card import read_stored_card
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, pool_sums, sum_errors
 from optpipe.stats.ratio import Ratio
+from optpipe.stats.selected_rows import EMPTY, Selection, align_rows
 from optpipe.workspace.file_names import ONNX
 from optpipe.workspace.store import Store
 
@@ -183,10 +186,11 @@ def compare_tensors(
     plain: Run,
     step: ProgressStep = UNWATCHED,
     part: float = 1.0,
+    selection: Selection = EMPTY,
 ) -> tuple[tuple[TensorDivergence, ...], OutputError]:
     """The divergence of `tensors` on all samples, and the difference of the marked network's outputs from those of `plain`.
 
-    `step` counts groups times samples.
+    `step` counts groups times samples. Rows of the source's `selection`, outputs and tensors inside, are compared as sets.
     """
     rows, marked, both = list[TensorDivergence](), [], choose_tensors(source, build)
     answers = [plain(inputs) for inputs in samples]
@@ -200,6 +204,9 @@ def compare_tensors(
         for inputs, outputs in zip(samples, answers, strict=True):
             expected, found = run_source(inputs), run_build(inputs)
             alone = run_alone({**inputs, **expected})
+            answer = align_rows(outputs, found, selection, EXACT_RELATIVE)
+            found = align_rows(expected, found, selection, EXACT_RELATIVE)
+            alone = align_rows(expected, alone, selection, EXACT_RELATIVE)
             for name, sums in errors.items():
                 value = expected[name]
                 sums.append((sum_errors(value, found[name]), sum_errors(value, alone[name])))
@@ -210,7 +217,7 @@ def compare_tensors(
                     outside = np.count_nonzero((value < low) | (value > high), axis=others)
                     clipped[name] = clipped.get(name, 0) + outside
                     largest[name] = np.maximum(largest.get(name, 0), np.abs(value).max(axis=others))
-            marked += [sum_errors(value, found[name]) for name, value in outputs.items()]
+            marked += [sum_errors(value, answer[name]) for name, value in outputs.items()]
             step.advance()
         for name, sums in errors.items():
             whole, own = (np.concatenate(each) for each in zip(*sums, strict=True))
@@ -298,6 +305,7 @@ def compare_layers(
     rows = load_sample_inputs(card, chosen, exported)
     samples = [batch for batch, _ in split_batches(card, rows, card.batch_range[0])][:count]
     given = model.load().onnx or exported.file(ONNX)
+    selection = read_selection(given, inside=True)
     found, refused, unknown, part = [], {}, "", card.batch_range[0] / card.batch_range[1]
     for entry in artifacts:
         info, backend = entry.info, BACKENDS[entry.info.backend]
@@ -316,7 +324,7 @@ def compare_layers(
                 total = len(group_tensors(tensors, source.sizes, part)) * len(samples)
                 with listener.step(f"{len(tensors)} tensors of {info.label}", total=total) as step:
                     divergences, marked = compare_tensors(
-                        source, build, samples, tensors, session.run, step, part
+                        source, build, samples, tensors, session.run, step, part, selection
                     )
         except OptpipeError as error:
             refused[info.label] = str(error)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from optpipe.backends.selections import read_selection
 from optpipe.core.entries import ArtifactInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, OptpipeError, StageError
 from optpipe.core.events import Listener
@@ -72,6 +73,7 @@ from optpipe.models.inputs.samples import (
 )
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.stats.percentiles import count_samples_needed
+from optpipe.stats.selected_rows import EMPTY, Selection
 from optpipe.workspace.entry import get_utc_time
 from optpipe.workspace.file_names import ONNX, REFERENCE
 from optpipe.workspace.files import write_bytes, write_parquet
@@ -370,6 +372,7 @@ def prepare_subject(
         reference=save_pool(scratch, "reference", expected),
         input_axes={each.name: each.batch for each in card.inputs},
         output_axes={each.name: each.batch for each in card.outputs},
+        selection=_read_selection(artifact, store),
         reference_name="the source model" if length is None else "the exported model in FP32",
         tolerance=TOLERATED_RELATIVE_ERROR[_find_coarsest_precision(info)],
         device=info.device,
@@ -411,6 +414,21 @@ def offer_recovery(run: OpenRun, listener: Listener) -> Iterator[None]:
         raise
 
 
+def _list_verifications(artifact: StoredArtifact, store: Store) -> list[VerificationInfo]:
+    return [
+        one.info
+        for one in store.list_entries(VerificationInfo)
+        if artifact.entry.id in one.manifest.parents
+    ]
+
+
+def _read_selection(artifact: StoredArtifact, store: Store) -> Selection:
+    """That of the exported graph, which is read only if a verification names selected outputs."""
+    if not any(one.selected for one in _list_verifications(artifact, store)):
+        return EMPTY
+    return read_selection(store.verify_entry(artifact.model, ONNX).file(ONNX))
+
+
 def _known_inputs(
     artifact: StoredArtifact, store: Store
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -424,12 +442,7 @@ def _known_inputs(
             f"{problem}; create it with `{for_workspace(artifact.model.manifest.command)}`"
         )
     known = reference_from_file(store.verify_entry(artifact.reference, REFERENCE).file(REFERENCE))
-    verified = [
-        one.info
-        for one in store.list_entries(VerificationInfo)
-        if artifact.entry.id in one.manifest.parents
-    ]
-    by_boxes = {name for one in verified for name in one.by_boxes}
+    by_boxes = {name for one in _list_verifications(artifact, store) for name in one.by_boxes}
     inputs = {
         name: array[:POOL_LIMIT] for name, array in known.inputs.items() if name not in by_boxes
     }

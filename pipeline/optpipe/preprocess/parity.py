@@ -20,6 +20,7 @@ from PIL import Image
 from optpipe.core.errors import BadInputError, StageError, is_out_of_memory
 from optpipe.core.events import Listener
 from optpipe.core.files import read_user_bytes
+from optpipe.core.precision import Precision
 from optpipe.core.transform import (
     CenterCrop,
     Decode,
@@ -57,6 +58,8 @@ from optpipe.preprocess.proof import (
     proof_from_rows,
     rows_from_outputs,
 )
+from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
+from optpipe.stats.selected_rows import EMPTY, Selection, align_rows
 from optpipe.workspace.file_names import make_file_name
 from optpipe.workspace.files import write_bytes
 
@@ -243,10 +246,12 @@ def prove_parity(
     classifies: bool,
     threads: int = 2,
     decoder: PredictionDecoder | None = None,
+    selection: Selection = EMPTY,
 ) -> tuple[ParityRecord, pl.DataFrame, Sequence[ComparedImage]]:
     """Compares on `samples`; `infer` maps a batch of inputs to the model's outputs, the first of which is compared.
 
-    `labels` are the samples' classes; `decoder` compares the predictions of a detector or segmenter. Raises BadInputError if DALI
+    `labels` are the samples' classes; `decoder` compares the predictions of a detector or segmenter. Rows of a `selection` are
+    compared as sets. Raises BadInputError if DALI
     decodes none of the images. Returns the record, one row per image as `proof` describes, and the worst images.
     """
     files = [(each.path, path) for each, path in zip(samples.files, samples.paths, strict=True)]
@@ -267,7 +272,10 @@ def prove_parity(
                 )
                 halves = slice(len(batch)), slice(len(batch), None)
                 outputs = [{name: value[half] for name, value in both.items()} for half in halves]
-                first = (next(iter(each.values())) for each in outputs)
+                aligned = align_rows(
+                    outputs[0], outputs[1], selection, TOLERATED_RELATIVE_ERROR[Precision.FP32]
+                )
+                first = (next(iter(each.values())) for each in (outputs[0], aligned))
                 columns = {
                     "image": [each.name for each in batch],
                     "mean_levels": [each.mean_levels for each in batch],

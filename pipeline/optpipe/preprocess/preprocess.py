@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
+from optpipe.backends.selections import read_selection
 from optpipe.core.card import ModelCard, Task, require_matching_input
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.events import Listener, run_step
@@ -137,6 +138,7 @@ def derive_preprocessing(
             classifies=card.task is Task.CLASSIFICATION,
             threads=count_cores(),
             decoder=decoder,
+            selection=read_selection(exported.file(ONNX)),
         )
     with open_run(store.workspace, "preprocess") as run:
         write_parquet(run.path / ROWS, rows)

@@ -16,6 +16,7 @@ from optpipe.backends.base import Device
 from optpipe.backends.onnx_graph import load_onnx, name_nodes
 from optpipe.backends.onnx_layers import infer_graph_types
 from optpipe.backends.onnx_products import count_node_macs
+from optpipe.backends.selections import read_selection
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError, GateError
@@ -32,7 +33,7 @@ from optpipe.core.precision import (
 )
 from optpipe.core.records import plain_from_record
 from optpipe.core.wording import Argument
-from optpipe.evaluate.evaluate import KEPT_VALUES, Predictions, predict_samples
+from optpipe.evaluate.evaluate import Predictions, align_predictions, predict_samples
 from optpipe.evaluate.tasks import TASKS
 from optpipe.models.inputs.image_set import NothingJudgedError
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
@@ -68,7 +69,8 @@ class Fp32Reference:
         if self.card.task in TASKS:
             task.require_model(self.card)
         self.task, self.usual_db = task, 0.0
-        self.reference, self.others = self._predict(load_onnx(model.file(ONNX)), step)
+        self.selection = read_selection(model.file(ONNX))
+        self.reference = self._predict(load_onnx(model.file(ONNX)), step)
         self.truths: Sequence[Any] | None = None
         with suppress(NothingJudgedError):  # possible in a few samples that were drawn from many
             self.truths = task.read_truths(
@@ -82,11 +84,8 @@ class Fp32Reference:
 
     def measure_cost(self, graph: Any, step: ProgressStep = UNWATCHED) -> PrecisionCost:
         """Also sets `usual_db`, the mean SNR of the samples of the first output."""
-        found, others = self._predict(graph, step)
-        pairs = [
-            (self.reference.outputs, found.outputs),
-            *((each, others[name]) for name, each in self.others.items()),
-        ]
+        found = self._predict(graph, step)
+        pairs = self._pair_outputs(found)
         snr = None
         if all(expected.size and expected.shape == value.shape for expected, value in pairs):
             errors, rows = (
@@ -115,27 +114,44 @@ class Fp32Reference:
             else PrecisionCost(snr, cost.value, cost.interval(CONFIDENCE))
         )
 
-    def _predict(
-        self, graph: Any, step: ProgressStep
-    ) -> tuple[Predictions, Mapping[str, NDArray[Any]]]:
-        """The predictions, and the floating-point outputs after the first by name, all values of all batches in one row."""
-        names, room = [each.name for each in self.card.outputs], KEPT_VALUES
+    def _predict(self, graph: Any, step: ProgressStep) -> Predictions:
+        """The predictions, with the rows of all outputs after the first, and of selected ones."""
+        names = [each.name for each in self.card.outputs]
         session = open_model_session(graph, self.device)
-        others: dict[str, list[NDArray[Any]]] = {name: [] for name in names[1:]}
 
         def run(batch: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-            nonlocal room
-            found = dict(zip(names, session.run(names, batch), strict=True))
-            for name, kept in others.items():
-                if found[name].dtype.kind == "f" and room >= found[name].size:
-                    kept.append(found[name].reshape(1, -1))
-                    room -= found[name].size
-            return found
+            return dict(zip(names, session.run(names, batch), strict=True))
 
-        predicted = predict_samples(self.model, self.card, self.samples, self.task, run, step)
-        return predicted, {
-            name: np.concatenate(kept, axis=1) for name, kept in others.items() if kept
-        }
+        keep = {*names[1:], *self.selection.outputs}
+        return predict_samples(self.model, self.card, self.samples, self.task, run, step, keep)
+
+    def _pair_outputs(self, found: Predictions) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """FP32's first output and that of `found`, (samples, values), then the other floating-point outputs of all samples.
+
+        Rows that the graph selects are sets.
+        """
+        first = self.card.outputs[0].name
+        pairs = [(self.reference.outputs, found.outputs)]
+        aligned = align_predictions(self.reference, found, self.selection)
+        for name, value in aligned[0][0].items() if aligned else ():
+            if value.dtype.kind != "f":
+                continue
+            one, two = (
+                np.concatenate(
+                    [_flatten(part[side][name], by_sample=name == first) for part in aligned],
+                    axis=0 if name == first else 1,
+                )
+                for side in (0, 1)
+            )
+            if name == first:
+                pairs[0] = one, two
+            else:
+                pairs.append((one, two))
+        return pairs
+
+
+def _flatten(rows: NDArray[Any], *, by_sample: bool) -> NDArray[Any]:
+    return rows.reshape(len(rows) if by_sample else 1, -1)
 
 
 REVISION = 5

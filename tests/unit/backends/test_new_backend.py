@@ -32,6 +32,7 @@ from optpipe.models.artifacts.lookup import find_artifacts, select_runnable
 from optpipe.models.export.exported import Model
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.signoff.policy import policy_from_toml
+from optpipe.stats.selected_rows import EMPTY
 from optpipe.trace import record
 from optpipe.trace.record import INPUTS, InferenceJob, WorkerJob
 from optpipe.workspace.arrays import write_arrays
@@ -92,6 +93,7 @@ def test_it_is_deployed_behind_a_session_of_optpipe(tmp_path, toy) -> None:
         verification=built.verification,
         card=card_from_file(result.model.file(CARD)),
         samples=samples,
+        selection=EMPTY,
         policy=policy_from_toml(b'schema = 1\n[size]\nmaximum = "1 MiB"\n'),
         reference=DossierReference("dossier", "0" * 64, Verdict.PASS, (), None),
         preprocessing=None,

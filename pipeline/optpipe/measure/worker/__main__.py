@@ -139,9 +139,17 @@ class Worker:
                 plan.tolerance,
                 plan.reference_name,
                 plan.output_axes,
+                plan.selection,
             ),
             cache_probe=probe_cache(
-                session, lanes[0], turns, probes, plan.seed, plan.tolerance, plan.input_axes
+                session,
+                lanes[0],
+                turns,
+                probes,
+                plan.seed,
+                plan.tolerance,
+                plan.input_axes,
+                plan.selection,
             ),
         )
 

@@ -19,6 +19,7 @@ from optpipe.core.measurement import OutputCheck
 from optpipe.measure.worker.plan import CacheProbe
 from optpipe.models.inputs.rows import Arrays, lay_out, to_rows
 from optpipe.stats.ratio import SMALLEST_ROUNDS, Order
+from optpipe.stats.selected_rows import EMPTY, Selection, align_rows
 
 if TYPE_CHECKING:
     from optpipe.backends.base import Session
@@ -153,8 +154,15 @@ def limit_output_checks(wanted: int, answer: Arrays) -> int:
     )
 
 
-def _compute_distance(reference: Arrays, got: Arrays) -> float:
-    """Maximum relative L2 distance over the outputs; infinite for NaN, another shape, or a missing output."""
+def _compute_distance(
+    reference: Arrays, got: Arrays, selection: Selection = EMPTY, tolerance: float = 0.0
+) -> float:
+    """Maximum relative L2 distance over the outputs; infinite for NaN, another shape, or a missing output.
+
+    Rows of a `selection` are sets; in order, they are compared beyond the `tolerance`.
+    """
+    if selection.outputs:
+        got = align_rows(reference, got, selection, tolerance)
     worst = 0.0
     for name, expected in reference.items():
         found = got.get(name)
@@ -188,15 +196,17 @@ def check_outputs(
     tolerance: float,
     reference_name: str,
     axes: Axes | None = None,
+    selection: Selection = EMPTY,
 ) -> OutputCheck:
     """Whether the `kept` outputs match the untimed ones in `before`, and the reference within `tolerance`.
 
-    `axes` are the batch axes of the outputs.
+    `axes` are the batch axes of the outputs. Rows of a `selection` are compared as sets, where the batch axis is the first.
     """
+    selection = selection.leave_out([name for name, axis in (axes or {}).items() if axis != 0])
     problems: list[str] = []
     worst_self = 0.0
     for index, got in kept:
-        own = _compute_distance(before[index], got)
+        own = _compute_distance(before[index], got, selection, tolerance)
         worst_self = max(worst_self, own)
         if own > tolerance:
             apart = f"differs from the untimed output by {own:.2g}"
@@ -210,7 +220,7 @@ def check_outputs(
             ]
             if others and min(others) < 0.1 * own:
                 problems.append("belongs to another input")
-    error = _compare_to_reference(reference, rows, kept, axes or {})
+    error = _compare_to_reference(reference, rows, kept, axes or {}, selection, tolerance)
     if error is not None and error > tolerance:
         problems.append(f"differs from {reference_name} by {error:.2g}")
     between = [_compute_distance(one, other) for one, other in combinations(before, 2)]
@@ -226,7 +236,12 @@ def check_outputs(
 
 
 def _compare_to_reference(
-    reference: Arrays, rows: Sequence[np.ndarray], kept: Sequence[tuple[int, Arrays]], axes: Axes
+    reference: Arrays,
+    rows: Sequence[np.ndarray],
+    kept: Sequence[tuple[int, Arrays]],
+    axes: Axes,
+    selection: Selection,
+    tolerance: float,
 ) -> float | None:
     """The distance over all kept answers together; infinite if an output is missing.
 
@@ -250,7 +265,7 @@ def _compare_to_reference(
     wanted, given = (
         {name: np.concatenate(each[name]) for name in present} for each in (expected, found)
     )
-    return _compute_distance(wanted, given)
+    return _compute_distance(wanted, given, selection, tolerance)
 
 
 def count_reference_inputs(reference: Arrays) -> int:
@@ -265,6 +280,7 @@ def probe_cache(
     seed: int,
     tolerance: float,
     axes: Axes | None = None,
+    selection: Selection = EMPTY,
 ) -> CacheProbe:
     """Times known and new inputs in rounds, `probes` of them or as many as PROBE_SECONDS allow."""
     known = {name: np.array(array) for name, array in turns.batches[0].items()}
@@ -282,9 +298,9 @@ def probe_cache(
             start, end, *_ = lane.query()
             times[f"{kind}_ns"].append(max(end - start, 1))
             if kind == "new" and (late or probe == probes - 1):
-                stale = (
-                    _compute_distance(session.run(batch), lane.on_host(lane.outputs())) > tolerance
-                )
+                answer = lane.on_host(lane.outputs())
+                apart = _compute_distance(session.run(batch), answer, selection, tolerance)
+                stale = apart > tolerance
         if late:
             break
     lane.replace(0, known)

@@ -24,6 +24,7 @@ from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import StageError
 from optpipe.core.measurement import SAMPLE_COLUMNS, LoadSpec, OutputCheck
 from optpipe.core.wording import Argument
+from optpipe.stats.selected_rows import EMPTY, Selection
 
 if TYPE_CHECKING:
     from optpipe.backends.base import Session
@@ -50,6 +51,8 @@ class SessionPlan:
     input_axes: Mapping[str, int | None] = field(default_factory=dict)
     """Input name → batch axis, None for one value per call; default 0."""
     output_axes: Mapping[str, int | None] = field(default_factory=dict)
+    selection: Selection = EMPTY
+    """Outputs whose rows the model selects: they are compared as sets."""
     reference_name: str = ""
     tolerance: float = 1e-2
     """Maximum relative L2 error against the reference."""

@@ -12,7 +12,8 @@ import numpy as np
 from optpipe.backends.onnx_graph import load_onnx
 from optpipe.backends.onnx_quantized import find_own_precision, is_quantized_dynamically
 from optpipe.backends.plain_session import PlainSession
-from optpipe.backends.rewrites import RewriteGuard, find_worst
+from optpipe.backends.rewrites import EXACT_RELATIVE, RewriteGuard, find_worst
+from optpipe.backends.selections import read_selection
 from optpipe.core import onnx, torch
 from optpipe.core.card import ModelCard, require_matching_input
 from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo, WeightsRequest
@@ -22,7 +23,6 @@ from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
 from optpipe.core.wording import Argument
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, save_graph
-from optpipe.models.export.selections import Selection, align_rows, read_selection
 from optpipe.models.export.source_graph import prepare_graph
 from optpipe.models.export.stable_selection import open_stable_selection
 from optpipe.models.export.ties import describe_tie
@@ -42,6 +42,7 @@ from optpipe.models.sources.python_file import describe_user_error
 from optpipe.models.sources.resolve import CardSource
 from optpipe.models.stored_card import format_card_place, place_at_source, read_stored_card
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR, compute_output_error
+from optpipe.stats.selected_rows import Selection, align_rows
 from optpipe.workspace.arrays import read_arrays, write_arrays
 from optpipe.workspace.entry import Entry, compute_entry_id
 from optpipe.workspace.environment import get_package_version
@@ -342,20 +343,22 @@ def compute_reference(
         inputs = load_sample_inputs(card, samples, entry)
         source = model.load()
         module = source.module
+        selection = read_selection(entry.file(ONNX))
         try:
-            onnx_outputs = _run_onnx_model(entry.file(ONNX), card, inputs, listener)
+            onnx_outputs = _run_onnx_model(entry.file(ONNX), card, inputs, listener, selection)
             if module is None:
                 assert source.onnx is not None
                 [outputs] = run_onnx_graph(source.onnx, card, inputs, card.batch_range[2])
-                errors = _require_rewrites(entry, source.onnx, card, inputs, outputs, onnx_outputs)
+                errors = _require_rewrites(
+                    entry, source.onnx, card, inputs, outputs, onnx_outputs, selection
+                )
             else:
                 outputs = run_torch_model(module, card, inputs)
-                selection = read_selection(entry.file(ONNX))
                 errors = _check_parity(
                     module, entry.file(ONNX), card, inputs, outputs, onnx_outputs, selection
                 )
                 _require_independence(module, card, inputs, outputs, selection)
-                outputs = _run_given_module(source, card, inputs, outputs)
+                outputs = _run_given_module(source, card, inputs, outputs, selection)
         except GateError:
             for name, value in inputs.items():
                 if value.dtype.kind == "f" and np.isnan(value).any():
@@ -369,11 +372,11 @@ def compute_reference(
                     run_onnx_graph(source.onnx or entry.file(ONNX), card, inputs, size, size),
                     card,
                     ONNX_WAY_OUT,
+                    selection,
                 )
             else:
-                _require_repeatable(
-                    [run_torch_model(module, card, inputs) for _ in range(2)], card, TORCH_WAY_OUT
-                )
+                answers = [run_torch_model(module, card, inputs) for _ in range(2)]
+                _require_repeatable(answers, card, TORCH_WAY_OUT, selection)
             raise
         tensors = {f"input:{name}": value for name, value in inputs.items()}
         tensors |= {f"output:{name}": value for name, value in outputs.items()}
@@ -403,7 +406,11 @@ def compute_reference(
 
 
 def _run_given_module(
-    loaded: LoadedModel, card: ModelCard, inputs: Arrays, converted: dict[str, np.ndarray]
+    loaded: LoadedModel,
+    card: ModelCard,
+    inputs: Arrays,
+    converted: dict[str, np.ndarray],
+    selection: Selection,
 ) -> dict[str, np.ndarray]:
     """The outputs of the user's own module, which are the reference; `converted` if it is in float32.
 
@@ -413,7 +420,7 @@ def _run_given_module(
         return converted
     outputs = run_torch_model(loaded.own_module, card, inputs)
     tolerated = TOLERATED_RELATIVE_ERROR[loaded.weights.own_precision]
-    for error in _compare_outputs(outputs, converted):
+    for error in _compare_outputs(outputs, converted, selection):
         if error.relative > tolerated:
             own = loaded.weights.converted_from
             problem = f"{card.name} in float32 does not match the module in {own}: output '{error.name}' has a"
@@ -424,7 +431,9 @@ def _run_given_module(
     return outputs
 
 
-def _require_repeatable(answers: Sequence[Arrays], card: ModelCard, way_out: str) -> None:
+def _require_repeatable(
+    answers: Sequence[Arrays], card: ModelCard, way_out: str, selection: Selection
+) -> None:
     """Raises GateError if the source model's outputs are not finite, or differ between `answers`."""
     first, again = answers
     for name, value in first.items():
@@ -432,7 +441,7 @@ def _require_repeatable(answers: Sequence[Arrays], card: ModelCard, way_out: str
             raise GateError(
                 f"{card.name} produces NaN or Inf in output '{name}'; check its weights"
             )
-    for error in _compare_outputs(first, again):
+    for error in _compare_outputs(first, again, selection):
         if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             raise GateError(f"{card.name} is not deterministic (output '{error.name}'): {way_out}")
 
@@ -514,14 +523,15 @@ def _choose_sizes(card: ModelCard, inputs: Arrays) -> list[int]:
 
 
 def _run_onnx_model(
-    path: Path, card: ModelCard, inputs: Arrays, listener: Listener
+    path: Path, card: ModelCard, inputs: Arrays, listener: Listener, selection: Selection
 ) -> dict[str, np.ndarray]:
     """The graph's outputs on all samples. Raises GateError if smaller batches give other outputs."""
     wanted = _choose_sizes(card, inputs)
     found, dynamic = run_onnx_graph(path, card, inputs, *wanted), is_quantized_dynamically(path)
     tolerated = TOLERATED_RELATIVE_ERROR[Precision.INT8 if dynamic else Precision.FP32]
     for size, outputs in zip(wanted, found, strict=True):
-        worst = max(_compare_outputs(found[-1], outputs), key=lambda error: error.relative)
+        errors = _compare_outputs(found[-1], outputs, selection)
+        worst = max(errors, key=lambda error: error.relative)
         if worst.relative > tolerated:
             problem = f"the exported graph gives other outputs at batch size {size}"
             raise GateError(
@@ -535,8 +545,11 @@ def _run_onnx_model(
     return found[-1]
 
 
-def _compare_outputs(expected: Arrays, found: Arrays) -> tuple[OutputError, ...]:
-    """Compares common rows: a fixed batch size may have left out the last few."""
+def _compare_outputs(
+    expected: Arrays, found: Arrays, selection: Selection
+) -> tuple[OutputError, ...]:
+    """Compares common samples: a fixed batch size may have left out the last few. Selected rows are sets."""
+    found = align_rows(expected, found, selection, TOLERATED_RELATIVE_ERROR[Precision.FP32])
     counts = {name: min(len(rows), len(found[name])) for name, rows in expected.items()}
     return tuple(
         compute_output_error(name, expected[name][:n], found[name][:n])
@@ -563,12 +576,14 @@ def _require_rewrites(
     inputs: Arrays,
     outputs: Arrays,
     found: Arrays,
+    selection: Selection,
 ) -> tuple[OutputError, ...]:
     """The errors of the rewritten graph's outputs, `found`, against those of the user's file.
 
     Raises GateError with the first tensor that differs.
     """
     rows = {name: value[: len(found[name])] for name, value in outputs.items()}
+    found = align_rows(rows, found, selection, EXACT_RELATIVE)
     if (worst := find_worst([rows], [found])) is not None:
         batches = [batch for batch, _ in split_batches(card, inputs)]
         graphs = load_onnx(source), load_onnx(entry.file(ONNX))
@@ -576,7 +591,7 @@ def _require_rewrites(
         if first is not None or worst.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             problem = f"{card.name}: the graph as optpipe rewrote it does not match the file"
             raise GateError(f"{problem} on these inputs: {first or worst}")
-    return _compare_outputs(outputs, found)
+    return _compare_outputs(outputs, found, selection)
 
 
 def _check_parity(
@@ -593,7 +608,7 @@ def _check_parity(
     Raises GateError beyond the tolerance, with the first tensor that differs and a selection among equal values, if there are.
     """
     tolerated = TOLERATED_RELATIVE_ERROR[Precision.FP32]
-    errors = _compare_outputs(expected, align_rows(expected, found, selection, tolerated))
+    errors = _compare_outputs(expected, found, selection)
     for error in errors:
         if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             problem = f"{card.name}: the exported graph does not match the source model"

@@ -4,10 +4,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.fakes.console import text_of
 from tests.fakes.entries import artifact_info
 
 from optpipe.build.budget import find_flaw
-from optpipe.build.records import BuiltArtifact, ModelBuild
+from optpipe.build.records import (
+    ArtifactResult,
+    BuildResult,
+    BuiltArtifact,
+    ModelBuild,
+    document_from_build,
+)
+from optpipe.core.entries import WeightsRecord
 from optpipe.core.errors import ExitStatus
 from optpipe.core.precision import LayerType, PlacedNode, Placement, Precision, prove_precision
 
@@ -91,3 +99,27 @@ def test_a_product_of_unknown_cost_on_another_provider_is_unattributed() -> None
 def test_a_share_below_the_usual_is_not_called_proven() -> None:
     proof = built("int8", {"int8": 77, "fp32": 23}).entry.info.precision_proof
     assert not proof.proven
+
+
+def describe(kind, shares, operator):
+    """The first line of the result of a build with the given MACs by type."""
+    layers = [LayerType(name, operator, name, macs) for name, macs in shares.items()]
+    proof = prove_precision(Precision(kind), layers, None)
+    artifact = ArtifactResult(
+        "aaaa", "onnxruntime", Precision(kind), "cpu", "p", "0", 1, 1.0, None, proof, None
+    )
+    weights = WeightsRecord("random", "0" * 64)
+    found = BuildResult(
+        "net", "net.py", "m", weights, "", None, (artifact,), (), (), (), ExitStatus.DONE
+    )
+    return text_of(document_from_build(found)).splitlines()[0]
+
+
+def test_int8_of_next_to_nothing_is_the_first_line() -> None:
+    """As of an LSTM, which no runtime here has in INT8: its head alone is quantized."""
+    first = describe("int8", {"int8": 8, "fp32": 992}, "LSTM")
+    assert "0.8% of its MACs in int8 and 99.2% in fp32 (LSTM)" in first
+    assert "not an INT8 build" in first
+    assert "not an FP8 build" in describe("fp8", {"fp8": 1, "fp16": 99}, "MatMul")
+    for shares in ({"int8": 77, "fp32": 23}, {"int8": 100}, {"int8": 1, "unattributed": None}):
+        assert "not an INT8 build" not in describe("int8", shares, "Conv")

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from optpipe.backends.plain_session import PlainSession
+from optpipe.core import torch
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec, card_from_file
 from optpipe.core.entries import WeightsRequest
 from optpipe.core.errors import BadInputError, GateError, StageError
 from optpipe.core.events import SilentListener
+from optpipe.models.export import onnx_export
 from optpipe.models.export.exported import (
     Model,
     compute_reference,
@@ -265,3 +268,58 @@ def test_another_export_is_explained_by_what_differs(tmp_path) -> None:
 
     narrow = replace(model, batch=(1, 2, 3))
     assert explain_other_export(narrow, entry) == ("other batch", False)
+
+
+class Steps(SilentListener):
+    """Remembers the names of the steps that were shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def step(self, name: str, total: int | None = None):
+        self.names.append(name)
+        return super().step(name, total=total)
+
+
+@pytest.mark.slow
+def test_an_export_shows_its_parts_and_is_made_once(tmp_path) -> None:
+    """Whatever precisions are built: an export of a detector takes minutes."""
+    (tmp_path / "net.py").write_text(f"{HEAD}    def forward(self, x): return self.linear(x)\n")
+    model = Model(PythonFileSource(tmp_path / "net.py", "Net"), WeightsRequest())
+    store, shown = Store(tmp_path / ".optpipe"), Steps()
+    first, existed = export_model(model, store, shown)
+    assert not existed
+    assert {"convert to ONNX", "simplify the graph"} <= {*shown.names}
+    again = Steps()
+    second, existed = export_model(model, store, again)
+    assert existed
+    assert second.id == first.id
+    assert "convert to ONNX" not in again.names
+
+
+@pytest.mark.slow
+def test_a_large_graph_is_the_same_without_the_exporters_optimizer(tmp_path, monkeypatch) -> None:
+    net = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    card = ModelCard(
+        "net",
+        "net.py:make",
+        Task.OTHER,
+        (InputSpec("x", "float32", (1, 5, 16), (2, 5, 16), (4, 5, 16)),),
+    )
+    graphs = []
+    for largest in (onnx_export.LARGEST_OPTIMIZED, 0):
+        monkeypatch.setattr(onnx_export, "LARGEST_OPTIMIZED", largest)
+        graphs.append(onnx_from_torch(net, card, tmp_path / f"{largest}.onnx").graph)
+    kinds = ("MatMul", "Gemm", "Softmax", "LayerNormalization")
+    counts = [
+        [node.op_type for node in each.graph.node if node.op_type in kinds] for each in graphs
+    ]
+    assert sorted(counts[0]) == sorted(counts[1])
+    assert [each.name for each in graphs[0].graph.output] == [
+        each.name for each in graphs[1].graph.output
+    ]
+    x = np.random.default_rng(0).standard_normal((3, 5, 16)).astype(np.float32)
+    one, two = (PlainSession(graph).run({"x": x}) for graph in graphs)
+    for name, value in one.items():
+        assert np.allclose(value, two[name], atol=1e-5)

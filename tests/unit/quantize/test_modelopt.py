@@ -97,6 +97,37 @@ def test_an_error_without_text_names_what_raised_it(tmp_path) -> None:
         convert_by_modelopt(plain, "net", Precision.FP16, tmp_path, fail)
 
 
+@pytest.mark.parametrize("mode", ["mean", "sum", "max"])
+def test_a_bag_of_embeddings_is_refused_in_two_lines(mode, tmp_path) -> None:
+    """torch's exporter writes a loop over a sequence, which ModelOpt does not convert; FP32 and ONNX Runtime take it."""
+    import torch
+
+    from optpipe.core.card import InputSpec, ModelCard, Task
+    from optpipe.models.export.onnx_export import onnx_from_torch
+
+    class Bag(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag, self.head = torch.nn.EmbeddingBag(50, 16, mode=mode), torch.nn.Linear(16, 16)
+
+        def forward(self, ids):
+            return self.head(self.bag(ids)), torch.arange(3.0)
+
+    ids = InputSpec("ids", "int64", *((n, 6) for n in (1, 4, 8)))
+    card = ModelCard("bag", "bag.py:make", Task.OTHER, (ids,))
+    torch.manual_seed(0)
+    model = onnx_from_torch(Bag().eval(), card, tmp_path / "bag.onnx").graph
+    feeds = {"ids": np.random.default_rng(0).integers(0, 50, (4, 6))}
+    graph, placed = quantize(model, "tensorrt", feeds)
+    assert placed.layers
+    expected, found = run(model, feeds), run(quantize(model, "cpu", feeds)[0], feeds)
+    assert snr_db(expected[0], found[0]) > 30
+    assert np.array_equal(expected[1], found[1])
+    with pytest.raises(StageError, match="ModelOpt cannot convert bag to int8") as raised:
+        round_rest_to_half(graph, "bag", tmp_path)
+    assert len(str(raised.value).splitlines()) == 2
+
+
 INNER = helper.make_graph(
     [helper.make_node("CenterCropPad", ["y", "size"], ["inner"], axes=[1])],
     "inner",

@@ -136,8 +136,6 @@ CONTRADICTING = {
     "another size of the errors": lambda folder: edit(find_verification(folder), "files", "errors.parquet", "size_bytes", value=1),
     "passed above its tolerance": loosen_tolerance,
     "fewer than no samples": in_verification("values", value=-1),
-    "fewer than no exchanged rows": in_verification("exchanged_rows", value=-1),
-    "exchanged rows of no selected output": in_verification("exchanged_rows", value=5),
     "another SNR than its outputs": in_verification("snr_db", value=99.0),
     "no error beside outputs with errors": in_verification("snr_db", value=None),
     "a row of another precision": in_evaluated("results", 1, "precision", value="fp16"),

@@ -4388,6 +4388,12 @@ def is_reason(text):
     return text.isprintable() and bool(letters)
 
 
+def decide(judged, waivers):  # §9
+    """The verdict over the criteria that are not waived."""
+    counted = {verdict for name, verdict in judged.items() if name not in waivers}
+    return min(counted or {INCONCLUSIVE}, key=ORDER.index)
+
+
 def judge_dossier(at, document):
     """Judges the evidence, and compares the result with verdict.json."""
     verdict, request, build, policy = (
@@ -4433,8 +4439,8 @@ def judge_dossier(at, document):
     at.check({*request.waivers} <= {*expected}, "request.json: waives criteria that do not exist")
     for name, reason in request.waivers.items():
         at.check(is_reason(reason), f"request.json: the waiver of {name} has no reason")
-    counted = {each["verdict"] for name, each in expected.items() if name not in request.waivers}
-    overall, groups = min(counted or {INCONCLUSIVE}, key=ORDER.index), select(at.measured)
+    judged = {name: each["verdict"] for name, each in expected.items()}
+    overall, groups = decide(judged, request.waivers), select(at.measured)
     at.compare(
         "verdict.json",
         verdict

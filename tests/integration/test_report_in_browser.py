@@ -211,7 +211,7 @@ def test_what_decides_comes_first_and_its_command_can_be_copied(page):
     )
     assert (states[0], states[-1]) == ("INCONCLUSIVE", "PASS"), "what fails is waived"
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.locator(".identity .copy").click()
+    page.locator(".caution .copy").click()
     assert page.evaluate("navigator.clipboard.readText()") == "optpipe verify ."
 
 

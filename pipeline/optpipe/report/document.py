@@ -184,6 +184,8 @@ class Page:
     identity: tuple[str, ...] = ()
     """When, on what and by which engine it was measured."""
     next_step: str = ""
+    caution: str = ""
+    """What the page cannot show, beside the answer."""
 
 
 def clean_text(text: str) -> str:

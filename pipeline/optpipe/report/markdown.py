@@ -16,6 +16,7 @@ def render_page(page: Page) -> str:
         "",
         _escape(page.answer),
         "",
+        *([_escape(page.caution), ""] if page.caution else []),
         *_render_parts((*page.alerts, *page.sections)),
     ]
     return "\n".join(lines)

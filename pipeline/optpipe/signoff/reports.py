@@ -77,10 +77,17 @@ from optpipe.workspace.runs import newest_runs
 from optpipe.workspace.seal import SIGNATURE
 
 NOT_RECOMPUTED = "changed before it was sealed, or made by a different version of optpipe: measure and sign off again"
+_VOUCHED = "that samples were not reordered or trimmed, that predictions were not edited, and that this engine gave them"
 UNSIGNED = (
     "Unsigned: the files are consistent with each other, but nothing proves who made them or where. A signature names who vouches "
-    "that samples were not reordered or trimmed, that predictions were not edited, and that this engine gave them."
+    f"{_VOUCHED}."
 )
+SEALED = (
+    f"The seal alone does not show {_VOUCHED}: a signature names who vouches for it. `"
+    + Call("verify", ".")
+    + "` in this folder says whether this dossier is signed, and by whom."
+)
+"""Of a report, which is sealed before it is signed."""
 LARGE_FIGURES, MAX_TILES = 3, 4
 UNKNOWN = (
     "Anybody can sign with their own key: name those you trust with "
@@ -340,6 +347,7 @@ def page_from_verdict(
         tuple(_identify_build(record, comparison.environment)),
         ("in this folder: " if record.verdict is Verdict.PASS else "")
         + _find_next_step(record, Path()),
+        SEALED,
     )
 
 
@@ -354,7 +362,6 @@ def _identify_build(record: VerdictRecord, environment: Environment) -> Iterator
         yield f"{package} {environment.get_fact(f'packages.{package}')}"
     if record.artifact.sha256:
         yield f"engine sha256 {record.artifact.sha256[:12]}"
-    yield "signature: `" + Call("verify", ".") + "`"
 
 
 def page_from_comparison(
@@ -415,14 +422,16 @@ def _quote_criteria(record: VerdictRecord) -> Iterator[tuple[str, str, str]]:
 def render_junit(record: VerdictRecord) -> str:
     """JUnit XML for CI: FAIL is a failure, INCONCLUSIVE an error, and a waived criterion is skipped with its reason."""
     counted = record.counted
+    undecided = sum(one.verdict is Verdict.INCONCLUSIVE for one in counted)
+    unjudged = 0 if counted else 1  # one more case
     root = Xml.Element("testsuites")
     suite = Xml.SubElement(
         root,
         "testsuite",
         name=f"optpipe signoff {record.model}",
-        tests=str(len(record.criteria)),
+        tests=str(len(record.criteria) + unjudged),
         failures=str(sum(one.verdict is Verdict.FAIL for one in counted)),
-        errors=str(sum(one.verdict is Verdict.INCONCLUSIVE for one in counted)),
+        errors=str(undecided + unjudged),
         skipped=str(len(record.waived)),
         timestamp=record.created_utc,
         time="0",
@@ -441,7 +450,7 @@ def render_junit(record: VerdictRecord) -> str:
         elif one.verdict is not Verdict.PASS:
             kind = "failure" if one.verdict is Verdict.FAIL else "error"
             Xml.SubElement(case, kind, message=one.reason, type=str(one.verdict)).text = text
-    if not counted:
+    if unjudged:
         case = Xml.SubElement(suite, "testcase", classname=record.model, name="verdict", time="0")
         Xml.SubElement(
             case, "error", message="no criteria remain to be judged", type="INCONCLUSIVE"

@@ -103,6 +103,16 @@ def test_all_forms_say_the_same(failed):
     assert verify_dossier(failed[1]).problems == ()
 
 
+def test_every_report_says_what_a_seal_alone_does_not_show(failed):
+    for name in ("report.html", "report.md"):
+        text = (failed[1] / name).read_text()
+        told = text[text.index("The seal alone does not show") :]
+        for forgery in ("reordered or trimmed", "predictions were not edited", "this engine gave"):
+            assert forgery in told.partition("who vouches")[0]
+        assert "says whether this dossier is signed" in told
+    assert "vouches" in text_of(document_from_verdict(failed[0], failed[1]))
+
+
 def test_names_from_a_policy_cannot_become_markup(failed):
     html = (failed[1] / "report.html").read_text()
     assert "<script>alert" not in html

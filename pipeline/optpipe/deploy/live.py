@@ -25,9 +25,11 @@ from optpipe.core.quantity import Dimension
 from optpipe.core.records import group_pairs
 from optpipe.core.verdict import CriterionResult, Verdict, combine_verdicts
 from optpipe.core.wording import Argument
+from optpipe.deploy.bounded import FACT_BYTES, FACT_LIMIT_S
 from optpipe.deploy.check import CheckedDeployment, check_deployment
 from optpipe.deploy.proof import (
     CONNECTIONS,
+    LARGEST_ANSWER,
     PROTOCOLS,
     Answer,
     Client,
@@ -41,7 +43,7 @@ from optpipe.deploy.proof import (
     translate_errors,
 )
 from optpipe.deploy.records import MODELS, DeploymentRecord, DeployResult, ProofRecord
-from optpipe.deploy.requests import list_expected
+from optpipe.deploy.requests import Expected, list_expected
 from optpipe.deploy.triton_config import CONFIG, read_config, require_tritonclient
 from optpipe.measure.trials import iterate_arrivals
 from optpipe.report.document import TONES, Document, Sentence, Tone, make_document, tabulate_results
@@ -59,7 +61,10 @@ from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import require_writable_file
 
 json_format = LazyModule("google.protobuf.json_format")
-CONNECT_LIMIT_S = 10.0
+TEXT_TIMES = 8
+"""A number of 4 bytes as JSON takes at most about 25."""
+UNKNOWN_BYTES = 2**28
+"""Of the outputs for an image of which only the prediction was recorded."""
 FEWEST_RELAXATIONS = 50
 """Relaxation times of a queue that decide: a shorter load starts empty, and sees few of its long waits or none."""
 FEW_CONFIDENCE = 0.99
@@ -117,8 +122,12 @@ def _replay_live(
             argument="load",
         )
     place = parts.netloc + parts.path.rstrip("/")
-    connect = partial(open_client, protocol, place, secure=parts.scheme.endswith("s"))
-    client, record = connect(), checked.record
+    record = checked.record
+    expected = list(list_expected(checked.folder, record, checked.card))
+    most = bound_answer(expected, checked.card.batch_range[2])
+    secure = parts.scheme.endswith("s")
+    connect = partial(open_client, protocol, place, secure=secure, answer_bytes=most)
+    client = connect()
     notes, comparisons = [], []
     try:
         about = _fetch(client, "server_metadata")
@@ -136,7 +145,6 @@ def _replay_live(
         return ProofRecord(url, {}, (), (), verdict, (CriterionResult("server", verdict, why),))
     server = f"{about.get('name', 'server')} {about.get('version')} at {url}"
     found = [CriterionResult("server", Verdict.PASS, f"answers over {protocol}")]
-    expected = list(list_expected(checked.folder, record, checked.card))
     if not any(each.outputs for each in expected):
         unknown = "the artifact's outputs were not recorded at deployment"
         notes.append(f"{unknown}: served ones are compared with the source model's")
@@ -198,9 +206,23 @@ def split_address(url: str) -> SplitResult:
     return parts
 
 
+def bound_answer(expected: Sequence[Expected], largest_batch: int) -> int:
+    """The bytes of an answer that are read at most: those of the largest batch as text, and FACT_BYTES of what surrounds it."""
+    known = [(each.inputs, each.outputs or each.source) for each in expected]
+    sizes = [
+        sum(array.nbytes for array in outputs.values()) / max(map(len, inputs.values()), default=1)
+        for inputs, outputs in known
+        if outputs
+    ]
+    most = ceil(TEXT_TIMES * max(sizes, default=0) * largest_batch)
+    if len(sizes) < len(known):
+        most = max(most, UNKNOWN_BYTES)
+    return min(LARGEST_ANSWER, FACT_BYTES + most)
+
+
 def _fetch(client: Client, fact: str, *words: str) -> Mapping[str, Any]:
     """`server_metadata` or `model_config` of a server, as JSON. Raises StageError."""
-    limit = {"client_timeout": CONNECT_LIMIT_S} if client[0].__name__.endswith("grpc") else {}
+    limit = {"client_timeout": FACT_LIMIT_S} if client[0].__name__.endswith("grpc") else {}
     with translate_errors(f"no {fact.replace('_', ' ')}"):
         told = getattr(client[1], f"get_{fact}")(*words, **limit)
     if limit:

@@ -32,6 +32,7 @@ from optpipe.core.measurement import LoadSpec, Mode, Scenario
 from optpipe.core.metrics.sections import LATENCY
 from optpipe.core.records import group_pairs
 from optpipe.core.verdict import CriterionResult, Verdict
+from optpipe.deploy.bounded import bound_answers
 from optpipe.deploy.check import CheckedDeployment
 from optpipe.deploy.records import MODELS, Comparison, DeploymentRecord, ProofRecord
 from optpipe.deploy.requests import Expected, list_expected
@@ -98,6 +99,8 @@ def name_inputs(
 PROTOCOLS = ("http", "grpc")
 Client = tuple[Any, Any]
 """A module of tritonclient, and a connection of it."""
+LARGEST_ANSWER = 2**31 - 1
+"""In bytes: no message of gRPC is larger."""
 REQUEST_LIMIT_S = 60.0
 MAX_FAILED = 5
 """Failed requests after which nothing more is sent: more would only harm others."""
@@ -303,7 +306,10 @@ def send_requests(
     return answers, failed
 
 
-def open_client(protocol: str, place: str, *, secure: bool = False) -> Client:
+def open_client(
+    protocol: str, place: str, *, secure: bool = False, answer_bytes: int = LARGEST_ANSWER
+) -> Client:
+    """Connects to a server; an answer of more than `answer_bytes` is an error."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the error names a failed handshake
     module, trusted = (
         import_module(f"tritonclient.{protocol}"),
@@ -317,12 +323,18 @@ def open_client(protocol: str, place: str, *, secure: bool = False) -> Client:
                 f"SSL_CERT_FILE={trusted}: not a PEM file of certificates: {error}"
             ) from error
     if protocol == "grpc":
+        sizes = {
+            "grpc.max_send_message_length": LARGEST_ANSWER,
+            "grpc.max_receive_message_length": answer_bytes,
+        }
         return module, module.InferenceServerClient(
-            place, ssl=secure, root_certificates=trusted or None
+            place, ssl=secure, root_certificates=trusted or None, channel_args=[*sizes.items()]
         )
     limits = {"connection_timeout": REQUEST_LIMIT_S, "network_timeout": REQUEST_LIMIT_S}
     options = {"ca_certs": trusted} if trusted else None
-    return module, module.InferenceServerClient(place, ssl=secure, ssl_options=options, **limits)
+    client = module.InferenceServerClient(place, ssl=secure, ssl_options=options, **limits)
+    bound_answers(client, answer_bytes, REQUEST_LIMIT_S)
+    return module, client
 
 
 def replay(

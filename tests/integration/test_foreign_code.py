@@ -5,8 +5,11 @@ import shutil
 import subprocess
 import zipfile
 
+import numpy as np
 import pytest
 
+import optpipe as op
+from optpipe.core.errors import OptpipeError
 from optpipe.core.files import hash_file
 from tests.integration.conftest import optpipe
 from tests.integration.test_users_folder import LAYERS, NET
@@ -81,8 +84,11 @@ def test_foreign_code_does_not_run(user, tmp_path, way):
         assert ran.status in (2, 4), ran.stdout + ran.stderr
         assert "Traceback" not in ran.stderr
         assert not marker.exists(), words
+    (artifact,) = (mine / "store").glob("artifact-*")
+    with pytest.raises(OptpipeError):
+        op.Workspace(mine).builds(artifact.name)["fp32"](np.zeros((1, 4), np.float32))
+    assert not marker.exists(), "the library"
     if not way.endswith("renamed"):  # the attack is real: what was approved runs
-        (artifact,) = (mine / "store").glob("artifact-*")
         optpipe("store", "approve", artifact.name, workspace=mine).expect(0)
         optpipe(*bench, cwd=folder, workspace=mine)
         assert marker.exists()

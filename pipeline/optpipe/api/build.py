@@ -204,15 +204,14 @@ class Build:
         """The session; the caller holds the lock."""
         if self._session is None:
             from optpipe.backends.base import RunsOnDevice
-            from optpipe.backends.registry import BACKENDS
+            from optpipe.backends.registry import BACKENDS, load_artifact
 
             self.require_present()
             backend, entry = BACKENDS[self.backend], self._stored.entry
             if (why_not := backend.find_run_blocker(self.info)) is not None:
                 raise MissingError(f"{self.label} cannot run on this machine: {why_not}")
-            folder = self.workspace.store.verify_entry(entry).path
             with keep_caller_state(), self._use_stream():
-                self._session = backend.load(folder, self.info, {})
+                self._session = load_artifact(entry, self.workspace.store)
             self._takes_tensors = isinstance(self._session, RunsOnDevice)
             self._file = str(self.path)
         elif not os.access(self._file, os.F_OK):  # half the time of a Path's exists

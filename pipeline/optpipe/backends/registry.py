@@ -1,10 +1,10 @@
 """The backends by name, in the order in which `--backend auto` prefers them; plug-ins come last."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from optpipe.backends.base import Backend, Device, merge_options
+from optpipe.backends.base import Backend, Device, Session, merge_options
 from optpipe.backends.inductor import Inductor
 from optpipe.backends.onnxruntime import OnnxRuntime
 from optpipe.backends.tensorrt import TENSORRT, TENSORRT_RTX, TorchTensorRT
@@ -193,3 +193,42 @@ def verify_for_loading(entry: Entry[ArtifactInfo], store: Store) -> Entry[Artifa
     approved in this workspace.
     """
     return store.verify_entry(entry, runs_code=require_own_files(entry).loading_runs_code)
+
+
+def load_artifact(
+    entry: Entry[ArtifactInfo], store: Store, options: Mapping[str, Any] | None = None
+) -> Session:
+    """Loads an artifact of `store` after `verify_for_loading`; what runs is what was verified, or StageError is raised."""
+    return load_verified(entry, options or {}, lambda: verify_for_loading(entry, store))
+
+
+def load_verified(
+    entry: Entry[ArtifactInfo], options: Mapping[str, Any], verify: Callable[[], object]
+) -> Session:
+    """Calls `verify`, then loads the artifact.
+
+    Raises StageError if its files were written or replaced between, also if they are as before by now: a backend opens them by
+    name, and may have loaded others.
+    """
+    before = _stamp_files(entry)
+    verify()
+    session = BACKENDS[entry.info.backend].load(entry.path, entry.info, options)
+    if _stamp_files(entry) != before:
+        with session:
+            raise StageError(
+                f"files of {entry.path} changed while they were loaded; run the command again"
+            )
+    return session
+
+
+def _stamp_files(entry: Entry[ArtifactInfo]) -> list[tuple[int, ...]]:
+    """What no process can put back: the time of the last change of each file, and which file it is.
+
+    That of the folder tells that another one had its name.
+    """
+    found: list[tuple[int, ...]] = []
+    for name in (".", entry.info.file, *entry.info.more_files):
+        with suppress(OSError):
+            state = entry.file(name).stat()
+            found.append((state.st_dev, state.st_ino, state.st_size, state.st_ctime_ns))
+    return found

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from optpipe.backends.base import Backend, BuildRequest, Device
 from optpipe.backends.registry import (
     list_precisions,
+    load_artifact,
     name_failing_backend,
-    verify_for_loading,
 )
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.build.verify import Trajectory, parse_steps, read_trajectory, verify_session
@@ -548,7 +548,7 @@ def verify_artifact(
         tolerated = max(TOLERATED_RELATIVE_ERROR[each] for each in rounded)
         if minimum_snr_db is not None:
             tolerated = 10 ** (-minimum_snr_db / 20)
-        with backend.load(verify_for_loading(artifact, store).path, artifact.info, {}) as session:
+        with load_artifact(artifact, store) as session:
             tensors = reference_from_file(reference.file(REFERENCE))
             info, rows = verify_session(
                 session, card, tolerated, tensors, reference.info, sizes, model.file(ONNX)

@@ -23,7 +23,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from optpipe.backends.base import Session
-from optpipe.backends.registry import require_own_files
+from optpipe.backends.registry import load_verified, require_own_files
 from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, OptpipeError, StageError, escape, first_line
@@ -123,9 +123,13 @@ def main() -> None:
 def open_artifact(folder: Path, options: Mapping[str, Any], largest: int = 0) -> Answer:
     """Checks every byte of the artifact; on a GPU it gets a CUDA graph for each batch size up to `largest`."""
     entry = entry_from_folder(folder, ArtifactInfo)
-    if (problem := entry.find_damage()) is not None:
-        raise StageError(f"{folder.parent.name}: {problem}")
-    session = require_own_files(entry).load(folder, entry.info, options)
+
+    def verify() -> None:
+        if (problem := entry.find_damage()) is not None:
+            raise StageError(f"{folder.parent.name}: {problem}")
+        require_own_files(entry)
+
+    session = load_verified(entry, options, verify)
     captured = CapturedSession(session, largest) if largest and can_capture(session) else None
 
     def answer(batch: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.plain_session import PlainSession
-from optpipe.backends.registry import BACKENDS, verify_for_loading
+from optpipe.backends.registry import BACKENDS, load_artifact
 from optpipe.backends.selections import read_selection
 from optpipe.core import pl
 from optpipe.core.card import ModelCard, Task
@@ -163,7 +163,7 @@ def evaluate_artifacts(
             rows.append(EvaluatedArtifact(entry, None, reason))
             continue
         try:
-            with backend.load(verify_for_loading(entry, store).path, entry.info, {}) as session:
+            with load_artifact(entry, store) as session:
                 found = predict(session.run, f"{backend.name} {entry.info.precision}")
         except StageError as error:  # continue with the other artifacts
             rows.append(EvaluatedArtifact(entry, None, str(error), failed=True))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest, MarkedNetwork, Run
-from optpipe.backends.registry import BACKENDS, verify_for_loading
+from optpipe.backends.registry import BACKENDS, load_artifact
 from optpipe.backends.rewrites import EXACT_RELATIVE
 from optpipe.backends.selections import read_selection
 from optpipe.core.entries import OutputError
@@ -313,12 +313,12 @@ def compare_layers(
             refused[info.label] = why_not
             continue
         graph = store.find(entry.manifest.parents[-1])
-        place, module = verify_for_loading(entry, store).path, model.fresh_module
+        place, module = entry.path, model.fresh_module
         request = BuildRequest(
             card, info.precision, graph.file(ONNX), module, info.device, info.options, place
         )
         try:
-            with backend.load(place, info, {}) as session:
+            with load_artifact(entry, store) as session:
                 source, build = backend.open_marked(info, request, given)
                 tensors = choose_tensors(source, build, wanted)
                 total = len(group_tensors(tensors, source.sizes, part)) * len(samples)

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from optpipe.backends.base import Session
-from optpipe.backends.registry import BACKENDS, verify_for_loading
+from optpipe.backends.registry import load_artifact, verify_for_loading
 from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, ExitStatus
@@ -529,11 +529,12 @@ PART_S = 1.5
 
 def measure_job(job: EndToEndJob) -> tuple[BatchTimes, EndToEndFigures]:
     plan, transform, paths = job.plan, job.transform, job.paths
-    entry, part_s = Store(job.workspace).find(job.artifact, ArtifactInfo), min(PART_S, job.seconds)
-    backend, device = BACKENDS[entry.info.backend], entry.info.device
+    store, part_s = Store(job.workspace), min(PART_S, job.seconds)
+    entry = store.find(job.artifact, ArtifactInfo)
+    device = entry.info.device
     with (
         open_stream(device) as stream,
-        backend.load(entry.path, entry.info, job.options) as session,
+        load_artifact(entry, store, job.options) as session,
     ):
         consumer: Consumer = HostConsumer(session)
         if session.device != "cpu":

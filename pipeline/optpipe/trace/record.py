@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Struct
 
 from optpipe.backends.base import Device
-from optpipe.backends.registry import BACKENDS, verify_for_loading
+from optpipe.backends.registry import BACKENDS, load_artifact
 from optpipe.core import torch
 from optpipe.core.card import InputSpec, ModelCard, Shape
 from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRequest
@@ -334,12 +334,12 @@ def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
 def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
     """Each iteration launches once and waits for the outputs."""
     store = Store(work.workspace)
-    entry = verify_for_loading(store.find(work.artifact, ArtifactInfo), store)
+    entry = store.find(work.artifact, ArtifactInfo)
     inputs = read_arrays(job.scratch / INPUTS)
     on_gpu = work.device == "cuda"
     with (
         open_stream(work.device),
-        BACKENDS[work.backend].load(entry.path, entry.info, work.options) as session,
+        load_artifact(entry, store, work.options) as session,
     ):
         binding = session.bind(inputs)
         synchronize = _make_synchronizer(on_gpu=on_gpu)

@@ -114,12 +114,11 @@ def session_from_loader(loader: str, arguments: Mapping[str, Any]) -> "Session":
 
 def session_from_store(workspace: str, entry: str, options: Mapping[str, Any]) -> "Session":
     """Loads an artifact of the store after checking every byte against its manifest, since deserializing runs code."""
-    from optpipe.backends.registry import BACKENDS, verify_for_loading
+    from optpipe.backends.registry import load_artifact
     from optpipe.workspace.store import Store
 
     store = Store(Path(workspace))
-    found = verify_for_loading(store.find(entry, ArtifactInfo), store)
-    return BACKENDS[found.info.backend].load(found.path, found.info, options)
+    return load_artifact(store.find(entry, ArtifactInfo), store, options)
 
 
 MAGIC = b"OPTSPOOL"

@@ -9,6 +9,7 @@ whole; after each second run what was there before still is. FOLDER/kills.jsonl 
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,89 @@ SIGNALS = (signal.SIGKILL,) * 8 + (signal.SIGTERM, signal.SIGINT)
 STORING = ("build", "calibrate", "preprocess", "evaluate")
 DONE = (0, 1, 5)
 LONGEST_S = 90
+
+
+def list_more_commands(case):
+    """What starts from two artifacts, a dossier, or another workspace."""
+    quick = ("--min-time", "0.2", "--max-cv", "90%")
+    return [
+        (
+            "profile",
+            "digits",
+            "--stage",
+            "inference",
+            "--precision",
+            "fp32",
+            "--backend",
+            "onnxruntime",
+            "--iterations",
+            "5",
+        ),
+        (
+            "bench",
+            "digits",
+            "--precision",
+            "fp32",
+            "--against",
+            "int8",
+            "--batch",
+            "1",
+            "--rounds",
+            "8",
+            *quick,
+        ),
+        (
+            "bench",
+            "digits",
+            "--from-images",
+            test_kills.IMAGES,
+            "--precision",
+            "fp32",
+            "--min-time",
+            "1",
+        ),
+        (
+            "sweep",
+            "digits",
+            "--precision",
+            "fp32",
+            "--backend",
+            "onnxruntime",
+            "--batch",
+            "1,2",
+            "--processes",
+            "1",
+            "--again",
+            *quick,
+        ),
+        ("store", "merge", "other"),
+        ("signoff", "approve", "signed", "--because", "kills"),
+        ("signoff", "attest", "signed", "--key", "key.pem", "--output", f"attested/{case}"),
+        ("deploy", "signed", "--to", "folder", "--because", "kills", "--output", f"served/{case}"),
+    ]
+
+
+def prepare_more(folder):
+    """INT8 beside FP32, a dossier, a key and another workspace."""
+    where = ("--backend", "onnxruntime", "--device", "cpu")
+    optpipe("build", "digits", "--precision", "int8", *where, cwd=folder).expect(0)
+    pace = ("--no-profile", "--max-cv", "90%", "--output", "signed")
+    signed = optpipe(
+        "run", "digits", "--policy", "policy.toml", "--backend", "onnxruntime", *pace, cwd=folder
+    )
+    assert signed.status in (0, 5), signed.stderr
+    write_key(folder / "key.pem")
+    shutil.copytree(folder / ".optpipe", folder / "other")
+
+
+def write_key(path):
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
+    path.write_bytes(pem)
 
 
 def list_stored(folder):
@@ -57,7 +141,7 @@ def choose(folder, case, rng):
     """A command, and the kind of its kill."""
     write_network(folder / f"net{case}.onnx", case)
     build = ("build", f"net{case}.onnx", "--precision", "fp32", "--backend", "onnxruntime")
-    others = [*test_kills.list_commands(case), *test_kills.list_more_commands(case)]
+    others = [*test_kills.list_commands(case), *list_more_commands(case)]
     commands = [build, *(each for each in others if each[0] != "build")]
     if case % 8 == 0:
         return next(
@@ -117,7 +201,7 @@ def main():
         (folder / "policy.toml").write_text(test_kills.POLICY)
         where = ("--backend", "onnxruntime", "--device", "cpu")
         optpipe("build", "digits", "--precision", "fp32", *where, cwd=folder).expect(0)
-        test_kills.prepare_more(folder)
+        prepare_more(folder)
         log.touch()
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     for case in range(len(rows), kills):
@@ -134,7 +218,17 @@ def main():
             file.write(json.dumps(row) + "\n")
         if row["lost"] or row["traceback"] or again.status not in DONE:
             print(json.dumps(row), flush=True)
+    require_last_outputs(folder, kills)
     report(rows)
+
+
+def require_last_outputs(folder, kills):
+    """What killed commands wrote elsewhere has the files that the same command writes when it is not killed."""
+    for command in (*test_kills.list_commands(kills), *list_more_commands(kills)):
+        if command[-1].startswith(("attested/", "served/", "compared/")):
+            ran = optpipe(*command, cwd=folder)
+            assert ran.status in DONE or "exists" in ran.stderr, ran.stderr
+    test_kills.require_whole_outputs(folder, str(kills))
 
 
 def report(rows):

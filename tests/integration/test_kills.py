@@ -1,11 +1,10 @@
 """Commands killed at random moments: nothing finished is lost, nothing is half-written, no process stays behind, and the next
-command goes on. OPTPIPE_KILLS=200 is the long form; seeds are fixed, the moments are as even as the machine's load lets them be.
+command goes on. benchmarks/kills.py is the long form; seeds are fixed, the moments are as even as the machine's load lets them be.
 """
 
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,13 +19,11 @@ from optpipe.workspace.runs import list_runs
 from optpipe.workspace.store import Store
 from tests.integration.conftest import optpipe
 
-SHORT = 18
-KILLS = int(os.environ.get("OPTPIPE_KILLS", SHORT))
-LONG = KILLS > SHORT
-MOST_S = 6.0 if LONG else 2.5
+KILLS = 18
+MOST_S = 2.5
 """A kill comes at most so late; most commands take longer, some shorter, which is a kill of nothing."""
 AFTERWARDS = ("bench", "signoff", "compare", "gc")
-"""What has to end by itself after the last kill of the short form; of the long form every command."""
+"""What has to end by itself after the last kill."""
 IMAGES = str(find_shipped_folder("calibration") / "digits" / "validation" / "0")
 POLICY = """schema = 1
 model = "digits"
@@ -97,92 +94,17 @@ def list_commands(case: int) -> list[tuple[str, ...]]:
         ),
         ("compare", "--model", "digits", "--output", f"compared/{case}"),
         ("store", "gc", "--yes"),
-        *(list_more_commands(case) if LONG else ()),
     ]
 
 
-def list_more_commands(case: int) -> list[tuple[str, ...]]:
-    """Of the long form: what starts from two artifacts, a dossier or another workspace."""
-    quick = ("--min-time", "0.2", "--max-cv", "90%")
-    return [
-        (
-            "profile",
-            "digits",
-            "--stage",
-            "inference",
-            "--precision",
-            "fp32",
-            "--backend",
-            "onnxruntime",
-            "--iterations",
-            "5",
-        ),
-        (
-            "bench",
-            "digits",
-            "--precision",
-            "fp32",
-            "--against",
-            "int8",
-            "--batch",
-            "1",
-            "--rounds",
-            "8",
-            *quick,
-        ),
-        ("bench", "digits", "--from-images", IMAGES, "--precision", "fp32", "--min-time", "1"),
-        (
-            "sweep",
-            "digits",
-            "--precision",
-            "fp32",
-            "--backend",
-            "onnxruntime",
-            "--batch",
-            "1,2",
-            "--processes",
-            "1",
-            "--again",
-            *quick,
-        ),
-        ("store", "merge", "other"),
-        ("signoff", "approve", "signed", "--because", "kills"),
-        ("signoff", "attest", "signed", "--key", "key.pem", "--output", f"attested/{case}"),
-        ("deploy", "signed", "--to", "folder", "--because", "kills", "--output", f"served/{case}"),
-    ]
-
-
-def prepare_more(folder: Path) -> None:
-    """INT8 beside FP32, a dossier, a key and another workspace."""
-    where = ("--backend", "onnxruntime", "--device", "cpu")
-    optpipe("build", "digits", "--precision", "int8", *where, cwd=folder).expect(0)
-    pace = ("--no-profile", "--max-cv", "90%", "--output", "signed")
-    signed = optpipe(
-        "run", "digits", "--policy", "policy.toml", "--backend", "onnxruntime", *pace, cwd=folder
-    )
-    assert signed.status in (0, 5), signed.stderr
-    write_key(folder / "key.pem")
-    shutil.copytree(folder / ".optpipe", folder / "other")
-
-
-def write_key(path: Path) -> None:
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(
-        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
-    )
-    path.write_bytes(pem)
-
-
-def require_whole_outputs(folder: Path) -> None:
-    """What a killed command wrote elsewhere is there with all its files, or not at all."""
+def require_whole_outputs(folder: Path, last: str) -> None:
+    """What a killed command wrote elsewhere has all the files of `last`, whose command was not killed, or is not there."""
     for kind in ("attested", "served", "compared"):
         found = {
             path: frozenset(each.name for each in path.rglob("*"))
             for path in (folder / kind).glob("[0-9]*")
         }
-        whole = found.get(folder / kind / str(KILLS))
+        whole = found.get(folder / kind / last)
         assert whole is None or all(names == whole for names in found.values()), kind
 
 
@@ -256,8 +178,6 @@ def list_finished(folder: Path, known: frozenset[str] = frozenset()) -> frozense
 def test_kills_at_random_moments(tmp_path, exported) -> None:
     exported(tmp_path / ".optpipe")
     (tmp_path / "policy.toml").write_text(POLICY)
-    if LONG:
-        prepare_more(tmp_path)
     commands = len(list_commands(0))
     rng, before, killed = random.Random(16), list_finished(tmp_path), 0
     for case in range(KILLS):
@@ -280,9 +200,9 @@ def test_kills_at_random_moments(tmp_path, exported) -> None:
         before = after
     print(f"{killed} of {KILLS} were killed at work")
     assert killed > KILLS / 3
-    for command in (each for each in list_commands(KILLS) if LONG or each[0] in AFTERWARDS):
+    for command in (each for each in list_commands(KILLS) if each[0] in AFTERWARDS):
         ran = optpipe(*command, cwd=tmp_path)
         assert ran.status in (0, 1, 5), f"{' '.join(command)}: {ran.stderr}"
     list_finished(tmp_path)
-    require_whole_outputs(tmp_path)
+    require_whole_outputs(tmp_path, str(KILLS))
     assert not list((tmp_path / ".optpipe" / "tmp").glob("*"))

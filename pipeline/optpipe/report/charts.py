@@ -19,7 +19,7 @@ from optpipe.report.document import Figure, Legend, RawFiles, Sentence, clean_te
 if TYPE_CHECKING:
     import altair as alt
 else:
-    alt = LazyModule("altair")
+    alt = LazyModule("altair", without=("rfc3987_syntax",))
 vl_convert = LazyModule("vl_convert")
 
 

@@ -4552,6 +4552,45 @@ def hold_rounds(tuning):
     )
 
 
+def break_names(record, builds):
+    """What a record repeats of those that it was made from."""
+    rules = {}
+    for parent in (builds[each] for each in record.parents if each in builds):
+        mine, theirs = record.info, parent.info
+        if (record.kind, parent.kind) == ("graph", "calibration"):
+            rules["a set of samples"] = mine.get("set") == theirs["set"]
+        if (record.kind, parent.kind) == ("verification", "reference"):
+            stated = [(each.samples, each.get("data", "")) for each in (mine, theirs)]
+            rules["a set of samples"] = stated[0] == stated[1]
+    return rules
+
+
+def break_rows(at, run):
+    """The rows of an evaluation, beside its table and the builds."""
+    path, columns = at.path(f"{run.place}/predictions.parquet"), ()
+    labeled = run.record.dataset.labeled
+    if path.is_file():
+        columns = {*polars.read_parquet_schema(path)}
+        labeled = bool(columns & {"class", "truth"})
+    sound = labeled == run.record.dataset.labeled
+    for row in run.record.results:
+        name = row.artifact or "source"
+        whose = (row.backend, row.precision, row.calibrated_on, row.get("sha256"))
+        sound &= row.artifact is not None or whose == ("source", "source", 0, None)
+        predicted = {f"{name}:best", f"{name}:prediction"} & {*columns}
+        sound &= not (predicted and (row.failed or row.get("why_not")))
+    judged = [
+        at.builds[row.artifact].info for row in run.record.results if row.artifact in at.builds
+    ]
+    told = [drop_nulls(each.weights) == drop_nulls(run.record.weights) for each in judged]
+    named = run.record.model == run.info.model
+    return {"rows of an evaluation": sound and all(told), "names": named}
+
+
+def drop_nulls(record):
+    return {key: value for key, value in record.items() if value is not None}
+
+
 def break_run(run, builds):
     rules = {}
     if run.kind == "evaluate":
@@ -4594,14 +4633,24 @@ def check_records(at, runs):
         "the request": all(len({*each}) == len(each) and not {*each} & names for each in gone)
         and not (since and since > datetime.fromisoformat(request.created_utc))
         and request.verifications >= len(checked)
+        and (
+            request.baseline is not None
+            or (
+                (request.baseline_artifact, request.get("baseline_network")) == (None, None)
+                and not any(run.place.startswith("baseline/") for run in runs)
+            )
+        ),
+        "names": request.model == at.build.info.model,
     }
     broken = [("request.json", name) for name, holds in rules.items() if not holds]
     known = {"artifact": break_artifact, "verification": break_verification}
     for build in at.builds.values():
         found = known[build.kind](build) if build.kind in known else {}
+        found |= break_names(build, at.builds)
         broken += [(build.place, name) for name, holds in found.items() if not holds]
     for run in runs:
         found = break_run(run, at.builds)
+        found |= break_rows(at, run) if run.kind == "evaluate" else {}
         broken += [(run.place, name) for name, holds in found.items() if not holds]
     for record in (*at.builds.values(), *runs):
         for name, file in record.files.items():

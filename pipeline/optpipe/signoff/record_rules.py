@@ -9,16 +9,24 @@ from datetime import datetime
 from math import isclose
 from typing import Any
 
-from optpipe.core.entries import ArtifactInfo, VerificationInfo
+from optpipe.core.entries import (
+    ArtifactInfo,
+    CalibrationInfo,
+    GraphInfo,
+    ReferenceInfo,
+    VerificationInfo,
+)
 from optpipe.core.measurement import Measurement, read_measurements
+from optpipe.core.parquet import read_parquet
 from optpipe.core.records import record_from_files
 from optpipe.evaluate.recompute import read_evaluation
+from optpipe.evaluate.result import Evaluation
 from optpipe.preprocess.proof import PreprocessRecord
 from optpipe.preprocess.throughput import ThroughputRecord, ThroughputTuning, compute_speedup
 from optpipe.signoff.dossier import Dossier, DossierRequest
 from optpipe.trace.report import ProfileRecord
-from optpipe.workspace.entry import Entry, Run
-from optpipe.workspace.file_names import BUILDS, PREPROCESSING, PROFILE, REQUEST
+from optpipe.workspace.entry import MANIFEST, Entry, Run
+from optpipe.workspace.file_names import BUILDS, PREDICTIONS, PREPROCESSING, PROFILE, REQUEST
 
 ROUNDING = 1e-6
 """By how much shares may exceed 1, and by which share figures may differ."""
@@ -33,7 +41,8 @@ def find_contradicting_records(dossier: Dossier) -> Iterator[str]:
     yield from (f"{REQUEST}: {wrong}" for wrong in _check_request(dossier.request, dossier))
     for entry in dossier.builds:
         place = f"{BUILDS}/{entry.path.name}"
-        yield from (f"{place}: {wrong}" for wrong in (*_check_sizes(entry), *_check_build(entry)))
+        found = (*_check_sizes(entry), *_check_build(entry), *_check_parents(entry, builds))
+        yield from (f"{place}: {wrong}" for wrong in found)
     for run in (*dossier.every_run, *dossier.baseline_runs):
         place = run.files.prefix.rstrip("/")
         found = (*_check_sizes(run), *_check_run(run, builds))
@@ -86,9 +95,42 @@ def _check_verification(info: VerificationInfo, asked_db: float | None) -> Itera
             yield f"tolerates {info.tolerance_relative:g}, but its recipe says {tolerated:g}"
 
 
+def _check_parents(entry: Entry[Any], builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
+    """What a record repeats of those that it was made from."""
+    info = entry.info
+    for parent in (builds[each] for each in entry.manifest.parents if each in builds):
+        match info, parent.info:
+            case GraphInfo(), CalibrationInfo() if info.set != parent.info.set:
+                yield f"its set of samples is not that of {parent.name}"
+            case VerificationInfo(), ReferenceInfo() if (info.samples, info.data) != (
+                parent.info.samples,
+                parent.info.data,
+            ):
+                yield f"compares {info.samples} samples of {info.data!r}, and {parent.name} has others"
+
+
+def _check_rows(evaluated: Evaluation, run: Run) -> Iterator[str]:
+    columns = set[str]()
+    if run.files.has(PREDICTIONS):
+        columns = set(read_parquet(run.files, PREDICTIONS).columns)
+        truths = bool(columns & {"class", "truth"})
+        if evaluated.dataset.labeled != truths:
+            yield f"labeled is {evaluated.dataset.labeled}, and {PREDICTIONS} tells otherwise"
+    if evaluated.model != run.info.model:
+        yield f"evaluated {evaluated.model!r}, and {MANIFEST} says {run.info.model!r}"
+    for row in evaluated.results:
+        name = row.artifact or "source"
+        whose = (row.backend, row.precision, row.calibrated_on, row.sha256)
+        if row.artifact is None and whose != ("source", "source", 0, None):
+            yield "the row of the source model says that it is of a build"
+        if columns & {f"{name}:best", f"{name}:prediction"} and (row.failed or row.why_not):
+            yield f"{name} has predictions, and its row says that it failed"
+
+
 def _check_run(run: Run, builds: Mapping[str, Entry[Any]]) -> Iterator[str]:
     if run.kind == "evaluate":
         evaluated = read_evaluation(run)
+        yield from _check_rows(evaluated, run)
         for row in evaluated.results:
             if (build := builds.get(row.artifact or "")) is not None:
                 yield from _compare_with_record(
@@ -131,6 +173,11 @@ def _check_output_check(one: Measurement) -> Iterator[str]:
 
 def _check_request(request: DossierRequest, dossier: Dossier) -> Iterator[str]:
     present = {run.name for run in dossier.every_run}
+    if request.model != dossier.artifact.info.model:
+        yield f"model is {request.model!r}, and the build is of {dossier.artifact.info.model!r}"
+    of_baseline = (request.baseline_artifact, request.baseline_network)
+    if request.baseline is None and (dossier.baseline_runs or of_baseline != (None, None)):
+        yield "something of a baseline is there, and it names none"
     for kind, names in (("removed", request.removed), ("other_file", request.other_file)):
         if len(set(names)) < len(names):
             yield f"a run occurs twice in {kind}"

@@ -2643,7 +2643,8 @@ class Dossier:
         json.dumps(found, ensure_ascii=False).encode("utf-8")  # no half of a surrogate pair
         if isinstance(found, dict):
             version, model = found.get("schema_version", 1), found.get("model")
-            self.check(type(version) is int, f"{name}: schema_version is {version!r}")
+            known = type(version) is int and version == 1
+            self.check(known, f"{name}: schema_version is {version!r}")
             spaced = isinstance(model, str) and model != model.strip()
             self.check(not spaced, f"{name}: the model is called {model!r}")
         self.check_shape(name, found)
@@ -3184,6 +3185,11 @@ def read_measurement(at, run, record, builds, needed):
             "packages": subject.get("packages") or [],
         }
         at.compare(place, subject | stated, expected)
+    kinds = {"samples": record.samples_file, "machine": record.machine_file}
+    for kind, name in kinds.items():
+        at.check(
+            name in (None, f"{kind}/{record.id}.parquet"), f"{place}: its file of {kind} is {name}"
+        )
     names = [
         record[key] and f"{run.place}/{record[key]}" for key in ("samples_file", "machine_file")
     ]
@@ -3191,11 +3197,6 @@ def read_measurement(at, run, record, builds, needed):
     at.check(not missing or subject.artifact not in needed, f"{place}: {missing} are missing")
     if names[0] in missing:
         return None
-    kinds = {"samples": record.samples_file, "machine": record.machine_file}
-    for kind, name in kinds.items():
-        at.check(
-            name in (None, f"{kind}/{record.id}.parquet"), f"{place}: its file of {kind} is {name}"
-        )
     table, machine = (at.raw(name, kind) if name else None for name, kind in zip(names, kinds))
     machine, span = {} if machine is None else machine.to_dict(as_series=False), None
     if table is not None:
@@ -3232,7 +3233,13 @@ def read_measurement(at, run, record, builds, needed):
         machine=[facts[key] for key in ("gpu", "driver", "cpu")],
     )
     expected = dict.fromkeys(
-        ("latency_ns", "host_peak_bytes", "device_peak_bytes", *RATES.values())
+        (
+            "latency_ns",
+            "host_peak_bytes",
+            "device_peak_bytes",
+            "throughput_batches_per_s",
+            *RATES.values(),
+        )
     )
     expected |= {"verdict": "INVALID", "samples": 0, "duration_s": 0.0}
     rows = None if table is None else table.filter(phase=1).sort("end_ns", maintain_order=True)
@@ -3246,6 +3253,11 @@ def read_measurement(at, run, record, builds, needed):
             "percentiles": dict.fromkeys(names) | shown,
             "median": one.median,
             "cv": one.figures["cv"],
+            "samples": len(one.x),
+            "minimum": float(one.x.min()),
+            "maximum": float(one.x.max()),
+            "mean": one.x.mean(),
+            "stddev": one.x.std() if len(one.x) > 1 else 0.0,
         }
         expected = {
             "verdict": "INVALID" if one.codes else "VALID",
@@ -3255,6 +3267,7 @@ def read_measurement(at, run, record, builds, needed):
             "warm_up_samples": len(table) - len(rows),
             "duration_s": one.seconds,
             "device_peak_bytes": one.peak,
+            "throughput_batches_per_s": one.figures["throughput"] / record.load.batch_size,
             **{key: one.figures[name] for name, key in RATES.items()},
         }
         one.figures |= show_percentiles(one.latencies, TAILS.values(), at.policy)
@@ -3710,6 +3723,7 @@ def observe_preprocessing(at):  # §8.2
             parity | stated,
             {"images": len(classes), "snr_db": snr, "equal": equal and sum(equal), "share": share},
         )
+        at.compare(f"{run.place}: proof", proof, describe_proof(record, rows))
         if found or run.name in at.early or not is_of_model(at, record):
             continue
         refused = bool(parity.refused)
@@ -3724,6 +3738,21 @@ def observe_preprocessing(at):  # §8.2
         if snr is not None:
             found["snr"] = Seen(snr, ci, refused or ci is None, run.name)
     return found
+
+
+def describe_proof(record, rows):  # §8.2
+    """The figures of a proof of preprocessing, over all images together."""
+    classes, found, truths = rows["reference_class"], rows["dali_class"], rows.get("class", [None])
+    (output,) = pool_errors({**rows, "output": ["output"] * len(classes)})
+    agreement = accuracy = None
+    if record.classifies:
+        same = [*map(eq, classes, found)]
+        share = estimate_mean(same)
+        agreement = {"images": len(same), "share": share.value, "ci": [*share.interval(0.95)]}
+        if None not in truths:
+            rights = ([*map(eq, each, truths)] for each in (classes, found))
+            accuracy = dict(zip(("reference", "dali"), map(fmean, rights)))
+    return {"output": output, "top1_agreement": agreement, "accuracy": accuracy}
 
 
 def is_of_model(at, record):

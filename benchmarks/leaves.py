@@ -24,8 +24,11 @@ def main() -> int:
     source, folder = map(Path, sys.argv[1:3])
     part, parts = map(int, sys.argv[3:5]) if sys.argv[3:] else (0, 1)
     leaves = [*{find_kind(leaf): leaf for leaf in list_leaves(source)[::-1]}.values()]
-    wrong = sweep(source, folder, leaves[part::parts])
-    print("\n".join((*wrong, f"{len(leaves[part::parts])} leaves, {len(wrong)} wrong")))
+    wrong = 0
+    for said in sweep(source, folder, leaves[part::parts]):
+        wrong += 1
+        print(said, flush=True)
+    print(f"{len(leaves[part::parts])} leaves, {wrong} wrong")
     return bool(wrong)
 
 

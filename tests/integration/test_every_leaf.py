@@ -6,6 +6,7 @@ benchmarks/leaves.py changes every leaf; this is a seeded part of it. Section 11
 import random
 import re
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,11 @@ def judge_change(folder: Path, leaf: Leaf, value: object, statements: set[str]) 
     return "" if is_statement(leaf, statements) else f"{where}: accepted, and no statement"
 
 
-def sweep(source: Path, folder: Path, leaves: list[Leaf], *, form: bool = False) -> list[str]:
-    """Changes one leaf at a time; with `form` by another value, null, no key, and one more key."""
-    statements, wrong = read_statements(), []
+def sweep(
+    source: Path, folder: Path, leaves: Iterable[Leaf], *, form: bool = False
+) -> Iterator[str]:
+    """What is wrong, after one leaf at a time was changed; with `form` also to null, and without its key."""
+    statements = read_statements()
     shutil.copytree(source, folder)
     for leaf in leaves:
         changes: list[object] = [change_value(leaf.value)]
@@ -54,10 +57,10 @@ def sweep(source: Path, folder: Path, leaves: list[Leaf], *, form: bool = False)
             changes += [7 if leaf.value is None else None]
             changes += [ABSENT] if isinstance(leaf.place[-1], str) else []
         for value in changes:
-            wrong.append(judge_change(folder, leaf, value, statements))
+            if wrong := judge_change(folder, leaf, value, statements):
+                yield wrong
             for path in (source / leaf.file, *source.glob("SHA*"), *source.rglob("manifest.json")):
                 shutil.copy(path, folder / path.relative_to(source))
-    return [each for each in wrong if each]
 
 
 def add_key(leaf: Leaf) -> Leaf:
@@ -68,7 +71,7 @@ def add_key(leaf: Leaf) -> Leaf:
 def test_a_changed_leaf_is_refused_by_both_or_a_statement(tmp_path: Path) -> None:
     source = ROOT / "reports" / "gallery" / "fail"
     leaves = random.Random(SEED).sample(list_leaves(source), LEAVES)
-    wrong = sweep(source, tmp_path / "one", leaves)
+    wrong = [*sweep(source, tmp_path / "one", leaves)]
     wrong += sweep(source, tmp_path / "two", leaves[:8], form=True)
     assert not wrong, "\n".join(wrong)
 

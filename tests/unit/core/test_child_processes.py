@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.fakes.syntax import parse_file
 
 import optpipe
 from optpipe.core.process import make_python_environment, run_python_code, start_python
@@ -30,7 +31,7 @@ STARTERS = {"Popen", "run", "call", "check_call", "check_output", "getoutput", "
 
 def list_trees():
     for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+        yield path.relative_to(PACKAGE).as_posix(), parse_file(path)
 
 
 def is_start(node):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.syntax import parse_file
 
 import optpipe
 from optpipe.core.metrics.registry import METRICS, find_metric
@@ -68,7 +69,7 @@ def test_no_other_room_compares_a_metric_s_name() -> None:
         if HOME in path.parents:
             continue
         place = path.relative_to(PACKAGE).as_posix()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parse_file(path)):
             names = [name for name in list_asked(node) if (place, name) not in OF_DATA]
             asked += [f"{place}:{getattr(node, 'lineno', 0)}: {', '.join(names)}"] if names else []
     assert asked == []

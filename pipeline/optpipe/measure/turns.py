@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from math import exp, log
-from pathlib import Path
 from secrets import randbits
 from statistics import fmean, median
 from time import monotonic
@@ -27,7 +26,6 @@ from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.measurement import LoadSpec, Phase, Subject
-from optpipe.core.parquet import read_parquet
 from optpipe.core.quantity import format_duration
 from optpipe.core.records import Recomputed, json_from_record, record_from_files
 from optpipe.measure.figures import read_samples
@@ -182,14 +180,19 @@ def summarize_round(frames: dict[str, pl.DataFrame]) -> tuple[float, float, floa
 def _measure_round(
     subjects: dict[str, TrialSubject], load: LoadSpec, first: Sequence[str]
 ) -> dict[str, pl.DataFrame]:
-    """The queries of a fresh process of each; those before its first trial are warm-up."""
-    short = replace(load, min_seconds=TRIAL_S, max_seconds=TRIAL_S)
+    """The queries of a fresh process of each in order; those before its first trial are warm-up.
+
+    The last trial of each ends with the probes for cached answers, since they change the inputs.
+    """
+    short = replace(load, min_seconds=TRIAL_S, max_seconds=TRIAL_S, cache_probes=0)
     with subjects["a"].open() as one, subjects["b"].open() as other:
         workers: dict[str, WorkerProcess] = {"a": one, "b": other}
-        slowest = max(
-            read_trial_ns(subjects[side].measure(workers[side], short, f"{side}-warm"))
-            for side in SIDES
-        )
+        frames: dict[str, list[pl.DataFrame]] = {}
+        slowest = 0.0
+        for side in SIDES:
+            found, samples = subjects[side].measure_trial(workers[side], short, f"{side}-warm")
+            slowest = max(slowest, read_trial_ns(found))
+            frames[side] = [samples.with_columns(phase=pl.lit(Phase.WARM_UP, pl.UInt8))]
         seconds = max(TRIAL_S, FEWEST_QUERIES * slowest / 1e9)
         trial = replace(
             short,
@@ -198,25 +201,16 @@ def _measure_round(
             warm_up_seconds=0.0,
             max_warm_up_seconds=0.0,
             output_checks=1,
-            cache_probes=0,
         )
         for turn in range(TRIALS):
+            probes = load.cache_probes if turn == TRIALS - 1 else 0
             for side in first:
-                read_trial_ns(subjects[side].measure(workers[side], trial, f"{side}{turn:03}"))
-    return {
-        side: pl.concat(_read_trials(subjects[side].directory / "samples", side)) for side in SIDES
-    }
-
-
-def _read_trials(folder: Path, side: str) -> Iterator[pl.DataFrame]:
-    """All queries in order: those of the warm-up, then the measured ones of each trial. Removes their files."""
-    warm = folder / f"{side}-warm.parquet"
-    yield read_parquet(Files(folder), warm.name).with_columns(phase=pl.lit(Phase.WARM_UP, pl.UInt8))
-    for turn in range(TRIALS):
-        frame = read_parquet(Files(folder), f"{side}{turn:03}.parquet")
-        yield frame.filter(frame["phase"] == Phase.MEASURED)
-    for path in folder.glob("*.parquet"):
-        path.unlink()
+                found, samples = subjects[side].measure_trial(
+                    workers[side], replace(trial, cache_probes=probes), f"{side}{turn:03}"
+                )
+                read_trial_ns(found)
+                frames[side].append(samples.filter(samples["phase"] == Phase.MEASURED))
+    return {side: pl.concat(several) for side, several in frames.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,3 +104,14 @@ def test_folders_that_the_user_named_stay_on_the_path(tmp_path, monkeypatch) -> 
     assert make_python_environment({"PYTHONPATH": "own::"})["PYTHONPATH"] == str(tmp_path / "own")
     monkeypatch.setenv("PYTHONPATH", "own" + os.pathsep)
     assert run_python_code("import helper").stdout == "helper\n"
+
+
+@pytest.mark.slow
+def test_torch_threads_sleep_here_and_no_child_gets_the_setting():
+    code = (
+        "import os; from optpipe.core.process import let_torch_threads_sleep as let\n"
+        "let(); import torch; print(os.environ.get('OMP_WAIT_POLICY'))"
+    )
+    ended = run_python_code(code, environment={**os.environ, "OMP_DISPLAY_ENV": "TRUE"})
+    assert ended.stdout.split() == ["None"]
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in ended.stderr

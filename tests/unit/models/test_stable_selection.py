@@ -9,6 +9,7 @@ from tests.fakes.graphs import onnx_model
 
 from optpipe.backends.plain_session import PlainSession
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
+from optpipe.core.process import run_python_code
 from optpipe.models.export.exported import run_torch_model
 from optpipe.models.export.stable_selection import open_stable_selection
 
@@ -87,3 +88,22 @@ def test_errors_and_other_operators_are_those_of_torch() -> None:
         attention = torch.nn.functional.scaled_dot_product_attention
         answer = attention(*(torch.ones(1, 1, 2, 8),) * 3)
     assert torch.equal(answer, torch.ones(1, 1, 2, 8))
+
+
+@pytest.mark.slow
+def test_it_costs_no_import_of_the_compiler() -> None:
+    code = (
+        "import sys, torch; from optpipe.models.export.stable_selection import open_stable_selection as hold\n"
+        "with hold(): torch.zeros(9).topk(3)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    assert run_python_code(code).stdout.split() == ["False"]
+
+
+@pytest.mark.slow
+def test_a_module_that_compiles_itself_under_it_selects_the_same() -> None:
+    compiled = torch.compile(lambda values: values.topk(5).indices, backend="eager")
+    with torch.inference_mode(), open_stable_selection():
+        found = compiled(torch.from_numpy(TIED))
+    expected = torch.sort(torch.from_numpy(TIED), dim=-1, descending=True, stable=True).indices
+    assert torch.equal(found, expected[:, :5])

@@ -5,6 +5,7 @@
 that torch allows, and the same one as its exported graph, whatever the size of a batch.
 """
 
+import sys
 from typing import Any
 
 from optpipe.core import torch
@@ -22,6 +23,11 @@ def open_stable_selection() -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class StableSelection(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            """Whether torch wraps the mode to keep its compiler out, which imports the compiler (4 s)."""
+            return "torch._dynamo" in sys.modules
+
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from optpipe.backends.bounded_run import bound_run
 from optpipe.backends.onnx_graph import find_unread_inputs, load_onnx
 from optpipe.backends.onnx_marked import MarkedGraph
 from optpipe.backends.onnxruntime_session import (
@@ -35,7 +36,8 @@ class PlainSession:
     Buffers are not reused, because a file may give two sizes that differ the same name. Inputs that no operator reads
     need no value.
 
-    Raises StageError if ONNX Runtime refuses the graph, and BadInputError if it refuses inputs.
+    Raises StageError if ONNX Runtime refuses the graph, and BadInputError if it refuses inputs, or if a run takes longer than
+    `bounded_run.LONGEST_RUN_S` or leaves too little memory.
 
         >>> with PlainSession(Path("net.onnx")) as session:
         ...     session.run({"x": np.zeros((1, 3), np.float32)})["y"]
@@ -76,20 +78,24 @@ class PlainSession:
                 f"the graph reads its input '{escape(missing[0])}', which is not described (described: {known})\n"
                 "name the inputs in the model card as the file does"
             )
-        with translate_runtime_errors():
-            values = self._session.run(None, given)
+        with bound_run(self._read_graph) as options, translate_runtime_errors():
+            values = self._session.run(None, given, options)
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
+
+    def _read_graph(self) -> Any:
+        """The model, perhaps without its weights."""
+        if isinstance(self._graph, Path):
+            return load_onnx(self._graph, weights=False)
+        if isinstance(self._graph, bytes):
+            from onnx import load_from_string
+
+            return load_from_string(self._graph)
+        return self._graph
 
     def _fill_unread(self) -> dict[str, Any]:
         """Zeros for each input that no output depends on: ONNX Runtime requires a value all the same."""
         if self._unread is None:
-            model = self._graph
-            if isinstance(model, Path):
-                model = load_onnx(model, weights=False)
-            elif isinstance(model, bytes):
-                from onnx import load_from_string
-
-                model = load_from_string(model)
+            model = self._read_graph()
             names = find_unread_inputs(model)
             self._unread = {}
             for each in self.inputs:

@@ -1,6 +1,7 @@
 """ONNX files of absurd size, depth, or declarations are refused before anything long or recursive reads them."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import onnx
@@ -8,6 +9,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tests.fakes.graphs import onnx_model
 
+from optpipe.backends.bounded_run import read_limit_s
+from optpipe.backends.plain_session import PlainSession
 from optpipe.core.errors import BadInputError
 from optpipe.models.sources import onnx_bounds
 from optpipe.models.sources.onnx_file import find_external_files, onnx_from_file
@@ -177,3 +180,124 @@ def test_nodes_lists_ends_and_axes_are_bounded(tmp_path, monkeypatch) -> None:
     model.graph.initializer[0].dims.extend([1] * 100)
     onnx.save(model, path)
     assert_refused(path, "101 axes")
+
+
+def whole(*values):
+    return np.array(values, np.int64)
+
+
+TO_IMAGE = ("Reshape", "x q", "r")
+ONE = np.ones((1, 1, 1, 1), np.float32)
+LARGE = {
+    "ConstantOfShape": ([("ConstantOfShape", "s", "big")], {"s": whole(2**31)}),
+    "Expand": ([("Expand", "x s", "big")], {"s": whole(2**29, 4)}),
+    "Tile": ([("Tile", "x s", "big")], {"s": whole(2**15, 2**14)}),
+    "Pad": ([("Pad", "x s", "big")], {"s": whole(0, 0, 2**31, 0)}),
+    "Range": (
+        [("Range", "a b d", "t"), ("Cast", "t", "big", {"to": 1})],
+        {"a": np.array(0), "b": np.array(2**31), "d": np.array(1)},
+    ),
+    "Resize by sizes": (
+        [TO_IMAGE, ("Resize", ["r", "", "", "sizes"], "big")],
+        {"q": whole(1, 1, 2, 2), "sizes": whole(1, 1, 2**16, 2**15)},
+    ),
+    "Resize by scales": (
+        [TO_IMAGE, ("Resize", ["r", "", "scales"], "big")],
+        {"q": whole(1, 1, 2, 2), "scales": np.array([1, 1, 2**15, 2**15], np.float32)},
+    ),
+    "OneHot": (
+        [("Cast", "x", "at", {"to": 7}), ("OneHot", "at depth v", "big")],
+        {"depth": np.array(2**31), "v": np.array([0, 1], np.float32)},
+    ),
+    "HannWindow": ([("HannWindow", "n", "big")], {"n": np.array(2**31)}),
+    "Mul": (
+        [("Mul", "a b", "big")],
+        {"a": np.ones((2**16, 1), np.float32), "b": np.ones((1, 2**16), np.float32)},
+    ),
+    "Einsum": (
+        [("Einsum", "a a", "big", {"equation": "i,j->ij"})],
+        {"a": np.ones(2**16, np.float32)},
+    ),
+    "ConvTranspose": (
+        [TO_IMAGE, ("ConvTranspose", "r w", "big", {"strides": [2**15, 2**16]})],
+        {"q": whole(1, 1, 2, 2), "w": ONE},
+    ),
+    "Conv with pads": (
+        [TO_IMAGE, ("Conv", "r w", "big", {"pads": [2**16] * 4})],
+        {"q": whole(1, 1, 2, 2), "w": ONE},
+    ),
+    "Concat of itself": (
+        [("Concat", [f"k{at}" if at else "x"] * 2, f"k{at + 1}", {"axis": 0}) for at in range(40)]
+        + [("Identity", "k40", "big")],
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_a_node_that_makes_a_tensor_of_absurd_size_is_refused(tmp_path, case) -> None:
+    made: Any = LARGE[case]
+    nodes, held = made
+    ends = [("ReduceMax", "big", "m"), ("Add", "x m", "y")]
+    path = tmp_path / "net.onnx"
+    onnx_model([*nodes, *ends], {"x": [1, 4]}, {"y": ("FLOAT", None)}, path=path, **held)
+    assert_refused(path, case.split()[0])
+
+
+def test_texts_of_many_megabytes_are_refused(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(onnx_bounds, "MOST_TEXT_BYTES", 1000)
+    model = onnx_model([("Relu", "x", "y")], *SIDES)
+    model.graph.initializer.append(tensor(TensorProto.STRING, 1, string_data=[b"a" * 1001]))
+    onnx.save(model, tmp_path / "net.onnx")
+    assert_refused(tmp_path / "net.onnx", "1001 bytes")
+
+
+COMPUTED = [
+    ("ReduceSum", "x", "sum", {"keepdims": 0}),
+    ("Mul", "sum zero", "none"),
+    ("Cast", "none", "whole", {"to": 7}),
+    ("Add", "whole n", "trip2"),
+]
+"""A number that a run computes."""
+HELD = {"zero": np.array(0, np.float32), "go": np.array(True), "one": np.ones(1, np.float32)}
+
+
+def run_bounded(path):
+    with pytest.raises(BadInputError) as caught, PlainSession(path) as session:
+        session.run({"x": np.zeros((1, 4), np.float32)})
+    assert len(str(caught.value).splitlines()) == 2
+    return str(caught.value)
+
+
+def test_a_loop_whose_rounds_are_computed_ends_in_time_and_is_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("OPTPIPE_LONGEST_RUN_S", "0.15")
+    path, nodes = tmp_path / "net.onnx", [*COMPUTED, *loops((2,))]
+    onnx_model(nodes, *SIDES, path=path, n=np.array(2**50), **HELD)
+    onnx_from_file(path)
+    said = run_bounded(path)
+    assert "Loop 'y'" in said
+    assert "OPTPIPE_LONGEST_RUN_S" in said
+
+
+def test_a_computed_size_beyond_the_memory_names_the_node(tmp_path) -> None:
+    nodes = [*COMPUTED, ("Reshape", "trip2 single", "s"), ("ConstantOfShape", "s", "big")]
+    ends = [("ReduceMax", "big", "m"), ("Add", "x m", "y")]
+    held = HELD | {"n": np.array(2**45), "single": whole(1)}
+    sides = {"x": [1, 4]}, {"y": ("FLOAT", None)}
+    onnx_model([*nodes, *ends], *sides, path=tmp_path / "net.onnx", **held)
+    assert "ConstantOfShape" in run_bounded(tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("text", ["zero", "-1", "0", "nan", "inf"])
+def test_a_time_that_is_none_is_refused(text, monkeypatch) -> None:
+    monkeypatch.setenv("OPTPIPE_LONGEST_RUN_S", text)
+    with pytest.raises(BadInputError, match="OPTPIPE_LONGEST_RUN_S"):
+        read_limit_s()
+
+
+def test_a_short_loop_runs_with_the_usual_bounds(tmp_path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx_model([*COMPUTED, *loops((2,))], *SIDES, path=path, n=np.array(3), **HELD)
+    onnx_from_file(path)
+    with PlainSession(path) as session:
+        assert session.run({"x": np.zeros((1, 4), np.float32)})["y"].tolist() == [[3.0] * 4]

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ DEEPEST_CALLS = 64
 MOST_AXES = 64
 LONGEST_LOOP = 10**5
 """The most rounds of a Loop, and of the Loops inside it together."""
+MOST_ELEMENTS = 2**30
+"""Of one tensor: 4 GiB in FP32, which no network needs for the few samples of a reference."""
+MOST_TEXT_BYTES = 2**26
+"""Of all constant texts: a large vocabulary takes some megabytes."""
+MOST_SIZES = 10**4
+"""Entries of a constant that may give sizes; others are weights."""
 MOST_ENTRIES = 10**6
 """Of any other list in a file: inputs, constants, shapes, metadata, imports."""
 _SMALLER_WAY_OUT = "export a smaller model, or a part of this one"
@@ -125,3 +132,186 @@ def require_complete_data(tensors: Iterator[Any], path: Path) -> None:
                 f"{path}: tensor '{name}' ({kind.lower()} {shown}) declares {wanted} {unit}, and the file has {present}\n"
                 "it may be truncated, or a weight file may belong to another export; export the model again"
             )
+
+
+def iterate_tensors(graph: Any) -> Iterator[Any]:
+    """Initializers and tensors in attributes, of a graph and of its inner graphs."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from iterate_tensors(inner)
+
+
+def iterate_declared_tensors(model: Any) -> Iterator[tuple[str, int, list[int]]]:
+    """Name, data type, and known dimensions of the inputs, outputs, described tensors, and initializers."""
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        tensor = value.type.tensor_type
+        yield (
+            value.name,
+            tensor.elem_type,
+            [each.dim_value for each in tensor.shape.dim if each.HasField("dim_value")],
+        )
+    for tensor in graph.initializer:
+        yield tensor.name, tensor.data_type, list(tensor.dims)
+
+
+def count_item_bytes(dtype: int) -> int:
+    return (
+        1
+        if dtype == onnx.TensorProto.STRING
+        else int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
+    )
+
+
+def require_bounded_tensors(model: Any, path: Path, memory_bytes: int) -> None:
+    """Raises BadInputError for a tensor of more elements than any model has, or that `memory_bytes` cannot hold.
+
+    Sizes are inferred, also those that constants give to Expand, Tile, Range, Pad, Resize, and others like them.
+    """
+    inferred = _infer_sizes(_leave_out_weights(model))
+    for name, dtype, sizes in iterate_declared_tensors(inferred):
+        count = math.prod(max(size, 1) for size in sizes)
+        if dtype and count * count_item_bytes(dtype) > memory_bytes:
+            limit = "exceeds this machine's memory"
+        elif count > MOST_ELEMENTS:
+            limit = f"has {count} elements; {MOST_ELEMENTS} are the most"
+        else:
+            continue
+        node = next((each for each in model.graph.node if name in each.output), None)
+        maker = "" if node is None else f", which {escape(node.op_type)[:80]} makes,"
+        shown = "x".join(map(str, sizes))
+        raise BadInputError(
+            f"{path}: tensor '{escape(name)[:80]}' alone, {shown}{maker or ','} {limit}\n{_SMALLER_WAY_OUT}"
+        )
+
+
+def require_bounded_sizes(model: Any, path: Path) -> None:
+    """Raises BadInputError for a node whose constants make more elements than any tensor has, and for texts of many megabytes.
+
+    Comes before shape inference, which computes a Range of constants.
+    """
+    texts_bytes = sum(
+        len(text)
+        for tensor in iterate_tensors(model.graph)
+        if tensor.data_type == onnx.TensorProto.STRING
+        for text in tensor.string_data
+    )
+    if texts_bytes > MOST_TEXT_BYTES:
+        raise BadInputError(
+            f"{path}: its constant texts take {texts_bytes} bytes; {MOST_TEXT_BYTES} are the most\n"
+            "read the texts outside of the model"
+        )
+    for node, count in _iterate_made_sizes(model):
+        if count > MOST_ELEMENTS:
+            raise BadInputError(
+                f"{path}: {escape(node.op_type)[:80]} '{escape(node.name or ''.join(node.output[:1]))[:80]}' makes {count} "
+                f"elements; {MOST_ELEMENTS} are the most\n{_SMALLER_WAY_OUT}"
+            )
+
+
+def _leave_out_weights(model: Any) -> Any:
+    """A copy without the values of large constants, which no size depends on."""
+    light = onnx.ModelProto()
+    for field, value in model.ListFields():
+        if field.name == "graph":
+            continue
+        if field.is_repeated:
+            getattr(light, field.name).extend(value)
+        else:
+            setattr(light, field.name, value)
+    for field, value in model.graph.ListFields():
+        if field.name == "initializer":
+            for tensor in value:
+                if math.prod(tensor.dims) <= MOST_SIZES:
+                    light.graph.initializer.append(tensor)
+                else:
+                    light.graph.initializer.add(
+                        name=tensor.name, data_type=tensor.data_type, dims=tensor.dims
+                    )
+        elif field.is_repeated:
+            getattr(light.graph, field.name).extend(value)
+        else:
+            setattr(light.graph, field.name, value)
+    return light
+
+
+def _infer_sizes(model: Any) -> Any:
+    """`model` with the sizes that ONNX's shape inference knows; as it is if that fails."""
+    for propagates in (True, False):
+        with suppress(Exception):  # what it cannot infer, it may also raise
+            return onnx.shape_inference.infer_shapes(model, data_prop=propagates)
+    return model
+
+
+def _iterate_made_sizes(model: Any) -> Iterator[tuple[Any, int]]:
+    """Each node whose constants make a number of elements that shape inference does not know, of all graphs."""
+    for graph in iterate_graphs(model.graph):
+        known = {
+            each.name: each for each in graph.initializer if math.prod(each.dims) <= MOST_SIZES
+        }
+        for node in graph.node:
+            if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+                known |= dict.fromkeys(node.output, node.attribute[0].t)
+            if node.op_type == "Range" and all(name in known for name in node.input):
+                yield node, _count_range([known[name] for name in node.input])
+            for index in _SIZES_AT.get(node.op_type, ()):
+                tensor = known.get(node.input[index]) if index < len(node.input) else None
+                if tensor is not None and tensor.data_type in _WHOLE_NUMBERS:
+                    values = onnx.numpy_helper.to_array(tensor).reshape(-1)
+                    yield node, math.prod(max(int(value), 1) for value in values)
+            for attribute in node.attribute:
+                if (node.op_type, attribute.name) in _SIZES_OF:
+                    yield node, math.prod(max(each, 1) for each in [attribute.i, *attribute.ints])
+
+
+def _count_range(ends: Sequence[Any]) -> int:
+    """Elements of a Range from its start, limit, and delta; 0 if they are no finite scalars."""
+    values = [
+        float(onnx.numpy_helper.to_array(each).reshape(-1)[0])
+        for each in ends
+        if each.dims in ([], [1])
+    ]
+    if len(values) != 3 or not all(map(math.isfinite, values)) or not values[2]:
+        return 0
+    start, limit, delta = values
+    count = (limit - start) / delta
+    return math.ceil(count) if math.isfinite(count) and count > 0 else 0
+
+
+_WHOLE_NUMBERS = (6, 7)
+"""Data types INT32 and INT64 of sizes."""
+_SIZES_AT: Mapping[str, tuple[int, ...]] = {
+    "BlackmanWindow": (0,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1,),
+    "ConstantOfShape": (0,),
+    "DFT": (1,),
+    "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "IDFT": (1,),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1),
+    "OneHot": (1,),
+    "Resize": (3,),
+    "STFT": (3,),
+    "Tile": (1,),
+}
+"""By operator, the inputs whose values are sizes of what it makes."""
+_SIZES_OF = frozenset(
+    {
+        ("ConvTranspose", "output_shape"),
+        ("MaxRoiPool", "pooled_shape"),
+        ("Multinomial", "sample_size"),
+        ("RandomNormal", "shape"),
+        ("RandomUniform", "shape"),
+        ("RoiAlign", "output_height"),
+        ("RoiAlign", "output_width"),
+    }
+)
+"""Operators with the attributes that are sizes of what they make."""

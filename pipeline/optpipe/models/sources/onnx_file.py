@@ -2,7 +2,7 @@ import math
 import re
 import shlex
 import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,8 +21,13 @@ from optpipe.models.inputs.rows import read_shapes
 from optpipe.models.sources.modules import DEFAULT_BATCH_PROFILE, LoadedModel
 from optpipe.models.sources.onnx_bounds import (
     MOST_AXES,
+    count_item_bytes,
+    iterate_declared_tensors,
+    iterate_tensors,
     require_bounded_graph,
     require_bounded_lists,
+    require_bounded_sizes,
+    require_bounded_tensors,
     require_complete_data,
 )
 
@@ -334,17 +339,7 @@ def onnx_from_file(path: Path) -> Any:
         _require_known_outputs(model.graph, path)
         _require_quick_inference(model, path)
         check_graph(path)
-        room = get_memory_bytes()
-        is_large = model.ByteSize() > 1 << 28
-        for name, dtype, sizes in _iterate_tensors(
-            model if is_large else onnx.shape_inference.infer_shapes(model)
-        ):
-            if (
-                dtype
-                and math.prod(max(size, 1) for size in sizes) * _count_item_bytes(dtype) > room
-            ):
-                tensor = f"tensor '{escape(name)[:80]}' alone, {'x'.join(map(str, sizes))},"
-                raise BadInputError(f"{path}: {tensor} exceeds this machine's memory")
+        require_bounded_tensors(model, path, get_memory_bytes())
     return model
 
 
@@ -383,8 +378,9 @@ def _require_bounded(model: Any, path: Path) -> None:
             f"{path} is opset {opset}; opset {newest} is the newest that onnx {onnx.__version__} knows"
         )
     require_bounded_graph(model, path)
+    require_bounded_sizes(model, path)
     known = set(onnx.TensorProto.DataType.values())
-    for name, dtype, sizes in _iterate_tensors(model):
+    for name, dtype, sizes in iterate_declared_tensors(model):
         if dtype not in known:
             raise BadInputError(
                 f"{path}: tensor '{escape(name)[:80]}' has the unknown data type {dtype}"
@@ -432,19 +428,6 @@ def _require_runtime_opsets(model: Any, path: Path) -> None:
             pass
     except StageError as error:
         raise BadInputError(str(error).replace("the graph", str(path), 1)) from error
-
-
-def _iterate_tensors(model: Any) -> Iterator[tuple[str, int, list[int]]]:
-    graph = model.graph
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        tensor = value.type.tensor_type
-        yield (
-            value.name,
-            tensor.elem_type,
-            [each.dim_value for each in tensor.shape.dim if each.HasField("dim_value")],
-        )
-    for tensor in graph.initializer:
-        yield tensor.name, tensor.data_type, list(tensor.dims)
 
 
 def _require_tensor_outputs(graph: Any, path: Path) -> None:
@@ -506,14 +489,6 @@ def _require_quick_inference(model: Any, path: Path) -> None:
         ) from None
 
 
-def _count_item_bytes(dtype: int) -> int:
-    return (
-        1
-        if dtype == onnx.TensorProto.STRING
-        else int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
-    )
-
-
 def find_external_files(path: Path) -> tuple[Path, ...]:
     """The external data files that a model names, in initializers and attributes, also of inner graphs.
 
@@ -537,7 +512,7 @@ def find_external_files(path: Path) -> tuple[Path, ...]:
         }
         require_one_file(
             str(path),
-            sum(math.prod(each.dims) * _count_item_bytes(each.data_type) for each in outside),
+            sum(math.prod(each.dims) * count_item_bytes(each.data_type) for each in outside),
         )
         folder = path.resolve().parent
         found = []
@@ -559,15 +534,3 @@ def require_one_file(model: str, weights_bytes: int) -> None:
     if weights_bytes > LARGEST_ONNX_BYTES:
         problem = f"{model}: its weights take {format_bytes(weights_bytes)}; an ONNX file holds 2 GiB at most"
         raise BadInputError(f"{problem}\ngive a smaller model, or a part of this one")
-
-
-def iterate_tensors(graph: Any) -> Iterator[Any]:
-    """Initializers and tensors in attributes, of a graph and of its inner graphs."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from iterate_tensors(inner)

@@ -36,6 +36,7 @@ from optpipe.core.metrics.sections import (
     MIN_SCORE,
     MIN_SHARE,
     MORE_METRICS,
+    MORE_SCORES,
     MOST_KEY,
     RATE,
     SECTIONS,
@@ -262,7 +263,8 @@ def make_policy_schema() -> Json:
     whole["properties"]["schema"] = {"enum": [1]}
     whole["required"] = ["schema"]
     whole["anyOf"] = [
-        {"required": [name]} for name in (*LIMITS, ENVIRONMENT.name, MORE_METRICS.name)
+        {"required": [name]}
+        for name in (*LIMITS, ENVIRONMENT.name, MORE_METRICS.name, MORE_SCORES.name)
     ]
     for name in parts:
         one: Json = {"$ref": f"#/$defs/{name}"}
@@ -272,6 +274,12 @@ def make_policy_schema() -> Json:
         "description": MORE_METRICS.about,
         "type": "object",
         "additionalProperties": _once_or_more({"$ref": "#/$defs/metric"}),
+    }
+    parts["score"] = _describe_score_table()
+    parts[MORE_SCORES.name] = {
+        "description": MORE_SCORES.about,
+        "type": "object",
+        "additionalProperties": _once_or_more({"$ref": "#/$defs/score"}),
     }
     for section in JUDGED:
         parts[section.name]["anyOf"] = [{"required": [metric]} for metric in section.limits]
@@ -288,6 +296,17 @@ def make_policy_schema() -> Json:
 def _once_or_more(one: Json) -> Json:
     """One table, or an array of tables."""
     return {"anyOf": [{"type": "array", "items": one, "minItems": 1}, one]}
+
+
+def _describe_score_table() -> Json:
+    """The table of a score of a plug-in or of a Python program."""
+    return {
+        "description": "Limits of a score.",
+        "type": "object",
+        "properties": {key: _describe_kind(kind) for key, kind in MORE_SCORES.limits.items()},
+        "additionalProperties": False,
+        "anyOf": [{"required": [key]} for key in MORE_SCORES.limits],
+    }
 
 
 def _describe_plugin_table() -> Json:

@@ -14,7 +14,7 @@ from shapes import Shape, list_shapes
 
 from optpipe.core.metrics.measured import OTHERS, SHOWN, Percentile
 from optpipe.core.metrics.scores import SCORE_NAMES
-from optpipe.core.metrics.sections import JUDGED, Section
+from optpipe.core.metrics.sections import JUDGED, MORE_SCORES, Section
 from optpipe.core.quantity import Dimension
 from optpipe.core.tables import ANY, COLUMNS, WHOLE
 
@@ -62,17 +62,18 @@ def describe_limits() -> str:
         "| `environment` | `gpu`, `driver`, `cpu`, `python`, `packages.NAME` | equals |",
         *map(_describe_section, JUDGED),
         "| `metrics.NAME` | `maximum` · `minimum` | at most · at least, the base unit that has the limit's unit (1 without a unit) |",
+        _describe_section(MORE_SCORES, "scores.NAME"),
     ]
     return "\n".join(rows) + "\n"
 
 
-def _describe_section(section: Section) -> str:
+def _describe_section(section: Section, name: str = "") -> str:
     groups: dict[str, list[str]] = {}
     for key, (sense, dimension) in section.limits.items():
         unit = WORDS.get(dimension, str(dimension))
         groups.setdefault(f"{sense}, {unit}", []).append(f"`{key}`")
     keys = " · ".join(", ".join(each) for each in groups.values())
-    return f"| `{section}` | {keys} | {' · '.join(groups)} |"
+    return f"| `{name or section}` | {keys} | {' · '.join(groups)} |"
 
 
 def describe_columns() -> str:
@@ -150,6 +151,9 @@ def write_limits() -> str:
             "SCORES": SCORE_NAMES,
             "UNITS": units | {str(Dimension.POINTS): plain | dict.fromkeys(SCORE_NAMES, 1.0)},
             "SECTIONS": sections,
+            "SCORE_LIMITS": {
+                key: str(dimension) for key, (_, dimension) in MORE_SCORES.limits.items()
+            },
             "FIGURES": figures,
         }
     )

@@ -40,7 +40,7 @@ from math import (
     nan,
     sqrt,
 )
-from operator import eq, mul, sub
+from operator import eq, mul, ne, sub
 from pathlib import Path
 from random import Random
 from statistics import NormalDist, correlation, fmean, median, quantiles, stdev
@@ -268,6 +268,7 @@ SECTIONS = {
     "size": {"maximum": "bytes"},
     "tensor_cores": {"minimum_share": "fraction"},
 }
+SCORE_LIMITS = {"maximum_drop": "points", "minimum": "fraction", "maximum": "fraction"}
 FIGURES = {"throughput": "throughput", "memory": "memory", "energy": "energy", "stability": "cv"}
 # end
 RATES = {
@@ -366,6 +367,7 @@ COLUMNS = {
         "truth": "any",
         "NAME:best": "List(Int64)",
         "NAME:prediction": "any",
+        "NAME:part.SCORE": "List(Float64)",
     },
     "api": {
         "start_ns": "Int64",
@@ -444,6 +446,7 @@ WORDS = {
     ],
     "Scenario": ["word", "single-stream", "multi-stream", "offline", "server"],
     "Mode": ["word", "compute", "end-to-end"],
+    "Rule": ["word", "ratio", "class mean"],
     "Validity": ["word", "VALID", "INVALID"],
     "PairMetric": ["word", "p50", "p90", "p99", "mean", "throughput"],
     "Change": ["word", "faster", "slower", "no difference shown"],
@@ -635,6 +638,7 @@ SHAPES = {
         "warnings?": ["list", "text"],
         "task": "text",
         "scoring?": "text",
+        "sampled?": ["map", "ScoreRule"],
     },
     "WeightsRecord": {
         "source": "text",
@@ -673,6 +677,7 @@ SHAPES = {
         "scores?": ["or", "TaskScores", "null"],
         "verdict?": ["or", "Verdict", "null"],
         "sha256?": ["or", "text", "null"],
+        "sampled?": ["map", "SampledFigure"],
     },
     "Agreement": {
         "share": "number",
@@ -700,6 +705,14 @@ SHAPES = {
         "drop_ci": ["row", "number", "number"],
     },
     "ClassScore": {"label": "text", "value": "number", "drop": "number"},
+    "SampledFigure": {
+        "value": ["or", "number", "null"],
+        "ci": ["or", ["row", "number", "number"], "null"],
+        "drop": ["or", "number", "null"],
+        "drop_ci": ["or", ["row", "number", "number"], "null"],
+        "why_not?": ["or", "text", "null"],
+    },
+    "ScoreRule": {"title": "text", "rule": "Rule", "lower_is_better": "truth", "source": "text"},
     "PreprocessRecord": {
         "model": "text",
         "classifies": "truth",
@@ -1868,9 +1881,9 @@ class Task(
         return n, score, list_parts, amounts
 
 
-def find_largest_effect(amounts, name):
+def find_largest_effect(amounts, averaged):
     """The change by a lost sample of the class that feels it most, times the number of samples."""
-    if name not in AVERAGED:
+    if not averaged:
         amounts = [Counter(all=each.total()) for each in amounts]
     total, influence = sum(amounts, Counter()), Counter()
     for each in amounts:
@@ -1936,6 +1949,44 @@ TASKS = {
         ["Spearman"], lambda *texts: max(compare_texts(*texts), 0.0), least=-1, effect=6 / sqrt(15)
     ),
 }
+
+# ---- scores of plug-ins (§8.1.1): each sample's value, weight, and group, and the rule that joins them
+
+
+LARGEST_PART = 2**31
+OF_TASKS = {"agreement", "score", "drop", "top1", "top5"}  # with SCORES: no names of such scores
+
+
+def is_part(part, is_error):
+    if not part or len(part) != 3 or None in part or not all(map(isfinite, part)):
+        return False
+    value, weight, group = part
+    counts = all(each == int(each) and 0 <= each <= LARGEST_PART for each in (weight, group))
+    return counts and 0 <= value <= (LARGEST_PART if is_error else weight)
+
+
+def join_parts(name, sums):
+    groups = [group for of, group in sums if of == "weight"]
+    shares = [sums["value", each] / sums["weight", each] for each in groups]
+    return {name: min(fmean(shares or [nan]), 1)}
+
+
+def make_part_task(name, stated, parts):
+    """The task of one such score, of the parts of both models; a ratio is that of a single group."""
+    is_ratio, errors = stated.rule == "ratio", (name,) * stated.lower_is_better
+    if is_ratio and all(weight == 1 and value <= 1 for value, weight, _ in parts):
+        return Task([name], None, lambda _, part: part[0], errors=errors)
+
+    def count(_, part):
+        value, weight, group = part
+        group = 0 if is_ratio else group
+        return Counter({("value", group): value, ("weight", group): weight})
+
+    def spread(sums):
+        return Counter({group: n for (of, group), n in sums.items() if of == "weight"})
+
+    return Task([name], None, count, partial(join_parts, name), spread, errors=errors)
+
 
 # ---- one measurement (§5)
 
@@ -2741,7 +2792,12 @@ def find_misshapen(value, shape, place):  # §1.3
 
 def require_columns(frame, kind, place):  # §1.2
     for column in frame.iter_columns():
-        name = re.sub(r"^(source|[0-9a-f]{12})(?=:(best|prediction)$)", "NAME", column.name)
+        name = re.sub(
+            r"^(source|[0-9a-f]{12})(?=:(best|prediction|part\.[a-z][a-z0-9_-]*)$)",
+            "NAME",
+            column.name,
+        )
+        name = re.sub(r"^NAME:part\..*$", "NAME:part.SCORE", name)
         wanted = COLUMNS[kind].get(name)
         known = wanted in ("any", str(column.dtype)) or str(column.dtype) == "Null"
         if wanted is None or not known:
@@ -3395,6 +3451,10 @@ def read_policy(document):
         for table in [each] if isinstance(each, dict) else each:
             for key in [key for key in table if key in ("minimum", "maximum")]:
                 yield read_plugin_limit(name, key, table)
+    for name, each in document.get("scores", {}).items():
+        for table in [each] if isinstance(each, dict) else each:
+            for key in [key for key in SCORE_LIMITS if key in table]:
+                yield read_score_limit(name, key, table)
 
 
 def read_load(table):
@@ -3420,6 +3480,24 @@ def read_plugin_limit(name, key, table):
         limit=parse(table[key], unit),
         unit=unit.replace("image", "sample") if "sample" in text else unit,
         where=[*map(load.get, LOAD)],
+    )
+
+
+def read_score_limit(name, key, table):
+    """A limit of `[scores.NAME]`."""
+    unit = SCORE_LIMITS[key]
+    return Record(
+        name=".".join(("scores", name, key)),
+        section="scores",
+        key=f"drop of {name}" if key == "maximum_drop" else name,
+        score=None,
+        output=None,
+        steps=None,
+        over=None,
+        least=key == "minimum",
+        limit=parse(table[key], unit),
+        unit=unit,
+        where=[None] * len(LOAD),
     )
 
 
@@ -3510,18 +3588,39 @@ def observe_accuracy(at):  # §8.1
         known = {"count": len(table[columns[0]]), "groups": groups}
         at.compare(f"{run.place}: dataset", {"groups": None} | data, known)
         at.check(None not in table.get("group", ()), f"{run.place}: a sample has no group")
+        rules = check_rules(at, run, table, columns[0], rows)
+        errors = {*task.errors, *(name for name, rule in rules.items() if rule.lower_is_better)}
         for name, figure in figures.items() if counts else ():
-            least = 0 if name == "agreement" else task.least
+            sampled = name.removeprefix("drop of ") in rules
+            least = 0 if name == "agreement" or sampled else task.least
             hidden = (1 - least) * row.calibrated_on / max(row.samples, 1)
             limits = (
                 ((0, hidden), least - 1, 1 - least)
                 if name.startswith("drop")
-                else ((0, hidden) if name in task.errors else (-hidden, 0), least, 1)
+                else ((0, hidden) if name in errors else (-hidden, 0), least, 1)
             )
-            found[name] = partial(
-                see, figure, at.confidence("evaluate"), not run.info.trained, run.name, *limits
+            found[name] = (
+                partial(
+                    see, figure, at.confidence("evaluate"), not run.info.trained, run.name, *limits
+                )
+                if figure
+                else Seen(source=run.name)
             )
     return found
+
+
+def check_rules(at, run, table, truths, rows):  # §8.1.1
+    """The rules of scores of plug-ins, and whether nothing else has parts."""
+    rules = run.record.get("sampled") or {}
+    scored = {name.partition(":part.")[2] for name in table if ":part." in name}
+    at.check(scored <= {*rules}, f"{run.place}: parts of {scored - {*rules}} have no rule")
+    labeled = run.info.trained and None not in table[truths]
+    at.check(not rules or labeled, f"{run.place}: scores of plug-ins without truths or training")
+    others = (each for each in run.record.results if each not in rows)
+    at.check(not any(each.get("sampled") for each in others), f"{run.place}: scores of no answers")
+    if rules:
+        at.stated.append(f"{run.place}: what each sample adds to {', '.join(sorted(rules))}")
+    return rules
 
 
 def check_samples(at, run, table):
@@ -3615,24 +3714,17 @@ def estimate_answers(at, run, task, columns, table, row):
         for each in (source, found)
     )
     for name in (*task.scores, *(at.thresholds if task is TASKS["detection"] else ())) if n else ():
-        first, second = (late, early) if name in task.errors else (early, late)
-        lost = partial(
-            lambda name, *both: [*map(sub, *(parts(name) for parts in both))], name, first, second
-        )
-        width, effect = 1 - task.least, task.find_effect(name, was(name))
+        effect = task.find_effect(name, was(name))
         if amounts:
-            effect = find_largest_effect(amounts, name)
+            effect = find_largest_effect(amounts, name in AVERAGED)
         if amounts and name in AVERAGED:
             labels = run.record.dataset.get("labels", ())
             effect = max(effect, find_absent_effect(amounts, labels))
-        effect *= size
-        figures[name] = (
-            estimate_score(now(name), partial(late, name), n, task.least, 1, effect)
-            if task.finish or not task.count or members
-            else estimate_mean(late(name))
+        both = (was, early), (now, late)
+        figures[name], figures[f"drop of {name}"] = compare_scores(
+            task, name, *both, n, effect * size, members
         )
-        loss = now(name) - was(name) if name in task.errors else was(name) - now(name)
-        figures[f"drop of {name}"] = estimate_score(loss, lost, n, -width, width, effect)
+    sampled = estimate_parts(at, run, table, row, members if n else None, size)
     value = {name: figure.value for name, figure in figures.items()}
     expected = [
         {
@@ -3669,7 +3761,73 @@ def estimate_answers(at, run, task, columns, table, row):
         },
     )
     first = task.scores[0]
-    return figures | ({"score": figures[first], "drop": figures[f"drop of {first}"]} if n else {})
+    main = {"score": figures[first], "drop": figures[f"drop of {first}"]} if n else {}
+    return figures | main | sampled
+
+
+def compare_scores(task, name, source, found, n, effect, members):
+    """The score of the second model, and its drop from that of the first."""
+    (was, early), (now, late) = source, found
+    first, second = (late, early) if name in task.errors else (early, late)
+    width = 1 - task.least
+    own = (
+        estimate_score(now(name), partial(late, name), n, task.least, 1, effect)
+        if task.finish or not task.count or members
+        else estimate_mean(late(name))
+    )
+    loss = now(name) - was(name) if name in task.errors else was(name) - now(name)
+    return own, estimate_score(
+        loss, lambda: [*map(sub, first(name), second(name))], n, -width, width, effect
+    )
+
+
+def estimate_parts(at, run, table, row, members, size):  # §8.1.1
+    """The scores of plug-ins and their drops by name; None for one that is withheld."""
+    rules, stated = run.record.get("sampled") or {}, row.get("sampled") or {}
+    place, figures = f"{run.place}: {row.artifact}: sampled", {}
+    at.check(rules.keys() == stated.keys(), f"{place} has {[*stated]}, not {[*rules]}")
+    for name, rule in rules.items():
+        named = re.fullmatch(r"[a-z][a-z0-9_-]*", name) and name not in {*SCORES, *OF_TASKS}
+        at.check(bool(named), f"{run.place}: a plug-in's score is called {name}")
+        columns = [
+            table.get(f"{each}:part.{name}") for each in ("source", row.artifact or "source")
+        ]
+        parts = [part for column in columns for part in column or ()]
+        sound = all(is_part(part, rule.lower_is_better) for part in parts)
+        at.check(sound, f"{run.place}: parts of {name} are impossible")
+        own = drop = None
+        if named and sound and None not in columns and not do_groups_differ(rule, *columns):
+            own, drop = compare_parts(name, rule, *columns, members, size)
+        figures |= {name: own, f"drop of {name}": drop}
+        known = stated.get(name) or {}
+        at.check(bool(known.get("why_not")) == (own is None), f"{place}: {name}: why_not")
+        expected = {
+            "value": own and own.value,
+            "ci": own and own.interval(STATED_AT),
+            "drop": drop and drop.value,
+            "drop_ci": drop and drop.interval(STATED_AT),
+        }
+        at.compare(f"{place}: {name}", known, expected)
+    return figures
+
+
+def do_groups_differ(rule, source, found):
+    groups = ([part[2] for part in each] for each in (source, found))
+    return rule.rule == "class mean" and any(map(ne, *groups))
+
+
+def compare_parts(name, rule, source, found, members, size):
+    """The score and its drop; twice None where one of them is not defined."""
+    task = make_part_task(name, rule, [*source, *found])
+    (n, was, early, _), (_, now, late, amounts) = (
+        task.score(found, each, members) for each in (source, found)
+    )
+    if not isfinite(was(name) - now(name)):
+        return None, None
+    effect = task.find_effect(name, was(name))
+    if amounts:
+        effect = find_largest_effect(amounts, rule.rule == "class mean")
+    return compare_scores(task, name, (was, early), (now, late), n, effect * size, members)
 
 
 def find_snr(rows, confidence):
@@ -4207,10 +4365,11 @@ def observe(criterion, at):
             output: each for (output, steps), each in at.outputs.items() if steps == criterion.steps
         }
         return [each[name] for output, each in kept.items() if criterion.output in (None, output)]
-    if section in ("accuracy", "preprocessing"):
-        figure = key.rpartition("_")[2]
+    if section in ("accuracy", "preprocessing", "scores"):
+        figure = key if section == "scores" else key.rpartition("_")[2]
         score = f"drop of {criterion.score}" if figure == "drop" else criterion.score
-        one = at.seen[section].get(score if criterion.score else figure)
+        of = "accuracy" if section == "scores" else section
+        one = at.seen[of].get(score if criterion.score else figure)
         return (
             [one(factor=100 if criterion.unit == "points" else 1) if callable(one) else one]
             if one
@@ -4830,6 +4989,7 @@ LOOKS = {  # kinds of looks by section; the others are looks at bench runs
     "regression": "regression",
     "speedup": "turns",
     "accuracy": "evaluate",
+    "scores": "evaluate",
     "preprocessing": "preprocess",
     "tensor_cores": "profile",
     "outputs": "outputs",

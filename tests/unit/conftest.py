@@ -37,7 +37,8 @@ from optpipe.core.measurement import (
 from optpipe.core.metrics.measured import PairMetric
 from optpipe.core.records import json_from_record
 from optpipe.evaluate.recompute import recompute_evaluation
-from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
+from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation, SampledFigure
+from optpipe.evaluate.sampled_scores import columns_from_parts
 from optpipe.measure import figures
 from optpipe.measure.figures import recompute_measurement
 from optpipe.measure.measure import write_measurements
@@ -293,12 +294,15 @@ class Workspace:
         beside=(),
         first=0,
         groups=None,
+        sampled=None,
     ):
         """An evaluation whose source is right everywhere and whose artifact, of the file `sha256`, lost `lost` samples.
 
         Builds with the IDs `beside` were evaluated with it, samples are numbered from `first` and belong to `groups`.
         `dataset` says what the samples are; the `rows` of another `task` are truths and the predictions of both.
+        `sampled` has the rule, the source's parts, and the build's parts of scores of plug-ins; a text withholds a score.
         """
+        sampled = sampled or {}
         run = begin_run(self.path, "evaluate")
         classes = [index % 10 for index in range(n)]
         answers = [
@@ -320,6 +324,13 @@ class Workspace:
             table = pl.DataFrame(known | dict(zip(names, rows, strict=True)))
         if groups is not None:
             table = table.with_columns(pl.Series("group", groups))
+        figures = dict[str, SampledFigure]()
+        for name, (_, *parts) in sampled.items():
+            reasons = [each for each in parts if isinstance(each, str)]
+            figures[name] = SampledFigure(None, None, None, None, "".join(reasons))
+            for model, each in zip(("source", entry.id), parts, strict=True):
+                if each not in reasons:
+                    table = table.with_columns(**columns_from_parts(model, {name: each}))
         table.write_parquet(run.path / "predictions.parquet")
         lines = zip(table["sha256"], table["path"], strict=True)
         drawn = hash_text("".join(f"{known}  {path}\n" for known, path in lines))
@@ -330,7 +341,9 @@ class Workspace:
             entry.info.backend, entry.info.precision, "cpu", n, entry.id, sha256=sha256
         )
         others = (EvaluatedModel("onnxruntime", "fp32", "cpu", n, each) for each in beside)
-        judged = EvaluatedModel("source", "source", "cpu", n), row, *others
+        row = replace(row, sampled=figures)
+        source = EvaluatedModel("source", "source", "cpu", n, sampled=figures)
+        judged = source, row, *others
         model = entry.manifest.parents[0]
         found = Evaluation(
             "digits",
@@ -342,6 +355,7 @@ class Workspace:
             judged,
             "",
             task=task,
+            sampled={name: rule for name, (rule, *_) in sampled.items()},
         )
         (run.path / "evaluate.json").write_bytes(json_from_record(found))
         finish = partial(

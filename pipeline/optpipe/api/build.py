@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from optpipe.build.build import BuildPlan
     from optpipe.build.records import ModelBuild
     from optpipe.core.card import ModelCard
+    from optpipe.core.metrics.sampled import SampleScore
     from optpipe.models.artifacts.lookup import StoredArtifact
     from optpipe.models.export.exported import Model as SourceModel
     from optpipe.report.document import Document
@@ -423,17 +424,22 @@ class Builds(Mapping[str, Build]):
         data: "Data | Any | None" = None,
         *,
         metric: "Metric | None" = None,
+        scores: "Sequence[SampleScore | Metric]" = (),
         accuracy_budget: str | None = None,
         truncate: bool = False,
     ) -> "Evaluation":
         """Scores every build and the source model on the same samples: by the model's task, or by a `metric`.
 
+        `scores` are further scores of the task, each with its drop and intervals: instances of a subclass of
+        `optpipe.core.metrics.sampled.SampleScore`, or a `Metric`. A policy limits them in `[scores.NAME]`. Those of plug-ins are
+        always there.
+
         Raises BadInputError for data that do not fit, and for a metric that raises or gives NaN, with its own exception as the
-        cause.
+        cause. A score that raises or gives NaN is withheld with its reason.
         """
         from optpipe.api.evaluation import evaluate_builds
 
-        return evaluate_builds(self, data, metric, accuracy_budget, truncate=truncate)
+        return evaluate_builds(self, data, metric, scores, accuracy_budget, truncate=truncate)
 
     def model(self) -> "SourceModel | None":
         """The model that they were built from in this program; None if they were found in the workspace."""

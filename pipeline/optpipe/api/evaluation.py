@@ -1,5 +1,6 @@
 """Scores of builds and of the source model on the same samples."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from optpipe.core.events import Listener
 if TYPE_CHECKING:
     from optpipe.api.build import Build, Builds
     from optpipe.api.workspace import Workspace
+    from optpipe.core.metrics.sampled import SampleScore
     from optpipe.evaluate.result import Evaluation as EvaluationRecord
 
 
@@ -72,8 +74,13 @@ class Evaluation:
             if each.accuracy is not None:
                 own = each.accuracy
                 figures.append(("top1", own.top1, own.top1_ci, own.drop, own.drop_ci))
-            for name, value, ci, drop, drop_ci in figures or [
-                (None, None, (None, None), None, (None, None))
+            nothing = (None, None)
+            figures += [
+                (name, one.value, one.ci or nothing, one.drop, one.drop_ci or nothing, one.why_not)
+                for name, one in each.sampled.items()
+            ]
+            for name, value, ci, drop, drop_ci, *withheld in figures or [
+                (None, None, nothing, None, nothing)
             ]:
                 rows.append(
                     {
@@ -86,6 +93,7 @@ class Evaluation:
                         "drop_low": drop_ci[0],
                         "drop_high": drop_ci[1],
                         **end,
+                        **({"why_not": withheld[0]} if any(withheld) else {}),
                     }
                 )
         numbers = ("value", "low", "high", "drop", "drop_low", "drop_high")
@@ -126,6 +134,7 @@ def evaluate_builds(
     builds: "Builds",
     data: Any,
     metric: Metric | None,
+    scores: "Sequence[SampleScore | Metric]",
     accuracy_budget: str | None,
     *,
     truncate: bool,
@@ -136,6 +145,7 @@ def evaluate_builds(
     from optpipe.evaluate.evaluate import run_evaluation
 
     require_metric(metric)
+    own = read_scores(scores)
     workspace, built = builds.workspace, builds.require_built()
     samples = resolve_data_argument(data)
     with workspace.call(
@@ -143,6 +153,7 @@ def evaluate_builds(
         builds=[each.id for each in built],
         data=samples and (samples.path or samples.sha256[:12]),
         metric=metric and metric.name,
+        scores=[each.name for each in own] or None,
     ) as listener:
         model = find_source(built[0])
         card = built[0].card
@@ -169,10 +180,62 @@ def evaluate_builds(
             listener,
             task,
             only=[each.stored.entry for each in built],
+            scores=[make_sampled_score(each, card) for each in own],
             truncate=truncate,
         )
         _report_failures(record, listener)
         return Evaluation(workspace, replace(record, warnings=tuple(listener.warnings)))
+
+
+def read_scores(scores: Any) -> "list[SampleScore | Metric]":
+    """Raises BadInputError for anything but scores and metrics, and for one that breaks the contract."""
+    from optpipe.core.metrics.sampled import SampleScore, is_score_name, require_score
+
+    if isinstance(scores, SampleScore | Metric | str | bytes) or not isinstance(scores, Iterable):
+        raise BadInputError(f"scores={scores!r}: expected a list of scores, such as [Top3()]")
+    own = list(scores)
+    for each in own:
+        if isinstance(each, type) and issubclass(each, SampleScore):
+            raise BadInputError(
+                f"scores: {each.__name__} is a class\ngive an instance: {each.__name__}()"
+            )
+        if isinstance(each, SampleScore):
+            require_score(each)
+        elif not isinstance(each, Metric):
+            raise BadInputError(
+                f"scores: a {type(each).__name__} is no score\ngive instances of a subclass of SampleScore, or a Metric"
+            )
+        elif not is_score_name(each.name):
+            raise BadInputError(
+                f"scores: {each.name!r} cannot name a score\ngive it a name of small letters, digits, - and _ that optpipe does "
+                'not use: Metric(..., name="word-error")'
+            )
+    return own
+
+
+def make_sampled_score(score: "SampleScore | Metric", card: ModelCard) -> "SampleScore":
+    """A metric as a score, whose value is its share of the metric's range."""
+    from optpipe.core.metrics.sampled import SampleScore
+    from optpipe.evaluate.tasks.callable import MetricScore
+
+    if isinstance(score, SampleScore):
+        return score
+    limits = float(score.range[0]), float(score.range[1])
+    larger = score.larger_is_better
+    return MetricScore(
+        score.name, score.function, limits, make_packer(card), larger_is_better=larger
+    )
+
+
+def make_packer(card: ModelCard) -> Any:
+    """Makes the outputs of one sample, by name, into what a callable takes."""
+    names = tuple(each.name for each in card.outputs)
+
+    def pack(own: Any) -> Any:
+        values = [own[name] for name in names]
+        return values[0] if len(values) == 1 else make_tuple_type(names)(*values)
+
+    return pack
 
 
 def _report_failures(record: "EvaluationRecord", listener: Listener) -> None:
@@ -215,17 +278,11 @@ def _place_samples(
         path, stored = samples.store_for(card, workspace.store, listener)
     if metric is None:
         return path, None
-    names = tuple(each.name for each in card.outputs)
-
-    def pack(own: Any) -> Any:
-        values = [own[name] for name in names]
-        return values[0] if len(values) == 1 else make_tuple_type(names)(*values)
-
     task = CallableTask(
         metric.name,
         metric.function,
         (float(metric.range[0]), float(metric.range[1])),
-        pack,
+        make_packer(card),
         None if stored is None else stored.truths,
         larger_is_better=metric.larger_is_better,
     )

@@ -51,7 +51,7 @@ class Metric:
     @property
     def source_sha256(self) -> str:
         """Hash of the callable's source, as a verdict records it."""
-        from optpipe.evaluate.tasks.callable import hash_callable
+        from optpipe.core.files import hash_callable
 
         return hash_callable(self.function)
 

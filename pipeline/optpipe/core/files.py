@@ -2,10 +2,11 @@
 
 import errno
 import hashlib
+import inspect
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
@@ -56,6 +57,19 @@ class Files:
             return hashlib.sha256(self.read(name)).hexdigest()
         with _open_inside(self.root, f"{self.prefix}{name}") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_callable(function: Callable[..., Any]) -> str:
+    """SHA-256 of its source text; of its code and constants if the text is not known."""
+    try:
+        return hash_text(inspect.getsource(function))
+    except (OSError, TypeError):
+        code = getattr(function, "__code__", None) or getattr(
+            type(function).__call__, "__code__", None
+        )
+        if code is None:
+            return hash_text(repr(type(function)))
+        return hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()
 
 
 def _split_name(root: Path, name: str) -> tuple[str, ...]:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from optpipe.core.errors import MissingError, first_line
 
-Group = Literal["optpipe.backends", "optpipe.tasks", "optpipe.metrics"]
-GROUPS: tuple[Group, ...] = ("optpipe.backends", "optpipe.tasks", "optpipe.metrics")
+Group = Literal["optpipe.backends", "optpipe.tasks", "optpipe.metrics", "optpipe.scores"]
+GROUPS: tuple[Group, ...] = get_args(Group)
 VARIABLE = "OPTPIPE_PLUGINS"
 """Names of the plug-ins to load; if it is not set, all are."""
 

@@ -49,6 +49,7 @@ COLUMNS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "truth": ANY,
             "NAME:best": "List(Int64)",
             "NAME:prediction": ANY,
+            "NAME:part.SCORE": "List(Float64)",
         },
         "api": {**_TIMES, "thread": _INT, "correlation_id": _INT, "name": _TEXT},
         "kernels": {**_ON_DEVICE, "name": _TEXT, "blocks": _INT, "graph_node": _INT},
@@ -61,19 +62,22 @@ COLUMNS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "ranges": {**_TIMES, "thread": _INT, "name": _TEXT},
     }
 )
-"""Type by column, by the kind of table. NAME is `source` or the id of an artifact."""
+"""Type by column, by the kind of table. NAME is `source` or the id of an artifact, SCORE the name of a plug-in's score."""
 WHOLE = frozenset({"errors", "api", "kernels", "copies", "ranges"})
 """Tables with all of their columns; others have some."""
 WITHOUT_NULLS = frozenset({"errors", "images"})
 """Tables in which only columns of classes may lack a value."""
-_NAME = re.compile(r"^(source|[0-9a-f]{12})(?=:(best|prediction)$)")
+_NAMES = (
+    (re.compile(r"^(source|[0-9a-f]{12})(?=:(best|prediction|part\.[a-z][a-z0-9_-]*)$)"), "NAME"),
+    (re.compile(r"(?<=^NAME:part\.).+$"), "SCORE"),
+)
 
 
 def require_columns(frame: "polars.DataFrame", kind: str, place: Path) -> "polars.DataFrame":
     """The frame. Raises BadInputError for a column or a type that a table of this kind does not have."""
     types = COLUMNS[kind]
     for column in frame.iter_columns():
-        wanted = types.get(_NAME.sub("NAME", column.name))
+        wanted = types.get(_generalize(column.name))
         if wanted is None or (
             wanted not in (ANY, str(column.dtype)) and str(column.dtype) != "Null"
         ):
@@ -85,3 +89,10 @@ def require_columns(frame: "polars.DataFrame", kind: str, place: Path) -> "polar
     if kind in WHOLE and (absent := types.keys() - frame.columns):
         raise BadInputError(f"{place}: has no column {', '.join(sorted(absent))}")
     return frame
+
+
+def _generalize(column: str) -> str:
+    """`NAME:part.SCORE` for `source:part.top3`."""
+    for pattern, name in _NAMES:
+        column = pattern.sub(name, column)
+    return column

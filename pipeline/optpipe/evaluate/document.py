@@ -51,6 +51,7 @@ def document_from_evaluation(found: Evaluation, states: Mapping[str, OutputError
             Sentence(INDEPENDENT, Tone.FAINT) if found.dataset.groups is None else None,
             Sentence(found.scoring, Tone.FAINT) if found.scoring else None,
             _tabulate(found),
+            _tabulate_sampled(found),
             Sentence(WITHOUT_INTERVAL, Tone.FAINT) if found.dataset.labeled else None,
             *_list_class_drops(found),
             *_list_detection_changes(found),
@@ -268,6 +269,26 @@ def _tabulate(found: Evaluation) -> Table:
             )
         )
     return make_table(columns, rows)
+
+
+def _tabulate_sampled(found: Evaluation) -> Table | None:
+    """The scores of plug-ins and of Python programs, a row for each with its model; None without any."""
+    rows: list[Row] = []
+    for row in found.results:
+        model = row.artifact or "source model"
+        build = f"{row.backend} {row.precision}" if row.artifact else ""
+        for name, scored in row.sampled.items():
+            if scored.value is None or scored.ci is None:
+                rows.append((name, model, build, "", "", Cell(scored.why_not or "", Tone.DOUBTFUL)))
+                continue
+            low, high = scored.ci
+            value = f"{scored.value:.2%} [{low:.2%}, {high:.2%}]"
+            lost = row.artifact and scored.drop is not None and scored.drop_ci is not None
+            drop = format_drop(scored.drop or 0.0, scored.drop_ci or (0.0, 0.0)) if lost else ""
+            rows.append((name, model, build, value, drop, found.sampled[name].title))
+    columns: list[Column | str] = ["score", "artifact", "build"]
+    columns += [*figure_columns("value", "drop, points"), "about"]
+    return make_table(columns, rows) if rows else None
 
 
 def _format_accuracy(row: EvaluatedModel, *, texts: bool) -> list[str]:

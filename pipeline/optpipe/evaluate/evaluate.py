@@ -5,8 +5,8 @@ The judged figure is the difference on paired predictions, with its interval, be
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,20 @@ from optpipe.core.entries import (
 )
 from optpipe.core.errors import BadInputError, StageError, require_existing
 from optpipe.core.events import UNWATCHED, Listener, ProgressStep
+from optpipe.core.metrics.sampled import SampleScore
 from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record
 from optpipe.core.verdict import Verdict
 from optpipe.core.wording import Argument, Call
-from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation
+from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation, ScoreRule
+from optpipe.evaluate.sampled_scores import (
+    PartRecorder,
+    Parts,
+    choose_scores,
+    columns_from_parts,
+    score_parts,
+    state_rules,
+)
 from optpipe.evaluate.tasks import find_task, require_fitting_task
 from optpipe.evaluate.tasks.callable import CallableTask
 from optpipe.evaluate.tasks.contract import TaskContract, Values
@@ -83,6 +92,10 @@ class Predictions:
     """Samples with NaN in an output."""
     rows: tuple[Mapping[str, NDArray[Any]], ...] = ()
     """Of each batch the outputs that were asked for, by name, (samples, ...); only the first batches of a large set."""
+    parts: Mapping[str, Parts] = field(default_factory=dict)
+    """What each sample adds to the scores of plug-ins, by name."""
+    withheld: Mapping[str, str] = field(default_factory=dict)
+    """Why a score of a plug-in is withheld, by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,14 +154,19 @@ def evaluate_artifacts(
     store: Store,
     listener: Listener,
     selection: Selection = EMPTY,
+    make_recorder: Callable[[], PartRecorder] | None = None,
 ) -> list[EvaluatedArtifact]:
-    """The predictions of the source and of each artifact; the rows of the first output if the `selection` has it."""
+    """The predictions of the source and of each artifact; the rows of the first output if the `selection` has it.
+
+    `make_recorder` makes what collects a model's parts for scores of plug-ins.
+    """
     card = read_stored_card(exported)
     keep = selection.outputs if card.outputs[0].name in selection.outputs else ()
 
     def predict(run: Runner, name: str) -> Predictions:
+        recorder = make_recorder() if make_recorder else None
         with listener.step(f"evaluate {name}", total=len(samples.files)) as step:
-            return predict_samples(exported, card, samples, task, run, step, keep)
+            return predict_samples(exported, card, samples, task, run, step, keep, recorder)
 
     loaded = model.load()
     if loaded.onnx is not None:
@@ -200,8 +218,11 @@ def predict_samples(
     run: Runner,
     step: ProgressStep = UNWATCHED,
     keep: Collection[str] = (),
+    recorder: PartRecorder | None = None,
 ) -> Predictions:
-    """Decodes the outputs of `run` for all samples; `step` counts samples. Rows of the outputs in `keep` are kept."""
+    """Decodes the outputs of `run` for all samples; `step` counts samples. Rows of the outputs in `keep` are kept; `recorder`
+    collects what plug-ins score.
+    """
     values: list[Any] = []
     kept: list[NDArray[Any]] = []
     parts: list[dict[str, NDArray[Any]]] = []
@@ -216,7 +237,11 @@ def predict_samples(
         first = rows[card.outputs[0].name]
         classes = int(first.shape[-1]) if first.ndim > 1 else 0
         undefined += _count_undefined(rows, count)
-        values += task.decode(rows, samples.files[len(values) : len(values) + count], samples, card)
+        files, start = samples.files[len(values) : len(values) + count], len(values)
+        decoded = task.decode(rows, files, samples, card)
+        if recorder is not None:
+            recorder.add_batch(rows, decoded, files, start, classes)
+        values += decoded
         if room >= first.size:
             kept.append(np.asarray(first, np.float32).reshape(count, -1))
             room -= first.size
@@ -229,7 +254,10 @@ def predict_samples(
     if len({each.shape[1] for each in kept}) > 1:
         kept = [np.concatenate([each.reshape(1, -1) for each in kept], axis=1)]
     outputs = np.concatenate(kept) if kept else np.zeros((0, 0), np.float32)
-    return Predictions(values, outputs, classes, undefined, tuple(parts))
+    found = Predictions(values, outputs, classes, undefined, tuple(parts))
+    if recorder is None:
+        return found
+    return replace(found, parts=recorder.parts, withheld=recorder.withheld)
 
 
 def _count_undefined(rows: Mapping[str, NDArray[Any]], count: int) -> int:
@@ -278,6 +306,7 @@ def score_artifacts(
     trained: bool,
     selected: bool = False,
     selection: Selection = EMPTY,
+    rules: Mapping[str, ScoreRule] | None = None,
 ) -> Iterator[EvaluatedModel]:
     """Scores every row; `labels` name the classes. Random weights have no accuracy.
 
@@ -306,6 +335,10 @@ def score_artifacts(
         )
         if found is not None and truths is not None and trained:
             scored = task.add_scores(scored, truths, source.values, found.values, labels, classes)
+            sampled = score_parts(
+                rules or {}, source.parts, found.parts, found.withheld, task.groups
+            )
+            scored = replace(scored, sampled=sampled)
         yield replace(scored, verdict=_judge_drop(scored, budget, task))
 
 
@@ -344,6 +377,7 @@ def write_predictions(
         if row.predictions is not None:
             name = row.entry.id if row.entry else "source"
             columns[f"{name}:{task.prediction_column}"] = row.predictions.values
+            columns |= columns_from_parts(name, row.predictions.parts)
     write_parquet(path, pl.DataFrame(columns))
 
 
@@ -357,19 +391,22 @@ def run_evaluation(
     listener: Listener,
     user_task: UserTask | CallableTask | None = None,
     only: Sequence[Entry[ArtifactInfo]] | None = None,
+    scores: Sequence[SampleScore] = (),
     *,
     truncate: bool = False,
 ) -> Evaluation:
     """Evaluates the stored artifacts of `model`, or `only` some of them, and writes the run.
 
-    `user_task` replaces the card's task; `truncate` cuts texts that are longer than the model's input. Raises BadInputError without
-    samples or artifacts.
+    `user_task` replaces the card's task; `scores` join those of plug-ins; `truncate` cuts texts that are longer than the model's
+    input. Raises BadInputError without samples or artifacts, and for scores that the task does not have.
     """
     store.require_writable()
     require_existing(data, "data")
     model, stored = prepare_model(model, store, listener)
     card = read_card(model, stored)
     task = user_task or find_task(card)
+    task_name = user_task.name if user_task else str(card.task)
+    wanted = choose_scores(scores, task_name)
     if stored is not None and user_task is None:
         require_fitting_task(model, stored)
     own = card.data.get("validation")
@@ -393,13 +430,19 @@ def run_evaluation(
     # fails before anything runs if the truths do not fit
     truths = task.read_truths(samples, card, task.count_classes(card))
     selection = read_selection(exported.file(ONNX))
-    rows = evaluate_artifacts(model, exported, artifacts, samples, task, store, listener, selection)
-    assert rows[0].predictions is not None
-    classes, trained = (
-        task.count_classes(card) or rows[0].predictions.classes,
-        exported.info.weights.trained,
+
+    @cache
+    def read_truths(classes: int) -> Values | None:
+        return task.read_truths(samples, card, classes) if truths is None else truths
+
+    trained = exported.info.weights.trained
+    recorder = partial(PartRecorder, wanted, task, read_truths) if wanted and trained else None
+    rows = evaluate_artifacts(
+        model, exported, artifacts, samples, task, store, listener, selection, recorder
     )
-    truths = task.read_truths(samples, card, classes) if truths is None else truths
+    assert rows[0].predictions is not None
+    classes = task.count_classes(card) or rows[0].predictions.classes
+    truths = read_truths(classes)
     labels = card.labels if task.names_classes else ()
     selected = card.task is Task.DETECTION and card.outputs[0].name in selection.outputs
     for row in rows:
@@ -419,6 +462,7 @@ def run_evaluation(
         listener.warn(
             f"only {units} {kind}: intervals of fewer than {FEWEST_SAMPLES} span all that the score can be"
         )
+    rules = state_rules(wanted) if truths is not None and trained else {}
     scored = score_artifacts(
         rows,
         truths,
@@ -429,6 +473,7 @@ def run_evaluation(
         trained=trained,
         selected=selected,
         selection=selection,
+        rules=rules,
     )
     with open_run(store.workspace, "evaluate") as run:
         write_predictions(run.path / PREDICTIONS, samples, truths, task, rows)
@@ -453,7 +498,8 @@ def run_evaluation(
             accuracy_budget=budget,
             results=tuple(scored),
             run_dir=str(run.path),
-            task=user_task.name if user_task else card.task,
+            task=task_name,
+            sampled=rules,
             scoring=task.describe_scoring(card),
         )
         write_bytes(run.path / EVALUATION, json_from_record(replace(found, run_dir=run.name)))

@@ -7,16 +7,23 @@ import polars as pl
 
 from optpipe.core.card import Task
 from optpipe.core.errors import BadInputError, escape
-from optpipe.core.metrics.scores import find_score
 from optpipe.core.parquet import MAX_CLASS, read_parquet
 from optpipe.core.records import Recomputed, record_from_files
 from optpipe.core.tables import require_columns
 from optpipe.core.verdict import RANDOM_WEIGHTS, Observation
-from optpipe.evaluate.result import Evaluation
+from optpipe.evaluate.result import EvaluatedModel, Evaluation, SampledFigure
+from optpipe.evaluate.sampled_scores import (
+    Parts,
+    find_sampled_score,
+    observe_parts,
+    parts_from_frame,
+    score_parts,
+)
 from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.user_file import PREFIX, StoredScores
 from optpipe.models.artifacts.lookup import JudgedBuild
+from optpipe.stats.paired import Groups
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import EVALUATION, PREDICTIONS
 from optpipe.workspace.runs import newest_runs
@@ -37,7 +44,7 @@ def observe_accuracy(
                 for name, each in figures.items()
             }
             return {
-                name: replace(figure, blockers=caps, source=run.name)
+                name: replace(figure, blockers=(*figure.blockers, *caps), source=run.name)
                 for name, figure in widened.items()
             }
     return {}
@@ -90,8 +97,9 @@ def _widen_for_calibration(figure: Observation, name: str, run: Run, artifact: s
     )
     if row is None or figure.low is None or figure.high is None:
         return figure
+    named = name.removeprefix("drop of ")
     task, about = (
-        _find_task(evaluated),
+        find_sampled_score(evaluated.sampled, named) or _find_task(evaluated),
         f"{figure.about}, {row.calibrated_on} of which were used for calibration",
     )
     least, most = task.score_range
@@ -100,7 +108,7 @@ def _widen_for_calibration(figure: Observation, name: str, run: Run, artifact: s
         return replace(figure, high=min(most - least, figure.high + hidden), about=about)
     if name == "agreement":  # a share of samples for any score
         return replace(figure, low=max(0.0, figure.low - hidden / (most - least)), about=about)
-    if find_score(name).lower_is_better:
+    if task.find_score(name).lower_is_better:
         return replace(figure, high=min(most, figure.high + hidden), about=about)
     return replace(figure, low=max(least, figure.low - hidden), about=about)
 
@@ -133,7 +141,7 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
     for row in stored.results:
         name = row.artifact or "source"
         found = source if name == "source" else _select_predictions(frame, task, name)
-        again = replace(row, agreement=None, accuracy=None, scores=None)
+        again = replace(row, agreement=None, accuracy=None, scores=None, sampled={})
         if found is not None:
             again = replace(
                 again, samples=len(source), agreement=task.compute_parity(source, found)
@@ -142,7 +150,26 @@ def recompute_evaluation(run: Run) -> Iterator[Recomputed]:
                 again = task.add_scores(
                     again, truths, source, found, stored.dataset.labels, stored.dataset.classes
                 )
+                again = replace(again, sampled=_score_again(frame, stored, row, task.groups))
         yield f"{EVALUATION}: {name}", row, again
+
+
+def _score_again(
+    frame: pl.DataFrame, stored: Evaluation, row: EvaluatedModel, groups: Groups | None
+) -> Mapping[str, SampledFigure]:
+    """The scores of plug-ins."""
+    parts = _read_parts(frame, stored, row)
+    return score_parts(stored.sampled, *parts, groups)
+
+
+def _read_parts(
+    frame: pl.DataFrame, stored: Evaluation, row: EvaluatedModel
+) -> tuple[Mapping[str, Parts], Mapping[str, Parts], Mapping[str, str]]:
+    """The parts of the source and of the row's model, and the reasons for scores without parts, which their code alone knows."""
+    models = ("source", row.artifact or "source")
+    source, found = (parts_from_frame(frame, each, stored.sampled) for each in models)
+    stated = {name: scored.why_not for name, scored in row.sampled.items() if name not in found}
+    return source, found, {name: why_not for name, why_not in stated.items() if why_not}
 
 
 def recompute_accuracy(run: Run, artifact: str | None, confidence: float) -> dict[str, Observation]:
@@ -155,8 +182,13 @@ def recompute_accuracy(run: Run, artifact: str | None, confidence: float) -> dic
     judged = replace(evaluated.dataset, count=len(source))
     # reports of older versions do not name the data, and `verify` must render the same bytes
     about = judged.describe() if judged.validation is None else judged.identify()
-    labels = evaluated.dataset.labels
-    return task.observe(_read_truths(frame, task), source, found, confidence, about, labels)
+    labels, truths = evaluated.dataset.labels, _read_truths(frame, task)
+    figures = task.observe(truths, source, found, confidence, about, labels)
+    rows = {each.artifact or "source": each for each in evaluated.results}
+    if truths is None or (row := rows.get(artifact or "source")) is None:
+        return figures
+    parts = _read_parts(frame, evaluated, row)
+    return figures | observe_parts(evaluated.sampled, *parts, task.groups, confidence, about)
 
 
 def _find_task(evaluated: Evaluation) -> TaskContract:

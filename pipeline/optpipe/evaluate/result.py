@@ -1,10 +1,11 @@
 """The records of an evaluation, as in `evaluate.json` and `--json`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from optpipe.core.entries import WeightsRecord
 from optpipe.core.errors import ExitStatus, escape
+from optpipe.core.metrics.sampled import Rule
 from optpipe.core.verdict import Verdict
 from optpipe.stats.paired import FEWEST_SAMPLES
 
@@ -69,6 +70,29 @@ class TaskScores:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreRule:
+    """A score of a plug-in or of a Python program, as its evaluation states it."""
+
+    title: str
+    rule: Rule
+    lower_is_better: bool
+    source: str
+    """The code that scored: the distribution with its version, or the class and the hash of its source."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledFigure:
+    """One such score of one model, from the samples' parts in the predictions, as a fraction."""
+
+    value: float | None
+    ci: Bounds | None
+    drop: float | None
+    drop_ci: Bounds | None
+    why_not: str | None = None
+    """Why it is withheld."""
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluatedModel:
     backend: str
     precision: str
@@ -95,6 +119,8 @@ class EvaluatedModel:
     """Judgment of the drop by the budget; None for the source model and without a budget."""
     sha256: str | None = None
     """`hash_engine` of the artifact; None for the source model, and in records of older versions."""
+    sampled: Mapping[str, SampledFigure] = field(default_factory=dict)
+    """Scores of plug-ins and of Python programs, by name."""
 
     @property
     def drop_ci(self) -> Bounds | None:
@@ -155,6 +181,8 @@ class Evaluation:
     task: str = "classification"
     scoring: str = ""
     """The choices between outputs and predictions: `NMS outside the engine, IoU 0.7`."""
+    sampled: Mapping[str, ScoreRule] = field(default_factory=dict)
+    """Scores of plug-ins and of Python programs, by name."""
 
     @property
     def status(self) -> ExitStatus:

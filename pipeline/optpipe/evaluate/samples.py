@@ -41,6 +41,9 @@ def _find_unstated_builds(run: Run, frame: pl.DataFrame) -> Iterator[str]:
         yield f"{EVALUATION}: has no row of {', '.join(sorted(absent))}, whose predictions are there"
     if len(set(rows)) < len(rows):
         yield f"{EVALUATION}: has two rows of a build"
+    scored = {name.partition(":part.")[2] for name in frame.columns if ":part." in name}
+    if unstated := scored - read_evaluation(run).sampled.keys():
+        yield f"{EVALUATION}: has no rule of {', '.join(sorted(unstated))}, whose parts are there"
 
 
 def count_copies(run: Run) -> int:

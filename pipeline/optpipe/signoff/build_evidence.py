@@ -28,6 +28,7 @@ from optpipe.core.metrics.sections import (
     ACCURACY,
     ENERGY_PER_SAMPLE,
     LATENCY,
+    MORE_SCORES,
     OUTPUTS,
     PARITY,
     PEAK_MEMORY,
@@ -230,7 +231,9 @@ def suggest_narrowing(section: str, build: JudgedBuild) -> str:
     )
     parity = suggest_parity(build)
     return {
-        ACCURACY.name: "evaluate on more labeled data: " + evaluate,
+        **dict.fromkeys(
+            (ACCURACY.name, MORE_SCORES.name), "evaluate on more labeled data: " + evaluate
+        ),
         PARITY.name: parity and "verify parity on more images: " + parity,
         OUTPUTS.name: "build on more samples: " + rebuild,
         TENSOR_CORES.name: profile and "profile more iterations: " + profile,
@@ -268,7 +271,10 @@ def suggest_fix(section: str, build: JudgedBuild) -> str:
         REGRESSION.name: profile
         and "`" + profile + "` lists the kernels, to compare with those of the baseline",
         SPEEDUP.name: faster,
-        ACCURACY.name: calibrate and "`" + calibrate + "` finds the layers to keep out of INT8",
+        **dict.fromkeys(
+            (ACCURACY.name, MORE_SCORES.name),
+            calibrate and "`" + calibrate + "` finds the layers to keep out of INT8",
+        ),
         PARITY.name: preprocess and "`" + preprocess + "` shows which step contributes most",
         OUTPUTS.name: "`" + budget + "` keeps the layers in float that cost the most",
         PRECISION.name: "`" + layers + "` lists the layers in other precisions",

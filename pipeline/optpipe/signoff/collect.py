@@ -18,6 +18,7 @@ from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.files import Files
 from optpipe.core.measurement import COMPARISON_FILE, MAX_CV, MEASUREMENTS_FILE, read_measurements
 from optpipe.core.metrics.registry import METRICS, PLUGINS
+from optpipe.core.metrics.sampled import PLUGIN_SCORES
 from optpipe.core.records import (
     json_from_record,
     read_versioned,
@@ -26,6 +27,7 @@ from optpipe.core.records import (
 )
 from optpipe.core.verdict import VerdictRecord
 from optpipe.core.wording import Argument, Call
+from optpipe.evaluate.recompute import read_evaluation
 from optpipe.measure.turns import TurnsRecord
 from optpipe.models.artifacts.decisions import find_decision
 from optpipe.models.artifacts.lookup import (
@@ -196,6 +198,23 @@ def require_metrics(policy: Policy) -> None:
         raise MissingError(f"the policy limits {name}, a metric that is not installed; {hint}")
 
 
+def require_scores(policy: Policy, store: Store) -> None:
+    """Raises MissingError for a limit of a score that no plug-in brings here, and that no evaluation in the workspace has."""
+    names = {one.sampled_score for one in policy.criteria} - {None, *PLUGIN_SCORES}
+    if not names:
+        return
+    stored = {
+        name
+        for run in list_runs(store.workspace, "evaluate")
+        for name in read_evaluation(run).sampled
+    }
+    for name in sorted(str(each) for each in names - stored):
+        near = get_close_matches(name, {*PLUGIN_SCORES, *stored}, n=1)
+        hint = f"did you mean {near[0]}?" if near else METRICS.explain_missing(name)
+        hint += "" if near else ", or evaluate in Python with scores=[...]"
+        raise MissingError(f"the policy limits {name}, a score that nothing here computes; {hint}")
+
+
 def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
     """Raises BadInputError if MODEL is an artifact's ID, the policy is for another model, or a waiver names no criterion."""
     _require_model(wanted.model, store)
@@ -203,6 +222,7 @@ def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
         problem = f"the policy is for {wanted.policy.model!r}, not {wanted.model!r}"
         raise BadInputError(f"{problem}; change `model` in the policy or the MODEL argument")
     require_metrics(wanted.policy)
+    require_scores(wanted.policy, store)
     require_waivable(wanted.waivers, wanted.policy)
     _require_options(wanted.policy, wanted.policy.build.get("backend"))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import exp, expm1, log
+from math import exp, expm1, isnan, log
 
 from optpipe.core.measurement import (
     COMPARISON_FILE,
@@ -12,10 +12,13 @@ from optpipe.core.measurement import (
     format_settings,
 )
 from optpipe.core.metrics.registry import find_metric
+from optpipe.core.metrics.sampled import PLUGIN_SCORES, is_score_name
 from optpipe.core.metrics.sections import (
     ACCURACY,
     AGREEMENT,
+    DROP,
     ENVIRONMENT,
+    MORE_SCORES,
     OUTPUTS,
     PARITY,
     PRECISION,
@@ -455,26 +458,55 @@ def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observa
     if criterion.score is not None:
         name = f"drop of {criterion.score}" if name == "drop" else criterion.score
     figure = evidence.accuracy.get(name)
-    if figure is None:
-        known = [
-            each.removeprefix("drop of ")
-            for each in evidence.accuracy
-            if each.startswith("drop of ")
-        ]
-        if criterion.score is not None and known:
-            there = f"this model's task has no score {criterion.score}; it has {', '.join(known)}"
-            return Blocker(there, "change the policy's [accuracy]")
-        command = suggest_evaluation(evidence.build)
-        if not evidence.accuracy and "evaluate" in evidence.other_file:
-            return Blocker(
-                "the evaluated file differs from the one being judged (sha256 mismatch)", command
-            )
-        return Blocker(f"the {name} was not evaluated for this build", command)
-    if criterion.dimension is Dimension.POINTS:
-        low, high = (None if bound is None else 100 * bound for bound in (figure.low, figure.high))
-        tail = None if figure.tail is None else ScaledTail(figure.tail, 100)
-        return [replace(figure, value=100 * float(figure.value), low=low, high=high, tail=tail)]
-    return [figure]
+    if figure is not None:
+        return [_scale_figure(criterion, figure)]
+    known = [
+        each.removeprefix("drop of ") for each in evidence.accuracy if each.startswith("drop of ")
+    ]
+    known = [name for name in known if not is_score_name(name)]
+    if criterion.score is not None and known:
+        there = f"this model's task has no score {criterion.score}; it has {', '.join(known)}"
+        return Blocker(there, "change the policy's [accuracy]")
+    return _explain_no_evaluation(evidence) or Blocker(
+        f"the {name} was not evaluated for this build", suggest_evaluation(evidence.build)
+    )
+
+
+def _sampled_score(
+    criterion: Criterion, evidence: BuildEvidence
+) -> Sequence[Observation] | Blocker:
+    """A score of a plug-in or of a Python program."""
+    name = criterion.sampled_score or ""
+    key = f"drop of {name}" if criterion.metric.endswith(f".{DROP}") else name
+    figure = evidence.accuracy.get(key)
+    if figure is not None:
+        return [_scale_figure(criterion, figure)]
+    brings = "install the plug-in that brings it, or give it in Python (scores=[...]), and evaluate again: "
+    way = suggest_evaluation(evidence.build)
+    return _explain_no_evaluation(evidence) or Blocker(
+        f"the score {name} was not evaluated for this build",
+        way if name in PLUGIN_SCORES else brings + way,
+    )
+
+
+def _explain_no_evaluation(evidence: BuildEvidence) -> Blocker | None:
+    if evidence.accuracy or "evaluate" not in evidence.other_file:
+        return None
+    return Blocker(
+        "the evaluated file differs from the one being judged (sha256 mismatch)",
+        suggest_evaluation(evidence.build),
+    )
+
+
+def _scale_figure(criterion: Criterion, figure: Observation) -> Observation:
+    """The figure in the base unit of the criterion."""
+    if criterion.dimension is not Dimension.POINTS or (
+        figure.blockers and isnan(float(figure.value))
+    ):
+        return figure
+    low, high = (None if bound is None else 100 * bound for bound in (figure.low, figure.high))
+    tail = None if figure.tail is None else ScaledTail(figure.tail, 100)
+    return replace(figure, value=100 * float(figure.value), low=low, high=high, tail=tail)
 
 
 NO_PARITY = "a module in memory has no preprocessing to verify: omit [preprocessing]"
@@ -561,6 +593,7 @@ OBSERVERS: Mapping[str, Observer] = {
     REGRESSION.name: observe_regression,
     SPEEDUP.name: observe_speedup,
     ACCURACY.name: _accuracy,
+    MORE_SCORES.name: _sampled_score,
     PARITY.name: _preprocessing,
     OUTPUTS.name: _outputs,
     PRECISION.name: _precision,

@@ -20,7 +20,8 @@ from optpipe.core.files import read_user_bytes
 from optpipe.core.measurement import Mode, Scenario, format_option
 from optpipe.core.metrics.contract import Metric
 from optpipe.core.metrics.registry import METRICS, PLUGINS, find_metric
-from optpipe.core.metrics.scores import ERROR_NAMES, F1
+from optpipe.core.metrics.sampled import PLUGIN_SCORES, is_score_name
+from optpipe.core.metrics.scores import ERROR_NAMES, F1, SCORE_NAMES
 from optpipe.core.metrics.sections import (
     ACCURACY,
     DROP,
@@ -32,6 +33,7 @@ from optpipe.core.metrics.sections import (
     LEAST_SCORE,
     MIN_SHARE,
     MORE_METRICS,
+    MORE_SCORES,
     MOST_KEY,
     OUTPUTS,
     PRECISION,
@@ -77,11 +79,15 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
     ACCURACY.name: {**ACCURACY.limits, "at_threshold": SCORE_THRESHOLD},
     OUTPUTS.name: {"output": str, "steps": int, **OUTPUTS.limits},
     MORE_METRICS.name: {},
+    MORE_SCORES.name: {},
 }
 """The keys of each table of a policy; of the document itself for an empty name."""
 
-_PLUGIN_TABLE: Mapping[str, Kind] = {**LOAD, MOST_KEY: str, LEAST_KEY: str}
-"""The keys of `[metrics.NAME]`."""
+_PLUGIN_TABLES: Mapping[str, Mapping[str, Kind]] = {
+    MORE_METRICS.name: {**LOAD, MOST_KEY: str, LEAST_KEY: str},
+    MORE_SCORES.name: MORE_SCORES.limits,
+}
+"""The keys of `[metrics.NAME]` and of `[scores.NAME]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +192,20 @@ class Criterion:
     @property
     def needs_plugin(self) -> str | None:
         """The name of the metric if only a plug-in that is not here can measure it."""
-        name = self.find_metric().name if self.table.is_open else ""
+        name = self.find_metric().name if self.is_of(MORE_METRICS) else ""
         return name if name and name not in PLUGINS else None
+
+    @property
+    def sampled_score(self) -> str | None:
+        """The name of the plug-in's or the Python program's score that it limits."""
+        return self.metric.rpartition(".")[0] if self.is_of(MORE_SCORES) else None
 
     def is_of(self, section: Section) -> bool:
         return self.table is section
 
     def find_metric(self) -> Metric:
         """The measured metric that it limits."""
-        if self.table.is_open:
+        if self.is_of(MORE_METRICS):
             return find_metric(self.metric.rpartition(".")[0])
         return self.table.metrics.get(self.metric) or find_metric(self.metric)
 
@@ -270,9 +281,13 @@ def _policy_from_document(document: Mapping[str, object], source: bytes) -> Poli
     top = _read_table(
         {key: value for key, value in document.items() if not key or key not in TABLES}, ""
     )
-    closed = [name for name in TABLES if name in document and name != MORE_METRICS.name]
+    closed = [name for name in TABLES if name in document and name not in _PLUGIN_TABLES]
     tables = {name: list(_read_tables(document[name], name)) for name in closed}
-    more = _list_plugin_criteria(document.get(MORE_METRICS.name, {}))
+    more = [
+        criterion
+        for section in _PLUGIN_TABLES
+        for criterion in _list_plugin_criteria(section, document.get(section, {}))
+    ]
     build, evidence, environment = (
         tables.get(name, [{}])[0] for name in ("build", "evidence", ENVIRONMENT.name)
     )
@@ -315,7 +330,7 @@ def _read_tables(value: object, section: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _read_table(table: Mapping[str, object], section: str, number: int = 0) -> Mapping[str, Any]:
-    keys = TABLES.get(section, _PLUGIN_TABLE)
+    keys = TABLES[section] if section in TABLES else _PLUGIN_TABLES[section.partition(".")[0]]
     found = {}
     for key, value in table.items():
         if key not in keys:
@@ -457,27 +472,29 @@ def _list_criteria(tables: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Cr
                 yield Criterion(section, metric, sense, threshold, dimension, where, score, *judged)
 
 
-_PLUGIN_LIMITS = (MOST_KEY, LEAST_KEY)
 _ANY_UNIT = tuple(each for each in Dimension if each not in (Dimension.QUERIES, Dimension.POINTS))
 
 
-def _list_plugin_criteria(found: object) -> Iterator[Criterion]:
-    """The limits of `[metrics.NAME]`, whose unit says what the metric is: a policy is read without the plug-in too."""
-    section = MORE_METRICS.name
+def _list_plugin_criteria(section: str, found: object) -> Iterator[Criterion]:
+    """The limits of `[metrics.NAME]`, whose unit says what the metric is, or of `[scores.NAME]`: a policy is read without the
+    plug-in too.
+    """
+    limits = [key for key in _PLUGIN_TABLES[section] if key not in LOAD]
     if not isinstance(found, dict):
-        problem = f"{section}: expected a table for each metric, such as [{section}.NAME]"
+        problem = f"{section}: expected a table for each, such as [{section}.NAME]"
         raise _BadKeyError(problem, section, 0, None)
     for name, value in found.items():
         for number, table in enumerate(value if isinstance(value, list) else [value]):
             if not isinstance(table, dict):
-                problem = f"{section}.{name}: expected a table with a {MOST_KEY} or a {LEAST_KEY}"
+                problem = f"{section}.{name}: expected a table with {' or '.join(limits)}"
                 raise _BadKeyError(problem, f"{section}.{name}", number, None)
-            yield from _read_plugin_table(name, table, number)
+            read = _read_score_table if section == MORE_SCORES.name else _read_plugin_table
+            yield from read(name, table, number)
 
 
 def _read_plugin_table(name: str, table: Mapping[str, object], number: int) -> Iterator[Criterion]:
     place = f"{MORE_METRICS}.{name}"
-    limits = {key: value for key, value in table.items() if key in _PLUGIN_LIMITS}
+    limits = {key: value for key, value in table.items() if key in (MOST_KEY, LEAST_KEY)}
     load = _read_table(
         {key: value for key, value in table.items() if key not in limits}, place, number
     )
@@ -501,8 +518,34 @@ def _require_plugin_table(name: str, load: Mapping[str, Any], limits: Mapping[st
     if name in METRICS and name not in PLUGINS:
         raise ValueError("it is a metric of optpipe, which has its own table")
     if not limits:
-        raise ValueError(f"sets no limit; available limits: {', '.join(_PLUGIN_LIMITS)}")
+        raise ValueError(f"sets no limit; available limits: {MOST_KEY}, {LEAST_KEY}")
     _require_complete(load, MORE_METRICS.name)
+
+
+def _read_score_table(name: str, table: Mapping[str, object], number: int) -> Iterator[Criterion]:
+    place = f"{MORE_SCORES}.{name}"
+    if not is_score_name(name):
+        problem = f'it is a score of optpipe: write {DROP} = "1 {name}" in [{ACCURACY}]'
+        if name not in SCORE_NAMES:
+            problem = "a score has a name of small letters, digits, - and _"
+        raise _BadKeyError(f"{place}: {problem}", place, number, None)
+    limits = _read_table(table, place, number)
+    if not limits:
+        problem = f"sets no limit; available limits: {', '.join(MORE_SCORES.limits)}"
+        raise _BadKeyError(f"{place}: {problem}", place, number, None)
+    for key in (key for key in MORE_SCORES.limits if key in limits):
+        threshold, dimension, score = limits[key]
+        if score is not None:
+            problem = f"is a drop of {name}, not of {score}: write it in points"
+            raise _BadKeyError(f"{place}.{key}: {problem}", place, number, key)
+        known = PLUGIN_SCORES.get(name)
+        wrong = LEAST_KEY if known is not None and known.lower_is_better else MOST_KEY
+        if known is not None and key == wrong:
+            better, other = ("lower", MOST_KEY) if key == LEAST_KEY else ("higher", LEAST_KEY)
+            problem = f"{name} is better when {better}; limit its {other}, or its {DROP}"
+            raise _BadKeyError(f"{place}.{key}: {problem}", place, number, key)
+        sense = MORE_SCORES.limits[key][0]
+        yield Criterion(MORE_SCORES.name, f"{name}.{key}", sense, threshold, dimension)
 
 
 def _read_plugin_limit(name: str, key: str, value: object) -> tuple[Sense, float, Dimension]:

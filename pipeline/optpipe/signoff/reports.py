@@ -15,7 +15,7 @@ from optpipe import __version__
 from optpipe.backends.registry import list_runtime_packages
 from optpipe.core.entries import Environment
 from optpipe.core.measurement import Comparison, Goal, Levels, read_measurements
-from optpipe.core.metrics.sections import SECTIONS, list_tiles
+from optpipe.core.metrics.sections import DROP, SECTIONS, list_tiles
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import json_from_record, record_from_files
 from optpipe.core.verdict import (
@@ -136,7 +136,8 @@ def _name_criterion(name: str) -> str:
     if table is not None and table.names_key_first:
         return " ".join((*words, section))
     if table is not None and table.is_open:
-        return words[0]
+        key = name.split(".")[2] if name.count(".") > 1 else ""
+        return f"{words[0]} drop" if key == DROP else words[0]
     words = [*section.split("_"), *words] if table else words  # a criterion of trust has no table
     words = [each.upper() if each in ACRONYMS else each for each in words]
     return " ".join((words[0].title(), *words[1:]))

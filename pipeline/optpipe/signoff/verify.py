@@ -588,6 +588,8 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
     for run in dossier.every_run:
         if run.kind == "evaluate":
             found = read_evaluation(run)
+            for name, rule in found.sampled.items():
+                yield f"what each sample adds to {name}: stated by {run.path.name}, scored by {rule.source}"
             snr = (
                 "SNR of the evaluated outputs, "
                 if any(row.snr_db is not None for row in found.results)

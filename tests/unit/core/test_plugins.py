@@ -16,6 +16,7 @@ from optpipe.build.doctor import diagnose_machine
 from optpipe.core import plugins
 from optpipe.core.errors import BadInputError, MissingError
 from optpipe.core.metrics import registry as metrics
+from optpipe.core.metrics.sampled import read_score_plugin
 from optpipe.evaluate.tasks import user_file
 from optpipe.workspace.environment import list_packages
 
@@ -151,7 +152,7 @@ def test_a_stranger_s_metric_is_loaded_with_its_version(install):
     install({"spread": "Spread"}, module=SPREAD, group="optpipe.metrics")
     loaded = plugins.load_plugins("optpipe.metrics", (), metrics.read_metric_plugin)
     assert isinstance(loaded["spread"], Spread)
-    assert metrics._name_distribution("spread") == "strangers 1.5"
+    assert metrics.name_distribution("optpipe.metrics", "spread") == "strangers 1.5"
 
 
 @pytest.mark.parametrize(
@@ -176,6 +177,7 @@ def test_a_stranger_s_metric_that_fails_is_named(install, attribute, module, rea
     [
         ("add-a-backend", "optpipe.backends"),
         ("add-a-metric", "optpipe.metrics"),
+        ("add-a-score", "optpipe.scores"),
         ("add-a-task", "optpipe.tasks"),
     ],
 )
@@ -184,16 +186,18 @@ def test_the_files_of_a_page_for_contributors_are_a_plug_in(install, page, group
     text = (ROOT / "docs" / "contributing" / f"{page}.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"\{literalinclude\} \.\./\.\./(\S+)", text)
     (project,) = re.findall(r"```toml\n(\[project\].+?)```", text, flags=re.DOTALL)
-    ((name, target),) = tomllib.loads(project)["project"]["entry-points"][group].items()
-    module, _, attribute = target.partition(":")
-    assert module == (ROOT / shown).stem
+    named = tomllib.loads(project)["project"]["entry-points"][group]
+    targets = {name: target.partition(":") for name, target in named.items()}
+    assert {module for module, _, _ in targets.values()} == {(ROOT / shown).stem}
 
     code = (ROOT / shown).read_text(encoding="utf-8")
-    install({name: attribute}, module=code, group=group)
+    entries = {name: attribute for name, (_, _, attribute) in targets.items()}
+    install(entries, module=code, group=group)
     readers = {
         "optpipe.backends": registry.read_backend_plugin,
         "optpipe.metrics": metrics.read_metric_plugin,
+        "optpipe.scores": read_score_plugin,
         "optpipe.tasks": user_file.UserTask.from_plugin,
     }
-    assert name in plugins.load_plugins(group, (), readers[group])
+    assert plugins.load_plugins(group, (), readers[group]).keys() == named.keys()
     assert plugins.FAILURES == []

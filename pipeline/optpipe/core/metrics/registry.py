@@ -15,7 +15,7 @@ from optpipe.core.metrics.contract import Metric, Window
 from optpipe.core.metrics.measured import OTHERS, SHOWN, Percentile
 from optpipe.core.metrics.scores import SCORE_NAMES
 from optpipe.core.metrics.sections import SECTIONS
-from optpipe.core.plugins import Registry, list_entry_points, load_plugins
+from optpipe.core.plugins import Group, Registry, list_entry_points, load_plugins
 from optpipe.core.quantity import Dimension, Estimate
 
 METRICS: Registry[Metric] = Registry("metric", {one.name: one for one in (*SHOWN, *OTHERS)})
@@ -101,11 +101,13 @@ def _compute_figure(metric: Metric, window: Window) -> PluginFigure:
         elif not isfinite(value) or value < 0:
             value, why_not = None, f"{metric.name} gave {value!r}, not a number of at least 0"
     number = None if value is None else float(value)
-    return PluginFigure(number, metric.dimension, _name_distribution(metric.name), why_not)
+    return PluginFigure(
+        number, metric.dimension, name_distribution("optpipe.metrics", metric.name), why_not
+    )
 
 
-def _name_distribution(name: str) -> str:
-    """`optpipe-jitter 1.0`: the distribution that registers a metric."""
-    entries = (entry for entry in list_entry_points("optpipe.metrics") if entry.name == name)
+def name_distribution(group: Group, name: str) -> str:
+    """`optpipe-jitter 1.0`: the distribution that registers a plug-in."""
+    entries = (entry for entry in list_entry_points(group) if entry.name == name)
     found = next((entry.dist for entry in entries if entry.dist is not None), None)
     return "an unknown distribution" if found is None else f"{found.name} {found.version}"

@@ -69,7 +69,7 @@ class Section:
 
     @property
     def is_measured(self) -> bool:
-        return bool(self.metrics) or self.is_open
+        return bool(self.metrics) or (self.is_open and self.evidence is Evidence.BENCH)
 
     def __str__(self) -> str:
         return self.name
@@ -210,6 +210,14 @@ MORE_METRICS = Section(
 )
 """After the other tables."""
 LEAST_KEY, MOST_KEY = "minimum", "maximum"
+MORE_SCORES = Section(
+    "scores",
+    "Scores of plug-ins and of Python programs, by name: each with the largest drop, a minimum, or a maximum.",
+    Evidence.EVALUATE,
+    {DROP: MAX_DROP, LEAST_KEY: MIN_SHARE, MOST_KEY: MAX_SHARE},
+    is_open=True,
+)
+"""After the metrics of plug-ins."""
 JUDGED = (
     LATENCY,
     RATE,
@@ -226,7 +234,9 @@ JUDGED = (
     TENSOR_CORES,
 )
 """The tables with limits, in the order of the criteria."""
-SECTIONS: Mapping[str, Section] = {one.name: one for one in (ENVIRONMENT, *JUDGED, MORE_METRICS)}
+SECTIONS: Mapping[str, Section] = {
+    one.name: one for one in (ENVIRONMENT, *JUDGED, MORE_METRICS, MORE_SCORES)
+}
 
 
 def list_tiles() -> list[Section]:

@@ -4,8 +4,6 @@ The run stores each sample's score, so that means, drops, and intervals can be r
 only a hash of the callable's source is kept.
 """
 
-import hashlib
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -16,7 +14,8 @@ import numpy as np
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
-from optpipe.core.files import hash_arrays, hash_text
+from optpipe.core.files import hash_arrays, hash_callable, hash_text
+from optpipe.core.metrics.sampled import EvaluatedSample, SampleScore
 from optpipe.evaluate.tasks.contract import Values
 from optpipe.evaluate.tasks.user_file import PREFIX, StoredScores
 from optpipe.models.inputs.rows import Arrays
@@ -25,19 +24,6 @@ from optpipe.models.sources.python_file import describe_user_error
 
 LONGEST_TRUTH = 200
 """Longer truths and predictions, as JSON, are stored as their hash."""
-
-
-def hash_callable(function: Callable[..., Any]) -> str:
-    """SHA-256 of its source text; of its code and constants if the text is not known."""
-    try:
-        return hash_text(inspect.getsource(function))
-    except (OSError, TypeError):
-        code = getattr(function, "__code__", None) or getattr(
-            type(function).__call__, "__code__", None
-        )
-        if code is None:
-            return hash_text(repr(type(function)))
-        return hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()
 
 
 class CallableTask(StoredScores):
@@ -88,6 +74,9 @@ class CallableTask(StoredScores):
         self._truths = dict(zip((each.path for each in samples.files), truths, strict=True))
         return [_to_json(each) for each in truths]
 
+    def show_sample(self, prediction: Any, truth: Any, file: SetFile) -> tuple[Any, Any]:
+        return None, deepcopy(self._truths[file.path])
+
     def decode(
         self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
     ) -> Values:
@@ -103,26 +92,60 @@ class CallableTask(StoredScores):
         """The score as a share of the range. Raises BadInputError if the callable raises, or gives no number in the range."""
         low, high = self._range
         try:
-            value = self._function(outputs, truth)
+            given = self._function(outputs, truth)
         except (Exception, SystemExit) as error:
             raise BadInputError(
                 f"metric {self._name} fails on sample {sample}: {describe_user_error(error)}"
             ) from error
-        if hasattr(value, "item") and getattr(value, "size", 1) is not None:
-            try:
-                value = value.item()
-            except (ValueError, RuntimeError) as error:
-                raise BadInputError(
-                    f"metric {self._name} gives an array for sample {sample}\nreturn one number for each sample"
-                ) from error
-        if isinstance(value, bool | np.bool_):
-            value = float(value)
-        if not isinstance(value, int | float) or not isfinite(value) or not low <= value <= high:
+        try:
+            value = read_score(given, low, high)
+        except ValueError as error:
             raise BadInputError(
-                f"metric {self._name} gives {value!r} for sample {sample}\nit must be a number from {low:g} to {high:g}: see range="
-            )
-        share = (float(value) - low) / (high - low)
+                f"metric {self._name} {error} for sample {sample}\nreturn one number for each sample, inside range="
+            ) from error
+        share = (value - low) / (high - low)
         return share if self._larger else 1.0 - share
+
+
+class MetricScore(SampleScore):
+    """A callable as one more score of a task, whose value is its share of the range."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        score_range: tuple[float, float],
+        pack: Callable[[Mapping[str, Any]], Any],
+        *,
+        larger_is_better: bool = True,
+    ) -> None:
+        self.name = self.title = name
+        self._function, self._range, self._pack = function, score_range, pack
+        self.lower_is_better = not larger_is_better
+
+    def measure(self, sample: EvaluatedSample) -> float:
+        low, high = self._range
+        value = read_score(self._function(self._pack(sample.outputs), sample.truth), low, high)
+        return (value - low) / (high - low)
+
+    def describe_source(self) -> str:
+        low, high = self._range
+        source = hash_callable(self._function)[:12]
+        return f"a callable of a Python program, source sha256 {source}, as a share of {low:g} to {high:g}"
+
+
+def read_score(value: Any, low: float, high: float) -> float:
+    """What a callable gave, as a number. Raises ValueError, which the name of the callable precedes, for anything else."""
+    if hasattr(value, "item") and getattr(value, "size", 1) is not None:
+        try:
+            value = value.item()
+        except (ValueError, RuntimeError) as error:
+            raise ValueError("gives an array") from error
+    if isinstance(value, bool | np.bool_):
+        value = float(value)
+    if not isinstance(value, int | float) or not isfinite(value) or not low <= value <= high:
+        raise ValueError(f"gives {value!r}, not a number from {low:g} to {high:g}")
+    return float(value)
 
 
 def _to_json(value: Any) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError, escape
+from optpipe.core.metrics.scores import Score as ScoreObject
 from optpipe.core.metrics.scores import find_score
 from optpipe.core.verdict import Observation
 from optpipe.evaluate.result import Agreement, ClassScore, EvaluatedModel, Score, TaskScores
@@ -126,7 +127,7 @@ class TaskContract:
 
     def describe_absent(self, truths: Values, source: Values, labels: Sequence[str]) -> str:
         """The classes with `labels` that no truth has, if a score is a mean over classes; empty if all occur."""
-        if not labels or not any(find_score(name).over_classes for name in self.scores):
+        if not labels or not any(self.find_score(name).over_classes for name in self.scores):
             return ""
         measured = measure_scores(self, pickle.dumps(truths), pickle.dumps(source))
         return describe_absent_classes(labels, measured.occurring)
@@ -192,9 +193,17 @@ class TaskContract:
         """False if agreement with the source model, or a drop on `truths`, would say nothing."""
         return True
 
+    def find_score(self, name: str) -> ScoreObject:
+        """The score called `name`, which is one of `scores`."""
+        return find_score(name)
+
+    def show_sample(self, prediction: Any, truth: Any, file: SetFile) -> tuple[Any, Any]:
+        """The prediction and the truth of one sample, as a plug-in's score gets them."""
+        return prediction, truth
+
     def find_effect(self, name: str, before: float) -> float:
         """`Score.find_effect` of a score, which is `before` for the source model."""
-        return find_score(name).find_effect(before)
+        return self.find_score(name).find_effect(before)
 
     def bound_hidden_loss(self, row: EvaluatedModel) -> float:
         """Largest drop hidden by the calibration samples, all of which may have been lost without them."""
@@ -261,9 +270,9 @@ class TaskContract:
         ):
             effect, sign = (
                 self.find_effect(name, float(before)) if spread is None else spread,
-                -1.0 if find_score(name).lower_is_better else 1.0,
+                -1.0 if self.find_score(name).lower_is_better else 1.0,
             )
-            effect = max(effect, unseen) if find_score(name).over_classes else effect
+            effect = max(effect, unseen) if self.find_score(name).over_classes else effect
             effect *= 1.0 if self.groups is None else self.groups.size
             given = float(value), parts, count, self.score_range, effect
             is_share = mine.are_means and self.groups is None
@@ -321,7 +330,7 @@ class TaskContract:
         absent = describe_absent_classes(labels, mine.occurring)
         for name, (own, drop) in zip(self.scores, compared, strict=True):
             said = f"{name}, {about}" if len(self.scores) > 1 else about
-            said += f"; {absent}" if absent and find_score(name).over_classes else ""
+            said += f"; {absent}" if absent and self.find_score(name).over_classes else ""
             figures |= {name: make(own, said), f"drop of {name}": make(drop, said)}
         return figures | {"score": figures[self.score], "drop": figures[f"drop of {self.score}"]}
 
@@ -339,7 +348,7 @@ def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Mea
     by_class = (
         each
         for name, each in zip(task.scores, spread, strict=False)
-        if find_score(name).over_classes
+        if task.find_score(name).over_classes
     )
     totals = next((each.sum(axis=1) for each in by_class), np.zeros(0))
     occurring = frozenset(np.flatnonzero(totals).tolist())

@@ -68,6 +68,9 @@ class Segmentation(TaskContract):
             raise NothingJudgedError(f"{problem} ({IGNORED} is ignored)")
         return [encode_mask(read_mask(path)) for path in paths]
 
+    def show_sample(self, prediction: Any, truth: Any, file: SetFile) -> tuple[Any, Any]:
+        return _decode_mask(prediction), _decode_mask(truth)
+
     def decode(
         self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
     ) -> Values:

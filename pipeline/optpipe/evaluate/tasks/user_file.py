@@ -136,6 +136,9 @@ class UserTask(StoredScores):
         self._truths = dict(zip((each.path for each in samples.files), truths, strict=True))
         return [self._to_json(each) for each in truths]
 
+    def show_sample(self, prediction: Any, truth: Any, file: SetFile) -> tuple[Any, Any]:
+        return json.loads(prediction["prediction"]), deepcopy(self._truths[file.path])
+
     def decode(
         self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
     ) -> Values:

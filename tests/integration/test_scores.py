@@ -1,0 +1,95 @@
+"""Scores besides a task's own, in Python and by a plug-in: from a module in memory to a verdict that both verifiers judge."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import optpipe as op
+from optpipe.core.errors import BadInputError
+from optpipe.core.metrics.sampled import EvaluatedSample, SampleScore
+from tests.fakes.dossiers import examine
+from tests.fakes.extensions.optpipe_ranked import Balanced, Brier, Top3
+
+pytestmark = pytest.mark.slow
+UNTIMED = {"trust.environment": "nothing is timed"}
+
+
+class Failing(Top3):
+    name = "failing"
+
+    def measure(self, sample: EvaluatedSample) -> float:
+        raise KeyError("nothing")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Any:
+    torch.manual_seed(0)
+    net, inputs = torch.nn.Linear(8, 6), torch.randn(300, 8)
+    workspace = op.Workspace(tmp_path_factory.mktemp("scores"), listener=op.Listener())
+    model = op.Model(
+        net, example=inputs[:2], task="classification", trained=True, workspace=workspace
+    )
+    with torch.no_grad():
+        labels = net(inputs).argmax(1)
+    labels[:15] = (labels[:15] + 1) % 6
+    return model.build("fp32", backend="onnxruntime", device="cpu"), op.Data((inputs, labels))
+
+
+def test_scores_in_python_are_evaluated_limited_and_verified(built) -> None:
+    builds, held = built
+    margin = op.Metric(
+        lambda outputs, label: float(outputs[label] > 0), range=(0, 1), name="positive"
+    )
+    own: list[SampleScore | op.Metric] = [Top3(), Balanced(), Brier(), margin, Failing()]
+    scored = builds.evaluate(held, scores=own)
+    frame = scored.frame().filter(build="onnxruntime fp32")
+    assert set(frame["score"]) == {"top1", *(each.name for each in own)}
+    values = {row["score"]: row for row in frame.iter_rows(named=True)}
+    assert values["top1"]["value"] == 0.95
+    assert values["top3"]["value"] >= 0.95
+    assert values["balanced"]["low"] < values["balanced"]["value"] < values["balanced"]["high"]
+    assert values["top3"]["drop"] == 0
+    assert values["brier"]["drop"] == pytest.approx(0, abs=1e-6)
+    assert "KeyError" in values["failing"]["why_not"]
+    assert "balanced accuracy" in str(scored)
+
+    policy = op.Policy(
+        scores={
+            "top3": {"maximum_drop": "5 points", "minimum": "80%"},
+            "balanced": {"maximum_drop": "10 points"},
+            "brier": {"maximum": "90%"},
+            "positive": {"minimum": "1%"},
+        }
+    )
+    verdict = builds["fp32"].signoff(policy, evaluation=scored, waive=UNTIMED, figures=False)
+    assert str(verdict.record.verdict) == "PASS", verdict
+    found, again = examine(verdict.dossier.path)
+    assert (found.differs, found.open, str(again)) == ([], [], "PASS")
+    verdict.dossier.verify()
+
+    withheld = op.Policy(scores={"failing": {"maximum_drop": "50 points"}})
+    other = builds["fp32"].signoff(withheld, evaluation=scored, waive=UNTIMED, figures=False)
+    assert str(other.record.verdict) == "INCONCLUSIVE"
+    assert "KeyError" in str(other)
+
+
+@pytest.mark.parametrize(
+    ("scores", "problem"),
+    [
+        ([Top3], r"give an instance: Top3\(\)"),
+        (Top3(), "expected a list"),
+        ("top3", "expected a list"),
+        ([3], "int is no score"),
+        ([max], "is no score"),
+        ([Top3(), Top3()], "two scores"),
+        ([op.Metric(np.mean, range=(0, 1), name="top1")], "cannot name a score"),
+        ([type("Odd", (Top3,), {"rule": "median"})()], "rules are"),
+        ([type("Boxes", (Top3,), {"tasks": ("detection",)})()], "the task is classification"),
+    ],
+)
+def test_what_is_no_score_is_refused(built, scores, problem) -> None:
+    builds, held = built
+    with pytest.raises(BadInputError, match=problem):
+        builds.evaluate(held, scores=scores)

@@ -126,9 +126,52 @@ EMPTY = """() => [...document.querySelectorAll('#criteria-table td[data-label]')
 
 OUT_OF_SIGHT = """() => [...document.querySelectorAll('#criteria-table tbody :is(td, th)')]
     .filter((one) => one.getBoundingClientRect().right > innerWidth + 1).map((one) => one.textContent)"""
+CLIPPED = """() => [...document.querySelectorAll('main :is(td, th, p, li, h1, h2, h3, dd, dt, figcaption, .chip)')]
+    .filter((one) => !one.closest('.hidden, thead') && one.clientWidth && getComputedStyle(one).display !== 'inline'
+        && one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent.trim().slice(0, 60))"""
+OUTSIDE_OF_DRAWING = """() => [...document.querySelectorAll('figure svg')].flatMap((svg) => {
+    const frame = svg.getBoundingClientRect();
+    return [...svg.querySelectorAll('text')].filter((text) => {
+        const box = text.getBoundingClientRect();
+        return box.width && getComputedStyle(text).opacity !== '0'
+            && (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1);
+    }).map((text) => text.textContent); })"""
+OVERLAPPING = """() => [...document.querySelectorAll('figure svg')].flatMap((svg) => {
+    const boxes = [...svg.querySelectorAll('text')].filter((text) => text.textContent.trim() && getComputedStyle(text).opacity !== '0')
+        .map((text) => [text.textContent, text.getBoundingClientRect()]).filter(([, box]) => box.width);
+    return boxes.flatMap(([name, one], at) => boxes.slice(at + 1).filter(([, other]) =>
+        Math.min(one.right, other.right) - Math.max(one.left, other.left) > 1
+        && Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 3).map(([other]) => `${name} | ${other}`)); })"""
+WHY = """() => [...document.querySelectorAll('#criteria-table tbody td[data-label=why]')].filter((one) => one.textContent.trim())
+    .map((one) => one.getBoundingClientRect()).map((box) => [box.left, box.right, box.width])"""
 CUT_LABELS = """() => [...document.querySelectorAll('figure svg text')]
     .filter((text) => { const box = text.getBoundingClientRect(), frame = text.closest('figure').getBoundingClientRect();
         return box.width && (box.left < frame.left || box.right > frame.right); }).map((one) => one.textContent)"""
+
+
+def assert_nothing_is_cut(page):
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate(CLIPPED) == []
+    assert page.evaluate(CUT_LABELS) == []
+    assert page.evaluate(OUTSIDE_OF_DRAWING) == []
+    assert page.evaluate(OVERLAPPING) == []
+    whys = page.evaluate(WHY)
+    assert all(left >= 0 and right <= page.viewport_size["width"] for left, right, _ in whys)
+    assert all(width > 140 for *_, width in whys), "a reason stands in a column of words"
+    table = page.locator(".scroll:has(#criteria-table)")
+    assert not table.count() or table.evaluate("one => one.scrollWidth <= one.clientWidth + 1")
+
+
+RECORDS = sorted(
+    path.parent for path in (Path(__file__).parents[2] / "reports").rglob("report.html")
+)
+
+
+@pytest.mark.parametrize("folder", RECORDS, ids=lambda path: path.name)
+@pytest.mark.parametrize("screen", SCREENS, ids=lambda p: f"{p[0]}-{p[1]}")
+def test_reports_of_record_and_their_figures_are_readable(browser, folder, screen):
+    with opened(browser, folder, screen) as page:
+        assert_nothing_is_cut(page)
 
 
 @pytest.mark.parametrize("verdict", POLICIES)
@@ -142,7 +185,7 @@ def test_every_verdict_is_readable_on_every_screen(browser, dossiers, verdict, s
         assert page.evaluate(CUT) == []
         assert page.evaluate(EMPTY) == 0, "a label of nothing"
         assert page.evaluate(OUT_OF_SIGHT) == []
-        assert page.evaluate(CUT_LABELS) == []
+        assert_nothing_is_cut(page)
         tally = sum(int(text.split()[0]) for text in page.locator(".tally .chip").all_inner_texts())
         count = page.locator(".table-tools[data-for=criteria-table] .count").inner_text()
         assert count == f"{tally} of {tally}", "one count of criteria in a report"

@@ -7,6 +7,7 @@ Vega's `aria-label`, which screen readers read and the page's script shows as a 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import log10
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -129,7 +130,7 @@ def draw_points(
     labels = [each.series for each in points]
     roof = [{"x": _round(px), "y": _round(py)} for px, py in limit]
     values = ([] if linear else [row[key] for row in (*rows, *roof)] for key in ("x", "y"))
-    across, upwards = (choose_axis_scale(each, 16) for each in values)
+    across, upwards = (choose_axis_scale(each, PADDING) for each in values)
     axis = alt.Axis(tickCount=5, format=_choose_number_format([row["x"] for row in (*rows, *roof)]))
     base = alt.Chart(alt.InlineData(rows)).encode(
         x=alt.X("x:Q", title=x, scale=across, axis=axis),
@@ -156,15 +157,72 @@ def draw_points(
         layers.append(
             over.mark_point(opacity=1, aria=False, **_FLAGS[flag][1]).encode(x="x:Q", y="y:Q")
         )
-    layers.append(
-        base.mark_text(dy=-12, fontSize=FONT_SIZE, aria=False).encode(
-            text="text:N", color=alt.value(INK)
-        )
-    )
+    kept = _keep_labels_apart(rows, across, upwards, roof)
+    layers += [
+        alt.Chart(alt.InlineData([row for row, side in zip(rows, kept, strict=True) if side == at]))
+        .mark_text(dx=dx, dy=dy, fontSize=FONT_SIZE, aria=False)
+        .encode(x="x:Q", y="y:Q", text="text:N", color=alt.value(INK))
+        for at, (dx, dy) in enumerate(SIDES)
+        if at in kept
+    ]
     legend = _list_legend(labels) if len(set(labels)) > 1 or labels[0] else ()
     return _draw(
         alt.layer(*layers), title, caption, files, (*legend, *(_FLAGS[flag][0] for flag in flags))
     )
+
+
+SIDES = (0, -12), (0, 15), (16, 0), (-16, 0)
+"""Where the label of a point may stand, in pixels from it: above, below, to the right, to the left."""
+DIGIT_WIDTH, TEXT_HEIGHT = 9, 16
+"""Largest size of a digit in a browser, whose fonts are wider than those of the layout."""
+PADDING = 16
+
+
+def _keep_labels_apart(
+    rows: Sequence[dict[str, Any]],
+    across: "alt.Scale",
+    upwards: "alt.Scale",
+    roof: Sequence[dict[str, float]],
+) -> list[int | None]:
+    """The side of each point on which its label meets no other; None without one: a tooltip still names the point."""
+    heights = [row[key] for row in rows for key in ("y", "low", "high") if key in row]
+    xs = _place_on_axis(
+        [row["x"] for row in rows], [row["x"] for row in (*rows, *roof)], across, WIDTH
+    )
+    ys = _place_on_axis(
+        [row["y"] for row in rows], [*heights, *(row["y"] for row in roof)], upwards, HEIGHT
+    )
+    taken: list[tuple[float, float, float]] = []
+    sides: list[int | None] = []
+    for row, x, y in zip(rows, xs, ys, strict=True):
+        half = DIGIT_WIDTH * len(row["text"]) / 2
+        places = [(x + dx, HEIGHT - y + dy, half) for dx, dy in SIDES]
+        free = (
+            at for at, place in enumerate(places) if not any(_meet(place, other) for other in taken)
+        )
+        side = next(free, None) if row["text"] else None
+        sides.append(side)
+        if side is not None:
+            taken.append(places[side])
+    return sides
+
+
+def _meet(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+    """Whether two labels overlap; each is the x and y of its center, and half its width."""
+    across = abs(one[0] - other[0]) < one[2] + other[2]
+    return across and abs(one[1] - other[1]) < TEXT_HEIGHT
+
+
+def _place_on_axis(
+    values: Sequence[float], domain: Sequence[float], scale: "alt.Scale", length: int
+) -> list[float]:
+    """The pixels along an axis at which Vega draws `values`."""
+    by = log10 if scale.to_dict().get("type") == "log" else float
+    low, high = by(min(domain)), by(max(domain))
+    room = length - 2 * PADDING
+    return [
+        PADDING + room * ((by(each) - low) / (high - low) if high > low else 0.5) for each in values
+    ]
 
 
 def draw_bars(

@@ -42,3 +42,19 @@ def test_a_long_name_of_a_row_is_wrapped():
     assert sorted(" ".join(lines).split()) == sorted(name.split())
     assert max(map(len, lines)) <= 44
     assert len(lines) >= 2
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.01, 1.0])
+def test_points_that_meet_have_labels_apart(gap):
+    """Up to four labels fit around equal points; the others stand in their tooltips alone."""
+    given = [Point("a", f"p{at}", 10 + gap * at, 2.0, "64") for at in range(6)]
+    svg = draw_points("Plot", "", given, *AXES).image
+    labels = re.findall(r'transform="translate\(([\d.-]+),([\d.-]+)\)"[^>]*>64</text>', svg)
+    places = [(float(x), float(y)) for x, y in labels]
+    assert len(places) == (6 if gap == 1.0 else len(places))
+    assert 1 <= len(places) <= 6
+    for at, (x, y) in enumerate(places):
+        assert all(
+            abs(x - other_x) >= 14 or abs(y - other_y) >= 12
+            for other_x, other_y in places[at + 1 :]
+        )

@@ -1,13 +1,13 @@
 """Samples for calibration, verification, and evaluation."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.api.door import keep_caller_state
 from optpipe.core import np
-from optpipe.core.errors import BadInputError, read_as_user_file
+from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
 
 if TYPE_CHECKING:
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 class Data:
     """Samples, drawn once and stored, with a hash that does not depend on their order.
 
-    `source` is a loader or another iterable of batches (arrays or tensors, tuples of them with the labels last, `(inputs, labels)`,
-    or mappings by input name with `labels`); a torch Dataset, whose items are single samples; an array or tensor, (samples, ...);
-    a tuple of arrays, one for each input, and the labels; a mapping of arrays or a polars frame by input name; or the path of a
-    folder of images, a JSON Lines file of texts, or a .npz, as on the command line. `count` limits the samples: of an iterable the
-    first ones are taken, of arrays and frames a random draw by `seed`. `axes` names the axis of samples of a column (by position
-    or name) where it is not 0, or None for a value that all samples of a batch share.
+    `source` is a loader or another iterable of batches (arrays or tensors, tuples of them with the
+    labels last, `(inputs, labels)`, or mappings by input name with `labels`); a torch Dataset,
+    whose items are single samples; an array or tensor, (samples, ...); a tuple of arrays, one for
+    each input, and the labels; a mapping of arrays or a polars frame by input name; or the path of
+    a folder of images, a JSON Lines file of texts, or tensors (.npz, .npy, Polygraphy's JSON), as
+    on the command line. `count` limits the samples: of an iterable the first ones are taken, of
+    arrays and frames a random draw by `seed`. `axes` names the axis of samples of a column (by
+    position or name) where it is not 0, or None for a value that all samples of a batch share.
 
     Raises BadInputError for a source that yields nothing, or anything but arrays and tensors; an exception of the user's loader is
     its cause.
@@ -50,22 +52,28 @@ class Data:
         self.path: Path | None = None
         self.count_limit, self.seed = count, seed
         self._drawn: DrawnData | None = None
+        if isinstance(source, Data):
+            raise BadInputError("this is a Data already")
         if isinstance(source, str | os.PathLike):
             self._take_path(Path(source))
         else:
+            from optpipe.models.inputs.program_data import draw_data
+
             with keep_caller_state():
-                self._drawn = _draw(source, count, seed, axes, name)
+                self._drawn = draw_data(source, count, seed, axes, name)
 
     def _take_path(self, path: Path) -> None:
+        from optpipe.models.inputs.program_data import NAME, SUFFIX, draw_data
         from optpipe.models.inputs.task_data import hash_data
-        from optpipe.workspace.arrays import read_arrays
+        from optpipe.models.inputs.tensor_files import holds_tensors, read_columns
 
         if not path.exists():
             raise BadInputError(f"{path}: no such file or folder")
-        if self.count_limit is not None and path.suffix.lower() == ".npz":
-            with read_as_user_file(path, "tensors"):
-                columns = read_arrays(path)
-            self._drawn = _draw(columns, self.count_limit, self.seed, None, path.stem)
+        if path.suffix.lower() == SUFFIX and path.is_file():
+            raise BadInputError(f"{path} is a Python file\nimport it and give Data its {NAME}")
+        if self.count_limit is not None and holds_tensors(path):
+            columns = read_columns(path)
+            self._drawn = draw_data(columns, self.count_limit, self.seed, None, path.stem)
             return
         self.path, self._sha256 = path, hash_data(path)
 
@@ -138,81 +146,3 @@ def _is_integer(value: Any) -> bool:
 def resolve_data_argument(data: "Data | str | os.PathLike[str] | Any | None") -> Data | None:
     """A Data of anything that Data() takes; None stays None."""
     return data if data is None or isinstance(data, Data) else Data(data)
-
-
-def _draw(
-    source: Any,
-    count: int | None,
-    seed: int,
-    axes: Mapping[str | int, int | None] | None,
-    name: str | None,
-) -> "DrawnData":
-    from optpipe.models.inputs.drawn import draw_arrays, draw_items
-
-    kind = type(source)
-    called = name or kind.__name__
-    if isinstance(source, Data):
-        raise BadInputError("this is a Data already")
-    if kind.__module__.partition(".")[0] == "polars":
-        return draw_arrays(_columns_from_frame(source), called, count, seed, axes)
-    if isinstance(source, Mapping):
-        return draw_arrays(
-            {str(key): each for key, each in source.items()}, called, count, seed, axes
-        )
-    if isinstance(source, np.ndarray) or hasattr(source, "detach"):
-        return draw_arrays({0: source}, called, count, seed, axes)
-    if isinstance(source, tuple):
-        if not source:
-            raise BadInputError("an empty tuple holds no samples")
-        inputs, *rest = source
-        if isinstance(inputs, tuple | Mapping) and len(rest) == 1:
-            columns = dict(inputs) if isinstance(inputs, Mapping) else dict(enumerate(inputs))
-            columns["labels" if isinstance(inputs, Mapping) else len(columns)] = rest[0]
-            return draw_arrays(columns, called, count, seed, axes)
-        return draw_arrays(dict(enumerate(source)), called, count, seed, axes)
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__") and _is_dataset(source):
-        return draw_items(
-            (source[index] for index in range(len(source))), called, count, single=True, axes=axes
-        )
-    if not isinstance(source, Iterable) and not hasattr(source, "__getitem__"):
-        raise BadInputError(
-            f"{called} holds no samples\ngive a loader, arrays, tensors, a polars frame, or the path of a folder or file"
-        )
-    return draw_items(source, called, count, axes=axes)
-
-
-def _is_dataset(source: Any) -> bool:
-    """Whether it is a map-style torch Dataset, whose items are samples."""
-    return any(
-        f"{each.__module__}.{each.__name__}" == "torch.utils.data.dataset.Dataset"
-        for each in type(source).__mro__
-    )
-
-
-def _columns_from_frame(frame: Any) -> dict[str | int, Any]:
-    """The columns of a polars frame as arrays; lists become rows, which must have one length."""
-    columns: dict[str | int, Any] = {}
-    for series in frame:
-        if series.null_count():
-            raise BadInputError(
-                f"column '{series.name}' has nulls\nremove these rows, or fill them"
-            )
-        if series.dtype.is_nested():
-            if not str(series.dtype).startswith(("List", "Array")):
-                raise BadInputError(
-                    f"column '{series.name}' is {str(series.dtype).partition('(')[0]}\ngive numbers, or lists of numbers"
-                )
-            try:
-                columns[series.name] = np.stack([np.asarray(each.to_list()) for each in series])
-            except ValueError as error:
-                raise BadInputError(
-                    f"column '{series.name}' has lists of different lengths"
-                ) from error
-            if str(series.dtype).find("Float32") >= 0:
-                columns[series.name] = columns[series.name].astype(np.float32)
-        else:
-            numbers = series.dtype.is_numeric() or str(series.dtype) == "Boolean"
-            columns[series.name] = series.to_numpy() if numbers else series.to_list()
-    if not columns:
-        raise BadInputError("the frame has no columns")
-    return columns

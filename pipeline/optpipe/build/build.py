@@ -43,8 +43,10 @@ from optpipe.models.export.exported import (
     read_tokenizer,
     reference_from_file,
 )
-from optpipe.models.inputs.rows import holds_tensors, read_tensor_set, split_batches
+from optpipe.models.inputs.rows import split_batches
 from optpipe.models.inputs.samples import choose_samples
+from optpipe.models.inputs.tensor_files import holds_tensors
+from optpipe.models.inputs.tensor_set import read_tensor_set
 from optpipe.models.sources.onnx_file import OnnxFileSource
 from optpipe.models.stored_card import read_stored_card
 from optpipe.quantize.calibrated_graph import require_calibration, resolve_data

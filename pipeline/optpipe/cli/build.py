@@ -161,7 +161,8 @@ def calibrate(
     data: Annotated[
         Path | None,
         Param(
-            "Calibration data: a folder of images, a JSON Lines file of texts, tensors (.npz), or a set manifest; default: the "
+            "Calibration data: a folder of images, a JSON Lines file of texts, tensors (.npz, .npy, Polygraphy's JSON, "
+            "a .py with CALIBRATION), or a set manifest; default: the "
             "model card's set.",
             alias="images",
             metavar="PATH",

@@ -88,7 +88,7 @@ class CalibrationOptions:
     calibration: Annotated[
         Path | None,
         Param(
-            "Calibration data: images, texts, tensors (.npz), a set manifest, or a table.",
+            "Calibration data: images, texts, tensors (.npz, .npy, Polygraphy's JSON, a .py with CALIBRATION), a set manifest, or a table.",
             metavar="PATH",
         ),
     ] = None

@@ -56,13 +56,7 @@ from optpipe.measure.validity import LIMITS, ValidityEvidence
 from optpipe.measure.worker.plan import CacheProbe, Point, SessionPlan, frame_from_spool
 from optpipe.models.artifacts.lookup import StoredArtifact, hash_engine
 from optpipe.models.export.exported import reference_from_file, run_onnx_graph
-from optpipe.models.inputs.rows import (
-    compute_padding,
-    fill_sequences,
-    holds_tensors,
-    list_runs,
-    read_length,
-)
+from optpipe.models.inputs.rows import compute_padding, fill_sequences, list_runs, read_length
 from optpipe.models.inputs.sample_set import draw_subset
 from optpipe.models.inputs.samples import (
     POOL_SIZE,
@@ -71,6 +65,7 @@ from optpipe.models.inputs.samples import (
     save_pool,
     vary_inputs,
 )
+from optpipe.models.inputs.tensor_files import holds_tensors
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.stats.percentiles import count_samples_needed
 from optpipe.stats.selected_rows import EMPTY, Selection

@@ -33,7 +33,9 @@ from optpipe.models.export.exported import (
     read_tokenizer,
 )
 from optpipe.models.export.source_graph import make_probe
-from optpipe.models.inputs.rows import FORMS, holds_tensors, read_tensor_set
+from optpipe.models.inputs.drawn import store_data
+from optpipe.models.inputs.program_data import SUFFIX as PYTHON_SUFFIX
+from optpipe.models.inputs.program_data import draw_python_file
 from optpipe.models.inputs.sample_set import (
     FEW_SAMPLES,
     SampleSet,
@@ -49,6 +51,8 @@ from optpipe.models.inputs.task_data import (
     load_sample_set,
     resolve_texts,
 )
+from optpipe.models.inputs.tensor_files import FORMS, holds_tensors
+from optpipe.models.inputs.tensor_set import read_tensor_set
 from optpipe.models.stored_card import read_stored_card
 from optpipe.quantize.faithful import require_faithful, require_half_step
 from optpipe.quantize.modelopt import round_rest_to_half
@@ -152,10 +156,13 @@ def resolve_data(
     calibrates: bool,
     truncate: bool = False,
 ) -> Path:
-    """`source`, or the manifest of truncated texts; what `calibrates` may have no sample of the validation set.
+    """`source`, the stored samples of a Python file's `CALIBRATION`, or the manifest of truncated texts.
 
+    What `calibrates` may have no sample of the validation set.
     `tokenizer` is the content of a text model's. Raises BadInputError, before any computation, for inputs that the model rejects.
     """
+    if source.suffix.lower() == PYTHON_SUFFIX and source.is_file():
+        source = store_data(draw_python_file(source), card, store, SilentListener()).path
     if holds_tensors(source):
         for rows in read_tensor_set(source, card.inputs).parts:
             for name, values in rows.items():

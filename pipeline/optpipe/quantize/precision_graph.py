@@ -31,8 +31,9 @@ from optpipe.core.wording import Argument
 from optpipe.models.export.exported import reference_from_file
 from optpipe.models.export.opsets import needs_conversion, raise_opset, read_opset
 from optpipe.models.export.source_graph import make_probe, require_raised_opset
-from optpipe.models.inputs.rows import split_batches, tensor_set_from_parts
+from optpipe.models.inputs.rows import split_batches
 from optpipe.models.inputs.sample_set import SampleSet
+from optpipe.models.inputs.tensor_set import tensor_set_from_parts
 from optpipe.models.sources.onnx_file import check_graph
 from optpipe.models.stored_card import read_stored_card
 from optpipe.quantize.modelopt import convert_by_modelopt

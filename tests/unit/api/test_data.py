@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import optpipe as op
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.events import SilentListener
-from optpipe.models.inputs.rows import read_tensor_set
+from optpipe.models.inputs.tensor_set import read_tensor_set
 from optpipe.workspace.store import Store
 
 CARD = ModelCard(

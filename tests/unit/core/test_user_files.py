@@ -25,8 +25,9 @@ from optpipe.models.inputs.image_set import (
     read_image_size,
     read_mask,
 )
-from optpipe.models.inputs.rows import read_shapes, read_tensor_set
 from optpipe.models.inputs.task_data import hash_data
+from optpipe.models.inputs.tensor_files import read_shapes
+from optpipe.models.inputs.tensor_set import read_tensor_set
 from optpipe.models.inputs.text_set import TextSet, text_set_from_path
 from optpipe.models.sources.modules import state_dict_from_file
 from optpipe.models.sources.onnx_file import onnx_from_file

@@ -41,9 +41,9 @@ from optpipe.evaluate.tasks.texts import Embedding
 from optpipe.evaluate.tasks.user_file import StoredScores, UserTask
 from optpipe.models.artifacts.lookup import judged_build_from_entry
 from optpipe.models.inputs.image_set import ImageSet
-from optpipe.models.inputs.rows import tensor_set_from_parts
 from optpipe.models.inputs.sample_set import SetFile
 from optpipe.models.inputs.task_data import find_label_indices
+from optpipe.models.inputs.tensor_set import tensor_set_from_parts
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 10, 400)

@@ -11,7 +11,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.evaluate.tasks.classification import Classification
 from optpipe.evaluate.tasks.texts import Embedding, TokenClassification
 from optpipe.models.inputs.image_set import image_set_from_path
-from optpipe.models.inputs.rows import read_tensor_set
+from optpipe.models.inputs.tensor_set import read_tensor_set
 from optpipe.models.inputs.text_set import TextSet, text_set_from_path
 from optpipe.stats.paired import Share, groups_from_names, mean_from_samples
 

@@ -11,7 +11,7 @@ from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec, card_from_
 from optpipe.core.errors import BadInputError
 from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.closeness import compare_predictions
-from optpipe.models.inputs.rows import read_tensor_set
+from optpipe.models.inputs.tensor_set import read_tensor_set
 from optpipe.models.inputs.text_set import text_set_from_path
 from optpipe.signoff.policy import policy_from_toml
 

@@ -14,7 +14,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.events import SilentListener
 from optpipe.core.precision import PrecisionCost
 from optpipe.core.transform import Decode, Pack, Transform
-from optpipe.models.inputs.rows import tensor_set_from_parts
+from optpipe.models.inputs.tensor_set import tensor_set_from_parts
 from optpipe.quantize.calibrated_graph import (
     CalibrationResult,
     calibrate_model,

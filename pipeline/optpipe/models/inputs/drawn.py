@@ -21,7 +21,8 @@ from optpipe.core.files import get_memory_bytes, hash_arrays, hash_text
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import group_pairs
 from optpipe.core.values import describe_elements
-from optpipe.models.inputs.rows import GROUP_NAMES, LABELS, check_rows, lay_out
+from optpipe.models.inputs.rows import lay_out
+from optpipe.models.inputs.tensor_set import GROUP_NAMES, LABELS, check_rows
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.store import Store
 

@@ -23,7 +23,7 @@ from optpipe.core.events import Listener, SilentListener
 from optpipe.core.files import hash_file, hash_value
 from optpipe.core.transform import CenterCrop, Transform
 from optpipe.models.inputs.image_set import ImageSet, find_images
-from optpipe.models.inputs.rows import TensorSet, count_rows, holds_tensors, list_runs
+from optpipe.models.inputs.rows import count_rows, list_runs
 from optpipe.models.inputs.sample_set import SampleSet, SetFile, draw_subset
 from optpipe.models.inputs.task_data import (
     drop_unknown_labels,
@@ -31,6 +31,8 @@ from optpipe.models.inputs.task_data import (
     iterate_rows,
     load_sample_set,
 )
+from optpipe.models.inputs.tensor_files import holds_tensors
+from optpipe.models.inputs.tensor_set import TensorSet
 from optpipe.models.inputs.text_set import make_shipped_set
 from optpipe.models.inputs.tokens import takes_types
 from optpipe.workspace.entry import Entry

@@ -30,16 +30,10 @@ from optpipe.models.inputs.image_set import (
     walk_files,
 )
 from optpipe.models.inputs.images import preprocess_batches
-from optpipe.models.inputs.rows import (
-    FORMS,
-    Arrays,
-    TensorSet,
-    batch_from_rows,
-    count_rows,
-    holds_tensors,
-    read_tensor_set,
-)
+from optpipe.models.inputs.rows import Arrays, batch_from_rows, count_rows
 from optpipe.models.inputs.sample_set import AnySet, SampleSet, Unusable, format_unreadable
+from optpipe.models.inputs.tensor_files import FORMS, holds_tensors
+from optpipe.models.inputs.tensor_set import TensorSet, read_tensor_set
 from optpipe.models.inputs.text_set import TextSet, text_set_from_path
 from optpipe.models.inputs.tokens import (
     compute_max_tokens,

@@ -17,7 +17,7 @@ from optpipe.core.files import get_memory_bytes, hash_file, hash_value, require_
 from optpipe.core.process import run_python_code
 from optpipe.core.quantity import format_bytes
 from optpipe.core.wording import Argument
-from optpipe.models.inputs.rows import read_shapes
+from optpipe.models.inputs.tensor_files import read_shapes
 from optpipe.models.sources.modules import DEFAULT_BATCH_PROFILE, LoadedModel
 from optpipe.models.sources.onnx_bounds import (
     MOST_AXES,

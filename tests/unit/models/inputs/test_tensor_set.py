@@ -5,17 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from polygraphy.json import save_json
 from tests.fakes.small_disk import fill_disk, mount_small_disk
 
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
-from optpipe.models.inputs.rows import (
-    holds_tensors,
-    read_tensor_set,
-    rows_from_outputs,
-    split_batches,
-)
+from optpipe.models.inputs.rows import rows_from_outputs, split_batches
 from optpipe.models.inputs.samples import choose_samples, load_sample_inputs, save_pool
+from optpipe.models.inputs.tensor_files import holds_tensors
+from optpipe.models.inputs.tensor_set import read_tensor_set
 
 X = InputSpec("x", "float32", (1, 3), (2, 3), (8, 3))
 STATE = InputSpec("state", "float32", (2, 1, 5), (2, 2, 5), (2, 8, 5), batch=1)
@@ -43,7 +41,37 @@ def npz_by_sample(folder):
     return folder
 
 
-@pytest.mark.parametrize("form", [npz, npz_by_sample])
+def npy_by_input(folder):
+    for name, values in VALUES.items():
+        np.save(folder / f"{name}.npy", values)
+    return folder
+
+
+def list_calls():
+    return [
+        {
+            "x": VALUES["x"][start : start + 3],
+            "state": VALUES["state"][:, start : start + 3],
+            "rate": VALUES["rate"],
+        }
+        for start in (0, 3)
+    ]
+
+
+def polygraphy_inputs(folder):
+    save_json(list_calls(), str(folder / "inputs.json"))
+    return folder / "inputs.json"
+
+
+def polygraphy_inputs_by_call(folder):
+    for number, call in enumerate(list_calls()):
+        save_json(call, str(folder / f"{number:010}.json"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "form", [npz, npz_by_sample, npy_by_input, polygraphy_inputs, polygraphy_inputs_by_call]
+)
 def test_every_form_is_the_same_samples(tmp_path, form) -> None:
     source = form(tmp_path)
     found = read_tensor_set(source, (X, STATE, RATE))
@@ -126,7 +154,7 @@ def test_an_archive_that_would_fill_the_memory_is_refused_before_it_is_read(
     tmp_path, monkeypatch
 ) -> None:
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros((1000, 1000), np.float32))
-    monkeypatch.setattr("optpipe.models.inputs.rows.get_memory_bytes", lambda: 7_000_000)
+    monkeypatch.setattr("optpipe.models.inputs.tensor_files.get_memory_bytes", lambda: 7_000_000)
     with pytest.raises(
         BadInputError, match=r"unpacks to 3.81 MiB, more than half of this machine's memory"
     ):
@@ -149,3 +177,73 @@ def test_a_full_disk_is_said_with_its_error_number(tmp_path):
         with pytest.raises(OSError, match="No space left") as refused:
             save_pool(disk / "pool", "input", {"x": np.zeros(1 << 20, np.uint8)})
     assert refused.value.errno == errno.ENOSPC
+
+
+def test_an_array_alone_is_that_of_the_only_input(tmp_path) -> None:
+    np.save(tmp_path / "all.npy", VALUES["x"])
+    assert len(read_tensor_set(tmp_path / "all.npy", (X,)).files) == 6
+    with pytest.raises(BadInputError, match=r"3 inputs; give a folder with x.npy, state.npy, rate"):
+        read_tensor_set(tmp_path / "all.npy", (X, STATE, RATE))
+
+
+def test_truths_may_be_an_array_beside_those_of_the_inputs(tmp_path) -> None:
+    npy_by_input(tmp_path)
+    np.save(tmp_path / "labels.npy", np.array([0, 1, 2, 0, 1, 2]))
+    labels = [each.label for each in read_tensor_set(tmp_path, (X, STATE, RATE)).files]
+    assert labels == ["0", "1", "2", "0", "1", "2"]
+
+
+def test_other_files_make_no_tensors_of_a_folder(tmp_path) -> None:
+    np.save(tmp_path / "embedding.npy", np.zeros(3))
+    (tmp_path / "a.png").write_bytes(b"")
+    (tmp_path / "annotations.json").write_text('{"images": []}')
+    assert not holds_tensors(tmp_path)
+
+
+def write_damaged_npy(folder):
+    np.save(folder / "x.npy", VALUES["x"])
+    (folder / "x.npy").write_bytes((folder / "x.npy").read_bytes()[:-4])
+    return folder / "x.npy"
+
+
+def write_large_header(folder):
+    with (folder / "x.npy").open("wb") as file:
+        described = {"descr": "<f4", "fortran_order": False, "shape": (1 << 38, 3)}
+        np.lib.format.write_array_header_1_0(file, described)
+    return folder / "x.npy"
+
+
+def write_objects(folder):
+    np.save(folder / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return folder / "x.npy"
+
+
+def write_text(content):
+    def write(folder):
+        (folder / "x.json").write_text(content)
+        return folder / "x.json"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_damaged_npy,
+        write_large_header,
+        write_objects,
+        write_text('[{"x": {"array": "k05VTQ==", "polygraphy_class": "ndarray"}}]'),
+        write_text('[{"x": {"array": "", "polygraphy_class": "ndar'),
+        write_text('[{"x": {"array": "", "polygraphy_class": "Nothing"}}]'),
+        write_text('[1, 2, "polygraphy_class"]'),
+        write_text('"polygraphy_class"'),
+        write_text("[" * 100_000 + '"polygraphy_class"'),
+    ],
+)
+def test_damaged_files_are_one_message_that_names_them(tmp_path, write, capfd) -> None:
+    source = write(tmp_path)
+    with pytest.raises(BadInputError) as refused:
+        read_tensor_set(source, (X,))
+    assert str(source) in str(refused.value)
+    assert len(str(refused.value).splitlines()) <= 2
+    assert capfd.readouterr() == ("", "")

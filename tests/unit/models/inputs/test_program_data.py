@@ -1,0 +1,65 @@
+"""`CALIBRATION` of a Python file: the same samples in every form, and errors of the user's code on one line."""
+
+import pytest
+
+from optpipe.core.errors import BadInputError
+from optpipe.models.inputs.program_data import draw_python_file
+
+ROWS = """
+import numpy as np
+ROWS = np.arange(18, dtype=np.float32).reshape(6, 3)
+"""
+FORMS = {
+    "an array": "CALIBRATION = ROWS",
+    "by name": "CALIBRATION = {'x': ROWS}",
+    "batches": "CALIBRATION = [ROWS[:4], ROWS[4:]]",
+    "a function": "def CALIBRATION():\n    return ROWS",
+    "a generator": "def CALIBRATION():\n    yield {'x': ROWS[:4]}\n    yield {'x': ROWS[4:]}",
+    "a loader": (
+        "import torch\n"
+        "CALIBRATION = torch.utils.data.DataLoader(torch.from_numpy(ROWS), batch_size=4)"
+    ),
+    "a module beside the file": "from beside import ROWS as CALIBRATION",
+    "an import while it runs": "def CALIBRATION():\n    from beside import ROWS\n    yield ROWS",
+}
+
+
+def write(folder, text):
+    (folder / "beside.py").write_text(ROWS)
+    (folder / "net.py").write_text(ROWS + text + "\n")
+    return folder / "net.py"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_the_same_samples(tmp_path, form) -> None:
+    (tmp_path / "plain").mkdir()
+    plain = draw_python_file(write(tmp_path / "plain", FORMS["an array"]))
+    drawn = draw_python_file(write(tmp_path, FORMS[form]))
+    assert drawn.count == plain.count == 6
+    if "{" not in FORMS[form]:
+        assert drawn.sha256 == plain.sha256
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "has no CALIBRATION\ndefine it"),
+        ("CALIBRATION = None", "has no CALIBRATION"),
+        ("CALIBRATION = 3", "holds no samples"),
+        ("CALIBRATION = []", "net.py:CALIBRATION"),
+        ("CALIBRATION = ['a', 'b']", "net.py"),
+        ("def CALIBRATION():\n    raise RuntimeError('no disk')", r"no disk \(net.py, line 5\)"),
+        (
+            "def CALIBRATION():\n    yield ROWS\n    raise RuntimeError('no disk')",
+            r"no disk \(net.py, line 6\)",
+        ),
+        ("def CALIBRATION(loader):\n    yield ROWS", "loader"),
+        ("CALIBRATION = undefined", r"undefined.*net.py, line 4"),
+        ("import sys\ndef CALIBRATION():\n    sys.exit(3)", "CALIBRATION fails: SystemExit"),
+        ("CALIBRATION = (", "cannot be imported"),
+    ],
+)
+def test_what_is_no_data_is_refused_with_its_place(tmp_path, text, reason) -> None:
+    with pytest.raises(BadInputError, match=reason) as refused:
+        draw_python_file(write(tmp_path, text))
+    assert len(str(refused.value).splitlines()) <= 2

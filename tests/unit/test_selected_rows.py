@@ -21,7 +21,7 @@ from optpipe.deploy.requests import Expected
 from optpipe.evaluate.evaluate import EvaluatedArtifact, predict_samples, score_artifacts
 from optpipe.evaluate.layers import choose_tensors, compare_tensors
 from optpipe.measure.worker.checks import check_outputs
-from optpipe.models.inputs.rows import tensor_set_from_parts
+from optpipe.models.inputs.tensor_set import tensor_set_from_parts
 from optpipe.quantize import sensitivity
 from optpipe.stats.selected_rows import EMPTY, Selection
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optpipe.backends.base import BuildRequest, MarkedNetwork, Run
-from optpipe.backends.registry import BACKENDS, load_artifact
+from optpipe.backends.registry import BACKENDS, load_artifact, verify_for_loading
 from optpipe.backends.rewrites import EXACT_RELATIVE
 from optpipe.backends.selections import read_selection
 from optpipe.core.entries import OutputError
@@ -313,7 +313,7 @@ def compare_layers(
             refused[info.label] = why_not
             continue
         graph = store.find(entry.manifest.parents[-1])
-        place, module = entry.path, model.fresh_module
+        place, module = verify_for_loading(entry, store).path, model.fresh_module
         request = BuildRequest(
             card, info.precision, graph.file(ONNX), module, info.device, info.options, place
         )

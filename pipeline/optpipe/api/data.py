@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optpipe.api.door import keep_caller_state
+from optpipe.api.door import keep_caller_state, speak_of_arguments
 from optpipe.core import np
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
@@ -39,6 +39,7 @@ class Data:
     True
     """
 
+    @speak_of_arguments()
     def __init__(
         self,
         source: Any,

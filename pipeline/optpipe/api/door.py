@@ -3,6 +3,7 @@
 torch.export and the redirection of compilers' output work on the whole process, so calls that build or measure take turns.
 """
 
+import errno
 import random
 import sys
 import threading
@@ -14,7 +15,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from optpipe.core import np
-from optpipe.core.errors import OptpipeError
+from optpipe.core.errors import BadInputError, OptpipeError, escape
 from optpipe.core.events import Listener, ProgressStep
 from optpipe.core.plan import record_origin
 from optpipe.core.wording import suggest_for, word_for_python
@@ -46,6 +47,7 @@ def enter(
         if hasattr(shown, "__enter__"):
             stack.enter_context(shown)
         stack.enter_context(speak_of_arguments())
+        store.require_folder()
         yield SpokenListener(listener)
 
 
@@ -99,9 +101,15 @@ def _keep_torch_state(torch: Any) -> Iterator[None]:
 
 @contextmanager
 def speak_of_arguments() -> Iterator[None]:
-    """Raises errors of optpipe again, worded for Python."""
+    """Raises errors of optpipe again, worded for Python, and BadInputError for a name that no file can have."""
     try:
         yield
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise BadInputError(
+            f"{escape(str(error.filename))[:80]}…: the name is too long for a file"
+        ) from error
     except OptpipeError as error:
         error.word_for_python()
         raise

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from optpipe.api.door import speak_of_arguments
 from optpipe.api.workspace import Workspace, resolve_workspace
 from optpipe.core import np, torch
 from optpipe.core.card import DTYPES, InputSpec, ModelCard, Shape, Task
@@ -92,7 +93,8 @@ class Model:
     @property
     def card(self) -> ModelCard:
         """Its inputs, task, and preprocessing."""
-        return self._model.load().card
+        with speak_of_arguments():
+            return self._model.load().card
 
     @property
     def id(self) -> str:

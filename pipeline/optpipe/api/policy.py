@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.api.door import speak_of_arguments
 from optpipe.core.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Policy:
     True
     """
 
+    @speak_of_arguments()
     def __init__(
         self,
         path: str | os.PathLike[str] | None = None,

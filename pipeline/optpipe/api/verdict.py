@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from optpipe.workspace.store import Store
 
 
+DOSSIER_WAY_OUT = "give the folder that build.signoff(policy) wrote: verdict.dossier.path"
+
+
 class Verdict:
     """PASS, FAIL, or INCONCLUSIVE, with the reasons, and the dossier that anyone can verify.
 
@@ -100,6 +103,7 @@ class Dossier:
     Traceback (most recent call last):
     ...
     optpipe.core.errors.BadInputError: nowhere is not a dossier
+    give the folder that build.signoff(policy) wrote: verdict.dossier.path
     """
 
     def __init__(
@@ -126,7 +130,7 @@ class Dossier:
 
         with self.workspace.call("Dossier.verify", dossier=self.path) as listener:
             if not self.path.is_dir():
-                raise BadInputError(f"{self.path} is not a dossier")
+                raise BadInputError(f"{self.path} is not a dossier", remedy=DOSSIER_WAY_OUT)
             with listener.step("verify"):
                 checked = verify_dossier(self.path)
             if checked.problems and checked.as_sealed:
@@ -182,7 +186,7 @@ class Dossier:
 
         with self.workspace.call("load", dossier=self.path):
             if not self.path.is_dir():
-                raise BadInputError(f"{self.path} is not a dossier")
+                raise BadInputError(f"{self.path} is not a dossier", remedy=DOSSIER_WAY_OUT)
             dossier, _, _ = verify_dossier(self.path).require_intact()
             entry = find_signed_entry(dossier, self.workspace.store)
             return find_build(self.workspace, entry.id)
@@ -210,6 +214,7 @@ def load(
     Traceback (most recent call last):
     ...
     optpipe.core.errors.BadInputError: nowhere is not a dossier
+    give the folder that build.signoff(policy) wrote: verdict.dossier.path
     """
     if isinstance(dossier, Dossier):
         return (

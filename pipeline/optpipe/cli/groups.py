@@ -142,6 +142,7 @@ def _open_shared(
             from optpipe.workspace.store import Store
 
             shared["store"] = Store(root["workspace"])
+            shared["store"].require_folder()
         if "terminal" in taken:
             from optpipe.report.progress import Terminal
 

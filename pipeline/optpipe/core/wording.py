@@ -182,6 +182,10 @@ class Call(Message):
         return self.find_library_call() or self.on_terminal()
 
     def find_library_call(self) -> str | None:
+        if (whole := WHOLE_CALLS.get((self.verb, *self.options))) is not None:
+            return whole
+        if len(self.words) > 1 and self.verb in OF_SEVERAL and not self.options:
+            return f"builds.{self.verb}()"
         if self.verb not in LIBRARY or len(self.words) > 1:
             return None
         receiver, selecting, passing = LIBRARY[self.verb]
@@ -276,6 +280,15 @@ LIBRARY: dict[str, tuple[str, frozenset[str], frozenset[str]]] = {
     "deploy": ("dossier", frozenset(), _DEPLOY),
 }
 """By verb: the object whose method it is, the options that are arguments of that object, and those of the method."""
+
+OF_SEVERAL = frozenset({"bench", "evaluate"})
+"""Verbs of several builds, which Python holds as one object."""
+WHOLE_CALLS: dict[tuple[str, ...], str] = {
+    ("deploy",): 'dossier.deploy("served")',
+    ("signoff",): "build.signoff(policy)",
+    ("signoff", "init"): 'Policy(latency={"p99": "10 ms", "batch_size": 1}).save("policy.toml")',
+}
+"""By verb and the names of the options: calls that need in Python what the command line makes by itself."""
 
 ARGUMENTS = frozenset().union(
     *(selecting | passing for _, selecting, passing in LIBRARY.values()), {"workspace"}

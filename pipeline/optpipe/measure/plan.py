@@ -28,7 +28,9 @@ def plan_bench(
     seed: int = 0,
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> BenchPlan:
-    """`load` holds fields of LoadSpec. Raises BadInputError for values that contradict each other."""
+    """`load` holds fields of LoadSpec. Raises BadInputError for values that contradict each other, or are no counts."""
+    _require_count("processes", processes, 1)
+    _require_count("seed", seed, 0)
     limit = None if slo is None else slo_from_text(slo)
     spec = LoadSpec(1, **load)
     if limit is not None and spec.rate_per_s is not None:
@@ -61,11 +63,19 @@ def plan_bench(
         batches=batch,
         lengths=length,
         slo=limit,
-        processes=processes or PROCESSES,
+        processes=PROCESSES if processes is None else processes,
         keep_going=keep_going,
         options=options or {},
         images=images,
         affinity=affinity,
         limits={"max_cv": max_cv},
         seed=seed,
+    )
+
+
+def _require_count(name: str, given: Any, least: int) -> None:
+    if given is None or (isinstance(given, int) and not isinstance(given, bool) and given >= least):
+        return
+    raise BadInputError(
+        f"expected a whole number of at least {least}", argument=Argument(name, given)
     )

@@ -52,7 +52,7 @@ from optpipe.core.quantity import (
     quantity_from_text,
     score_from_text,
 )
-from optpipe.core.wording import Call
+from optpipe.core.wording import Call, Message
 from optpipe.evaluate.tasks.box_agreement import PARITY_SCORE
 from optpipe.evaluate.tasks.detection import SCORE_THRESHOLDS
 
@@ -246,7 +246,7 @@ def policy_from_file(path: Path) -> Policy:
     except OSError as error:
         problem = f"cannot read policy {path}: {error.strerror}"
         raise BadInputError(
-            f"{problem}; run " + Call("signoff", init=True) + " for a template"
+            f"{problem}; write one with `" + Call("signoff", init=True) + "`"
         ) from error
     return policy_from_toml(source, str(path))
 
@@ -274,7 +274,8 @@ def policy_from_toml(source: bytes, origin: str = "the policy", *, lines: bool =
         line = _find_line(text, *place) if lines else None
         raise BadInputError(f"{origin}{f', line {line}' if line else ''}: {said}") from error
     except ValueError as error:
-        raise BadInputError(f"{origin}: {error}") from error
+        said = error.args[0] if error.args and isinstance(error.args[0], Message) else str(error)
+        raise BadInputError(said, place=origin) from error
 
 
 def _policy_from_document(document: Mapping[str, object], source: bytes) -> Policy:
@@ -294,7 +295,7 @@ def _policy_from_document(document: Mapping[str, object], source: bytes) -> Poli
     criteria = (*_list_environment_criteria(environment), *_list_criteria(tables), *more)
     if not criteria:
         raise ValueError(
-            "the policy has no criteria; run " + Call("signoff", init=True) + " for a template"
+            "the policy has no criteria; write one with `" + Call("signoff", init=True) + "`"
         )
     if len(criteria) > MAX_CRITERIA:
         raise ValueError(f"{len(criteria):,} limits; a policy has at most {MAX_CRITERIA}")

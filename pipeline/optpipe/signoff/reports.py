@@ -4,7 +4,6 @@ Reports are computed only from raw files, so that `verify` renders the same byte
 """
 
 import base64
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -163,7 +162,7 @@ def _list_verdict_parts(record: VerdictRecord, dossier: Path | None) -> Iterator
 def _find_next_step(record: VerdictRecord, dossier: Path) -> str:
     """The remedy of the criterion that decides; how to deploy a build that passes."""
     if record.verdict is Verdict.PASS:
-        return shlex.join(["optpipe", "deploy", str(dossier)])
+        return Call("deploy", dossier)
     remedies = (one.remedy for one in _order_criteria(record) if one.remedy and one.counts)
     return next(remedies, "measure what the policy requires")
 

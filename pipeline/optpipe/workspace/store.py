@@ -84,6 +84,19 @@ class Store:
             )
         return folder
 
+    def require_folder(self) -> None:
+        """Raises BadInputError if the workspace is, or lies below, a file or a link to nothing; it need not exist."""
+        places = (self.workspace, *self.workspace.parents)
+        nearest = next((each for each in places if os.path.lexists(each)), None)
+        if nearest is None or os.path.isdir(nearest):  # noqa: PTH112 - Path.is_dir raises where a folder cannot be searched
+            return
+        what = "a link to nothing" if nearest.is_symlink() and not nearest.exists() else "no folder"
+        raise BadInputError(
+            f"{nearest} is {what}",
+            argument=Argument("workspace", self.workspace),
+            remedy="give a folder, or a path where nothing is yet",
+        )
+
     def require_writable(self) -> None:
         """Raises BadInputError if the workspace cannot be written."""
         with explain_os_errors(self.workspace):

@@ -21,7 +21,7 @@ from optpipe.core.errors import BadInputError, escape, is_out_of_memory
 from optpipe.core.quantity import format_bytes
 
 LONGEST_RUN_S = 300.0
-"""Of one call of a graph; the slowest network tried takes 20 s."""
+"""Of one call of a graph."""
 LONGEST_RUN = "OPTPIPE_LONGEST_RUN_S"
 """The environment variable that gives more, or fewer, seconds."""
 LEAST_MEMORY_SHARE = 0.05

@@ -2,8 +2,8 @@
 
 usage: rejudge.py [FOLDER...]
 
-Evidence stays as it was measured. What follows from it becomes that of this version: the scores of evaluations, the verdict, the
-reports, the hash of the verifier, and the seal.
+Evidence stays as it was measured. What follows from it becomes that of this version: the scores of evaluations, the interval of
+energy, the verdict, the reports, the hash of the verifier, and the seal.
 """
 
 import hashlib
@@ -13,8 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from optpipe.core.files import Files
+from optpipe.core.measurement import MEASUREMENTS_FILE
 from optpipe.core.records import json_from_record
 from optpipe.evaluate.recompute import read_evaluation, recompute_evaluation
+from optpipe.measure.figures import recompute_bench
 from optpipe.signoff.dossier import hash_verifier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.reports import list_drawing_versions, render_dossier, write_reports
@@ -29,13 +31,30 @@ def score_again(run: Run, folder: Path) -> None:
     """Rewrites the scores of an evaluation in `folder` from its predictions."""
     _, *rows = recompute_evaluation(run)
     results = tuple(again for _, _, again in rows)
-    (folder / EVALUATION).write_bytes(
-        json_from_record(replace(read_evaluation(run), results=results))
-    )
+    rewrite(folder, EVALUATION, json_from_record(replace(read_evaluation(run), results=results)))
+
+
+def measure_again(run: Run, folder: Path) -> None:
+    """Rewrites the energies of a bench run in `folder` from its raw samples."""
+    stored = json.loads((folder / MEASUREMENTS_FILE).read_bytes())
+    again = {found.id: found.energy_j_per_image for _, _, found in recompute_bench(run)}
+    changed = False
+    for one in stored["measurements"]:
+        energy = again.get(one["id"])
+        if energy is not None and one["energy_j_per_image"]["low"] != energy.low:
+            one["energy_j_per_image"] = json.loads(json_from_record(energy))
+            changed = True
+    if changed:
+        text = json.dumps(stored, indent=1, ensure_ascii=False) + "\n"
+        rewrite(folder, MEASUREMENTS_FILE, text.encode())
+
+
+def rewrite(folder: Path, name: str, written: bytes) -> None:
+    """Writes a file of a run, and its hash into the run's manifest."""
+    (folder / name).write_bytes(written)
     manifest = folder / "manifest.json"
     known = json.loads(manifest.read_text(encoding="utf-8"))
-    written = (folder / EVALUATION).read_bytes()
-    known["files"][EVALUATION] = {
+    known["files"][name] = {
         "sha256": hashlib.sha256(written).hexdigest(),
         "size_bytes": len(written),
     }
@@ -55,6 +74,8 @@ def judge_again(folder: Path) -> str:
     for run in read_dossier(Files(folder, kept={})).every_run:
         if run.kind == "evaluate" and run.files.has(PREDICTIONS):
             score_again(run, folder / "runs" / run.path.name)
+        if run.kind == "bench":
+            measure_again(run, folder / "runs" / run.path.name)
     dossier = read_dossier(Files(folder, kept={}))
     verdict, evidence = judge_dossier(dossier)
     (folder / "verdict.json").write_bytes(json_from_record(verdict))

@@ -695,6 +695,8 @@ SHAPES = {
         "drop_ci": ["row", "number", "number"],
         "lost": "integer",
         "won": "integer",
+        "top5_ci?": ["or", ["row", "number", "number"], "null"],
+        "macro_f1_ci?": ["or", ["row", "number", "number"], "null"],
     },
     "TaskScores": {"scores": ["list", "Score"], "classes": ["list", "ClassScore"]},
     "Score": {
@@ -704,7 +706,13 @@ SHAPES = {
         "drop": "number",
         "drop_ci": ["row", "number", "number"],
     },
-    "ClassScore": {"label": "text", "value": "number", "drop": "number"},
+    "ClassScore": {
+        "label": "text",
+        "value": "number",
+        "drop": "number",
+        "ci?": ["or", ["row", "number", "number"], "null"],
+        "drop_ci?": ["or", ["row", "number", "number"], "null"],
+    },
     "SampledFigure": {
         "value": ["or", "number", "null"],
         "ci": ["or", ["row", "number", "number"], "null"],
@@ -3650,15 +3658,21 @@ def describe_accuracy(classes, truths, source, found, members):  # §8.1
     """What an evaluation states of a classifier."""
     before, after = ([best[0] for best in each] for each in (source, found))
     rights = [(one == truth, other == truth) for truth, one, other in zip(truths, before, after)]
-    f1 = compare_macro_f1(truths, before, after, members)
-    within = [truth in best for truth, best in zip(truths, found)]
+    f1, own_f1 = (
+        compare_macro_f1(truths, before, after, members),
+        measure_macro_f1(truths, after, members),
+    )
+    within = [float(truth in best) for truth, best in zip(truths, found)]
+    top5 = estimate_mean(within, members) if classes > 5 else None
     return {
         "lost": rights.count((True, False)),
         "won": rights.count((False, True)),
-        "macro_f1": score_macro_f1(truths, after),
+        "macro_f1": own_f1.value,
+        "macro_f1_ci": own_f1.interval(STATED_AT),
         "macro_f1_drop": f1.value,
         "macro_f1_drop_ci": f1.interval(STATED_AT),
-        "top5": fmean(within) if classes > 5 else None,
+        "top5": top5 and top5.value,
+        "top5_ci": top5 and top5.interval(STATED_AT),
     }
 
 
@@ -3683,15 +3697,25 @@ def list_influences(truths, found):
     ]
 
 
+def measure_macro_f1(truths, found, members):
+    """The macro F1, as a score of samples."""
+    value, parts = score_macro_f1(truths, found), list_influences(truths, found)
+    return estimate_macro_f1(value, parts, truths, members, 0)
+
+
 def compare_macro_f1(truths, before, after, members):
     """The drop of the macro F1, as a score of samples."""
     parts = [*map(sub, list_influences(truths, before), list_influences(truths, after))]
+    drop = score_macro_f1(truths, before) - score_macro_f1(truths, after)
+    return estimate_macro_f1(drop, parts, truths, members, -1)
+
+
+def estimate_macro_f1(value, parts, truths, members, least):
     n, known = len(truths), Counter(truths)
     effect = max(1.0, n / (len(known) * min(known.values())))
     if members:
         parts, effect = add_up(parts, members), effect * find_size(members)
-    drop = score_macro_f1(truths, before) - score_macro_f1(truths, after)
-    return estimate_score(drop, lambda: parts, n, -1, 1, effect)
+    return estimate_score(value, lambda: parts, n, least, 1, effect)
 
 
 def estimate_answers(at, run, task, columns, table, row):

@@ -8,7 +8,7 @@ from optpipe.core.metrics.scores import F1, RECALL
 from optpipe.core.plan import make_call
 from optpipe.core.quantity import format_snr
 from optpipe.evaluate.layers import BuildDivergence, LayerComparison
-from optpipe.evaluate.result import EvaluatedModel, Evaluation
+from optpipe.evaluate.result import ClassScore, EvaluatedModel, Evaluation
 from optpipe.evaluate.tasks.box_agreement import PARITY_SCORE
 from optpipe.report.charts import FEWEST_POINTS, Point, draw_points
 from optpipe.report.document import (
@@ -34,7 +34,7 @@ from optpipe.report.document import (
 MENTIONED_DROP, MENTIONED_CLASSES = 0.001, 5
 SHOWN_TENSORS = 30
 WITHOUT_INTERVAL = (
-    "brackets are 95% intervals over samples; scores without them are of these samples alone"
+    "brackets are 95% intervals over samples; those of the other scores are in the JSON document"
 )
 INDEPENDENT = (
     "if samples share a source (a clip, a patient, a document), name it in a column `group`"
@@ -346,6 +346,15 @@ def _list_class_drops(found: Evaluation) -> Iterator[Sentence]:
             continue
         worst = sorted(row.scores.classes or (), key=lambda each: -each.drop)[:MENTIONED_CLASSES]
         if worst:
-            drops = ", ".join(f"{each.label} {100 * each.drop:+.2f}" for each in worst)
-            text = f"{row.artifact}: drop by class, in points of {row.scores.scores[0].name}, without an interval: {drops}"
+            drops = ", ".join(map(_format_class_drop, worst))
+            joint = f"their intervals hold for all {len(row.scores.classes)} classes together"
+            text = f"{row.artifact}: drop by class, in points of {row.scores.scores[0].name} ({joint}): {drops}"
             yield Sentence(text, Tone.FAINT)
+
+
+def _format_class_drop(found: ClassScore) -> str:
+    """`cat +2.10 [-0.40, +4.80]`."""
+    if found.drop_ci is None:
+        return f"{found.label} {100 * found.drop:+.2f} (no sample has it: no interval)"
+    low, high = (100 * each for each in found.drop_ci)
+    return f"{found.label} {100 * found.drop:+.2f} [{low:+.2f}, {high:+.2f}]"

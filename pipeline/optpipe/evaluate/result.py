@@ -39,6 +39,10 @@ class Accuracy:
     """Samples that only the source model predicts correctly."""
     won: int
     """Samples that only the artifact predicts correctly."""
+    top5_ci: Bounds | None = None
+    """None without `top5`."""
+    macro_f1_ci: Bounds | None = None
+    """None in records of older versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,14 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class ClassScore:
+    """The first score of one class. Its intervals hold at 95% for all classes together, so that the worst may be picked out."""
+
     label: str
     value: float
     drop: float
+    ci: Bounds | None = None
+    """None if no truth has the class."""
+    drop_ci: Bounds | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,8 +263,7 @@ class ProcessGroup:
             return Estimate(sum(values) / len(values), note=explain_no_interval(len(values)))
         low, high = mean.interval(confidence)
         metric = find_metric(name)
-        # a sensor reads as much too high or too low in all processes
-        low, high = low / (1 + metric.sensor_share), high / (1 - metric.sensor_share)
+        low, high = metric.allow_for_sensor(low, high)  # one sensor read all processes
         if (found := self._invert_share(name, confidence)) is not None:
             low, high = min(low, found[0]), max(high, found[1])
         note, level = "", confidence if unseen is None else unseen
@@ -454,15 +453,27 @@ def summarize_group(
                 for one in group.valid
                 if (figure := read_figure(one.measurement, name)) is not None
             ]
-            halves = [(each.bounds[1] - each.bounds[0]) / 2 for each in shown_values]
-            scatter = split_scatter([each.value for each in shown_values], halves, confidence)
-            between, inside = scatter or (None, None)
+            between, inside = _split_scatter(name, shown_values, confidence) or (None, None)
             figures[name] = GroupFigure(found, values, between, inside, units.get(name))
     subject = group.newest.measurement.subject
     runs = tuple(dict.fromkeys(one.run for one in group.valid))
     return MeasurementGroup(
         subject, group.load, group.count_processes(), runs, figures, group.left_out
     )
+
+
+def _split_scatter(
+    name: str, figures: list[Estimate], confidence: float
+) -> tuple[float, float] | None:
+    """`split_scatter` of processes' figures; None if one has no interval, so that nothing shows its scatter.
+
+    An error of the sensor is the same in all of them, and no scatter.
+    """
+    if any(each.low is None for each in figures):
+        return None
+    bounds = [find_metric(name).remove_sensor(*each.bounds) for each in figures]
+    halves = [(high - low) / 2 for low, high in bounds]
+    return split_scatter([each.value for each in figures], halves, confidence)
 
 
 def describe_tries(group: ProcessGroup) -> str:

@@ -492,6 +492,21 @@ def compute_macro_f1(
     return float(np.mean(2 * hits[there] / sizes[there])) if there.any() else 0.0
 
 
+def measure_macro_f1(
+    labels: NDArray[np.int64],
+    predicted: NDArray[np.int64],
+    classes: int,
+    groups: Groups | None = None,
+) -> SampledFigure:
+    """The macro F1 by the delta method (Takahashi et al., Applied Intelligence 52, 2022); arrays of shape (samples,)."""
+    value, parts = (
+        compute_macro_f1(labels, predicted, classes),
+        _influence(labels, predicted, classes),
+    )
+    effect = _find_macro_f1_effect(labels, classes)
+    return figure_from_samples(value, parts, len(labels), (0.0, 1.0), effect, groups)
+
+
 def compare_macro_f1(
     labels: NDArray[np.int64],
     first: NDArray[np.int64],
@@ -499,16 +514,18 @@ def compare_macro_f1(
     classes: int,
     groups: Groups | None = None,
 ) -> SampledFigure:
-    """The first's macro F1 less the second's, by the delta method (Takahashi et al., Applied Intelligence 52, 2022).
-
-    All arrays have the shape (samples,). The effect of a lost sample is that of the rarest class (`find_largest_effect`).
-    """
+    """The first's macro F1 less the second's, as `measure_macro_f1`."""
     apart = _influence(labels, first, classes) - _influence(labels, second, classes)
-    known = np.bincount(labels, minlength=classes)
-    there = known[known > 0]
-    effect = max(1.0, len(labels) / (there.size * int(there.min()))) if there.size else 1.0
+    effect = _find_macro_f1_effect(labels, classes)
     value = compute_macro_f1(labels, first, classes) - compute_macro_f1(labels, second, classes)
     return figure_from_samples(value, apart, len(labels), (-1.0, 1.0), effect, groups)
+
+
+def _find_macro_f1_effect(labels: NDArray[np.int64], classes: int) -> float:
+    """The effect of a lost sample of the rarest class that occurs (`find_largest_effect`)."""
+    known = np.bincount(labels, minlength=classes)
+    there = known[known > 0]
+    return max(1.0, len(labels) / (there.size * int(there.min()))) if there.size else 1.0
 
 
 def _sizes(

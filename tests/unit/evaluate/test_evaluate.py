@@ -340,9 +340,11 @@ def make_scores(drop: float) -> TaskScores:
         )
         for name, value in (("AP", 0.584), ("AP50", 0.819), ("AP75", 0.687))
     ]
-    return TaskScores(
-        tuple(scores), (ClassScore("circle", 0.6, drop * 2), ClassScore("square", 0.58, drop / 2))
+    classes = (
+        ClassScore("circle", 0.6, drop * 2, (0.5, 0.7), (drop * 2 - 0.04, drop * 2 + 0.04)),
+        ClassScore("square", 0.58, drop / 2),
     )
+    return TaskScores(tuple(scores), classes)
 
 
 def test_scores_drops_by_class_and_how_boxes_were_chosen() -> None:

@@ -91,6 +91,14 @@ class Metric:
     is_pooled: bool = False
     """Whether it is over the requests of all processes, not the mean of the processes' figures."""
 
+    def allow_for_sensor(self, low: float, high: float) -> tuple[float, float]:
+        """The bounds of what a sensor may have read as `low` to `high`: a reading 5% low is the truth times 0.95."""
+        return low / (1 + self.sensor_share), high / (1 - self.sensor_share)
+
+    def remove_sensor(self, low: float, high: float) -> tuple[float, float]:
+        """The bounds before `allow_for_sensor`: those of what was read."""
+        return low * (1 + self.sensor_share), high * (1 - self.sensor_share)
+
     def compute(self, window: Window) -> Estimate | float | str:
         """The figure of one process from its raw data, as a number or an Estimate, or the reason why there is none.
 

@@ -1,7 +1,6 @@
 """The figures of a measurement that optpipe itself computes, in the order in which they are shown."""
 
 from enum import StrEnum
-from math import sqrt
 
 from optpipe.core import np
 from optpipe.core.measurement import (
@@ -129,8 +128,8 @@ class Energy(Metric):
     """Energy per image or sample: mean power over the measured window times the time per image.
 
     The driver's energy counter moves in steps, and power readings of this class of GPU sample only a part of the time (arXiv
-    2312.02741): a window of at least ten seconds keeps the steps below one percent. The interval combines the spread of the
-    power over ten parts of the window with the sensor's tolerance.
+    2312.02741): a window of at least ten seconds keeps the steps below one percent. The interval is that of the power over ten
+    parts of the window, and each end allows for all of the sensor's tolerance: an error that no reading averages out.
     """
 
     name = "energy"
@@ -162,12 +161,14 @@ class Energy(Metric):
         power_w = float(joules[-1] - joules[0]) / watched_s
         cuts = np.linspace(0, len(rows) - 1, 11).astype(int)
         parts_w = window.estimate_mean(np.diff(joules[cuts]) / np.diff(times_s[cuts]))
-        low, high = (parts_w.low or 0.0, parts_w.high or 0.0)
-        spread = (high - low) / 2 / power_w if power_w else 0.0
         value = power_w * seconds / window.images
-        half = value * sqrt(spread**2 + SENSOR_SHARE**2)
         note = f"NVML energy counter over {watched_s:.1f} s, {power_w:.0f} W; approximate (sensor ±{SENSOR_SHARE:.0%})"
-        return Estimate(value, value - half, value + half, note)
+        if parts_w.low is None or power_w <= 0:
+            return Estimate(value, note=f"{note}; no interval: its parts do not show their scatter")
+        low_w, high_w = parts_w.bounds
+        spread = (high_w - low_w) / 2 / power_w
+        low, high = self.allow_for_sensor(value * max(0.0, 1 - spread), value * (1 + spread))
+        return Estimate(value, low, high, note)
 
     def read(self, measured: Measurement) -> Estimate | None:
         return measured.energy_j_per_image

@@ -18,9 +18,9 @@ from optpipe.stats.paired import (
     CONFIDENCE,
     Groups,
     compare_macro_f1,
-    compute_macro_f1,
     figure_from_samples,
     mean_from_samples,
+    measure_macro_f1,
 )
 
 TOP_K = 5
@@ -121,12 +121,19 @@ def compute_accuracy(
     )
     own = mean_from_samples(right.astype(np.float64), groups)
     classes = int(max(source.max(), found.max(), labels.max())) + 1
-    f1_drop = compare_macro_f1(labels, before, after, classes, groups)
+    f1, f1_drop = (
+        measure_macro_f1(labels, after, classes, groups),
+        compare_macro_f1(labels, before, after, classes, groups),
+    )
+    among_best = (found == labels[:, None]).any(axis=1).astype(np.float64)
+    within = mean_from_samples(among_best, groups) if top5 else None
     return Accuracy(
         top1=float(right.mean()),
         top1_ci=own.interval(CONFIDENCE),
-        top5=float((found == labels[:, None]).any(axis=1).mean()) if top5 else None,
-        macro_f1=compute_macro_f1(labels, after, classes),
+        top5=None if within is None else within.value,
+        top5_ci=None if within is None else within.interval(CONFIDENCE),
+        macro_f1=f1.value,
+        macro_f1_ci=f1.interval(CONFIDENCE),
         macro_f1_drop=f1_drop.value,
         macro_f1_drop_ci=f1_drop.interval(CONFIDENCE),
         drop=drop.value,

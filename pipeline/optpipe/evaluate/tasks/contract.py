@@ -3,7 +3,7 @@
 import copy
 import pickle
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
@@ -53,6 +53,12 @@ class Measured:
     """Of each score the change of its sum over samples by one lost sample; empty without `spread_truths`."""
     occurring: frozenset[int] = frozenset()
     """The classes of the truths, if a score is a mean over classes."""
+    class_values: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """The first score of each class, (classes,); NaN for one that does not occur."""
+    class_parts: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    """(samples or groups of them, classes)"""
+    class_effects: tuple[float | None, ...] = ()
+    """Of each class the change by one lost sample; None for a class that no truth has."""
 
 
 class TaskContract:
@@ -177,9 +183,21 @@ class TaskContract:
         """
         return ()
 
-    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
-        """The first score of each class (classes,); NaN for a class that does not occur."""
-        return np.zeros(0)
+    def compute_class_scores(
+        self, gathered: Any, weights: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """The first score of each class, (rows, classes), weighted as `compute_scores`; NaN for a class that does not occur."""
+        return np.zeros((len(weights), 0))
+
+    def compute_all_scores(
+        self, gathered: Any, weights: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """`compute_scores` and `compute_class_scores`, for a task that gets both by one computation."""
+        return self.compute_scores(gathered, weights), self.compute_class_scores(gathered, weights)
+
+    def spread_class_truths(self, gathered: Any) -> NDArray[np.float64]:
+        """The truth that each unit holds of each class of `compute_class_scores`, (classes, units)."""
+        return np.zeros((0, 0))
 
     def name_classes(self, truths: Values, labels: Sequence[str]) -> Sequence[str]:
         """Names for `compute_class_scores`; the card's labels by default."""
@@ -234,18 +252,34 @@ class TaskContract:
                 )
             bounds = (each.interval(CONFIDENCE) for each in (own, drop))
             scores.append(Score(name, own.value, next(bounds), drop.value, next(bounds)))
-        now, was = (self.compute_class_scores(truths, each.gathered) for each in (mine, theirs))
+        return TaskScores(tuple(scores), self._list_classes(truths, mine, theirs, labels))
+
+    def _list_classes(
+        self, truths: Values, mine: Measured, theirs: Measured, labels: Sequence[str]
+    ) -> tuple[ClassScore, ...]:
+        """The first score of each class. Its intervals hold for all classes together, since a reader looks at the worst of them."""
         names = self.name_classes(truths, labels)
-        by_class = (
-            ClassScore(
-                names[place] if place < len(names) else f"class {place}",
-                float(value),
-                float(before - value),
-            )
-            for place, (value, before) in enumerate(zip(now, was, strict=True))
-            if np.isfinite(value) and np.isfinite(before)
-        )
-        return TaskScores(tuple(scores), tuple(by_class))
+        # a class that only one of both models predicts is no class of the other
+        both = enumerate(zip(mine.class_values, theirs.class_values, strict=False))
+        known = [place for place, pair in both if np.isfinite(pair).all()]
+        confidence = 1 - (1 - CONFIDENCE) / max(len(known), 1)
+        size = 1.0 if self.groups is None else self.groups.size
+        found = []
+        for place in known:
+            value, before = float(mine.class_values[place]), float(theirs.class_values[place])
+            name = names[place] if place < len(names) else f"class {place}"
+            effect, bounds = mine.class_effects[place], [None, None]
+            if effect is not None:
+                parts, others = mine.class_parts[:, place], theirs.class_parts[:, place]
+                figures = (
+                    figure_from_samples(value, parts, mine.samples, (0.0, 1.0), effect * size),
+                    figure_from_samples(
+                        before - value, others - parts, mine.samples, (-1.0, 1.0), effect * size
+                    ),
+                )
+                bounds = [figure.interval(confidence) for figure in figures]
+            found.append(ClassScore(name, value, before - value, *bounds))
+        return tuple(found)
 
     def _compare(
         self, truths: Values, source: Values, found: Values, labels: Sequence[str] = ()
@@ -345,12 +379,12 @@ def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Mea
     gathered, count = task.gather(true, predicted), task.count_units(true)
     spread = task.spread_truths(gathered)
     effects = tuple(find_largest_effect(each) for each in spread)
-    by_class = (
+    over_classes = (
         each
         for name, each in zip(task.scores, spread, strict=False)
         if task.find_score(name).over_classes
     )
-    totals = next((each.sum(axis=1) for each in by_class), np.zeros(0))
+    totals = next((each.sum(axis=1) for each in over_classes), np.zeros(0))
     occurring = frozenset(np.flatnonzero(totals).tolist())
     if type(task).compute_scores is TaskContract.compute_scores:
         parts = gathered if task.groups is None else task.groups.add_up(gathered)
@@ -358,16 +392,22 @@ def measure_scores(task: TaskContract, truths: bytes, predictions: bytes) -> Mea
     units = np.arange(count) if task.groups is None else task.groups.members
     groups = min(int(units.max(initial=-1)) + 1, MOST_PARTS)
     member = units % max(groups, 1)
-    whole = task.compute_scores(gathered, np.ones((1, count)))[0]
-    if groups < 2:
-        nothing = np.zeros((groups, len(whole)))
-        return Measured(gathered, whole, nothing, count, False, effects, occurring)
-    without = task.compute_scores(
-        gathered, (np.arange(groups)[:, None] != member).astype(np.float64)
+    whole, by_class = (each[0] for each in task.compute_all_scores(gathered, np.ones((1, count))))
+    amounts = task.spread_class_truths(gathered)
+    of_class = tuple(
+        find_largest_effect(amounts[place : place + 1]) if amounts[place].any() else None
+        for place in range(len(by_class))
     )
-    left = count - np.bincount(member)
-    parts = left[:, None] * (whole - without)
-    return Measured(gathered, whole, parts, count, False, effects, occurring)
+    if groups < 2:
+        parts, class_parts = np.zeros((groups, len(whole))), np.zeros((groups, len(by_class)))
+    else:
+        others = (np.arange(groups)[:, None] != member).astype(np.float64)
+        without, class_without = task.compute_all_scores(gathered, others)
+        left = (count - np.bincount(member))[:, None]
+        parts, class_parts = left * (whole - without), left * (by_class - class_without)
+    return Measured(
+        gathered, whole, parts, count, False, effects, occurring, by_class, class_parts, of_class
+    )
 
 
 MOST_NAMED = 5

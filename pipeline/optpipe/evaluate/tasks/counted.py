@@ -23,11 +23,17 @@ class CountedScores(TaskContract):
     def spread_truths(self, gathered: Any) -> list[NDArray[np.float64]]:
         return [gathered[:, :, 2].sum(axis=1)[None]] * len(self.scores)
 
-    def compute_class_scores(self, truths: Any, gathered: Any) -> NDArray[np.float64]:
-        """F1 of each kind that has a name, (kinds,)."""
-        right, found, true = self.select_named(gathered).sum(axis=0).T
+    def compute_class_scores(
+        self, gathered: Any, weights: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """F1 of each kind that has a name, (rows, kinds)."""
+        counts = np.moveaxis(self.select_named(gathered), 2, 0)
+        right, found, true = (weights @ each for each in counts)
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(2 * right / (found + true))
+
+    def spread_class_truths(self, gathered: Any) -> NDArray[np.float64]:
+        return np.asarray(self.select_named(gathered)[:, :, 2].T)
 
     def select_named(self, gathered: Any) -> NDArray[np.float64]:
         """The counts of the kinds that scores are listed by."""

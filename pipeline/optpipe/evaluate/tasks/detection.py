@@ -129,19 +129,25 @@ class Detection(TaskContract):
 
     def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """AP over thresholds of 0.50 to 0.95, AP50 and AP75: means over the classes that occur; then F1 and recall."""
-        precisions = np.stack(
-            [
-                compute_average_precision(matched, weights)
-                for matched in gathered
-                if matched.objects.any()
-            ]
-        )
+        return self.compute_all_scores(gathered, weights)[0]
+
+    def compute_class_scores(
+        self, gathered: Any, weights: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        return self.compute_all_scores(gathered, weights)[1]
+
+    def compute_all_scores(
+        self, gathered: Any, weights: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        precisions = np.stack([compute_average_precision(each, weights) for each in gathered])
+        occurring = precisions[[bool(each.objects.any()) for each in gathered]]
         means = [
-            np.nanmean(precisions, axis=(0, 2)),
-            np.nanmean(precisions[..., 0], 0),
-            np.nanmean(precisions[..., 5], 0),
+            np.nanmean(occurring, axis=(0, 2)),
+            np.nanmean(occurring[..., 0], 0),
+            np.nanmean(occurring[..., 5], 0),
         ]
-        return np.stack([*means, *compute_rates(gathered, weights, PARITY_SCORE)], axis=1)
+        rates = compute_rates(gathered, weights, PARITY_SCORE)
+        return np.stack([*means, *rates], axis=1), precisions.mean(axis=2).T
 
     def spread_truths(self, gathered: Any) -> list[NDArray[np.float64]]:
         objects = (
@@ -150,13 +156,8 @@ class Detection(TaskContract):
         together = objects.sum(axis=0, keepdims=True)
         return [objects if find_score(name).over_classes else together for name in self.scores]
 
-    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
-        return np.array(
-            [
-                compute_average_precision(matched, np.ones((1, len(matched.objects))))[0].mean()
-                for matched in gathered
-            ]
-        )
+    def spread_class_truths(self, gathered: Any) -> NDArray[np.float64]:
+        return np.stack([each.objects for each in gathered]) if gathered else np.zeros((0, 0))
 
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         """F1 of each image's boxes of one class with an IoU of at least PARITY_IOU; 1 if neither model has any."""
@@ -205,6 +206,11 @@ class _AtThresholds(Detection):
         return np.stack(
             [compute_rates(gathered, weights, score)[0] for score in SCORE_THRESHOLDS], axis=1
         )
+
+    def compute_all_scores(
+        self, gathered: Any, weights: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return self.compute_scores(gathered, weights), np.zeros((len(weights), 0))
 
 
 AT_THRESHOLDS = _AtThresholds()

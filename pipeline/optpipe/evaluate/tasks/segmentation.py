@@ -104,21 +104,24 @@ class Segmentation(TaskContract):
         return np.stack(tables, axis=1).astype(np.float64)
 
     def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        both, predicted, true = (weights @ each for each in gathered)
+        both, true = weights @ gathered[0], weights @ gathered[2]
         with np.errstate(invalid="ignore"):
             accuracy = both.sum(1) / true.sum(1)
-        return np.stack(
-            [np.nanmean(_divide(both, predicted + true - both), axis=1), accuracy], axis=1
-        )
+        means = np.nanmean(self.compute_class_scores(gathered, weights), axis=1)
+        return np.stack([means, accuracy], axis=1)
 
     def spread_truths(self, gathered: Any) -> list[NDArray[np.float64]]:
         true = gathered[2].T
         return [true, true.sum(axis=0, keepdims=True)]
 
-    def compute_class_scores(self, truths: Values, gathered: Any) -> NDArray[np.float64]:
-        both, predicted, true = gathered.sum(axis=1)
-        last = max(np.flatnonzero(predicted + true), default=-1)
-        return _divide(both, predicted + true - both)[: last + 1]
+    def compute_class_scores(
+        self, gathered: Any, weights: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        both, predicted, true = (weights @ each for each in gathered)
+        return _divide(both, predicted + true - both)
+
+    def spread_class_truths(self, gathered: Any) -> NDArray[np.float64]:
+        return np.asarray(gathered[2].T)
 
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         pairs = (_decode_pair(*pair) for pair in zip(source, found, strict=True))

@@ -29,7 +29,7 @@ from optpipe.core.measurement import (
     Validity,
     format_percentile_name,
 )
-from optpipe.core.metrics.measured import THROUGHPUT, PairMetric
+from optpipe.core.metrics.measured import ENERGY, THROUGHPUT, PairMetric
 from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension, Estimate
 from optpipe.core.verdict import Blocker, Observation, ScaledTail, Verdict
@@ -39,6 +39,7 @@ from optpipe.evaluate.tasks.contract import measure_scores
 from optpipe.evaluate.tasks.detection import Detection
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
 from optpipe.evaluate.tasks.texts import Embedding, TokenClassification
+from optpipe.evaluate.tasks.values import MultiLabel
 from optpipe.measure.compare import compare_measurements
 from optpipe.measure.figures import SampledWindow
 from optpipe.measure.groups import (
@@ -49,6 +50,7 @@ from optpipe.measure.groups import (
     group_processes,
 )
 from optpipe.measure.pair import run_interleaved
+from optpipe.measure.race import race_builds
 from optpipe.measure.search import Slo, find_highest_rate
 from optpipe.measure.validity import LIMITS, ValidityEvidence, find_reasons
 from optpipe.measure.worker.loops import MAX_SAMPLE_FACTOR
@@ -231,6 +233,16 @@ def processes(generator, scale) -> Iterator[Row]:
                 hits.append(low <= 10 <= high)
             what = f"mean over runs of {', '.join(map(str, sizes))} processes, runs scatter {between_runs:g} times as much"
             yield share(hits, COVERAGE, what=what, claimed="95 %")
+    limit = latency_limit(50, 10e6)
+    for between in (0.013, 0.02):
+        verdicts = []
+        for _ in range(round(600 * scale)):
+            figures = 10 * (1 + between * generator.standard_t(3, 5) / sqrt(3))
+            tries = (replace(planted(each), process=at) for at, each in enumerate(figures))
+            verdicts.append(judge_tries(limit, tuple(tries)))
+        yield from wrong_verdicts(
+            verdicts, f"5 processes that scatter {between:.1%} as Student's t3, on the limit"
+        )
     for between in (0.001, 0.02):
         peaks = generator.normal(500, 500 * between, (round(4000 * scale), 6))
         above = [
@@ -243,6 +255,16 @@ def processes(generator, scale) -> Iterator[Row]:
             what=f"memory of the sixth process above its bound, scatter {between:.1%}",
             claimed="≤ 2.5 %",
         )
+
+    for spread in (0.3, 0.5):
+        for n in (20, 60, 256):
+            peaks = np.exp(spread * generator.standard_normal((round(2000 * scale), n + 1)))
+            above = [
+                row[-1] > max(max(row[:-1]), predict_next_upper_bound(list(row[:-1]), 0.975))
+                for row in peaks
+            ]
+            what = f"largest error of the next sample above its bound, {n} samples, spread e^{spread:g}"
+            yield share(above, most=0.05 if n < 60 else 0.025, what=what, claimed="≤ 2.5 % from 60")
 
 
 def criteria(generator, scale) -> Iterator[Row]:
@@ -361,22 +383,24 @@ def looks(generator, scale) -> Iterator[Row]:
     """A build on its limit, measured in runs of five processes and judged after each until a verdict is decided."""
     limit = Criterion("latency", "p50", Sense.AT_MOST, 10e6, Dimension.TIME)
     build = JudgedBuild("m", "a", "simulated", "fp32")
-    for most, between_runs, slow in (
-        (10, 0.0, 0.0),
-        (10, 0.01, 0.0),
-        (20, 0.0, 0.0),
-        (20, 0.01, 0.0),
-        (10, 0.0, 0.3),
+    for most, between_runs, slow, size in (
+        (10, 0.0, 0.0, 5),
+        (10, 0.01, 0.0, 5),
+        (20, 0.0, 0.0, 5),
+        (20, 0.01, 0.0, 5),
+        (10, 0.0, 0.3, 5),
+        (20, 0.0, 0.0, 2),
+        (20, 0.02, 0.0, 2),
     ):
         verdicts = []
         for _ in range(round(300 * scale)):
             tries: list[RecordedMeasurement] = []
             for look in range(1, most + 1):
                 own = np.exp(generator.normal(0, between_runs)) * 10
-                is_slow = generator.random(5) < slow
+                is_slow = generator.random(size) < slow
                 figures = (
                     own
-                    * np.exp(0.013 * generator.standard_normal(5))
+                    * np.exp(0.013 * generator.standard_normal(size))
                     * (1 + 0.05 * is_slow)
                     / (1 + 0.05 * slow)
                 )
@@ -390,7 +414,7 @@ def looks(generator, scale) -> Iterator[Row]:
                 if verdict != "INCONCLUSIVE":
                     break
             verdicts.append(verdict)
-        what = f"on its limit, up to {most} looks, runs scatter {between_runs:.0%}, {slow:.0%} of processes slow"
+        what = f"on its limit, up to {most} looks at runs of {size}, which scatter {between_runs:.0%}, {slow:.0%} of processes slow"
         for wrong in ("PASS", "FAIL"):
             yield share(
                 [each == wrong for each in verdicts],
@@ -398,16 +422,17 @@ def looks(generator, scale) -> Iterator[Row]:
                 what=f"{wrong} {what}",
                 claimed="≤ 2.5 %",
             )
-    for count in (5, 6, 7, 8):
+    for between, count, least in (
+        (0.005, 5, 0.9), (0.013, 5, 0.0), (0.013, 6, 0.0), (0.013, 7, 0.9), (0.013, 8, 0.9), (0.02, 8, 0.0), (0.02, 10, 0.9),
+    ):  # fmt: skip
         found = [
-            judged(generator, limit, 10 / 1.03, 0.013, count).verdict == "PASS"
+            judged(generator, limit, 10 / 1.03, between, count).verdict == "PASS"
             for _ in range(round(400 * scale))
         ]
-        least = 0.9 if count >= 7 else 0.0
         yield share(
             found,
             least,
-            what=f"PASS 3 % inside, scatter 1.3 %, {count} processes, first look",
+            what=f"PASS 3 % inside, scatter {between:.1%}, {count} processes, first look",
             claimed="power",
         )
 
@@ -572,6 +597,27 @@ def requests(generator, scale) -> Iterator[Row]:
             least = COVERAGE if count > 3 or between < 0.01 else 0.88
             yield share(held, least, what=f"p99 of all requests, {at}", claimed="95 %")
 
+    def draw_tailed(count):
+        tail = 1 + 0.1 * generator.pareto(2.5, count)
+        late = generator.random(count) < 0.03
+        return 10e6 * np.exp(0.01 * generator.standard_normal(count)) * np.where(late, tail, 1)
+
+    truth = float(np.quantile(draw_tailed(4_000_000), 0.99))
+    limit = latency_limit(99, truth)
+    for count in (3, 5, 10):
+        found = []
+        for _ in range(round(300 * scale)):
+            tries = []
+            for process in range(count):
+                one = replace(planted(10.0, percent=99.0), process=process, samples=700)
+                level = np.exp(0.005 * generator.standard_normal())
+                tries.append(RecordedMeasurement(one, "r", latencies=level * draw_tailed(700)))
+            found.append(judged_tries(limit, tuple(tries)))
+        at = f"{count} processes, 3 % of the requests have a Pareto tail"
+        held = [low <= truth <= high for _, bounds in found if bounds for low, high in [bounds]]
+        yield share(held, COVERAGE, what=f"p99 of all requests, {at}", claimed="95 %")
+        yield from wrong_verdicts([verdict for verdict, _ in found], f"p99 on its limit, {at}")
+
 
 def judged(generator, limit, *processes):
     """The criterion's result on processes as `observed_load` draws them."""
@@ -606,23 +652,25 @@ def left_out(generator, scale) -> Iterator[Row]:
             note = f"none of them was drawn in {none:.1%}" if none > 0.005 else ""
             yield from wrong_verdicts(verdicts, what, note, most=max(0.025, none))
     limit = replace(limit, metric="p99")
-    for share_of_requests, length in ((0.015, 30), (0.011, 1)):
-        many = stalled_requests(generator, 2_000_000, share_of_requests, length)
-        limit = replace(limit, threshold=float(np.quantile(many, 0.99)))
+    for share_of_requests, length, percent, slower in (
+        (0.015, 30, 99.0, 0.12), (0.011, 1, 99.0, 0.12), (0.06, 1, 95.0, 0.3),
+    ):  # fmt: skip
+        many = stalled_requests(generator, 2_000_000, share_of_requests, length, slower)
+        limit = latency_limit(f"{percent:g}", float(np.quantile(many, percent / 100)))
         for tries in (3, 5, 10, 20):
             verdicts, invalid = [], []
             for _ in range(round(200 * scale)):
                 drawn, raw = [], []
                 for process in range(tries):
-                    raw.append(stalled_requests(generator, 700, share_of_requests, length))
+                    raw.append(stalled_requests(generator, 700, share_of_requests, length, slower))
                     found = codes(np.log(raw[-1] / 1e6)) & {"drift", "bimodal", "dispersion"}
                     reasons = [Reason(code, "", "", invalidates=True) for code in found]
                     one = replace(planted(10.0, reasons=reasons), process=process)
-                    one = replace(one, latency_ns=summary_from_ns(raw[-1], (50.0, 99.0)))
+                    one = replace(one, latency_ns=summary_from_ns(raw[-1], (50.0, percent)))
                     drawn.append(one)
                     invalid.append(bool(found))
                 verdicts.append(judge_tries(limit, tuple(drawn), raw))
-            what = f"p99 on its limit, {share_of_requests:.1%} of requests 12 % slower, {length} in a row, {tries} processes"
+            what = f"{limit.metric} on its limit, {share_of_requests:.1%} of requests {slower:.0%} slower, {length} in a row, {tries} tries"
             note = f"{np.mean(invalid):.0%} left out"
             yield from wrong_verdicts(verdicts, what, note)
 
@@ -648,15 +696,34 @@ def energy(generator, scale) -> Iterator[Row]:
             what = f"energy over 5 processes, scatter {between:.1%}, sensor {error:+.0%}"
             yield share(held, COVERAGE, what=what, claimed="95 %")
 
+    for error in (-0.05, 0.0, 0.05):
+        for noise in (0.005, 0.05):
+            held = []
+            for _ in range(round(400 * scale)):
+                times_s = np.arange(0, 12, 0.2)
+                watts = 400 * (1 + error) * (1 + noise * generator.standard_normal(len(times_s)))
+                machine = pl.DataFrame(
+                    {
+                        "time_ns": (times_s * 1e9).astype(np.int64),
+                        "gpu_energy_mj": np.cumsum(watts * 0.2 * 1e3).astype(np.int64),
+                    }
+                )
+                queries = {"images": [4800], "start_ns": [0], "end_ns": [12_000_000_000]}
+                window = SampledWindow(LoadSpec(1), pl.DataFrame(queries), machine)
+                low, high = ENERGY.compute(window).bounds
+                held.append(low <= 1 <= high)
+            what = f"energy of one process, power scatters {noise:.1%}, sensor {error:+.0%}"
+            yield share(held, COVERAGE, what=what, claimed="95 %")
 
-def stalled_requests(generator, count, slow, length):
-    """Latencies in ns around 10 ms; stalls of `length` requests make a share `slow` of them 12 % slower."""
+
+def stalled_requests(generator, count, slow, length, slower):
+    """Latencies in ns around 10 ms; stalls of `length` requests make a share `slow` of them slower by a share `slower`."""
     begins = np.flatnonzero(generator.random(count + length) < slow / length)
     late = np.zeros(count + 2 * length, bool)
     for at in range(length):
         late[begins + at] = True
     return (
-        10e6 * np.exp(0.01 * generator.standard_normal(count)) * (1 + 0.12 * late[length:-length])
+        10e6 * np.exp(0.01 * generator.standard_normal(count)) * (1 + slower * late[length:-length])
     )
 
 
@@ -1295,6 +1362,16 @@ def validity(generator, scale) -> Iterator[Row]:
             ]
             what = f"clean data refused, {count} samples, correlation {phi:g}"
             yield share(refused, most=0.02, what=what, claimed="at most 2 %")
+    for count in (150, 700):
+        refused = [
+            bool(
+                codes(0.01 * generator.standard_t(3, count) / sqrt(3))
+                & {"drift", "bimodal", "dispersion"}
+            )
+            for _ in range(repetitions)
+        ]
+        what = f"clean data refused, {count} samples that scatter as Student's t3"
+        yield share(refused, most=0.02, what=what, claimed="at most 2 %")
     time = np.linspace(0, 1, 700)
     for name, shape in (
         ("drift of 3 %", time),
@@ -1518,6 +1595,24 @@ def assumptions(generator, scale) -> Iterator[Row]:
 
             what = f"{tries} processes, levels lognormal (skewness 6), scatter {spread:.0%}"
             yield from wrong_verdicts(judge_levels(draw_skewed, tries), what, most=1.0)
+    for gap in (0.08, 0.12):
+        for tries, slow in ((5, 0.3), (10, 0.2), (19, 0.2)):
+
+            def draw_apart(count, gap=gap, slow=slow):
+                late = generator.random(count) < slow
+                figures = np.exp(0.003 * generator.standard_normal(count)) * (1 + gap * late)
+                return 10 * figures / (1 + gap * slow)
+
+            what = f"{tries} processes, {slow:.0%} of them {gap:.0%} slower, none left out"
+            yield from wrong_verdicts(judge_levels(draw_apart, tries), what, most=1.0)
+    for flipped in (0.05, 0.1, 0.2):
+        # a label that is wrong turns a lost sample into a won one
+        lost, won = 0.02 * (1 - flipped), 0.008 + 0.02 * flipped
+        drawn = generator.multinomial(10_000, [lost, won, 1 - lost - won], round(2000 * scale))
+        ends = [judge_drop(paired_drop(*map(int, each)), 0.01, Look()) for each in drawn]
+        hits = [each == "PASS" for each in ends]
+        what = f"PASS of a drop of 1.2 points, limit 1.0, 10,000 samples, {flipped:.0%} of their labels wrong"
+        yield share(hits, what=what)
     for known, most in ((True, 0.025), (False, 1.0)):
         for leaked in (0.1, 0.3):
             ends, hidden = [], leaked if known else 0.0
@@ -1689,6 +1784,189 @@ def live(generator, scale) -> Iterator[Row]:
                     what=f"live check, p{percent} on the limit, utilization {utilization:g}, {count} requests: {wrong}",
                     claimed="at most 2.5 %",
                 )
+    due, _, end = queue(generator, 0.8, 2_000_000)
+    latencies_ms = (end - due)[100_000:] / 1e6
+    limits = [float(np.quantile(latencies_ms, percent / 100)) for percent in (50, 90, 99)]
+    for count, percents in ((10_000, (99,)), (10_000, (50, 90, 99))):
+        ends = []
+        for _ in range(round(200 * scale)):
+            due, _, end = queue(generator, 0.8, count)
+            chosen = [
+                latency_limit(percent, 1e6 * limits[(50, 90, 99).index(percent)])
+                for percent in percents
+            ]
+            load = LoadSpec(1, Scenario.SERVER, rate_per_s=800.0)
+            answers = list(map(Answer, due.tolist(), end.tolist()))
+            judged_limits = judge_latencies(answers, chosen, load, 800.0)
+            ends.append([each.verdict for each in judged_limits])
+        named = " and ".join(f"p{percent}" for percent in percents)
+        what = f"live check, {named} on the limit, utilization 0.8, {count} requests"
+        for wrong, some in ((Verdict.PASS, all), (Verdict.FAIL, any)):
+            hits = [some(verdict is wrong for verdict in each) for each in ends]
+            yield share(hits, most=0.025, what=f"{what}: {wrong}", claimed="at most 2.5 %")
+
+
+def fleet(generator, scale) -> Iterator[Row]:
+    """A live check of one server of a fleet whose servers differ by 2 % between restarts: what it says of the others."""
+    due, _, end = queue(generator, 0.5, 2_000_000)
+    for percent in (50, 99):
+        limit_ms = float(np.quantile((end - due)[100_000:] / 1e6, percent / 100))
+        limits = [latency_limit(percent, 1e6 * limit_ms)]
+        verdicts = []
+        for _ in range(round(200 * scale)):
+            service_ms = float(np.exp(0.02 * generator.standard_normal()))
+            sent, _, done = queue(generator, 0.5 * service_ms, 4000, service_ms)
+            answers = list(map(Answer, sent.tolist(), done.tolist()))
+            load = LoadSpec(1, Scenario.SERVER, rate_per_s=500.0)
+            verdicts.append(str(next(judge_latencies(answers, limits, load, 500.0)).verdict))
+        what = (
+            f"live check of one server, p{percent} on the limit of the fleet, servers scatter 2 %"
+        )
+        yield from wrong_verdicts(verdicts, what, most=1.0)
+
+
+def races(generator, scale) -> Iterator[Row]:
+    """The race of `auto`: some build called slower among equal ones, and the interval of a ratio to the winner."""
+    for levels, between in (
+        ((1.0,) * 2, 0.01), ((1.0,) * 4, 0.01), ((1.0,) * 6, 0.01), ((1.0,) * 6, 0.02),
+        ((1.05, 1.03, 1.02, 1.0), 0.005), ((1.05, 1.03, 1.02, 1.0), 0.02),
+    ):  # fmt: skip
+        claimed, held = [], []
+        for seed in range(round(400 * scale)):
+            names = [str(at) for at in range(len(levels))]
+
+            def measure(name, sizes, levels=levels, between=between):
+                level = levels[int(name)] * np.exp(between * generator.standard_normal())
+                return {size: 1e6 * float(level) for size in sizes}
+
+            race = race_builds(names, [1], measure, seed)[1]
+            slower = [each.change is Change.SLOWER for each in race.ratios.values()]
+            claimed.append(any(slower))
+            best = levels[int(str(race.winner))]
+            held += [
+                each.ci[0] <= levels[int(name)] / best <= each.ci[1]
+                for name, each in race.ratios.items()
+            ]
+        shown = ", ".join(f"{each:g}" for each in levels)
+        what = f"race of builds that take {shown}, processes scatter {between:.1%}"
+        if len(set(levels)) == 1:
+            yield share(claimed, most=0.05, what=f"some is called slower: {what}", claimed="5 %")
+        yield share(held, COVERAGE, what=f"ratio to the winner: {what}", claimed="95 %")
+
+
+def regressions(generator, scale) -> Iterator[Row]:
+    """A build exactly as much slower than its baseline as allowed, each measured in one or more runs; others show how runs differ."""
+    limit = Criterion("regression", "p50", Sense.AT_MOST, 0.03, Dimension.SHARE)
+
+    def draw_normal():
+        return generator.standard_normal()
+
+    def draw_t3():
+        return generator.standard_t(3) / sqrt(3)
+
+    def draw_slow():
+        return (float(generator.random() < 0.1) - 0.1) / 0.3
+
+    def measure(level, between_runs, draw, runs, artifact):
+        found = []
+        for run in range(runs):
+            own = 10 * level * (1 + between_runs * draw())
+            subject = replace(SUBJECT, artifact=artifact)
+            for at, each in enumerate(own * np.exp(0.005 * generator.standard_normal(5))):
+                one = replace(planted(float(each)), subject=subject, process=at)
+                found.append(RecordedMeasurement(one, f"{artifact}{run}"))
+        return tuple(found)
+
+    cells = [
+        ((1, 1), builds, name, draw, between_runs)
+        for builds in (1, 2, 5)
+        for name, draw, spreads in (
+            ("normal", draw_normal, (0.0, 0.01, 0.04)),
+            ("as Student's t3", draw_t3, (0.02, 0.04)),
+        )
+        for between_runs in spreads
+    ]
+    cells += [(runs, 0, "normal", draw_normal, 0.02) for runs in ((2, 2), (3, 2), (5, 5))]
+    cells += [
+        ((1, 1), 2, "one run in ten slow", draw_slow, between_runs)
+        for between_runs in (0.01, 0.02, 0.04)
+    ]
+    for runs, builds, name, draw, between_runs in cells:
+        verdicts, held = [], []
+        for _ in range(round(300 * scale)):
+            mine = ProcessGroup(measure(1.03, between_runs, draw, runs[0], "a"))
+            base = ProcessGroup(measure(1.0, between_runs, draw, runs[1], "z"))
+            known = [
+                one
+                for build in range(builds)
+                for one in measure(1.0, between_runs, draw, 2, f"b{build}")
+            ]
+            scatter = find_run_scatter(group_processes(known), "p50")
+            found = compare_groups(mine, base, "p50", scatter)
+            assert not isinstance(found, str), found
+            (low, high), _ = found.interval(Look(1).compute_confidence(0.95), 0.95)
+            held.append(low <= 1.03 <= high)
+            seen = Observation(
+                exp(found.change.value) - 1,
+                low - 1,
+                high - 1,
+                tail=ScaledTail(found.change, of_logarithm=True),
+                processes=found.speed.processes,
+                left_out_gap=found.speed.gap,
+            )
+            spent = {"regression": Look(1)}
+            verdicts.append(judge_criteria([(limit, [seen])], 0.95, spent)[0].verdict)
+        by = f"scatter known from {builds} builds" if builds else "scatter from their own runs"
+        what = f"{runs[0]} and {runs[1]} runs that scatter {between_runs:.0%} ({name}), {by}"
+        fails = draw is draw_slow  # an assumption of docs/explanation/verdicts.md
+        yield share(
+            held,
+            0.0 if fails else COVERAGE,
+            what=f"ratio, {what}",
+            claimed="" if fails else "97.5 %",
+        )
+        yield from wrong_verdicts(
+            verdicts, f"regression on its limit, {what}", most=1.0 if fails else 0.025
+        )
+
+
+def classes(generator, scale) -> Iterator[Row]:
+    """Macro F1 with a rare class that loses some of its samples, and the drops of all classes together."""
+    for often, loses in ((0.01, 0.2), (0.02, 0.1), (0.03, 0.05)):
+        shares = [(1 - often) / 4] * 4 + [often]
+
+        def draw(n, shares=shares, loses=loses):
+            labels = generator.choice(5, n, p=shares)
+            lost = (labels == 4) & (generator.random(n) < loses)
+            return labels, labels, np.where(lost, 0, labels)
+
+        labels, first, second = draw(1_000_000)
+        truth = compute_macro_f1(labels, first, 5) - compute_macro_f1(labels, second, 5)
+        for n in (300, 1000, 3000):
+            found = []
+            for _ in range(round(400 * scale)):
+                labels, first, second = draw(n)
+                if (labels == 4).any():
+                    found.append(compare_macro_f1(labels, first, second, 5))
+            what = f"macro F1, a class of {often:.0%} of {n} samples loses {loses:.0%}"
+            yield from on_limit(found, truth, what)
+    rates = np.array([0.3, 0.2, 0.1, 0.05, 0.02])
+    truth = 1 - 2 * 0.95 / 1.95  # F1 of a class of which 5% are not found
+    for n in (100, 300, 1000):
+        held, widths = [], []
+        for _ in range(round(100 * scale)):
+            has = generator.random((n, 5)) < rates
+            lost = has & (generator.random((n, 5)) < 0.05)
+            true, found = (
+                [np.flatnonzero(row).tolist() for row in table] for table in (has, has & ~lost)
+            )
+            scored = MultiLabel().score_predictions(true, true, found).classes
+            measure_scores.cache_clear()
+            held.append(all(one.drop_ci[0] <= truth <= one.drop_ci[1] for one in scored))
+            widths.append([one.drop_ci[1] - one.drop_ci[0] for one in scored])
+        wide = np.median([max(each) for each in widths]) if widths else nan
+        what = f"drops of 5 classes of 2 to 30 % of {n} samples, all of them in their intervals"
+        yield share(held, COVERAGE, what=what, claimed="95 %", note=f"widest {wide:.2f}")
 
 
 PARTS: dict[str, Callable[..., Iterator[Row]]] = {
@@ -1722,6 +2000,10 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         assumptions,
         server,
         live,
+        fleet,
+        races,
+        regressions,
+        classes,
     )
 }
 

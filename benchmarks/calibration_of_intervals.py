@@ -605,18 +605,18 @@ def requests(generator, scale) -> Iterator[Row]:
     truth = float(np.quantile(draw_tailed(4_000_000), 0.99))
     limit = latency_limit(99, truth)
     for count in (3, 5, 10):
-        found = []
+        results = []
         for _ in range(round(300 * scale)):
             tries = []
             for process in range(count):
                 one = replace(planted(10.0, percent=99.0), process=process, samples=700)
                 level = np.exp(0.005 * generator.standard_normal())
                 tries.append(RecordedMeasurement(one, "r", latencies=level * draw_tailed(700)))
-            found.append(judged_tries(limit, tuple(tries)))
+            results.append(judged_tries(limit, tuple(tries)))
         at = f"{count} processes, 3 % of the requests have a Pareto tail"
-        held = [low <= truth <= high for _, bounds in found if bounds for low, high in [bounds]]
+        held = [low <= truth <= high for _, bounds in results if bounds for low, high in [bounds]]
         yield share(held, COVERAGE, what=f"p99 of all requests, {at}", claimed="95 %")
-        yield from wrong_verdicts([verdict for verdict, _ in found], f"p99 on its limit, {at}")
+        yield from wrong_verdicts([verdict for verdict, _ in results], f"p99 on its limit, {at}")
 
 
 def judged(generator, limit, *processes):
@@ -710,7 +710,9 @@ def energy(generator, scale) -> Iterator[Row]:
                 )
                 queries = {"images": [4800], "start_ns": [0], "end_ns": [12_000_000_000]}
                 window = SampledWindow(LoadSpec(1), pl.DataFrame(queries), machine)
-                low, high = ENERGY.compute(window).bounds
+                found = ENERGY.compute(window)
+                assert isinstance(found, Estimate)
+                low, high = found.bounds
                 held.append(low <= 1 <= high)
             what = f"energy of one process, power scatters {noise:.1%}, sensor {error:+.0%}"
             yield share(held, COVERAGE, what=what, claimed="95 %")
@@ -1957,10 +1959,10 @@ def classes(generator, scale) -> Iterator[Row]:
         for _ in range(round(100 * scale)):
             has = generator.random((n, 5)) < rates
             lost = has & (generator.random((n, 5)) < 0.05)
-            true, found = (
+            true, predicted = (
                 [np.flatnonzero(row).tolist() for row in table] for table in (has, has & ~lost)
             )
-            scored = MultiLabel().score_predictions(true, true, found).classes
+            scored = MultiLabel().score_predictions(true, true, predicted).classes
             measure_scores.cache_clear()
             held.append(all(one.drop_ci[0] <= truth <= one.drop_ci[1] for one in scored))
             widths.append([one.drop_ci[1] - one.drop_ci[0] for one in scored])

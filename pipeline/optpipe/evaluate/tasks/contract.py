@@ -268,16 +268,16 @@ class TaskContract:
         for place in known:
             value, before = float(mine.class_values[place]), float(theirs.class_values[place])
             name = names[place] if place < len(names) else f"class {place}"
-            effect, bounds = mine.class_effects[place], [None, None]
-            if effect is not None:
-                parts, others = mine.class_parts[:, place], theirs.class_parts[:, place]
-                figures = (
-                    figure_from_samples(value, parts, mine.samples, (0.0, 1.0), effect * size),
-                    figure_from_samples(
-                        before - value, others - parts, mine.samples, (-1.0, 1.0), effect * size
-                    ),
-                )
-                bounds = [figure.interval(confidence) for figure in figures]
+            effect = mine.class_effects[place]
+            if effect is None:
+                found.append(ClassScore(name, value, before - value))
+                continue
+            parts, others = mine.class_parts[:, place], theirs.class_parts[:, place]
+            own = figure_from_samples(value, parts, mine.samples, (0.0, 1.0), effect * size)
+            lost = figure_from_samples(
+                before - value, others - parts, mine.samples, (-1.0, 1.0), effect * size
+            )
+            bounds = own.interval(confidence), lost.interval(confidence)
             found.append(ClassScore(name, value, before - value, *bounds))
         return tuple(found)
 

@@ -460,7 +460,7 @@ def run_evaluation(
             listener.warn(absent)
     if units < FEWEST_SAMPLES:
         listener.warn(
-            f"only {units} {kind}: intervals of fewer than {FEWEST_SAMPLES} span all that the score can be"
+            f"few samples ({units} {kind}): intervals of fewer than {FEWEST_SAMPLES} span all that the score can be"
         )
     rules = state_rules(wanted) if truths is not None and trained else {}
     scored = score_artifacts(

@@ -112,7 +112,7 @@ TENSORS = ModelCard(
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("data.py", "x = []", "holds no inputs of net"),
+        ("data.py", "x = []", "has no CALIBRATION"),
         ("data.json", '{"a": [1', "holds no inputs of net"),
         ("nan.npz", np.full((2, 3), np.nan, np.float32), "'x' contains NaN or Inf"),
     ],

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from math import nan
 from typing import Any
 
-import polars as pl
 from numpy.typing import NDArray
 
+from optpipe.core import pl
 from optpipe.core.errors import BadInputError
 from optpipe.core.metrics.sampled import (
     PLUGIN_SCORES,
@@ -175,7 +175,7 @@ def find_sampled_score(rules: Mapping[str, ScoreRule], name: str) -> SampledScor
     return SampledScore(name, rules[name]) if name in rules else None
 
 
-def columns_from_parts(model: str, parts: Mapping[str, Parts]) -> dict[str, pl.Series]:
+def columns_from_parts(model: str, parts: Mapping[str, Parts]) -> "dict[str, pl.Series]":
     """`NAME:part.SCORE` for each score."""
     return {
         f"{model}:part.{name}": pl.Series(
@@ -186,7 +186,7 @@ def columns_from_parts(model: str, parts: Mapping[str, Parts]) -> dict[str, pl.S
 
 
 def parts_from_frame(
-    frame: pl.DataFrame, model: str, rules: Mapping[str, ScoreRule]
+    frame: "pl.DataFrame", model: str, rules: Mapping[str, ScoreRule]
 ) -> dict[str, Parts]:
     """The parts of one model by score. Raises BadInputError for parts that no evaluation writes."""
     found = dict[str, Parts]()

@@ -3,6 +3,7 @@
 import ast
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,15 @@ def test_torch_threads_sleep_here_and_no_child_gets_the_setting():
     ended = run_python_code(code, environment={**os.environ, "OMP_DISPLAY_ENV": "TRUE"})
     assert ended.stdout.split() == ["None"]
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_build_imports_no_library_that_starts_threads() -> None:
+    """Neither polars nor ONNX Runtime: a forked process, as in `tests/integration/fork_server.py`, would lose their threads."""
+    program = (
+        "import sys, optpipe.build.build; print({'polars', 'onnxruntime'} & sys.modules.keys())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert ran.stdout.strip() == "set()"

@@ -362,12 +362,14 @@ def test_warm_up_and_interruption():
     assert codes(interrupted=True) == {"interrupted": True}
 
 
-@given(st.floats(1.0, 10.0))
-def test_a_looser_limit_never_adds_a_reason(factor):
-    frame = samples(level(spread=0.04) * np.linspace(1, 1.1, 1000))
+@given(factor=st.floats(1.0, 10.0), seed=st.integers(0, 50))
+def test_a_looser_limit_never_adds_a_reason(factor, seed):
+    """A drift that is tolerated may be named as slow noise, which is a note and no reason."""
+    noise = np.exp(0.04 * np.random.default_rng(seed).standard_normal(1000))
+    frame = samples(noise * np.linspace(1, 1.1, 1000))
     loose = {
         **LIMITS,
         "max_cv": LIMITS["max_cv"] * factor,
         "max_drift": LIMITS["max_drift"] * factor,
     }
-    assert set(codes(frame, limits=loose)) <= set(codes(frame))
+    assert set(codes(frame, limits=loose)) - {"slow-noise"} <= set(codes(frame))

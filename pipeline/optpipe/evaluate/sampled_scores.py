@@ -5,7 +5,7 @@ withheld for that model with its reason; everything else is scored without it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from math import nan
+from math import isfinite, nan
 from typing import Any
 
 from numpy.typing import NDArray
@@ -118,29 +118,42 @@ def score_parts(
     groups: Groups | None,
 ) -> dict[str, SampledFigure]:
     """Each score of a model whose parts are `found`; withheld with a reason where a score has none."""
-    figures = {}
+    prepared = _prepare_scores(rules, source, found, withheld, groups)
+    return {
+        name: _withhold(task) if isinstance(task, str) else _score(task, source[name], found[name])
+        for name, task in prepared.items()
+    }
+
+
+def _prepare_scores(
+    rules: Mapping[str, ScoreRule],
+    source: Mapping[str, Parts],
+    found: Mapping[str, Parts],
+    withheld: Mapping[str, str],
+    groups: Groups | None,
+) -> dict[str, SampledScore | str]:
+    """What computes each score, or the reason why it is withheld."""
+    prepared: dict[str, SampledScore | str] = {}
     for name, stated in rules.items():
         if name in withheld:
-            figures[name] = _withhold(withheld[name])
+            prepared[name] = withheld[name]
         elif name not in source:
-            figures[name] = _withhold("the source model has no score to compare with")
+            prepared[name] = "the source model has no score to compare with"
         elif name not in found:
-            figures[name] = _withhold("it has no parts")
+            prepared[name] = "it has no parts"
+        elif (mismatch := find_mismatch(stated, source[name], found[name])) is not None:
+            prepared[name] = mismatch
         else:
-            figures[name] = _score(name, stated, source[name], found[name], groups)
-    return figures
+            task = make_sampled_score(name, stated, source[name], found[name])
+            prepared[name] = task.grouped_by(groups)
+    return prepared
 
 
 def _withhold(reason: str) -> SampledFigure:
     return SampledFigure(None, None, None, None, reason)
 
 
-def _score(
-    name: str, stated: ScoreRule, source: Parts, found: Parts, groups: Groups | None
-) -> SampledFigure:
-    if (mismatch := find_mismatch(stated, source, found)) is not None:
-        return _withhold(mismatch)
-    task = make_sampled_score(name, stated, source, found).grouped_by(groups)
+def _score(task: SampledScore, source: Parts, found: Parts) -> SampledFigure:
     try:
         (score,) = task.score_predictions(found, source, found).scores
     except BadInputError as error:
@@ -159,15 +172,19 @@ def observe_parts(
 ) -> dict[str, Observation]:
     """Every score for a policy: by name, and as `drop of NAME`. A withheld one has no value, and its reason as a blocker."""
     figures = dict[str, Observation]()
-    for name, scored in score_parts(rules, source, found, withheld, groups).items():
-        if scored.why_not is not None:
-            blocker = Blocker(scored.why_not, "mend the code of the score, and evaluate again")
+    for name, task in _prepare_scores(rules, source, found, withheld, groups).items():
+        named = (name, f"drop of {name}")
+        if isinstance(task, str):
+            why_not: str | None = task
+        else:
+            why_not = _score(task, source[name], found[name]).why_not
+        if isinstance(task, str) or why_not is not None:
+            blocker = Blocker(str(why_not), "mend the code of the score, and evaluate again")
             blank = Observation(nan, blockers=(blocker,), about=about)
-            figures |= {name: blank, f"drop of {name}": blank}
-            continue
-        task = make_sampled_score(name, rules[name], source[name], found[name]).grouped_by(groups)
-        seen = task.observe(found[name], source[name], found[name], confidence, about)
-        figures |= {key: seen[key] for key in (name, f"drop of {name}")}
+            figures |= dict.fromkeys(named, blank)
+        else:
+            seen = task.observe(found[name], source[name], found[name], confidence, about)
+            figures |= {key: seen[key] for key in named}
     return figures
 
 
@@ -209,6 +226,6 @@ def _is_sound(part: list[float] | None, stated: ScoreRule) -> bool:
     if part is None or len(part) != 3 or None in part:
         return False
     value, weight, group = part
-    if any(number != number or abs(number) == float("inf") for number in part):
-        return False
-    return is_part(value, weight, group, is_error=stated.lower_is_better)
+    return all(map(isfinite, part)) and is_part(
+        value, weight, group, is_error=stated.lower_is_better
+    )

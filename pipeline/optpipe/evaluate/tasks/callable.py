@@ -98,12 +98,11 @@ class CallableTask(StoredScores):
                 f"metric {self._name} fails on sample {sample}: {describe_user_error(error)}"
             ) from error
         try:
-            value = read_score(given, low, high)
+            share = read_share(given, low, high)
         except ValueError as error:
             raise BadInputError(
                 f"metric {self._name} {error} for sample {sample}\nreturn one number for each sample, inside range="
             ) from error
-        share = (value - low) / (high - low)
         return share if self._larger else 1.0 - share
 
 
@@ -124,9 +123,7 @@ class MetricScore(SampleScore):
         self.lower_is_better = not larger_is_better
 
     def measure(self, sample: EvaluatedSample) -> float:
-        low, high = self._range
-        value = read_score(self._function(self._pack(sample.outputs), sample.truth), low, high)
-        return (value - low) / (high - low)
+        return read_share(self._function(self._pack(sample.outputs), sample.truth), *self._range)
 
     def describe_source(self) -> str:
         low, high = self._range
@@ -134,8 +131,8 @@ class MetricScore(SampleScore):
         return f"a callable of a Python program, source sha256 {source}, as a share of {low:g} to {high:g}"
 
 
-def read_score(value: Any, low: float, high: float) -> float:
-    """What a callable gave, as a number. Raises ValueError, which the name of the callable precedes, for anything else."""
+def read_share(value: Any, low: float, high: float) -> float:
+    """What a callable gave, as a share of `low` to `high`. Raises ValueError, which its name precedes, for anything else."""
     if hasattr(value, "item") and getattr(value, "size", 1) is not None:
         try:
             value = value.item()
@@ -145,7 +142,7 @@ def read_score(value: Any, low: float, high: float) -> float:
         value = float(value)
     if not isinstance(value, int | float) or not isfinite(value) or not low <= value <= high:
         raise ValueError(f"gives {value!r}, not a number from {low:g} to {high:g}")
-    return float(value)
+    return (float(value) - low) / (high - low)
 
 
 def _to_json(value: Any) -> str:

@@ -131,11 +131,6 @@ class Detection(TaskContract):
         """AP over thresholds of 0.50 to 0.95, AP50 and AP75: means over the classes that occur; then F1 and recall."""
         return self.compute_all_scores(gathered, weights)[0]
 
-    def compute_class_scores(
-        self, gathered: Any, weights: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        return self.compute_all_scores(gathered, weights)[1]
-
     def compute_all_scores(
         self, gathered: Any, weights: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -150,14 +145,12 @@ class Detection(TaskContract):
         return np.stack([*means, *rates], axis=1), precisions.mean(axis=2).T
 
     def spread_truths(self, gathered: Any) -> list[NDArray[np.float64]]:
-        objects = (
-            np.stack([matched.objects for matched in gathered]) if gathered else np.zeros((0, 1))
-        )
+        objects = self.spread_class_truths(gathered)
         together = objects.sum(axis=0, keepdims=True)
         return [objects if find_score(name).over_classes else together for name in self.scores]
 
     def spread_class_truths(self, gathered: Any) -> NDArray[np.float64]:
-        return np.stack([each.objects for each in gathered]) if gathered else np.zeros((0, 0))
+        return np.stack([each.objects for each in gathered]) if gathered else np.zeros((0, 1))
 
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         """F1 of each image's boxes of one class with an IoU of at least PARITY_IOU; 1 if neither model has any."""

@@ -104,21 +104,20 @@ class Segmentation(TaskContract):
         return np.stack(tables, axis=1).astype(np.float64)
 
     def compute_scores(self, gathered: Any, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        both, true = weights @ gathered[0], weights @ gathered[2]
+        return self.compute_all_scores(gathered, weights)[0]
+
+    def compute_all_scores(
+        self, gathered: Any, weights: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        both, predicted, true = (weights @ each for each in gathered)
+        by_class = _divide(both, predicted + true - both)
         with np.errstate(invalid="ignore"):
             accuracy = both.sum(1) / true.sum(1)
-        means = np.nanmean(self.compute_class_scores(gathered, weights), axis=1)
-        return np.stack([means, accuracy], axis=1)
+        return np.stack([np.nanmean(by_class, axis=1), accuracy], axis=1), by_class
 
     def spread_truths(self, gathered: Any) -> list[NDArray[np.float64]]:
-        true = gathered[2].T
+        true = self.spread_class_truths(gathered)
         return [true, true.sum(axis=0, keepdims=True)]
-
-    def compute_class_scores(
-        self, gathered: Any, weights: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        both, predicted, true = (weights @ each for each in gathered)
-        return _divide(both, predicted + true - both)
 
     def spread_class_truths(self, gathered: Any) -> NDArray[np.float64]:
         return np.asarray(gathered[2].T)

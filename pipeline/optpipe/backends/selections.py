@@ -1,7 +1,7 @@
 """Reads from a graph which of its tensors have rows that TopK or NonMaxSuppression selects."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,11 @@ from optpipe.backends.onnx_graph import (
 )
 from optpipe.backends.onnx_layers import infer_shapes
 from optpipe.core import onnx
-from optpipe.stats.selected_rows import MOST_ROWS, Selection
+from optpipe.core.entries import ModelInfo, VerificationInfo
+from optpipe.stats.selected_rows import EMPTY, MOST_ROWS, Selection
+from optpipe.workspace.entry import Entry
+from optpipe.workspace.file_names import ONNX
+from optpipe.workspace.store import Store
 
 COUNT_INPUTS = {"TopK": 1, "NonMaxSuppression": 2}
 """Operators that select rows, and the place of the input that says how many."""
@@ -33,13 +37,22 @@ def read_selection(path: Path, *, inside: bool = False) -> Selection:
     return selection_from_graph(load_onnx(path, weights=False), inside=inside, folder=path.parent)
 
 
+def read_verified_selection(
+    verifications: Iterable[VerificationInfo], model: Entry[ModelInfo], store: Store
+) -> Selection:
+    """The selection of an exported model, which is read only if a verification of its build names selected outputs."""
+    if not any(verified.selected for verified in verifications):
+        return EMPTY
+    return read_selection(store.verify_entry(model, ONNX).file(ONNX))
+
+
 def selection_from_graph(
     model: Any, *, inside: bool = False, folder: Path | None = None
 ) -> Selection:
     """The same of a `ModelProto`; empty without TopK or NonMaxSuppression. `folder` holds its external data, if it has any."""
     graph = model.graph
     if not any(map(_selects, graph.node)):
-        return Selection()
+        return EMPTY
     counts = _read_counts(model, folder)
     selectors = find_selectors(graph, find_tensors_without(counts, model))
     if not inside:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optpipe.backends.registry import verify_for_loading
-from optpipe.backends.selections import read_selection
+from optpipe.backends.selections import read_verified_selection
 from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import (
     ArtifactInfo,
@@ -33,9 +33,9 @@ from optpipe.preprocess.proof import PreprocessRecord, is_proof_for
 from optpipe.signoff.dossier import Dossier
 from optpipe.signoff.policy import Policy
 from optpipe.signoff.verify import require_pass, verify_dossier
-from optpipe.stats.selected_rows import EMPTY, Selection
+from optpipe.stats.selected_rows import Selection
 from optpipe.workspace.entry import Entry, Run, entry_from_folder
-from optpipe.workspace.file_names import CARD, ONNX, PREDICTIONS, PREPROCESSING, REFERENCE
+from optpipe.workspace.file_names import CARD, PREDICTIONS, PREPROCESSING, REFERENCE
 from optpipe.workspace.runs import newest_runs
 from optpipe.workspace.seal import SUMS
 from optpipe.workspace.store import Store
@@ -92,7 +92,9 @@ def open_signed_build(folder: Path, store: Store, because: str | None) -> Signed
         card=card,
         verification=dossier.verification,
         samples=_find_samples(dossier.verification, store, model),
-        selection=_read_selection(dossier.verification, store, model),
+        selection=read_verified_selection(
+            [] if dossier.verification is None else [dossier.verification.info], model, store
+        ),
         preprocessing=_find_preprocessing(dossier.runs, dossier.build, card, store),
         measured=evidence.measured,
         runs=dossier.runs,
@@ -118,15 +120,6 @@ def find_signed_entry(dossier: Dossier, store: Store) -> Entry[ArtifactInfo]:
             + " that the dossier was made in"
         )
     return entry
-
-
-def _read_selection(
-    verification: Entry[VerificationInfo] | None, store: Store, model: Entry[ModelInfo]
-) -> Selection:
-    """That of the exported graph, which is read only if the verification names selected outputs."""
-    if verification is None or not verification.info.selected:
-        return EMPTY
-    return read_selection(store.verify_entry(model, ONNX).file(ONNX))
 
 
 def _find_samples(

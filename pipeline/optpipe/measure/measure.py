@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from optpipe.backends.selections import read_selection
+from optpipe.backends.selections import read_verified_selection
 from optpipe.core.entries import ArtifactInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, OptpipeError, StageError
 from optpipe.core.events import Listener
@@ -68,7 +68,6 @@ from optpipe.models.inputs.samples import (
 from optpipe.models.inputs.tensor_files import holds_tensors
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.stats.percentiles import count_samples_needed
-from optpipe.stats.selected_rows import EMPTY, Selection
 from optpipe.workspace.entry import get_utc_time
 from optpipe.workspace.file_names import ONNX, REFERENCE
 from optpipe.workspace.files import write_bytes, write_parquet
@@ -411,7 +410,9 @@ def prepare_subject(
         reference=save_pool(scratch, "reference", expected),
         input_axes={each.name: each.batch for each in card.inputs},
         output_axes={each.name: each.batch for each in card.outputs},
-        selection=_read_selection(artifact, store),
+        selection=read_verified_selection(
+            _list_verifications(artifact, store), artifact.model, store
+        ),
         reference_name="the source model" if length is None else "the exported model in FP32",
         tolerance=TOLERATED_RELATIVE_ERROR[_find_coarsest_precision(info)],
         device=info.device,
@@ -459,13 +460,6 @@ def _list_verifications(artifact: StoredArtifact, store: Store) -> list[Verifica
         for one in store.list_entries(VerificationInfo)
         if artifact.entry.id in one.manifest.parents
     ]
-
-
-def _read_selection(artifact: StoredArtifact, store: Store) -> Selection:
-    """That of the exported graph, which is read only if a verification names selected outputs."""
-    if not any(one.selected for one in _list_verifications(artifact, store)):
-        return EMPTY
-    return read_selection(store.verify_entry(artifact.model, ONNX).file(ONNX))
 
 
 def _known_inputs(

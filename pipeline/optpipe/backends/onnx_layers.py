@@ -34,7 +34,7 @@ def type_name_from_onnx(element_type: int) -> str:
 
 def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
     """Types and shapes of all tensors, by ONNX's shape inference for inputs of `opt` shapes."""
-    fixed = _copy_for_inference(model)
+    fixed = copy_for_inference(model)
     by_name = {each.name: each for each in inputs}
     open_sizes: dict[str, int] = {}
     ambiguous: set[str] = set()
@@ -76,10 +76,10 @@ def infer_graph_types(model: Any, inputs: Iterable[InputSpec]) -> GraphTypes:
 
 def infer_shapes(model: Any) -> Any:
     """A `ModelProto` with the types and shapes of its tensors, open sizes by name; large weights are inputs in it."""
-    return onnx.shape_inference.infer_shapes(_copy_for_inference(model), data_prop=True)
+    return onnx.shape_inference.infer_shapes(copy_for_inference(model), data_prop=True)
 
 
-def _copy_for_inference(model: Any) -> Any:
+def copy_for_inference(model: Any) -> Any:
     """A copy of `model` without contributed operators, in which large weights are inputs.
 
     Shape inference knows neither these operators nor more of a weight than its shape, and copies the model.

@@ -9,7 +9,7 @@ from optpipe.backends.onnx_graph import KEEPS_VALUES, OnnxGraph, list_read_names
 from optpipe.core import onnx
 from optpipe.core.records import group_pairs
 
-_SIZES = {
+SIZE_INPUTS = {
     "AffineGrid": (1,),
     "BlackmanWindow": (0,),
     "CenterCropPad": (1,),
@@ -114,7 +114,7 @@ def _is_size(name: str, readers: Mapping[str, list[Any]], functions: Mapping[str
         tensor = ahead.pop()
         for node in readers.get(tensor, []):
             places = [at for at, given in enumerate(node.input) if given == tensor]
-            if not set(places).isdisjoint(_SIZES.get(node.op_type, ())):
+            if not set(places).isdisjoint(SIZE_INPUTS.get(node.op_type, ())):
                 return True
             if places and set(places).issubset(_READS_INDICES.get(node.op_type, ())):
                 continue

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.backends.graph_names import iterate_graphs
+from optpipe.backends.onnx_layers import copy_for_inference
+from optpipe.backends.onnx_size_inputs import SIZE_INPUTS
 from optpipe.core import onnx
 from optpipe.core.errors import BadInputError, escape
 
@@ -18,9 +20,9 @@ MOST_AXES = 64
 LONGEST_LOOP = 10**5
 """The most rounds of a Loop, and of the Loops inside it together."""
 MOST_ELEMENTS = 2**30
-"""Of one tensor: 4 GiB in FP32, which no network needs for the few samples of a reference."""
+"""The largest tensor: 4 GiB in FP32, which no network needs for the few samples of a reference."""
 MOST_TEXT_BYTES = 2**26
-"""Of all constant texts: a large vocabulary takes some megabytes."""
+"""The limit of all constant texts together: a large vocabulary takes a few megabytes."""
 MOST_SIZES = 10**4
 """Entries of a constant that may give sizes; others are weights."""
 MOST_ENTRIES = 10**6
@@ -173,7 +175,7 @@ def require_bounded_tensors(model: Any, path: Path, memory_bytes: int) -> None:
 
     Sizes are inferred, also those that constants give to Expand, Tile, Range, Pad, Resize, and others like them.
     """
-    inferred = _infer_sizes(_leave_out_weights(model))
+    inferred = _infer_sizes(model)
     for name, dtype, sizes in iterate_declared_tensors(inferred):
         count = math.prod(max(size, 1) for size in sizes)
         if dtype and count * count_item_bytes(dtype) > memory_bytes:
@@ -214,37 +216,13 @@ def require_bounded_sizes(model: Any, path: Path) -> None:
             )
 
 
-def _leave_out_weights(model: Any) -> Any:
-    """A copy without the values of large constants, which no size depends on."""
-    light = onnx.ModelProto()
-    for field, value in model.ListFields():
-        if field.name == "graph":
-            continue
-        if field.is_repeated:
-            getattr(light, field.name).extend(value)
-        else:
-            setattr(light, field.name, value)
-    for field, value in model.graph.ListFields():
-        if field.name == "initializer":
-            for tensor in value:
-                if math.prod(tensor.dims) <= MOST_SIZES:
-                    light.graph.initializer.append(tensor)
-                else:
-                    light.graph.initializer.add(
-                        name=tensor.name, data_type=tensor.data_type, dims=tensor.dims
-                    )
-        elif field.is_repeated:
-            getattr(light.graph, field.name).extend(value)
-        else:
-            setattr(light.graph, field.name, value)
-    return light
-
-
 def _infer_sizes(model: Any) -> Any:
     """`model` with the sizes that ONNX's shape inference knows; as it is if that fails."""
-    for propagates in (True, False):
-        with suppress(Exception):  # what it cannot infer, it may also raise
-            return onnx.shape_inference.infer_shapes(model, data_prop=propagates)
+    with suppress(Exception):  # what it cannot infer, it may also raise
+        light = copy_for_inference(model)
+        for propagates in (True, False):
+            with suppress(Exception):
+                return onnx.shape_inference.infer_shapes(light, data_prop=propagates)
     return model
 
 
@@ -285,23 +263,13 @@ def _count_range(ends: Sequence[Any]) -> int:
 
 _WHOLE_NUMBERS = (6, 7)
 """Data types INT32 and INT64 of sizes."""
+_COUNTED_OTHERWISE = {"AffineGrid", "Loop", "Pad", "Range", "Reshape", "TopK"}
+"""Their sizes are rounds, bounds, or a part of what they make, which shape inference or a function of its own counts."""
 _SIZES_AT: Mapping[str, tuple[int, ...]] = {
-    "BlackmanWindow": (0,),
-    "CenterCropPad": (1,),
-    "Col2Im": (1,),
-    "ConstantOfShape": (0,),
-    "DFT": (1,),
-    "Expand": (1,),
-    "HammingWindow": (0,),
-    "HannWindow": (0,),
-    "IDFT": (1,),
-    "MaxUnpool": (2,),
-    "MelWeightMatrix": (0, 1),
-    "OneHot": (1,),
-    "Resize": (3,),
-    "STFT": (3,),
-    "Tile": (1,),
-}
+    operator: places
+    for operator, places in SIZE_INPUTS.items()
+    if operator not in _COUNTED_OTHERWISE
+} | {"STFT": (3,)}  # the step between its frames is no size
 """By operator, the inputs whose values are sizes of what it makes."""
 _SIZES_OF = frozenset(
     {

@@ -21,13 +21,13 @@ from optpipe.core.errors import BadInputError, escape, is_out_of_memory
 from optpipe.core.quantity import format_bytes
 
 LONGEST_RUN_S = 300.0
-"""Of one call of a graph."""
+"""The longest time that one call of a graph may take."""
 LONGEST_RUN = "OPTPIPE_LONGEST_RUN_S"
 """The environment variable that gives more, or fewer, seconds."""
 LEAST_MEMORY_SHARE = 0.05
-"""Of the machine's memory that must stay available."""
+"""The share of the machine's memory that must stay available."""
 _NOTICEABLE_BYTES = 1 << 30
-"""Of growth, below which another process is what takes the memory."""
+"""If this process has grown by less, another one is using the memory."""
 _POLL_S = 0.1
 _NODE = re.compile(r"while running (\S+) node\. Name:'([^']*)'")
 """ONNX Runtime's message about the operator that failed."""

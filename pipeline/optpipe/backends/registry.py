@@ -222,9 +222,9 @@ def load_verified(
 
 
 def _stamp_files(entry: Entry[ArtifactInfo]) -> list[tuple[int, ...]]:
-    """What no process can put back: the time of the last change of each file, and which file it is.
+    """The inode of each file and the time of its last change, which no process can restore.
 
-    That of the folder tells that another one had its name.
+    Those of the folder show whether another folder had its name.
     """
     found: list[tuple[int, ...]] = []
     for name in (".", entry.info.file, *entry.info.more_files):

@@ -584,9 +584,9 @@ class Levels:
     """Confidences of the intervals in a comparison; in a dossier those of its verdict."""
 
     figures: float = 0.95
-    """Of latencies, rates, and energy."""
+    """The confidence of latencies, rates, and energy."""
     unseen: float = 0.95
-    """Of the second speed that these intervals allow for."""
+    """The confidence of the second speed that these intervals allow for."""
     top1: float = 0.95
     speedup: float = 0.99
 

@@ -11,9 +11,9 @@ from typing import Any
 from optpipe.core.quantity import format_bytes
 
 FACT_BYTES, FACT_LIMIT_S = 2**24, 10.0
-"""Of what a server tells about itself."""
+"""The limits of an answer about the server itself, such as its metadata."""
 JSON_BYTES = 2**26
-"""Of an answer without binary tensors, whose objects take many times its bytes."""
+"""The limit of an answer without binary tensors: parsed, it takes many times its bytes."""
 
 
 class BoundedSocket:

@@ -64,7 +64,7 @@ json_format = LazyModule("google.protobuf.json_format")
 TEXT_TIMES = 8
 """A number of 4 bytes as JSON takes at most about 25."""
 UNKNOWN_BYTES = 2**28
-"""Of the outputs for an image of which only the prediction was recorded."""
+"""The limit of the outputs for an image of which only the prediction was recorded."""
 FEWEST_RELAXATIONS = 50
 """Relaxation times of a queue that decide: a shorter load starts empty, and sees few of its long waits or none."""
 FEW_CONFIDENCE = 0.99

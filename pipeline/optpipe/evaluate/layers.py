@@ -313,6 +313,7 @@ def compare_layers(
             refused[info.label] = why_not
             continue
         graph = store.find(entry.manifest.parents[-1])
+        # a foreign or damaged build ends the command; what fails later leaves out this build alone
         place, module = verify_for_loading(entry, store).path, model.fresh_module
         request = BuildRequest(
             card, info.precision, graph.file(ONNX), module, info.device, info.options, place

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TAKEN = frozenset({"agreement", "score", "drop", "top1", "top5"})
 """Figures of an evaluation that are no score of `SCORE_NAMES`."""
 LARGEST = 2**31
-"""Of a part's value, weight, and group."""
+"""The largest value, weight, or group of a part."""
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
@@ -39,7 +39,7 @@ class Rule(StrEnum):
 
 
 class Part(NamedTuple):
-    """What one sample adds to a score."""
+    """The contribution of one sample to a score."""
 
     value: float
     """At least 0; above `weight` only for an error, such as inserted words."""
@@ -56,7 +56,7 @@ class EvaluatedSample:
     outputs: Mapping[str, "np.ndarray"]
     """The model's outputs by name, without the axis of samples."""
     prediction: Any
-    """What the task decoded from them, as section 8.1 of the dossier format says; None if a callable scores."""
+    """The prediction that the task decoded (section 8.1 of the dossier format); None if a callable scores."""
     truth: Any
     """As section 8.1 says; of a user's task and a callable, the truth itself."""
 

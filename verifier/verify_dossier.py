@@ -44,6 +44,7 @@ from operator import eq, mul, ne, sub
 from pathlib import Path
 from random import Random
 from statistics import NormalDist, correlation, fmean, median, quantiles, stdev
+from string import punctuation
 
 try:
     import polars
@@ -1749,6 +1750,22 @@ def count_labels(truth, found):
     return Counter(right=len({*truth} & {*found}), found=len({*found}), true=len({*truth}))
 
 
+def normalize_answer(text):
+    bare = "".join(each for each in text.lower() if each not in punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+
+
+def score_answer(truths, answer):
+    """F1 over words and exact match of an answer, each the best over the truths."""
+    found, scores = normalize_answer(answer), []
+    for known in [*filter(None, map(normalize_answer, truths))] or [[]]:
+        right = (Counter(found) & Counter(known)).total()
+        same = float(found == known)
+        f1 = 2 * right / (len(found) + len(known)) if found and known else same
+        scores.append((f1, same))
+    return [*map(max, zip(*scores))]
+
+
 def compare_labels(one, other):
     either = {*one} | {*other}
     return len({*one} & {*other}) / len(either) if either else 1.0
@@ -1853,9 +1870,10 @@ class Task(
     def score(self, truths, found, members=None):
         """The number of units; a score by name, without a group of them if one is given; and its parts by name."""
         if self.count and not self.finish:
-            values = [*map(self.count, truths, found)]
-            parts = add_up(values, members) if members else values
-            return len(values), lambda _: fmean(values), lambda _: parts, None
+            columns = zip(*map(self.count, truths, found))
+            values = dict(zip(self.scores, map(list, columns)))
+            parts = {name: add_up(x, members) if members else x for name, x in values.items()}
+            return len(truths), lambda name: fmean(values[name]), parts.__getitem__, None
         units = list_pairs(truths, found) if self.least and not self.finish else truths
         n, groups = len(units), min(max(members) + 1 if members else len(units), 1000)
         of = [at % max(groups, 1) for at in members or range(n)]
@@ -1914,9 +1932,10 @@ def find_absent_effect(amounts, labels):
 
 TASKS = {
     "classification": Task(
-        ["top1"], lambda one, other: one[0] == other[0], lambda truth, best: best[0] == truth
+        ["top1"], lambda one, other: one[0] == other[0], lambda truth, best: [best[0] == truth]
     ),
-    "user": Task(["score"], None, lambda _, one: one["score"], agree_all=compare_texts_of_json),
+    "user": Task(["score"], None, lambda _, one: [one["score"]], agree_all=compare_texts_of_json),
+    "question-answering": Task(["F1", "EM"], eq, score_answer),
     "multi-label-classification": Task(
         ["F1", "precision", "recall"],
         compare_labels,
@@ -1983,7 +2002,7 @@ def make_part_task(name, stated, parts):
     """The task of one such score, of the parts of both models; a ratio is that of a single group."""
     is_ratio, errors = stated.rule == "ratio", (name,) * stated.lower_is_better
     if is_ratio and all(weight == 1 and value <= 1 for value, weight, _ in parts):
-        return Task([name], None, lambda _, part: part[0], errors=errors)
+        return Task([name], None, lambda _, part: [part[0]], errors=errors)
 
     def count(_, part):
         value, weight, group = part
@@ -3728,7 +3747,9 @@ def estimate_answers(at, run, task, columns, table, row):
     )
     figures, scores = {}, row.get("scores") and row.scores.scores
     members, size = number_groups(table), find_size(number_groups(table))
-    if task is not TASKS["classification"] or len({best[0] for best in source}) > 1:
+    shown = source if task is TASKS["question-answering"] else None
+    shown = [best[0] for best in source] if task is TASKS["classification"] else shown
+    if shown is None or len({*shown}) > 1:
         same = (
             task.agree_all(source, found) if task.agree_all else [*map(task.agree, source, found)]
         )

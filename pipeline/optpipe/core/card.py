@@ -224,6 +224,7 @@ class Task(StrEnum):
     CLASSIFICATION = "classification"
     TEXT_CLASSIFICATION = "text-classification"
     TOKEN_CLASSIFICATION = "token-classification"
+    QUESTION_ANSWERING = "question-answering"
     MULTI_LABEL = "multi-label-classification"
     REGRESSION = "regression"
     DETECTION = "detection"
@@ -262,8 +263,8 @@ class ModelCard:
     tokenization: Tokenization | None = None
     """From text to the inputs; None if the input is not text or its tokenizer is unknown."""
     head: Mapping[str, str | float] = field(default_factory=dict)
-    """How a detector decodes boxes (`layout`, `minimum_score`, `nms_iou`, `max_boxes`), an encoder's `pooling`, or the `threshold`
-    from which a class of several counts."""
+    """How a detector decodes boxes (`layout`, `minimum_score`, `nms_iou`, `max_boxes`), an encoder's `pooling`, the `threshold`
+    from which a class of several counts, or the `stride` and `longest_answer` of answers, in tokens."""
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.inputs]

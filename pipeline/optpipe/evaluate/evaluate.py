@@ -165,7 +165,7 @@ def evaluate_artifacts(
 
     def predict(run: Runner, name: str) -> Predictions:
         recorder = make_recorder() if make_recorder else None
-        with listener.step(f"evaluate {name}", total=len(samples.files)) as step:
+        with listener.step(f"evaluate {name}", total=len(samples.rows)) as step:
             return predict_samples(exported, card, samples, task, run, step, keep, recorder)
 
     loaded = model.load()
@@ -220,13 +220,14 @@ def predict_samples(
     keep: Collection[str] = (),
     recorder: PartRecorder | None = None,
 ) -> Predictions:
-    """Decodes the outputs of `run` for all samples; `step` counts samples. Rows of the outputs in `keep` are kept; `recorder`
+    """Decodes the outputs of `run` for all samples; `step` counts their rows. Rows of the outputs in `keep` are kept; `recorder`
     collects what plug-ins score.
     """
     values: list[Any] = []
     kept: list[NDArray[Any]] = []
     parts: list[dict[str, NDArray[Any]]] = []
     room, room_of_parts, classes, undefined = KEPT_VALUES, KEPT_VALUES, 0, 0
+    of_rows = samples.rows
     for batch, count in iterate_input_batches(
         exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)
     ):
@@ -237,9 +238,9 @@ def predict_samples(
         first = rows[card.outputs[0].name]
         classes = int(first.shape[-1]) if first.ndim > 1 else 0
         undefined += _count_undefined(rows, count)
-        files, start = samples.files[len(values) : len(values) + count], len(values)
+        files, start = of_rows[len(values) : len(values) + count], len(values)
         decoded = task.decode(rows, files, samples, card)
-        if recorder is not None:
+        if recorder is not None and of_rows is samples.files:
             recorder.add_batch(rows, decoded, files, start, classes)
         values += decoded
         if room >= first.size:
@@ -254,7 +255,10 @@ def predict_samples(
     if len({each.shape[1] for each in kept}) > 1:
         kept = [np.concatenate([each.reshape(1, -1) for each in kept], axis=1)]
     outputs = np.concatenate(kept) if kept else np.zeros((0, 0), np.float32)
-    found = Predictions(values, outputs, classes, undefined, tuple(parts))
+    joined = task.join_rows(values, samples)
+    if recorder is not None and of_rows is not samples.files:  # no outputs: a sample has several
+        recorder.add_batch({}, joined, samples.files, 0, classes)
+    found = Predictions(joined, outputs, classes, undefined, tuple(parts))
     if recorder is None:
         return found
     return replace(found, parts=recorder.parts, withheld=recorder.withheld)
@@ -425,6 +429,7 @@ def run_evaluation(
     samples, unreadable = load_sample_set(
         exported, card, source, count, seed, listener, truncate=truncate
     )
+    task.require_rows(samples)
     names = [each.group for each in samples.files]
     task = task.with_groups(names)
     # fails before anything runs if the truths do not fit

@@ -20,6 +20,7 @@ LIMITS = {
     "embedding": 'maximum_drop = "9 Spearman"\nminimum_score = "50 points"',
     "multi-label-classification": 'maximum_drop = "9 F1"\nminimum_score = "50 precision"',
     "regression": 'maximum_drop = "9 RMSE"\nminimum_score = "50 points"',
+    "question-answering": 'maximum_drop = "20 F1"\nminimum_score = "20 EM"',
     "user:words": 'maximum_drop = "9 points"\nminimum_score = "50 points"',
 }
 LABELS = {
@@ -68,6 +69,11 @@ def draw_rows(task):
                 for share in (0.95, 0.9)
             ),
         ]
+    if task == "question-answering":
+        answers = ["the red Fox", "a fox", "Fox, red!", "", "42", "the"]
+        right = [[answers[at % 6], "red fox"][: at % 3] for at in range(COUNT)]
+        given = [str(rng.choice(row[:1] + answers[:4])) for row in right]
+        return [right, [row[0] if row else "" for row in right], given]
     if task == "embedding":
         rows = rng.normal(size=(COUNT, 8))
         rows[1::2] = (

@@ -10,6 +10,7 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.entries import ModelInfo
 from optpipe.core.errors import BadInputError
 from optpipe.core.wording import Argument, Call
+from optpipe.evaluate.tasks.answers import QuestionAnswering
 from optpipe.evaluate.tasks.classification import Classification
 from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.detection import Detection
@@ -19,6 +20,7 @@ from optpipe.evaluate.tasks.values import MultiLabel, Regression
 from optpipe.models.artifacts.lookup import format_model_argument
 from optpipe.models.export.exported import Model, read_card
 from optpipe.models.export.onnx_export import read_outputs_early
+from optpipe.models.inputs.task_data import OF_TEXTS
 from optpipe.workspace.entry import Entry
 
 TASKS: Mapping[Task, TaskContract] = {
@@ -28,11 +30,10 @@ TASKS: Mapping[Task, TaskContract] = {
     Task.EMBEDDING: Embedding(),
     Task.SEGMENTATION: Segmentation(),
     Task.TOKEN_CLASSIFICATION: TokenClassification(),
+    Task.QUESTION_ANSWERING: QuestionAnswering(),
     Task.MULTI_LABEL: MultiLabel(),
     Task.REGRESSION: Regression(),
 }
-
-_OF_TEXTS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
 
 
 def require_fitting_task(model: Model, stored: Entry[ModelInfo] | None) -> None:
@@ -42,7 +43,7 @@ def require_fitting_task(model: Model, stored: Entry[ModelInfo] | None) -> None:
     card = read_card(model, stored) if stored else read_outputs_early(model.load())
     if card is None:
         return
-    if card.takes_images and card.task in _OF_TEXTS:
+    if card.takes_images and card.task in OF_TEXTS:
         problem = f"{card.name}: {card.task} takes texts, but the model takes images"
         raise BadInputError(f"{problem}\nset another task in a model card (models/README.md)")
     TASKS[card.task].require_model(card)

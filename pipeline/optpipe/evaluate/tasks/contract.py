@@ -164,6 +164,18 @@ class TaskContract:
         """The predictions of some samples from their rows of the outputs, (samples, ...) each."""
         raise NotImplementedError
 
+    def require_rows(self, samples: SampleSet) -> None:
+        """Raises BadInputError if a model reads a sample in several rows, and the task does not join them."""
+        if len(samples.rows) > len(samples.files):
+            problem = (
+                f"{samples.name}: long contexts are read in windows, which this task does not join"
+            )
+            raise BadInputError(f"{problem}\nleave them out, or give the inputs as tensors")
+
+    def join_rows(self, decoded: Values, samples: SampleSet) -> Values:
+        """The prediction of each sample from those of its rows, in the order of `samples.rows`."""
+        return decoded
+
     def take_as_truths(self, predictions: Values) -> Values:
         """Makes truths of the source model's predictions for a set without any."""
         return predictions

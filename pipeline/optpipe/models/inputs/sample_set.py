@@ -98,6 +98,11 @@ class SampleSet:
             raise BadInputError(f"{problem}; name each sample once")
 
     @property
+    def rows(self) -> tuple[SetFile, ...]:
+        """What a model reads, in order: the samples, or several parts of each."""
+        return self.files
+
+    @property
     def sha256(self) -> str:
         """Over every sample's hash and path, in order."""
         return hash_text("".join(f"{each.sha256}  {each.path}\n" for each in self.files))

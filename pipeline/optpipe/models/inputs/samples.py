@@ -168,7 +168,7 @@ def load_sample_inputs(
             card = replace(
                 card, transform=Transform((*before, crop, *transform.steps[len(before) :]))
             )
-    parts = list(iterate_rows(model, card, samples.drawn, len(samples.drawn.files)))
+    parts = list(iterate_rows(model, card, samples.drawn, len(samples.drawn.rows)))
     rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     if least > 1:  # samples with different unbatched inputs cannot share a batch
         longest = max(list_runs(card.inputs, rows), key=lambda run: run.stop - run.start)

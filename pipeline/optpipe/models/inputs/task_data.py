@@ -30,6 +30,7 @@ from optpipe.models.inputs.image_set import (
     walk_files,
 )
 from optpipe.models.inputs.images import preprocess_batches
+from optpipe.models.inputs.questions import cut_windows
 from optpipe.models.inputs.rows import Arrays, batch_from_rows, count_rows
 from optpipe.models.inputs.sample_set import AnySet, SampleSet, Unusable, format_unreadable
 from optpipe.models.inputs.tensor_files import FORMS, holds_tensors
@@ -52,6 +53,13 @@ from optpipe.workspace.file_names import TOKENIZER
 from optpipe.workspace.files import write_json
 from optpipe.workspace.places import format_extra
 
+OF_TEXTS = (
+    Task.TEXT_CLASSIFICATION,
+    Task.TOKEN_CLASSIFICATION,
+    Task.QUESTION_ANSWERING,
+    Task.EMBEDDING,
+)
+"""Tasks whose samples are texts."""
 CARD_WAY = (
     "`"
     + Call("build", "MODEL", init="CARD.toml")
@@ -89,16 +97,14 @@ def load_sample_set(
         longest, tokenizer = compute_max_tokens(card), model.file(TOKENIZER)
         content = tokenizer.read_text(encoding="utf-8")
         found = fit_texts(found, content, card, truncate=truncate)
+        _describe_windows(found, longest, listener)
         _warn_of_lost_types(found, card, content, listener)
         if found.truncated:
             listener.warn(
                 f"{found.truncated} of {len(found.files)} texts are truncated to {longest} tokens"
             )
-        if card.task is Task.TOKEN_CLASSIFICATION and is_function(content):
-            problem = f"{card.name}: {card.task} needs the place of each token in its text"
-            raise BadInputError(
-                f"{problem}, which a Python tokenizer does not give\nuse a tokenizer.json"
-            )
+        if card.task is Task.TOKEN_CLASSIFICATION:
+            _require_places(card, content)
         if card.task is Task.TOKEN_CLASSIFICATION:
             encoded = tokenize(list(found.texts.values()), tokenizer, longest)
             firsts = map(find_first_tokens, found.texts.values(), encoded)
@@ -137,11 +143,18 @@ def _warn_of_unusable(unusable: Sequence[Unusable], what: str, listener: Listene
 def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool) -> TextSet:
     """`found` as the model reads it, with its truncated texts counted; `tokenizer` is the content of its file.
 
-    Raises BadInputError that names the longest text if neither `truncate` nor the set allows cutting.
+    Passages of questions are cut into windows, and nothing of them is lost. Raises BadInputError that names the longest of other
+    texts if neither `truncate` nor the set allows cutting.
     """
     _require_fitting_samples(found, card)
     longest = compute_max_tokens(card)
     texts = {each.path: found.texts[each.path] for each in found.files}
+    if card.task is Task.QUESTION_ANSWERING:
+        _require_places(card, tokenizer)
+        pairs = {name: text for name, text in texts.items() if not isinstance(text, str)}
+        stride = read_stride(card)
+        windows = cut_windows(pairs, tokenizer, longest, stride, found.name)
+        return replace(found, windows=windows)
     long = find_long_texts(texts, tokenizer, longest)
     if not long:
         return found
@@ -163,6 +176,11 @@ def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool
 
 def _require_fitting_samples(found: TextSet, card: ModelCard) -> None:
     """Raises BadInputError for two texts in a line of a task whose samples are single ones."""
+    if card.task is Task.QUESTION_ANSWERING and not found.asks:
+        problem = f"{found.root}: {card.name} answers questions, but its lines have no question with a context"
+        raise BadInputError(
+            f'{problem}\ngive SQuAD\'s JSON, or {{"question": "...", "context": "...", "answers": {{"text": ["..."]}}}} in each line'
+        )
     if not found.has_pairs:
         return
     if card.task is Task.TOKEN_CLASSIFICATION:
@@ -174,6 +192,39 @@ def _require_fitting_samples(found: TextSet, card: ModelCard) -> None:
         problem = f"{found.root}: {card.name} embeds one text at a time, but its lines have two"
         way = 'put each text on its own line, with the same "pair" and "score" for both'
         raise BadInputError(f"{problem}\n{way}")
+
+
+def _require_places(card: ModelCard, tokenizer: str) -> None:
+    """Raises BadInputError for a tokenizer that does not tell where in a text each token is."""
+    if is_function(tokenizer):
+        problem = f"{card.name}: {card.task} needs the place of each token in its text"
+        raise BadInputError(
+            f"{problem}, which a Python tokenizer does not give\nuse a tokenizer.json"
+        )
+
+
+def read_stride(card: ModelCard) -> int | None:
+    """The tokens that windows of a passage share, as the card's head states them. Raises BadInputError for no such number."""
+    return read_head_count(card, "stride", least=0)
+
+
+def read_head_count(card: ModelCard, name: str, least: int) -> int | None:
+    """A whole number of a card's head; None without one. Raises BadInputError for anything else."""
+    stated = card.head.get(name)
+    if stated is None:
+        return None
+    if isinstance(stated, bool) or not isinstance(stated, int) or stated < least:
+        raise BadInputError(
+            f"{card.name}: [head] {name} = {stated!r} is no whole number from {least} on"
+        )
+    return stated
+
+
+def _describe_windows(found: TextSet, longest: int, listener: Listener) -> None:
+    long = sum(len(found.windows.get(each.path, ())) > 1 for each in found.files)
+    if long:
+        problem = f"{long} of {len(found.files)} contexts are longer than {longest} tokens"
+        listener.inform(f"{problem}; all are read in {len(found.rows)} windows, which overlap")
 
 
 def _warn_of_lost_types(
@@ -220,7 +271,7 @@ def require_task_data(card: ModelCard) -> None:
     if card.transform is not None:
         return
     if card.tokenization is None:
-        if card.task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.EMBEDDING):
+        if card.task in OF_TEXTS:
             problem = f"{card.name} has no tokenizer to convert texts to inputs"
             message = f'{problem}; a model card names one: tokenizer = "tokenizer.json", or "file.py:function"'
 
@@ -263,8 +314,11 @@ def iterate_rows(
         return
     if isinstance(samples, TextSet):
         assert model is not None
-        texts = [samples.texts[each.path] for each in samples.files]
-        rows = encode(texts, model.file(TOKENIZER), compute_max_tokens(card))
+        if samples.windows:
+            rows = [part.tokens for each in samples.files for part in samples.windows[each.path]]
+        else:
+            texts = [samples.texts[each.path] for each in samples.files]
+            rows = encode(texts, model.file(TOKENIZER), compute_max_tokens(card))
         if by_length:
             rows.sort(key=lambda row: len(row.ids))
         yield from (

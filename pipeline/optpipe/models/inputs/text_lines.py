@@ -13,21 +13,29 @@ from typing import Any
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import MAX_LIST_BYTES, hash_text, hash_value, open_user_file
+from optpipe.models.inputs.questions import (
+    CONTEXT,
+    QUESTION,
+    is_squad,
+    iterate_squad,
+    name_passage,
+    read_answers,
+)
 from optpipe.models.inputs.sample_set import Unusable, read_group
 
 Text = str | tuple[str, str]
 """What a model reads as one sample: a text, or two in the model's order."""
 
-PAIRS: Mapping[str, str] = MappingProxyType(
+PAIRS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "text": "text_pair",
-        "premise": "hypothesis",
-        "sentence1": "sentence2",
-        "question1": "question2",
-        "question": "sentence",
+        "text": ("text_pair",),
+        "premise": ("hypothesis",),
+        "sentence1": ("sentence2",),
+        "question1": ("question2",),
+        QUESTION: (CONTEXT, "sentence"),
     }
 )
-"""The second text's field by the first's; of a line that has several, the first row of this table counts."""
+"""What the second text's field may be, by the first's; of a line that has several, the first row of this table counts."""
 SINGLE = ("text", "sentence")
 """Fields of a text that may stand alone."""
 LABELS = ("label", "gold_label")
@@ -46,12 +54,17 @@ class TextLine:
     pair: str | None = None
     """The name that two lines share whose embeddings are compared."""
     group: str | None = None
+    asks: bool = False
+    """Whether the first text is a question about the second."""
+    answers: tuple[str, ...] | None = None
+    """What answers a question about its passage, nothing if the passage does not; None for other texts, and if it is not known."""
 
 
 _COMMON: Mapping[str, Callable[[TextLine], bool]] = MappingProxyType(
     {
         "label": lambda line: line.label is not None,
         "group": lambda line: line.group is not None,
+        "answers": lambda line: line.answers is not None,
         "second text": lambda line: not isinstance(line.text, str),
     }
 )
@@ -66,13 +79,15 @@ def hash_sample(text: Text) -> str:
 def read_text_lines(source: Path) -> tuple[dict[int, TextLine], tuple[Unusable, ...]]:
     """Lines by number from 1, without blank ones, and bad lines.
 
-    If any line has a label, a group, or a second text, those without one are bad.
+    If any line has a label, a group, answers, or a second text, those without one are bad.
     """
     lines: dict[int, TextLine] = {}
     bad: dict[int, str] = {}
-    for number, raw in read_raw_lines(source):
+    for number, value in read_objects(source):
         try:
-            lines[number] = _parse_line(json.loads(raw))
+            if isinstance(value, Exception):
+                raise value
+            lines[number] = _parse_line(value)
         except (ValueError, TypeError, RecursionError) as error:
             bad[number] = _format_reason(error)
     for what, states in _COMMON.items():
@@ -84,13 +99,27 @@ def read_text_lines(source: Path) -> tuple[dict[int, TextLine], tuple[Unusable, 
     return lines, tuple((Path(f"line {number}"), bad[number]) for number in sorted(bad))
 
 
-def read_raw_lines(source: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not blank, by number from 1. Raises BadInputError if it cannot be read."""
+def read_objects(source: Path) -> Iterator[tuple[int, Any]]:
+    """The values of a file's lines that are not blank, by number from 1, or of SQuAD's JSON its questions in order.
+
+    An error stands in place of a value that is none. Raises BadInputError if the file cannot be read.
+    """
     try:
         with open_user_file(source, MAX_LIST_BYTES) as file:
-            yield from ((number, raw) for number, raw in enumerate(file, 1) if raw.strip())
+            if source.suffix.lower() == ".json" and is_squad(value := _load(file.read())):
+                yield from enumerate(iterate_squad(value), 1)
+                return
+            file.seek(0)
+            yield from ((number, _load(raw)) for number, raw in enumerate(file, 1) if raw.strip())
     except OSError as error:
         raise BadInputError(f"cannot read {source}: {error.strerror}") from error
+
+
+def _load(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        return error
 
 
 def _parse_line(value: Any) -> TextLine:
@@ -101,12 +130,15 @@ def _parse_line(value: Any) -> TextLine:
         if "tokens" in value and "text" not in value
         else _read_text(value)
     )
-    pair = value.get("pair")
+    pair, group = value.get("pair"), read_group(value.get("group"))
+    asks = not isinstance(text, str) and text == (value.get(QUESTION), value.get(CONTEXT))
     return TextLine(
         text,
         _read_label(value),
         None if pair is None else str(pair),
-        read_group(value.get("group")),
+        name_passage(text[1]) if asks and group is None else group,
+        asks,
+        read_answers(value) if asks else None,
     )
 
 
@@ -121,14 +153,14 @@ def _read_words(words: Any) -> str:
 
 
 def _read_text(value: Mapping[str, Any]) -> Text:
-    for first, second in PAIRS.items():
-        given = [name for name in (first, second) if value.get(name) is not None]
-        if len(given) == 2:
-            return _require_text(value, first), _require_text(value, second)
-        if given and given[0] in SINGLE:
-            return _require_text(value, given[0])
+    for first, seconds in PAIRS.items():
+        given = [name for name in (first, *seconds) if value.get(name) is not None]
+        if len(given) > 1 and given[0] == first:
+            return _require_text(value, first), _require_text(value, given[1])
+        if alone := [name for name in given if name in SINGLE]:
+            return _require_text(value, alone[0])
         if given:
-            missing = second if given == [first] else first
+            missing = '" or "'.join(seconds) if given == [first] else first
             raise TypeError(f'it has a "{given[0]}", but no "{missing}"')
     raise TypeError('not an object with a "text"')
 

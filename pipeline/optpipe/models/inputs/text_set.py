@@ -1,10 +1,10 @@
 """Text sets with provenance from JSON lines.
 
 `{"text": "...", "label": "..."}`, or two texts that the model reads together, `{"premise": "...", "hypothesis": "...", "label": "..."}`;
-also with `"group": "..."` if texts share a source; or words with tags: `{"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}`.
+also with `"group": "..."` if texts share a source; or words with tags: `{"tokens": ["Ada", "wrote"], "tags": ["B-PER", "O"]}`;
+or questions about passages, also as SQuAD's own JSON.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import MAX_LIST_BYTES, open_user_file
+from optpipe.models.inputs.questions import Window
 from optpipe.models.inputs.sample_set import (
     MAX_UNREADABLE_SHARE,
     SampleSet,
@@ -26,7 +27,7 @@ from optpipe.models.inputs.text_lines import (
     Text,
     TextLine,
     hash_sample,
-    read_raw_lines,
+    read_objects,
     read_text_lines,
 )
 
@@ -41,11 +42,30 @@ class TextSet(SampleSet):
     first_tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """The first token of each word, whose tag is the word's, by `files[].path`; -1 for a truncated word."""
     truncated: int = 0
+    asks: bool = False
+    """Whether every sample is a question and its passage."""
+    answers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The texts that answer each question, by `files[].path`; empty if the set does not tell."""
+    may_have_none: bool = False
+    """Whether the passage of any question in the file has no answer."""
+    windows: Mapping[str, tuple[Window, ...]] = field(default_factory=dict)
+    """What a model reads of each question and its passage, by `files[].path`; empty for other texts."""
+
+    @property
+    def rows(self) -> tuple[SetFile, ...]:
+        """A question is a row for each of its windows, whose path ends with the number of the window: `7.0`."""
+        if not self.windows:
+            return self.files
+        return tuple(
+            replace(each, path=f"{each.path}.{number}")
+            for each in self.files
+            for number in range(len(self.windows[each.path]))
+        )
 
     def read_objects(self) -> list[dict[str, Any]]:
         """The JSON object of each sample's line, in the order of `files`."""
-        lines = dict(read_raw_lines(self.root))
-        return [json.loads(lines[int(each.path)]) for each in self.files]
+        lines = dict(read_objects(self.root))
+        return [lines[int(each.path)] for each in self.files]
 
     @property
     def has_pairs(self) -> bool:
@@ -97,20 +117,42 @@ def text_set_from_path(
         tuple(sorted({label for label in labels if label is not None})),
         texts={path: line.text for path, line in drawn.items()},
         pairs=_name_pairs(lines),
+        asks=_do_all_ask(drawn),
+        answers=_list_answers(drawn),
+        may_have_none=_may_have_none(lines),
     ), bad
 
 
 def _text_set_from_manifest(source: Path) -> TextSet:
     """Raises BadInputError if a line is not the one that was drawn."""
     whole = TextSet.from_manifest(source)
-    lines, texts = read_text_lines(whole.root)[0], {}
+    lines, drawn = read_text_lines(whole.root)[0], dict[str, TextLine]()
     for each in whole.files:
         line = lines.get(int(each.path)) if each.path.isdecimal() else None
         if line is None or hash_sample(line.text) != each.sha256:
             problem = f"text set {whole.name}: line {each.path} of {whole.root} has changed"
             raise BadInputError(f"{problem}; draw the set again")
-        texts[each.path] = line.text
-    return replace(whole, texts=texts, pairs=_name_pairs(lines))
+        drawn[each.path] = line
+    return replace(
+        whole,
+        texts={path: line.text for path, line in drawn.items()},
+        pairs=_name_pairs(lines),
+        asks=_do_all_ask(drawn),
+        answers=_list_answers(drawn),
+        may_have_none=_may_have_none(lines),
+    )
+
+
+def _do_all_ask(lines: Mapping[str, TextLine]) -> bool:
+    return all(line.asks for line in lines.values())
+
+
+def _list_answers(lines: Mapping[str, TextLine]) -> dict[str, tuple[str, ...]]:
+    return {path: line.answers for path, line in lines.items() if line.answers is not None}
+
+
+def _may_have_none(lines: Mapping[int, TextLine]) -> bool:
+    return any(line.answers == () for line in lines.values())
 
 
 def _name_pairs(lines: Mapping[int, TextLine]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Models of libraries: `hf:google/vit-base-patch16-224`, `hf:./my-model` (a local folder), `timm:NAME`, `torchvision:resnet50`.
 
-The hub serves image, text and token classification, and text encoders: a checkpoint without a head gives embeddings, pooled over
-tokens inside the model. The configuration is required (from the hub, its cache or the folder);
+The hub serves image, text and token classification, answers to questions, and text encoders: a checkpoint without a head gives
+embeddings, pooled over tokens inside the model. The configuration is required (from the hub, its cache or the folder);
 the weights may be replaced by random ones.
 """
 
@@ -121,7 +121,12 @@ def explain_unreachable(url: str, timeout_s: float) -> str | None:
 
 
 DEFAULT_SEQUENCE_PROFILE = (8, 128, 512)
-JUDGE_PAIRS = (Task.TEXT_CLASSIFICATION, Task.REGRESSION, Task.MULTI_LABEL)
+JUDGE_PAIRS = (
+    Task.TEXT_CLASSIFICATION,
+    Task.REGRESSION,
+    Task.MULTI_LABEL,
+    Task.QUESTION_ANSWERING,
+)
 """Tasks of whole texts, which may be two that are read together."""
 POOLING_FOLDER = "1_Pooling"
 VOCABULARY_FILES = (
@@ -255,7 +260,8 @@ class HuggingFaceSource:
         if task in JUDGE_PAIRS and tokenizer and _reads_types(config, tokenizer):
             names.append(TYPES)
         inputs = tuple(InputSpec(name, "int64", *shapes) for name in names)
-        labels = tuple(config.id2label[key] for key in sorted(config.id2label))
+        answers = task is Task.QUESTION_ANSWERING
+        labels = () if answers else tuple(config.id2label[key] for key in sorted(config.id2label))
         tokenization = _describe_tokenization(tokenizer, config, limit) if tokenizer else None
         return ModelCard(
             self._short_name, self.name, task, inputs, labels=labels, tokenization=tokenization
@@ -280,9 +286,11 @@ def _choose_head(config: Any, name: str) -> tuple[Any, Task]:
         return transformers.AutoModel, Task.EMBEDDING
     if any(each.endswith("ForTokenClassification") for each in architectures):
         return transformers.AutoModelForTokenClassification, Task.TOKEN_CLASSIFICATION
+    if any("ForQuestionAnswering" in each for each in architectures):
+        return transformers.AutoModelForQuestionAnswering, Task.QUESTION_ANSWERING
     if type(config) in transformers.AutoModelForSequenceClassification._model_mapping:
         return transformers.AutoModelForSequenceClassification, _read_kind_of_answer(config)
-    problem = f"{name} is a {config.model_type} model without a head for classifying images, texts or tokens"
+    problem = f"{name} is a {config.model_type} model without a head for classifying images, texts or tokens, or for answering questions"
     raise BadInputError(f"{problem}\ngive a file.py:factory that returns it")
 
 

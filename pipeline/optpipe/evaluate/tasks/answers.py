@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.core.card import ModelCard
+from optpipe.core.card import ModelCard, TensorSpec
 from optpipe.core.errors import BadInputError
 from optpipe.core.metrics.scores import EM, F1
 from optpipe.evaluate.tasks.contract import TaskContract, Values
@@ -98,7 +98,7 @@ class QuestionAnswering(TaskContract):
         return len(set(source)) > 1
 
 
-def _find_outputs(card: ModelCard) -> Sequence:
+def _find_outputs(card: ModelCard) -> Sequence[TensorSpec]:
     """The scores of first and last tokens: by transformers' names, or the first two outputs."""
     named = {each.name: each for each in card.outputs}
     return [named[START], named[END]] if {START, END} <= named.keys() else card.outputs[:2]

@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 from scipy.signal import lfilter
 from scipy.special import ndtri
+from scipy.stats import binom
 
 from optpipe.core.measurement import (
     LatencySummary,
@@ -30,13 +31,16 @@ from optpipe.core.measurement import (
     format_percentile_name,
 )
 from optpipe.core.metrics.measured import ENERGY, THROUGHPUT, PairMetric
+from optpipe.core.metrics.sampled import Rule
 from optpipe.core.metrics.sections import Sense
 from optpipe.core.quantity import Dimension, Estimate
 from optpipe.core.verdict import Blocker, Observation, ScaledTail, Verdict
 from optpipe.deploy.live import judge_latencies
 from optpipe.deploy.proof import Answer
+from optpipe.evaluate.result import ScoreRule
 from optpipe.evaluate.tasks.contract import measure_scores
 from optpipe.evaluate.tasks.detection import Detection
+from optpipe.evaluate.tasks.sampled import make_sampled_score
 from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
 from optpipe.evaluate.tasks.texts import Embedding, TokenClassification
 from optpipe.evaluate.tasks.values import MultiLabel
@@ -439,18 +443,10 @@ def looks(generator, scale) -> Iterator[Row]:
 
 def evaluations(generator, scale) -> Iterator[Row]:
     """A build that loses exactly as much as allowed: evaluated on other samples until it is decided, and the best of several."""
+    for count, lost, won in ((300, 0.05, 0.03), (1000, 0.02, 0.01), (1000, 0.01, 0.01)):
+        yield from enumerate_looks(count, lost, won, most=30 if scale >= 0.3 else 5)
     n, lost, won = 1000, 0.02, 0.01
     truth, shares = lost - won, [lost, won, 1 - lost - won]
-    for most in (1, 5, 20):
-        ends = []
-        for _ in range(round(2000 * scale)):
-            for look in range(1, most + 1):
-                drop = paired_drop(*map(int, generator.multinomial(n, shares)))
-                verdict = judge_drop(drop, truth, Look(look))
-                if verdict != "INCONCLUSIVE":
-                    break
-            ends.append(verdict)
-        yield from wrong_verdicts(ends, f"drop on its limit, up to {most} evaluations on others")
     for builds in (1, 2, 4, 8, 16):
         ends = []
         for _ in range(round(2000 * scale)):
@@ -691,7 +687,7 @@ def energy(generator, scale) -> Iterator[Row]:
                     )
                     for at, each in enumerate(readings)
                 )
-                low, high = ProcessGroup(tries).estimate("energy").bounds
+                low, high = ProcessGroup(tries).estimate("energy").interval
                 held.append(low <= 1 <= high)
             what = f"energy over 5 processes, scatter {between:.1%}, sensor {error:+.0%}"
             yield share(held, COVERAGE, what=what, claimed="95 %")
@@ -712,7 +708,7 @@ def energy(generator, scale) -> Iterator[Row]:
                 window = SampledWindow(LoadSpec(1), pl.DataFrame(queries), machine)
                 found = ENERGY.compute(window)
                 assert isinstance(found, Estimate)
-                low, high = found.bounds
+                low, high = found.interval
                 held.append(low <= 1 <= high)
             what = f"energy of one process, power scatters {noise:.1%}, sensor {error:+.0%}"
             yield share(held, COVERAGE, what=what, claimed="95 %")
@@ -842,18 +838,7 @@ def accuracy(generator, scale) -> Iterator[Row]:
             )
     for n in (30, 100, 300, 1000):
         for lost, won in ((0.02, 0.0), (0.01, 0.01), (0.02, 0.01), (0.002, 0.0)):
-            draws = generator.multinomial(n, [lost, won, 1 - lost - won], round(2000 * scale))
-            known = {tuple(each): paired_drop(*map(int, each)) for each in draws}
-            losses, truth = [known[tuple(each)] for each in draws], lost - won
-            at = f"drop of {truth:.1%}, {lost:.1%} lost and {won:.1%} won of {n}"
-            intervals = [each.interval(0.95) for each in losses]
-            yield share(
-                [low <= truth <= high for low, high in intervals], COVERAGE, what=at, claimed="95 %"
-            )
-            passed = [high <= truth for _, high in intervals]
-            yield share(passed, most=0.025, what=f"PASS on its limit: {at}", claimed="≤ 2.5 %")
-            failed = [each.compute_p_value_above(truth) <= 0.025 for each in losses]
-            yield share(failed, most=0.025, what=f"FAIL on its limit: {at}", claimed="≤ 2.5 %")
+            yield from enumerate_drops(n, lost, won)
     for n, classes, loses in (
         (100, 10, 0.004),
         (100, 10, 0.034),
@@ -888,6 +873,63 @@ def accuracy(generator, scale) -> Iterator[Row]:
             f"shown {len(covered) / len(tries):.0%}",
         )
         yield share(covered, least, what=what, claimed="95 %", note=shown)
+
+
+def enumerate_outcomes(n, lost, won):
+    """Every drop of 0 and 1 over `n` samples, with its probability."""
+    counts = np.arange(n + 1)
+    for gone, often in zip(counts, binom.pmf(counts, n, lost), strict=True):
+        of_gained = binom.pmf(counts[: n - gone + 1], n - gone, won / (1 - lost))
+        for gained, rarely in zip(counts, often * of_gained, strict=False):
+            if rarely > NEVER:
+                yield paired_drop(int(gone), int(gained), int(n - gone - gained)), rarely
+
+
+def enumerate_drops(n, lost, won):
+    """The exact rates of a drop on its limit."""
+    truth, covered, passed, failed = lost - won, 0.0, 0.0, 0.0
+    for drop, rarely in enumerate_outcomes(n, lost, won):
+        low, high = drop.interval(0.95)
+        covered += rarely * (low <= truth <= high)
+        passed += rarely * (high <= truth)
+        failed += rarely * (drop.compute_p_value_above(truth) <= 0.025)
+    what = f"drop of {truth:.1%}, {lost:.1%} lost and {won:.1%} won of {n}"
+    yield exact(what, covered, least=COVERAGE, claimed="95 %")
+    yield exact(f"PASS on its limit: {what}", passed)
+    yield exact(f"FAIL on its limit: {what}", failed)
+
+
+def enumerate_looks(n, lost, won, most):
+    """The exact rates of a drop on its limit that is evaluated on other samples until it is decided."""
+    outcomes, undecided = list(enumerate_outcomes(n, lost, won)), 1.0
+    rates = {"PASS": 0.0, "FAIL": 0.0}
+    for number in range(1, most + 1):
+        verdicts = [
+            judge_drop(drop, lost - won, Look(number, sampled=True)) for drop, _ in outcomes
+        ]
+        ended = {
+            wrong: sum(
+                rarely
+                for verdict, (_, rarely) in zip(verdicts, outcomes, strict=True)
+                if verdict == wrong
+            )
+            for wrong in rates
+        }
+        rates = {wrong: rates[wrong] + undecided * ended[wrong] for wrong in rates}
+        undecided *= 1 - sum(ended.values())
+        if number in (1, 5, 20, 30):
+            what = f"drop on its limit, up to {number} evaluations on others, {lost:.1%} lost and {won:.1%} won of {n}"
+            for wrong, rate in rates.items():
+                yield exact(f"{wrong}: {what}", rate)
+
+
+def exact(what, rate, *, least=0.0, claimed="≤ 2.5 %"):
+    """A rate that is not drawn but enumerated."""
+    return Row(what, claimed, rate, 0.0, least, 1.0 if least else 0.025, "by enumeration")
+
+
+NEVER = 1e-10
+"""Outcomes that are rarer are not enumerated."""
 
 
 def paired_drop(lost, won, same):
@@ -1234,6 +1276,73 @@ def tasks(generator, scale) -> Iterator[Row]:
                 yield share(failed, most=0.03, what=f"FAIL on its limit: {at}", claimed="≤ 2.5 %")
 
 
+def sampled(generator, scale) -> Iterator[Row]:
+    """Scores that a distribution or a Python program brings, one for each form that their two rules take."""
+    for name, rule, is_error, draw in (
+        ("a mean over samples, of which 1% are lost", Rule.RATIO, False, draw_hits),
+        ("a word error rate, 1% more of the words wrong", Rule.RATIO, True, draw_words),
+        ("a word error rate, 2% of texts lost", Rule.RATIO, True, partial(draw_words, lost=0.02)),
+        ("a class mean, a class of 2% loses 10%", Rule.CLASS_MEAN, False, draw_classes),
+    ):
+        stated = ScoreRule("score", rule, is_error, "simulated")
+        many = draw(generator, 1_000_000)
+        source, truth = (join_parts(one, rule) for one in many)
+        drop = (truth - source) if is_error else (source - truth)
+        for n in (100, 300):
+            seen = []
+            for _ in range(round(200 * scale)):
+                given = [one.tolist() for one in draw(generator, n)]
+                task = make_sampled_score("score", stated, given[0], given[1])
+                seen.append(task.observe(given[1], given[0], given[1], FIRST_LOOK, ""))
+                measure_scores.cache_clear()
+            what = f"{name}, {n} samples"
+            for figure, known in (("score", truth), ("drop of score", drop)):
+                held = [one[figure].low <= known <= one[figure].high for one in seen]
+                yield share(held, COVERAGE, what=f"{figure}: {what}", claimed="97.5 %")
+            passed = [one["drop of score"].high <= drop for one in seen]
+            failed = [one["drop of score"].low > drop for one in seen]
+            for wrong, hits in (("PASS", passed), ("FAIL", failed)):
+                yield share(
+                    hits, most=0.025, what=f"{wrong} on its limit: {what}", claimed="≤ 2.5 %"
+                )
+
+
+def join_parts(parts, rule):
+    """The score of parts (samples, 3) by its rule."""
+    value, weight, group = parts.T
+    if rule is Rule.RATIO:
+        return value.sum() / weight.sum()
+    return np.mean([value[group == each].mean() for each in np.unique(group)])
+
+
+def make_parts(value, weight=None, group=None):
+    blank = np.zeros(len(value))
+    return np.stack(
+        [value, blank + 1 if weight is None else weight, blank if group is None else group], 1
+    )
+
+
+def draw_hits(generator, n):
+    right = generator.random(n) < 0.95
+    return make_parts(right * 1.0), make_parts(right & (generator.random(n) >= 0.01))
+
+
+def draw_words(generator, n, lost=0.0):
+    """Texts of 5 to 30 words, 5% of which are wrong; a lost text has three errors for two words."""
+    words = generator.integers(5, 31, n)
+    errors = generator.binomial(words, 0.05)
+    worse = errors + (0 if lost else generator.binomial(words, 0.01))
+    worse = np.where(generator.random(n) < lost, np.ceil(1.5 * words), worse)
+    return make_parts(errors, words), make_parts(worse, words)
+
+
+def draw_classes(generator, n):
+    label = generator.choice(5, n, p=[0.245] * 4 + [0.02])
+    right = generator.random(n) < 0.95
+    still = right & ~((label == 4) & (generator.random(n) < 0.1))
+    return make_parts(right, group=label), make_parts(still, group=label)
+
+
 # --------------------------------------------------- throughput and stability
 
 
@@ -1253,7 +1362,7 @@ def throughput(generator, scale) -> Iterator[Row]:
             for _ in range(round((2000 if count == 700 else 1000) * scale)):
                 values = np.exp(0.02 * autoregressive(generator, phi, count))
                 window = SampledWindow(LoadSpec(1), frame(values), pl.DataFrame())
-                low, high = THROUGHPUT.compute(window).bounds
+                low, high = THROUGHPUT.compute(window).interval
                 rates.append(low <= 1e3 / np.exp(0.0002) <= high)
                 interval = compute_variation_interval(values, 0.95)
                 if interval is not None:
@@ -1472,7 +1581,7 @@ def judged_tries(limit, tries):
     """The verdict on tries of one build, and its interval, as a sign-off sees them; None for a figure that is withheld."""
     seen = observe(limit, BuildEvidence(JudgedBuild("m", "a", "simulated", "fp32"), tries))
     interval = ProcessGroup(tries).keep_requested(limit.metric).estimate(limit.metric)
-    bounds = None if interval is None or interval.low is None else interval.bounds
+    bounds = None if interval is None else interval.interval
     return judge_criteria([(limit, seen)], 0.95)[0].verdict, bounds
 
 
@@ -1598,7 +1707,7 @@ def assumptions(generator, scale) -> Iterator[Row]:
             what = f"{tries} processes, levels lognormal (skewness 6), scatter {spread:.0%}"
             yield from wrong_verdicts(judge_levels(draw_skewed, tries), what, most=1.0)
     for gap in (0.08, 0.12):
-        for tries, slow in ((5, 0.3), (10, 0.2), (19, 0.2)):
+        for tries, slow in ((5, 0.3), (10, 0.2), (19, 0.2), (40, 0.2)):
 
             def draw_apart(count, gap=gap, slow=slow):
                 late = generator.random(count) < slow
@@ -1608,13 +1717,16 @@ def assumptions(generator, scale) -> Iterator[Row]:
             what = f"{tries} processes, {slow:.0%} of them {gap:.0%} slower, none left out"
             yield from wrong_verdicts(judge_levels(draw_apart, tries), what, most=1.0)
     for flipped in (0.05, 0.1, 0.2):
-        # a label that is wrong turns a lost sample into a won one
-        lost, won = 0.02 * (1 - flipped), 0.008 + 0.02 * flipped
-        drawn = generator.multinomial(10_000, [lost, won, 1 - lost - won], round(2000 * scale))
-        ends = [judge_drop(paired_drop(*map(int, each)), 0.01, Look()) for each in drawn]
-        hits = [each == "PASS" for each in ends]
-        what = f"PASS of a drop of 1.2 points, limit 1.0, 10,000 samples, {flipped:.0%} of their labels wrong"
-        yield share(hits, what=what)
+        # of two classes a wrong label turns a lost sample into a won one, of many into one that neither has right
+        for classes, turned in (("two", flipped), ("many", 0.0)):
+            lost, won = (
+                one * (1 - flipped) + other * turned
+                for one, other in ((0.02, 0.008), (0.008, 0.02))
+            )
+            drawn = generator.multinomial(10_000, [lost, won, 1 - lost - won], round(2000 * scale))
+            ends = [judge_drop(paired_drop(*map(int, each)), 0.012, Look()) for each in drawn]
+            what = f"drop on its limit, 10,000 samples, {flipped:.0%} of their labels wrong, {classes} classes"
+            yield from wrong_verdicts(ends, what, most=1.0)
     for known, most in ((True, 0.025), (False, 1.0)):
         for leaked in (0.1, 0.3):
             ends, hidden = [], leaked if known else 0.0
@@ -1699,7 +1811,7 @@ def served_at(generator, slo, rate):
     behind = "falling-behind" in codes_of(due[kept], start[kept], end[kept], {}, rate)
     reasons = [Reason("falling-behind", "", "", invalidates=True)] if behind else []
     found = summary.percentile(slo.percent)
-    value, interval = (None, None) if found is None else (found.value / 1e6, found.bounds)
+    value, interval = (None, None) if found is None else (found.value / 1e6, found.interval)
     return planted(value, percent=slo.percent, interval=interval, reasons=reasons, rate=rate)
 
 
@@ -1988,6 +2100,7 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
         energy,
         accuracy,
         tasks,
+        sampled,
         rare,
         clusters,
         outputs,

@@ -148,7 +148,7 @@ def render(group: ProcessGroup, document: dict) -> str:
     if found is not None and found.between is not None and found.inside is not None:
         runs = document["between_runs"]
         between = "" if runs is None else f", between the runs' means {runs:.3%}"
-        low, high = (each / 1e6 for each in found.estimate.bounds)
+        low, high = (each / 1e6 for each in found.estimate.interval)
         lines += [
             f"scatter inside a process {found.inside:.3%}, between processes {found.between:.3%}{between}",
             f"p50 {found.estimate.value / 1e6:.4f} ms, 95 % interval over processes {low:.4f} to {high:.4f}",

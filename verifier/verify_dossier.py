@@ -402,30 +402,8 @@ COLUMNS = {
         "graph_node": "Int64",
     },
     "ranges": {"start_ns": "Int64", "end_ns": "Int64", "thread": "Int64", "name": "String"},
-    "metrics": {"time_ns": "Int64", "device": "Int64", "name": "String", "value": "Float64"},
-    "os_calls": {"start_ns": "Int64", "end_ns": "Int64", "thread": "Int64", "name": "String"},
-    "stacks": {
-        "time_ns": "Int64",
-        "thread": "Int64",
-        "sample": "Int64",
-        "depth": "Int64",
-        "name": "String",
-        "place": "String",
-        "language": "String",
-    },
-    "switches": {"time_ns": "Int64", "thread": "Int64", "is_in": "Boolean"},
 }
-WHOLE = (
-    "api",
-    "copies",
-    "errors",
-    "kernels",
-    "metrics",
-    "os_calls",
-    "ranges",
-    "stacks",
-    "switches",
-)
+WHOLE = ("api", "copies", "errors", "kernels", "ranges")
 # end
 # Keys and types of §1.3. A shape is a name, or a list that begins with what it is.
 # made by .ci/tables.py: shapes
@@ -500,9 +478,6 @@ WORDS = {
         "GPU",
         "withheld",
     ],
-    "Source": ["word", "gpu-metrics", "os-calls", "cpu", "python", "modules"],
-    "OsCallKind": ["word", "files", "network", "locks", "waiting", "memory", "other"],
-    "TraceChange": ["word", "appeared", "vanished", "fused", "slower", "faster", "same"],
     "Precision": ["word", "fp32", "tf32", "fp16", "bf16", "int8", "fp8"],
 }
 SHAPES = {
@@ -968,26 +943,17 @@ SHAPES = {
         "judged_ns": ["list", "number"],
         "schema_version": "integer",
     },
-    "ProfileRecord": {
-        "stages": ["list", "StageProfile"],
-        "failed?": ["map", "text"],
-        "program?": ["or", "ProgramRun", "null"],
-        "against?": ["or", "ProfileDifference", "null"],
-    },
+    "ProfileRecord": {"stages": ["list", "StageProfile"], "failed?": ["map", "text"]},
     "StageProfile": {
         "subject": "StageSubject",
         "folder": "text",
         "range": ["or", "text", "null"],
         "facts": "StageFacts",
         "profile": "TraceProfile",
-        "details?": ["or", "StageDetails", "null"],
-        "modules?": ["or", "ModuleTree", "null"],
-        "loop?": ["or", "Loop", "null"],
-        "counters?": ["or", "Counters", "null"],
     },
     "StageSubject": {
         "name": "text",
-        "kind": ["word", "build", "inference", "preprocess", "program"],
+        "kind": ["word", "build", "inference", "preprocess"],
         "artifact?": ["or", "text", "null"],
         "precision?": ["or", "text", "null"],
         "device?": ["or", "text", "null"],
@@ -1175,143 +1141,6 @@ SHAPES = {
         "gain_share": "number",
         "host_times": "truth",
     },
-    "StageDetails": {
-        "sources?": ["list", "SourceState"],
-        "span_ns": "integer",
-        "metrics?": ["list", "MetricRow"],
-        "os_calls?": ["or", "OsCalls", "null"],
-        "python?": ["or", "Stacks", "null"],
-        "native?": ["or", "Stacks", "null"],
-        "switches?": ["or", "Switches", "null"],
-    },
-    "SourceState": {"name": "Source", "recorded": "truth", "why?": "text", "remedy?": "text"},
-    "MetricRow": {
-        "name": "text",
-        "device": "integer",
-        "samples": "integer",
-        "mean": "number",
-        "mean_busy": ["or", "number", "null"],
-        "maximum": "number",
-    },
-    "OsCalls": {
-        "threads": "integer",
-        "by_kind_ns": ["map", "integer"],
-        "rows": ["list", "OsCallRow"],
-    },
-    "OsCallRow": {
-        "name": "text",
-        "kind": "OsCallKind",
-        "count": "integer",
-        "total_ns": "integer",
-        "share": "number",
-    },
-    "Stacks": {
-        "language": "text",
-        "samples": "integer",
-        "threads": "integer",
-        "rows": ["list", "StackRow"],
-    },
-    "StackRow": {
-        "function": "text",
-        "place": "text",
-        "self_samples": "integer",
-        "total_samples": "integer",
-        "self_share": "number",
-        "total_share": "number",
-    },
-    "Switches": {"count": "integer", "off_cpu_ns": "integer", "threads": "integer"},
-    "ModuleTree": {
-        "iterations": "integer",
-        "kernel_ns": "integer",
-        "named_ns": "integer",
-        "rows": ["list", "ModuleRow"],
-        "groups": ["list", "ModuleGroup"],
-    },
-    "ModuleRow": {
-        "path": "text",
-        "depth": "integer",
-        "kernels": "integer",
-        "time_ns": "integer",
-        "self_ns": "integer",
-        "share": "number",
-        "matrix_ns": "integer",
-        "tensor_core_ns": "integer",
-        "precisions": ["list", "text"],
-        "kernel": "text",
-    },
-    "ModuleGroup": {
-        "paths": ["list", "text"],
-        "kernels": "integer",
-        "time_ns": "integer",
-        "share": "number",
-    },
-    "Loop": {
-        "range": "text",
-        "iterations": "integer",
-        "iterations_per_s": "number",
-        "period_ns": "Spread",
-        "data_range": ["or", "text", "null"],
-        "data_wait_ns": ["or", "Spread", "null"],
-        "gpu_busy_ns": ["or", "Spread", "null"],
-        "idle_before_first_launch_ns": ["or", "Spread", "null"],
-        "blocking_copies": "number",
-        "blocking_copy_ns": "number",
-    },
-    "Spread": {"median": "number", "low": "number", "high": "number"},
-    "Counters": {
-        "tool": "text",
-        "kernels?": ["list", "KernelCounters"],
-        "why?": "text",
-        "remedy?": "text",
-    },
-    "KernelCounters": {
-        "name": "text",
-        "launches": "integer",
-        "duration_ns?": ["or", "number", "null"],
-        "dram_read_bytes?": ["or", "number", "null"],
-        "dram_written_bytes?": ["or", "number", "null"],
-        "dram_peak_percent?": ["or", "number", "null"],
-        "sm_peak_percent?": ["or", "number", "null"],
-        "occupancy_percent?": ["or", "number", "null"],
-        "theoretical_occupancy_percent?": ["or", "number", "null"],
-        "tensor_pipe_percent?": ["or", "number", "null"],
-        "waves?": ["or", "number", "null"],
-        "blocks?": ["or", "number", "null"],
-        "threads_per_block?": ["or", "number", "null"],
-        "registers_per_thread?": ["or", "number", "null"],
-        "occupancy_limit?": ["or", "text", "null"],
-    },
-    "ProgramRun": {
-        "command": ["list", "text"],
-        "exit_status": "integer",
-        "wall_s": "number",
-        "output_tail?": "text",
-    },
-    "ProfileDifference": {
-        "against": "text",
-        "stages": ["list", "StageDifference"],
-        "unmatched": ["list", "text"],
-    },
-    "StageDifference": {
-        "before": "text",
-        "after": "text",
-        "notes": ["list", "text"],
-        "per_iteration": "truth",
-        "iterations": ["row", "integer", "integer"],
-        "totals": ["list", "Difference"],
-        "kinds": ["list", "Difference"],
-        "modules": ["list", "Difference"],
-        "kernels": ["list", "Difference"],
-    },
-    "Difference": {
-        "name": "text",
-        "before": "Side",
-        "after": "Side",
-        "change_ns": "number",
-        "interval_ns": ["or", ["row", "number", "number"], "null"],
-        "change": "TraceChange",
-    },
-    "Side": {"count": "number", "mean_ns": "number", "deviation_ns": ["or", "number", "null"]},
     "ArtifactInfo": {
         "model": "text",
         "source": "text",
@@ -5196,10 +5025,14 @@ def count_looks(at, benched, turns):  # §9
     removed = Counter(name.partition("-")[0] for name in at.request.removed)
     looks = {kind: max(1, count + removed[kind]) for kind, count in counts.items()}
     looks["regression"] = looks["bench"] + at.request.baselines - 1
-    parts = {kind: look * (look + 1) for kind, look in looks.items()}
+    parts = {
+        kind: look * (look + 1) * (max(2, look) if kind in OF_SAMPLES else 2) // 2
+        for kind, look in looks.items()
+    }
     return parts | {"evaluate": parts["evaluate"] * max(1, len(builds))}
 
 
+OF_SAMPLES = ("evaluate", "preprocess", "outputs")
 LOOKS = {  # kinds of looks by section; the others are looks at bench runs
     "regression": "regression",
     "speedup": "turns",

@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import optpipe as op
+from optpipe.backends.registry import load_artifact
 from optpipe.core.entries import ModelInfo
+from optpipe.evaluate import evaluate as evaluation_room
 from optpipe.models.sources.in_memory import ModuleSource
 
 pytestmark = pytest.mark.slow
@@ -371,7 +375,37 @@ def test_outputs_that_are_no_numbers_are_a_warning(tmp_path) -> None:
     warned = build.evaluate(
         (x, torch.arange(64)), metric=op.Metric(lambda *_: 1.0, range=(0, 1))
     ).warnings
-    assert sum("gives NaN for 5 of 64" in each for each in warned) == 2
+    assert sum("source model gives NaN for 5 of 64" in each for each in warned) == 1
+
+
+def test_a_build_that_gives_nan_where_its_source_does_not_is_not_scored(
+    builds, held, monkeypatch
+) -> None:
+    load = load_artifact
+
+    @contextmanager
+    def spoil(entry, store):
+        with load(entry, store) as session:
+
+            def run(batch):
+                outputs = {name: value.copy() for name, value in session.run(batch).items()}
+                for value in outputs.values() if entry.info.precision == "int8" else ():
+                    value[:1] = np.nan  # in every batch, such as an overflow for some inputs
+                return outputs
+
+            yield SimpleNamespace(run=run)
+
+    monkeypatch.setattr(evaluation_room, "load_artifact", spoil)
+    right = op.Metric(lambda output, label: float(np.argmax(output) == label), range=(0, 1))
+    scores = builds.evaluate(held, metric=right)
+    rows = {row.precision: row for row in scores.record.results}
+    assert rows["fp32"].scores is not None
+    assert rows["int8"].scores is None
+    assert "gives NaN for 10 of 300" in str(rows["int8"].why_not)
+    assert any("gives NaN for 10 of 300" in each for each in scores.warnings)
+    policy = op.Policy(accuracy={"maximum_drop": "50 points"})
+    with pytest.raises(op.BadInputError, match="did not score onnxruntime int8"):
+        builds["int8"].signoff(policy, evaluation=scores, waive=UNTIMED, figures=False)
 
 
 @pytest.mark.parametrize("metric", ["top1", lambda *_: 1.0, 3])

@@ -111,7 +111,9 @@ CARD = ModelCard(
 
 def predict(outputs):
     samples = tensor_set_from_parts("s", [{"x": np.zeros((3, 2), np.float32)}])
-    task: Any = SimpleNamespace(decode=lambda rows, *_: rows["boxes"][:, 0, 0].tolist())
+    task: Any = SimpleNamespace(
+        decode=lambda rows, *_: rows["boxes"][:, 0, 0].tolist(), join_rows=lambda rows, _: rows
+    )
     kept = SELECTION.outputs
     return predict_samples(cast("Any", None), CARD, samples, task, lambda _: outputs, keep=kept)
 

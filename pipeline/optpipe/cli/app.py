@@ -16,14 +16,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from optpipe import __version__
-from optpipe.cli.groups import (
-    DefaultGroup,
-    LazyCommands,
-    Outcome,
-    SectionedGroup,
-    choose_command_class,
-    define_options,
-)
+from optpipe.cli.groups import DefaultGroup, LazyCommands, Outcome, SectionedGroup, define_options
 from optpipe.cli.options import JsonOption, WorkspaceOption
 from optpipe.core.errors import ExitStatus, OptpipeError, escape
 from optpipe.core.process import (
@@ -127,7 +120,7 @@ PIPED_WIDTH = 100
 """Columns of a table in a file or a pipe if COLUMNS is not set."""
 
 
-SCHEMA_VERSION = 22
+SCHEMA_VERSION = 21
 """The version that all JSON documents share; it increases when the shape of any document changes."""
 
 
@@ -294,8 +287,7 @@ def _make(name: str, where: Verb) -> "Command":
         alone = typer.Typer(
             add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
         )
-        kind = choose_command_class(command)
-        alone.command(name, cls=kind, epilog=SHARED_OPTIONS)(print_outcome(define_options(command)))
+        alone.command(name, epilog=SHARED_OPTIONS)(print_outcome(define_options(command)))
         made = typer.main.get_command(alone)
         for each in made.params:
             vars(each)["display_type_rich"] = partial(_show_type, each)

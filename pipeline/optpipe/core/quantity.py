@@ -244,11 +244,21 @@ class Estimate:
     """How it was estimated, or why there is no interval."""
 
     @property
-    def bounds(self) -> tuple[float, float]:
-        """Both bounds; the value itself without an interval."""
-        return (self.value if self.low is None else self.low), (
-            self.value if self.high is None else self.high
-        )
+    def interval(self) -> tuple[float, float] | None:
+        """Both bounds; None without them, so that such an estimate decides nothing.
+
+        >>> Estimate(2.0, 1.5, 2.5).interval, Estimate(2.0).interval
+        ((1.5, 2.5), None)
+        """
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def is_at_most(self, limit: float) -> bool:
+        """Whether the whole interval is within `limit`; false without an interval."""
+        return self.high is not None and self.high <= limit
+
+    def is_above(self, limit: float) -> bool:
+        """Whether the whole interval is beyond `limit`; false without an interval."""
+        return self.low is not None and self.low > limit
 
     def scale(self, factor: float) -> "Estimate":
         low, high = (None if bound is None else factor * bound for bound in (self.low, self.high))

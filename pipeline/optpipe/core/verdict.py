@@ -234,7 +234,10 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """An observed figure in the base unit of its dimension; `low` and `high` are None if it is exact."""
+    """An observed figure in the base unit of its dimension.
+
+    `low` and `high` are None if it is exact, as `is_exact` says, or if its interval is withheld: such a figure decides nothing.
+    """
 
     value: float | str
     low: float | None = None
@@ -255,6 +258,15 @@ class Observation:
     """Maximum distance of left-out processes from that mean, as the logarithm of a ratio."""
     repeated: float = 0.0
     """A change that all processes repeat while they are measured, as the logarithm of a ratio."""
+    is_exact: bool = False
+    """Counted, not sampled, such as the size of a file: it has no interval and needs none."""
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both bounds, equal ones of an exact figure; None if they are withheld."""
+        if self.is_exact:
+            return float(self.value), float(self.value)
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 RANDOM_WEIGHTS = Blocker(

@@ -300,6 +300,7 @@ def judge_latencies(
         lower = sorted(one for one in percents if one <= percent)
         summary = summary_from_ns(kept, lower, FEW_CONFIDENCE if few else CONFIDENCE)
         shown = None if behind else summary.percentile(percent)
+        interval = None if shown is None else shown.interval
 
         if exceeded and rate_per_s <= wanted:
             verdict = Verdict.FAIL
@@ -311,13 +312,13 @@ def judge_latencies(
                 if exceeded
                 else "the server falls behind: its latencies grow, and have not exceeded the limit yet"
             )
-        elif shown is None:
-            verdict = Verdict.INCONCLUSIVE
-            why = f"not shown: {summary.withheld[format_percentile_name(percent)]}"
+        elif shown is None or interval is None:
+            verdict, name = Verdict.INCONCLUSIVE, format_percentile_name(percent)
+            why = f"not shown: {summary.withheld.get(name, 'its interval is not known')}"
         elif len(answers) < fewest:
             verdict = Verdict.INCONCLUSIVE
             why = f"requests wait as at a server that is busy {utilization:.0%} of the time, and {len(answers):,} are too few for it"
-        elif shown.bounds[0] <= limit < shown.bounds[1]:
+        elif interval[0] <= limit < interval[1]:
             verdict, why = Verdict.INCONCLUSIVE, "the interval includes the limit"
         elif rate_per_s != wanted and (rate_per_s < wanted) == (shown.value <= limit):
             verdict = Verdict.INCONCLUSIVE
@@ -330,9 +331,9 @@ def judge_latencies(
         if verdict is Verdict.INCONCLUSIVE:
             number = f"{needed:,} or more" if needed > len(answers) else "more"
             more = f"send {number} requests with " + Argument("load", f"NUMBER@{wanted:g}")
-        value, ci = (shown.value, shown.bounds) if shown else (None, None)
+        value = None if shown is None else shown.value
         yield CriterionResult(
-            each.name, verdict, why, each.limit, more, value, ci, limit, Dimension.TIME, about
+            each.name, verdict, why, each.limit, more, value, interval, limit, Dimension.TIME, about
         )
 
 

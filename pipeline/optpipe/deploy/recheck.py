@@ -242,6 +242,8 @@ def judge_recheck(
     text = f"p50 is {format_ratio(latency)}"
     if latency.change is Change.SLOWER:
         failed.append(f"slower: {text}")
+    elif not latency.is_known:
+        open_points.append(f"{text}: a slowdown of {max_slowdown:.0%} is not excluded")
     elif latency.ci[1] > 1 + max_slowdown:
         more = f"about {rounds_to_settle:,} rounds would decide it (" + Argument("rounds") + ")"
         doubt = f"{text}: a slowdown of {max_slowdown:.0%} is not excluded; "

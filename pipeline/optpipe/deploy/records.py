@@ -17,7 +17,7 @@ from optpipe.report.document import (
     make_document,
     make_table,
 )
-from optpipe.stats.ratio import Ratio
+from optpipe.stats.ratio import EQUAL_ROUNDS, Ratio
 from optpipe.stats.selected_rows import EMPTY, Selection
 
 Form = Literal["triton", "kserve", "folder"]
@@ -221,6 +221,8 @@ def _describe_proof(proof: ProofRecord) -> Iterator[Sentence | Table]:
 
 
 def format_ratio(latency: Ratio) -> str:
+    if not latency.is_known:
+        return f"{latency.value:.3f} times the old ({EQUAL_ROUNDS})"
     low, high = latency.ci
     return (
         f"{latency.value:.3f} times the old ([{low:.3f}, {high:.3f}] at {latency.confidence:.0%})"

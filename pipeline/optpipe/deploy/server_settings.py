@@ -21,6 +21,8 @@ from optpipe.measure.groups import ProcessGroup, group_processes
 from optpipe.signoff.policy import Criterion
 
 NOT_MEASURED = "no VALID single-stream measurement"
+NO_INTERVAL = "its latency has no interval"
+NONE_MEETS = "the smallest measured; none is shown to meet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,8 @@ class _Point:
     """A single-stream measurement."""
 
     group: ProcessGroup
-    latency_ns: float
-    """The upper bound of its latency."""
+    latency_ns: float | None
+    """The upper bound of its latency; None without an interval, so that it is within no limit."""
 
     @property
     def batch_size(self) -> int:
@@ -96,6 +98,8 @@ class _Point:
 
     @property
     def latency(self) -> str:
+        if self.latency_ns is None:
+            return NO_INTERVAL
         return format_quantity(self.latency_ns, Dimension.TIME)
 
     @property
@@ -131,7 +135,7 @@ def _list_points(groups: Sequence[ProcessGroup], limited: str | None) -> list[_P
         rate = group.estimate(THROUGHPUT.name, 0.95)
         alone = group.load.scenario is Scenario.SINGLE_STREAM
         if alone and latency is not None and rate is not None:
-            by_size[group.load.batch_size] = _Point(group, latency.bounds[1])
+            by_size[group.load.batch_size] = _Point(group, latency.high)
     return [by_size[size] for size in sorted(by_size)]
 
 
@@ -149,9 +153,13 @@ def _choose_max_batch(points: Sequence[_Point], limit: _Limit | None, high: int)
         chosen = points[-1]
         why = "the largest batch that was measured"
     else:
-        within = [point for point in points if point.latency_ns <= limit.latency_ns]
+        within = [
+            point
+            for point in points
+            if point.latency_ns is not None and point.latency_ns <= limit.latency_ns
+        ]
         chosen = within[-1] if within else points[0]
-        measured = "the largest measured within" if within else "the smallest measured; none meets"
+        measured = "the largest measured within" if within else NONE_MEETS
         why = f"{measured} the limit of {format_quantity(limit.latency_ns, Dimension.TIME)}"
     return chosen.batch_size, f"{why} ({chosen.latency}; {chosen.source})"
 
@@ -163,6 +171,8 @@ def _choose_delay(points: Sequence[_Point], limit: _Limit | None) -> tuple[int, 
     if not points:
         return 0, "no single-stream latency was measured: no request waits for others"
     largest = points[-1]
+    if largest.latency_ns is None:
+        return 0, f"{NO_INTERVAL}: no request waits for others ({largest.source})"
     left_ns = limit.latency_ns - 2 * largest.latency_ns
     delay_us = int(max(0.0, min(left_ns, largest.latency_ns)) // 1000)
     stated = f"{limit.criterion.metric} {limit.criterion.limit}"

@@ -126,9 +126,7 @@ def tune_deployment(
             chance = max(ratio.p_value, compute_exchange_p_value(figures[best], figures[each]))
             latencies = np.fromiter(chain.from_iterable(found[names[each]]), np.int64)
             shown = summary_from_ns(latencies, (percent,)).percentile(percent)
-            kept = limit is None or (
-                shown is not None and shown.bounds[1] <= float(limit.threshold)
-            )
+            kept = limit is None or (shown is not None and shown.is_at_most(float(limit.threshold)))
             if ratio.value < 1 and chance <= share and kept:
                 better[each] = ratio
         step = {

@@ -34,7 +34,8 @@ from optpipe.report.document import (
 MENTIONED_DROP, MENTIONED_CLASSES = 0.001, 5
 SHOWN_TENSORS = 30
 WITHOUT_INTERVAL = (
-    "brackets are 95% intervals over samples; those of the other scores are in the JSON document"
+    "brackets are 95% intervals over samples; those of the other scores are in the JSON document;"
+    " an SNR is that of these samples alone"
 )
 INDEPENDENT = (
     "if samples share a source (a clip, a patient, a document), name it in a column `group`"

@@ -88,8 +88,8 @@ class Predictions:
     """Only the first samples of a large set; one row of all values if sizes differ between batches."""
     classes: int
     """0 without a last axis."""
-    undefined: int = 0
-    """Samples with NaN in an output."""
+    undefined: frozenset[int] = frozenset()
+    """Places of the inputs with NaN in an output: of samples, or of the windows of texts."""
     rows: tuple[Mapping[str, NDArray[Any]], ...] = ()
     """Of each batch the outputs that were asked for, by name, (samples, ...); only the first batches of a large set."""
     parts: Mapping[str, Parts] = field(default_factory=dict)
@@ -174,6 +174,12 @@ def evaluate_artifacts(
             found = predict(source.run, "source")
     else:
         found = predict(partial(run_torch_model, loaded.given, card), "source")
+    source_undefined, count = found.undefined, len(samples.rows)
+    kind = samples.kind if samples.rows is samples.files else "inputs"
+    if source_undefined:
+        listener.warn(
+            f"the source model gives NaN for {len(source_undefined)} of {count} {kind}; their scores mean nothing"
+        )
     rows = [EvaluatedArtifact(None, found)]
     for entry in artifacts:
         backend = BACKENDS[entry.info.backend]
@@ -185,6 +191,10 @@ def evaluate_artifacts(
                 found = predict(session.run, f"{backend.name} {entry.info.precision}")
         except StageError as error:  # continue with the other artifacts
             rows.append(EvaluatedArtifact(entry, None, str(error), failed=True))
+            continue
+        if broken := found.undefined - source_undefined:
+            problem = f"gives NaN for {len(broken)} of {count} {kind}, unlike the source model: its scores are withheld"
+            rows.append(EvaluatedArtifact(entry, None, problem, failed=True))
             continue
         if used := _count_calibration_samples(entry, samples, store):
             problem = f"{used} of the {len(samples.files)} {samples.kind} were used to calibrate {entry.id}"
@@ -226,8 +236,8 @@ def predict_samples(
     values: list[Any] = []
     kept: list[NDArray[Any]] = []
     parts: list[dict[str, NDArray[Any]]] = []
-    room, room_of_parts, classes, undefined = KEPT_VALUES, KEPT_VALUES, 0, 0
-    of_rows = samples.rows
+    room, room_of_parts, classes = KEPT_VALUES, KEPT_VALUES, 0
+    undefined, of_rows = set[int](), samples.rows
     for batch, count in iterate_input_batches(
         exported, card, samples, fit_batch_size(card, EVALUATION_BATCH)
     ):
@@ -237,7 +247,7 @@ def predict_samples(
             rows = {key: each[:count] for key, each in rows.items()}
         first = rows[card.outputs[0].name]
         classes = int(first.shape[-1]) if first.ndim > 1 else 0
-        undefined += _count_undefined(rows, count)
+        undefined |= {len(values) + each for each in _find_undefined(rows, count)}
         files, start = of_rows[len(values) : len(values) + count], len(values)
         decoded = task.decode(rows, files, samples, card)
         if recorder is not None and of_rows is samples.files:
@@ -258,20 +268,20 @@ def predict_samples(
     joined = task.join_rows(values, samples)
     if recorder is not None and of_rows is not samples.files:  # no outputs: a sample has several
         recorder.add_batch({}, joined, samples.files, 0, classes)
-    found = Predictions(joined, outputs, classes, undefined, tuple(parts))
+    found = Predictions(joined, outputs, classes, frozenset(undefined), tuple(parts))
     if recorder is None:
         return found
     return replace(found, parts=recorder.parts, withheld=recorder.withheld)
 
 
-def _count_undefined(rows: Mapping[str, NDArray[Any]], count: int) -> int:
-    """How many of `count` samples have NaN in an output; all of them if an output's rows are no samples."""
+def _find_undefined(rows: Mapping[str, NDArray[Any]], count: int) -> list[int]:
+    """Which of `count` samples have NaN in an output; all of them if an output's rows are no samples."""
     undefined = np.zeros(count, bool)
     for value in rows.values():
         if value.dtype.kind == "f" and np.isnan(value).any():
             apart = value.shape[:1] == (count,)
             undefined |= np.isnan(value).reshape(count, -1).any(axis=1) if apart else True
-    return int(undefined.sum())
+    return [int(each) for each in np.flatnonzero(undefined)]
 
 
 def align_predictions(
@@ -450,12 +460,6 @@ def run_evaluation(
     truths = read_truths(classes)
     labels = card.labels if task.names_classes else ()
     selected = card.task is Task.DETECTION and card.outputs[0].name in selection.outputs
-    for row in rows:
-        if row.predictions is not None and row.predictions.undefined:
-            name = "the source model" if row.entry is None else row.entry.info.label
-            listener.warn(
-                f"{name} gives NaN for {row.predictions.undefined} of {len(samples.files)} {samples.kind}; their scores mean nothing"
-            )
     units, kind = len(rows[0].predictions.values), samples.kind
     if truths is not None:
         units, kind = task.count_units(truths), task.unit_kind or kind

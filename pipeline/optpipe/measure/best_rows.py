@@ -170,7 +170,7 @@ def sort_by_goal(comparison: Comparison, goal: Goal) -> Comparison:
 
 def _meets_limit(row: ComparisonRow, slo: Slo) -> bool:
     latency = row.latency_ns.get(format_percentile_name(slo.percent))
-    return latency is not None and latency.high is not None and latency.high <= slo.limit_ns
+    return latency is not None and latency.is_at_most(slo.limit_ns)
 
 
 def find_common_metric(rows: Sequence[ComparisonRow], goal: Goal) -> Metric | None:
@@ -194,6 +194,9 @@ def _explain_no_best(rows: list[ComparisonRow], goal: Goal, slo: Slo | None) -> 
         nearest = [row.latency_ns[name] for row in valid if name in row.latency_ns]
         if not nearest:
             return f"no measurement reports {name}: too few samples, or it was not requested"
-        bound = format_quantity(min(each.bounds[1] for each in nearest), Dimension.TIME)
+        bounds = [each.high for each in nearest if each.high is not None]
+        if not bounds:
+            return f"no measurement shows that it meets {slo}: {name} has no interval"
+        bound = format_quantity(min(bounds), Dimension.TIME)
         return f"no build meets {slo}; the closest has an upper bound of {bound}"
     return "energy was not measured" if goal is Goal.EFFICIENCY else "not measured"

@@ -61,7 +61,7 @@ from optpipe.report.document import (
     make_table,
 )
 from optpipe.stats.percentiles import count_samples_needed
-from optpipe.stats.ratio import Change
+from optpipe.stats.ratio import EQUAL_ROUNDS, Change
 from optpipe.workspace.entry import Run
 
 MAX_REASONS_SHOWN = 4
@@ -211,11 +211,11 @@ def document_from_pair(record: BenchRecord) -> Document:
     answer = Sentence(f"{record.contender} is {ratio.change} than {record.baseline}", tone)
     if ratio.change is Change.NO_DIFFERENCE:
         answer = Sentence(f"no difference shown between {record.baseline} and {record.contender}")
-    detail = (
-        f"{record.measurements[0].load}: "
-        f"{found.metric} ratio {ratio.value:.4f} [{ratio.ci[0]:.4f}, {ratio.ci[1]:.4f}] at {ratio.confidence:.0%} "
-        f"over {ratio.rounds} rounds of fresh processes; a difference of {ratio.smallest_visible:.1%} would be detected"
-    )
+    interval = f"[{ratio.ci[0]:.4f}, {ratio.ci[1]:.4f}] at {ratio.confidence:.0%}"
+    visible = f"; a difference of {ratio.smallest_visible:.1%} would be detected"
+    detail = f"{record.measurements[0].load}: {found.metric} ratio {ratio.value:.4f} "
+    detail += f"{interval if ratio.is_known else f'({EQUAL_ROUNDS})'} over {ratio.rounds} rounds"
+    detail += f" of fresh processes{visible if ratio.is_known else ''}"
     codes = ", ".join(f"{code} {count}" for code, count in found.invalid.items())
     invalid = f"{found.invalid_processes} of {len(found.measurements)} processes ({codes}); they count, because the builds alternate"
     return make_document(
@@ -243,13 +243,20 @@ def _answer_limits(
         else:
             failed = each.met is False
             says = f"nothing meets {each.slo}" if failed else f"no measurement proves {each.slo}"
-            text = f"{label}: {says}; closest is {what}{value}{doubt}"
+            text = f"{label}: {says}; closest is {what}{value}{_format_upper_bound(each)}{doubt}"
             yield Sentence(text, Tone.BAD if failed else Tone.DOUBTFUL)
         if unknown := each.not_judged:
             why = next(iter(unknown.values()))
             text = f"{label}: not judged at {', '.join(unknown)}: " + why
             text += "; measure longer (" + Argument("min_time") + ")"
             yield Sentence(text, Tone.DOUBTFUL)
+
+
+def _format_upper_bound(record: ArtifactLimit) -> str:
+    """`, whose interval reaches to 6.10 ms`; empty if the limit is broken, or without an interval."""
+    if record.met is False or record.upper_bound_ns is None:
+        return ""
+    return f", whose interval reaches to {format_duration(record.upper_bound_ns)}"
 
 
 def _format_label(record: ArtifactLimit, called: Mapping[str, str]) -> str:

@@ -469,9 +469,11 @@ def _split_scatter(
 
     An error of the sensor is the same in all of them, and no scatter.
     """
-    if any(each.low is None for each in figures):
+    intervals = [each.interval for each in figures]
+    known = [each for each in intervals if each is not None]
+    if len(known) < len(figures):
         return None
-    bounds = [find_metric(name).remove_sensor(*each.bounds) for each in figures]
+    bounds = [find_metric(name).remove_sensor(*each) for each in known]
     halves = [(high - low) / 2 for low, high in bounds]
     return split_scatter([each.value for each in figures], halves, confidence)
 

@@ -48,7 +48,9 @@ def check_int8_speed(
     """
     wider, ours = find_wider(found, others), found.throughput_images_per_s
     theirs = wider.throughput_images_per_s if wider is not None else None
-    if wider is None or ours is None or theirs is None or ours.bounds[0] > theirs.bounds[1]:
+    if wider is None or ours is None or theirs is None:
+        return None
+    if theirs.high is not None and ours.is_above(theirs.high):
         return None
     return _make_reason(found, wider, cause, can_profile=can_profile)
 
@@ -101,7 +103,8 @@ def _make_reason(
         )
         remedy += ", or find what prevents kernel fusion: " + profile
     if ours.value > theirs.value:
-        text += ", but the intervals overlap"
+        known = ours.interval is not None and theirs.interval is not None
+        text += ", but the intervals overlap" if known else ", but not both have an interval"
         pair = Call(
             "bench",
             found.subject.artifact,

@@ -130,8 +130,7 @@ class Race:
         self.winner = winner = next(
             name
             for name in finalists
-            if name == leader
-            or self._compare(name, leader, len(finalists)).change is not Change.SLOWER
+            if name == leader or self._is_as_fast(name, leader, len(finalists))
         )
         self.ratios = {
             name: self._compare(name, winner, len(finalists))
@@ -150,6 +149,11 @@ class Race:
             if pairs
             else None
         )
+
+    def _is_as_fast(self, name: str, leader: str, finalists: int) -> bool:
+        """Whether the rounds do not distinguish it; rounds that do not show their scatter leave the choice to the times."""
+        ratio = self._compare(name, leader, finalists)
+        return ratio.change is not Change.SLOWER if ratio.is_known else ratio.value <= 1
 
     def _compare(self, name: str, other: str, finalists: int) -> Ratio:
         confidence = 1 - (1 - CONFIDENCE) / (finalists - 1) / LOOKS

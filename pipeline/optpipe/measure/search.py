@@ -26,18 +26,21 @@ class Slo:
         return f"{format_percentile_name(self.percent)} ≤ {format_quantity(self.limit_ns, Dimension.TIME)}"
 
     def is_met_by(self, measurement: Measurement) -> bool:
+        """Whether the percentile's whole interval is within the limit."""
         found = self.read(measurement)
-        return found is not None and found.bounds[1] <= self.limit_ns
+        return found is not None and found.is_at_most(self.limit_ns)
 
     def explain_not_judged(self, measurement: Measurement) -> str | None:
-        """Why the limit cannot be judged: the percentile was withheld, and no lower one exceeds the limit. None if it can."""
-        latency = measurement.latency_ns
-        if latency is None or latency.percentile(self.percent) is not None:
+        """Why the limit cannot be judged: neither the percentile has an interval nor does a lower one exceed the limit. None if it can."""
+        latency, found = measurement.latency_ns, self.read(measurement)
+        if latency is None or (found is not None and found.interval is not None):
             return None
         lower = (latency.percentile(each) for each in PERCENTS if each < self.percent)
-        if any(each.bounds[0] > self.limit_ns for each in lower if each is not None):
+        if any(each.is_above(self.limit_ns) for each in lower if each is not None):
             return None
         name = format_percentile_name(self.percent)
+        if found is not None:
+            return f"{name} has no interval: {found.note or 'not computed'}"
         return f"{name} is not reported: {latency.withheld.get(name, 'not computed')}"
 
     def read(self, measurement: Measurement) -> Estimate | None:
@@ -199,7 +202,7 @@ class ArtifactLimit:
 def judge_limit(
     artifact: str, label: str, slo: Slo, found: Sequence[Measurement], best: Measurement | None
 ) -> ArtifactLimit:
-    """Judges the limit for one artifact; `met` is None if no valid measurement decides it."""
+    """Judges the limit for one artifact; `met` is None if no valid measurement decides it: an interval may include the limit."""
     read = [
         (value.value, at) for at, each in enumerate(found) if (value := slo.read(each)) is not None
     ]
@@ -218,7 +221,8 @@ def judge_limit(
         met = True
     elif best is None and shown is not None and not not_judged:
         # a growing queue is INVALID, but proves that the limit is not met
-        met = False if {"falling-behind"}.issuperset(shown.invalid_codes) else None
+        beyond = _behind(shown) or (value is not None and value.is_above(slo.limit_ns))
+        met = False if beyond and {"falling-behind"}.issuperset(shown.invalid_codes) else None
     return ArtifactLimit(
         artifact=artifact,
         label=label,

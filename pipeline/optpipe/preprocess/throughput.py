@@ -370,7 +370,7 @@ def compute_speedup(
     ours, theirs = dali.repeats_images_per_s, dataloader.repeats_images_per_s
     if len(ours) == len(theirs) >= SMALLEST_ROUNDS:
         ratio = ratio_from_rounds(theirs, ours)
-        return ratio.value, ratio.ci
+        return ratio.value, ratio.ci if ratio.is_known else None
     return (dali.images_per_s or 0.0) / (dataloader.images_per_s or inf), None
 
 

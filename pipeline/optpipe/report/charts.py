@@ -470,7 +470,7 @@ def draw_comparison(
         row for row in comparison.rows if row.change in ("faster", "slower", "no difference shown")
     ]
     faster = [
-        Bar(row.label, "", each.value, *each.bounds)
+        Bar(row.label, "", each.value, each.low, each.high)
         for row in judged
         if (each := row.speedup) is not None
     ]
@@ -531,7 +531,7 @@ def _state_speedup(bar: Bar) -> str:
 def _make_point(row: ComparisonRow, x: float, y: float, interval: Estimate | None = None) -> Point:
     load = ", ".join([*row.load.list_lengths(), row.load.scenario, row.load.mode])
     flag = "INVALID" if not row.valid else "frontier" if row.on_frontier else ""
-    bounds = (None, None) if interval is None else interval.bounds
+    bounds = (None, None) if interval is None else (interval.low, interval.high)
     group = "" if interval else f"{row.series} {load}"
     tooltip = f"{row.label}; batch size: {row.load.batch_size}"
     return Point(row.series, tooltip, x, y, str(row.load.batch_size), flag, group, *bounds)

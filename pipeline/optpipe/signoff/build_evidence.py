@@ -408,6 +408,10 @@ def evidence_from_runs(
     )
 
 
+OF_SAMPLES = frozenset({"evaluate", "preprocess", "build"})
+"""Kinds of evidence whose figures are scores of samples."""
+
+
 def count_looks(
     build: JudgedBuild,
     runs: Sequence[Run],
@@ -436,7 +440,10 @@ def count_looks(
         "build": unjudged.verifications,
     }
     removed = Counter(name.partition("-")[0] for name in unjudged.removed)
-    looks = {kind: Look(max(1, count + removed[kind])) for kind, count in drawn.items()}
+    looks = {
+        kind: Look(max(1, count + removed[kind]), sampled=kind in OF_SAMPLES)
+        for kind, count in drawn.items()
+    }
     builds = count_evaluated_together(runs, evaluated, build)
     return looks | {
         "evaluate": replace(looks["evaluate"], builds=builds),

@@ -558,7 +558,8 @@ def _precision(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observ
     low, high = share.find_bounds(criterion.metric)
     known = float(share.counted.get(criterion.metric, 0.0)) if low < high else low
     if low == high:
-        return [Observation(known, about="counted in the built network", source=evidence.record)]
+        counted = "counted in the built network"
+        return [Observation(known, about=counted, source=evidence.record, is_exact=True)]
     unknown = share.describe_unknown() or "some products are of unknown type"
     way_out = "export the model with standard operators in their place, or leave this limit out"
     about = f"of the known MACs; {unknown}"
@@ -572,7 +573,10 @@ def _size(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation
         )
     return [
         Observation(
-            float(evidence.build.size_bytes), about="exact, of the file", source=evidence.record
+            float(evidence.build.size_bytes),
+            about="exact, of the file",
+            source=evidence.record,
+            is_exact=True,
         )
     ]
 

@@ -24,7 +24,7 @@ from optpipe.core.metrics.sections import (
     Sense,
 )
 from optpipe.core.precision import Precision
-from optpipe.core.quantity import Dimension, Estimate, format_quantity, format_snr
+from optpipe.core.quantity import Dimension, format_quantity, format_snr
 from optpipe.core.verdict import (
     Blocker,
     CriterionResult,
@@ -144,19 +144,21 @@ def _compute_p_value(
     """
     if seen.blockers or criterion.sense is Sense.EQUALS or isinstance(seen.value, str):
         return None
-    low, high = _bounds(seen)
-    if not low < high:
+    bounds = seen.interval
+    if bounds is None or not bounds[0] < bounds[1]:
         return None
     distance = criterion.measure_distance(float(seen.value))
     speed = OtherSpeed(seen.processes, seen.left_out, seen.left_out_gap, repeated=seen.repeated)
     unseen = speed.compute_p_value(distance) if seen.processes else 0.0
-    tail = _compute_tail(criterion, seen, look.compute_confidence(confidence))
+    tail = _compute_tail(criterion, seen, bounds, look.compute_confidence(confidence))
     return min(1.0, unseen + look.parts * tail)
 
 
-def _compute_tail(criterion: Criterion, seen: Observation, confidence: float) -> float:
+def _compute_tail(
+    criterion: Criterion, seen: Observation, interval: tuple[float, float], confidence: float
+) -> float:
     """Uses the estimate's own distribution, or a normal one if only its interval is known."""
-    (low, high), value = _bounds(seen), float(seen.value)
+    (low, high), value = interval, float(seen.value)
     at_most = criterion.sense is not Sense.AT_LEAST
     limit = criterion.move_limit(seen.repeated)
     if seen.tail is not None:
@@ -172,10 +174,9 @@ def _compute_tail(criterion: Criterion, seen: Observation, confidence: float) ->
 
 
 def _is_beyond(criterion: Criterion, seen: Observation) -> bool:
-    if criterion.sense is Sense.EQUALS:
+    if criterion.sense is Sense.EQUALS or (bounds := seen.interval) is None:
         return False
-    low, high = _bounds(seen)
-    limit = float(criterion.threshold)
+    (low, high), limit = bounds, float(criterion.threshold)
     return high < limit if criterion.sense is Sense.AT_LEAST else low > limit
 
 
@@ -190,8 +191,9 @@ def _decide_verdict(criterion: Criterion, seen: Observation, broken: set[int]) -
         return Verdict.INCONCLUSIVE
     if criterion.sense is Sense.EQUALS:
         return Verdict.PASS if seen.value == criterion.threshold else Verdict.INCONCLUSIVE
-    low, high = _bounds(seen)
-    limit = float(criterion.threshold)
+    if (bounds := seen.interval) is None:
+        return Verdict.INCONCLUSIVE
+    (low, high), limit = bounds, float(criterion.threshold)
     if not (low <= high):  # true also for NaN
         return Verdict.INCONCLUSIVE
     if _is_beyond(criterion, seen) and (low == high or id(seen) in broken):
@@ -201,17 +203,13 @@ def _decide_verdict(criterion: Criterion, seen: Observation, broken: set[int]) -
     return Verdict.INCONCLUSIVE
 
 
-def _bounds(seen: Observation) -> tuple[float, float]:
-    return Estimate(float(seen.value), seen.low, seen.high).bounds
-
-
 def _margin(criterion: Criterion, seen: Observation) -> float:
     """Distance of the critical bound from the limit, negative beyond it. Orders observations of one verdict."""
     if isinstance(seen.value, str):
         return 0.0
     if math.isnan(seen.value):
         return -math.inf
-    low, high = _bounds(seen)
+    low, high = seen.interval or (seen.value, seen.value)
     limit = float(criterion.threshold)
     return low - limit if criterion.sense is Sense.AT_LEAST else limit - high
 
@@ -233,6 +231,8 @@ def _reason(criterion: Criterion, seen: Observation, verdict: Verdict) -> str:
         return f"{text} {'meets the minimum of' if criterion.sense is Sense.AT_LEAST else 'is within the limit of'} {limit}"
     if verdict is Verdict.FAIL:
         return f"{text} {'is below the minimum of' if criterion.sense is Sense.AT_LEAST else 'exceeds the limit of'} {limit}"
+    if seen.interval is None:
+        return f"{text} has no interval"
     return f"the interval {text} straddles the limit of {limit}"
 
 
@@ -264,8 +264,9 @@ def _make_result(
         return replace(result, observed=seen.value)
     if not math.isfinite(seen.value):
         return result  # a blocker gives the reason
-    bounded = seen.low is not None and math.isfinite(seen.low)
-    return replace(result, observed=seen.value, ci=_bounds(seen) if bounded else None)
+    bounds = None if seen.is_exact else seen.interval
+    bounded = bounds is not None and math.isfinite(bounds[0])
+    return replace(result, observed=seen.value, ci=bounds if bounded else None)
 
 
 TRUST_CRITERIA = ("trust.weights", "trust.precision", "trust.outputs", "trust.environment")
@@ -355,7 +356,10 @@ def _note_look(evidence: BuildEvidence) -> Note:
         f" wrongly passes in at most {error / 2:.3g}% of cases, and wrongly fails in at most {error / 2:.3g}%, if processes and samples"
         " differ by chance, and a second speed is at most 5% away"
     )
-    stricter = f"each further look needs stronger evidence: the k-th may err in {error:.3g}% / (k (k + 1)) of cases"
+    shares = f"the k-th may err in {error:.3g}% / (k (k + 1)) of cases"
+    if any(look.sampled and look.number > 2 for look in evidence.looks.values()):
+        shares += f", of scores of samples from the third on in {2 * error:.3g}% / (k² (k + 1))"
+    stricter = f"each further look needs stronger evidence: {shares}"
     return Note("look", message, MEASURE_ENOUGH + "; " + stricter)
 
 

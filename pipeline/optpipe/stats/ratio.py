@@ -42,11 +42,23 @@ class Ratio:
     smallest_visible: float
     """The smallest relative difference that this many rounds, this noisy, would show in 90% of runs."""
 
+    @property
+    def is_known(self) -> bool:
+        """False if all rounds have the same ratio: they do not show their scatter, and nothing is claimed."""
+        return self.ci[1] < UNBOUNDED
+
     def __str__(self) -> str:
         """`1.31 (1.29 to 1.32)`."""
+        if not self.is_known:
+            return f"{self.value:.2f} ({EQUAL_ROUNDS})"
         return f"{self.value:.2f} ({self.ci[0]:.2f} to {self.ci[1]:.2f})"
 
 
+UNBOUNDED = 1e30
+"""The upper end of an interval that is not known; its inverse is the lower end. JSON has no infinity."""
+EQUAL_SHARE = 1e-12
+"""Rounds whose ratios differ by less are equal: that is the rounding of a logarithm."""
+EQUAL_ROUNDS = "no interval: all rounds have the same ratio, which does not show their scatter"
 SMALLEST_ROUNDS = 4
 """With fewer rounds the interval of Student's t is too wide for any conclusion."""
 
@@ -116,7 +128,12 @@ def compute_exchange_p_value(baseline: Sequence[float], contender: Sequence[floa
 
 
 def count_rounds_needed(ratio: Ratio, resolution: float) -> int:
-    """The number of rounds as noisy as those of `ratio` that would show a difference of `resolution` in 90% of runs."""
+    """The number of rounds as noisy as those of `ratio` that would show a difference of `resolution` in 90% of runs.
+
+    As many as there were if they do not show their noise.
+    """
+    if not ratio.is_known:
+        return ratio.rounds
     return ceil(ratio.rounds * (log1p(ratio.smallest_visible) / log1p(resolution)) ** 2 - 1e-9)
 
 
@@ -132,10 +149,14 @@ def count_rounds_to_settle(ratio: Ratio, limit: float) -> int:
 
 
 def _ratio(center: float, error: float, freedom: float, rounds: int, confidence: float) -> Ratio:
-    """From a mean of log ratios and its standard error, by Student's t."""
+    """From a mean of log ratios and its standard error, by Student's t; nothing is known without any scatter."""
+    if error <= EQUAL_SHARE * max(1.0, abs(center)):
+        ci = 1 / UNBOUNDED, UNBOUNDED
+        value = exp(center)
+        return Ratio(value, ci, Change.NO_DIFFERENCE, rounds, confidence, 1.0, UNBOUNDED)
     quantile = compute_t_quantile(0.5 + confidence / 2, freedom)
     low, high = center - quantile * error, center + quantile * error
-    p_value = 2 * compute_t_tail(abs(center) / error, freedom) if error > 0 else float(center == 0)
+    p_value = 2 * compute_t_tail(abs(center) / error, freedom)
     change = Change.FASTER if high < 0 else Change.SLOWER if low > 0 else Change.NO_DIFFERENCE
     visible = exp((quantile + compute_t_quantile(0.9, freedom)) * error) - 1
     return Ratio(exp(center), (exp(low), exp(high)), change, rounds, confidence, p_value, visible)

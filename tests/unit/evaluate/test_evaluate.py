@@ -204,7 +204,10 @@ def predict_boxes(run, *counts, batch=(1, 1, 1)):
     samples = tensor_set_from_parts(
         "s", [{"x": np.array([[count, 0] for count in counts], np.float32)}]
     )
-    task: Any = SimpleNamespace(decode=lambda rows, files, *_: [len(rows["boxes"]) for _ in files])
+    task: Any = SimpleNamespace(
+        decode=lambda rows, files, *_: [len(rows["boxes"]) for _ in files],
+        join_rows=lambda rows, _: rows,
+    )
     return predict_samples(cast("Any", None), detector, samples, task, run)
 
 

@@ -91,7 +91,8 @@ def test_samples_that_calibrated_a_build_widen_what_is_judged(built) -> None:
     assert "30 of which were used for calibration" in found["drop"].about
 
 
-def at(precision, rate, ci=(), batch=8):
+def at(precision, rate, ci=None, batch=8):
+    low, high = ci or (0.99 * rate, 1.01 * rate)
     subject = Subject("a", "onnxruntime", precision, "cuda:0", model="m")
     return Measurement(
         "m",
@@ -99,7 +100,7 @@ def at(precision, rate, ci=(), batch=8):
         LoadSpec(batch),
         Validity.VALID,
         (),
-        throughput_images_per_s=Estimate(rate, *ci),
+        throughput_images_per_s=Estimate(rate, low, high),
     )
 
 

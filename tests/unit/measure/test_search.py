@@ -136,6 +136,14 @@ def test_an_interval_that_crosses_the_limit_does_not_meet_it():
     assert Slo(99.0, 10.2e6).is_met_by(measurement(1, 10.0))
 
 
+@pytest.mark.parametrize(
+    ("latency_ms", "met"), [(9.0, True), (9.95, None), (10.05, None), (10.2, False)]
+)
+def test_a_limit_is_broken_only_if_the_whole_interval_is_beyond_it(latency_ms, met):
+    slo, found = Slo(99.0, 10e6), [measurement(1, latency_ms)]
+    assert judge_limit("a", "b", slo, found, find_largest_inside(found, slo)).met is met
+
+
 @given(st.floats(0.5, 20.0), st.floats(1.5, 50.0))
 def test_the_highest_rate(service_ms, limit_factor):
     """An M/D/1-like law: latency grows as 1 / (1 - load)."""

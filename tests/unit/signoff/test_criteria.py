@@ -117,19 +117,20 @@ def test_the_reason_tells_the_figures_in_full_where_rounding_would_hide_the_diff
     assert judged.remedy
     limit = Criterion("size", "maximum", Sense.AT_MOST, 2099.0, Dimension.SIZE)
     assert (
-        judge_criterion(limit, [Observation(2100.0)]).reason
+        judge_criterion(limit, [Observation(2100.0, is_exact=True)]).reason
         == "2100 bytes exceeds the limit of 2099 bytes"
     )
     assert (
-        judge_criterion(limit, [Observation(2099.0)]).reason
+        judge_criterion(limit, [Observation(2099.0, is_exact=True)]).reason
         == "2.05 KiB is within the limit of 2.05 KiB"
     )
 
 
 def test_a_waived_criterion_does_not_count():
-    failed = judge_criterion(criterion(Sense.AT_MOST, 1.0), [Observation(2.0)])
+    failed = judge_criterion(criterion(Sense.AT_MOST, 1.0), [Observation(2.0, is_exact=True)])
     passed = judge_criterion(
-        Criterion("size", "maximum", Sense.AT_MOST, 3.0, Dimension.SIZE), [Observation(2.0)]
+        Criterion("size", "maximum", Sense.AT_MOST, 3.0, Dimension.SIZE),
+        [Observation(2.0, is_exact=True)],
     )
     assert decide_overall_verdict([failed, passed]) is Verdict.FAIL
     waived = replace(failed, waived="known, ticket 12")

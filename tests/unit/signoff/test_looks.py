@@ -61,6 +61,8 @@ def test_other_samples_are_another_look_at_accuracy_alone(workspace, built, judg
     drop, p50 = "accuracy.maximum_drop", "latency.p50"
     assert find_width(twice[drop]) > find_width(once[drop])
     assert find_width(twice[p50]) == find_width(once[p50])
+    workspace.evaluate(built, first=9000)
+    assert "accuracy, look 3 (3 sets of samples), at 99.72%" in judge()[0]
 
 
 def test_the_same_samples_again_are_no_look(workspace, built, judge):

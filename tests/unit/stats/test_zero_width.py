@@ -74,7 +74,7 @@ def from_snr(value, count):
 
 def from_latencies(value, count):
     summary = summary_from_ns(np.full(count, 1e6 * value))
-    yield from (each.bounds for each in summary.percentiles.values())
+    yield from (each.interval for each in summary.percentiles.values())
     yield compute_variation_interval(np.full(count, value), 0.95)
 
 
@@ -84,7 +84,7 @@ def from_throughput(value, count):
         {"images": np.ones(count, np.int64), "start_ns": ends - ends[0], "end_ns": ends}
     )
     found = THROUGHPUT.compute(SampledWindow(LoadSpec(1), frame, pl.DataFrame()))
-    yield None if found.low is None else found.bounds
+    yield found.interval
     yield compute_rate_interval([1e6 * value + 1] * count, 1, 8)
 
 
@@ -106,7 +106,7 @@ def from_processes(value, count):
         )
         found = group.estimate(name)
         assert found is None or found.low is not None or found.note
-        yield None if found is None or found.low is None else found.bounds
+        yield None if found is None else found.interval
 
 
 ESTIMATORS = [

@@ -163,9 +163,9 @@ class Energy(Metric):
         parts_w = window.estimate_mean(np.diff(joules[cuts]) / np.diff(times_s[cuts]))
         value = power_w * seconds / window.images
         note = f"NVML energy counter over {watched_s:.1f} s, {power_w:.0f} W; approximate (sensor ±{SENSOR_SHARE:.0%})"
-        if parts_w.low is None or power_w <= 0:
+        if parts_w.interval is None or power_w <= 0:
             return Estimate(value, note=f"{note}; no interval: its parts do not show their scatter")
-        low_w, high_w = parts_w.bounds
+        low_w, high_w = parts_w.interval
         spread = (high_w - low_w) / 2 / power_w
         low, high = self.allow_for_sensor(value * max(0.0, 1 - spread), value * (1 + spread))
         return Estimate(value, low, high, note)

@@ -1,1 +1,0 @@
-"""The folder that a recorded program finds first in PYTHONPATH."""

@@ -58,6 +58,8 @@ def list_more_commands(case):
             "1",
             "--rounds",
             "8",
+            "--set",
+            "keep-going=true",
             *quick,
         ),
         (

@@ -17,7 +17,13 @@ import pytest
 from optpipe.cli.bench import BenchOptions
 from optpipe.cli.bench import bench as bench_command
 from optpipe.core.events import SilentListener
-from optpipe.core.measurement import SAMPLE_COLUMNS, Phase, Scenario, read_measurements
+from optpipe.core.measurement import (
+    SAMPLE_COLUMNS,
+    Phase,
+    Reason,
+    Scenario,
+    read_measurements,
+)
 from optpipe.measure.process import WorkerProcess
 from optpipe.measure.worker.plan import frame_from_spool
 from optpipe.stats.percentiles import find_order_statistic
@@ -126,13 +132,34 @@ def test_an_artifact_against_itself(workspace, artifact, inside, monkeypatch, tm
         workspace,
         "--json",
     )
-    ran = inside(
-        "bench", artifact, "--against", artifact, "--rounds", "8", *quick, cwd=tmp_path
-    ).expect(0)
+    pair = ("bench", artifact, "--against", artifact, "--set", "keep-going=true", "--rounds", "8")
+    ran = inside(*pair, *quick, cwd=tmp_path).expect(0)
     found = ran.document["comparison"]
     assert found["ratio"]["rounds"] == 8
     assert found["ratio"]["ci"][0] <= found["ratio"]["value"] <= found["ratio"]["ci"][1]
     assert len(ran.document["measurements"]) == 16
+
+
+@pytest.mark.parametrize("load", [("--batch", "1"), ("--scenario", "server", "--rate", "50")])
+def test_a_pair_stops_after_two_processes_that_one_cause_on_the_host_made_invalid(
+    workspace, artifact, inside, monkeypatch, tmp_path, load
+):
+    loaded = Reason("loaded-host", "other work took 50%", "free the machine", invalidates=True)
+    monkeypatch.setattr("optpipe.measure.figures.find_reasons", lambda _: (loaded,))
+    quick = (*load, *QUICK[6:], "--min-time", "0.1", "--percentile", "50", "--workspace", workspace)
+    ran = inside("bench", artifact, "--against", artifact, *quick, "--json", cwd=tmp_path)
+    ran.expect(5)
+    assert ran.document["comparison"] is None
+    assert not ran.document["interrupted"]
+    assert ran.document["stopped"]["code"] == "loaded-host"
+    assert len(ran.document["measurements"]) == 2
+    (warning,) = ran.document["warnings"]
+    turns, anyway = (each for each in warning.split("`")[1::2])
+    assert "--turns" in turns
+    assert "keep-going=true" in anyway
+    assert load_run(Path(ran.document["run_dir"])).find_problems() == []
+    shown = inside("bench", artifact, "--against", artifact, *quick, cwd=tmp_path).expect(5)
+    assert "stopped before the last round: no comparison" in shown.stdout
 
 
 def test_a_corrupted_artifact_does_not_hide_the_others(workspace, tmp_path):

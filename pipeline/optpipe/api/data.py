@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpipe.api.door import keep_caller_state, speak_of_arguments
-from optpipe.core import np
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
+from optpipe.core.values import is_integer
 
 if TYPE_CHECKING:
     from optpipe.core.card import ModelCard
@@ -23,8 +23,8 @@ class Data:
     labels last, `(inputs, labels)`, or mappings by input name with `labels`); a torch Dataset,
     whose items are single samples; an array or tensor, (samples, ...); a tuple of arrays, one for
     each input, and the labels; a mapping of arrays or a polars frame by input name; or the path of
-    a folder of images, a JSON Lines file of texts, or tensors (.npz, .npy, Polygraphy's JSON), as
-    on the command line. `count` limits the samples: of an iterable the first ones are taken, of
+    a folder of images, a JSON Lines file of texts, tensors (.npz, .npy, Polygraphy's JSON), or a
+    Python file with `CALIBRATION`, as on the command line. `count` limits the samples: of an iterable the first ones are taken, of
     arrays and frames a random draw by `seed`. `axes` names the axis of samples of a column (by
     position or name) where it is not 0, or None for a value that all samples of a batch share.
 
@@ -64,14 +64,16 @@ class Data:
                 self._drawn = draw_data(source, count, seed, axes, name)
 
     def _take_path(self, path: Path) -> None:
-        from optpipe.models.inputs.program_data import NAME, SUFFIX, draw_data
+        from optpipe.models.inputs.program_data import SUFFIX, draw_data, draw_python_file
         from optpipe.models.inputs.task_data import hash_data
         from optpipe.models.inputs.tensor_files import holds_tensors, read_columns
 
         if not path.exists():
             raise BadInputError(f"{path}: no such file or folder")
         if path.suffix.lower() == SUFFIX and path.is_file():
-            raise BadInputError(f"{path} is a Python file\nimport it and give Data its {NAME}")
+            with keep_caller_state():
+                self._drawn = draw_python_file(path, self.count_limit, self.seed)
+            return
         if self.count_limit is not None and holds_tensors(path):
             columns = read_columns(path)
             self._drawn = draw_data(columns, self.count_limit, self.seed, None, path.stem)
@@ -125,23 +127,19 @@ class Data:
 
 def _require_numbers(count: Any, seed: Any, axes: Any) -> None:
     """Raises BadInputError for a `count`, `seed`, or axis that is no integer, or below its minimum."""
-    if count is not None and (not _is_integer(count) or count < 1):
+    if count is not None and (not is_integer(count) or count < 1):
         raise BadInputError(f"count {count!r}: expected an integer of at least 1")
-    if not _is_integer(seed) or seed < 0:
+    if not is_integer(seed) or seed < 0:
         raise BadInputError(f"seed {seed!r}: expected an integer of at least 0")
     if axes is not None and not isinstance(axes, Mapping):
         raise BadInputError(
             f"axes {axes!r}: expected a mapping of columns to axes, such as {{1: None}}"
         )
     for key, axis in (axes or {}).items():
-        if axis is not None and not _is_integer(axis):
+        if axis is not None and not is_integer(axis):
             raise BadInputError(
                 f"axes: the axis of {key!r} is {axis!r}; expected an integer or None"
             )
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def resolve_data_argument(data: "Data | str | os.PathLike[str] | Any | None") -> Data | None:

@@ -108,7 +108,7 @@ def speak_of_arguments() -> Iterator[None]:
         if error.errno != errno.ENAMETOOLONG:
             raise
         raise BadInputError(
-            f"{escape(str(error.filename))[:80]}…: the name is too long for a file"
+            f"{escape(str(error.filename))}: the name is too long for a file; give a shorter one"
         ) from error
     except OptpipeError as error:
         error.word_for_python()

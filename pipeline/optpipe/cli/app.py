@@ -18,7 +18,7 @@ from typer.exceptions import TyperException
 from optpipe import __version__
 from optpipe.cli.groups import DefaultGroup, LazyCommands, Outcome, SectionedGroup, define_options
 from optpipe.cli.options import JsonOption, WorkspaceOption
-from optpipe.core.errors import ExitStatus, OptpipeError, escape
+from optpipe.core.errors import ExitStatus, OptpipeError, escape, shorten
 from optpipe.core.process import (
     discard_output,
     handle_interrupts,
@@ -120,7 +120,7 @@ PIPED_WIDTH = 100
 """Columns of a table in a file or a pipe if COLUMNS is not set."""
 
 
-SCHEMA_VERSION = 21
+SCHEMA_VERSION = 22
 """The version that all JSON documents share; it increases when the shape of any document changes."""
 
 
@@ -209,17 +209,15 @@ def _explain_os_error(error: OSError) -> str:
     return f"cannot read or write{where}: {error.strerror}; choose another location"
 
 
-LONGEST_LINE = 1000
-"""Maximum characters of a line of an error message. Longer lines lose their middle, so that the file's name and the way out stay."""
+LONGEST_REPORT = 2
+"""Lines of an error: the problem and the way out. More come from a line break in a user's string."""
 
 
 def _print_failure(message: str, status: int, *, as_json: bool) -> None:
-    half = LONGEST_LINE // 2
-    lines = [
-        f"{each[:half]}…{each[-half:]}" if len(each) > LONGEST_LINE else each
-        for each in message.splitlines()
-    ]
-    message = "\n".join(lines)
+    *problem, last = [escape(each) for each in message.splitlines()] or [""]
+    if len(problem) >= LONGEST_REPORT:
+        problem = ["\\n".join(problem)]
+    message = shorten("\n".join([*problem, last]))
     _say(message)
     if as_json:
         try:

@@ -180,8 +180,13 @@ def bench(
             "max_cv",
             "images",
             "affinity",
+            "keep_going",
             "seed",
         }
+        if how.turns and how.keep_going:
+            raise BadInputError(
+                "--turns measures under any load, so that --set keep-going=true has no meaning"
+            )
         _require_alone("--against", how, beside)
         if len(models) > 1 or len(how.batch or ()) > 1 or len(how.length or ()) > 1:
             raise BadInputError(

@@ -43,7 +43,7 @@ class OptpipeError(Exception):
         if argument is not None and not isinstance(argument, Argument):
             argument = Argument(argument)
         self.argument = argument
-        super().__init__(self.message.on_terminal())
+        super().__init__(shorten(self.message.on_terminal()))
 
     @property
     def message(self) -> Message:
@@ -60,7 +60,7 @@ class OptpipeError(Exception):
 
     def word_for_python(self) -> None:
         """From now on `str()` names arguments and calls of the library instead of options and commands."""
-        self.args = (self.message.in_python(),)
+        self.args = (shorten(self.message.in_python()),)
 
 
 class BadInputError(OptpipeError):
@@ -93,13 +93,40 @@ class InconclusiveError(OptpipeError):
 
 def error_from_status(message: str, status: ExitStatus) -> OptpipeError:
     """The error of another process, by the status that it would have exited with."""
-    kinds = {each.exit_status: each for each in (BadInputError, MissingError, GateError)}
+    kinds = {
+        each.exit_status: each
+        for each in (BadInputError, MissingError, GateError, InconclusiveError)
+    }
     return kinds.get(status, StageError)(message)
 
 
 def first_line(error: BaseException) -> str:
     """A library's error on one line; the name of its type if it has no message."""
     return escape((str(error).strip() or type(error).__name__).splitlines()[0])[:240]
+
+
+LONGEST_WORD = 300
+"""Characters without a space that a message repeats whole: a path of a deep folder, but not a text that was taken for a name."""
+LONGEST_LINE = 1000
+
+
+def shorten(text: str) -> str:
+    """`text` for a message: words over LONGEST_WORD and lines over LONGEST_LINE lose their middle, so that both ends stay.
+
+    A user's string may be of any length, and the way out stands behind it.
+
+    >>> len(shorten("x" * 5000))
+    161
+    """
+    lines = [
+        " ".join(_cut_middle(word, LONGEST_WORD, 80) for word in line.split(" "))
+        for line in text.split("\n")
+    ]
+    return "\n".join(_cut_middle(line, LONGEST_LINE, LONGEST_LINE // 2) for line in lines)
+
+
+def _cut_middle(text: str, most: int, end: int) -> str:
+    return text if len(text) <= most else f"{text[:end]}…{text[-end:]}"
 
 
 def escape(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Words for the elements of an array that holds no numbers."""
+"""What kind of value something is: words for the elements of an array, and integers of any type."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -21,3 +21,19 @@ def describe_elements(array: "np.ndarray[Any, Any]") -> str:
     if array.dtype.kind != "O" or not array.size:
         return kind
     return f"{kind}, the first of type {type(array.flat[0]).__name__}"
+
+
+def is_integer(value: object) -> bool:
+    """Whether it is a whole number of Python or NumPy, and no truth value.
+
+    >>> [is_integer(value) for value in (3, True, 3.0, "3")]
+    [True, False, False, False]
+    """
+    if isinstance(value, bool):
+        return False
+    kind = (
+        getattr(getattr(value, "dtype", None), "kind", "")
+        if not getattr(value, "shape", ())
+        else ""
+    )
+    return isinstance(value, int) or kind in ("i", "u")

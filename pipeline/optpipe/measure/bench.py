@@ -20,7 +20,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.quantity import format_duration
-from optpipe.core.wording import Argument, Call
+from optpipe.core.wording import Call
 from optpipe.measure.figures import recorded_from_files
 from optpipe.measure.groups import group_processes, merge_group, summarize_group
 from optpipe.measure.measure import (
@@ -45,7 +45,12 @@ from optpipe.measure.search import (
     judge_limit,
     sweep_batch_sizes,
 )
-from optpipe.measure.validity import HOST_CAUSES, WRONG_OUTPUTS
+from optpipe.measure.validity import (
+    KEEP_GOING,
+    WRONG_OUTPUTS,
+    explain_stop,
+    find_repeated_cause,
+)
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
 from optpipe.stats.ratio import Order
 from optpipe.workspace.entry import MANIFEST, Run
@@ -65,23 +70,11 @@ class BenchState:
     measurements: list[Measurement] = field(default_factory=list)
     refusals: list[OptpipeError] = field(default_factory=list)
     interrupted: bool = False
+    stopped: Reason | None = None
+    """The cause on the machine that ended the run early."""
     processes: int = 0
     place: str = ""
     """Progress of the run: `process 2 of 5, about 40 s left: `."""
-
-    def find_host_cause(self) -> Reason | None:
-        """The host's cause that made both of the last two processes INVALID, alone or with its symptoms; None without one."""
-        processes: dict[int, list[dict[str, Reason]]] = {}
-        for each in self.measurements:
-            causes = {reason.code: reason for reason in each.reasons if reason.code in HOST_CAUSES}
-            processes.setdefault(each.process, []).append(causes)
-        if len(processes) < 2:
-            return None
-        points = [each for process in list(processes.values())[-2:] for each in process]
-        return next(
-            (reason for code, reason in points[-1].items() if all(code in each for each in points)),
-            None,
-        )
 
 
 class BenchSubject:
@@ -287,7 +280,8 @@ def bench_artifacts(
         finished = finish_run(
             run, parents=parents, status="interrupted" if bench_run.interrupted else "complete"
         )
-        return record_from_run(finished, found, tuple(limits), interrupted=bench_run.interrupted)
+        record = record_from_run(finished, found, tuple(limits), interrupted=bench_run.interrupted)
+        return replace(record, stopped=bench_run.stopped)
 
 
 def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
@@ -297,15 +291,16 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
     for subject in subjects:
         subject.expect(plan.processes - 1)
     for done in range(1, plan.processes):
-        cause, left = running.find_host_cause(), plan.processes - done
+        cause, left = find_repeated_cause(running.measurements), plan.processes - done
         if cause is not None and left > 1 and not plan.keep_going and not running.interrupted:
-            problem = f"stopped after process {done} of {plan.processes}, because the last two were disturbed"
-            turns = Call("bench", "A", against="B", turns=True)
-            anyway = Call("bench", "MODEL", keep_going=Argument("keep_going", True, setting=True))
-            way = "let two builds take turns under the same disturbance (`" + turns + "`), or "
-            way += "measure all processes anyway (`" + anyway + "`)"
+            running.stopped = cause
             running.listener.warn(
-                f"{problem}: " + cause.message + "\n" + cause.remedy + "; or " + way
+                explain_stop(
+                    f"process {done} of {plan.processes}",
+                    cause,
+                    turns=Call("bench", "A", against="B", turns=True),
+                    anyway=Call("bench", "MODEL", keep_going=KEEP_GOING),
+                )
             )
             return
         begun = monotonic()

@@ -204,7 +204,8 @@ def _name_artifacts(rows: Sequence[Measurement]) -> dict[str, str]:
 def document_from_pair(record: BenchRecord) -> Document:
     found = record.comparison
     if found is None:
-        text = f"interrupted before the last round: no comparison; the measurements are kept in {record.run_dir}"
+        ended = "interrupted" if record.interrupted else "stopped"
+        text = f"{ended} before the last round: no comparison; the measurements are kept in {record.run_dir}"
         return make_document([Sentence(text, Tone.DOUBTFUL)])
     ratio = found.ratio
     tone = Tone.GOOD if ratio.change is Change.FASTER else Tone.BAD

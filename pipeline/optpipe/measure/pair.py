@@ -20,6 +20,7 @@ from optpipe.core.measurement import (
     LoadSpec,
     Measurement,
     MeasurementGroup,
+    Reason,
     percent_from_name,
     read_measurements,
 )
@@ -27,7 +28,7 @@ from optpipe.core.metrics.measured import PairMetric
 from optpipe.core.metrics.registry import find_metric
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.records import Recomputed, json_from_record, record_from_files
-from optpipe.core.wording import Argument
+from optpipe.core.wording import Argument, Call
 from optpipe.measure.figures import measurements_from_run, recompute_requested
 from optpipe.measure.groups import RecordedMeasurement
 from optpipe.measure.measure import (
@@ -44,7 +45,12 @@ from optpipe.measure.measure import (
 )
 from optpipe.measure.process import WorkerPool
 from optpipe.measure.search import ArtifactLimit
-from optpipe.measure.validity import WRONG_OUTPUTS
+from optpipe.measure.validity import (
+    KEEP_GOING,
+    WRONG_OUTPUTS,
+    explain_stop,
+    find_repeated_cause,
+)
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
 from optpipe.stats.ratio import (
     Change,
@@ -95,9 +101,11 @@ class BenchRecord:
     baseline: str | None = None
     contender: str | None = None
     comparison: PairedComparison | None = None
-    """None if it was interrupted."""
+    """None if it was interrupted, or stopped because other work disturbed it."""
     limits: tuple[ArtifactLimit, ...] = ()
     interrupted: bool = False
+    stopped: Reason | None = None
+    """The cause on the machine that made the last two processes INVALID, and ended the measurement early."""
     warnings: tuple[str, ...] = field(default=())
 
 
@@ -118,10 +126,12 @@ def run_interleaved(
     rounds: int,
     metric: PairMetric,
     seed: int,
+    stops: Callable[[Sequence[Measurement]], bool] = lambda _measured: False,
 ) -> PairedComparison | None:
     """Runs the rounds, each in an order from `seed`; after `rounds` of them the total is decided once.
 
-    None if a process was interrupted. Raises StageError if one fails: a comparison with holes would be biased.
+    None if a process was interrupted, or if `stops` says after one that no further one is to start. Raises
+    StageError if one fails: a comparison with holes would be biased.
     """
     require_enough_rounds(rounds)
     measures = {"a": measure_baseline, "b": measure_contender}
@@ -137,6 +147,8 @@ def run_interleaved(
         if len(every) == 2 * rounds:
             baseline, contender = (_list_figures(every, side, metric) for side in "ab")
             last = decide_rounds(baseline, contender, rounds)
+        if len(every) < 2 * last and stops(every):
+            return None
     return comparison_from_measurements(every, rounds, metric, seed)
 
 
@@ -239,7 +251,8 @@ def bench_pair(
         )
     run = begin_run(store.workspace, "bench")
     done: list[Measurement] = []
-    comparison = None
+    comparison: PairedComparison | None = None
+    cause: Reason | None = None
     with (
         offer_recovery(run, listener),
         store.scratch("bench") as scratch,
@@ -268,7 +281,18 @@ def bench_pair(
                     listener.inform(f"process {len(done)}: {label}: {describe_validity(found)}")
                     return found
 
-                comparison = run_interleaved(measure, measure, rounds, metric, randbits(32))
+                def stops(measured: Sequence[Measurement]) -> bool:
+                    nonlocal cause
+                    cause = None if plan.keep_going else find_repeated_cause(measured)
+                    if cause is not None:
+                        against = Call("bench", contender.entry.id, against=baseline.entry.id)
+                        count = f"process {len(measured)} of {fewest} or more"
+                        turns = against.with_options(turns=True)
+                        anyway = against.with_options(keep_going=KEEP_GOING)
+                        listener.warn(explain_stop(count, cause, turns, anyway))
+                    return cause is not None
+
+                comparison = run_interleaved(measure, measure, rounds, metric, randbits(32), stops)
             except KeyboardInterrupt as interruption:  # between two processes
                 done += recover_unfinished(run.path, done)
                 if not done:
@@ -279,7 +303,9 @@ def bench_pair(
     if comparison is not None:
         write_bytes(run.path / COMPARISON_FILE, json_from_record(comparison))
     parents = [baseline.entry.id, contender.entry.id]
-    finished = finish_run(run, parents=parents, status="complete" if comparison else "interrupted")
+    interrupted = comparison is None and cause is None
+    finished = finish_run(run, parents=parents, status="interrupted" if interrupted else "complete")
+    status = ExitStatus.INTERRUPTED if interrupted else ExitStatus.DONE
     labels = [f"{each.entry.id} {each.label}" for each in (baseline, contender)]
     return BenchRecord(
         run_dir=str(finished.path),
@@ -289,8 +315,9 @@ def bench_pair(
         comparison=comparison,
         measurements=tuple(done),
         environment=finished.manifest.environment,
-        exit_status=int(ExitStatus.DONE if comparison else ExitStatus.INTERRUPTED),
-        interrupted=comparison is None,
+        exit_status=int(ExitStatus.INCONCLUSIVE if cause is not None else status),
+        interrupted=interrupted,
+        stopped=cause,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.measurement import MAX_CV, PROCESSES, LoadSpec, Scenario
 from optpipe.core.metrics.measured import ENERGY
+from optpipe.core.values import is_integer
 from optpipe.core.wording import Argument
 from optpipe.measure.measure import BenchPlan
 from optpipe.measure.search import slo_from_text
@@ -63,18 +64,18 @@ def plan_bench(
         batches=batch,
         lengths=length,
         slo=limit,
-        processes=PROCESSES if processes is None else processes,
+        processes=PROCESSES if processes is None else int(processes),
         keep_going=keep_going,
         options=options or {},
         images=images,
         affinity=affinity,
         limits={"max_cv": max_cv},
-        seed=seed,
+        seed=int(seed),
     )
 
 
 def _require_count(name: str, given: Any, least: int) -> None:
-    if given is None or (isinstance(given, int) and not isinstance(given, bool) and given >= least):
+    if given is None or (is_integer(given) and given >= least):
         return
     raise BadInputError(
         f"expected a whole number of at least {least}", argument=Argument(name, given)

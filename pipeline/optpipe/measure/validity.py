@@ -39,6 +39,7 @@ LIMITS: Mapping[str, float] = {
     "cached_answer": 0.75,
 }
 WARM_UP = Argument("warm_up", setting=True)
+KEEP_GOING = Argument("keep_going", True, setting=True)
 PROBE_CONFIDENCE = 0.999
 """Confidence of the ratio that shows a cache of answers."""
 FEWEST_WAITED = 20
@@ -47,6 +48,8 @@ WRONG_OUTPUTS = frozenset({"wrong-output", "stale-answer", "cached-answer"})
 """Codes of wrong answers, which no figure compensates."""
 HOST_CAUSES = frozenset({"loaded-host", "busy-gpu", "throttled", "clocks-moved", "hot"})
 """Codes of causes on the machine, which the next process meets too."""
+STOP_AFTER = 2
+"""Processes in a row that one cause on the machine made INVALID: the next ones would meet it too."""
 WITNESSED = WRONG_OUTPUTS | {
     "inputs-alike", "interrupted", "too-few-samples", "not-steady",
     "out-of-memory", "died", "refused", "impossible", "int8-not-faster", "int8-accuracy", "fp8-not-faster", "fp8-accuracy",
@@ -97,6 +100,36 @@ def find_reasons(evidence: ValidityEvidence) -> tuple[Reason, ...]:
     )
     found = [reason for check in checks for reason in check(evidence)]
     return tuple(sorted(found, key=lambda reason: not reason.invalidates))
+
+
+def find_repeated_cause(measured: Sequence[Measurement]) -> Reason | None:
+    """The cause on the machine that made the last STOP_AFTER processes INVALID, in all their measurements; None without one.
+
+    It may have symptoms beside it, such as two speeds.
+    """
+    causes: dict[int, list[dict[str, Reason]]] = {}
+    for each in measured:
+        found = {
+            reason.code: reason
+            for reason in each.reasons
+            if reason.invalidates and reason.code in HOST_CAUSES
+        }
+        causes.setdefault(each.process, []).append(found)
+    if len(causes) < STOP_AFTER:
+        return None
+    points = [point for process in list(causes.values())[-STOP_AFTER:] for point in process]
+    return next(
+        (reason for code, reason in points[-1].items() if all(code in point for point in points)),
+        None,
+    )
+
+
+def explain_stop(done: str, cause: Reason, turns: Call, anyway: Call) -> str:
+    """The warning of a measurement that stopped at `find_repeated_cause`; `done` is such as `process 2 of 5`."""
+    way = "let two builds take turns under the same disturbance (`" + turns + "`), or "
+    way += "measure all processes anyway (`" + anyway + "`)"
+    problem = f"stopped after {done}, because the last two were disturbed: {cause.message}"
+    return problem + "\n" + cause.remedy + "; or " + way
 
 
 def _invalidate(code: str, message: str, remedy: str, **evidence: float | int | str) -> Reason:

@@ -101,6 +101,13 @@ class ThroughputJob:
         return "dali" if self.plan else "dataloader"
 
     @property
+    def label(self) -> str:
+        if self.plan is not None:
+            load = f" hw {self.plan.hw_decoder_load:g}" if self.plan.decode == "mixed" else ""
+            return f"dali {self.plan.decode}{load}, {self.plan.threads} threads"
+        return f"dataloader, {self.loader.workers if self.loader else 0} workers"
+
+    @property
     def batch_size(self) -> int:
         return self.plan.batch_size if self.plan else self.loader.batch_size if self.loader else 0
 
@@ -316,7 +323,18 @@ def _measure_all(jobs: Sequence[ThroughputJob], name: str, listener: Listener) -
         for row in measure_throughputs(jobs):
             rows.append(row)
             step.advance()
+            listener.inform(f"{row.job.label}: {describe_throughput_validity(row)}")
     return rows
+
+
+def describe_throughput_validity(row: Throughput) -> str:
+    """`VALID`, or `INVALID (loaded-host)`: known as soon as a configuration was measured.
+
+    The two winners go on nevertheless: they take turns, so that other work slows both of them.
+    """
+    if row.error is not None:
+        return "INVALID (failed)"
+    return "INVALID (loaded-host)" if is_host_loaded(row.other_cpu_cores or 0.0) else "VALID"
 
 
 def _try_pipelines(

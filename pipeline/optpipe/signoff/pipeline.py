@@ -12,6 +12,7 @@ from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.errors import (
     BadInputError,
     GateError,
+    InconclusiveError,
     MissingError,
     StageError,
     require_existing,
@@ -126,7 +127,7 @@ def _run_step(
     started = monotonic()
     try:
         runs = work()
-    except (MissingError, BadInputError, StageError, GateError) as error:
+    except (MissingError, BadInputError, StageError, GateError, InconclusiveError) as error:
         skipped = isinstance(error, MissingError | BadInputError)
         listener.warn(f"{name} {'was skipped' if skipped else 'failed'}: {error}")
         status = "skipped" if skipped else "failed"

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Protocol
 
-from optpipe.core.errors import OptpipeError
+from optpipe.core.errors import OptpipeError, first_line
 from optpipe.core.events import Listener
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.wording import Argument
@@ -96,11 +96,12 @@ def run_sweep(
     if not options.dry_run and (tasks := list_tasks(plan, options.loads_per_process)):
         store.require_writable()
         total = sum(len(task.cells) for task in tasks)
-        with listener.step(f"sweep of {total} job{'s' if total > 1 else ''}", total=total) as step:
+        # without a count of units: builds come first, and cells differ, so that no remaining time would be true
+        with listener.step(f"sweep of {total} job{'s' if total > 1 else ''}"):
 
             def report(record: JobRecord) -> None:
                 records[record.cell.key] = record
-                step.advance()
+                listener.inform(f"{len(records)} of {total}: {describe_record(record)}")
 
             ended = Scheduler(slots, options, store.workspace, executor, report).run(tasks)
     rows = fill_rows(plan, records)
@@ -121,6 +122,14 @@ def run_sweep(
         warnings=tuple(warnings),
         exit_status=int(judge_status(rows, interrupted=not ended, dry_run=options.dry_run)),
     )
+
+
+def describe_record(record: JobRecord) -> str:
+    """`digits onnxruntime fp32 (cpu), batch 1: VALID`, or `INVALID` with its reason: known as soon as a job ends."""
+    count = f" ({record.group.processes} processes)" if record.group is not None else ""
+    state = f"VALID{count}" if record.state is JobState.DONE else record.state.upper()
+    reason = f": {first_line(record.reason)}" if record.reason else ""
+    return f"{record.cell.label}: {state}{reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,7 @@ def _measure_alike(
         processes=first.processes,
         options=parse_options(first.options),
         limits={"max_cv": first.max_cv},
+        keep_going=False,
     )
     result = bench_artifacts((artifact,), plan, store, SilentListener())
     run = load_run(Path(result.run_dir))
@@ -183,7 +184,7 @@ def _measure_alike(
     asked = first.processes if result.interrupted else None
     measured = {cell.key: groups.get(replace(cell.load, length=None).key) for cell in cells}
     return {
-        key: outcome_from_group(group, artifact.entry.id, run.name, asked)
+        key: outcome_from_group(group, artifact.entry.id, run.name, asked, result.stopped)
         for key, group in measured.items()
     }
 
@@ -206,8 +207,9 @@ def outcome_from_group(
     artifact: str,
     run: str,
     interrupted: int | None,
+    stopped: Reason | None = None,
 ) -> CellOutcome:
-    """`interrupted` is the number of processes that an interrupted run was to have."""
+    """`interrupted` is the number of processes that an interrupted run was to have; `stopped` the cause that ended one early."""
     if found is None:
         why = (
             "memory ran out at a smaller batch size"
@@ -222,12 +224,12 @@ def outcome_from_group(
     ):
         why = f"interrupted after {group.processes} VALID of {interrupted} processes"  # no result: the next sweep measures it
         return CellOutcome(JobState.FAILED, why, artifact, run, group)
+    ended = [f"stopped early ({stopped.code})"] if stopped is not None else []
     if group.processes:
-        said = (
-            f"{len(group.left_out)} INVALID left out ({', '.join(codes)})" if group.left_out else ""
-        )
+        left_out = f"{len(group.left_out)} INVALID left out ({', '.join(codes)})"
+        said = "; ".join([*([left_out] if group.left_out else []), *ended])
         return CellOutcome(JobState.DONE, said, artifact, run, group)
-    why = "; ".join(one.message for one in reasons if one.invalidates)
+    why = "; ".join([*(one.message for one in reasons if one.invalidates), *ended])
     lost = {"out-of-memory", "died", "refused"} & set(codes)
     return CellOutcome(JobState.FAILED if lost else JobState.INVALID, why, artifact, run, group)
 

@@ -75,7 +75,8 @@ def find_bottleneck(
     if measured.trace.kernels.is_empty():
         return _judge_without_gpu(measured)
     away, idle = find_long_gaps(timeline).total_ns, timeline.idle_by_cause
-    if roofs is not None and measured.iterations.height and measured.timeline.busy.total_ns:
+    known = roofs is not None and roofs.contradiction is None
+    if roofs is not None and known and measured.iterations.height and timeline.busy.total_ns:
         gpu, basis = _limit_at_peaks(measured, roofs)
     else:
         by_kind = measured.kernels.group_by("kind").agg(pl.col("share").sum())

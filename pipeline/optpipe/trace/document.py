@@ -265,36 +265,54 @@ def _describe_roofline(found: Roofline) -> Iterator[Part]:
     rates = ", ".join(
         f"{kind} {format_count(rate)}FLOP/s" for kind, rate in peaks.flops_per_s.items()
     )
+    if found.contradiction is not None:
+        measured_ns, least_ns = map(format_duration, found.contradiction)
+        text = f"at batch {found.batch_size}: no bound, because {measured_ns} were measured where the probed peaks "
+        text += f"require {least_ns} (other work during the probe, weights in a cache, or Winograd)"
+        yield Sentence(text + "; profile again on an idle machine", Tone.DOUBTFUL, "Roofline")
+    else:
+        yield Sentence(_compare_with_bound(found), Tone.STRONG, "Roofline")
+    device = f"peaks of {peaks.device} ({peaks.source})"
+    yield Sentence(f"{device}: {rates}; memory {format_bytes(peaks.bytes_per_s)}/s", Tone.FAINT)
+    yield from _list_slow_layers(found)
+
+
+def _compare_with_bound(found: Roofline) -> str:
     text = f"at batch {found.batch_size}: at least {format_duration(found.bound_ns)}"
     if found.times_bound is not None and found.measured_ns is not None:
-        text += (
-            f"; measured {format_duration(found.measured_ns)}, {found.times_bound:.1f}× the bound"
-        )
-        text += (
-            " (weights in a cache, Winograd, or a probe on a busy machine)"
-            if found.times_bound < 1
-            else ""
-        )
+        measured = format_duration(found.measured_ns)
+        text += f"; measured {measured}, {found.times_bound:.1f}× the bound"
     if found.types_without_peak:
         text += (
             f" ({', '.join(found.types_without_peak)} arithmetic has no known peak and is left out)"
         )
     text += f". Layer by layer {format_duration(found.layers_ns)} with elementwise operators fused"
-    text += f" ({found.math_share:.0%} of it arithmetic)"
-    yield Sentence(text, Tone.STRONG, "Roofline")
-    device = f"peaks of {peaks.device} ({peaks.source})"
-    yield Sentence(f"{device}: {rates}; memory {format_bytes(peaks.bytes_per_s)}/s", Tone.FAINT)
-    cells: list[Row] = [
+    return text + f" ({found.math_share:.0%} of it arithmetic)"
+
+
+def _list_slow_layers(found: Roofline) -> Iterator[Part]:
+    """The layers farthest above their bound; without bounds that can be true, the slowest ones."""
+    if found.contradiction is not None:
+        slowest = sorted(found.layers, key=lambda row: -(row.measured_ns or 0))
+        cells = [
+            (_shorten(row.cost.name), format_duration(row.measured_ns), f"{row.intensity:.1f}")
+            for row in slowest
+            if row.measured_ns
+        ]
+        columns = ["slowest layers", *figure_columns("time", "FLOP/byte")]
+        yield from _list_table(columns, cells[:8], 0)
+        return
+    above = [row for row in found.layers if row.measured_ns and not row.is_contradicted]
+    rows = [
         (
             _shorten(row.cost.name),
             *map(format_duration, (row.measured_ns, row.bound_ns)),
             f"{row.intensity:.1f}",
         )
-        for row in found.layers
-        if row.measured_ns
+        for row in above
     ]
     figures = figure_columns("time", "bound", "FLOP/byte")
-    yield from _list_table(["layers farthest above their bound", *figures], cells[:8], 0)
+    yield from _list_table(["layers farthest above their bound", *figures], rows[:8], 0)
 
 
 def _describe_quality(quality: Quality) -> Iterator[Sentence]:
@@ -447,6 +465,10 @@ def _draw_roofline(found: Roofline, files: RawFiles) -> Iterator[Figure | Senten
     peak = found.peaks.flops_per_s.get(max(types, key=types.count)) if types else None
     bandwidth = found.peaks.bytes_per_s
     if not peak:
+        return
+    if found.contradiction is not None:
+        text = "not drawn: an inference was faster than the probed peaks allow; profile again on an idle machine"
+        yield Sentence(text, Tone.DOUBTFUL, "Roofline")
         return
     timed = [each for each in layers if each.measured_ns]
     if 2 * sum(each.cost.macs for each in timed) < sum(each.cost.macs for each in layers):

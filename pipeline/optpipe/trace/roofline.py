@@ -12,7 +12,9 @@ and read once by each group that needs them (a skip connection is read again by 
 the two products of an attention are not moved at all (Dao et al., "FlashAttention", 2022). Subgraphs of constants are
 computed before the run.
 
-Peaks come from a short measurement.
+Peaks come from a short measurement, which other work on the machine may slow down. A measured time below a bound shows that
+the bound is none: a layer then has none, and where it is the whole inference, or the arithmetic of all timed layers, nothing
+follows from the peaks (`Roofline.contradiction`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -179,6 +181,11 @@ class LayerRoof:
     measured_ns: float | None
 
     @property
+    def is_contradicted(self) -> bool:
+        """Whether the layer is faster than its bound, which is then none."""
+        return self.measured_ns is not None and self.measured_ns < self.bound_ns
+
+    @property
     def above_bound_ns(self) -> float:
         """The largest possible gain; the bound itself if the layer's time is not known."""
         return self.measured_ns - self.bound_ns if self.measured_ns is not None else self.bound_ns
@@ -202,7 +209,26 @@ class Roofline:
     """Share of `layers_ns` in layers whose arithmetic takes longer than their bytes."""
     measured_ns: float | None
     times_bound: float | None
+    """None if the inference is not measured, or faster than the bound."""
     layers: tuple[LayerRoof, ...]
+
+    @property
+    def contradiction(self) -> tuple[float, float] | None:
+        """A measured time in ns and the longer one that the peaks require for the same; None if all can be true.
+
+        The whole inference is compared with its bound, and the layers that were timed with their arithmetic.
+        """
+        if self.measured_ns is not None and self.measured_ns < self.bound_ns:
+            return self.measured_ns, self.bound_ns
+        timed = [
+            (each.measured_ns, compute_math_ns(each.cost, self.peaks))
+            for each in self.layers
+            if each.measured_ns and each.cost.macs and each.cost.type in self.peaks.flops_per_s
+        ]
+        measured_ns, math_ns = (
+            (sum(column) for column in zip(*timed, strict=True)) if timed else (0, 0)
+        )
+        return (measured_ns, math_ns) if measured_ns < math_ns else None
 
 
 def compute_roofline(
@@ -241,7 +267,9 @@ def compute_roofline(
         layers_ns=layers_ns,
         math_share=by_math_ns / layers_ns if layers_ns else 0.0,
         measured_ns=measured_ns,
-        times_bound=measured_ns / bound_ns if measured_ns and bound_ns else None,
+        times_bound=measured_ns / bound_ns
+        if bound_ns and measured_ns and measured_ns >= bound_ns
+        else None,
         layers=tuple(sorted(layers, key=lambda each: (-each.above_bound_ns, each.cost.name))),
     )
 

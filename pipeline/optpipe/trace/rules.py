@@ -365,7 +365,7 @@ def find_busiest_operator(context: RuleContext) -> _Found | None:
 @_rule("slow-layers", on_gpu=False, on_cpu=True)
 def find_slow_layers(context: RuleContext) -> _Found | None:
     found = context.roofline
-    if found is None or context.measured.trace.kernels.height:
+    if found is None or found.contradiction or context.measured.trace.kernels.height:
         return None
     timed = [
         each
@@ -374,7 +374,7 @@ def find_slow_layers(context: RuleContext) -> _Found | None:
     ]
     above_ns = sum(each.above_bound_ns for each in timed)
     if found.measured_ns is not None:
-        # at most the excess of the whole inference; a negative excess means that the peaks are too low
+        # at most the excess of the whole inference
         above_ns = min(above_ns, found.measured_ns - found.bound_ns)
     if above_ns <= 0:
         return None

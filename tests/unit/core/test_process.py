@@ -10,7 +10,7 @@ from time import monotonic
 
 import pytest
 
-from optpipe.core.errors import BadInputError, first_line, read_as_user_file
+from optpipe.core.errors import BadInputError, StageError, first_line, read_as_user_file
 from optpipe.core.process import handle_interrupts, open_process_group
 
 SIGNALS = pytest.mark.parametrize(
@@ -183,3 +183,19 @@ def test_a_file_to_read_that_is_not_there_or_is_a_folder_is_said_in_words(tmp_pa
         ):
             path.read_text()
         assert str(refused.value) == f"{path}: {said}"
+
+
+@pytest.mark.parametrize("kind", [BadInputError, StageError])
+def test_a_user_s_string_is_repeated_in_part_and_the_way_out_stays(kind):
+    for text in ("x" * 5000, "word " * 1000, "é/" * 2500):
+        error = kind(f"{text}: no such model", remedy="list models with `optpipe store ls`")
+        error.word_for_python()
+        for said in (
+            str(kind(f"{text}: no such model", remedy="see `optpipe store ls`")),
+            str(error),
+        ):
+            assert len(said) < 1100
+            assert said.startswith(text[:40])
+            assert said.endswith("`optpipe store ls`")
+    path = "/" + "folder/" * 40
+    assert path in str(kind(f"{path}: no such file")), "a path is whole"

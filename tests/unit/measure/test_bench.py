@@ -4,8 +4,8 @@ import os
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
 
+import numpy as np
 import pytest
 from tests.fakes.console import assert_golden, text_of
 from tests.fakes.entries import artifact_info, proof
@@ -28,13 +28,15 @@ from optpipe.core.metrics.measured import PairMetric
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import compare_recomputed, json_from_record
-from optpipe.measure.bench import BenchState, choose_exit_status, recover_run
+from optpipe.measure.bench import choose_exit_status, recover_run
 from optpipe.measure.document import document_from_bench, document_from_pair
 from optpipe.measure.figures import recompute_bench
 from optpipe.measure.groups import RecordedMeasurement, group_processes, summarize_group
 from optpipe.measure.measure import _find_coarsest_precision, offer_recovery, warn_about_threads
 from optpipe.measure.pair import BenchRecord, PairedComparison
+from optpipe.measure.plan import plan_bench
 from optpipe.measure.search import ArtifactLimit
+from optpipe.measure.validity import find_repeated_cause
 from optpipe.stats.ratio import Change, Ratio
 from optpipe.workspace.entry import MANIFEST, load_run
 from optpipe.workspace.runs import begin_run
@@ -78,8 +80,7 @@ def test_a_cause_on_the_host_stops_a_bench_only_where_the_last_two_processes_sho
             for at, codes in enumerate(processes)
             for code in codes
         ]
-        state: Any = SimpleNamespace(measurements=measured)
-        found = BenchState.find_host_cause(state)
+        found = find_repeated_cause(measured)
         return None if found is None else found.code
 
     assert cause(("busy-gpu",), ("busy-gpu",)) == "busy-gpu"
@@ -87,6 +88,22 @@ def test_a_cause_on_the_host_stops_a_bench_only_where_the_last_two_processes_sho
     for others in ((("loaded-host",),), (("drift",), ("drift",)), (("loaded-host",), ("hot",))):
         assert cause(*others) is None
     assert cause(("loaded-host",), ("loaded-host", "drift")) is None
+
+
+def test_numbers_of_numpy_are_counts() -> None:
+    plan = plan_bench({}, processes=np.int64(3), seed=np.uint8(7))  # type: ignore[arg-type]
+    assert (plan.processes, plan.seed) == (3, 7)
+    assert type(plan.processes) is int
+    for given in (True, 2.0, "2", np.float32(2), np.array([2]), np.int64(0), np.bool_(True)):
+        with pytest.raises(BadInputError, match="--processes"):
+            plan_bench({}, processes=given)  # type: ignore[arg-type]
+
+
+def test_a_note_about_the_host_stops_nothing() -> None:
+    note = Reason("clocks-moved", "at the power cap", "", invalidates=False)
+    subject = Subject("a", "fake", "fp32", "cuda:0")
+    measured = [planted(subject, 1, 1.0, process=at, reasons=[note]) for at in range(3)]
+    assert find_repeated_cause(measured) is None
 
 
 @pytest.mark.parametrize("left", [True, False])
@@ -252,5 +269,9 @@ def test_a_pair_is_answered_in_words():
     equal = replace(
         found, ratio=replace(ratio, change=Change.NO_DIFFERENCE), invalid={}, invalid_processes=0
     )
-    records = (record, replace(record, comparison=equal), replace(record, comparison=None))
+    records = (
+        record,
+        replace(record, comparison=equal),
+        replace(record, comparison=None, interrupted=True),
+    )
     assert_golden(text_of(*(document_from_pair(each) for each in records)), "bench-against.txt")

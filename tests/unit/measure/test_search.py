@@ -20,6 +20,7 @@ from optpipe.measure.search import (
     slo_from_text,
     sweep_batch_sizes,
 )
+from optpipe.measure.validity import find_repeated_cause
 from optpipe.stats.ratio import Change
 
 
@@ -220,6 +221,28 @@ def test_invalid_processes_count_and_are_said():
     )
     assert (found.invalid_processes, found.invalid) == (8, {"loaded-host": 8})
     assert len(found.baseline_ns) == 8
+
+
+def test_a_comparison_stops_where_it_is_told_and_says_nothing_of_the_builds():
+    seen = []
+
+    def stops(measured):
+        seen.append(len(measured))
+        return find_repeated_cause(measured) is not None
+
+    def run(reasons):
+        seen.clear()
+        measured = [replace(measurement(1, 1.0, reasons=reasons), process=at) for at in range(99)]
+
+        def measure(name):
+            return replace(measured.pop(), id=name)
+
+        return run_interleaved(measure, measure, 8, PairMetric.P50, 0, stops)
+
+    assert run(("loaded-host",)) is None
+    assert seen == [1, 2]
+    assert run(("drift",)).ratio.rounds == 8
+    assert seen == list(range(1, 16)), "nothing is left to stop after the last process"
 
 
 def without_p50(name, median):

@@ -22,7 +22,7 @@ from tests.fakes.sweeps import (
 )
 
 import optpipe.sweep.local as local
-from optpipe.core.measurement import LeftOut
+from optpipe.core.measurement import LeftOut, Reason
 from optpipe.sweep.document import document_from_sweep
 from optpipe.sweep.job import (
     START_S,
@@ -303,6 +303,17 @@ def test_a_cell_of_an_interrupted_run_is_done_only_with_all_its_processes(asked,
     group = replace(make_group(make_cell()), left_out=left_out)
     found = outcome_from_group((group, ()), "artifact", "bench-1", asked)
     assert (found.state, found.run) == (state, "bench-1")
+
+
+def test_a_cell_that_one_cause_ended_early_says_so():
+    cause = Reason("loaded-host", "other work", "free the machine", invalidates=True)
+    group = make_group(make_cell())
+    done = outcome_from_group((group, ()), "artifact", "bench-1", None, cause)
+    assert (done.state, done.reason) == (JobState.DONE, "stopped early (loaded-host)")
+    lost = replace(group, processes=0, left_out=(replace(CUT, codes=("loaded-host",)),))
+    invalid = outcome_from_group((lost, (cause,)), "artifact", "bench-1", None, cause)
+    assert invalid.state is JobState.INVALID
+    assert invalid.reason == "other work; stopped early (loaded-host)"
 
 
 def test_a_build_is_known_again_by_its_content_in_its_environment(tmp_path):

@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto
+from tests.fakes.console import text_of
 from tests.fakes.graphs import onnx_model
 from tests.golden import phenomena
 from tests.golden.nsys_export import Recording
 
 from optpipe.core.card import InputSpec
+from optpipe.report.document import make_document
 from optpipe.trace.bottleneck import LimitingFactor
+from optpipe.trace.document import _describe_roofline
 from optpipe.trace.read import Trace
 from optpipe.trace.report import profile_from_trace
 from optpipe.trace.roofline import (
@@ -43,6 +46,25 @@ def test_bounds() -> None:
     assert found.bound_ns == 100
     assert (found.layers_ns, found.math_share) == (200, 0.5)  # nothing is known to fuse
     assert found.times_bound == 4
+
+
+def test_a_time_below_a_bound_leaves_no_bound() -> None:
+    """A probe on a busy machine gives peaks that are too low: 0.2 times a least time is no finding."""
+    graph = GraphCosts((MATH, MEMORY), PEAKS, 1)
+    assert compute_roofline(graph, measured_ns=100.0).contradiction is None
+    whole = compute_roofline(graph, measured_ns=20.0)
+    assert whole.contradiction == (20, 100)
+    assert whole.times_bound is None
+
+    layers = compute_roofline(graph, measured_ns=400.0, layer_ns={"conv": 50.0, "relu": 300.0})
+    assert layers.contradiction == (50, 100), "its layers show it, although the rest takes longer"
+    cached = compute_roofline(graph, measured_ns=400.0, layer_ns={"conv": 150.0, "relu": 30.0})
+    assert cached.contradiction is None, "a cache is faster than memory, and no peak is wrong"
+    assert [row.cost.name for row in cached.layers if row.is_contradicted] == ["relu"]
+
+    for found, hidden in ((whole, "× the bound"), (layers, "farthest above"), (cached, "relu")):
+        assert hidden not in text_of(make_document(_describe_roofline(found)))
+    assert "no bound" in text_of(make_document(_describe_roofline(layers)))
 
 
 def test_what_tensor_cores_cannot_take() -> None:

@@ -17,7 +17,13 @@ from optpipe.backends.selections import read_selection
 from optpipe.core import onnx, torch
 from optpipe.core.card import ModelCard, require_matching_input
 from optpipe.core.entries import ModelInfo, OutputError, ReferenceInfo, WeightsRequest
-from optpipe.core.errors import BadInputError, GateError, OptpipeError, first_line
+from optpipe.core.errors import (
+    BadInputError,
+    GateError,
+    InconclusiveError,
+    OptpipeError,
+    first_line,
+)
 from optpipe.core.events import Listener
 from optpipe.core.files import hash_value
 from optpipe.core.precision import Precision
@@ -359,7 +365,7 @@ def compute_reference(
                 )
                 _require_independence(module, card, inputs, outputs, selection)
                 outputs = _run_given_module(source, card, inputs, outputs, selection)
-        except GateError:
+        except (GateError, InconclusiveError):
             for name, value in inputs.items():
                 if value.dtype.kind == "f" and np.isnan(value).any():
                     raise BadInputError(
@@ -533,16 +539,31 @@ def _run_onnx_model(
         errors = _compare_outputs(found[-1], outputs, selection)
         worst = max(errors, key=lambda error: error.relative)
         if worst.relative > tolerated:
+            off = f"output '{worst.name}' is off by {worst.relative:.2e}"
+            undecided = f"whether the exported graph gives other outputs at batch size {size}"
+            _require_decidable(path, card, inputs, f"{undecided} cannot be decided: {off}")
             problem = f"the exported graph gives other outputs at batch size {size}"
-            raise GateError(
-                f"{problem}: output '{worst.name}' is off by {worst.relative:.2e}",
-                remedy=BATCH_WAY_OUT,
-            )
+            raise GateError(f"{problem}: {off}", remedy=BATCH_WAY_OUT)
         if dynamic and worst.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             cause = "its scales come from each whole batch, and its outputs depend on what shares a batch"
             change = f"{worst.relative:.1e} at batch size {size}"
             listener.warn(f"{card.name} is quantized dynamically: {cause} (by {change})")
     return found[-1]
+
+
+def _require_decidable(path: Path, card: ModelCard, inputs: Arrays, undecided: str) -> None:
+    """Raises InconclusiveError if the graph in `path` selects among values that are equal up to rounding on `inputs`.
+
+    Its outputs then differ between two right runtimes too.
+    """
+    graph = load_onnx(path)
+    batches = (batch for batch, _ in split_batches(card, inputs))
+    tie = next((said for batch in batches if (said := describe_tie(graph, batch))), None)
+    if tie is not None:
+        way_out = (
+            f"{tie}, and another runtime may choose others; {TIE_WAY_OUT}, or give trained weights"
+        )
+        raise InconclusiveError(undecided, remedy=way_out)
 
 
 def _compare_outputs(
@@ -589,6 +610,10 @@ def _require_rewrites(
         graphs = load_onnx(source), load_onnx(entry.file(ONNX))
         first = RewriteGuard(batches).find_difference(*graphs)
         if first is not None or worst.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
+            undecided = f"{card.name}: whether the graph as optpipe rewrote it matches the file"
+            _require_decidable(
+                source, card, inputs, f"{undecided} cannot be decided: {first or worst}"
+            )
             problem = f"{card.name}: the graph as optpipe rewrote it does not match the file"
             raise GateError(f"{problem} on these inputs: {first or worst}")
     return _compare_outputs(outputs, found, selection)
@@ -614,13 +639,12 @@ def _check_parity(
             problem = f"{card.name}: the exported graph does not match the source model"
             off = f"output '{error.name}' has a relative error of {error.relative:.2e}"
             tolerance = f"the tolerance is {TOLERATED_RELATIVE_ERROR[Precision.FP32]:.0e}"
-            graph = load_onnx(path)
-            batches = [batch for batch, _ in split_batches(card, inputs)]
             from optpipe.models.export.divergence import find_first_divergence
 
-            first = find_first_divergence(module, card, path, batches[0], tolerated)
+            batch = next(batch for batch, _ in split_batches(card, inputs))
+            first = find_first_divergence(module, card, path, batch, tolerated)
             where = "" if first is None else f"; the first tensor that differs is {first}"
-            tie = next((said for each in batches if (said := describe_tie(graph, each))), None)
-            way_out = "" if tie is None else f"\n{tie}, and torch may choose others; {TIE_WAY_OUT}"
-            raise GateError(f"{problem}: {off}; {tolerance}{where}{way_out}")
+            undecided = f"{card.name}: whether the exported graph matches the source model"
+            _require_decidable(path, card, inputs, f"{undecided} cannot be decided: {off}{where}")
+            raise GateError(f"{problem}: {off}; {tolerance}{where}")
     return errors

@@ -1,4 +1,4 @@
-"""Ties in a graph's selections, where torch and a runtime may each choose another of equal values."""
+"""Ties in a graph's selections, where torch and a runtime may each choose another of values that are equal up to rounding."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +14,17 @@ from optpipe.core.errors import OptpipeError, escape
 SELECTIONS = {"TopK": 0, "ArgMax": 0, "ArgMin": 0, "NonMaxSuppression": 1}
 """Operators that choose, and the place of the input that they choose by."""
 
+ROUNDING = 64 * float(np.finfo(np.float32).eps)
+"""Of the largest value: sums of a network in FP32 differ by about this much between two runtimes."""
+
 
 def describe_tie(model: Any, feeds: Mapping[str, NDArray[Any]]) -> str | None:
-    """The first selection of `model` that chooses among equal values on `feeds`, in words.
+    """The first selection of `model` that chooses among values on `feeds` that are equal up to rounding, in words.
 
     None without one, and if the graph does not run with these tensors as outputs. Of equal values,
     ONNX's TopK takes the lower index; torch.topk promises no order ("not guaranteed to be stable").
+    Of values that differ by less than ROUNDING, as the scores of a detector with random weights do,
+    either may be the larger one in another runtime.
     """
     nodes = [node for node in model.graph.node if node.op_type in SELECTIONS]
     names = [
@@ -39,14 +44,18 @@ def describe_tie(model: Any, feeds: Mapping[str, NDArray[Any]]) -> str | None:
     found = {**feeds, **found}
     for node in nodes:
         ranked = node.input[SELECTIONS[node.op_type]]
-        if ranked in found and _has_tie(node, found[ranked], found):
-            tensor = escape(ranked)[:80]
-            return f"{node.op_type} chooses among equal values of tensor '{tensor}'"
+        if ranked not in found:
+            continue
+        for rounding, kind in ((0.0, "equal values"), (ROUNDING, "values equal up to rounding")):
+            if _has_tie(node, found[ranked], found, rounding):
+                return f"{node.op_type} chooses among {kind} of tensor '{escape(ranked)[:80]}'"
     return None
 
 
-def _has_tie(node: Any, ranked: NDArray[Any], found: Mapping[str, NDArray[Any]]) -> bool:
-    """Whether values that are equal make the choice, or its order, open on some row of `ranked`."""
+def _has_tie(
+    node: Any, ranked: NDArray[Any], found: Mapping[str, NDArray[Any]], rounding: float
+) -> bool:
+    """Whether values that differ by at most `rounding` of the largest make the choice, or its order, open on some row."""
     attributes = {each.name: each.i for each in node.attribute}
     in_order = node.op_type in ("TopK", "NonMaxSuppression")
     axis = attributes.get("axis", -1 if in_order else 0)
@@ -60,4 +69,8 @@ def _has_tie(node: Any, ranked: NDArray[Any], found: Mapping[str, NDArray[Any]])
         chosen = next(found[name] for name in node.output if name in found)
         count = chosen.shape[axis]
     compared = ordered[..., : count + 1]
-    return bool((compared[..., 1:] == compared[..., :-1]).any())
+    if not rounding or compared.dtype.kind != "f":
+        return bool((compared[..., 1:] == compared[..., :-1]).any())
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.abs(compared[..., 1:] - compared[..., :-1])
+        return bool((apart <= rounding * np.abs(ordered).max(axis=-1, keepdims=True)).any())

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count as count_up
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,33 +20,19 @@ from optpipe.core.events import Listener
 from optpipe.core.files import get_memory_bytes, hash_arrays, hash_text
 from optpipe.core.quantity import format_bytes
 from optpipe.core.records import group_pairs
-from optpipe.core.values import describe_elements
+from optpipe.core.values import describe_elements, is_integer
 from optpipe.models.inputs.rows import lay_out
+from optpipe.models.inputs.stored_data import FILE, FOLDER, DataInfo
 from optpipe.models.inputs.tensor_set import GROUP_NAMES, LABELS, check_rows
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.store import Store
 
 TRUTHS = (LABELS, "label", "targets", "target", "truth", "truths")
 """Names of a column with truths, in data whose columns have names."""
-FILE = "tensors.npz"
-FOLDER = "tensors"
 NUMBERS = "biuf"
 """The kinds of NumPy's types that models take."""
 Column = str | int
 Truths = Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class DataInfo:
-    """Samples that a Python program gave: `tensors.npz`, or a folder of such files if their shapes differ."""
-
-    KIND: ClassVar[str] = "data"
-
-    name: str
-    sha256: str
-    """Over the samples' hashes, in ascending order, and their truths."""
-    count: int
-    labeled: bool
 
 
 @dataclass(frozen=True)
@@ -369,11 +355,7 @@ def store_data(drawn: DrawnData, card: ModelCard, store: Store, listener: Listen
     )
     labeled = fitted[0].truths is not None
     grouped = fitted[0].groups is not None
-    integers = labeled and all(
-        isinstance(each, int | np.integer) and not isinstance(each, bool)
-        for part in fitted
-        for each in part.truths or ()
-    )
+    integers = labeled and all(is_integer(each) for part in fitted for each in part.truths or ())
     recipe = {
         "revision": 1,
         "samples": hash_text("\n".join(sha256 for sha256, _, _ in hashes)),

@@ -14,7 +14,7 @@ SUFFIX = ".py"
 NAME = "CALIBRATION"
 
 
-def draw_python_file(path: Path) -> DrawnData:
+def draw_python_file(path: Path, count: int | None = None, seed: int = 0) -> DrawnData:
     """The samples of `CALIBRATION` in a Python file: anything that `op.Data` takes, or a function that returns it.
 
     Raises BadInputError for a file without it, and with the error and line of the user's code.
@@ -31,7 +31,7 @@ def draw_python_file(path: Path) -> DrawnData:
         try:
             if callable(source) and not isinstance(source, Iterable):
                 source = source()
-            return draw_data(source, name=f"{path.name}:{NAME}")
+            return draw_data(source, count, seed, name=f"{path.name}:{NAME}")
         except OptpipeError as error:
             if error.__cause__ is None:
                 raise

@@ -6,6 +6,7 @@ declares is compared with what it holds before memory is taken.
 
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -13,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optpipe.core.errors import BadInputError, read_as_user_file
+from optpipe.core.errors import BadInputError, first_line, read_as_user_file
 from optpipe.core.files import get_memory_bytes, open_user_file, read_user_bytes
 from optpipe.core.quantity import format_bytes
 from optpipe.workspace.arrays import read_arrays
@@ -104,15 +105,32 @@ def _read_npz(path: Path) -> NamedArrays:
         for member in packed.infolist():
             with packed.open(member) as file:
                 _require_whole(f"{path}, {member.filename}", file, member.file_size)
-    return read_arrays(path)
+    with _refuse_objects(str(path)):
+        return read_arrays(path)
 
 
 def _read_npy(path: Path) -> NDArray[Any]:
     with open_user_file(path) as file:
         _require_whole(str(path), file, path.stat().st_size)
         file.seek(0)
-        values: NDArray[Any] = np.load(file, allow_pickle=False)
+        with _refuse_objects(str(path)):
+            values: NDArray[Any] = np.load(file, allow_pickle=False)
     return values
+
+
+@contextmanager
+def _refuse_objects(where: str) -> Iterator[None]:
+    """Raises BadInputError for an array of Python objects, which only a pickle holds: NumPy's advice is to run its code."""
+    try:
+        yield
+    except ValueError as error:
+        if "pickle" not in str(error):
+            raise
+        problem = (
+            f"{where} holds Python objects, which are not read, because reading them can run code"
+        )
+        way_out = "store numbers: numpy.save or numpy.savez of values.astype('float32'), one shape for all samples"
+        raise BadInputError(problem, remedy=way_out) from error
 
 
 def _require_whole(where: str, file: IO[bytes], size_bytes: int) -> None:
@@ -144,10 +162,13 @@ def _iterate_polygraphy(path: Path) -> Iterator[tuple[str, NamedArrays]]:
 
     text = read_user_bytes(path, get_memory_bytes() // 4).decode()
     try:
-        with G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1):  # it prints what it raises
+        # it prints what it raises
+        with _refuse_objects(str(path)), G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1):
             stored = from_json(text)
     except PolygraphyException as error:
-        raise BadInputError(f"{path} cannot be read as inputs of Polygraphy: {error}") from error
+        raise BadInputError(
+            f"{path} cannot be read as inputs of Polygraphy: {first_line(error)}"
+        ) from error
     calls = stored if isinstance(stored, list) else [stored]
     for number, arrays in enumerate(calls):
         if not isinstance(arrays, Mapping):

@@ -20,6 +20,7 @@ from optpipe.core.files import hash_arrays
 from optpipe.core.records import group_pairs
 from optpipe.models.inputs.rows import Arrays, count_rows, list_runs, to_rows
 from optpipe.models.inputs.sample_set import SampleSet, SetFile, stratify_indices
+from optpipe.models.inputs.stored_data import name_source
 from optpipe.models.inputs.tensor_files import FORMS, iterate_arrays
 
 LABELS = "labels"
@@ -82,7 +83,7 @@ def read_tensor_set(
             ]
     if not any(map(count_rows, parts)):
         raise BadInputError(f"{source} holds no samples; give {FORMS}")
-    whole = tensor_set_from_parts(source.resolve().name, parts, labels)
+    whole = tensor_set_from_parts(name_source(source), parts, labels)
     if len(groups) - groups.count(None) not in (0, len(groups)):
         raise BadInputError(f"{source}: some files have no array `group`, although others have one")
     files = tuple(

@@ -2,8 +2,14 @@
 
 import pytest
 
+from optpipe.api.data import Data
+from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.errors import BadInputError
+from optpipe.core.events import SilentListener
+from optpipe.models.inputs.drawn import store_data
 from optpipe.models.inputs.program_data import draw_python_file
+from optpipe.models.inputs.tensor_set import read_tensor_set
+from optpipe.workspace.store import Store
 
 ROWS = """
 import numpy as np
@@ -63,3 +69,23 @@ def test_what_is_no_data_is_refused_with_its_place(tmp_path, text, reason) -> No
     with pytest.raises(BadInputError, match=reason) as refused:
         draw_python_file(write(tmp_path, text))
     assert len(str(refused.value).splitlines()) <= 2
+
+
+def test_a_path_gives_the_samples_that_the_file_gives_itself(tmp_path) -> None:
+    path = write(tmp_path, FORMS["a function"])
+    drawn = draw_python_file(path)
+    assert Data(path).sha256 == Data(str(path)).sha256 == drawn.sha256
+    assert len(Data(path, count=2)) == 2
+    with pytest.raises(BadInputError, match="has no CALIBRATION"):
+        Data(write(tmp_path, ""))
+
+
+def test_reports_name_the_program_and_not_the_file_in_the_store(tmp_path) -> None:
+    card = ModelCard(
+        "net", "net.onnx", Task.OTHER, (InputSpec("x", "float32", (1, 3), (2, 3), (8, 3)),)
+    )
+    drawn = draw_python_file(write(tmp_path, FORMS["an array"]))
+    stored = store_data(drawn, card, Store(tmp_path / "ws"), SilentListener())
+    assert read_tensor_set(stored.path, card.inputs).name == "net.py:CALIBRATION"
+    (tmp_path / "tensors.npz").write_bytes(stored.path.read_bytes())
+    assert read_tensor_set(tmp_path / "tensors.npz", card.inputs).name == "tensors.npz"

@@ -1,6 +1,8 @@
 """Tensors as data: every form that people have them in, and what does not fit the model."""
 
+import base64
 import errno
+import json
 from typing import Any
 
 import numpy as np
@@ -140,8 +142,26 @@ def test_files_that_are_none(tmp_path, content) -> None:
 
 def test_pickles_are_not_loaded(tmp_path) -> None:
     np.savez(tmp_path / "x.npz", x=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(BadInputError, match="allow_pickle=False"):
-        read_tensor_set(tmp_path / "x.npz", (X,))
+    np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object))
+    with (tmp_path / "third.npy").open("wb") as file:  # the header of a newer format
+        np.lib.format.write_array(file, np.array([{"a": 1}], dtype=object), version=(3, 0))
+    for name in ("x.npz", "x.npy", "third.npy"):
+        with pytest.raises(BadInputError, match="holds Python objects") as refused:
+            read_tensor_set(tmp_path / name, (X,))
+        assert "allow_pickle" not in str(refused.value)
+        assert "store numbers" in str(refused.value)
+
+
+def test_an_array_that_polygraphy_cannot_read_gives_no_advice_to_unpickle(tmp_path) -> None:
+    texts = (b"", b"\x80\x04.", b"abc", b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'shape': (1,)}")
+    for content in texts:
+        encoded = base64.b64encode(content).decode()
+        record = [{"x": {"array": encoded, "polygraphy_class": "ndarray"}}]
+        (tmp_path / "x.json").write_text(json.dumps(record))
+        with pytest.raises(BadInputError) as refused:
+            read_tensor_set(tmp_path / "x.json", (X,))
+        assert "pickle" not in str(refused.value)
+        assert len(str(refused.value).splitlines()) <= 2
 
 
 def test_labels_lie_beside_the_inputs(tmp_path) -> None:

@@ -33,3 +33,12 @@ def test_a_page_names_files_and_functions_that_exist(page: Path) -> None:
         path = next((place for place in places if place.exists()), None)
         assert path is not None, f"{page.name}: {file} does not exist"
         assert not name or name in list_names(path), f"{page.name}: {file} has no {name}"
+
+
+def test_every_environment_variable_is_in_the_reference() -> None:
+    page = (CHECKOUT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+    code = [path.read_text() for path in (CHECKOUT / "pipeline" / "optpipe").rglob("*.py")]
+    read = {name for text in code for name in re.findall(r"\bOPTPIPE_[A-Z_]*[A-Z]\b", text)}
+    assert {"OPTPIPE_WORKSPACE", "OPTPIPE_LONGEST_RUN_S"} <= read
+    internal = {"OPTPIPE_PARENT"}
+    assert set(re.findall(r"^\| `(OPTPIPE_\w+)`", page, re.MULTILINE)) == read - internal

@@ -18,7 +18,7 @@ from typer.exceptions import TyperException
 from optpipe import __version__
 from optpipe.cli.groups import DefaultGroup, LazyCommands, Outcome, SectionedGroup, define_options
 from optpipe.cli.options import JsonOption, WorkspaceOption
-from optpipe.core.errors import ExitStatus, OptpipeError, escape, shorten
+from optpipe.core.errors import ExitStatus, OptpipeError, escape, make_message
 from optpipe.core.process import (
     discard_output,
     handle_interrupts,
@@ -209,15 +209,8 @@ def _explain_os_error(error: OSError) -> str:
     return f"cannot read or write{where}: {error.strerror}; choose another location"
 
 
-LONGEST_REPORT = 2
-"""Lines of an error: the problem and the way out. More come from a line break in a user's string."""
-
-
 def _print_failure(message: str, status: int, *, as_json: bool) -> None:
-    *problem, last = [escape(each) for each in message.splitlines()] or [""]
-    if len(problem) >= LONGEST_REPORT:
-        problem = ["\\n".join(problem)]
-    message = shorten("\n".join([*problem, last]))
+    message = make_message(message)
     _say(message)
     if as_json:
         try:

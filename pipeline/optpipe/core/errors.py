@@ -107,7 +107,9 @@ def first_line(error: BaseException) -> str:
 
 LONGEST_WORD = 300
 """Characters without a space that a message repeats whole: a path of a deep folder, but not a text that was taken for a name."""
-LONGEST_LINE = 1000
+LONGEST_LINE = 500
+LONGEST_WAY_OUT = 1000
+"""The line of a way out may hold a command with several long paths."""
 
 
 def shorten(text: str) -> str:
@@ -122,11 +124,24 @@ def shorten(text: str) -> str:
         " ".join(_cut_middle(word, LONGEST_WORD, 80) for word in line.split(" "))
         for line in text.split("\n")
     ]
-    return "\n".join(_cut_middle(line, LONGEST_LINE, LONGEST_LINE // 2) for line in lines)
+    first, *others = (_cut_middle(line, LONGEST_WAY_OUT, LONGEST_LINE // 2) for line in lines)
+    return "\n".join([_cut_middle(first, LONGEST_LINE, LONGEST_LINE // 2), *others])
 
 
 def _cut_middle(text: str, most: int, end: int) -> str:
     return text if len(text) <= most else f"{text[:end]}…{text[-end:]}"
+
+
+def make_message(text: str) -> str:
+    """An error or a warning as a terminal shows it: the problem and the way out, at most a line each, without control characters.
+
+    Further lines come from a line break in a user's string or a file.
+
+    >>> make_message("a\\nb: no such file\\nuse another")
+    'a\\\\nb: no such file\\nuse another'
+    """
+    *problem, last = [escape(line) for line in text.splitlines()] or [""]
+    return shorten("\n".join(["\\n".join(problem), last] if problem else [last]))
 
 
 def escape(text: str) -> str:

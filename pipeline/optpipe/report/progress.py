@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from optpipe.core.errors import BadInputError, escape, shorten
+from optpipe.core.errors import BadInputError, escape, make_message
 from optpipe.core.events import Listener, ProgressStep
 from optpipe.core.process import discard_output
 from optpipe.core.wording import word_for_terminal
@@ -126,7 +126,7 @@ class Terminal(Listener):
 
     def warn(self, message: str) -> None:
         """Prints a warning once, and keeps it for the JSON document."""
-        message = shorten("\n".join(map(escape, word_for_terminal(message).splitlines())))
+        message = make_message(word_for_terminal(message))
         if message not in self.warnings:
             self.warnings.append(message)
             # in a log a warning stays on one line

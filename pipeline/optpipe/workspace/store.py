@@ -98,10 +98,11 @@ class Store:
         )
 
     def require_writable(self) -> None:
-        """Raises BadInputError if the workspace cannot be written."""
+        """Raises BadInputError if the workspace cannot be written, or made; what is refused afterwards leaves no folder."""
+        whole = self.workspace.absolute()
         with explain_os_errors(self.workspace):
-            self.root.mkdir(parents=True, exist_ok=True)
-            with NamedTemporaryFile(dir=self.workspace, prefix=".writable-"):
+            nearest = next(each for each in (whole, *whole.parents) if each.exists())
+            with NamedTemporaryFile(dir=nearest, prefix=".writable-"):
                 pass
 
     def get(self, kind: type[Info], recipe: Mapping[str, Any]) -> Entry[Info] | None:

@@ -197,6 +197,21 @@ LARGE = {
         [("Range", "a b d", "t"), ("Cast", "t", "big", {"to": 1})],
         {"a": np.array(0), "b": np.array(2**31), "d": np.array(1)},
     ),
+    "Range that inference computes": (
+        [("Range", "a b d", "t"), ("Cast", "t", "big", {"to": 1})],
+        {"a": np.array(0), "b": np.array(2**23), "d": np.array(1)},
+    ),
+    "Range of numbers in attributes": (
+        [
+            ("Constant", [], "a", {"value_int": 0}),
+            ("Constant", [], "e", {"value_float": float(2**31)}),
+            ("Cast", "e", "b", {"to": 7}),
+            ("Constant", [], "d", {"value_int": 1}),
+            ("Range", "a b d", "t"),
+            ("Cast", "t", "big", {"to": 1}),
+        ],
+        {},
+    ),
     "Resize by sizes": (
         [TO_IMAGE, ("Resize", ["r", "", "", "sizes"], "big")],
         {"q": whole(1, 1, 2, 2), "sizes": whole(1, 1, 2**16, 2**15)},

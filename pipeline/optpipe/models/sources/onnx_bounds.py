@@ -21,6 +21,8 @@ LONGEST_LOOP = 10**5
 """The most rounds of a Loop, and of the Loops inside it together."""
 MOST_ELEMENTS = 2**30
 """The largest tensor: 4 GiB in FP32, which no network needs for the few samples of a reference."""
+MOST_RANGE = 2**22
+"""Elements of a Range of constants, which shape inference computes one by one: 3 s and 600 MB. Positions are far fewer."""
 MOST_TEXT_BYTES = 2**26
 """The limit of all constant texts together: a large vocabulary takes a few megabytes."""
 MOST_SIZES = 10**4
@@ -209,10 +211,11 @@ def require_bounded_sizes(model: Any, path: Path) -> None:
             "read the texts outside of the model"
         )
     for node, count in _iterate_made_sizes(model):
-        if count > MOST_ELEMENTS:
+        most = MOST_RANGE if node.op_type == "Range" else MOST_ELEMENTS
+        if count > most:
             raise BadInputError(
                 f"{path}: {escape(node.op_type)[:80]} '{escape(node.name or ''.join(node.output[:1]))[:80]}' makes {count} "
-                f"elements; {MOST_ELEMENTS} are the most\n{_SMALLER_WAY_OUT}"
+                f"elements; {most} are the most\n{_SMALLER_WAY_OUT}"
             )
 
 
@@ -233,8 +236,10 @@ def _iterate_made_sizes(model: Any) -> Iterator[tuple[Any, int]]:
             each.name: each for each in graph.initializer if math.prod(each.dims) <= MOST_SIZES
         }
         for node in graph.node:
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
-                known |= dict.fromkeys(node.output, node.attribute[0].t)
+            if (value := _read_constant(node)) is not None:
+                known |= dict.fromkeys(node.output, value)
+            if node.op_type in ("Identity", "Cast") and node.input[:1] and node.input[0] in known:
+                known |= dict.fromkeys(node.output, known[node.input[0]])
             if node.op_type == "Range" and all(name in known for name in node.input):
                 yield node, _count_range([known[name] for name in node.input])
             for index in _SIZES_AT.get(node.op_type, ()):
@@ -245,6 +250,22 @@ def _iterate_made_sizes(model: Any) -> Iterator[tuple[Any, int]]:
             for attribute in node.attribute:
                 if (node.op_type, attribute.name) in _SIZES_OF:
                     yield node, math.prod(max(each, 1) for each in [attribute.i, *attribute.ints])
+
+
+def _read_constant(node: Any) -> Any:
+    """The tensor of a Constant in any of its forms that are numbers; None for another node."""
+    if node.op_type != "Constant" or not node.attribute:
+        return None
+    given = node.attribute[0]
+    if given.HasField("t"):
+        return given.t
+    whole = given.name in ("value_int", "value_ints")
+    if not whole and given.name not in ("value_float", "value_floats"):
+        return None
+    single = given.name in ("value_int", "value_float")
+    values = [given.i if whole else given.f] if single else [*given.ints, *given.floats]
+    kind = onnx.TensorProto.INT64 if whole else onnx.TensorProto.FLOAT
+    return onnx.helper.make_tensor("", kind, [] if single else [len(values)], values)
 
 
 def _count_range(ends: Sequence[Any]) -> int:

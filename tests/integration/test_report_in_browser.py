@@ -196,6 +196,27 @@ def test_every_verdict_is_readable_on_every_screen(browser, dossiers, verdict, s
         assert page.screenshot(path=tmp_path / "report.png", full_page=True)[:4] == b"\x89PNG"
 
 
+@pytest.fixture(scope="module")
+def long_names(tmp_path_factory):
+    """A dossier whose policy, waiver, and build have names and reasons without a space that are longer than any line."""
+    folder = tmp_path_factory.mktemp("long")
+    found = _builders().Workspace(folder / "workspace")
+    found.bench(found.artifact("int8"), batches=(1, 8))
+    policy = POLICIES["INCONCLUSIVE"].replace('"release"', f'"{"release_" * 38}"')
+    waived = {"throughput.minimum.b8": "ticket-" * 45}
+    wanted = SignoffRequest("digits", policy_from_toml(policy.encode()), None, waived)
+    return sign_off(wanted, found.store, None, None, SilentListener())[1]
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_long_names_and_reasons_break_no_layout(browser, long_names, width):
+    with opened(browser, long_names, (width, "light")) as page:
+        assert "release_release_" in page.locator("body").inner_text()
+        assert page.evaluate(CUT) == []
+        assert page.evaluate(OUT_OF_SIGHT) == []
+        assert_nothing_is_cut(page)
+
+
 def shown(page, table):
     return page.locator(f"#{table} tbody tr:visible").count()
 

@@ -20,7 +20,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.quantity import format_duration
-from optpipe.core.wording import Call
+from optpipe.core.wording import Argument, Call
 from optpipe.measure.figures import recorded_from_files
 from optpipe.measure.groups import group_processes, merge_group, summarize_group
 from optpipe.measure.measure import (
@@ -46,7 +46,6 @@ from optpipe.measure.search import (
     sweep_batch_sizes,
 )
 from optpipe.measure.validity import (
-    KEEP_GOING,
     WRONG_OUTPUTS,
     explain_stop,
     find_repeated_cause,
@@ -299,7 +298,9 @@ def _repeat(subjects: Sequence[BenchSubject], running: BenchState) -> None:
                     f"process {done} of {plan.processes}",
                     cause,
                     turns=Call("bench", "A", against="B", turns=True),
-                    anyway=Call("bench", "MODEL", keep_going=KEEP_GOING),
+                    anyway=Call(
+                        "bench", "MODEL", keep_going=Argument("keep_going", True, setting=True)
+                    ),
                 )
             )
             return

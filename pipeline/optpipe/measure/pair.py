@@ -46,7 +46,6 @@ from optpipe.measure.measure import (
 from optpipe.measure.process import WorkerPool
 from optpipe.measure.search import ArtifactLimit
 from optpipe.measure.validity import (
-    KEEP_GOING,
     WRONG_OUTPUTS,
     explain_stop,
     find_repeated_cause,
@@ -285,10 +284,15 @@ def bench_pair(
                     nonlocal cause
                     cause = None if plan.keep_going else find_repeated_cause(measured)
                     if cause is not None:
-                        against = Call("bench", contender.entry.id, against=baseline.entry.id)
+                        name, other = contender.entry.id, baseline.entry.id
                         count = f"process {len(measured)} of {fewest} or more"
-                        turns = against.with_options(turns=True)
-                        anyway = against.with_options(keep_going=KEEP_GOING)
+                        turns = Call("bench", name, against=other, turns=True)
+                        anyway = Call(
+                            "bench",
+                            name,
+                            against=other,
+                            keep_going=Argument("keep_going", True, setting=True),
+                        )
                         listener.warn(explain_stop(count, cause, turns, anyway))
                     return cause is not None
 

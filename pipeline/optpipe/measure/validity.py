@@ -39,7 +39,6 @@ LIMITS: Mapping[str, float] = {
     "cached_answer": 0.75,
 }
 WARM_UP = Argument("warm_up", setting=True)
-KEEP_GOING = Argument("keep_going", True, setting=True)
 PROBE_CONFIDENCE = 0.999
 """Confidence of the ratio that shows a cache of answers."""
 FEWEST_WAITED = 20

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Protocol
 
-from optpipe.core.errors import OptpipeError, first_line
+from optpipe.core.errors import OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.process import acknowledge_interrupt
 from optpipe.core.wording import Argument
@@ -128,7 +128,7 @@ def describe_record(record: JobRecord) -> str:
     """`digits onnxruntime fp32 (cpu), batch 1: VALID`, or `INVALID` with its reason: known as soon as a job ends."""
     count = f" ({record.group.processes} processes)" if record.group is not None else ""
     state = f"VALID{count}" if record.state is JobState.DONE else record.state.upper()
-    reason = f": {first_line(record.reason)}" if record.reason else ""
+    reason = f": {record.reason.splitlines()[0]}" if record.reason else ""
     return f"{record.cell.label}: {state}{reason}"
 
 

@@ -292,27 +292,23 @@ def _compare_with_bound(found: Roofline) -> str:
 
 def _list_slow_layers(found: Roofline) -> Iterator[Part]:
     """The layers farthest above their bound; without bounds that can be true, the slowest ones."""
+    timed = [row for row in found.layers if row.measured_ns]
     if found.contradiction is not None:
-        slowest = sorted(found.layers, key=lambda row: -(row.measured_ns or 0))
-        cells = [
-            (_shorten(row.cost.name), format_duration(row.measured_ns), f"{row.intensity:.1f}")
-            for row in slowest
-            if row.measured_ns
-        ]
-        columns = ["slowest layers", *figure_columns("time", "FLOP/byte")]
-        yield from _list_table(columns, cells[:8], 0)
-        return
-    above = [row for row in found.layers if row.measured_ns and not row.is_contradicted]
-    rows = [
-        (
-            _shorten(row.cost.name),
-            *map(format_duration, (row.measured_ns, row.bound_ns)),
-            f"{row.intensity:.1f}",
-        )
-        for row in above
-    ]
-    figures = figure_columns("time", "bound", "FLOP/byte")
-    yield from _list_table(["layers farthest above their bound", *figures], rows[:8], 0)
+        timed.sort(key=lambda row: -(row.measured_ns or 0))
+        bounds: tuple[str, ...] = ("FLOP/byte",)
+        title = "slowest layers"
+    else:
+        timed = [row for row in timed if not row.is_contradicted]
+        bounds, title = ("bound", "FLOP/byte"), "layers farthest above their bound"
+    cells: list[Row] = []
+    for row in timed[:_MOST_LAYERS]:
+        texts = {"bound": format_duration(row.bound_ns), "FLOP/byte": f"{row.intensity:.1f}"}
+        time = format_duration(row.measured_ns or 0)
+        cells.append((_shorten(row.cost.name), time, *(texts[name] for name in bounds)))
+    yield from _list_table([title, *figure_columns("time", *bounds)], cells, 0)
+
+
+_MOST_LAYERS = 8
 
 
 def _describe_quality(quality: Quality) -> Iterator[Sentence]:

@@ -102,8 +102,12 @@ class Store:
         whole = self.workspace.absolute()
         with explain_os_errors(self.workspace):
             nearest = next(each for each in (whole, *whole.parents) if each.exists())
-            with NamedTemporaryFile(dir=nearest, prefix=".writable-"):
-                pass
+            try:
+                with NamedTemporaryFile(dir=nearest, prefix=".writable-"):
+                    pass
+            except OSError as error:
+                error.filename = str(nearest)
+                raise
 
     def get(self, kind: type[Info], recipe: Mapping[str, Any]) -> Entry[Info] | None:
         """The entry made by `recipe`; None if it is missing or damaged."""

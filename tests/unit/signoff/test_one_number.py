@@ -9,12 +9,22 @@ from tests.fakes.console import text_of
 
 from optpipe.core.events import SilentListener
 from optpipe.core.files import Files
+from optpipe.core.measurement import read_measurements
+from optpipe.core.records import read_record
+from optpipe.evaluate.document import document_from_evaluation
+from optpipe.evaluate.result import Evaluation
+from optpipe.measure.bench import record_from_run
+from optpipe.measure.compare_workspace import compare_workspace
+from optpipe.measure.document import document_from_bench
+from optpipe.report.document import format_drop
 from optpipe.signoff.collect import SignoffRequest
 from optpipe.signoff.dossier import read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off
 from optpipe.signoff.reports import document_from_verdict
+from optpipe.workspace.file_names import EVALUATION
+from optpipe.workspace.runs import list_runs
 
 pytestmark = pytest.mark.slow
 
@@ -208,3 +218,52 @@ def test_what_was_not_judged_has_no_look(reported):
     if not record.groups:
         for text in texts.values():
             assert "measurements, look" not in text
+
+
+def test_a_bench_and_the_comparison_of_its_run_state_the_same_figures(make_workspace, tmp_path):
+    workspace = make_workspace(tmp_path / "workspace")
+    builds = [workspace.artifact(each) for each in ("int8", "fp32")]
+    run = workspace.bench(*builds, batches=(1, 8), power=100)
+    record = record_from_run(run, read_measurements(run.files))
+    text = text_of(document_from_bench(record), width=400)
+    rows = compare_workspace(workspace.store)[0].rows
+    assert len(rows) == len(record.groups) == 4
+    for group in record.groups:
+        (row,) = (
+            row
+            for row in rows
+            if (row.artifact, row.load.batch_size)
+            == (group.subject.artifact, group.load.batch_size)
+        )
+        compared = {**row.latency_ns, "throughput": row.throughput_images_per_s}
+        compared["energy"] = row.energy_j_per_image
+        for name, estimate in compared.items():
+            figure = group.figures[name].estimate if name in group.figures else None
+            assert figure == estimate, name
+        p50 = group.figures["p50"].estimate
+        half = (p50.high - p50.value) / p50.value
+        assert re.search(rf"{p50.value / 1e6:.4g}\s*±{half:.1%}", text), group.load
+
+
+def test_an_evaluation_and_the_sign_off_of_its_build_state_the_same_drop(make_workspace, tmp_path):
+    workspace = make_workspace(tmp_path / "workspace")
+    build = workspace.artifact("int8")
+    workspace.evaluate(build, lost=8, n=1000)
+    (run,) = list_runs(workspace.store.workspace, "evaluate")
+    found = read_record(run.path / EVALUATION, Evaluation)
+    text = text_of(document_from_evaluation(found, {}), width=400)
+    policy = policy_from_toml((BUILD + DROP).encode())
+    record, _ = sign_off(
+        SignoffRequest("digits", policy),
+        workspace.store,
+        None,
+        None,
+        SilentListener(),
+        figures=False,
+    )
+    (criterion,) = (one for one in record.criteria if one.name == "accuracy.maximum_drop")
+    (row,) = (row for row in found.results if row.artifact == build.id)
+    assert criterion.observed == pytest.approx(100 * row.accuracy.drop)
+    low, high = (100 * each for each in row.drop_ci)
+    assert criterion.ci[0] <= low <= high <= criterion.ci[1], "a look costs some confidence"
+    assert format_drop(row.accuracy.drop, row.drop_ci) in text

@@ -148,6 +148,7 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
                 f"{source} is the workspace itself; choose another " + Argument("workspace")
             )
     store.require_writable()
+    store.root.mkdir(parents=True, exist_ok=True)  # a workspace, also of empty ones
     found: dict[str, list[str]] = {"added": [], "present": [], "conflicts": [], "damaged": []}
     with store.exclusive():
         for source in sources:

@@ -16,7 +16,7 @@ import pytest
 
 from optpipe.core.errors import ExitStatus, MissingError, OptpipeError, StageError
 from optpipe.core.records import find_disagreements, json_from_record
-from optpipe.trace.nsys import find_nsys, record_program
+from optpipe.trace.nsys import Capture, find_nsys, record_program
 from optpipe.trace.read import trace_from_path
 from optpipe.trace.record import JOB, WorkerJob, read_result
 from tests.integration.conftest import optpipe
@@ -176,7 +176,7 @@ def test_a_process_that_dies_under_nsys_shows_its_own_error(
         f"record.run_job = lambda job: exec({program!r})\n"
         f"record.main({str(tmp_path / JOB)!r})\n"
     )
-    recorded = record_program([sys.executable, "-c", broken], tmp_path, on_gpu=False)
+    recorded = record_program([sys.executable, "-c", broken], tmp_path, Capture(on_gpu=False))
     with pytest.raises(StageError, match=f"the profiled process crashed.*{words}"):
         read_result(job, recorded)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import load_onnx
 from optpipe.backends.onnx_quantized import QuantizedLayer, layers_from_qdq
+from optpipe.backends.torch_decompositions import list_decompositions
 from optpipe.backends.torch_graph import (
     copy_where_needed,
     read_arguments,
@@ -46,7 +47,7 @@ def lower_fp8(
     the graph keep that type because no linear layer of the program has their weights. With `kernels`, attention becomes steps.
     """
     exported, wide = export_with_weights(request, around)
-    program = exported.run_decompositions({}).module()
+    program = exported.run_decompositions(list_decompositions()).module()
     if around is Precision.FP16:
         widen_overflows(program, wide, make_example_inputs(request.card.inputs, request.device))
     put_batches_first(program)

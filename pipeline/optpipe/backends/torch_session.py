@@ -63,6 +63,12 @@ class TorchSession:
     def __exit__(self, *error: object) -> None:
         del self._call
 
+    def mark_layers(self) -> bool:
+        """Opens an NVTX range around each layer from now on, if the program names its modules."""
+        from optpipe.backends.torch_marks import mark_layers
+
+        return hasattr(self._call, "graph") and bool(mark_layers(self._call))
+
     def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
         binding = self._bind_buffers(inputs)
         binding.launch()

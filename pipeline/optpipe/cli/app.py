@@ -16,7 +16,14 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from optpipe import __version__
-from optpipe.cli.groups import DefaultGroup, LazyCommands, Outcome, SectionedGroup, define_options
+from optpipe.cli.groups import (
+    DefaultGroup,
+    LazyCommands,
+    Outcome,
+    SectionedGroup,
+    choose_command_class,
+    define_options,
+)
 from optpipe.cli.options import JsonOption, WorkspaceOption
 from optpipe.core.errors import ExitStatus, OptpipeError, escape, make_message
 from optpipe.core.process import (
@@ -120,7 +127,7 @@ PIPED_WIDTH = 100
 """Columns of a table in a file or a pipe if COLUMNS is not set."""
 
 
-SCHEMA_VERSION = 22
+SCHEMA_VERSION = 23
 """The version that all JSON documents share; it increases when the shape of any document changes."""
 
 
@@ -278,7 +285,8 @@ def _make(name: str, where: Verb) -> "Command":
         alone = typer.Typer(
             add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
         )
-        alone.command(name, epilog=SHARED_OPTIONS)(print_outcome(define_options(command)))
+        kind = choose_command_class(command)
+        alone.command(name, cls=kind, epilog=SHARED_OPTIONS)(print_outcome(define_options(command)))
         made = typer.main.get_command(alone)
         for each in made.params:
             vars(each)["display_type_rich"] = partial(_show_type, each)

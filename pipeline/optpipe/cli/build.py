@@ -374,9 +374,12 @@ def profile(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="As for `optpipe build`; omit with --trace.", show_default=False
+            metavar="[MODEL | -- COMMAND ...]",
+            help="As for `optpipe build`, or a program of your own after `--`; omit with --trace.",
+            show_default=False,
         ),
     ] = None,
+    program: tuple[str, ...] | None = None,
     trace: Annotated[
         Path | None,
         Param(
@@ -385,28 +388,89 @@ def profile(
         ),
     ] = None,
     range: Annotated[
-        str | None, Param("Analyze only work launched in this NVTX range.", metavar="NAME")
+        str | None,
+        Param("Analyze only work launched in this NVTX range; all: everything.", metavar="NAME"),
+    ] = None,
+    against: Annotated[
+        str | None,
+        Param("Compare with this profile run or recording, by stage and kernel.", metavar="RUN"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        Param("Also write the timeline for Perfetto (ui.perfetto.dev).", metavar="FILE.json"),
+    ] = None,
+    duration: Annotated[
+        float | None,
+        Param(
+            "Seconds after which a program of your own, such as a server, is ended.",
+            metavar="SECONDS",
+            minimum=1,
+        ),
     ] = None,
     targets: TargetOptions = TargetOptions(),
     shapes: ModelOptions = ModelOptions(),
     ranges: CalibrationOptions = CalibrationOptions(),
     capture: ProfilePlan = ProfilePlan(),
 ) -> Outcome:
-    """Profile each stage with nsys, and find the bottleneck."""
+    """Profile each stage of a model, or a program of your own, with nsys, and find the bottleneck."""
     from optpipe.trace.document import document_from_profile
-    from optpipe.trace.profile_model import profile_recording
+    from optpipe.trace.profile_model import find_profile_run, profile_recording
 
-    if (model is None) == (trace is None):
-        raise BadInputError("specify exactly one of MODEL (record) and --trace FILE (analyze)")
-    given = [word for each in (targets, shapes, ranges, capture) for word in list_words(each)]
-    if model is None and given:
+    if sum(given is not None for given in (model, trace, program)) != 1:
         raise BadInputError(
-            f"{' '.join(given)}: valid only with MODEL; existing recordings accept --range and --json"
+            "specify exactly one of MODEL (record), -- COMMAND (record a program), and --trace FILE (analyze)"
         )
+    given = [word for each in (targets, shapes, ranges, capture) for word in list_words(each)]
+    if trace is not None and given:
+        raise BadInputError(
+            f"{' '.join(given)}: valid only with MODEL; existing recordings accept --range, --against, --output, and --json"
+        )
+    if duration is not None and program is None:
+        raise BadInputError("--duration: valid only with -- COMMAND")
+    if output is not None:
+        require_writable_file(output, "output")
+    other = None if against is None else find_profile_run(against, store)
     if trace is not None:
-        return Outcome(profile_recording(trace, range, terminal), document_from_profile)
+        profile = profile_recording(trace, range, terminal, other, output)
+        return Outcome(profile, document_from_profile)
+    if program is not None:
+        own = [word for each in (targets, shapes, ranges) for word in list_words(each)]
+        return _profile_program(
+            program, own, range, capture, duration, other, output, store, terminal
+        )
     assert model is not None
-    return _profile_model(model, targets, shapes, ranges, capture, store, terminal)
+    if range is not None:
+        raise BadInputError("--range: valid only with --trace and -- COMMAND")
+    return _profile_model(model, targets, shapes, ranges, capture, store, terminal, other, output)
+
+
+def _profile_program(
+    program: tuple[str, ...],
+    given: list[str],
+    range_name: str | None,
+    capture: ProfilePlan,
+    duration_s: float | None,
+    against: Path | None,
+    output: Path | None,
+    store: "Store",
+    terminal: "Terminal",
+) -> Outcome:
+    from optpipe.trace.document import document_from_stages
+    from optpipe.trace.profile_model import profile_program
+
+    if not program:
+        raise BadInputError("no program after --: optpipe profile -- python train.py")
+    usual = ProfilePlan(record=capture.record, kernels=capture.kernels, keep_raw=capture.keep_raw)
+    if given or capture != usual:
+        words = " ".join([*given, *list_words(replace(capture, record=None, kernels=0))])
+        raise BadInputError(f"{words}: valid only with MODEL")
+    found = profile_program(
+        program, capture, range_name, duration_s, store, terminal, against, output
+    )
+    ended_well = found.program is not None and found.program.exit_status == 0
+    return Outcome(
+        found, document_from_stages, ExitStatus.DONE if ended_well else ExitStatus.STAGE_FAILED
+    )
 
 
 def _profile_model(
@@ -417,6 +481,8 @@ def _profile_model(
     capture: ProfilePlan,
     store: "Store",
     terminal: "Terminal",
+    against: Path | None,
+    output: Path | None,
 ) -> Outcome:
     from optpipe.models.artifacts.lookup import require_card_lengths
     from optpipe.models.export.exported import prepare_model, read_card
@@ -473,7 +539,16 @@ def _profile_model(
         read_stored_card(built.model), builds.images, max(capture.batch_size)
     )
     found = profile_model(
-        capture, built.artifacts, built.model, store, terminal, builds.options, again, images
+        capture,
+        built.artifacts,
+        built.model,
+        store,
+        terminal,
+        builds.options,
+        again,
+        images,
+        against=against,
+        output=output,
     )
     return Outcome(
         found, document_from_stages, ExitStatus.STAGE_FAILED if found.failed else ExitStatus.DONE

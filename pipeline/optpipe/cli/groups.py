@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import msgspec
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from optpipe.core.errors import ExitStatus
 from optpipe.core.plan import Field, list_annotated_fields, list_fields, settings_from_texts
@@ -33,8 +33,9 @@ class Outcome:
     status: ExitStatus = ExitStatus.DONE
 
 
-SHARED = ("workspace", "json", "store", "terminal")
-"""Parameters of commands that are not their options: global options, the workspace's store, the terminal."""
+SHARED = ("workspace", "json", "store", "terminal", "program")
+"""Parameters of commands that are not their options: global options, the workspace's store, the terminal, words after `--`."""
+PROGRAM = "optpipe.program"
 
 
 @cache
@@ -111,7 +112,8 @@ def define_options(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
         if command.__name__ in RUN_MODELS_HERE:
             let_torch_threads_sleep()
         try:
-            with _open_shared(command, context.find_root().params) as shared:
+            given_to_all = {**context.find_root().params, "program": context.meta.get(PROGRAM)}
+            with _open_shared(command, given_to_all) as shared:
                 outcome = command(**read_arguments(command, given), **shared)
             return (
                 _add_warnings(outcome, shared["terminal"].warnings)
@@ -232,6 +234,21 @@ def _make_parameter(field: Field, *, partial: bool) -> Parameter:
     annotation = Annotated[kind, option]  # type: ignore[valid-type]
     given = Parameter.empty if required else default
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=given, annotation=annotation)
+
+
+class ProgramCommand(TyperCommand):
+    """A command that takes a program with its arguments after `--`, as its parameter `program`."""
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[PROGRAM] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+
+def choose_command_class(command: Callable[..., Outcome]) -> type[TyperCommand]:
+    return ProgramCommand if "program" in signature(command).parameters else TyperCommand
 
 
 class LazyCommands(UserDict[str, Any]):

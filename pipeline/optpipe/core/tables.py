@@ -60,10 +60,19 @@ COLUMNS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "graph_node": _INT,
         },
         "ranges": {**_TIMES, "thread": _INT, "name": _TEXT},
+        "metrics": {"time_ns": _INT, "device": _INT, "name": _TEXT, "value": _FLOAT},
+        "os_calls": {**_TIMES, "thread": _INT, "name": _TEXT},
+        "stacks": {
+            **dict.fromkeys(("time_ns", "thread", "sample", "depth"), _INT),
+            **dict.fromkeys(("name", "place", "language"), _TEXT),
+        },
+        "switches": {"time_ns": _INT, "thread": _INT, "is_in": _TRUTH},
     }
 )
 """Type by column, by the kind of table. NAME is `source` or the id of an artifact, SCORE the name of a plug-in's score."""
-WHOLE = frozenset({"errors", "api", "kernels", "copies", "ranges"})
+WHOLE = frozenset(
+    {"errors", "api", "kernels", "copies", "ranges", "metrics", "os_calls", "stacks", "switches"}
+)
 """Tables with all of their columns; others have some."""
 WITHOUT_NULLS = frozenset({"errors", "images"})
 """Tables in which only columns of classes may lack a value."""

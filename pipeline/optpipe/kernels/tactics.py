@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ MANY_OUTPUTS = 500_000
 _MANY_STRIPS = ((16, 64, 4, 4), (32, 32, 4, 4), (16, 64, 2, 4))
 _FEW_STRIPS = ((16, 64, 2, 4), (16, 32, 2, 2))
 """Strips and channels of a tile, outputs of a strip, and warps."""
+_UNROLLED_TAPS = 49
+"""Weights of a channel above which a strip has two outputs: more would double the seconds that the kernel takes to compile."""
 _BLOCK_DEPTHS = (128, 64, 32)
 _COLUMNS = 256
 """Scales and biases are padded to a multiple of the widest tile."""
@@ -129,6 +131,8 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
         case steps.Depthwise():
             many = given.numel() // step.stride**2 > MANY_OUTPUTS
             for strips, channels, along, warps in _MANY_STRIPS if many else _FEW_STRIPS:
+                if along > 2 and prod(step.kernel) > _UNROLLED_TAPS:
+                    continue
                 yield Tactic(
                     "fp16_depthwise", {"BP": strips, "BC": channels, "ALONG": along, "warps": warps}
                 )

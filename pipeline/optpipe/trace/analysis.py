@@ -23,7 +23,7 @@ import polars as pl
 from optpipe.core.errors import BadInputError
 from optpipe.trace.kernels import classify_kernels
 from optpipe.trace.nsys import ITERATION_RANGE, LIBRARY_RANGES, MEASURED_RANGE
-from optpipe.trace.read import Trace
+from optpipe.trace.read import Trace, rename_distinct
 
 TimeArray = npt.NDArray[np.int64]
 _PROCESS = ~0xFFFFFF
@@ -295,6 +295,8 @@ def _clip_calls(
     )
 
 
+WHOLE = "all"
+"""The name that selects the whole trace instead of a range."""
 _WARMED_UP = 2.0
 _NUMBERED = (
     r"(?i)^((?:.*[^a-z])?(?:iter|iteration|step|batch|frame|request|profilerstep)[\s_#:=.-]*)\d+$"
@@ -398,28 +400,48 @@ def summarize(frame: pl.DataFrame, *keys: str, **sums: pl.Expr) -> pl.DataFrame:
     )
 
 
-def rename_distinct(names: pl.Series, pattern: str, replacement: str) -> pl.Series:
-    """Replaces `pattern` once per distinct name, not per row."""
-    distinct = names.unique()
-    if distinct.is_empty():
-        return names.cast(pl.String)
-    renamed = distinct.cast(pl.String).str.replace(pattern, replacement)
-    return names.replace_strict(distinct, renamed, return_dtype=pl.String)
-
-
 def select_measured_part(analysis: Analysis, range_name: str | None = None) -> Analysis:
     """Selects the part that the measured range launched, without warm-up and tear-down.
 
     `range_name` defaults to the range of optpipe's own recordings. A trace without it is cut to its iterations after the
     warm-up; a trace without iterations stays whole. Raises BadInputError if the trace has no range called `range_name`.
     """
+    if range_name == WHOLE:
+        return analysis
+    found, scope = find_measured_ranges(analysis, range_name)
+    if found.is_empty():
+        return analysis
+    # a range that holds everything cuts nothing: kernels whose launches were not recorded stay
+    frames = [frame for frame in (analysis.trace.api, analysis.trace.ranges) if frame.height]
+    within = (pl.min("start_ns") >= found["start_ns"][0]) & (
+        pl.max("start_ns") < found["end_ns"][0]
+    )
+    if found.height == 1 and all(frame.select(within).item() for frame in frames):
+        return replace(analysis, scope=scope)
+    part = _cut_trace(analysis, found)
+    if all(
+        frame.height == analysis.trace.tables[table].height for table, frame in part.tables.items()
+    ):
+        return replace(analysis, scope=scope)
+    return analysis_from_trace(part, scope=scope)
+
+
+def find_measured_ranges(
+    analysis: Analysis, range_name: str | None = None
+) -> tuple[pl.DataFrame, str]:
+    """`start_ns` and `end_ns` of the measured part, and what it is called; empty if it is the whole trace.
+
+    Raises BadInputError as `select_measured_part`.
+    """
+    if range_name == WHOLE:
+        return analysis.projection.clear().select("start_ns", "end_ns"), analysis.scope
     wanted = range_name or MEASURED_RANGE
     named = (pl.col("name").cast(pl.String) == wanted) | (pl.col("family") == wanted)
     found = analysis.projection.filter(named).select("start_ns", "end_ns")
     iterations = analysis.iterations
     if found.is_empty() and range_name is None:
         if iterations.is_empty():
-            return analysis
+            return found, analysis.scope
         # leading iterations that take over twice the median are warm-up
         usual = iterations["wall_ns"].to_numpy() <= _WARMED_UP * np.median(
             iterations["wall_ns"].to_numpy()
@@ -430,19 +452,7 @@ def select_measured_part(analysis: Analysis, range_name: str | None = None) -> A
     if found.is_empty():
         names = ", ".join(analysis.ranges["name"].head(8).to_list()) or "none"
         raise BadInputError(f"no NVTX range named {range_name!r};  the trace has: {names}")
-    # a range that holds everything cuts nothing: kernels whose launches were not recorded stay
-    frames = [frame for frame in (analysis.trace.api, analysis.trace.ranges) if frame.height]
-    within = (pl.min("start_ns") >= found["start_ns"][0]) & (
-        pl.max("start_ns") < found["end_ns"][0]
-    )
-    if found.height == 1 and all(frame.select(within).item() for frame in frames):
-        return replace(analysis, scope=wanted)
-    part = _cut_trace(analysis, found)
-    if all(
-        frame.height == analysis.trace.tables[table].height for table, frame in part.tables.items()
-    ):
-        return replace(analysis, scope=wanted)
-    return analysis_from_trace(part, scope=wanted)
+    return found, wanted
 
 
 def _cut_trace(analysis: Analysis, ranges: pl.DataFrame) -> Trace:

@@ -34,9 +34,19 @@ from optpipe.report.document import (
 )
 from optpipe.trace.analysis import Analysis, IdleCause, sum_within
 from optpipe.trace.bottleneck import Gap, LimitingFactor, Quality
+from optpipe.trace.document_details import list_detail_parts, list_difference_parts
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.profile_model import ModelProfileDocument
-from optpipe.trace.report import CallRow, CopyRow, KernelRow, RangeRow, Totals, TraceProfile
+from optpipe.trace.report import (
+    CallRow,
+    CopyRow,
+    KernelRow,
+    ProgramRun,
+    RangeRow,
+    RecordingProfile,
+    Totals,
+    TraceProfile,
+)
 from optpipe.trace.roofline import Roofline
 from optpipe.trace.rules import WITHOUT_PROFILER, ProfileFinding
 from optpipe.trace.tensor_cores import TensorCores
@@ -46,7 +56,12 @@ _NAME_WIDTH, _ROWS = 60, 20
 
 
 def document_from_profile(profile: TraceProfile) -> Document:
-    return make_document(list_profile_parts(profile))
+    parts = list(list_profile_parts(profile))
+    if isinstance(profile, RecordingProfile):
+        parts += list_detail_parts(profile.details, profile.modules, profile.loop)
+        if profile.against is not None:
+            parts += list_difference_parts(profile.against)
+    return make_document(parts)
 
 
 def list_profile_parts(profile: TraceProfile) -> Iterator[Part]:
@@ -356,16 +371,29 @@ def document_from_stages(record: ModelProfileDocument) -> Document:
     distorted = any(stage.profile.trace_quality.distorts_host for stage in record.stages)
     caption = "*: measured without the profiler, which slowed the host too much; not shown: profiled and unprofiled times disagree"
     main = next((stage for stage in record.stages if stage.subject.name == record.main), None)
-    full = () if main is None else tuple(list_profile_parts(main.profile))
+    full: tuple[Part, ...] = ()
+    if main is not None:
+        own = list_detail_parts(main.details, main.modules, main.loop, main.counters)
+        full = (*list_profile_parts(main.profile), *own)
     figures = figure_columns("time", "GPU busy", "gain")
     columns: list[Column | str] = ["stage", *figures, "limited by", "first thing to try"]
     return make_document(
         [
             make_table(columns, rows, caption=caption if distorted else ""),
             None if main is None else Section(f"{main.subject.name} in full", full),
+            *(() if record.against is None else list_difference_parts(record.against)),
+            None if record.program is None else _describe_program(record.program),
             Sentence(str(record.run_dir), Tone.FAINT, "run"),
         ]
     )
+
+
+def _describe_program(run: ProgramRun) -> Sentence:
+    name, seconds = run.command[0], f"{run.wall_s:.1f} s under the profiler"
+    if run.exit_status == 0:
+        return Sentence(f"{name} ended with status 0 after {seconds}", Tone.FAINT, "program")
+    text = f"{name} ended with status {run.exit_status} after {seconds}"
+    return Sentence(text, Tone.BAD, "program", details=tuple(run.output_tail.splitlines()))
 
 
 def _format_time(profile: TraceProfile) -> str:

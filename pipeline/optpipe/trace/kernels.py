@@ -88,6 +88,29 @@ def uses_tensor_cores(name: str) -> bool | None:
     return not _PLAIN.search(name) and bool(_TENSOR.search(name))
 
 
+_PRECISIONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (precision, re.compile(pattern))
+    for precision, pattern in (
+        ("fp8", r"e4m3|e5m2|fp8|_qmma|nvjet_\w*?_q{2,}"),
+        ("int8", r"s8s8|i8816|i16832|imma|int8|_i8i8|nvjet_\w*?_i{2,}|s8_s8|signed char"),
+        ("bf16", r"bf16|__nv_bfloat16|BFloat16|nvjet_sm\d+_[a-z]*t[a-z]*_"),
+        ("tf32", r"tf32|s1688(gemm|fprop|dgrad|wgrad|cudnn)(?!_f16)"),
+        (
+            "fp16",
+            r"f16|fp16|__half|c10::Half|_h(ss|sh|hh)|hmma|hgemm|h884|h1688|h16816|nvjet_sm\d+_h|half",
+        ),
+        ("fp64", r"dgemm|dmma|double"),
+        ("fp32", r"f32f32|sgemm|scudnn|ffma|float"),
+    )
+)
+
+
+@lru_cache(maxsize=8192)
+def find_precision(name: str) -> str | None:
+    """The element type that a kernel's name tells; None if it does not."""
+    return next((kind for kind, pattern in _PRECISIONS if pattern.search(name)), None)
+
+
 def classify_kernels(names: pl.Series) -> pl.DataFrame:
     """One row per distinct name: `name`, `kind`, `tensor_core`, and `matrix`, false for the helpers of products and attention."""
     rows = []
@@ -99,6 +122,16 @@ def classify_kernels(names: pl.Series) -> pl.DataFrame:
         rows.append((name, kind.value, uses_tensor_cores(name), kind in _MATRIX_WORK and not helps))
     schema = {"name": pl.String, "kind": pl.String, "tensor_core": pl.Boolean, "matrix": pl.Boolean}
     return pl.DataFrame(rows, schema, orient="row")
+
+
+def find_function_name(name: str) -> str:
+    """The function's name alone, without return type, namespaces, templates, and arguments, as ncu compares it.
+
+    >>> find_function_name("void at::native::vectorized_elementwise_kernel<4, float>(int, float)")
+    'vectorized_elementwise_kernel'
+    """
+    flat = re.sub(r"\((?:[^()]|\([^()]*\))*\)$", "", name)
+    return _strip_templates(flat).strip().removeprefix("void ").rsplit("::", 1)[-1].strip()
 
 
 def shorten_name(name: str, width: int = 60) -> str:

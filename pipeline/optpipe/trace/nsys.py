@@ -13,10 +13,11 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -26,6 +27,15 @@ from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.plan import Param
 from optpipe.core.process import NEUTRAL_FOLDER, open_process_group
 from optpipe.core.wording import Argument
+from optpipe.trace.sources import (
+    Source,
+    SourceState,
+    find_known_refusal,
+    list_source_options,
+    list_traced,
+    refuse_source,
+    sources_from_text,
+)
 
 
 class Stage(StrEnum):
@@ -60,7 +70,17 @@ def mark_range(name: str) -> Iterator[None]:
         torch.cuda.nvtx.range_pop()
 
 
-_TIMEOUT_S = 1800
+_TIMEOUT_S = 1800.0
+_PROBE_TIMEOUT_S = 25.0
+_LOG_BYTES = 1 << 20
+_MARK = "OPTPIPE_RECORDING"
+"""Environment variable of all processes of one recording: its folder."""
+_PROBED = (Source.GPU_METRICS, Source.CPU)
+"""Sources that a machine may refuse; nsys records the others in every process."""
+_NAMES_OF_SOURCES = {
+    Source.GPU_METRICS: re.compile(r"gpu.metrics|NVGPUCTRPERM|counters", re.IGNORECASE),
+    Source.CPU: re.compile(r"sampl|perf_event|paranoid|context switch|backtrace", re.IGNORECASE),
+}
 _TERMINATION_TIMEOUT_S = 5.0
 _REFUSALS = re.compile(
     r"(permission|not permitted|ptrace|unsupported|not supported|unrecogni[sz]ed|failed to (start|create|launch|initialize)|"
@@ -92,6 +112,17 @@ class ProfilePlan:
     warm_up: Annotated[
         int, Param("Warm-up iterations before recording.", minimum=0, setting=True)
     ] = 5
+    record: Annotated[
+        tuple[Source, ...] | None,
+        Param(
+            "Sources to record besides CUDA and NVTX: gpu-metrics, os-calls, cpu, python, modules, or all.",
+            metavar="SOURCES",
+            parse=sources_from_text,
+        ),
+    ] = None
+    kernels: Annotated[
+        int, Param("Also count the longest kernels with Nsight Compute (ncu).", minimum=0)
+    ] = 0
     keep_raw: Annotated[
         bool,
         Param(
@@ -110,59 +141,111 @@ class Recording(NamedTuple):
     """Output of nsys and the program, interleaved."""
 
 
-def make_nsys_command(output: Path, *, on_gpu: bool, whole: bool) -> list[str]:
-    """For nsys 2022.4 to 2025.x. `whole`: some drivers do not record CUDA graphs that were made before the range."""
-    traced = "nvtx,cuda,cublas,cudnn" if on_gpu else "nvtx"
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What nsys records, and from when to when."""
+
+    on_gpu: bool
+    whole: bool = False
+    """The whole process, not only the range `optpipe.capture`: some drivers do not record graphs that were made before it."""
+    sources: tuple[Source, ...] = ()
+    duration_s: float | None = None
+    """The program is asked to end after that time."""
+    timeout_s: float | None = _TIMEOUT_S
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def make_nsys_command(output: Path, capture: Capture, version: str) -> list[str]:
+    """For nsys 2022.4 to 2026.x."""
+    traced = list_traced(capture.sources, on_gpu=capture.on_gpu)
     command = ["profile", "--output", str(output), "--force-overwrite", "true", "--trace", traced]
-    command += ["--sample", "none", "--cpuctxsw", "none", "--kill", "none"]
-    if on_gpu:
+    command += list_source_options(capture.sources, version)
+    if capture.on_gpu:
         command += ["--cuda-graph-trace", "node"]
-    if not whole:
-        command += [
-            "--capture-range",
-            "nvtx",
-            "--nvtx-capture",
-            CAPTURE_RANGE,
-            "--capture-range-end",
-            "stop",
-        ]
-        # without it, ranges pushed with plain strings, as torch does, do not bound a capture
-        command += ["--env-var", "NSYS_NVTX_PROFILER_REGISTER_ONLY=0"]
-    return command
+    if capture.duration_s is not None:
+        seconds = str(max(1, round(capture.duration_s)))
+        command += ["--duration", seconds, "--kill", "sigterm"]
+    else:
+        command += ["--kill", "none"]
+    if capture.whole:
+        return [*command, "--wait", "primary"]
+    command += ["--capture-range", "nvtx", "--nvtx-capture", CAPTURE_RANGE]
+    command += ["--capture-range-end", "stop"]
+    # without it, ranges pushed with plain strings, as torch does, do not bound a capture
+    return [*command, "--env-var", "NSYS_NVTX_PROFILER_REGISTER_ONLY=0"]
 
 
-def record_program(
-    program: Sequence[str], directory: Path, *, on_gpu: bool, whole: bool = False
-) -> Recording:
+def record_program(program: Sequence[str], directory: Path, capture: Capture) -> Recording:
     """Runs `program`, and ends all its processes with this one; the recording contains the whole environment.
 
     nsys and `program` run in NEUTRAL_FOLDER, since nsys imports a `sitecustomize.py` of the current folder.
-    `directory` is among the program's arguments, as an absolute path.
 
-    Raises StageError after half an hour, and MissingError if nsys cannot run.
+    Raises StageError after `capture.timeout_s`, and MissingError if nsys cannot run.
     """
     directory = directory.resolve()
     output, log = directory / "recording", directory / "nsys.log"
-    command = [str(find_nsys()), *make_nsys_command(output, on_gpu=on_gpu, whole=whole), *program]
+    nsys_words = make_nsys_command(output, capture, read_nsys_version())
+    command = [str(find_nsys()), *nsys_words, *program]
+    environment = {**os.environ, **capture.environment, _MARK: str(directory)}
     try:
         with open_process_group(
             command,
             log,
-            os.environ,
+            environment,
             ask_s=_TERMINATION_TIMEOUT_S,
             foreign=True,
             folder=NEUTRAL_FOLDER,
         ) as process:
-            status = process.wait(timeout=_TIMEOUT_S)
+            status = process.wait(timeout=capture.timeout_s)
     except subprocess.TimeoutExpired as error:
-        raise StageError(f"the profiled stage did not finish within {_TIMEOUT_S} s") from error
+        raise StageError(
+            f"the profiled program did not finish within {capture.timeout_s:.0f} s"
+        ) from error
     except OSError as error:
         raise MissingError(f"cannot run {command[0]}: {error.strerror}") from error
     finally:
         _kill_others(directory)
     left = [output.with_suffix(suffix) for suffix in (".nsys-rep", ".qdrep", ".qdstrm")]
     found = next((path for path in left if path.is_file() and path.stat().st_size), None)
-    return Recording(found, status, log.read_text(encoding="utf-8", errors="replace"))
+    return Recording(found, status, _read_tail(log))
+
+
+def probe_sources(
+    sources: Sequence[Source], directory: Path, *, on_gpu: bool
+) -> tuple[SourceState, ...]:
+    """Tries each source with a program that does nothing, so that a refusal costs no run of the program itself."""
+    return tuple(_probe_source(source, directory, on_gpu=on_gpu) for source in sources)
+
+
+def _probe_source(source: Source, directory: Path, *, on_gpu: bool) -> SourceState:
+    known = find_known_refusal(source, read_nsys_version(), on_gpu=on_gpu)
+    if known is not None:
+        return known
+    if source not in _PROBED:
+        return SourceState(source, recorded=True)
+    folder = directory / f"probe-{source}"
+    folder.mkdir(parents=True, exist_ok=True)
+    capture = Capture(on_gpu=False, whole=True, sources=(source,), timeout_s=_PROBE_TIMEOUT_S)
+    try:
+        came = record_program(["/bin/sleep", "0.2"], folder, capture)
+    except StageError:
+        late = f"nsys does not finish a recording with it ({_PROBE_TIMEOUT_S:.0f} s)"
+        return refuse_source(source, late)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    said = [line.strip() for line in came.log.splitlines() if _REFUSALS.search(line)]
+    named = [line for line in said if _NAMES_OF_SOURCES[source].search(line)]
+    if came.recording is None or named:
+        return refuse_source(source, (named or said or ["nsys recorded nothing"])[0][:300])
+    return SourceState(source, recorded=True)
+
+
+def _read_tail(log: Path) -> str:
+    """The end of a log, which a program may fill with anything."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _LOG_BYTES))
+        return file.read().decode("utf-8", errors="replace")
 
 
 def export_recording(recorded: Recording, directory: Path) -> Path:
@@ -182,15 +265,15 @@ def export_recording(recorded: Recording, directory: Path) -> Path:
 
 
 def _kill_others(directory: Path) -> None:
-    """Kills the process groups with `directory` on a command line, which only this recording uses.
+    """Kills the process groups with `directory` in their environment, which only this recording has.
 
     nsys starts the program and its helpers in other sessions and does not end them.
     """
-    mark = os.fsencode(directory.resolve())
+    mark = os.fsencode(f"{_MARK}={directory.resolve()}") + b"\0"
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if (
-                mark in (entry / "cmdline").read_bytes()
+                mark in (entry / "environ").read_bytes()
                 and (group := os.getpgid(int(entry.name))) != os.getpgrp()
             ):
                 os.killpg(group, signal.SIGKILL)
@@ -230,13 +313,30 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
     )
     target = directory / f"{recording.stem}.sqlite"
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(target)]
-    finished = _run([str(find_nsys()), "export", *options, str(report.absolute())])
+    finished = run_tool([str(find_nsys()), "export", *options, str(report.absolute())])
     if finished.returncode != 0 or not target.is_file():
         problem = f"{recording}: nsys cannot export it: {_last_line(finished)}"
         raise BadInputError(
             f"{problem}\nit may come from a newer nsys than this one ({read_nsys_version()})"
         )
     return target
+
+
+def json_from_recording(recording: Path, directory: Path) -> Path:
+    """Exports a .nsys-rep or .qdstrm as JSON lines into `directory`. Raises as `sqlite_from_recording`."""
+    directory = directory.absolute()
+    report = (
+        _report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
+    )
+    target = directory / f"{recording.stem}.json"
+    for form in ("jsonlines", "json"):
+        options = ["--type", form, "--force-overwrite", "true", "--output", str(target)]
+        finished = run_tool([str(find_nsys()), "export", *options, str(report.absolute())])
+        made = (target, target.with_suffix(".jsonl"))  # newer versions choose the suffix
+        written = next((path for path in made if path.is_file()), None)
+        if finished.returncode == 0 and written is not None:
+            return written
+    raise StageError(f"nsys cannot export {recording.name} as JSON: {_last_line(finished)}")
 
 
 def _report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
@@ -247,7 +347,7 @@ def _report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
     target = directory / f"{qdstrm.stem}.nsys-rep"
     said = ""
     for importer in importers:
-        finished = _run([str(importer), "-i", str(qdstrm.absolute()), "-o", str(target)])
+        finished = run_tool([str(importer), "-i", str(qdstrm.absolute()), "-o", str(target)])
         if finished.returncode == 0 and target.is_file():
             return target
         said = _last_line(finished)
@@ -259,7 +359,12 @@ def _report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
 
 def read_nsys_version() -> str:
     """The version in the output of `nsys --version`, such as 2025.3.2.0."""
-    text = _run([str(find_nsys()), "--version"]).stdout.strip()
+    return _read_version_of(find_nsys())
+
+
+@cache
+def _read_version_of(nsys: Path) -> str:
+    text = run_tool([str(nsys), "--version"]).stdout.strip()
     words = [word for word in text.replace("-", " ").split() if word[:1].isdigit()]
     return words[0] if words else text or "unknown"
 
@@ -282,8 +387,8 @@ def _find_importers(nsys: Path) -> Iterator[Path]:
                 yield candidate
 
 
-def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-    """Runs a program of nsys, whose arguments are absolute paths, away from the current folder."""
+def run_tool(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    """Runs a program of nsys or ncu, whose arguments are absolute paths, away from the current folder."""
     try:
         return subprocess.run(
             command,

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -18,6 +18,7 @@ from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
 from optpipe.core.records import json_from_record, read_record
+from optpipe.core.wording import Argument
 from optpipe.measure.targets import find_targets
 from optpipe.models.artifacts.lookup import (
     StoredArtifact,
@@ -31,9 +32,24 @@ from optpipe.models.inputs.rows import read_length
 from optpipe.models.inputs.samples import SAMPLE_COUNT, choose_samples
 from optpipe.models.stored_card import read_stored_card
 from optpipe.preprocess.preprocess import choose_dali_plan
-from optpipe.trace.analysis import analysis_from_trace
+from optpipe.trace.against import ComparedStage, compare_stages
+from optpipe.trace.analysis import Analysis, analysis_from_trace, select_measured_part
 from optpipe.trace.bottleneck import describe_quality
-from optpipe.trace.nsys import BUILD_STAGES, ProfilePlan, Stage
+from optpipe.trace.chrome import write_chrome_trace
+from optpipe.trace.counters import count_kernels, find_ncu
+from optpipe.trace.differences import ProfileDifference
+from optpipe.trace.nsys import BUILD_STAGES, ProfilePlan, Stage, probe_sources
+from optpipe.trace.program import (
+    ProgramStage,
+    RecordedProgram,
+    analyze_program,
+    describe_end,
+    has_gpu,
+    list_program_stages,
+    make_program_command,
+    record_user_program,
+    require_program,
+)
 from optpipe.trace.read import KEEP_RAW_WARNING, trace_from_folder, trace_from_path, write_trace
 from optpipe.trace.record import (
     BuildJob,
@@ -41,15 +57,17 @@ from optpipe.trace.record import (
     PreprocessJob,
     ProfileJob,
     WorkerResult,
+    make_worker_command,
     open_scratch_folder,
     read_profiled_rows,
     record_job,
 )
 from optpipe.trace.report import (
     ProfileRecord,
+    RecordingProfile,
     StageProfile,
     StageSubject,
-    TraceProfile,
+    make_stage_views,
     profile_from_trace,
 )
 from optpipe.trace.roofline import (
@@ -59,10 +77,11 @@ from optpipe.trace.roofline import (
     sum_layer_times,
 )
 from optpipe.trace.rules import StageFacts
+from optpipe.trace.sources import SourceState
 from optpipe.workspace.entry import Entry, Status
 from optpipe.workspace.file_names import ONNX, PROFILE
 from optpipe.workspace.files import write_bytes
-from optpipe.workspace.runs import OpenRun, finish_run, open_run
+from optpipe.workspace.runs import RUNS, OpenRun, finish_run, list_runs, open_run
 from optpipe.workspace.store import Store
 
 _DALI_THREADS = {"cuda": 8, "cpu": 2}
@@ -153,6 +172,8 @@ def profile_model(
     options: Mapping[str, Mapping[str, Any]],
     build: BuildJob | None = None,
     images: tuple[Path, ...] = (),
+    against: Path | None = None,
+    output: Path | None = None,
 ) -> ModelProfileDocument:
     """Profiles every stage in `plan`; a failed one does not stop the others.
 
@@ -176,6 +197,9 @@ def profile_model(
     failed: dict[str, str] = {}
     errors: list[OptpipeError] = []
     parents = (model.id, *(each.entry.id for each in artifacts))
+    granted = grant_sources(plan, store, listener, on_gpu=any(job.on_gpu for job in jobs))
+    if plan.kernels and any(job.on_gpu for job in jobs):
+        find_ncu()
     with open_run(store.workspace, "profile") as run:
 
         def finish(record: ProfileRecord, status: Status) -> None:
@@ -186,7 +210,7 @@ def profile_model(
             for job in jobs:
                 try:
                     with listener.step(f"profile {job.name}"):
-                        stages += list(_profile_job(job, plan, run, store, listener))
+                        stages += list(_profile_job(job, plan, run, store, listener, granted))
                 except OptpipeError as error:
                     errors.append(error)
                     failed[job.name] = str(error)
@@ -197,13 +221,119 @@ def profile_model(
             raise
         if not stages:
             raise errors[0]
-        record = ProfileRecord(tuple(stages), failed)
+        difference = _compare_with(against, stages, run, listener)
+        record = ProfileRecord(tuple(stages), failed, against=difference)
         finish(record, "complete")
+        if output is not None:
+            _write_timeline(stages[-1], run.path, output, listener)
     main = next(
         (each for each in stages if each.subject.kind == "inference"), stages[-1]
     ).subject.name
     not_run = {each.entry.id: each.why_not for each in artifacts if each.why_not is not None}
-    return ModelProfileDocument(record.stages, record.failed, main, not_run, run.path)
+    return ModelProfileDocument(
+        record.stages,
+        record.failed,
+        against=difference,
+        main=main,
+        not_run=not_run,
+        run_dir=run.path,
+    )
+
+
+def _compare_with(
+    against: Path | None, stages: Sequence[StageProfile], run: OpenRun, listener: Listener
+) -> ProfileDifference | None:
+    if against is None:
+        return None
+    with listener.step(f"compare with {against.name}"):
+        sides = [_read_compared(run.path / stage.folder, stage) for stage in stages]
+        return compare_with_run(sides, against)
+
+
+def _write_timeline(stage: StageProfile, folder: Path, output: Path, listener: Listener) -> None:
+    whole = analysis_from_trace(trace_from_folder(folder / stage.folder))
+    count = write_chrome_trace(whole, output)
+    listener.inform(f"wrote {output}: {count} events of {stage.subject.name}")
+
+
+def grant_sources(
+    plan: ProfilePlan, store: Store, listener: Listener, *, on_gpu: bool
+) -> tuple[SourceState, ...]:
+    """Tries each source that the plan asks for; what is refused is warned about, and the profile goes on without it."""
+    if not plan.record:
+        return ()
+    with open_scratch_folder(store) as scratch, listener.step("try sources"):
+        states = probe_sources(plan.record, scratch, on_gpu=on_gpu)
+    for state in states:
+        if not state.recorded:
+            way = f"; what allows it: {state.remedy}" if state.remedy else ""
+            listener.warn(f"{state.name} is not recorded: {state.why}{way}")
+    return states
+
+
+def profile_program(
+    command: Sequence[str],
+    plan: ProfilePlan,
+    range_name: str | None,
+    duration_s: float | None,
+    store: Store,
+    listener: Listener,
+    against: Path | None = None,
+    output: Path | None = None,
+) -> ModelProfileDocument:
+    """Records a user's program, and judges its stages.
+
+    Raises BadInputError if there is no such program or range, MissingError without nsys, StageError if the recording is empty.
+    """
+    require_program(command)
+    name = Path(command[0]).name
+    granted = grant_sources(plan, store, listener, on_gpu=has_gpu())
+    with open_run(store.workspace, "profile") as run, open_scratch_folder(store) as scratch:
+        with listener.step(f"record {name}"):
+            recorded = record_user_program(command, scratch, listener, granted, duration_s)
+        folder = run.path / "program"
+        write_trace(recorded.trace, folder)
+        with listener.step("views"):
+            whole = analyze_program(trace_from_folder(folder))
+            stages = [
+                _judge_program_stage(each, whole, recorded, folder.name)
+                for each in list_program_stages(whole, range_name)
+            ]
+        if plan.kernels and stages[0].profile.measured.kernels:
+            with listener.step("count kernels"):
+                longest = [row.name for row in stages[0].profile.measured.kernels[: plan.kernels]]
+                counters = count_kernels(
+                    make_program_command(command), longest, scratch, in_range=False
+                )
+            stages[0] = replace(stages[0], counters=counters)
+        if plan.keep_raw:
+            _keep_raw(scratch, folder, listener)
+        difference = _compare_with(against, stages, run, listener)
+        record = ProfileRecord(tuple(stages), program=recorded.run, against=difference)
+        write_bytes(run.path / PROFILE, json_from_record(record))
+        finish_run(run)
+        if output is not None:
+            _write_timeline(stages[0], run.path, output, listener)
+    if recorded.run.exit_status:
+        listener.warn(describe_end(recorded.run))
+    main = stages[0].subject.name
+    return ModelProfileDocument(
+        record.stages,
+        program=recorded.run,
+        against=difference,
+        main=main,
+        run_dir=run.path,
+    )
+
+
+def _judge_program_stage(
+    stage: ProgramStage, whole: Analysis, recorded: RecordedProgram, folder: str
+) -> StageProfile:
+    facts = StageFacts(expects_gpu=bool(whole.trace.api.height))
+    profile = profile_from_trace(whole, stage.range, facts)
+    views = make_stage_views(whole, stage.range, recorded.sources)
+    subject = StageSubject(stage.name, "program")
+    return StageProfile(subject, folder, stage.range, facts, profile, *views)
 
 
 def _list_build_jobs(
@@ -294,47 +424,160 @@ def _make_graph(job: ProfileJob, found: WorkerResult) -> GraphCosts | None:
 
 
 def _profile_job(
-    job: ProfileJob, plan: ProfilePlan, run: OpenRun, store: Store, listener: Listener
+    job: ProfileJob,
+    plan: ProfilePlan,
+    run: OpenRun,
+    store: Store,
+    listener: Listener,
+    granted: tuple[SourceState, ...],
 ) -> Iterator[StageProfile]:
     """Records and judges one job; deletes the raw recording unless the plan keeps it."""
     with open_scratch_folder(store) as scratch:
-        trace, found = record_job(job, plan, scratch, listener)
+        recorded = record_job(job, plan, scratch, listener, granted)
+        trace, found = recorded.trace, recorded.result
         folder = run.path / job.name.replace(" ", "-").replace("+", "-")
         write_trace(trace, folder)
         # judge the files that are kept, so that they can be judged again
         whole = analysis_from_trace(trace_from_folder(folder))
-        if plan.keep_raw:
-            kept = folder / "raw"
-            kept.mkdir(mode=0o700)
-            for path in scratch.glob("recording*"):
-                shutil.copy2(path, kept / path.name)
-            listener.warn(f"{kept}: {KEEP_RAW_WARNING}")
         graph = _make_graph(job, found)
         for subject, given in job.stages:
             facts = replace(given, unprofiled_iteration_ns=found.unprofiled_iteration_ns)
             judged = f"optpipe.{facts.stage}" if facts.stage in BUILD_STAGES else None
             profile = profile_from_trace(whole, judged, facts, graph)
             listener.inform(f"profile {subject.name}: {describe_quality(profile.trace_quality)}")
-            yield StageProfile(subject, folder.name, judged, facts, profile)
+            views = make_stage_views(whole, judged, recorded.sources)
+            counters = None
+            if plan.kernels and job.on_gpu and subject.kind != "build":
+                longest = [row.name for row in profile.measured.kernels[: plan.kernels]]
+                with listener.step(f"count kernels of {subject.name}"):
+                    counters = count_kernels(make_worker_command(scratch), longest, scratch)
+            yield StageProfile(subject, folder.name, judged, facts, profile, *views, counters)
+        if plan.keep_raw:
+            _keep_raw(scratch, folder, listener)
 
 
-def profile_recording(path: Path, range_name: str | None, listener: Listener) -> TraceProfile:
+def _keep_raw(scratch: Path, folder: Path, listener: Listener) -> None:
+    kept = folder / "raw"
+    kept.mkdir(mode=0o700)
+    for path in (*scratch.glob("recording*"), *scratch.glob("ncu*")):
+        shutil.copy2(path, kept / path.name)
+    listener.warn(f"{kept}: {KEEP_RAW_WARNING}")
+
+
+def profile_recording(
+    path: Path,
+    range_name: str | None,
+    listener: Listener,
+    against: Path | None = None,
+    output: Path | None = None,
+) -> RecordingProfile:
     """Judges any recording: an .nsys-rep, its SQLite export, or the folder of an optpipe profile."""
     with listener.step(f"read {path.name}"):
-        trace = trace_from_path(path)
+        whole = analysis_from_trace(trace_from_path(path))
     with listener.step("views"):
-        return profile_from_trace(trace, range_name, *_find_stage_facts(path, range_name))
+        stage = _find_stage(path, range_name)
+        facts, graph = _find_stage_facts(stage)
+        profile = profile_from_trace(whole, range_name, facts, graph)
+        sources = stage.details.sources if stage is not None and stage.details else ()
+        views = make_stage_views(whole, range_name, sources)
+    if output is not None:
+        write_chrome_trace(whole, output)
+    difference = None
+    if against is not None:
+        subject = StageSubject(path.stem, "program") if stage is None else stage.subject
+        side = ComparedStage(subject, select_measured_part(whole, range_name))
+        with listener.step(f"read {against.name}"):
+            difference = compare_with_run([side], against, range_name)
+    own = {each.name: getattr(profile, each.name) for each in fields(profile)}
+    return RecordingProfile(**own, **views._asdict(), against=difference)
 
 
-def _find_stage_facts(path: Path, range_name: str | None) -> tuple[StageFacts, GraphCosts | None]:
-    """The facts and the graph that a profile run stored with the stage in folder `path`; none for any other recording."""
+def compare_with_run(
+    sides: Sequence[ComparedStage], against: Path, range_name: str | None = None
+) -> ProfileDifference:
+    """Compares each stage with that of a profile run or a recording that has the same name, or else the same kind."""
+    others = read_compared_stages(against, range_name)
+    pairs: list[tuple[ComparedStage, ComparedStage]] = []
+    for is_same in (_has_same_name, _has_same_kind, _is_any_program):
+        for side in sides:
+            if any(side is pair[1] for pair in pairs):
+                continue
+            free = [each for each in others if not any(each is pair[0] for pair in pairs)]
+            match = next((each for each in free if is_same(each.subject, side.subject)), None)
+            if match is not None:
+                pairs.append((match, side))
+    matched = {id(each) for pair in pairs for each in pair}
+    left = [
+        f"{each.subject.name} ({when})"
+        for when, group in (("before", others), ("after", sides))
+        for each in group
+        if id(each) not in matched
+    ]
+    return ProfileDifference(
+        against.name, tuple(compare_stages(*pair) for pair in pairs), tuple(left)
+    )
+
+
+def _has_same_name(one: StageSubject, other: StageSubject) -> bool:
+    return one.name == other.name
+
+
+def _has_same_kind(one: StageSubject, other: StageSubject) -> bool:
+    return one.kind == other.kind != "build"
+
+
+def _is_any_program(one: StageSubject, other: StageSubject) -> bool:
+    return "program" in (one.kind, other.kind)
+
+
+def read_compared_stages(place: Path, range_name: str | None = None) -> list[ComparedStage]:
+    """The stages of a profile run's folder, one stage's folder, or any recording.
+
+    Raises BadInputError if there is no profile or recording at `place`.
+    """
+    if (place / PROFILE).is_file():
+        record = read_record(place / PROFILE, ProfileRecord)
+        return [_read_compared(place / stage.folder, stage) for stage in record.stages]
+    stage = _find_stage(place, range_name)
+    if stage is not None:
+        return [_read_compared(place, stage)]
+    whole = analysis_from_trace(trace_from_path(place))
+    subject = StageSubject(place.stem, "program")
+    return [ComparedStage(subject, select_measured_part(whole, range_name))]
+
+
+def _read_compared(folder: Path, stage: StageProfile) -> ComparedStage:
+    analyze = analyze_program if stage.subject.kind == "program" else analysis_from_trace
+    measured = select_measured_part(analyze(trace_from_folder(folder)), stage.range)
+    return ComparedStage(stage.subject, measured, stage.facts.unprofiled_iteration_ns)
+
+
+def find_profile_run(text: str, store: Store) -> Path:
+    """The folder of a profile run by its name in the workspace, or any path. Raises BadInputError if there is neither."""
+    named = store.workspace / RUNS / text
+    for place in (named, Path(text)):
+        if place.exists():
+            return place
+    known = [run.path.name for run in list_runs(store.workspace, "profile")][-3:]
+    hint = f"; newest profiles: {', '.join(known)}" if known else ""
+    raise BadInputError(
+        f"no profile run or recording of that name{hint}", argument=Argument("against", text)
+    )
+
+
+def _find_stage(path: Path, range_name: str | None) -> StageProfile | None:
+    """The stage of a profile run whose folder is `path`; None for any other recording."""
     try:
         stages = read_record(path.parent / PROFILE, ProfileRecord).stages
     except BadInputError:
-        return StageFacts(), None  # not a run of optpipe, or of another version
-    stage = next(
+        return None  # not a run of optpipe, or of another version
+    return next(
         (each for each in stages if (each.folder, each.range) == (path.name, range_name)), None
     )
+
+
+def _find_stage_facts(stage: StageProfile | None) -> tuple[StageFacts, GraphCosts | None]:
+    """The facts and the graph that a profile run stored with a stage."""
     if stage is None:
         return StageFacts(), None
     roofline = stage.profile.roofline

@@ -46,9 +46,26 @@ SCHEMAS: Mapping[str, FrameSchema] = {
     "ranges": {**_SPAN, "thread": pl.Int64, "name": NAME_DTYPE},
 }
 
+DETAIL_SCHEMAS: Mapping[str, FrameSchema] = {
+    "metrics": {
+        "time_ns": pl.Int64,
+        "device": pl.Int64,
+        "name": NAME_DTYPE,
+        "value": pl.Float64,
+    },
+    "os_calls": {**_SPAN, "thread": pl.Int64, "name": NAME_DTYPE},
+    "stacks": {  # a row for each frame of a stack; depth 0 is the running function
+        **dict.fromkeys(("time_ns", "thread", "sample", "depth"), pl.Int64),
+        **dict.fromkeys(("name", "place", "language"), NAME_DTYPE),
+    },
+    "switches": {"time_ns": pl.Int64, "thread": pl.Int64, "is_in": pl.Boolean},
+}
+"""Tables of the sources that are recorded on request."""
+_ALL_SCHEMAS = {**SCHEMAS, **DETAIL_SCHEMAS}
+
 
 def make_empty_frame(table: str) -> pl.DataFrame:
-    return pl.DataFrame(schema=dict(SCHEMAS[table]))
+    return pl.DataFrame(schema=dict(_ALL_SCHEMAS[table]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +92,20 @@ class Trace:
     api: pl.DataFrame = field(default_factory=lambda: make_empty_frame("api"))
     copies: pl.DataFrame = field(default_factory=lambda: make_empty_frame("copies"))
     ranges: pl.DataFrame = field(default_factory=lambda: make_empty_frame("ranges"))
+    metrics: pl.DataFrame = field(default_factory=lambda: make_empty_frame("metrics"))
+    os_calls: pl.DataFrame = field(default_factory=lambda: make_empty_frame("os_calls"))
+    stacks: pl.DataFrame = field(default_factory=lambda: make_empty_frame("stacks"))
+    switches: pl.DataFrame = field(default_factory=lambda: make_empty_frame("switches"))
 
     @property
     def tables(self) -> dict[str, pl.DataFrame]:
+        """The tables that bound the timeline."""
         return {table: getattr(self, table) for table in SCHEMAS}
+
+    @property
+    def details(self) -> dict[str, pl.DataFrame]:
+        """The tables of sources that are recorded on request."""
+        return {table: getattr(self, table) for table in DETAIL_SCHEMAS}
 
 
 _FARTHEST_NS = 1 << 60
@@ -89,11 +116,12 @@ def add_frames(empty: Trace, frames: Mapping[str, pl.DataFrame]) -> Trace:
     """Adds the rows with possible times; diagnostics count the rows that are left out."""
     kept, lost = {}, list(empty.diagnostics)
     for table, frame in frames.items():
-        times = ("start_ns", "end_ns")
+        times = [each for each in ("start_ns", "end_ns", "time_ns") if each in frame.columns]
         timed = frame.drop_nulls(times).filter(
             *(pl.col(each).abs() < _FARTHEST_NS for each in times)
         )
-        kept[table] = timed.filter(pl.col("end_ns") >= pl.col("start_ns"))
+        is_span = "end_ns" in times
+        kept[table] = timed.filter(pl.col("end_ns") >= pl.col("start_ns")) if is_span else timed
         if timed.height < frame.height:
             lost.append(f"{frame.height - timed.height} rows of {table} have no possible timestamp")
         if kept[table].height < timed.height:
@@ -276,7 +304,7 @@ def trace_from_sqlite(path: Path) -> Trace:
             ),
         )
     trace = add_frames(empty, read)
-    if not any(frame.height for frame in trace.tables.values()):
+    if not any(frame.height for frame in (*trace.tables.values(), *trace.details.values())):
         raise BadInputError(
             f"{path}: the recording is empty: no kernels, API calls, or NVTX ranges"
         )
@@ -313,7 +341,41 @@ def _make_queries(columns: Columns) -> dict[str, str]:
         queries[name] = f"SELECT {', '.join(found)} FROM {table}"
     if columns.get("NVTX_EVENTS", frozenset()) >= {"start", "end", "text", "globalTid"}:
         queries["ranges"] = _make_ranges_query(columns["NVTX_EVENTS"])
+    for name, (needed, query) in _DETAIL_QUERIES.items():
+        if all(columns.get(table, frozenset()) >= known for table, known in needed.items()):
+            queries[name] = query
     return queries
+
+
+_DETAIL_QUERIES: Mapping[str, tuple[Mapping[str, frozenset[str]], str]] = {
+    "metrics": (
+        {
+            "GPU_METRICS": frozenset({"timestamp", "typeId", "metricId", "value"}),
+            "TARGET_INFO_GPU_METRICS": frozenset({"typeId", "metricId", "metricName"}),
+        },
+        "SELECT m.timestamp AS time_ns, m.typeId & 255 AS device, i.metricName AS name, "
+        "CAST(m.value AS REAL) AS value FROM GPU_METRICS m JOIN (SELECT DISTINCT typeId, metricId, "
+        "metricName FROM TARGET_INFO_GPU_METRICS) i ON i.typeId = m.typeId AND i.metricId = m.metricId",
+    ),
+    "os_calls": (
+        {"OSRT_API": frozenset({"start", "end", "globalTid", "nameId"})},
+        'SELECT start AS start_ns, "end" AS end_ns, globalTid AS thread, nameId AS name FROM OSRT_API',
+    ),
+    "stacks": (
+        {
+            "COMPOSITE_EVENTS": frozenset({"id", "start", "globalTid"}),
+            "SAMPLING_CALLCHAINS": frozenset({"id", "symbol", "module", "stackDepth"}),
+        },
+        "SELECT e.start AS time_ns, e.globalTid AS thread, e.id AS sample, c.stackDepth AS depth, "
+        "c.symbol AS name, c.module AS place, 'native' AS language FROM SAMPLING_CALLCHAINS c "
+        "JOIN COMPOSITE_EVENTS e ON e.id = c.id",
+    ),
+    "switches": (
+        {"SCHED_EVENTS": frozenset({"start", "isSchedIn", "globalTid"})},
+        "SELECT start AS time_ns, globalTid AS thread, isSchedIn AS is_in FROM SCHED_EVENTS",
+    ),
+}
+"""The tables and columns that a query needs, and the query, by table of a trace."""
 
 
 def _make_ranges_query(known: frozenset[str]) -> str:
@@ -332,14 +394,35 @@ def _make_ranges_query(known: frozenset[str]) -> str:
 def _cast_frame(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
     """Casts to the schema of `table`, and replaces ids and numbers by names."""
     named: list[pl.Series | pl.Expr] = []
-    if "name" in frame.columns and frame["name"].dtype.is_integer():
-        named.append(names.of(frame["name"]).alias("name"))
+    named += [
+        names.of(frame[column]).alias(column)
+        for column in ("name", "place")
+        if column in frame.columns and frame[column].dtype.is_integer()
+    ]
+    if table == "stacks":  # the file's name, not its path
+        frame, named = frame.with_columns(named), []
+        named.append(rename_distinct(frame["place"], r"^.*/", "").alias("place"))
+    if table == "os_calls":  # nsys itself adds a call to report that it traces the operating system
+        frame, named = _drop_reports(frame.with_columns(named)), []
     if table == "copies":
         named.append(_label("kind", {**COPY_KINDS, _MEMSET_KIND: MEMSET}))
         named += [_label(column, MEMORY_KINDS) for column in ("source_memory", "target_memory")]
     return frame.with_columns(named).select(
-        pl.col(column).cast(dtype) for column, dtype in SCHEMAS[table].items()
+        pl.col(column).cast(dtype) for column, dtype in _ALL_SCHEMAS[table].items()
     )
+
+
+def _drop_reports(calls: pl.DataFrame) -> pl.DataFrame:
+    return calls.filter(~pl.col("name").cast(pl.String).str.contains("profiling started$"))
+
+
+def rename_distinct(names: pl.Series, pattern: str, replacement: str) -> pl.Series:
+    """Replaces `pattern` once per distinct name, not per row."""
+    distinct = names.unique()
+    if distinct.is_empty():
+        return names.cast(pl.String)
+    renamed = distinct.cast(pl.String).str.replace(pattern, replacement)
+    return names.replace_strict(distinct, renamed, return_dtype=pl.String)
 
 
 def _label(column: str, labels: Mapping[int, str]) -> pl.Expr:
@@ -415,11 +498,13 @@ def trace_from_path(path: Path) -> Trace:
 def write_trace(trace: Trace, directory: Path) -> None:
     """Writes each frame with rows as Parquet, and `trace.json`; neither contains the process environment."""
     header = {
-        each.name: getattr(trace, each.name) for each in fields(trace) if each.name not in SCHEMAS
+        each.name: getattr(trace, each.name)
+        for each in fields(trace)
+        if each.name not in _ALL_SCHEMAS
     }
     try:
         (directory / TABLES).mkdir(parents=True, exist_ok=True)
-        for table, frame in trace.tables.items():
+        for table, frame in (trace.tables | trace.details).items():
             if frame.height:
                 plain = frame.with_columns(pl.col(pl.Categorical).cast(pl.String))
                 plain.write_parquet(directory / TABLES / f"{table}.parquet", compression="zstd")
@@ -444,7 +529,7 @@ def trace_from_files(files: Files) -> Trace:
     header = {
         name: value
         for name, value in record_from_files(files, TRACE_JSON, dict).items()
-        if name not in SCHEMAS
+        if name not in _ALL_SCHEMAS
     }
     empty = record_from_plain(header, Trace, files.folder / TRACE_JSON)
     with read_as_user_file(files.folder, "a recorded trace"):
@@ -452,7 +537,7 @@ def trace_from_files(files: Files) -> Trace:
             table: require_columns(read_parquet(files, name), table, files.folder / name)
             .select(*schema)
             .cast(dict(schema))  # type: ignore[arg-type]
-            for table, schema in SCHEMAS.items()
+            for table, schema in _ALL_SCHEMAS.items()
             if files.has(name := f"{TABLES}/{table}.parquet")
         }
     return add_frames(empty, frames)

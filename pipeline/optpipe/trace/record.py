@@ -11,18 +11,20 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 from msgspec import Struct
 
 from optpipe.backends.base import Device
 from optpipe.backends.registry import BACKENDS, load_artifact
+from optpipe.backends.torch_marks import turn_marks_on
 from optpipe.core import torch
 from optpipe.core.card import InputSpec, ModelCard, Shape
 from optpipe.core.entries import ArtifactInfo, ModelInfo, WeightsRequest
@@ -47,17 +49,21 @@ from optpipe.trace.nsys import (
     CAPTURE_RANGE,
     ITERATION_RANGE,
     MEASURED_RANGE,
+    Capture,
     ProfilePlan,
     Recording,
     Stage,
     export_recording,
+    json_from_recording,
     mark_range,
     record_program,
 )
+from optpipe.trace.python_stacks import read_python_stacks
 from optpipe.trace.read import Trace, trace_from_sqlite
 from optpipe.trace.report import StageSubject
 from optpipe.trace.roofline import Peaks, measure_cpu_peaks, measure_gpu_peaks
 from optpipe.trace.rules import StageFacts
+from optpipe.trace.sources import Source, SourceState
 from optpipe.workspace.arrays import read_arrays, write_arrays
 from optpipe.workspace.entry import Entry
 from optpipe.workspace.file_names import REFERENCE
@@ -121,6 +127,8 @@ class WorkerJob:
     warm_up: int = 0
     iterations: int = 0
     work: Work | None = None
+    modules: bool = False
+    """Opens a range around each layer, if the backend knows its module."""
     folder: Path = field(default_factory=Path.cwd)
     """Where its relative paths start: nsys runs the process elsewhere."""
 
@@ -131,6 +139,8 @@ class WorkerResult:
 
     unprofiled_iteration_ns: float | None = None
     peaks: Peaks | None = None
+    marked: bool = False
+    """Whether the session opens ranges around its layers."""
     layer_ns: Mapping[str, float] | None = None
     """Median time of each node in ONNX Runtime on the CPU."""
     error: str | None = None
@@ -150,24 +160,81 @@ class ProfileJob:
     """`read_profiled_rows` of an inference's artifact, read once for all sizes."""
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedJob:
+    trace: Trace
+    result: WorkerResult
+    sources: tuple[SourceState, ...]
+
+
 def record_job(
-    job: ProfileJob, plan: ProfilePlan, scratch: Path, listener: Listener
-) -> tuple[Trace, WorkerResult]:
-    """Runs `job`; returns its trace and its results. Raises the stage's error, MissingError if nsys refused."""
+    job: ProfileJob,
+    plan: ProfilePlan,
+    scratch: Path,
+    listener: Listener,
+    granted: tuple[SourceState, ...] = (),
+) -> RecordedJob:
+    """Runs `job` with the sources that `granted` names. Raises the stage's error, MissingError if nsys refused."""
     worker_job = make_worker_job(job, plan, scratch)
     (scratch / JOB).write_bytes(json_from_record(worker_job))
+    sources = tuple(state.name for state in granted if state.recorded)
+    if not job.on_gpu:
+        sources = tuple(source for source in sources if source is not Source.GPU_METRICS)
     for whole in (False, True):
-        program = make_python_command("optpipe.trace.record", str((scratch / JOB).resolve()))
-        came = record_program(program, scratch, on_gpu=job.on_gpu, whole=whole)
+        capture = Capture(job.on_gpu, whole=whole, sources=sources)
+        came = record_program(make_worker_command(scratch), scratch, capture)
         found = read_result(worker_job, came)
-        trace = trace_from_sqlite(export_recording(came, scratch))
+        trace = add_python_stacks(
+            trace_from_sqlite(export_recording(came, scratch)), came, scratch, sources, listener
+        )
         if whole or not job.on_gpu or isinstance(job.work, BuildJob):
             break
         if select_measured_part(analysis_from_trace(trace)).trace.kernels.height:
             break
         nothing = "nsys recorded no kernels in the measured range"
         listener.warn(f"{job.name}: {nothing}; recording the whole process instead")
-    return trace, found
+    states = tuple(_limit_source(state, job, found) for state in granted)
+    return RecordedJob(trace, found, states)
+
+
+def make_worker_command(scratch: Path) -> list[str]:
+    return make_python_command("optpipe.trace.record", str((scratch / JOB).resolve()))
+
+
+def add_python_stacks(
+    trace: Trace,
+    recorded: Recording,
+    scratch: Path,
+    sources: Sequence[Source],
+    listener: Listener,
+) -> Trace:
+    """Adds Python's stacks from the JSON export; a warning, and the trace as it is, if they cannot be read."""
+    if Source.PYTHON not in sources or recorded.recording is None:
+        return trace
+    try:
+        stacks = read_python_stacks(json_from_recording(recorded.recording, scratch))
+    except OptpipeError as error:
+        listener.warn(f"cannot read the Python stacks: {error}")
+        return trace
+    if stacks.unread:
+        listener.warn(f"{stacks.unread} Python stacks have an unknown format and are left out")
+    return replace(trace, stacks=pl.concat([trace.stacks, stacks.frames]))
+
+
+def _limit_source(state: SourceState, job: ProfileJob, found: WorkerResult) -> SourceState:
+    """What this stage cannot have of a source that the machine grants."""
+    if state.name is Source.GPU_METRICS and state.recorded and not job.on_gpu:
+        return SourceState(state.name, False, "the stage does not use the GPU")
+    if state.name is not Source.MODULES or not isinstance(job.work, InferenceJob):
+        return state
+    if not found.marked:
+        return SourceState(state.name, False, f"{job.work.backend} does not name its modules here")
+    if job.work.options.get("cuda_graph"):
+        why = "a replayed CUDA graph does not run the modules"
+        return SourceState(
+            state.name, False, why, Argument("option", {job.work.backend: {"cuda_graph": "false"}})
+        )
+    return state
 
 
 def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> WorkerJob:
@@ -177,7 +244,8 @@ def make_worker_job(job: ProfileJob, plan: ProfilePlan, scratch: Path) -> Worker
     for a batch size outside the artifact's profile.
     """
     work = job.work
-    worker_job = WorkerJob(scratch, plan.warm_up, plan.iterations, work)
+    modules = Source.MODULES in (plan.record or ())
+    worker_job = WorkerJob(scratch, plan.warm_up, plan.iterations, work, modules)
     if not isinstance(work, InferenceJob):
         return worker_job
     assert job.read_rows is not None
@@ -341,6 +409,8 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
         open_stream(work.device),
         load_artifact(entry, store, work.options) as session,
     ):
+        mark = getattr(session, "mark_layers", None) if job.modules else None
+        marked = mark is not None and mark()
         binding = session.bind(inputs)
         synchronize = _make_synchronizer(on_gpu=on_gpu)
 
@@ -354,7 +424,7 @@ def _run_inference(work: InferenceJob, job: WorkerJob) -> WorkerResult:
         layer_ns = BACKENDS[work.backend].time_layers(
             entry.path, entry.info, work.options, inputs, job.scratch
         )
-        return WorkerResult(unprofiled_ns, peaks, layer_ns)
+        return WorkerResult(unprofiled_ns, peaks, layer_ns=layer_ns, marked=marked)
 
 
 def _make_preprocess_iteration(job: PreprocessJob) -> Callable[[], None]:
@@ -378,6 +448,8 @@ def _measure(iteration: Callable[[], None], job: WorkerJob) -> float:
         iteration()
         warmed += 1
     times = [end - begun for begun, _, end in islice(time_calls(iteration), job.iterations)]
+    if job.modules:
+        turn_marks_on()
     with mark_range(CAPTURE_RANGE):
         for _ in range(_SETTLING):
             iteration()

@@ -7,7 +7,7 @@ None without the model's graph.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import nan
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import polars as pl
@@ -31,11 +31,17 @@ from optpipe.trace.bottleneck import (
     find_bottleneck,
     find_gaps,
 )
+from optpipe.trace.counters import Counters
+from optpipe.trace.details import StageDetails, details_from_trace
+from optpipe.trace.differences import ProfileDifference
 from optpipe.trace.kernels import KernelKind
+from optpipe.trace.loops import Loop, describe_loop
+from optpipe.trace.modules import ModuleTree, make_module_tree
 from optpipe.trace.nsys import ITERATION_RANGE, MEASURED_RANGE
 from optpipe.trace.read import Gpu, Trace, trace_from_files
 from optpipe.trace.roofline import GraphCosts, Roofline, compute_roofline, graph_costs_from_roofline
 from optpipe.trace.rules import ProfileFinding, RuleContext, StageFacts, apply_rules
+from optpipe.trace.sources import SourceState
 from optpipe.trace.tensor_cores import TensorCores, analyze_tensor_cores
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PROFILE
@@ -157,7 +163,7 @@ class StageSubject:
     """The profiled stage; None for fields that do not apply."""
 
     name: str
-    kind: Literal["build", "preprocess", "inference"]
+    kind: Literal["build", "preprocess", "inference", "program"]
     artifact: str | None = None
     precision: str | None = None
     device: str | None = None
@@ -166,6 +172,17 @@ class StageSubject:
     """Tokens of every sequence, padding included."""
     sha256: str | None = None
     """`hash_engine` of the artifact."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRun:
+    """A recorded program; `exit_status` is that of its first process, above 128 for a signal."""
+
+    command: tuple[str, ...]
+    exit_status: int
+    wall_s: float
+    output_tail: str = ""
+    """The end of what it printed, if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +195,12 @@ class StageProfile:
     """The judged range; None for the measured range."""
     facts: StageFacts
     profile: TraceProfile
+    details: StageDetails | None = None
+    """None in records of versions that did not have it."""
+    modules: ModuleTree | None = None
+    loop: Loop | None = None
+    counters: Counters | None = None
+    """None unless ncu was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +208,37 @@ class ProfileRecord:
     stages: tuple[StageProfile, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
     """The error by stage."""
+    program: ProgramRun | None = None
+    """The user's program, if one was recorded."""
+    against: ProfileDifference | None = None
+    """The comparison with another profile, if one was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingProfile(TraceProfile):
+    """The profile of an existing recording."""
+
+    details: StageDetails | None = None
+    modules: ModuleTree | None = None
+    loop: Loop | None = None
+    against: ProfileDifference | None = None
+
+
+class StageViews(NamedTuple):
+    """What a stage shows beside its profile; None if the recording does not have it."""
+
+    details: StageDetails
+    modules: ModuleTree | None
+    loop: Loop | None
+
+
+def make_stage_views(
+    whole: Analysis, range_name: str | None, sources: tuple[SourceState, ...] = ()
+) -> StageViews:
+    """Raises BadInputError if the trace has no range called `range_name`."""
+    measured = select_measured_part(whole, range_name)
+    details = details_from_trace(whole, range_name, sources)
+    return StageViews(details, make_module_tree(measured), describe_loop(measured))
 
 
 def rows_from_table(table: pl.DataFrame, kind: type[Row]) -> tuple[Row, ...]:

@@ -56,7 +56,7 @@ def _locate_launches(measured: Analysis) -> pl.DataFrame:
     called, thread = (
         array_from_column(measured.launches, name) for name in ("called_ns", "thread")
     )
-    index = _find_innermost(ranges, called, thread)
+    index = find_innermost(ranges, called, thread)
     layers = ranges["name"].cast(pl.String).gather(pl.Series(index).replace(-1, None))
     located = launches.with_columns(layers.alias("layer"), pl.Series("range", index))
     known = classify_kernels(measured.trace.kernels["name"])
@@ -85,7 +85,7 @@ def _tabulate_layers(located: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _find_innermost(ranges: pl.DataFrame, at: TimeArray, thread: TimeArray) -> TimeArray:
+def find_innermost(ranges: pl.DataFrame, at: TimeArray, thread: TimeArray) -> TimeArray:
     """The row of the innermost range of the same thread that is open at each time; -1 for none.
 
     Ranges are sorted by start, the longer one first: a range that lies inside another follows it.

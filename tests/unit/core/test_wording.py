@@ -300,7 +300,8 @@ EXCEPTIONS = {
     "core/plan.py": r"--set|--no-",  # makes the options of the command line
     "core/wording.py": r"--set|--no-|--workspace|\\(--set\\)",  # words them
     "signoff/reports.py": r"optpipe signoff $",  # the name of a suite in JUnit's XML
-    "trace/nsys.py": r"--output|--version|--trace",  # options of nsys
+    "trace/nsys.py": r"--output|--version|--trace|--duration",  # options of nsys
+    "trace/counters.py": r"--version",  # an option of ncu
     "build/doctor.py": r"--version",  # an option of nsys
 }
 """By file, literals that are no options of optpipe in a message."""

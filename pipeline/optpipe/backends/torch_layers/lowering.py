@@ -15,6 +15,7 @@ import numpy as np
 from optpipe.backends.base import BuildRequest
 from optpipe.backends.onnx_graph import load_onnx
 from optpipe.backends.onnx_quantized import QuantizedLayer, layers_from_qdq
+from optpipe.backends.torch_decompositions import list_decompositions
 from optpipe.backends.torch_graph import (
     add_constant,
     copy_where_needed,
@@ -51,7 +52,7 @@ def lower_program(request: BuildRequest) -> tuple[Any, tuple[str, ...]]:
     """
     register_operator()
     exported, wide = export_with_weights(request, Precision.FP16)
-    program = exported.run_decompositions({}).module()
+    program = exported.run_decompositions(list_decompositions()).module()
     inputs = make_example_inputs(request.card.inputs, request.device)
     widened = widen_overflows(program, wide, inputs)
     put_batches_first(program)

@@ -180,6 +180,40 @@ def test_what_follows_patches_and_a_number_after_a_convolution_stay(tmp_path):
         assert measure_snr(module(batch).numpy(), lower_program(wanted)[0](batch)[0].numpy()) > 45
 
 
+class Padded(torch.nn.Module):
+    """Paddings as words, as in ConvMixer: even, odd, and dilated ones, and a kernel too large to unroll."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 32, 4, 2, padding="valid"),
+            torch.nn.Conv2d(32, 32, 9, padding="same", groups=32),
+            torch.nn.Conv2d(32, 32, 11, padding="same", groups=32),
+            torch.nn.Conv2d(32, 32, 4, padding="same"),
+            torch.nn.Conv2d(32, 32, 3, padding="same", dilation=2),
+        )
+
+    def forward(self, image):
+        return self.layers(image)
+
+
+@pytest.mark.slow
+def test_convolutions_whose_padding_is_a_word_are_steps(tmp_path):
+    torch.manual_seed(0)
+    module, batch = Padded().eval(), draw(SPEC)
+    wanted = replace(
+        make_int8_request("residual", tmp_path),
+        precision=Precision.FP16,
+        module=lambda: deepcopy(module),
+    )
+    program, _ = lower_program(wanted)
+    nodes = [node for node in program.graph.nodes if "optpipe" in str(node.target)]
+    found = Counter(type(step_from_text(node.args[5])).__name__ for node in nodes)
+    assert found == {"Stem": 1, "Depthwise": 1, "Convolution": 2}
+    with torch.inference_mode():
+        assert measure_snr(module(batch).numpy(), program(batch)[0].numpy()) > 45
+
+
 class Bare(torch.nn.Module):
     """Parts of one layer attend twice, once causally, and the heads are the output."""
 

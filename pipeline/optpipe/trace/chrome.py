@@ -1,0 +1,142 @@
+"""A trace in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+Format: "Trace Event Format" (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): `X` is an event
+with a duration, `M` names processes and threads, `C` is a counter. Times are microseconds.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from optpipe.core.errors import StageError
+from optpipe.trace.analysis import Analysis
+from optpipe.trace.kernels import shorten_name
+from optpipe.trace.modules import locate_kernels
+
+Event = Mapping[str, Any]
+_GPU_PROCESS, _METRICS_THREAD = 1_000_000, 0
+_THREAD = 0xFFFFFF
+
+
+def write_chrome_trace(whole: Analysis, target: Path) -> int:
+    """Writes the whole recording; returns the number of events. Raises StageError if the file cannot be written."""
+    count = 0
+    try:
+        with target.open("w", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit": "ns", "traceEvents": [')
+            for event in list_events(whole):
+                file.write(("\n" if count == 0 else ",\n") + json.dumps(event, allow_nan=False))
+                count += 1
+            file.write("\n]}\n")
+    except OSError as error:
+        raise StageError(f"cannot write {target}: {error.strerror or error}") from error
+    return count
+
+
+def list_events(whole: Analysis) -> Iterator[Event]:
+    """Times start at the recording's first event."""
+    trace = whole.trace
+    origin_ns = whole.timeline.start_ns
+    yield from _name_tracks(whole)
+    for table, category in (("ranges", "nvtx"), ("api", "cuda"), ("os_calls", "os")):
+        frame = getattr(trace, table)
+        for name, start, end, thread in _rows(frame, "name", "start_ns", "end_ns", "thread"):
+            yield _span(name, category, start, end, origin_ns, *_host_track(thread))
+    paths = _find_paths(whole)
+    for name, start, end, device, stream, launch in _rows(
+        trace.kernels, "name", "start_ns", "end_ns", "device", "stream", "correlation_id"
+    ):
+        module = paths.get((launch, name), "")
+        detail = {"name": name, **({"module": module} if module else {})}
+        track = _GPU_PROCESS + (device or 0), stream or 0
+        yield _span(shorten_name(name), "kernel", start, end, origin_ns, *track, args=detail)
+    for kind, start, end, device, stream, size in _rows(
+        trace.copies, "kind", "start_ns", "end_ns", "device", "stream", "bytes"
+    ):
+        track = _GPU_PROCESS + (device or 0), stream or 0
+        args = {"bytes": size or 0}
+        yield _span(kind or "copy", "copy", start, end, origin_ns, *track, args=args)
+    for name, time, device, value in _rows(trace.metrics, "name", "time_ns", "device", "value"):
+        yield {
+            "name": name,
+            "ph": "C",
+            "ts": (time - origin_ns) / 1e3,
+            "pid": _GPU_PROCESS + (device or 0),
+            "tid": _METRICS_THREAD,
+            "args": {"value": value or 0.0},
+        }
+
+
+def _find_paths(whole: Analysis) -> dict[tuple[int, str], str]:
+    """The module of each kernel, by the correlation id of its launch and its name."""
+    located = locate_kernels(whole)
+    if located.is_empty():
+        return {}
+    operations = whole.timeline.operations
+    known = operations.is_kernel & (operations.api_row >= 0)
+    launches = whole.trace.kernels["correlation_id"][operations.row[known]]
+    names, paths = located["kernel"].to_list(), located["path"].to_list()
+    return {
+        (launch, name): path
+        for launch, name, path in zip(launches.to_list(), names, paths, strict=True)
+        if path
+    }
+
+
+def _rows(frame: pl.DataFrame, *columns: str) -> Iterator[tuple[Any, ...]]:
+    text = [column for column in columns if frame.schema[column] == pl.Categorical]
+    yield from frame.select(columns).with_columns(pl.col(text).cast(pl.String)).iter_rows()
+
+
+def _host_track(thread: int | None) -> tuple[int, int]:
+    """Process and thread of nsys' global thread id: 24 bits each."""
+    number = thread or 0
+    return (number >> 24) & _THREAD, number & _THREAD
+
+
+def _span(
+    name: str,
+    category: str,
+    start_ns: int,
+    end_ns: int,
+    origin_ns: int,
+    process: int,
+    thread: int,
+    args: Mapping[str, Any] | None = None,
+) -> Event:
+    event: dict[str, Any] = {
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "ts": (start_ns - origin_ns) / 1e3,
+        "dur": (end_ns - start_ns) / 1e3,
+        "pid": process,
+        "tid": thread,
+    }
+    return event if args is None else {**event, "args": args}
+
+
+def _name_tracks(whole: Analysis) -> Iterator[Event]:
+    trace = whole.trace
+    devices = {each or 0 for each in trace.kernels["device"].unique().to_list()}
+    devices |= {each or 0 for each in trace.copies["device"].unique().to_list()}
+    for device in sorted(devices):
+        name = trace.gpus[device].name if device < len(trace.gpus) else "GPU"
+        process = _GPU_PROCESS + device
+        yield {
+            "name": "process_name",
+            "ph": "M",
+            "pid": process,
+            "tid": 0,
+            "args": {"name": f"{name} {device}"},
+        }
+    streams = pl.concat(
+        frame.select("device", "stream") for frame in (trace.kernels, trace.copies)
+    ).unique()
+    for device, stream in streams.sort("device", "stream").iter_rows():
+        args = {"name": f"stream {stream}"}
+        process = _GPU_PROCESS + (device or 0)
+        yield {"name": "thread_name", "ph": "M", "pid": process, "tid": stream or 0, "args": args}

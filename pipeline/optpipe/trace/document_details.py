@@ -1,0 +1,346 @@
+"""The parts of a profile's document that come from sources recorded on request, modules, loops, counters, and comparisons."""
+
+from collections.abc import Iterator, Sequence
+
+from optpipe.core.quantity import format_bytes, format_duration
+from optpipe.report.charts import Bar, draw_timeline
+from optpipe.report.document import (
+    Cell,
+    Column,
+    Figure,
+    Part,
+    RawFiles,
+    Row,
+    Section,
+    Sentence,
+    Table,
+    Tone,
+    figure_column,
+    figure_columns,
+    make_table,
+)
+from optpipe.trace.counters import Counters
+from optpipe.trace.details import OsCalls, Stacks, StageDetails
+from optpipe.trace.differences import (
+    Change,
+    Difference,
+    ProfileDifference,
+    Side,
+    StageDifference,
+)
+from optpipe.trace.kernels import shorten_name
+from optpipe.trace.loops import Loop, Spread
+from optpipe.trace.modules import ModuleRow, ModuleTree, group_paths
+
+_ROWS, _STACK_ROWS, _MODULE_ROWS, _WIDTH = 12, 10, 25, 56
+_SHOWN_METRICS = (
+    "SMs Active", "SM Active", "SM Issue", "Tensor Active", "DRAM Read", "DRAM Write", "PCIe RX", "PCIe TX", "NVLink RX",
+    "NVLink TX", "GR Active", "Compute Warps in Flight [Throughput", "GPC Clock",
+)  # fmt: skip
+_LANGUAGES = {"python": "Python lines", "native": "CPU functions"}
+
+
+def list_detail_parts(
+    details: StageDetails | None,
+    modules: ModuleTree | None,
+    loop: Loop | None,
+    counters: Counters | None = None,
+) -> Iterator[Part]:
+    """Nothing for a part that was not recorded; a sentence with the way out for one that was refused."""
+    if loop is not None:
+        yield from describe_loop_parts(loop)
+    if modules is not None:
+        yield from tabulate_modules(modules)
+    if counters is not None:
+        yield from tabulate_counters(counters)
+    if details is not None:
+        yield from _tabulate_metrics(details)
+        if details.os_calls is not None:
+            yield from _tabulate_os_calls(details.os_calls)
+        for stacks in (details.python, details.native):
+            if stacks is not None:
+                yield from _tabulate_stacks(stacks)
+        if (switches := details.switches) is not None:
+            off = f"{format_duration(switches.off_cpu_ns)} off the CPU"
+            yield Sentence(
+                f"{switches.count} times, {off}, {switches.threads} threads",
+                Tone.PLAIN,
+                "context switches",
+            )
+        for state in details.sources:
+            if not state.recorded:
+                text = f"{state.name} is not recorded: {state.why}"
+                yield Sentence(text, Tone.DOUBTFUL, remedy=state.remedy)
+
+
+def describe_loop_parts(loop: Loop) -> Iterator[Part]:
+    period = loop.period_ns
+    text = f"{loop.iterations_per_s:.3g} iterations/s, {_format_spread(period)} each ({loop.iterations} of {loop.range})"
+    yield Sentence(text, Tone.STRONG, "loop")
+    rows: list[Row] = []
+    for name, spread in (
+        (f"wait for data ({loop.data_range})", loop.data_wait_ns),
+        ("GPU busy", loop.gpu_busy_ns),
+        ("GPU idle before the first launch", loop.idle_before_first_launch_ns),
+    ):
+        if spread is not None:
+            share = f"{spread.median / period.median:.0%}" if period.median else ""
+            rows.append((name, format_duration(spread.median), _format_quartiles(spread), share))
+    if loop.blocking_copies:
+        rows.append(
+            (
+                f"blocking copies ({loop.blocking_copies:.3g})",
+                format_duration(loop.blocking_copy_ns),
+                "",
+                f"{loop.blocking_copy_ns / period.median:.0%}" if period.median else "",
+            )
+        )
+    if rows:
+        columns: list[Column | str] = [
+            "per iteration",
+            *figure_columns("median", "quartiles", "share"),
+        ]
+        yield make_table(columns, rows)
+
+
+def _format_spread(spread: Spread) -> str:
+    return f"{format_duration(spread.median)} [{_format_quartiles(spread)}]"
+
+
+def _format_quartiles(spread: Spread) -> str:
+    return f"{format_duration(spread.low)}, {format_duration(spread.high)}"
+
+
+def tabulate_modules(tree: ModuleTree) -> Iterator[Part]:
+    """The modules that take at least 1%, in the order in which they run; times per iteration."""
+    named = tree.named_ns / tree.kernel_ns if tree.kernel_ns else 0.0
+    yield Sentence(f"{named:.0%} of kernel time belongs to a named module", Tone.STRONG, "modules")
+    worth = [row for row in tree.rows if row.share >= 0.01]
+    shown = sorted(sorted(worth, key=lambda row: -row.time_ns)[:_MODULE_ROWS], key=tree.rows.index)
+    cells: list[Row] = [
+        (
+            f"{'  ' * (row.depth - 1)}{_shorten(row.path)}",
+            f"{row.share:.1%}",
+            format_duration(row.time_ns / tree.iterations),
+            f"{row.kernels / tree.iterations:.0f}",
+            _format_tensor_cores(row),
+            ", ".join(row.precisions[:3]),
+        )
+        for row in shown
+    ]
+    columns: list[Column | str] = [
+        "module",
+        *figure_columns("share", "time", "kernels"),
+        figure_column("Tensor Cores"),
+        "types",
+    ]
+    more = len(tree.rows) - len(shown)
+    caption = "Tensor Cores: share of the module's matrix work that uses them"
+    caption += f"\n{more} smaller modules are in the JSON" if more else ""
+    yield make_table(columns, cells, caption=caption)
+    groups: list[Row] = [
+        (
+            group_paths(group.paths),
+            str(len(group.paths)),
+            f"{group.share:.1%}",
+            format_duration(group.time_ns / tree.iterations),
+            format_duration(group.time_ns / tree.iterations / len(group.paths)),
+        )
+        for group in tree.groups[:_ROWS]
+    ]
+    if groups:
+        yield make_table(
+            ["equal blocks", *figure_columns("count", "share", "time", "each")], groups
+        )
+
+
+def _format_tensor_cores(row: ModuleRow) -> str:
+    return f"{min(row.tensor_core_ns / row.matrix_ns, 1):.0%}" if row.matrix_ns else ""
+
+
+def tabulate_counters(counters: Counters) -> Iterator[Part]:
+    if not counters.kernels:
+        yield Sentence(
+            f"kernels were not counted: {counters.why}", Tone.DOUBTFUL, remedy=counters.remedy
+        )
+        return
+    cells: list[Row] = [
+        (
+            _shorten(shorten_name(row.name)),
+            format_duration(row.duration_ns) if row.duration_ns else "",
+            _percent(row.occupancy_percent),
+            format_bytes(row.dram_bytes) if row.dram_bytes is not None else "",
+            _percent(row.dram_peak_percent),
+            _percent(row.sm_peak_percent),
+            _percent(row.tensor_pipe_percent),
+            "" if row.waves is None else f"{row.waves:.2f}",
+            row.limiter,
+        )
+        for row in counters.kernels
+    ]
+    figures = figure_columns("time", "occupancy", "DRAM", "of peak", "SM", "Tensor pipe", "waves")
+    caption = f"{counters.tool}, clocks as they are; DRAM, SM, Tensor pipe: of the sustained peak; waves: blocks of the GPU's places"
+    yield make_table(["counted kernels", *figures, "limited by"], cells, caption=caption)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}%"
+
+
+def _tabulate_metrics(details: StageDetails) -> Iterator[Table]:
+    cells: list[Row] = []
+    for row in details.metrics:
+        if any(word in row.name for word in _SHOWN_METRICS) and not row.name.endswith(
+            ("[Avg]", "Cycle]")
+        ):
+            unit = "%" if "%" in row.name else ""
+            busy = "" if row.mean_busy is None else f"{row.mean_busy:.0f}{unit}"
+            name = row.name.replace(" [Throughput %]", "")
+            cells.append((name, f"{row.mean:.0f}{unit}", busy, f"{row.maximum:.0f}{unit}"))
+    if cells:
+        samples = max(row.samples for row in details.metrics)
+        columns: list[Column | str] = [
+            "GPU metric",
+            *figure_columns("mean", "in kernels", "maximum"),
+        ]
+        yield make_table(columns, cells, caption=f"{samples} samples")
+
+
+def _tabulate_os_calls(calls: OsCalls) -> Iterator[Part]:
+    by_kind = sorted(calls.by_kind_ns.items(), key=lambda each: -each[1])
+    text = ", ".join(f"{kind} {format_duration(ns)}" for kind, ns in by_kind)
+    threads = "1 thread" if calls.threads == 1 else f"{calls.threads} threads"
+    yield Sentence(f"{text} ({threads})", Tone.STRONG, "OS calls")
+    cells: list[Row] = [
+        (row.name, row.kind, f"{row.share:.1%}", format_duration(row.total_ns), str(row.count))
+        for row in calls.rows[:_ROWS]
+    ]
+    yield make_table(["OS call", "kind", *figure_columns("share", "total", "count")], cells)
+
+
+def _tabulate_stacks(stacks: Stacks) -> Iterator[Part]:
+    cells: list[Row] = [
+        (
+            _shorten(row.function),
+            row.place,
+            f"{row.self_share:.1%}",
+            f"{row.total_share:.1%}",
+        )
+        for row in stacks.rows[:_STACK_ROWS]
+        if row.self_samples
+    ]
+    name = _LANGUAGES[stacks.language]
+    columns: list[Column | str] = [name, "where", *figure_columns("self", "with callees")]
+    yield make_table(
+        columns, cells, caption=f"{stacks.samples} samples of {stacks.threads} threads"
+    )
+
+
+CHANGES = {
+    Change.APPEARED: Tone.BAD,
+    Change.SLOWER: Tone.BAD,
+    Change.VANISHED: Tone.GOOD,
+    Change.FASTER: Tone.GOOD,
+    Change.FUSED: Tone.GOOD,
+    Change.SAME: Tone.FAINT,
+}
+
+
+def list_difference_parts(difference: ProfileDifference) -> Iterator[Part]:
+    for stage in difference.stages:
+        title = f"{stage.after} against {stage.before} of {difference.against}"
+        yield Section(title, tuple(_list_stage_difference(stage)))
+    if difference.unmatched:
+        yield Sentence(f"only in one profile: {', '.join(difference.unmatched)}", Tone.DOUBTFUL)
+    if not difference.stages:
+        yield Sentence("the profiles have no stage in common", Tone.DOUBTFUL)
+
+
+def _list_stage_difference(stage: StageDifference) -> Iterator[Part]:
+    unit = "per iteration" if stage.per_iteration else "in total, because nothing repeats"
+    if stage.notes:
+        text = "the two differ: " + "; ".join(stage.notes)
+        yield Sentence(text, Tone.DOUBTFUL)
+    yield _tabulate_differences(f"total {unit}", stage.totals, notable=False)
+    yield _tabulate_differences("kind of work", stage.kinds, notable=False)
+    for what, rows in (("module", stage.modules), ("kernel", stage.kernels)):
+        changed = [row for row in rows if row.change is not Change.SAME]
+        if changed:
+            yield _tabulate_differences(what, changed)
+        elif rows:
+            yield Sentence(f"no {what} changed by more than its scatter", Tone.FAINT)
+
+
+def _tabulate_differences(what: str, rows: Sequence[Difference], *, notable: bool = True) -> Table:
+    cells: list[Row] = [
+        (
+            _shorten(shorten_name(row.name) if what == "kernel" else row.name),
+            _format_side(row.before),
+            _format_side(row.after),
+            _format_change(row),
+            _format_counts(row) if notable else "",
+            Cell(row.change, CHANGES[row.change]),
+        )
+        for row in rows[:_ROWS]
+    ]
+    more = f"and {len(rows) - len(cells)} more" if len(rows) > len(cells) else ""
+    figures = figure_columns("before", "after", "change", "launches")
+    return make_table([what, *figures, "is"], cells, caption=more)
+
+
+def _format_side(side: Side) -> str:
+    if not side.mean_ns:
+        return ""
+    scatter = "" if side.deviation_ns is None else f" ± {format_duration(side.deviation_ns)}"
+    return f"{format_duration(side.mean_ns)}{scatter}"
+
+
+def _format_change(row: Difference) -> str:
+    if not row.before.mean_ns:
+        return "new"
+    if not row.after.mean_ns:
+        return "gone"
+    share = f"{row.change_ns / row.before.mean_ns:+.1%}"
+    if row.interval_ns is None:
+        return share
+    low, high = (f"{edge / row.before.mean_ns:+.1%}" for edge in row.interval_ns)
+    return f"{share} [{low}, {high}]"
+
+
+def _format_counts(row: Difference) -> str:
+    one, other = row.before.count, row.after.count
+    return f"{one:.3g}" if one == other else f"{one:.3g} → {other:.3g}"
+
+
+_MOST_BARS = 1_500
+
+
+def draw_module_tree(tree: ModuleTree, files: RawFiles) -> Iterator[Figure]:
+    """An icicle: each module over those below it, as wide as its time; color: whether its matrix work uses Tensor Cores."""
+    bars: list[Bar] = []
+    cursor: dict[str, float] = {}
+    placed: dict[str, float] = {"": 0.0}
+    for row in tree.rows:
+        parent = row.path.rpartition(".")[0]
+        start = cursor.get(parent, placed.get(parent, 0.0))
+        width = row.time_ns / tree.iterations / 1e6
+        cursor[parent] = start + width
+        placed[row.path] = start
+        name = f"{row.path} ({row.share:.1%})"
+        bars.append(Bar(f"level {row.depth}", _color(row), width, start, start + width, name))
+    shown = sorted(bars, key=lambda bar: -bar.value)[:_MOST_BARS]
+    shown.sort(key=lambda bar: (bar.label, bar.low))
+    if shown:
+        caption = "Each bar is a module, as wide as the kernel time of one iteration in it; below it are its parts."
+        yield draw_timeline("GPU time by module", caption, shown, "ms of kernel time", files)
+
+
+def _color(row: ModuleRow) -> str:
+    if not row.matrix_ns:
+        return "no matrix work"
+    share = row.tensor_core_ns / row.matrix_ns
+    return "Tensor Cores" if share >= 0.5 else "matrix work without Tensor Cores"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"

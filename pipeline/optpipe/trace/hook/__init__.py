@@ -1,0 +1,1 @@
+"""The folder that a recorded program finds first in PYTHONPATH."""

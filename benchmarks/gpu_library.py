@@ -154,9 +154,10 @@ def main() -> int:
     for part in parts:
         started = time.perf_counter()
         if part == "lines":
-            document[part] = run_lines({**values, "DOSSIER": "dossier"})
+            document[part] = run_lines({**values, "DOSSIER": choose_unused(folder, "dossier")})
         elif part == "notebook":
-            document[part] = run_notebook({**values, "DOSSIER": "dossier-of-notebook"}, folder)
+            dossier = choose_unused(folder, "dossier-of-notebook")
+            document[part] = run_notebook({**values, "DOSSIER": dossier}, folder)
         else:
             document[part] = list_calls(part, folder, given)
         document["seconds"][part] = time.perf_counter() - started
@@ -165,6 +166,12 @@ def main() -> int:
         print(render(part, document[part]), flush=True)
     print(f"\n{time.perf_counter() - begun:.0f} s")
     return int(any(map(has_failed, parts, (document[part] for part in parts))))
+
+
+def choose_unused(folder: Path, name: str) -> str:
+    """The name, with a number if an earlier run left such a folder."""
+    names = (name, *(f"{name}-{number}" for number in range(2, 1000)))
+    return next(each for each in names if not (folder / each).exists())
 
 
 def has_failed(part: str, found: Any) -> bool:

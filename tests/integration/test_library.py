@@ -4,6 +4,7 @@ import copy
 import doctest
 import importlib
 import os
+import pickle
 import random
 import shutil
 import subprocess
@@ -174,6 +175,22 @@ def test_inputs_that_do_not_fit_are_refused_and_never_cast(builds, given, said) 
     with pytest.raises(op.BadInputError, match=said) as error:
         builds["fp32"](*given(images()))
     assert len(str(error.value).splitlines()) <= 2
+
+
+def test_tensors_without_plain_values_are_refused(builds) -> None:
+    build, x = builds["fp32"], images()
+    build(x)  # a type, shape, and device that fitted
+    with pytest.raises(op.BadInputError, match="give a dense tensor"):
+        build(x.to_sparse())
+    with pytest.raises(op.BadInputError, match="outside of torch's transformations"):
+        torch.vmap(lambda image: build(image[None])[0])(x)
+
+
+def test_a_copied_and_a_pickled_build_are_the_same_build(builds) -> None:
+    build, x = builds["fp32"], images()
+    for again in (copy.deepcopy(build), pickle.loads(pickle.dumps(build))):
+        assert again.id == build.id
+        assert torch.equal(again(x), build(x))
 
 
 def test_threads_take_turns(builds) -> None:
@@ -709,6 +726,9 @@ def test_a_limit_that_nothing_can_show_is_refused_before_anything_runs(workspace
         build.signoff(op.Policy(accuracy={"maximum_drop": "1 point"}))
     with pytest.raises(op.BadInputError, match="has no task"):
         build.evaluate((torch.zeros(4, 8), torch.arange(4)))
+    for nothing in ({"precision": []}, {"backend": []}):
+        with pytest.raises(op.BadInputError, match="nothing is given"):
+            model.build(**CPU | {"precision": "fp32"} | nothing)
 
 
 def test_a_bench_is_a_counted_try_and_a_time_is_none(builds, workspace) -> None:
@@ -731,6 +751,10 @@ def test_a_bench_is_a_counted_try_and_a_time_is_none(builds, workspace) -> None:
         bench.plot("p51_ns")
     with pytest.raises(op.BadInputError, match="no argument 'batches'"):
         builds.bench(batches=[1])
+    with pytest.raises(op.BadInputError, match='scenario="server" requires rate'):
+        builds.bench(scenario="server")
+    with pytest.raises(op.BadInputError, match="expected CPUs from"):
+        builds.bench(affinity=[4096])
     with pytest.raises(op.BadInputError, match="outside the profile"):
         builds.bench(batch=100)
     runs = sorted(each.name for each in (workspace.path / "runs").glob("bench-*"))

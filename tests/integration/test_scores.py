@@ -11,6 +11,7 @@ from optpipe.core.errors import BadInputError
 from optpipe.core.metrics.sampled import EvaluatedSample, SampleScore
 from tests.fakes.dossiers import examine
 from tests.fakes.extensions.optpipe_ranked import Balanced, Brier, Top3
+from tests.fakes.extensions.word_errors import WORDS, WordErrors
 
 pytestmark = pytest.mark.slow
 UNTIMED = {"trust.environment": "nothing is timed"}
@@ -73,6 +74,82 @@ def test_scores_in_python_are_evaluated_limited_and_verified(built) -> None:
     other = builds["fp32"].signoff(withheld, evaluation=scored, waive=UNTIMED, figures=False)
     assert str(other.record.verdict) == "INCONCLUSIVE"
     assert "KeyError" in str(other)
+
+
+def test_a_sign_off_takes_scores_with_its_data(built) -> None:
+    builds, held = built
+    policy = op.Policy(scores={"top3": {"minimum": "80%"}})
+    verdict = builds["fp32"].signoff(
+        policy, data=held, scores=[Top3()], waive=UNTIMED, figures=False
+    )
+    assert verdict.require_pass().criteria[-1].name == "scores.top3.minimum"
+    again = builds["fp32"].signoff(policy, waive=UNTIMED, figures=False)
+    assert again.dossier.path == verdict.dossier.path
+
+
+def test_scores_that_a_sign_off_cannot_use_are_refused(built) -> None:
+    builds, held = built
+    build, policy = builds["fp32"], op.Policy(scores={"brier": {"maximum": "90%"}})
+    with pytest.raises(BadInputError, match=r"no score has that name\ngive it: scores="):
+        build.signoff(policy, data=held, scores=[Top3()])
+    with pytest.raises(BadInputError, match="expected a list"):
+        build.signoff(policy, data=held, scores="brier")
+    scored = builds.evaluate(held, scores=[Brier()])
+    for given in ({"scores": [Brier()]}, {"data": held}):
+        with pytest.raises(BadInputError, match="and evaluation exclude each other"):
+            build.signoff(policy, evaluation=scored, **given)
+    with pytest.raises(BadInputError, match=r"what builds\.evaluate\(data\) returns"):
+        build.signoff(policy, evaluation=scored.frame())
+
+
+class Speech(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 4)
+
+    def forward(self, frames: torch.Tensor) -> torch.Tensor:
+        return self.linear(frames)
+
+
+def test_a_word_error_rate_on_texts(tmp_path) -> None:
+    torch.manual_seed(1)
+    net, frames = Speech(), torch.randn(200, 5, 8)
+    with torch.no_grad():
+        texts = [" ".join(WORDS[word] for word in row) for row in net(frames).argmax(-1)]
+    texts[:20] = ["north north north"] * 20
+    model = op.Model(net, example=frames[:2], trained=True, workspace=tmp_path)
+    build = model.build("fp32", backend="onnxruntime", device="cpu")["fp32"]
+    exact = op.Metric(
+        lambda outputs, text: float([WORDS[word] for word in outputs.argmax(-1)] == text.split()),
+        range=(0, 1),
+        name="exact",
+    )
+    verdict = build.signoff(
+        op.Policy(scores={"word-errors": {"maximum": "50%", "maximum_drop": "10 points"}}),
+        data=(frames, texts),
+        metric=exact,
+        scores=[WordErrors()],
+        waive=UNTIMED,
+        figures=False,
+    )
+    verdict.require_pass()
+    found, again = examine(verdict.dossier.path)
+    assert (found.differs, found.open, str(again)) == ([], [], "PASS")
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "errors"),
+    [
+        ("north east", "north east", 0),
+        ("north east", "north", 1),
+        ("north", "north east south", 2),
+        ("north east south", "south north east", 2),
+    ],
+)
+def test_word_errors_are_the_fewest_edits(text, said, errors) -> None:
+    outputs = {"words": np.eye(4)[[WORDS.index(word) for word in said.split()]]}
+    part = WordErrors().measure(EvaluatedSample(outputs, None, text))
+    assert part == (errors, len(text.split()), 0)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,21 @@
 """Figures of builds, with their intervals and verdicts; and times for trying things out."""
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from enum import EnumType
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from optpipe.api.arguments import check_arguments, require_options
 from optpipe.api.calling import arrays_from
 from optpipe.api.door import speak
 from optpipe.core import np, pl
 from optpipe.core.errors import BadInputError
 from optpipe.core.files import Files
-from optpipe.core.measurement import LoadSpec, MeasurementGroup, format_cpus
+from optpipe.core.measurement import LoadSpec, MeasurementGroup
 from optpipe.core.metrics.registry import find_metric
 from optpipe.core.parquet import read_parquet
 from optpipe.core.plan import list_fields
@@ -141,6 +145,7 @@ class Bench:
         ]
         return pl.concat(frames) if frames else pl.DataFrame()
 
+    @check_arguments
     def plot(self, figure: str = "p50_ns") -> "alt.Chart":
         """An Altair chart of a column of `frame()` by batch size, with its intervals; INVALID measurements are left out.
 
@@ -186,20 +191,29 @@ class Bench:
         return html_from_document(self._document())
 
 
-OWN_OPTIONS = {
-    "batch",
-    "length",
-    "slo",
-    "processes",
-    "energy",
-    "max_cv",
-    "images",
-    "affinity",
-    "keep_going",
-    "seed",
-    "option",
-}
-"""Options of a bench besides those of its load."""
+class BenchOptions(TypedDict, total=False):
+    """The arguments of `Builds.bench`, with the meaning and default of the options of `optpipe bench`; times in seconds."""
+
+    batch: int | Collection[int]
+    length: int | Collection[int]
+    scenario: Literal["single-stream", "multi-stream", "offline", "server"]
+    mode: Literal["compute", "end-to-end"]
+    streams: int
+    rate: float
+    percentile: float
+    slo: str
+    processes: int
+    min_time: float
+    max_time: float
+    warm_up: float
+    max_warm_up: float
+    max_cv: float | str
+    energy: bool
+    images: str | os.PathLike[str]
+    affinity: Collection[int]
+    keep_going: bool
+    seed: int
+    option: Mapping[str, Mapping[str, Any]]
 
 
 def bench_builds(builds: "Builds", options: Mapping[str, Any]) -> Bench:
@@ -210,27 +224,31 @@ def bench_builds(builds: "Builds", options: Mapping[str, Any]) -> Bench:
     from optpipe.measure.plan import plan_bench
     from optpipe.measure.targets import keep_runnable
 
+    given = {name: value for name, value in options.items() if value is not None}
+    _require_known(given)
+    require_options(given, BenchOptions)
     workspace, stored = builds.workspace, [each.stored for each in builds.require_built()]
-    loads = {
-        each.flag.removeprefix("--").replace("-", "_"): each.name for each in list_fields(LoadSpec)
-    }
+    loads = {each.flag.removeprefix("--").replace("-", "_"): each for each in list_fields(LoadSpec)}
     del loads["batch"], loads["length"]
-    given = dict(options)
-    if unknown := sorted(given.keys() - loads.keys() - OWN_OPTIONS):
-        raise BadInputError(
-            f"bench has no argument {unknown[0]!r}; arguments are {', '.join(sorted({*loads, *OWN_OPTIONS}))}"
-        )
     with workspace.call(
         "Builds.bench", builds=[each.entry.id for each in stored], **options
     ) as listener:
-        load = {loads[name]: given.pop(name) for name in list(given) if name in loads}
+        load = {}
+        for name in given.keys() & loads.keys():
+            value, kind = given.pop(name), loads[name].kind
+            load[loads[name].name] = kind(value) if isinstance(kind, EnumType) else value
         for name in ("batch", "length"):
             given[name] = _read_sizes(given.get(name), name)
         if isinstance(given.get("max_cv"), str):
             given["max_cv"] = share_from_text(given["max_cv"], "max_cv")
         if (affinity := given.get("affinity")) is not None:
-            given["affinity"] = tuple(sorted({int(each) for each in affinity}))
-            format_cpus(given["affinity"])
+            given["affinity"] = tuple(sorted(set(affinity)))
+            if not affinity or set(affinity) - (have := os.sched_getaffinity(0)):
+                raise BadInputError(
+                    f"affinity {[*affinity]}: expected CPUs from {sorted(have)}, such as [0]"
+                )
+        if "images" in given:
+            given["images"] = Path(given["images"])
         plan = plan_bench(load, options=given.pop("option", None), **given)
         store = workspace.store
         able = keep_runnable(stored[0].card.name, stored, store, listener)
@@ -238,13 +256,20 @@ def bench_builds(builds: "Builds", options: Mapping[str, Any]) -> Bench:
         return Bench(workspace, replace(record, warnings=tuple(listener.warnings)))
 
 
-def _read_sizes(sizes: int | Iterable[int] | None, name: str) -> tuple[int, ...] | None:
+def _require_known(options: Mapping[str, Any]) -> None:
+    known = sorted(BenchOptions.__annotations__)
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"arguments are {', '.join(known)}"
+            raise BadInputError(f"bench has no argument {name!r}; {hint}")
+
+
+def _read_sizes(sizes: int | Collection[int] | None, name: str) -> tuple[int, ...] | None:
     if sizes is None:
         return None
-    several = (sizes,) if isinstance(sizes, int) else tuple(sizes)
-    if not several or not all(
-        isinstance(each, int) and not isinstance(each, bool) and each >= 1 for each in several
-    ):
+    several = tuple(sizes) if isinstance(sizes, Collection) else (sizes,)
+    if not several or min(several) < 1:
         raise BadInputError(f"{name} {sizes}: expected a size, or a list of sizes, such as [1, 8]")
     return tuple(sorted(set(several)))
 

@@ -5,11 +5,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
+from optpipe.api.arguments import check_arguments
 from optpipe.api.calling import CallContract, arrays_from, pack_outputs
 from optpipe.api.data import Data, resolve_data_argument
-from optpipe.api.door import keep_caller_state, speak
+from optpipe.api.door import keep_caller_state, speak, speak_of_arguments
 from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo, Device, VerificationInfo
 from optpipe.core.errors import BadInputError, MissingError, OptpipeError, StageError
@@ -17,7 +18,7 @@ from optpipe.core.events import Listener
 from optpipe.core.precision import PrecisionProof
 
 if TYPE_CHECKING:
-    from optpipe.api.bench import Bench, Times
+    from optpipe.api.bench import Bench, BenchOptions, Times
     from optpipe.api.evaluation import Evaluation
     from optpipe.api.metric import Metric
     from optpipe.api.model import Model
@@ -248,10 +249,11 @@ class Build:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def bench(self, **options: Any) -> "Bench":
+    def bench(self, **options: "Unpack[BenchOptions]") -> "Bench":
         """As `Builds.bench`, of this build alone."""
         return Builds(self.workspace, [self]).bench(**options)
 
+    @check_arguments
     def time(self, *, batch: int | None = None, seconds: float = 1.0) -> "Times":
         """Times calls in this process for trying things out: stored, and never evidence. `bench` measures what counts.
 
@@ -265,6 +267,7 @@ class Build:
         """As `Builds.evaluate`, of this build alone."""
         return Builds(self.workspace, [self], model=self._model).evaluate(data, **options)
 
+    @check_arguments
     def signoff(
         self,
         policy: "Policy | str | os.PathLike[str]",
@@ -272,6 +275,7 @@ class Build:
         evaluation: "Evaluation | None" = None,
         data: Any = None,
         metric: "Metric | None" = None,
+        scores: "Sequence[SampleScore | Metric]" = (),
         waive: Mapping[str, str] | None = None,
         measure: bool = True,
         output: str | os.PathLike[str] | None = None,
@@ -279,8 +283,9 @@ class Build:
     ) -> "Verdict":
         """Judges this build by a policy and writes a dossier, after measuring what the policy needs and is missing.
 
-        Limits of accuracy need an `evaluation` of this build, or `data`, with a `metric` where the model's task has none. `waive`
-        gives the reason by criterion. Judging unchanged evidence again returns the same dossier.
+        Limits of accuracy need an `evaluation` of this build, or `data`, with a `metric` where the model's task has none. `scores` are
+        further scores, as in `Builds.evaluate`, which `[scores.NAME]` of a policy limits. `waive` gives the reason by criterion.
+        Judging unchanged evidence again returns the same dossier.
 
         Raises BadInputError, before anything is measured, for a policy or data that do not fit.
         """
@@ -292,6 +297,7 @@ class Build:
             evaluation=evaluation,
             data=data,
             metric=metric,
+            scores=scores,
             waive=waive or {},
             measure=measure,
             output=output,
@@ -301,6 +307,10 @@ class Build:
     def model(self) -> "SourceModel | None":
         """The model that it was built from in this program; None if it was found in the workspace."""
         return self._model
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy or an unpickled build is found in the workspace again, and loads a session when it is called."""
+        return _restore_build, (str(self.workspace.path.absolute()), self.id)
 
     def __repr__(self) -> str:
         state = "" if self.ok else ", precision or outputs not as required"
@@ -406,7 +416,7 @@ class Builds(Mapping[str, Build]):
             each.require_present()
         return self.built
 
-    def bench(self, **options: Any) -> "Bench":
+    def bench(self, **options: "Unpack[BenchOptions]") -> "Bench":
         """Measures latency, throughput, and memory in fresh processes: a try that counts, whatever it shows.
 
         `batch` (a size or sizes), `processes`, `scenario`, `mode`, `streams`, `rate`, `length`, `percentile`, `slo`, `energy`,
@@ -419,6 +429,7 @@ class Builds(Mapping[str, Build]):
 
         return bench_builds(self, options)
 
+    @check_arguments
     def evaluate(
         self,
         data: "Data | Any | None" = None,
@@ -494,12 +505,13 @@ def build_model_from_library(
     from optpipe.build.plan import plan_builds
     from optpipe.build.records import document_from_build, result_from_build
 
-    workspace, wanted = model.workspace, _join(precision)
+    workspace, wanted = model.workspace, _join(precision, "precision")
+    backends = _join(backend, "backend")
     ranges, checked = resolve_data_argument(calibration), resolve_data_argument(data)
     arguments = {
         "model": model.card.source,
         "precision": wanted,
-        "backend": _join(backend),
+        "backend": backends,
         "device": device,
         "calibration": ranges and (ranges.path or ranges.sha256[:12]),
         "data": checked and (checked.path or checked.sha256[:12]),
@@ -514,7 +526,7 @@ def build_model_from_library(
         store.require_writable()
         plan = plan_builds(
             precision=wanted,
-            backend=_join(backend),
+            backend=backends,
             device=device,
             calibration=_store_data(ranges, model.card, workspace, listener),
             images=_store_data(checked, model.card, workspace, listener),
@@ -560,7 +572,9 @@ def _choose(model: "Model", source: "SourceModel", plan: "BuildPlan", listener: 
     )
 
 
-def _join(words: str | Sequence[str]) -> str:
+def _join(words: str | Sequence[str], name: str) -> str:
+    if not words:
+        raise BadInputError(f"{name}: nothing is given; give one name or several")
     return words if isinstance(words, str) else ",".join(map(str, words))
 
 
@@ -606,6 +620,13 @@ def find_build(workspace: "Workspace", ident: str, source: "SourceModel | None" 
     ]
     stored = _stored_from_entry(workspace, entry)
     return Build(workspace, stored, checked[-1] if checked else None, source)
+
+
+def _restore_build(folder: str, ident: str) -> Build:
+    from optpipe.api.workspace import Workspace
+
+    with speak_of_arguments():
+        return find_build(Workspace(folder), ident)
 
 
 def builds_from_store(

@@ -6,7 +6,7 @@ from typing import Any
 
 from optpipe.core import np, torch
 from optpipe.core.card import InputSpec, ModelCard, TensorSpec
-from optpipe.core.errors import BadInputError
+from optpipe.core.errors import BadInputError, first_line
 
 MOST_SIGNATURES = 64
 
@@ -122,11 +122,18 @@ def find_device(inputs: Mapping[str, Any]) -> Any:
 
 
 def arrays_from(inputs: Mapping[str, Any]) -> dict[str, "np.ndarray"]:
-    """Host arrays without a copy of tensors on the CPU; contiguous."""
-    return {
-        name: np.ascontiguousarray(value.detach().numpy() if hasattr(value, "detach") else value)
-        for name, value in inputs.items()
-    }
+    """Host arrays without a copy of tensors on the CPU; contiguous. Raises BadInputError for a tensor without plain values, such as a
+    sparse one, or one inside of vmap."""
+    arrays = {}
+    for name, value in inputs.items():
+        try:
+            plain = value.detach().numpy() if hasattr(value, "detach") else value
+        except (TypeError, RuntimeError) as error:
+            raise BadInputError(
+                f"input '{name}' is no plain tensor: {first_line(error)}\ngive a dense tensor, outside of torch's transformations"
+            ) from error
+        arrays[name] = np.ascontiguousarray(plain)
+    return arrays
 
 
 def pack_outputs(

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpipe.api.arguments import check_arguments
 from optpipe.api.door import keep_caller_state, speak_of_arguments
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener
-from optpipe.core.values import is_integer
 
 if TYPE_CHECKING:
     from optpipe.core.card import ModelCard
@@ -39,6 +39,7 @@ class Data:
     True
     """
 
+    @check_arguments
     @speak_of_arguments()
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Data:
         axes: Mapping[str | int, int | None] | None = None,
         name: str | None = None,
     ) -> None:
-        _require_numbers(count, seed, axes)
+        _require_numbers(count, seed)
         self.path: Path | None = None
         self.count_limit, self.seed = count, seed
         self._drawn: DrawnData | None = None
@@ -125,21 +126,12 @@ class Data:
         return write_subset(self.path, card, self.count_limit, self.seed, folder, listener), None
 
 
-def _require_numbers(count: Any, seed: Any, axes: Any) -> None:
-    """Raises BadInputError for a `count`, `seed`, or axis that is no integer, or below its minimum."""
-    if count is not None and (not is_integer(count) or count < 1):
-        raise BadInputError(f"count {count!r}: expected an integer of at least 1")
-    if not is_integer(seed) or seed < 0:
-        raise BadInputError(f"seed {seed!r}: expected an integer of at least 0")
-    if axes is not None and not isinstance(axes, Mapping):
-        raise BadInputError(
-            f"axes {axes!r}: expected a mapping of columns to axes, such as {{1: None}}"
-        )
-    for key, axis in (axes or {}).items():
-        if axis is not None and not is_integer(axis):
-            raise BadInputError(
-                f"axes: the axis of {key!r} is {axis!r}; expected an integer or None"
-            )
+def _require_numbers(count: int | None, seed: int) -> None:
+    """Raises BadInputError for a `count` or `seed` below its minimum."""
+    if count is not None and count < 1:
+        raise BadInputError(f"count {count}: expected a whole number of at least 1")
+    if seed < 0:
+        raise BadInputError(f"seed {seed}: expected a whole number of at least 0")
 
 
 def resolve_data_argument(data: "Data | str | os.PathLike[str] | Any | None") -> Data | None:

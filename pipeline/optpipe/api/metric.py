@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from math import isfinite
-from typing import Any
+from typing import Annotated, Any
 
+from optpipe.api.arguments import check_arguments
 from optpipe.core.errors import BadInputError
 
 
@@ -22,25 +23,23 @@ class Metric:
     Metric('top1', range=(0, 1))
     """
 
+    @check_arguments
     def __init__(
         self,
-        function: Callable[[Any, Any], Any],
+        function: Annotated[
+            Callable[[Any, Any], Any], "a function of (outputs, truth) that returns a number"
+        ],
         *,
-        range: tuple[float, float],
+        range: Annotated[
+            tuple[float, float], "two finite numbers, the smaller first, such as (0, 1)"
+        ],
         name: str | None = None,
         larger_is_better: bool = True,
     ) -> None:
-        if not callable(function):
-            raise BadInputError(
-                f"metric: a {type(function).__name__} is not callable\ngive a function of (outputs, truth) that returns a number"
-            )
-        try:
-            low, high = (float(each) for each in range)
-        except (TypeError, ValueError) as error:
-            raise BadInputError(f"range {range!r}: expected two numbers, such as (0, 1)") from error
+        low, high = range
         if not (isfinite(low) and isfinite(high) and low < high):
             raise BadInputError(
-                f"range {range!r}: expected finite numbers, the smaller first, such as (0, 1)"
+                f"range: expected finite numbers, the smaller first, such as (0, 1), not {range}"
             )
         self.function, self.range, self.larger_is_better = function, range, larger_is_better
         given: str = name or str(getattr(function, "__name__", type(function).__name__))

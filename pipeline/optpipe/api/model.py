@@ -3,8 +3,9 @@
 import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from optpipe.api.arguments import check_arguments, describe_type
 from optpipe.api.door import speak_of_arguments
 from optpipe.api.workspace import Workspace, resolve_workspace
 from optpipe.core import np, torch
@@ -15,11 +16,21 @@ from optpipe.core.values import describe_elements
 
 if TYPE_CHECKING:
     from optpipe.api.build import Builds
-    from optpipe.api.data import Data
     from optpipe.models.export.exported import Model as SourceModel
 
-Batch = int | tuple[int, int, int]
+Batch = Annotated[
+    int | tuple[int, int, int],
+    "one size, or (min, opt, max) with 1 <= min <= opt <= max, such as (1, 8, 64)",
+]
 ShapeRange = Shape | tuple[Shape, Shape, Shape]
+Shapes = Annotated[
+    Mapping[str, ShapeRange],
+    "a mapping of inputs to shapes, such as {'images': (8, 3, 224, 224)}, or to three of them (min, opt, max)",
+]
+Axes = Annotated[Mapping[str, int | None], "a mapping of inputs to axes, such as {'state': 1}"]
+Decibels = Annotated[str, "a ratio such as '40 dB'"]
+Share = Annotated[str, "a share such as '99.5%'"]
+Points = Annotated[str, "percentage points such as '1 point'"]
 
 
 class Model:
@@ -43,14 +54,15 @@ class Model:
     True
     """
 
+    @check_arguments
     def __init__(
         self,
         source: Any,
         example: Any = None,
         *,
         batch: Batch | None = None,
-        axes: Mapping[str, int | None] | None = None,
-        shape: Mapping[str, ShapeRange] | None = None,
+        axes: Axes | None = None,
+        shape: Shapes | None = None,
         trained: bool | None = None,
         weights: str = "default",
         name: str | None = None,
@@ -60,7 +72,7 @@ class Model:
     ) -> None:
         self.workspace = resolve_workspace(workspace)
         batch_range = _read_batch(batch)
-        shapes = {key: _read_range(key, value) for key, value in (shape or {}).items()}
+        shapes = {key: _read_range(value) for key, value in (shape or {}).items()}
         text = os.fspath(source) if isinstance(source, str | os.PathLike) else None
         with self.workspace.call("Model", source=text or type(source).__name__):
             if text is not None:
@@ -124,22 +136,25 @@ class Model:
         )
         return f"Model({self.name!r}, {inputs})"
 
+    @check_arguments
     def build(
         self,
         precision: str | Sequence[str] = "fp16",
         *,
         backend: str | Sequence[str] = "auto",
         device: Device | None = None,
-        calibration: "Data | str | os.PathLike[str] | None" = None,
-        data: "Data | str | os.PathLike[str] | None" = None,
-        budget: str | None = None,
+        calibration: Any = None,
+        data: Any = None,
+        budget: Points | None = None,
         option: Mapping[str, Mapping[str, Any]] | None = None,
         truncate: bool = False,
-        min_snr: str | None = None,
-        require_share: str | None = None,
+        min_snr: Decibels | None = None,
+        require_share: Share | None = None,
         steps: str | None = None,
     ) -> "Builds":
         """Builds and verifies every combination, or finds it in the workspace; the arguments are the options of `optpipe build`.
+
+        `calibration` and `data` are a Data, or anything that Data() takes.
 
         Returns all of them by precision; a candidate that failed is there too, with its reason. `precision="auto"` builds and
         measures every candidate. Raises what the export raises, and BadInputError if the module has changed since `Model()`.
@@ -183,21 +198,14 @@ class Model:
 def _read_batch(batch: Batch | None) -> tuple[int, int, int] | None:
     if batch is None:
         return None
-    sizes = (batch,) * 3 if isinstance(batch, int) else tuple(batch)
-    whole = all(isinstance(each, int) and not isinstance(each, bool) for each in sizes)
-    if len(sizes) != 3 or not whole or not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
-        raise BadInputError(
-            f"batch {batch}: expected one size, or (min, opt, max) with 1 <= min <= opt <= max, such as (1, 8, 64)"
-        )
-    return sizes[0], sizes[1], sizes[2]
+    low, usual, high = batch if isinstance(batch, tuple | list) else (batch,) * 3
+    if not 1 <= low <= usual <= high:
+        raise BadInputError(f"batch: expected {describe_type(Batch)}, not {batch}")
+    return int(low), int(usual), int(high)
 
 
-def _read_range(name: str, value: ShapeRange) -> tuple[Shape, Shape, Shape]:
+def _read_range(value: ShapeRange) -> tuple[Shape, Shape, Shape]:
     several: Any = value if value and isinstance(value[0], tuple | list) else (value,) * 3
-    if len(several) != 3:
-        raise BadInputError(
-            f"shape of {name}: expected one shape, or three (min, opt, max), not {len(several)}"
-        )
     low, usual, high = (tuple(int(size) for size in each) for each in several)
     return low, usual, high
 

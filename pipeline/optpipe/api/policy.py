@@ -5,8 +5,9 @@ import os
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from optpipe.api.arguments import check_arguments
 from optpipe.api.door import speak_of_arguments
 from optpipe.core.errors import BadInputError
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from optpipe.signoff.policy import Policy as ParsedPolicy
 
 Table = Mapping[str, Any]
+Limits = Annotated[
+    Table | Sequence[Table], "a table, such as {'p99': '10 ms', 'batch_size': 1}, or a list of them"
+]
 
 
 class Policy:
@@ -33,6 +37,7 @@ class Policy:
     True
     """
 
+    @check_arguments
     @speak_of_arguments()
     def __init__(
         self,
@@ -44,7 +49,7 @@ class Policy:
         build: Table | None = None,
         evidence: Table | None = None,
         environment: Table | None = None,
-        **limits: Table | Sequence[Table],
+        **limits: Limits,
     ) -> None:
         from optpipe.signoff.policy import policy_from_file
 
@@ -89,6 +94,7 @@ class Policy:
         """The policy as optpipe's own functions take it."""
         return self._parsed
 
+    @check_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes it as a file, such as for `optpipe signoff --policy`. Raises BadInputError if there is one already."""
         target = Path(path)
@@ -117,18 +123,7 @@ def _parse(given: Mapping[str, Any]) -> "ParsedPolicy":
             near = get_close_matches(key, tables, n=1)
             hint = f"did you mean {near[0]}?" if near else f"tables are {', '.join(tables)}"
             raise BadInputError(f"Policy has no table {key!r}; {hint}")
-        if key in tables:
-            _require_tables(key, given[key])
     return policy_from_toml(render_toml(given).encode(), "Policy", lines=False)
-
-
-def _require_tables(name: str, value: Any) -> None:
-    several = value if isinstance(value, list | tuple) else [value]
-    for each in several:
-        if not isinstance(each, Mapping):
-            raise BadInputError(
-                f"Policy: {name}={value!r} is no table\ngive a mapping, such as latency={{'p99': '10 ms', 'batch_size': 1}}"
-            )
 
 
 def render_toml(document: Mapping[str, Any]) -> str:

@@ -1,13 +1,14 @@
 """A verdict, its dossier, and the build that a dossier signed off."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from optpipe.api.arguments import check_arguments, describe_value
 from optpipe.api.data import resolve_data_argument
 from optpipe.api.door import speak
-from optpipe.api.evaluation import Evaluation, find_source
+from optpipe.api.evaluation import Evaluation, find_source, read_scores
 from optpipe.api.metric import Metric, require_metric
 from optpipe.api.policy import Policy, resolve_policy
 from optpipe.api.workspace import Workspace, resolve_workspace
@@ -18,6 +19,7 @@ from optpipe.core.verdict import Verdict as Outcome
 
 if TYPE_CHECKING:
     from optpipe.api.build import Build
+    from optpipe.core.metrics.sampled import SampleScore
     from optpipe.deploy.records import DeployResult, Form
     from optpipe.workspace.store import Store
 
@@ -106,6 +108,7 @@ class Dossier:
     give the folder that build.signoff(policy) wrote: verdict.dossier.path
     """
 
+    @check_arguments
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -138,6 +141,7 @@ class Dossier:
             _, record, _ = checked.require_intact()
             return Verdict(self.workspace, record, self.path)
 
+    @check_arguments
     def deploy(
         self,
         output: str | os.PathLike[str],
@@ -200,6 +204,7 @@ class Dossier:
         return f'<div class="optpipe"><a href="{escape(self.report)}">{escape(self.path.name)}</a></div>'
 
 
+@check_arguments
 def load(
     dossier: Dossier | str | os.PathLike[str],
     *,
@@ -232,6 +237,7 @@ def sign_off_build(
     evaluation: Evaluation | None,
     data: Any,
     metric: Metric | None,
+    scores: "Sequence[SampleScore | Metric]",
     waive: Mapping[str, str],
     measure: bool,
     output: str | os.PathLike[str] | None,
@@ -243,6 +249,13 @@ def sign_off_build(
     from optpipe.signoff.same import find_same_dossier, remember_dossier
 
     require_metric(metric)
+    own = read_scores(scores)
+    if evaluation is not None and not isinstance(evaluation, Evaluation):
+        raise BadInputError(
+            f"evaluation: expected what builds.evaluate(data) returns, not {describe_value(evaluation)}"
+        )
+    if evaluation is not None:
+        _require_no_samples(data=data, metric=metric, scores=own)
     workspace, rules, store = build.workspace, resolve_policy(policy), build.workspace.store
     samples = resolve_data_argument(data)
     with workspace.call(
@@ -251,14 +264,21 @@ def sign_off_build(
         for name, reason in waive.items():
             require_reason(reason if isinstance(reason, str) else "", f"waive: {name}")
         wanted = SignoffRequest(
-            _choose_model_text(build, rules, store), rules.parsed(), build.id, dict(waive)
+            _choose_model_text(build, rules, store),
+            rules.parsed(),
+            build.id,
+            dict(waive),
+            scores=frozenset(each.name for each in own),
         )
         target = None if output is None else Path(output)
         build.require_present()
+        evaluates = samples is not None or metric is not None or bool(own)
+        if evaluates:
+            _require_scores(rules, own)
         require_possible(wanted, store, target, None)
-        _require_accuracy(build, rules, evaluation, samples is not None, store)
-        if samples is not None:
-            evaluation = build.evaluate(samples, metric=metric)
+        _require_accuracy(build, rules, evaluation, evaluates, store)
+        if evaluates:
+            evaluation = build.evaluate(samples, metric=metric, scores=own)
         if measure:
             measure_missing_evidence(wanted, lambda: find_source(build), store, listener)
         if target is None and (same := find_same_dossier(wanted, store)) is not None:
@@ -269,6 +289,27 @@ def sign_off_build(
         record, folder = sign_off(wanted, store, target, None, listener, figures=figures)
         remember_dossier(wanted, store, folder)
         return Verdict(workspace, record, folder)
+
+
+def _require_no_samples(**given: Any) -> None:
+    """Raises BadInputError for what an evaluation has been given already."""
+    for name, value in given.items():
+        if value is not None and value != []:
+            raise BadInputError(
+                f"{name} and evaluation exclude each other\ngive {name} to builds.evaluate, or leave out evaluation="
+            )
+
+
+def _require_scores(policy: Policy, own: "Sequence[SampleScore | Metric]") -> None:
+    """Raises BadInputError for a limit on a score that the coming evaluation will not have."""
+    from optpipe.core.metrics.sampled import PLUGIN_SCORES
+
+    known = {*(each.name for each in own), *PLUGIN_SCORES}
+    for criterion in policy.criteria:
+        if criterion.sampled_score not in (None, *known):
+            raise BadInputError(
+                f"the policy limits {criterion.name}, and no score has that name\ngive it: scores=[...]"
+            )
 
 
 def _choose_model_text(build: "Build", policy: Policy, store: "Store") -> str:

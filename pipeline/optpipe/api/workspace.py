@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optpipe.api.arguments import check_arguments
 from optpipe.api.door import enter
 from optpipe.api.progress import choose_listener
+from optpipe.core.entries import Device
 from optpipe.core.events import Listener
 from optpipe.core.wording import DEFAULT_WORKSPACE
 from optpipe.workspace.store import Store
@@ -27,6 +29,7 @@ class Workspace:
     Workspace('work')
     """
 
+    @check_arguments
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, listener: Listener | None = None
     ) -> None:
@@ -55,13 +58,14 @@ class Workspace:
         with enter(self.store, listener, name, arguments) as spoken:
             yield spoken
 
+    @check_arguments
     def builds(
         self,
         model: str,
         *,
         precision: str | None = None,
         backend: str | None = None,
-        device: str | None = None,
+        device: Device | None = None,
     ) -> "Builds":
         """The newest stored build of each backend, precision, and device of `model`: a name, a source, or an ID.
 

@@ -121,7 +121,7 @@ def load_calibration_data(
     card = read_stored_card(model)
     own = card.data.get("calibration")
     if source is None:
-        require_calibration(card)
+        require_calibration(card, remedy="as " + Argument("data"))
     found, unreadable = load_sample_set(
         model, card, source or Path(str(own)), count, seed, listener
     )
@@ -184,8 +184,10 @@ def resolve_data(
     )
 
 
-def require_calibration(card: ModelCard, precision: Precision = Precision.INT8) -> None:
-    """Raises BadInputError if a model's card names no calibration data."""
+def require_calibration(
+    card: ModelCard, precision: Precision = Precision.INT8, *, remedy: str | None = None
+) -> None:
+    """Raises BadInputError if a model's card names no calibration data; `remedy` is that of a build if it is None."""
     if "calibration" in card.data:
         return
     what = (
@@ -197,10 +199,9 @@ def require_calibration(card: ModelCard, precision: Precision = Precision.INT8) 
     )
     raise BadInputError(
         f"{precision.upper()} needs real inputs to calibrate {card.name} on: give {what}",
-        remedy="with "
+        remedy=remedy
+        or "as "
         + Argument("calibration")
-        + " of a build or `calibrate`'s "
-        + Argument("data")
         + f", or leave {precision} out of "
         + Argument("precision"),
     )

@@ -89,6 +89,8 @@ class SignoffRequest:
     max_cv: float = MAX_CV
     exported: str | None = None
     """The stored model that MODEL means by an ID; None if it was named."""
+    scores: frozenset[str] = frozenset()
+    """Names of the scores that a Python program will evaluate for this sign-off."""
 
 
 def register_policy(policy: Policy, store: Store) -> str:
@@ -198,9 +200,10 @@ def require_metrics(policy: Policy) -> None:
         raise MissingError(f"the policy limits {name}, a metric that is not installed; {hint}")
 
 
-def require_scores(policy: Policy, store: Store) -> None:
-    """Raises MissingError for a limit of a score that no plug-in brings here, and that no evaluation in the workspace has."""
-    names = {one.sampled_score for one in policy.criteria} - {None, *PLUGIN_SCORES}
+def require_scores(policy: Policy, store: Store, own: frozenset[str] = frozenset()) -> None:
+    """Raises MissingError for a limit of a score that neither a plug-in nor the program brings (`own`), and that no evaluation in the
+    workspace has."""
+    names = {one.sampled_score for one in policy.criteria} - {None, *PLUGIN_SCORES, *own}
     if not names:
         return
     stored = {
@@ -222,7 +225,7 @@ def require_valid_request(wanted: SignoffRequest, store: Store) -> None:
         problem = f"the policy is for {wanted.policy.model!r}, not {wanted.model!r}"
         raise BadInputError(f"{problem}; change `model` in the policy or the MODEL argument")
     require_metrics(wanted.policy)
-    require_scores(wanted.policy, store)
+    require_scores(wanted.policy, store, wanted.scores)
     require_waivable(wanted.waivers, wanted.policy)
     _require_options(wanted.policy, wanted.policy.build.get("backend"))
 

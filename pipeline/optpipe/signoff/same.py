@@ -59,7 +59,9 @@ def find_same_dossier(wanted: SignoffRequest, store: Store) -> Path | None:
     """The unchanged dossier of the same evidence; None if there is none."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         note = json.loads(_place_note(wanted, store).read_text(encoding="utf-8"))
-        folder = Path(note["dossier"])
+        folder, home = Path(note["dossier"]), store.workspace.absolute()
+        if folder.is_relative_to(home):  # as the workspace is named now
+            folder = store.workspace / folder.relative_to(home)
         if hash_file(folder / SUMS) == note["sums"]:
             return folder
     return None

@@ -19,7 +19,7 @@ from optpipe.core.files import (
     read_user_bytes,
     require_regular_file,
 )
-from optpipe.core.wording import Argument, Call
+from optpipe.core.wording import IN_MEMORY, Argument, Call
 from optpipe.models.inputs.image_set import (
     ANNOTATIONS,
     ImageSet,
@@ -277,8 +277,9 @@ def require_task_data(card: ModelCard) -> None:
 
         else:
             way = f"give its inputs as tensors ({FORMS}), or a model card with preprocessing"
-            message = f"{card.name} has no preprocessing, so images cannot be turned into its inputs: {way}\n"
-            message += CARD_WAY
+            message = f"{card.name} has no preprocessing, so images cannot be turned into its inputs: {way}"
+            if not card.source.startswith(IN_MEMORY):
+                message += "\n" + CARD_WAY
         raise BadInputError(message)
     if get_package_version("tokenizers") is None:
         raise MissingError(

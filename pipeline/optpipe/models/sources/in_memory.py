@@ -79,8 +79,9 @@ class ModuleSource:
         else:
             changed = [key for key in {**known, **now} if now.get(key) != known.get(key)]
         if changed:
+            others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             raise BadInputError(
-                f"{name} has changed since Model() took its snapshot: {len(changed)} tensors, first {changed[0]}\n"
+                f"{name} has changed since Model() took its snapshot: {changed[0]}{others}\n"
                 "make a new Model of it"
             )
 

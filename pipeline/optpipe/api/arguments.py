@@ -1,0 +1,205 @@
+"""The types of public calls' arguments, held to what their signatures declare before anything runs."""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache, wraps
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ForwardRef,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from optpipe.core.errors import BadInputError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LISTS = (Sequence, Collection)
+SHOWN_LENGTH = 40
+
+
+def check_arguments(function: F) -> F:
+    """Decorates a public call, which then raises BadInputError for an argument of another type than its annotation
+    declares.
+
+    An annotation `Annotated[type, "words"]` brings the words that say what is expected. Annotations that can only be resolved by a
+    type checker are left to the function, and so are missing and unknown arguments, which are Python's own TypeError.
+
+    >>> @check_arguments
+    ... def wait(seconds: float) -> None: ...
+    >>> wait("long")
+    Traceback (most recent call last):
+    ...
+    optpipe.core.errors.BadInputError: seconds: expected a number, not 'long'
+    """
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*positional: Any, **named: Any) -> Any:
+        try:
+            given = signature.bind(*positional, **named).arguments
+        except TypeError:
+            return function(*positional, **named)  # Python's own words, which name the function
+        for name, value in given.items():
+            parameter = signature.parameters[name]
+            hint = _resolve(parameter.annotation, function)
+            if parameter.kind is parameter.VAR_KEYWORD:
+                require_options(value, hint)
+            elif parameter.kind is not parameter.VAR_POSITIONAL:
+                require_type(name, value, hint)
+        return function(*positional, **named)
+
+    return cast("F", call)
+
+
+def require_options(given: Mapping[str, Any], hint: Any) -> None:
+    """Raises BadInputError for an option of another type than a TypedDict, or the annotation of all options, declares; None is an
+    option that is not given."""
+    of_each = _list_options(hint)
+    for name, value in given.items():
+        if value is None:
+            continue
+        if of_each is None:
+            require_type(name, value, hint)
+        elif name in of_each:
+            require_type(name, value, of_each[name])
+
+
+@cache
+def _list_options(hint: Any) -> dict[str, Any] | None:
+    """The types of a TypedDict's options; None for an annotation that holds for all of them."""
+    inner = get_args(hint)[0] if get_args(hint) else hint
+    return get_type_hints(inner, include_extras=True) if hasattr(inner, "__total__") else None
+
+
+def require_type(name: str, value: Any, hint: Any) -> None:
+    """Raises BadInputError if `value` is not of the type `hint`, with what is expected and what was given."""
+    if not is_of(value, hint):
+        raise BadInputError(f"{name}: expected {describe_type(hint)}, not {describe_value(value)}")
+
+
+def is_of(value: Any, hint: Any) -> bool:
+    """Whether a value has a type, with the types inside of mappings and sequences. A list passes for a tuple, and an integer for a
+    float; a bool is no number, and a text no sequence. An annotation that cannot be resolved takes everything."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint in (Any, inspect.Parameter.empty) or isinstance(hint, str | ForwardRef | TypeVar):
+        return True
+    if origin is Annotated:
+        return is_of(value, inner[0])
+    if origin in (Union, UnionType):
+        return any(is_of(value, each) for each in inner)
+    if origin is Literal:
+        return isinstance(value, str) and str(value) in inner
+    if hint in (None, NoneType):
+        return value is None
+    if hint is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    kind = origin or hint
+    if kind is tuple:
+        return isinstance(value, tuple | list) and _fit_tuple(value, inner)
+    if not isinstance(kind, type):
+        return True
+    if kind is Mapping:
+        return isinstance(value, Mapping) and all(
+            is_of(key, inner[0]) and is_of(each, inner[1]) for key, each in value.items()
+        )
+    if kind in LISTS:
+        listed = isinstance(value, kind) and not isinstance(value, str | bytes | Mapping)
+        return listed and all(is_of(each, inner[0]) for each in value)
+    return isinstance(value, kind)
+
+
+def _fit_tuple(values: Sequence[Any], inner: tuple[Any, ...]) -> bool:
+    if not inner:
+        return True
+    if inner[-1] is Ellipsis:
+        return all(is_of(each, inner[0]) for each in values)
+    return len(values) == len(inner) and all(map(is_of, values, inner))
+
+
+WORDS: dict[Any, tuple[str, str]] = {
+    str: ("a text", "texts"),
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    bool: ("True or False", "True or False"),
+    os.PathLike: ("a path", "paths"),
+    NoneType: ("None", "None"),
+}
+"""Of one value, and of several."""
+
+
+def describe_type(hint: Any) -> str:
+    """`a text, a path, or a list of texts`; None, which stands for an argument that is not given, is left out."""
+    words = [each for each in dict.fromkeys(_list_words(hint)) if each != "None"] or ["None"]
+    joined = ", ".join(words[:-1]) + (", or " if len(words) > 2 else " or ")
+    return words[0] if len(words) == 1 else joined + words[-1]
+
+
+def _list_words(hint: Any) -> Iterator[str]:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        yield inner[1]
+    elif origin in (Union, UnionType):
+        for each in inner:
+            yield from _list_words(each)
+    elif origin is Literal:
+        yield from (repr(str(each)) for each in inner)
+    else:
+        yield _name_type(hint, several=False)
+
+
+def _name_type(hint: Any, *, several: bool) -> str:
+    origin, inner = get_origin(hint), get_args(hint)
+    kind = origin or hint
+    if kind in WORDS:
+        return WORDS[kind][several]
+    if origin is Annotated:
+        return str(inner[1])
+    if kind is tuple or kind in LISTS:
+        things = _name_type(inner[0], several=True) if inner else "values"
+        return f"lists of {things}" if several else f"a list of {things}"
+    if kind is Mapping:
+        pair = " to ".join(_name_several(each) for each in inner)
+        return f"{'mappings' if several else 'a mapping'} of {pair}"
+    name = getattr(kind, "__name__", str(kind))
+    return name if several else f"a {name}"
+
+
+def _name_several(hint: Any) -> str:
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return " or ".join(dict.fromkeys(_name_type(each, several=True) for each in parts))
+
+
+def describe_value(value: Any) -> str:
+    """A short value as it is written, the kind of any other."""
+    shown = repr(value)
+    if "\n" not in shown and len(shown) <= SHOWN_LENGTH:
+        return shown
+    return f"a {type(value).__name__}"
+
+
+def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
+    """The annotation, evaluated if it is a text whose names exist at run time."""
+    if not isinstance(annotation, str):
+        return annotation
+    return _evaluate(annotation, function.__module__)
+
+
+@cache
+def _evaluate(annotation: str, module: str) -> Any:
+    try:
+        return eval(annotation, vars(sys.modules[module]))
+    except NameError:
+        return annotation

@@ -80,7 +80,7 @@ def test_each_argument_of_a_bench_is_checked(name) -> None:
 
 def test_an_unknown_argument_of_a_bench_is_named_with_the_nearest() -> None:
     with pytest.raises(BadInputError, match="'batchh'; did you mean batch"):
-        op.Builds.bench(None, **{"batchh": 1})
+        op.Builds.bench(None, **{"batchh": NOTHING})
 
 
 @pytest.mark.parametrize(

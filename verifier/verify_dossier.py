@@ -492,6 +492,7 @@ WORDS = {
         "word",
         "CPU",
         "launch",
+        "I/O",
         "copy",
         "synchronization",
         "memory-bound GPU",

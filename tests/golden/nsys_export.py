@@ -32,6 +32,18 @@ _TABLES = {
         globalTid INTEGER, domainId INTEGER)""",
     "graphs": """CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, "end" INTEGER, graphId INTEGER,
         correlationId INTEGER)""",
+    "metrics": "CREATE TABLE GPU_METRICS (timestamp INTEGER, typeId INTEGER, metricId INTEGER, value INTEGER)",
+    "metric_names": """CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, sourceId INTEGER, typeName TEXT,
+        metricId INTEGER, metricName TEXT)""",
+    "os_calls": """CREATE TABLE OSRT_API (start INTEGER, "end" INTEGER, eventClass INTEGER, globalTid INTEGER,
+        correlationId INTEGER, nameId INTEGER, returnValue INTEGER, nestingLevel INTEGER, callchainId INTEGER)""",
+    "samples": """CREATE TABLE COMPOSITE_EVENTS (id INTEGER, start INTEGER, cpu INTEGER, threadState INTEGER,
+        globalTid INTEGER, cpuCycles INTEGER)""",
+    "frames": """CREATE TABLE SAMPLING_CALLCHAINS (id INTEGER, symbol INTEGER, module INTEGER, kernelMode INTEGER,
+        thumbCode INTEGER, unresolved INTEGER, specialEntry INTEGER, originalIP INTEGER, unresolvedSymbol INTEGER,
+        stackDepth INTEGER)""",
+    "switches": """CREATE TABLE SCHED_EVENTS (start INTEGER, cpu INTEGER, isSchedIn INTEGER, globalTid INTEGER,
+        threadState INTEGER, threadBlock INTEGER)""",
     "diagnostics": "CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, severity INTEGER, text TEXT)",
 }
 
@@ -126,6 +138,29 @@ class Recording:
             "graphs",
             (_ns(start), _ns(end), 1, self.call("cudaGraphLaunch_v10000", start - 5, start - 1)),
         )
+
+    def metric(self, name: str, at: float, value: int) -> None:
+        """A sample of a GPU metric on the first device."""
+        known = [row[4] for row in self.rows.get("metric_names", [])]
+        if name not in known:
+            self._add("metric_names", (1 << 8, 0, "GPU Metrics", len(known), name))
+            known.append(name)
+        self._add("metrics", (_ns(at), 1 << 8, known.index(name), value))
+
+    def os_call(self, name: str, start: float, end: float, thread: int = THREAD) -> None:
+        row = (_ns(start), _ns(end), 27, thread, 0, self._string(name), 0, 0, 0)
+        self._add("os_calls", row)
+
+    def stack(self, at: float, *frames: tuple[str, str], thread: int = THREAD) -> None:
+        """A CPU sample: function and library of each frame, the running one first."""
+        number = len(self.rows.get("samples", [])) + 1
+        self._add("samples", (number, _ns(at), 0, 0, thread, 0))
+        for depth, (function, library) in enumerate(frames):
+            names = self._string(function), self._string(library)
+            self._add("frames", (number, *names, 0, 0, 0, 0, 0, 0, depth))
+
+    def switch(self, at: float, *, is_in: bool, thread: int = THREAD) -> None:
+        self._add("switches", (_ns(at), 0, int(is_in), thread, 0, 0))
 
     def diagnostic(self, text: str, severity: int = 2) -> None:
         """What the profiler complains about."""

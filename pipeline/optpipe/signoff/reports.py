@@ -68,6 +68,7 @@ from optpipe.signoff.dossier import Dossier
 from optpipe.signoff.judge import find_drop_limit
 from optpipe.signoff.loosened import describe_loosened
 from optpipe.trace.document import draw_profile
+from optpipe.trace.document_details import draw_details
 from optpipe.trace.report import StageProfile, TraceProfile, analyze_stage, read_profile
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PREPROCESSING, PROFILE, ROWS
@@ -497,6 +498,7 @@ def make_dossier_page(
     if figures and profiled is not None:
         run, stage, profile_files = profiled
         drawn += draw_profile(stage.profile, profile_files, analyze_stage(run, stage))
+        drawn += draw_details(stage, profile_files)
     pictures, files = list(_list_pictures(runs, folder)), list_raw_files(runs, folder)
     return page_from_verdict(
         verdict, comparison, drawn, pictures, profiled[1].profile if profiled else None, files

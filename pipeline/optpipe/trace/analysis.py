@@ -356,13 +356,7 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
     )
     rate = pl.when(pl.col("total_ns") > 0).then(pl.col("bytes") / (pl.col("total_ns") / 1e9))
     projection = project_ranges(trace, timeline)
-    ranges = projection.group_by(pl.col("family").alias("name")).agg(
-        pl.len().cast(pl.Int64).alias("count"),
-        pl.col("wall_ns", "gpu_ns", "kernel_ns", "kernels", "busy_ns").sum(),
-        (pl.col("gpu_end_ns") - pl.col("gpu_start_ns")).sum().alias("projected_ns"),
-        pl.col("start_ns").min().alias("first_start_ns"),
-        pl.col("depth").min(),
-    )
+    ranges = summarize_ranges(projection, "family")
     return Analysis(
         trace=trace,
         scope=scope,
@@ -372,9 +366,21 @@ def analysis_from_trace(trace: Trace, scope: str = "trace") -> Analysis:
         copies=copies.with_columns(rate.alias("bytes_per_s")),
         launches=_list_launches(trace, timeline),
         projection=projection,
-        ranges=ranges.sort("wall_ns", "name", descending=[True, False]),
+        ranges=ranges,
         iterations=_find_iterations(projection),
     )
+
+
+def summarize_ranges(projection: pl.DataFrame, key: str) -> pl.DataFrame:
+    """One row per `name` or `family` of ranges, longest first."""
+    ranges = projection.group_by(pl.col(key).cast(pl.String).alias("name")).agg(
+        pl.len().cast(pl.Int64).alias("count"),
+        pl.col("wall_ns", "gpu_ns", "kernel_ns", "kernels", "busy_ns").sum(),
+        (pl.col("gpu_end_ns") - pl.col("gpu_start_ns")).sum().alias("projected_ns"),
+        pl.col("start_ns").min().alias("first_start_ns"),
+        pl.col("depth").min(),
+    )
+    return ranges.sort("wall_ns", "name", descending=[True, False])
 
 
 def summarize(frame: pl.DataFrame, *keys: str, **sums: pl.Expr) -> pl.DataFrame:
@@ -407,7 +413,7 @@ def select_measured_part(analysis: Analysis, range_name: str | None = None) -> A
     warm-up; a trace without iterations stays whole. Raises BadInputError if the trace has no range called `range_name`.
     """
     if range_name == WHOLE:
-        return analysis
+        return replace(analysis, ranges=summarize_ranges(analysis.projection, "name"))
     found, scope = find_measured_ranges(analysis, range_name)
     if found.is_empty():
         return analysis

@@ -18,11 +18,13 @@ from optpipe.trace.analysis import (
     Timeline,
     array_from_column,
     complement_intervals,
+    intersect_intervals,
     intervals_from_disjoint,
     match_names,
     sum_within,
     unite_intervals,
 )
+from optpipe.trace.details import OsCallKind, classify_os_call
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.nsys import ITERATION_RANGE
 from optpipe.trace.roofline import LIMITED_SHARE, Roofline
@@ -37,6 +39,8 @@ _SHOWN = 10
 class LimitingFactor(StrEnum):
     CPU = "CPU"
     LAUNCH = "launch"
+    IO = "I/O"
+    """The host reads or writes files or the network; known only if OS calls were recorded."""
     COPY = "copy"
     SYNCHRONIZATION = "synchronization"
     MEMORY = "memory-bound GPU"
@@ -74,7 +78,8 @@ def find_bottleneck(
     timeline = measured.timeline
     if measured.trace.kernels.is_empty():
         return _judge_without_gpu(measured)
-    away, idle = find_long_gaps(timeline).total_ns, timeline.idle_by_cause
+    gaps, idle = find_long_gaps(timeline), timeline.idle_by_cause
+    away, reading = gaps.total_ns, intersect_intervals(gaps, _find_io(measured)).total_ns
     known = roofs is not None and roofs.contradiction is None
     if roofs is not None and known and measured.iterations.height and timeline.busy.total_ns:
         gpu, basis = _limit_at_peaks(measured, roofs)
@@ -89,7 +94,8 @@ def find_bottleneck(
     parts = {
         gpu: float(timeline.busy.total_ns),
         LimitingFactor.LAUNCH: idle_scale * (host_ns + kernel_ns),
-        LimitingFactor.CPU: idle_scale * away,
+        LimitingFactor.CPU: idle_scale * (away - reading),
+        **({LimitingFactor.IO: idle_scale * reading} if measured.trace.os_calls.height else {}),
         LimitingFactor.COPY: float(idle[IdleCause.COPY]),
         LimitingFactor.SYNCHRONIZATION: idle_scale * idle[IdleCause.SYNCHRONIZATION],
     }
@@ -104,6 +110,7 @@ def find_bottleneck(
     why = {
         LimitingFactor.LAUNCH: launch,
         LimitingFactor.CPU: "the GPU waits while the host does work other than launching",
+        LimitingFactor.IO: "the GPU waits while the host reads or writes files or the network",
         LimitingFactor.COPY: "copies run while no kernel does",
         LimitingFactor.SYNCHRONIZATION: "the GPU is idle while the host returns from a synchronizing call",
     }.get(limit, f"kernels run most of the time; {basis}")
@@ -130,8 +137,35 @@ def _judge_without_gpu(measured: Analysis) -> Bottleneck:
     if measured.trace.api.height or measured.trace.graph_launches_untraced:
         why = "CUDA calls but no GPU rows: the trace does not show what limits it"
         return Bottleneck(LimitingFactor.WITHHELD, 0.0, {}, why)
-    why = "no GPU work; time in files and locks counts as CPU"
-    return Bottleneck(LimitingFactor.CPU, 1.0, {LimitingFactor.CPU: 1.0}, why)
+    if measured.trace.os_calls.is_empty():
+        why = "no GPU work; time in files and locks counts as CPU"
+        return Bottleneck(LimitingFactor.CPU, 1.0, {LimitingFactor.CPU: 1.0}, why)
+    span_ns = max(measured.timeline.span_ns, 1)
+    share = min(_find_io(measured).total_ns / span_ns, 1.0)
+    shares = {LimitingFactor.CPU: 1 - share, LimitingFactor.IO: share}
+    if share >= 0.5:
+        why = "no GPU work; most of the time some thread of the stage reads or writes files or the network"
+        return Bottleneck(LimitingFactor.IO, share, shares, why)
+    return Bottleneck(LimitingFactor.CPU, 1 - share, shares, "no GPU work")
+
+
+def _find_io(measured: Analysis) -> TimeIntervals:
+    """When the threads that launch work, or else those that open ranges, are in calls for files or the network."""
+    trace = measured.trace
+    owners = trace.api if trace.api.height else trace.ranges
+    calls = trace.os_calls
+    if owners.height:
+        calls = calls.filter(pl.col("thread").is_in(owners["thread"].unique().implode()))
+    names = calls["name"].cast(pl.String).unique().to_list()
+    io = [
+        name for name in names if classify_os_call(name) in (OsCallKind.FILES, OsCallKind.NETWORK)
+    ]
+    mine = calls.filter(pl.col("name").cast(pl.String).is_in(io)).sort("start_ns")
+    low, high = measured.timeline.start_ns, measured.timeline.end_ns
+    starts, ends = (
+        np.clip(array_from_column(mine, column), low, high) for column in ("start_ns", "end_ns")
+    )
+    return unite_intervals(starts, ends)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from optpipe.trace.differences import (
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.loops import Loop, Spread
 from optpipe.trace.modules import ModuleRow, ModuleTree, group_paths
+from optpipe.trace.report import StageProfile
 
 _ROWS, _STACK_ROWS, _MODULE_ROWS, _WIDTH = 12, 10, 25, 56
 _SHOWN_METRICS = (
@@ -313,6 +314,12 @@ def _format_counts(row: Difference) -> str:
 
 
 _MOST_BARS = 1_500
+
+
+def draw_details(stage: StageProfile, files: RawFiles) -> Iterator[Figure]:
+    """The network's modules as an icicle, if the stage names them."""
+    if stage.modules is not None:
+        yield from draw_module_tree(stage.modules, files)
 
 
 def draw_module_tree(tree: ModuleTree, files: RawFiles) -> Iterator[Figure]:

@@ -6,6 +6,7 @@ the first launch of each iteration stands beside it.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -13,6 +14,7 @@ import polars as pl
 from optpipe.trace.analysis import (
     Analysis,
     TimeArray,
+    TimeIntervals,
     array_from_column,
     sum_within,
     unite_intervals,
@@ -61,18 +63,10 @@ def describe_loop(measured: Analysis) -> Loop | None:
         return None
     starts, ends = array_from_column(rows, "start_ns"), array_from_column(rows, "end_ns")
     periods = np.append(np.diff(starts), ends[-1] - starts[-1])
-    waits = measured.projection.filter(pl.col("name").cast(pl.String).str.contains(DATA_RANGES))
-    waits = waits.filter(pl.col("name").cast(pl.String) != str(rows["name"][0]))
-    data_range, data_wait = None, None
-    if waits.height:
-        data_range = str(
-            waits.group_by("family").agg(pl.col("wall_ns").sum()).sort("wall_ns")["family"][-1]
-        )
-        ordered = waits.sort("start_ns")
-        waiting = unite_intervals(
-            array_from_column(ordered, "start_ns"), array_from_column(ordered, "end_ns")
-        )
-        data_wait = _spread(sum_within(waiting, starts, starts + periods))
+    waits = find_data_waits(measured)
+    data_wait = (
+        None if waits is None else _spread(sum_within(waits.times, starts, starts + periods))
+    )
     busy = idle = None
     if measured.trace.kernels.height:
         busy = _spread(sum_within(measured.timeline.busy, starts, starts + periods))
@@ -91,13 +85,33 @@ def describe_loop(measured: Analysis) -> Loop | None:
         iterations=rows.height,
         iterations_per_s=rows.height / total_ns * 1e9,
         period_ns=_spread(periods),
-        data_range=data_range,
+        data_range=None if waits is None else waits.name,
         data_wait_ns=data_wait,
         gpu_busy_ns=busy,
         idle_before_first_launch_ns=idle,
         blocking_copies=copies.height / rows.height,
         blocking_copy_ns=copy_ns / rows.height,
     )
+
+
+class DataWaits(NamedTuple):
+    name: str
+    """The range that waits longest."""
+    times: TimeIntervals
+
+
+def find_data_waits(measured: Analysis) -> DataWaits | None:
+    """The ranges of a repeated loop that are named after loading; None without iterations or such a range."""
+    if measured.iterations.height < 2:
+        return None
+    name = pl.col("name").cast(pl.String)
+    own = str(measured.iterations["name"][0])
+    waits = measured.projection.filter(name.str.contains(DATA_RANGES), name != own).sort("start_ns")
+    if waits.is_empty():
+        return None
+    longest = waits.group_by("family").agg(pl.col("wall_ns").sum()).sort("wall_ns", "family")
+    times = unite_intervals(*(array_from_column(waits, edge) for edge in ("start_ns", "end_ns")))
+    return DataWaits(str(longest["family"][-1]), times)
 
 
 def _spread(values: TimeArray) -> Spread:

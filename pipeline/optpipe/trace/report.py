@@ -19,7 +19,13 @@ from optpipe.core.verdict import Blocker, Observation, Verdict
 from optpipe.core.wording import Call
 from optpipe.models.artifacts.lookup import JudgedBuild
 from optpipe.stats.means import MIN_VALUES, compute_ratio_of_sums_interval
-from optpipe.trace.analysis import Analysis, IdleCause, analysis_from_trace, select_measured_part
+from optpipe.trace.analysis import (
+    WHOLE,
+    Analysis,
+    IdleCause,
+    analysis_from_trace,
+    select_measured_part,
+)
 from optpipe.trace.bottleneck import (
     ABSOLUTE_TIMES,
     UNPROFILED,
@@ -290,7 +296,7 @@ def profile_from_trace(
         gpus=gpus,
         trace_quality=quality,
         scope=measured.scope,
-        measured=_make_views(measured, quality),
+        measured=_make_views(measured, quality, every_range=range_name == WHOLE),
         iterations=_describe_iterations(measured, quality, facts),
         gaps=find_gaps(measured) if with_gaps and not quality.distorts_host else (),
         tensor_cores=cores,
@@ -300,15 +306,16 @@ def profile_from_trace(
     )
 
 
-def _make_views(analysis: Analysis, quality: Quality) -> TraceViews:
+def _make_views(analysis: Analysis, quality: Quality, *, every_range: bool) -> TraceViews:
     """Makes the tables without those that `quality` withholds."""
+    ranges = analysis.ranges if every_range else analysis.ranges.head(_RANGES_SHOWN)
     kernels = analysis.kernels.clear() if "kernels" in quality.withheld else analysis.kernels
     return TraceViews(
         totals=_sum_totals(analysis, quality),
         kernels=rows_from_table(kernels, KernelRow),
         api=rows_from_table(analysis.api, CallRow),
         copies=rows_from_table(analysis.copies, CopyRow),
-        ranges=rows_from_table(analysis.ranges.head(_RANGES_SHOWN), RangeRow),
+        ranges=rows_from_table(ranges, RangeRow),
     )
 
 

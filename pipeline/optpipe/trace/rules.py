@@ -14,6 +14,7 @@ from optpipe.core.quantity import format_bytes, format_duration
 from optpipe.core.wording import Argument, Call
 from optpipe.trace.analysis import WAITING_CALLS, Analysis, IdleCause, subtract_intervals
 from optpipe.trace.bottleneck import GAP_NS, find_long_gaps, has_notable_gaps
+from optpipe.trace.loops import find_data_waits
 from optpipe.trace.nsys import Stage
 from optpipe.trace.roofline import Roofline
 from optpipe.trace.tensor_cores import LayerUse, TensorCores
@@ -41,6 +42,7 @@ _ALLOCATIONS = (
     r"^(cudaMalloc|cudaFree|cudaHostAlloc|cudaFreeHost|cudaMallocHost|cuMemAlloc|cuMemFree|cuModuleLoad|cuLibraryLoad|"
     r"cudaStreamCreate|cudaEventCreate)"
 )
+_UNALIGNED = r"(?i)_align(1|2|4)(_|>|$)"
 _OPERATOR = r"\[(?:CPU|GPU|Mixed|MIXED) op\] Run (.+)$"
 """DALI's ranges around each of its operators."""
 
@@ -221,6 +223,42 @@ def find_synchronizations(context: RuleContext) -> _Found | None:
     advice = "synchronize once per iteration, not once per step; "
     advice += "keep several batches in flight (" + _STREAMS + ")"
     return _Found(evidence, idle.total_ns, advice)
+
+
+@_rule("input-wait", on_cpu=True, host_times=True)
+def find_input_wait(context: RuleContext) -> _Found | None:
+    """A loop of a user's program that waits for its data while the GPU, if there is one, is idle."""
+    waits = None if context.facts.stage else find_data_waits(context.measured)
+    if waits is None:
+        return None
+    timeline = context.measured.timeline
+    idle = subtract_intervals(waits.times, timeline.busy)
+    each_ns = waits.times.total_ns / context.iterations
+    evidence = f"{waits.name}: {format_duration(each_ns)} per iteration"
+    if timeline.busy.total_ns:
+        evidence += f", {idle.total_ns / max(waits.times.total_ns, 1):.0%} of it with an idle GPU"
+    advice = "load in more processes and ahead of time (torch: DataLoader with num_workers, prefetch_factor, "
+    advice += (
+        "pin_memory, persistent_workers); images: decode on the GPU (" + Call("preprocess") + ")"
+    )
+    return _Found(evidence, idle.total_ns, advice)
+
+
+@_rule("unaligned-shapes")
+def find_unaligned_shapes(context: RuleContext) -> _Found | None:
+    """16-bit matrix kernels of a user's program whose names tell that sizes are no multiples of 8 elements."""
+    if context.facts.stage:
+        return None
+    name = pl.col("name")
+    found = context.measured.kernels.filter(
+        name.str.contains(_UNALIGNED) & name.str.contains(r"(?i)f16|bf16|half|s16816|s1688")
+    )
+    if found.is_empty():
+        return None
+    total_ns = _sum(found, "total_ns")
+    evidence = f"{found.height} matrix kernels for sizes that are no multiples of 8: {format_duration(total_ns)}"
+    advice = "pad channels, features, and sequence lengths to multiples of 8 (FP16, BF16) or 16 (INT8, FP8)"
+    return _Found(evidence, total_ns // 2, advice)
 
 
 @_rule("exposed-copies", advice_in_preprocessing=_PREFETCH)

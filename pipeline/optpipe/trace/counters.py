@@ -58,7 +58,7 @@ _LIMITS = {
     "blocks per multiprocessor": "launch__occupancy_limit_blocks",
     "barriers": "launch__occupancy_limit_barriers",
 }
-_MOST_LAUNCHES = 60
+_MOST_LAUNCHES = 40
 _TIMEOUT_S = 600.0
 _HIGH_PERCENT, _LOW_PERCENT = 60.0, 20.0
 """Nsight Compute calls a unit above 60% of its peak well used."""
@@ -156,7 +156,7 @@ def make_ncu_command(ncu: Path, log: Path, kernels: Iterable[str], *, in_range: 
         command += ["--section", section]
     command += ["--metrics", ",".join(_METRICS)]
     command += ["--kernel-name", f"regex:^({'|'.join(map(re.escape, names))})$"]
-    command += ["--launch-count", str(_MOST_LAUNCHES)]
+    command += ["--launch-count", str(_MOST_LAUNCHES), "--kill", "yes"]
     if in_range:
         # a push/pop range is named with a slash behind it (Nsight Compute CLI, "NVTX Filtering")
         command += ["--nvtx", "--nvtx-include", f"{MEASURED_RANGE}/{ITERATION_RANGE}/"]

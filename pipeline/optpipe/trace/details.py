@@ -26,6 +26,8 @@ from optpipe.trace.analysis import (
 from optpipe.trace.sources import SourceState
 
 _ROWS = 40
+_HERTZ = 1e5
+"""No clock runs at 100,000 MHz."""
 _UNKNOWN = r"^(\[unknown\]|0x[0-9a-f]+|\[string \d+\])$"
 
 
@@ -226,6 +228,10 @@ def _average_metrics(whole: Analysis, scope: TimeIntervals) -> Iterator[MetricRo
     devices = whole.trace.kernels["device"].unique().to_list()
     if devices and inside["device"].is_in(devices).any():
         inside = inside.filter(pl.col("device").is_in(devices))
+    # nsys 2025.3 counts hertz under the name of megahertz
+    hertz = pl.col("name").cast(pl.String).str.contains("[MHz]", literal=True)
+    scaled = pl.when(hertz & (pl.col("value") > _HERTZ)).then(pl.col("value") / 1e6)
+    inside = inside.with_columns(scaled.otherwise(pl.col("value")).alias("value"))
     times = array_from_column(inside, "time_ns")
     busy = pl.Series("busy", sum_within(whole.timeline.busy, times, times + 1) > 0)
     table = (

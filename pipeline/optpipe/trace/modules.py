@@ -264,9 +264,9 @@ def _find_groups(root: _Node, kernel_ns: int) -> Iterator[ModuleGroup]:
 
 
 def _sign(node: _Node) -> object:
-    """Equal for modules with the same number of kernels in the same places below."""
+    """Equal for modules that launch the same kernels, as often, and in the same places below."""
     below = tuple((name, _sign(child)) for name, child in node.below.items())
-    return node.kernels, below
+    return node.kernels, frozenset(node.by_kernel), below
 
 
 def group_paths(paths: Sequence[str]) -> str:

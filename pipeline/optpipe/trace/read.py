@@ -495,8 +495,15 @@ def trace_from_path(path: Path) -> Trace:
         return trace_from_sqlite(sqlite_from_recording(path, Path(scratch)))
 
 
-def write_trace(trace: Trace, directory: Path) -> None:
-    """Writes each frame with rows as Parquet, and `trace.json`; neither contains the process environment."""
+MOST_DETAIL_ROWS = 1_500_000
+"""Of each table of a source on request; Parquet files of more than 2,000,000 rows are not read."""
+
+
+def write_trace(trace: Trace, directory: Path, most_rows: int = MOST_DETAIL_ROWS) -> None:
+    """Writes each frame with rows as Parquet, and `trace.json`; neither contains the process environment.
+
+    Of metrics and stacks that have more than `most_rows` rows, every n-th sample is written; of OS calls, the longest.
+    """
     header = {
         each.name: getattr(trace, each.name)
         for each in fields(trace)
@@ -504,7 +511,8 @@ def write_trace(trace: Trace, directory: Path) -> None:
     }
     try:
         (directory / TABLES).mkdir(parents=True, exist_ok=True)
-        for table, frame in (trace.tables | trace.details).items():
+        details = {name: _thin(frame, most_rows) for name, frame in trace.details.items()}
+        for table, frame in (trace.tables | details).items():
             if frame.height:
                 plain = frame.with_columns(pl.col(pl.Categorical).cast(pl.String))
                 plain.write_parquet(directory / TABLES / f"{table}.parquet", compression="zstd")
@@ -514,6 +522,17 @@ def write_trace(trace: Trace, directory: Path) -> None:
         raise StageError(
             f"{problem}; free some space or choose another " + Argument("workspace")
         ) from error
+
+
+def _thin(frame: pl.DataFrame, most_rows: int) -> pl.DataFrame:
+    if frame.height <= most_rows:
+        return frame
+    if "end_ns" in frame.columns:
+        longest = frame.sort(pl.col("end_ns") - pl.col("start_ns"), descending=True)
+        return longest.head(most_rows).sort("start_ns")
+    step = -(-frame.height // most_rows)
+    by = "sample" if "sample" in frame.columns else "time_ns"
+    return frame.filter((pl.col(by).rank("dense") % step) == 0)
 
 
 def trace_from_folder(directory: Path) -> Trace:

@@ -25,7 +25,6 @@ ALL = "all"
 SAMPLING_HZ = 1_000
 _PYTHON_SAMPLING_SINCE = (2023, 2)
 _DEVICES_RENAMED_IN = 2024
-_SAMPLING_FREQUENCY_SINCE = 2023
 
 REMEDIES = {
     Source.GPU_METRICS: "allow counters to all users (NVreg_RestrictProfilingToAdminUsers=0, see "
@@ -88,10 +87,7 @@ def list_source_options(sources: Sequence[Source], version: str) -> list[str]:
         options += ["--gpu-metrics-devices" if renamed else "--gpu-metrics-device", "all"]
     if Source.CPU in sources:
         options += ["--sample", "process-tree", "--cpuctxsw", "process-tree", "--backtrace", "fp"]
-        if year >= _SAMPLING_FREQUENCY_SINCE:
-            options += ["--sampling-frequency", str(SAMPLING_HZ)]
-        else:
-            options += ["--sampling-period", str(1_000_000_000 // SAMPLING_HZ)]
+        # the default rate is 1 kHz; the option that sets it was renamed between versions
     else:
         options += ["--sample", "none", "--cpuctxsw", "none"]
     if Source.PYTHON in sources:

@@ -177,7 +177,7 @@ def test_a_change_within_the_scatter_is_none(read: Read) -> None:
             begin = 1000 * iteration
             trace.range("iter", begin, begin + 900)
             trace.kernel(GEMM, begin + 10, begin + 100 + delay, launch=(begin + 2, begin + 4))
-    assert compare(*noisy, read)["kernels"][GEMM] is Change.SAME
+    assert compare(noisy[0], noisy[1], read)["kernels"][GEMM] is Change.SAME
 
 
 def test_counters_of_a_raw_page() -> None:

@@ -158,18 +158,19 @@ def test_the_list_of_sources() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "device_option", "rate"),
+    ("version", "device_option"),
     [
-        ("2022.4.2.1", "--gpu-metrics-device", "--sampling-period"),
-        ("2023.4.1", "--gpu-metrics-device", "--sampling-frequency"),
-        ("2025.3.2.0", "--gpu-metrics-devices", "--sampling-frequency"),
-        ("2026.1", "--gpu-metrics-devices", "--sampling-frequency"),
+        ("2022.4.2.1", "--gpu-metrics-device"),
+        ("2023.4.1", "--gpu-metrics-device"),
+        ("2025.3.2.0", "--gpu-metrics-devices"),
+        ("2026.1", "--gpu-metrics-devices"),
     ],
 )
-def test_options_by_version(version: str, device_option: str, rate: str) -> None:
+def test_options_by_version(version: str, device_option: str) -> None:
+    """nsys 2025.3 knows no --sampling-frequency: the default rate needs no option."""
     options = list_source_options((Source.GPU_METRICS, Source.CPU), version)
     assert device_option in options
-    assert rate in options
+    assert not [word for word in options if word.startswith("--sampling")]
     assert list_source_options((), version) == ["--sample", "none", "--cpuctxsw", "none"]
 
 
@@ -315,3 +316,27 @@ Module(layer1=Module(conv=Module()))()
 print(" ".join(call.replace("optpipe.module:", "") for call in nvtx.calls), MINE)
 """
     assert _run_marked(tmp_path, program, "loops,modules") == "+ +layer1 +layer1.conv - - - 1"
+
+
+def test_a_long_recording_keeps_every_nth_sample(read: Read, tmp_path: Path) -> None:
+    """14 s of 60 metrics on 8 GPUs are 8 million rows; a table of a dossier has at most 2 million."""
+    trace = recorded_with_all()
+    for at in range(200):
+        for name in ("SMs Active [Throughput %]", "DRAM Read Bandwidth [Throughput %]"):
+            trace.metric(name, 2000 + at, 50)
+    made = read(trace)
+    write_trace(made, tmp_path / "kept", most_rows=100)
+    again = trace_from_folder(tmp_path / "kept")
+    assert 40 <= again.metrics.height <= 100
+    by_name = again.metrics.group_by("name").len()["len"].to_list()
+    assert max(by_name) - min(by_name) <= 4, "a sample time is kept with all its metrics"
+    assert again.os_calls.height == made.os_calls.height
+
+
+def test_clocks_are_megahertz(read: Read) -> None:
+    """nsys 2025.3 names them so, and counts hertz."""
+    trace = recorded_with_all()
+    trace.metric("GPC Clock Frequency [MHz]", 110, 1_980_000_000)
+    found = details_from_trace(analysis_from_trace(read(trace)), None, ())
+    clock = next(row for row in found.metrics if "Clock" in row.name)
+    assert clock.mean == 1980

@@ -22,8 +22,10 @@ MANY_OUTPUTS = 500_000
 _MANY_STRIPS = ((16, 64, 4, 4), (32, 32, 4, 4), (16, 64, 2, 4))
 _FEW_STRIPS = ((16, 64, 2, 4), (16, 32, 2, 2))
 """Strips and channels of a tile, outputs of a strip, and warps."""
-_UNROLLED_TAPS = 49
-"""Weights of a channel above which a strip has two outputs: more would double the seconds that the kernel takes to compile."""
+_MOST_UNROLLED_TAPS = 49
+"""Weights of a channel in the largest depthwise kernel whose rows are unrolled: larger ones lack registers and compile slowly."""
+_LEAST_LOOPED_TAPS = 9
+"""Weights of a channel above which a loop over a depthwise kernel's rows is tried."""
 _BLOCK_DEPTHS = (128, 64, 32)
 _COLUMNS = 256
 """Scales and biases are padded to a multiple of the widest tile."""
@@ -112,6 +114,14 @@ def arrange_depthwise(
     return np.ascontiguousarray(weight.reshape(len(weight), -1).T), bias, weight
 
 
+def _list_depthwise_tactics(
+    tiles: Sequence[tuple[int, int, int, int]], *, loop: bool
+) -> Iterator[Tactic]:
+    for strips, channels, along, warps in tiles:
+        tile = {"BP": strips, "BC": channels, "ALONG": along, "warps": warps}
+        yield Tactic("fp16_depthwise", tile | ({"LOOP": 1} if loop else {}))
+
+
 def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
     match step:
         case steps.Convolution():
@@ -130,12 +140,12 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
                 yield Tactic("fp16_wgmma_stem_at_once", {"ROWS": 16, "warps": 8})
         case steps.Depthwise():
             many = given.numel() // step.stride**2 > MANY_OUTPUTS
-            for strips, channels, along, warps in _MANY_STRIPS if many else _FEW_STRIPS:
-                if along > 2 and prod(step.kernel) > _UNROLLED_TAPS:
-                    continue
-                yield Tactic(
-                    "fp16_depthwise", {"BP": strips, "BC": channels, "ALONG": along, "warps": warps}
-                )
+            tiles = _MANY_STRIPS if many else _FEW_STRIPS
+            taps = prod(step.kernel)
+            if taps <= _MOST_UNROLLED_TAPS:
+                yield from _list_depthwise_tactics(tiles, loop=False)
+            if taps > _LEAST_LOOPED_TAPS:
+                yield from _list_depthwise_tactics(tiles, loop=True)
             if step.half and step.padding[:2] == step.padding[2:]:
                 yield Tactic("depthwise_by_torch", {})
         case steps.Attention():

@@ -77,6 +77,8 @@ def list_cases():
         yield random_depthwise(
             40, 3 + 2 * (index % 2), 1 + index // 2, activation=activation, half=half, spare=spare
         )
+    yield random_depthwise(40, 5, 2, activation="gelu")
+    yield random_depthwise(24, 9, half=False)
     yield random_block(64, 128, 64, 12)
     yield random_block(128, 256, 0, 8, stride=2)
     yield random_attention()

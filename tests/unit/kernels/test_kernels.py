@@ -114,9 +114,12 @@ def test_attention_in_8_bits_compiles_for_hopper_s_matrix_units_without_a_gpu(pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kernel", "along"), [(3, 1), (3, 4), (5, 2), (7, 4)])
+@pytest.mark.parametrize(
+    ("kernel", "along", "loop"),
+    [(3, 1, False), (3, 4, False), (5, 2, False), (7, 4, False), (7, 4, True), (9, 2, True)],
+)
 def test_a_depthwise_kernel_loads_what_the_outputs_of_a_strip_share_once_and_16_bytes_at_a_time(
-    kernel, along
+    kernel, along, loop
 ):
     from optpipe.kernels.triton.images import fp16_depthwise
 
@@ -129,7 +132,7 @@ def test_a_depthwise_kernel_loads_what_the_outputs_of_a_strip_share_once_and_16_
         "ACTIVATION": 2,
         "HALF": True,
     }
-    fixed |= {"ALIGN": 8, "BP": 16, "BC": 64, "ALONG": along}
+    fixed |= {"ALIGN": 8, "BP": 16, "BC": 64, "ALONG": along, "LOOP": loop}
     made = compile_for_hopper(
         fp16_depthwise,
         fixed,
@@ -140,7 +143,8 @@ def test_a_depthwise_kernel_loads_what_the_outputs_of_a_strip_share_once_and_16_
         bias="*fp32",
         inverse_scale="fp32",
     )
-    bias, weights, values = 2, kernel**2, kernel * (kernel + along - 1)
+    rows = 1 if loop else kernel
+    bias, weights, values = 2, rows * kernel, rows * (kernel + along - 1)
     loads = made["ptx"].count("ld.global")
     assert made["ptx"].count("ld.global.v4") == loads == bias + weights + values
 

@@ -1,7 +1,6 @@
 """A layer of a program with what is fused with it, and what the kernels can take."""
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ _MOST_DENSE = 512
 """Most input channels of a convolution whose groups fit no kernel and become one, with zeros."""
 _LEAST_DEPTH = 32
 """Bytes of the smallest block of input channels."""
-_MOST_TAPS = 81
-"""Weights of a channel of the largest depthwise kernel, whose loop over them is unrolled: 9 by 9 compiles in about 10 s."""
+_MOST_COLUMNS = 31
+"""Columns of the largest depthwise kernel, whose loop over them is unrolled."""
 _STEM_CHANNELS = 4
 _STEM_OUTPUTS = (16, 32, 64, 128)
 _LARGEST_HALF = 65504.0
@@ -105,10 +104,8 @@ def find_obstacle(layer: Layer) -> str | None:
     outputs, depth = layer.weight.shape[:2]
     if layer.groups == 1:
         return None
-    if depth == 1 and prod(layer.weight.shape[2:]) > _MOST_TAPS:
-        return (
-            f"its depthwise kernel of {prod(layer.weight.shape[2:])} weights is too large to unroll"
-        )
+    if depth == 1 and layer.weight.shape[-1] > _MOST_COLUMNS:
+        return f"its depthwise kernel of {layer.weight.shape[-1]} columns is too large to unroll"
     merged = choose_merge(layer.groups, outputs, depth)
     if merged is None or (merged < layer.groups and depth * layer.groups % ALIGNED):
         return f"{layer.groups} groups of {depth} input channels fit no kernel"
@@ -139,9 +136,9 @@ def is_patches(layer: Layer) -> bool:
 def is_depthwise(layer: Layer) -> bool:
     """One input and one output for each group."""
     regular = len(layer.stride) == 2 and len(set(layer.stride)) == 1 and set(layer.dilation) == {1}
-    channels, depth, *kernel = layer.weight.shape
-    fits = prod(kernel) <= _MOST_TAPS
-    return regular and fits and layer.groups > 1 and (channels, depth) == (layer.groups, 1)
+    if not regular or layer.weight.shape[-1] > _MOST_COLUMNS:
+        return False
+    return layer.groups > 1 and tuple(layer.weight.shape[:2]) == (layer.groups, 1)
 
 
 def is_stem(layer: Layer) -> bool:

@@ -84,9 +84,11 @@ def fp16_wgmma_stem(
 
 
 @triton.jit
-def _sum_taps(
+def _add_row_of_taps(
+    acc,
     base,
     w,
+    r,
     row,
     column,
     c,
@@ -94,23 +96,56 @@ def _sum_taps(
     width,
     channels,
     known,
-    R: tl.constexpr,
     S: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    """The sums of one output pixel per row of a tile, whose kernel is AHEAD columns to the right of `base`."""
-    acc = tl.zeros(known.shape, tl.float32)
-    for r in tl.static_range(R):
-        for s in tl.static_range(S):
-            down = row + r
-            along = column + (AHEAD + s)
-            inside = (down >= 0) & (down < height) & (along >= 0) & (along < width)
-            value = tl.load(
-                base + (r * width + (AHEAD + s)) * channels, mask=inside[:, None] & known, other=0.0
-            )
-            weight = tl.load(w + (r * S + s) * channels + c, mask=c < channels, other=0.0)
-            acc += value.to(tl.float32) * weight.to(tl.float32)[None, :]
+    """Adds row `r` of the kernel to one output pixel per row of a tile, whose kernel is AHEAD columns to the right of `base`."""
+    down = row + r
+    for s in tl.static_range(S):
+        along = column + (AHEAD + s)
+        inside = (down >= 0) & (down < height) & (along >= 0) & (along < width)
+        value = tl.load(
+            base + (r * width + (AHEAD + s)) * channels, mask=inside[:, None] & known, other=0.0
+        )
+        weight = tl.load(w + (r * S + s) * channels + c, mask=c < channels, other=0.0)
+        acc += value.to(tl.float32) * weight.to(tl.float32)[None, :]
     return acc
+
+
+@triton.jit
+def _add_rows_to_strip(
+    one,
+    two,
+    three,
+    four,
+    base,
+    w,
+    r,
+    row,
+    column,
+    c,
+    height,
+    width,
+    channels,
+    known,
+    S: tl.constexpr,
+    STRIDE: tl.constexpr,
+    ALONG: tl.constexpr,
+):
+    """Adds row `r` of the kernel to the ALONG output pixels of a strip."""
+    one = _add_row_of_taps(one, base, w, r, row, column, c, height, width, channels, known, S, 0)
+    if ALONG > 1:
+        two = _add_row_of_taps(
+            two, base, w, r, row, column, c, height, width, channels, known, S, STRIDE
+        )
+    if ALONG > 2:
+        three = _add_row_of_taps(
+            three, base, w, r, row, column, c, height, width, channels, known, S, 2 * STRIDE
+        )
+        four = _add_row_of_taps(
+            four, base, w, r, row, column, c, height, width, channels, known, S, 3 * STRIDE
+        )
+    return one, two, three, four
 
 
 @triton.jit
@@ -159,11 +194,13 @@ def fp16_depthwise(
     BP: tl.constexpr,
     BC: tl.constexpr,
     ALONG: tl.constexpr,
+    LOOP: tl.constexpr = False,
 ):
     """A depthwise convolution with FP32 sums, bias, and activation; the output is FP16 or INT8, zero-padded after the last channel.
 
     Weights are (R * S, channels); channels are multiples of ALIGN. A strip is ALONG (1, 2, or 4) output pixels of a row, whose kernels
     overlap, and the compiler loads shared pixels once. The strips of a tile are neighbors, so most of their input is in the cache.
+    With LOOP the rows of the kernel are a loop; otherwise they are unrolled, which large kernels have no registers for.
     """
     start_in_turn()
     channels = channels // ALIGN * ALIGN
@@ -181,12 +218,50 @@ def fp16_depthwise(
         + c[None, :]
     )
     known = (strip < strips)[:, None] & (c < channels)[None, :]
-    one = _sum_taps(base, w, row, column, c, height, width, channels, known, R, S, 0)
-    if ALONG > 1:
-        two = _sum_taps(base, w, row, column, c, height, width, channels, known, R, S, STRIDE)
-    if ALONG > 2:
-        three = _sum_taps(base, w, row, column, c, height, width, channels, known, R, S, 2 * STRIDE)
-        four = _sum_taps(base, w, row, column, c, height, width, channels, known, R, S, 3 * STRIDE)
+    one = tl.zeros(known.shape, tl.float32)
+    two, three, four = one, one, one
+    if LOOP:
+        for r in range(R):
+            one, two, three, four = _add_rows_to_strip(
+                one,
+                two,
+                three,
+                four,
+                base,
+                w,
+                r,
+                row,
+                column,
+                c,
+                height,
+                width,
+                channels,
+                known,
+                S,
+                STRIDE,
+                ALONG,
+            )
+    else:
+        for r in tl.static_range(R):
+            one, two, three, four = _add_rows_to_strip(
+                one,
+                two,
+                three,
+                four,
+                base,
+                w,
+                r,
+                row,
+                column,
+                c,
+                height,
+                width,
+                channels,
+                known,
+                S,
+                STRIDE,
+                ALONG,
+            )
     biases = tl.load(bias + c, mask=c < channels, other=0.0)
     target = y + (rest * out_width + first)[:, None] * out_channels + c[None, :]
     written = (strip < strips)[:, None] & (c < out_channels)[None, :]

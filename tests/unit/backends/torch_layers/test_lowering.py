@@ -188,7 +188,7 @@ class Padded(torch.nn.Module):
         self.layers = torch.nn.Sequential(
             torch.nn.Conv2d(3, 32, 4, 2, padding="valid"),
             torch.nn.Conv2d(32, 32, 9, padding="same", groups=32),
-            torch.nn.Conv2d(32, 32, 11, padding="same", groups=32),
+            torch.nn.Conv2d(32, 32, (3, 33), padding="same", groups=32),
             torch.nn.Conv2d(32, 32, 4, padding="same"),
             torch.nn.Conv2d(32, 32, 3, padding="same", dilation=2),
         )

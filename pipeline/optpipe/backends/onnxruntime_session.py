@@ -270,7 +270,7 @@ class OnnxRuntimeSession:
         }
         if self._call is None:
             self._call = _Call(self._session, self._stream, cuda_graph=self._cuda_graph)
-        self._call.run(given, outputs)
+        self._call.run(given, outputs, device)
         return outputs
 
     def _size_outputs(self, inputs: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], Any]]:
@@ -330,13 +330,17 @@ class OnnxRuntimeSession:
         return OnnxRuntimeBinding(self._session, inputs, outputs, options)
 
 
+MOST_BINDINGS = 16
+"""Bindings that a session keeps for calls: torch's allocator hands the same few addresses out again."""
+
+
 class _Call:
-    """Calls of one session on tensors. The binding, the options, the stream, and the events that order streams are made once."""
+    """Calls of one session on tensors. Bindings, options, the stream, and the events that order streams are made once."""
 
     def __init__(self, session: Any, stream: int, *, cuda_graph: bool) -> None:
         """`stream` is the handle of the session's stream on a GPU; 0 for a stream that only ONNX Runtime knows, and on the CPU."""
         self._session = session
-        self._bound = session.io_binding()
+        self._bindings: dict[Any, Any] = {}
         self._options = None
         if stream or cuda_graph:
             self._options = _make_run_options(NO_GRAPH, waits=not stream)
@@ -345,33 +349,44 @@ class _Call:
             self._stream = torch.cuda.ExternalStream(stream)
             self._given, self._done = torch.cuda.Event(), torch.cuda.Event()
 
-    def run(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
-        """Fills `outputs`; contiguous tensors on one device.
+    def run(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], device: Any) -> None:
+        """Fills `outputs`; contiguous tensors on `device`.
 
         The caller's stream waits for the session's, so memory that the caller frees is used again only after the work is done.
         """
-        for bind, tensors in ((self._bound.bind_input, inputs), (self._bound.bind_output, outputs)):
-            for name, tensor in tensors.items():
-                bind_tensor(bind, name, tensor)
-        on_gpu = next(iter(inputs.values())).device.type == "cuda"
-        here = torch.cuda.current_stream() if on_gpu else None
+        bound = self._get_binding(outputs)
+        for name, tensor in inputs.items():  # each time: it copies what a node on the CPU reads
+            bind_tensor(bound.bind_input, name, tensor)
+        here = torch.cuda.current_stream(device.index) if device.type == "cuda" else None
         if here is None or here.cuda_stream == self._handle != 0:
-            self._launch()
+            self._launch(bound)
         elif not self._handle:  # nothing else orders it after the work that makes the inputs
             here.synchronize()
-            self._launch()
+            self._launch(bound)
         else:
             self._given.record(here)
             self._stream.wait_event(self._given)
             try:
-                self._launch()
+                self._launch(bound)
             finally:
                 self._done.record(self._stream)
                 here.wait_event(self._done)
 
-    def _launch(self) -> None:
+    def _get_binding(self, outputs: Mapping[str, Any]) -> Any:
+        """The binding of outputs at these addresses. It holds no memory: a tensor may be freed, and another one lie there."""
+        places = tuple([(each.data_ptr(), each.shape) for each in outputs.values()])
+        bound = self._bindings.get(places)
+        if bound is None:
+            if len(self._bindings) >= MOST_BINDINGS:
+                self._bindings.clear()
+            bound = self._bindings[places] = self._session.io_binding()
+            for name, tensor in outputs.items():
+                bind_tensor(bound.bind_output, name, tensor)
+        return bound
+
+    def _launch(self, bound: Any) -> None:
         with translate_runtime_errors():
-            self._session.run_with_iobinding(self._bound, self._options)
+            self._session.run_with_iobinding(bound, self._options)
 
 
 def bind_tensor(bind: Callable[..., None], name: str, tensor: Any) -> None:

@@ -140,12 +140,12 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
                 yield Tactic("fp16_wgmma_stem_at_once", {"ROWS": 16, "warps": 8})
         case steps.Depthwise():
             many = given.numel() // step.stride**2 > MANY_OUTPUTS
-            tiles = _MANY_STRIPS if many else _FEW_STRIPS
+            strips = _MANY_STRIPS if many else _FEW_STRIPS
             taps = prod(step.kernel)
             if taps <= _MOST_UNROLLED_TAPS:
-                yield from _list_depthwise_tactics(tiles, loop=False)
+                yield from _list_depthwise_tactics(strips, loop=False)
             if taps > _LEAST_LOOPED_TAPS:
-                yield from _list_depthwise_tactics(tiles, loop=True)
+                yield from _list_depthwise_tactics(strips, loop=True)
             if step.half and step.padding[:2] == step.padding[2:]:
                 yield Tactic("depthwise_by_torch", {})
         case steps.Attention():

@@ -98,6 +98,19 @@ def test_onnx_runtime_takes_tensors_of_any_layout_and_changing_shapes(session) -
         assert torch.equal(outputs["z"], -value)
 
 
+def test_bindings_of_addresses_that_come_back_give_the_answers_of_this_call(session) -> None:
+    torch.manual_seed(0)
+    bound = set()
+    for number in range(60):
+        value = torch.randn(1 + number % 3, 3)
+        outputs = session.run_on({"x": value})
+        bound.add(tuple(each.data_ptr() for each in outputs.values()))
+        assert torch.equal(outputs["y"], value * 2)
+        assert torch.equal(outputs["z"], -value)
+        del outputs  # its memory is handed out again
+    assert len(bound) < 60
+
+
 def test_compiled_code_gets_contiguous_tensors_and_gives_ordinary_ones() -> None:
     strides = []
 

@@ -197,6 +197,8 @@ UNITS = {
     },
     "J/image": {"J/image": 1.0, "mJ/image": 0.001, "J/sample": 1.0, "mJ/sample": 0.001},
     "J/sample": {"J/image": 1.0, "mJ/image": 0.001, "J/sample": 1.0, "mJ/sample": 0.001},
+    "images/s/W": {"images/s/W": 1.0, "samples/s/W": 1.0},
+    "samples/s/W": {"images/s/W": 1.0, "samples/s/W": 1.0},
     "dB": {"dB": 1.0},
     "times": {"times": 1.0, "x": 1.0, "": 1.0},
     "1": {"": 1.0},
@@ -242,6 +244,7 @@ SECTIONS = {
     },
     "memory": {"maximum": "bytes"},
     "energy": {"maximum": "J/image"},
+    "efficiency": {"minimum": "images/s/W"},
     "stability": {"maximum_cv": "fraction"},
     "speedup": {"minimum": "times"},
     "accuracy": {
@@ -270,7 +273,13 @@ SECTIONS = {
     "tensor_cores": {"minimum_share": "fraction"},
 }
 SCORE_LIMITS = {"maximum_drop": "points", "minimum": "fraction", "maximum": "fraction"}
-FIGURES = {"throughput": "throughput", "memory": "memory", "energy": "energy", "stability": "cv"}
+FIGURES = {
+    "throughput": "throughput",
+    "memory": "memory",
+    "energy": "energy",
+    "efficiency": "efficiency",
+    "stability": "cv",
+}
 # end
 RATES = {
     "throughput": "throughput_images_per_s",
@@ -463,6 +472,8 @@ WORDS = {
         "bytes",
         "J/image",
         "J/sample",
+        "images/s/W",
+        "samples/s/W",
         "dB",
         "times",
         "1",
@@ -3719,7 +3730,27 @@ def is_blocked(tries, at):
     )
 
 
+def invert(seen):
+    """One over a positive figure (§6)."""
+    if seen.value is None or not seen.value > 0:
+        return Seen(source=seen.source)
+    ci = seen.ci and None not in seen.ci and seen.ci[0] > 0 and (1 / seen.ci[1], 1 / seen.ci[0])
+
+    def interval(confidence):
+        low, high = seen.interval(confidence)
+        return [1 / high, 1 / low if low > 0 else inf]
+
+    return seen._replace(
+        value=1 / seen.value,
+        ci=ci or None,
+        blocked=seen.blocked or not ci,
+        interval=seen.interval and interval,
+    )
+
+
 def observe_group(tries, name, at):
+    if name == "efficiency":
+        return invert(observe_group(tries, "energy", at))
     tries = keep_requested(tries, name)
     found, source = summarize(tries, name, at), tries[-1].run
     (value, low, high), mean, n = found.estimate.values(), found.mean, len(found.figures)

@@ -66,6 +66,7 @@ def _round_to_significant(value: float) -> float:
 
 _SIZES = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 _RATES = {"images/s": 1.0, "samples/s": 1.0}
+_EFFICIENCIES = {"images/s/W": 1.0, "samples/s/W": 1.0}
 _ENERGIES = {"J/image": 1.0, "mJ/image": 1e-3, "J/sample": 1.0, "mJ/sample": 1e-3}
 _POINTS = {"points": 1.0, "point": 1.0, "pt": 1.0, **dict.fromkeys(SCORE_NAMES, 1.0)}
 
@@ -92,13 +93,19 @@ class Dimension(StrEnum):
     SIZE = "bytes", "a size", "512 MiB", _SIZES
     ENERGY = "J/image", "an energy per image", "50 mJ/image", _ENERGIES
     SAMPLE_ENERGY = "J/sample", "an energy per sample", "50 mJ/sample", _ENERGIES
+    EFFICIENCY = "images/s/W", "a rate per watt", "20 images/s/W", _EFFICIENCIES
+    SAMPLE_EFFICIENCY = "samples/s/W", "a rate per watt", "20 samples/s/W", _EFFICIENCIES
     DECIBEL = "dB", "a ratio in decibels", "40 dB", {"dB": 1.0}
     FACTOR = "times", "a factor", "1.2 times", {"times": 1.0, "x": 1.0, "": 1.0}
     NUMBER = "1", "a number", "0.999", {"": 1.0}
     """No unit, as for values of an output and a cosine."""
 
 
-_OF_SAMPLES = {Dimension.RATE: Dimension.SAMPLE_RATE, Dimension.ENERGY: Dimension.SAMPLE_ENERGY}
+_OF_SAMPLES = {
+    Dimension.RATE: Dimension.SAMPLE_RATE,
+    Dimension.ENERGY: Dimension.SAMPLE_ENERGY,
+    Dimension.EFFICIENCY: Dimension.SAMPLE_EFFICIENCY,
+}
 """Dimensions for models whose inputs are not images."""
 
 NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # \d would match digits of every script
@@ -259,6 +266,14 @@ class Estimate:
     def is_above(self, limit: float) -> bool:
         """Whether the whole interval is beyond `limit`; false without an interval."""
         return self.low is not None and self.low > limit
+
+    def invert(self) -> "Estimate | None":
+        """One over the value, its bounds swapped; None for a value that is not positive."""
+        if self.value <= 0:
+            return None
+        if self.low is None or self.high is None or self.low <= 0:
+            return Estimate(1 / self.value, note=self.note)
+        return Estimate(1 / self.value, 1 / self.high, 1 / self.low, self.note)
 
     def scale(self, factor: float) -> "Estimate":
         low, high = (None if bound is None else factor * bound for bound in (self.low, self.high))

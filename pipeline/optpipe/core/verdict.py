@@ -212,6 +212,19 @@ class ScaledTail:
 
 
 @dataclass(frozen=True, slots=True)
+class InverseTail:
+    """Tail of one over a positive figure; `tail` is that of the figure."""
+
+    tail: Tail
+
+    def compute_p_value_above(self, limit: float) -> float:
+        return self.tail.compute_p_value_below(1 / limit)
+
+    def compute_p_value_below(self, limit: float) -> float:
+        return self.tail.compute_p_value_above(1 / limit)
+
+
+@dataclass(frozen=True, slots=True)
 class RatioTail:
     """Tail of a positive ratio; `tail` is that of its logarithm."""
 

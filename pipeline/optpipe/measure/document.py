@@ -20,6 +20,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.metrics.measured import (
     CV,
+    EFFICIENCY,
     ENERGY,
     MEMORY,
     P50,
@@ -132,6 +133,7 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
         figure_column("batches/s", rank=3),
         figure_column("memory", rank=3),
         figure_column(f"J/{sample}", rank=2),
+        figure_column(f"{sample}s/s/W", rank=2),
         *(figure_column(name, rank=2) for name in plugins),
         figure_column("processes"),
         VERDICT_COLUMN,
@@ -161,6 +163,7 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
             if memory and memory.processes
             else "",  # the largest, as in a sign-off
             _format_number(_get_value(group, ENERGY.name), "≈"),
+            _format_number(per_watt and per_watt.value, "≈"),
             *(_format_plugin_figure(group.figures.get(name)) for name in plugins),
             f"{group.processes} of {group.processes + len(group.left_out)}"
             if group.left_out
@@ -168,7 +171,10 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
             Cell("VALID", Tone.GOOD) if group.processes else Cell("INVALID", Tone.BAD),
         )
         for group in groups
-        for p50, memory in [(group.figures.get(P50.name), group.figures.get(MEMORY.name))]
+        for p50, memory, joules in [
+            tuple(group.figures.get(each.name) for each in (P50, MEMORY, ENERGY))
+        ]
+        for per_watt in [EFFICIENCY.invert(joules and joules.estimate)]
     ]
     return make_table(columns, rows)
 
@@ -411,7 +417,8 @@ def _tabulate_comparison(comparison: Comparison) -> Table:
         figure_column("speedup"),
         Column("change", rank=2, below=True),
         figure_column("tokens/s", rank=2),
-        figure_column(f"{sample}s/J", rank=2),
+        figure_column(f"J/{sample}", rank=2),
+        figure_column(f"{sample}s/s/W", rank=2),
         figure_column("top-1", rank=2),
         figure_column("memory", rank=2),
         figure_column("size", rank=2),
@@ -446,7 +453,6 @@ def _list_comparison_cells(row: ComparisonRow, comparison: Comparison) -> Row:
     state, tone = ("dominated", Tone.PLAIN) if row.valid else ("INVALID", Tone.BAD)
     if row.on_frontier:
         state, tone = "frontier", Tone.GOOD
-    joules = row.energy_j_per_image
     return (
         row.configuration,
         Cell(state, tone),
@@ -461,7 +467,8 @@ def _list_comparison_cells(row: ComparisonRow, comparison: Comparison) -> Row:
         cell_from_estimate(row.speedup, "{:.2f}×", interval=True),
         row.change,
         cell_from_estimate(row.throughput_tokens_per_s, "{:,.0f}"),
-        Cell("") if joules is None else Cell(f"{1 / joules.value:.3g}", value=1 / joules.value),
+        cell_from_estimate(ENERGY.read_row(row), "{:.3g}"),
+        cell_from_estimate(EFFICIENCY.read_row(row), "{:.3g}"),
         cell_from_estimate(row.top1, "{:.2%}", interval=True),
         Cell(format_bytes(row.memory_bytes) if row.memory_bytes else "", value=row.memory_bytes),
         Cell(format_bytes(row.size_bytes) if row.size_bytes else "", value=row.size_bytes),

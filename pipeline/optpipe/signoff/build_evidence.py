@@ -7,7 +7,7 @@ the user can fill in.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import expm1, log1p
+from math import expm1, isnan, log1p
 from typing import Any
 
 from optpipe.core.entries import Environment
@@ -32,6 +32,7 @@ from optpipe.core.metrics.sections import (
     OUTPUTS,
     PARITY,
     PEAK_MEMORY,
+    PER_WATT,
     PRECISION,
     RATE,
     REGRESSION,
@@ -41,8 +42,14 @@ from optpipe.core.metrics.sections import (
     TENSOR_CORES,
 )
 from optpipe.core.plan import make_call
-from optpipe.core.quantity import choose_dimension, format_quantity, share_to_text
-from optpipe.core.verdict import Blocker, Observation, ScaledTail, Tail
+from optpipe.core.quantity import (
+    Dimension,
+    Estimate,
+    choose_dimension,
+    format_quantity,
+    share_to_text,
+)
+from optpipe.core.verdict import Blocker, InverseTail, Observation, ScaledTail, Tail
 from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.recompute import (
     count_evaluated_together,
@@ -280,7 +287,10 @@ def suggest_fix(section: str, build: JudgedBuild) -> str:
         PRECISION.name: "`" + layers + "` lists the layers in other precisions",
         PEAK_MEMORY.name: "reduce the batch size or use a lower precision",
         SIZE.name: "use a lower precision for a smaller engine",
-        ENERGY_PER_SAMPLE.name: "use a lower precision or a larger batch to reduce energy per inference",
+        **dict.fromkeys(
+            (ENERGY_PER_SAMPLE.name, PER_WATT.name),
+            "use a lower precision or a larger batch to reduce energy per inference",
+        ),
         STABILITY.name: "stop other work and lock the clocks; `" + again + "` reports the cause",
         TENSOR_CORES.name: profile
         and "`" + profile + "` lists eligible kernels that do not use Tensor Cores",
@@ -455,7 +465,9 @@ def observe_groups(
     criterion: Criterion, evidence: BuildEvidence
 ) -> Sequence[Observation] | Blocker:
     """The metric that the criterion limits, over the processes of every load that it selects."""
-    name = criterion.find_metric().name
+    metric = criterion.find_metric()
+    read = metric.inverse_of or metric
+    name = read.name
     found = select_groups(criterion.where, evidence.measured)
     if not found:
         wanted = criterion.where.to_text() or "this build"
@@ -467,10 +479,21 @@ def observe_groups(
         command = suggest_bench(evidence.build, criterion.where, evidence.options, name)
         return Blocker(f"not measured: {wanted}", command)
     seen = [observe_group(criterion, group, name, evidence) for group in found]
+    if read is not metric:
+        return [_invert_observation(each) for each in seen]
     return [
         replace(each, blockers=(*each.blockers, *_list_other_units(criterion, group, name)))
         for each, group in zip(seen, found, strict=True)
     ]
+
+
+def _invert_observation(seen: Observation) -> Observation:
+    """One over a positive figure; the share by which processes differ is that of the figure."""
+    inverse = Estimate(float(seen.value), seen.low, seen.high).invert()
+    if inverse is None or isnan(inverse.value):
+        return replace(seen, value=UNKNOWN, low=None, high=None, tail=None)
+    tail = None if seen.tail is None else InverseTail(seen.tail)
+    return replace(seen, value=inverse.value, low=inverse.low, high=inverse.high, tail=tail)
 
 
 def _list_other_units(criterion: Criterion, group: ProcessGroup, name: str) -> Iterator[Blocker]:
@@ -525,16 +548,16 @@ def observe_group(
         )
     blockers = (*blockers, *list_withheld(group, name, evidence))
     values = [each for run in group.list_values(name) for each in run]
-    if (
-        (dimension := criterion.dimension) is not None
-        and len(values) > 1
-        and min(values) < max(values)
-    ):
+    metric = find_metric(name)
+    dimension = criterion.dimension
+    if criterion.find_metric().inverse_of is metric:
+        sample = "sample" if dimension is Dimension.SAMPLE_EFFICIENCY else "image"
+        dimension = choose_dimension(metric.dimension, sample)
+    if dimension is not None and len(values) > 1 and min(values) < max(values):
         about += f"; single processes: {format_quantity(min(values), dimension)} to {format_quantity(max(values), dimension)}"
     if found.low is not None and found.note:
         about += f"; {found.note}"
     tail: Tail | None = group.compute_mean(name)
-    metric = find_metric(name)
     if metric.sensor_share and tail is not None:
         tail = ScaledTail(tail, 1 / (1 + metric.sensor_share))  # in case the sensor reads too much
     speed = group.find_other_speed(name, alone=True)

@@ -84,6 +84,8 @@ class Metric:
     least_seconds: float = 0.0
     """The shortest measurement that gives it."""
     needs_gpu: bool = False
+    inverse_of: "Metric | None" = None
+    """The metric whose reciprocal it is: both are judged and shown from the same figures."""
     percent: float = 0.0
     """The percentile of the latency that it is; 0 for any other metric."""
     is_over_processes: bool = True

@@ -181,6 +181,38 @@ class Energy(Metric):
         return f"the energy was not measured: {why}"
 
 
+class Efficiency(Metric):
+    """Images, or samples of another kind, per second and watt: one over the energy of one.
+
+    It is judged and shown from the figures of ENERGY, with the bounds swapped, so that both always say the same.
+    """
+
+    name = "efficiency"
+    column = "efficiency_per_s_w"
+    mark = "≈ "
+    title = "performance per watt"
+    dimension = Dimension.EFFICIENCY
+    higher_is_better = True
+    is_optional = True
+    remedy = "measure it on a GPU"
+    least_seconds = ENERGY_SECONDS
+    needs_gpu = True
+    inverse_of = ENERGY = Energy()
+
+    def read(self, measured: Measurement) -> Estimate | None:
+        return self.invert(self.ENERGY.read(measured))
+
+    def read_row(self, row: ComparisonRow) -> Estimate | None:
+        return self.invert(self.ENERGY.read_row(row))
+
+    def invert(self, energy: Estimate | None) -> Estimate | None:
+        """The efficiency of an energy in J per image or sample."""
+        return None if energy is None else energy.invert()
+
+    def explain_missing(self, measured: Measurement) -> str:
+        return self.ENERGY.explain_missing(measured)
+
+
 class Variation(Metric):
     """Coefficient of variation of the latency: standard deviation over mean of all samples of a process."""
 
@@ -227,7 +259,8 @@ class MeanLatency(Metric):
 
 
 P50, P90, P99, P999 = (Percentile(name) for name in ("p50", "p90", "p99", "p99.9"))
-THROUGHPUT, TOKENS, ENERGY = Throughput(), Tokens(), Energy()
+THROUGHPUT, TOKENS, EFFICIENCY = Throughput(), Tokens(), Efficiency()
+ENERGY = EFFICIENCY.ENERGY
 CV, MEMORY, MEAN_LATENCY = Variation(), PeakMemory(), MeanLatency()
 
 SHOWN: tuple[Metric, ...] = (
@@ -246,6 +279,7 @@ SHOWN: tuple[Metric, ...] = (
 OTHERS: tuple[Metric, ...] = (
     *(Percentile(f"{MEAN}{name}") for name in ("p90", "p95", "p99")),
     MEAN_LATENCY,
+    EFFICIENCY,
 )
 """Figures that only a limit or an option asks for."""
 

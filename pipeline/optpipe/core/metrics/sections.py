@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from optpipe.core.metrics.contract import Metric
-from optpipe.core.metrics.measured import CV, ENERGY, MEMORY, OTHERS, SHOWN, THROUGHPUT, Percentile
+from optpipe.core.metrics.measured import (
+    CV,
+    EFFICIENCY,
+    ENERGY,
+    MEMORY,
+    OTHERS,
+    SHOWN,
+    THROUGHPUT,
+    Percentile,
+)
 from optpipe.core.precision import Precision
 from optpipe.core.quantity import Dimension
 
@@ -141,6 +150,11 @@ ENERGY_PER_SAMPLE = _limit_measured(
     {"maximum": ENERGY},
     tile=4,
 )
+PER_WATT = _limit_measured(
+    EFFICIENCY.name,
+    "Images or samples per second and watt, one over the energy of one; approximate, from the driver's counter.",
+    {"minimum": EFFICIENCY},
+)
 STABILITY = _limit_measured(
     "stability",
     "Stability of the runtime: coefficient of variation of the latency.",
@@ -224,6 +238,7 @@ JUDGED = (
     REGRESSION,
     PEAK_MEMORY,
     ENERGY_PER_SAMPLE,
+    PER_WATT,
     STABILITY,
     SPEEDUP,
     ACCURACY,

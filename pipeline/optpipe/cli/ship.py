@@ -177,6 +177,7 @@ def sweep(
     """
     from optpipe.sweep.cluster import describe_node
     from optpipe.sweep.document import document_from_sweep
+    from optpipe.sweep.ledger import push_workspace
     from optpipe.sweep.matrix import (
         add_contents,
         cells_from_matrix,
@@ -188,6 +189,7 @@ def sweep(
     from optpipe.sweep.plan import select_shard, shard_from_text
     from optpipe.sweep.slots import list_kinds
     from optpipe.sweep.sweep import run_sweep
+    from optpipe.workspace.remote import is_url, open_remote
     from optpipe.workspace.store import Store
 
     if how.node_labels:
@@ -204,17 +206,26 @@ def sweep(
     }
     full = matrix_from_options(Matrix() if matrix is None else matrix_from_file(matrix), given)
     require_sound(full)
-    if how.store is not None:
-        if ":/" in str(how.store):
-            problem = f"--store {how.store}: expected a folder that all nodes mount"
+    target = None
+    if how.store is not None and is_url(how.store):
+        if how.on is not None:
+            problem = f"--store {how.store}: with --on ray it is a folder that all nodes mount"
             raise BadInputError(f"{problem}; without --store Ray sends all")
-        store = Store(how.store)
+        target = open_remote(how.store)
+        target.require_writable()
+    elif how.store is not None:
+        store = Store(Path(how.store))
     slots, executor = _connect(how, store)
     full = resolve_models(full, store, local=how.on is None)
     cells = add_contents(select_shard(cells_from_matrix(full, list_kinds(slots)), shard), terminal)
     # Ray prints the log of a failed node; the table already has the result of its jobs
     with redirect_stdout(StringIO()) if how.on else nullcontext():
         record = run_sweep(cells, slots, how, store, terminal, executor)
+    if target is not None:
+        pushed = push_workspace(store, target, terminal)
+        terminal.inform(
+            f"{pushed} entries were copied to {target.url}; `optpipe store merge` reads it"
+        )
     return Outcome(record, document_from_sweep, ExitStatus(record.exit_status))
 
 
@@ -236,7 +247,7 @@ def _connect(how: SweepOptions, store: "Store") -> "tuple[tuple[Slot, ...], Exec
         return (*gpus[: how.slots], *parts[: how.slots]), LocalExecutor(store.workspace, how)
     if len(selectors) < len(how.node):
         raise BadInputError("--node: each label may be given once")
-    shared = None if how.store is None else str(how.store.resolve())
+    shared = None if how.store is None else str(Path(how.store).resolve())
     connect()
     slots = list_cluster_slots(selectors)
     return slots, RayExecutor(slots, store, how, shared, selectors)

@@ -1,7 +1,6 @@
 """`optpipe store` and `optpipe doctor`: the contents of a workspace, and what this machine can do."""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -91,7 +90,11 @@ def gc(
 
 def merge(
     sources: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Workspaces to merge into --workspace.")
+        list[str],
+        typer.Argument(
+            metavar="DIR|URL...",
+            help="Workspaces to merge into --workspace; URL: an object store, such as s3://BUCKET/FOLDER.",
+        ),
     ],
     store: "Store",
     terminal: "Terminal",

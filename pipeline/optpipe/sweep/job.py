@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -303,8 +302,12 @@ class SweepOptions:
         ),
     ] = ()
     store: Annotated[
-        Path | None,
-        Param("Workspace under one path on all nodes; default: Ray's object store.", metavar="DIR"),
+        str | None,
+        Param(
+            "With --on ray a workspace under one path on all nodes (default: Ray's object store); without it an "
+            "object store, such as s3://BUCKET/FOLDER, that gets the results.",
+            metavar="DIR|URL",
+        ),
     ] = None
     pending_s: Annotated[
         float,

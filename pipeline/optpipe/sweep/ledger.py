@@ -8,7 +8,7 @@ from pathlib import Path
 
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, ExitStatus
-from optpipe.core.events import Listener
+from optpipe.core.events import Listener, ProgressStep
 from optpipe.core.files import Files, hash_value
 from optpipe.core.records import group_pairs, plain_from_record
 from optpipe.core.wording import Argument
@@ -23,6 +23,7 @@ from optpipe.workspace.entry import (
     read_manifest,
 )
 from optpipe.workspace.files import find_problems, hold_lock, open_lock, try_lock
+from optpipe.workspace.remote import RemoteWorkspace, is_url, open_remote
 from optpipe.workspace.runs import REMOVED, RUNS
 from optpipe.workspace.store import LOCKS, Store
 
@@ -138,22 +139,35 @@ class MergeRecord:
         )
 
 
-def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) -> MergeRecord:
-    """Copies missing entries. Raises BadInputError for a source that is not a workspace, before anything is copied."""
-    for source in sources:
-        if not any((source / folder).is_dir() for folder in FOLDERS):
-            raise BadInputError(f"{source} is not a workspace: it has no store or runs")
-        if source.resolve() == store.workspace.resolve():
-            raise BadInputError(
-                f"{source} is the workspace itself; choose another " + Argument("workspace")
-            )
+def merge_workspaces(
+    sources: Sequence[str | Path], store: Store, listener: Listener
+) -> MergeRecord:
+    """Copies missing entries from folders and object stores (`s3://…`).
+
+    Raises BadInputError for a source that is not a workspace, before anything is copied; StageError for an object store that
+    fails later, where the entries that were whole by then are kept.
+    """
+    opened = [
+        open_remote(str(source)) if is_url(str(source)) else Path(source) for source in sources
+    ]
+    listed = [
+        source.list_entries(FOLDERS) if isinstance(source, RemoteWorkspace) else None
+        for source in opened
+    ]
+    for source, names in zip(opened, listed, strict=True):
+        _require_workspace(source, names, store)
     store.require_writable()
     store.root.mkdir(parents=True, exist_ok=True)  # a workspace, also of empty ones
     found: dict[str, list[str]] = {"added": [], "present": [], "conflicts": [], "damaged": []}
     with store.exclusive():
-        for source in sources:
-            with listener.step(f"merge {source}"):
-                for name, lines in take_in(source, store, trusted=False).items():
+        for given, source, names in zip(sources, opened, listed, strict=True):
+            with listener.step(f"merge {given}", total=names and len(names)) as step:
+                parts = (
+                    _take_in_remote(source, names or (), store, step)
+                    if isinstance(source, RemoteWorkspace)
+                    else [take_in(source, store, trusted=False)]
+                )
+                for name, lines in (each for part in parts for each in part.items()):
                     found[name] += lines
     for text in list_conflicts(read_jobs(store.workspace)):
         listener.warn(f"{text}; the done one counts")
@@ -161,6 +175,62 @@ def merge_workspaces(sources: Sequence[Path], store: Store, listener: Listener) 
     return MergeRecord(
         tuple(map(str, sources)), len(found["added"]), len(found["present"]), conflicts, damaged
     )
+
+
+def _require_workspace(
+    source: Path | RemoteWorkspace, names: Sequence[str] | None, store: Store
+) -> None:
+    if isinstance(source, RemoteWorkspace):
+        if not names:
+            raise BadInputError(f"{source.url} is not a workspace: it has no finished entry or run")
+        return
+    if not any((source / folder).is_dir() for folder in FOLDERS):
+        raise BadInputError(f"{source} is not a workspace: it has no store or runs")
+    if source.resolve() == store.workspace.resolve():
+        raise BadInputError(
+            f"{source} is the workspace itself; choose another " + Argument("workspace")
+        )
+
+
+def _take_in_remote(
+    source: RemoteWorkspace, names: Sequence[str], store: Store, step: ProgressStep
+) -> Iterator[dict[str, list[str]]]:
+    """Entry by entry, so that an interrupted merge keeps those that it had whole. Of a present one only the manifest travels."""
+    for name in names:
+        with store.scratch("merge") as scratch:
+            source.fetch_manifest(name, scratch / name)
+            problem = None
+            if not (store.workspace / name).exists() and _read_content(scratch / name) is not None:
+                problem = source.fetch_files(name, scratch / name)
+            found = (
+                {"damaged": [f"{scratch / name}: {problem}"]}
+                if problem
+                else take_in(scratch, store, trusted=False)
+            )
+        yield {
+            kind: [line.replace(str(scratch), source.url) for line in lines]
+            for kind, lines in found.items()
+        }
+        step.advance(1)
+
+
+def push_workspace(store: Store, target: RemoteWorkspace, listener: Listener) -> int:
+    """Copies the finished entries and runs that `target` does not have yet; returns their number. Raises StageError."""
+    paths = sorted(
+        path
+        for folder in FOLDERS
+        for path in (store.workspace / folder).glob("*/")
+        if (path / MANIFEST).is_file()
+    )
+    pushed = 0
+    with listener.step(f"copy to {target.url}", total=len(paths)) as step:
+        for path in paths:
+            name = path.relative_to(store.workspace).as_posix()
+            if not target.holds(name):
+                target.put_entry(name, path)
+                pushed += 1
+            step.advance(1)
+    return pushed
 
 
 def take_in(source: Path, store: Store, *, trusted: bool = True) -> dict[str, list[str]]:

@@ -10,8 +10,9 @@ import sys
 
 import pytest
 
+from optpipe.core.files import hash_file
 from optpipe.workspace.environment import list_gpus
-from tests.fakes.tensorrt_api.install import find_missing, install, make_environment
+from tests.fakes.tensorrt_api.install import HERE, find_missing, install, make_environment
 from tests.integration.conftest import Ran
 
 pytestmark = pytest.mark.skipif(find_missing() is not None, reason=f"needs {find_missing()}")
@@ -58,6 +59,7 @@ TAKEN = {
     "optimization_level": {"optimization_level": "5"},
     "workspace_bytes": {"workspace_bytes": str(1 << 26)},
     "profiles": {"profiles": "1:1:1,1:32:32"},
+    "sparse_weights": {"sparse_weights": "true"},
 }
 TAKEN_BY_TENSORRT = {
     "hardware_compatibility": {"hardware_compatibility": "ampere+"},
@@ -68,7 +70,13 @@ TAKEN_BY_RTX = {
     "turing": {"compute_capabilities": "7.5"},
 }
 REFUSED = {
-    "profiles": ({"profiles": "1:8:64"}, 2, "1:8:64 is outside the batch range of x, 1 to 32")
+    "profiles": ({"profiles": "1:8:64"}, 2, "1:8:64 is outside the batch range of x, 1 to 32"),
+    "plugins": ({"plugins": "nothing.so"}, 2, "no such file: nothing.so"),
+    "a folder of plugins": ({"plugins": "."}, 2, "no such file: ."),
+}
+NEEDS_A_GPU = {
+    name: ({name: "true"}, 3, f"compiles engines with {name} on a GPU")
+    for name in ("refit", "strip_plan")
 }
 REFUSED_BY_TENSORRT = {
     "compute_capabilities": (
@@ -82,6 +90,7 @@ REFUSED_BY_TENSORRT = {
         "choose from none, ampere+",
     ),
     "timing_cache": ({"timing_cache": "no/such/folder/cache"}, 2, "its folder does not exist"),
+    "version_compatible": ({"version_compatible": "true"}, 4, "libnvinfer_lean"),  # RTX has none
 }
 REFUSED_BY_RTX = {
     "hardware_compatibility": (
@@ -90,6 +99,12 @@ REFUSED_BY_RTX = {
         "compute_capabilities narrows that",
     ),
     "timing_cache": ({"timing_cache": "cache"}, 2, "it times no kernels when it builds"),
+    "version_compatible": ({"version_compatible": "true"}, 2, "it has no lean runtime"),
+    "refit for two": (
+        {"compute_capabilities": "8.6,8.9", "refit": "1"},
+        2,
+        "at most one with refit",
+    ),
     "compute_capabilities": (
         {"compute_capabilities": "9.0"},
         2,
@@ -109,6 +124,7 @@ REFUSED_BY_RTX = {
 def test_every_option_is_taken_or_refused_with_the_reason(
     environment, tmp_path, backend, taken, refused
 ) -> None:
+    refused = refused if list_gpus() else refused | NEEDS_A_GPU
     cases = {f"taken {name}": case for name, case in taken.items()}
     cases |= {f"refused {name}": case for name, (case, _, _) in refused.items()}
     found = build_cases(environment, tmp_path, backend, cases)
@@ -123,6 +139,38 @@ def test_every_option_is_taken_or_refused_with_the_reason(
     assert found["taken profiles"]["bytes"] > found["taken default"]["bytes"], (
         "an engine per profile"
     )
+
+
+def compile_library(folder, name, source):
+    (folder / f"{name}.c").write_text(source)
+    library = folder / f"{name}.so"
+    command = ["cc", "-shared", "-fPIC", "-o", library, folder / f"{name}.c"]
+    subprocess.run(command, check=True)
+    return library
+
+
+NO_PLUGINS = """void *const *getCreators(int *n) { *n = 0; return 0; }
+void *const *getPluginCreators(int *n) { *n = 0; return 0; }
+void setLoggerFinder(void *f) { (void)f; }
+"""
+
+
+def test_plugins_are_stored_with_their_hashes_and_sparse_weights_are_named(environment, tmp_path):
+    plugin = compile_library(tmp_path, "plugin", (HERE / "plugin.c").read_text())
+    empty = compile_library(tmp_path, "empty", NO_PLUGINS)
+    cases = {name: {"plugins": str(plugin)} for name in ("first", "second")}
+    cases |= {"empty": {"plugins": str(empty)}, "dense": {}, "sparse": {"sparse_weights": "true"}}
+    found = build_cases(environment, tmp_path / "work", "tensorrt", cases)
+    for case in (found["first"], found["second"]):
+        assert case["proven"], case
+        assert case["more_files"] == ["plugin-0-plugin.so"]
+        assert case["key"]["plugins"] == [f"plugin.so sha256 {hash_file(plugin)}"]
+        assert str(tmp_path) not in json.dumps(case["details"]), "a record names no path"
+    assert found["empty"]["status"] == 2
+    assert "empty.so as a plugin library" in found["empty"]["error"]
+    for name, said in (("dense", "sparse_weights=true lets"), ("sparse", "known on the GPU alone")):
+        assert "1 of 2 convolutions" in found[name]["remarks"][0]
+        assert said in found[name]["remarks"][0]
 
 
 def test_the_timing_cache_is_one_file_for_all_builds(environment, tmp_path) -> None:

@@ -143,7 +143,10 @@ def resolve_effective_options(
 
 def find_missing_release(info: ArtifactInfo, version: str) -> str | None:
     """Why no Triton release can serve an artifact with `version` of its runtime's package; None if one can, or if that is not known."""
-    needed = BACKENDS[info.backend].serving(info, {}, version).requirement
+    try:
+        needed = BACKENDS[info.backend].serving(info, {}, version).requirement
+    except BadInputError:  # `deploy` says what no server can load
+        return None
     return f"to serve this build: {needed}" if needed.startswith("no Triton release") else None
 
 

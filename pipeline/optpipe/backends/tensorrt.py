@@ -32,6 +32,7 @@ from optpipe.backends.onnx_layers import count_graph_macs, describe_graph_weight
 from optpipe.backends.onnx_marked import MarkedGraph
 from optpipe.backends.onnxruntime_session import mark_as_written
 from optpipe.backends.plain_session import mark_source
+from optpipe.backends.sparsity import Sparsity, find_sparsity, list_sparse_kernels
 from optpipe.backends.tensorrt_engine import (
     TensorRTSession,
     create_config,
@@ -42,6 +43,13 @@ from optpipe.backends.tensorrt_engine import (
     list_builder_options,
     options_from_given,
     require_supported,
+    write_timing_cache,
+)
+from optpipe.backends.tensorrt_plugins import (
+    copy_plugins,
+    describe_plugins,
+    list_plugins,
+    load_plugins,
 )
 from optpipe.backends.torch_backend import CUDA_GRAPH
 from optpipe.backends.torch_products import layers_from_program
@@ -49,7 +57,8 @@ from optpipe.backends.torch_program import TORCH_PRECISIONS, export_program
 from optpipe.core import onnx
 from optpipe.core.card import InputSpec
 from optpipe.core.entries import ArtifactInfo
-from optpipe.core.errors import MissingError, StageError
+from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.core.files import hash_file
 from optpipe.core.precision import UNATTRIBUTED, LayerType, Precision
 from optpipe.core.wording import Argument
 from optpipe.workspace.environment import get_gpu_name, get_package_version, list_gpus
@@ -66,6 +75,8 @@ with TrtRunner(EngineFromNetwork(NetworkFromOnnxPath(graph, strongly_typed=True)
     (found,), version = runner.infer(inputs).values(), "{library}"
 """
 """The compiled graph of a `REPRODUCER`."""
+_NOT_MARKED = ("profiles", "refit", "strip_plan", "version_compatible")
+"""Builder options that change nothing that an engine computes; one with marked outputs is built without them."""
 INSPECTOR_FILE = "inspector.json"
 """The output of TensorRT's engine inspector (NVIDIA TensorRT 11 documentation, "Engine Inspector"), which needs the GPU."""
 
@@ -127,8 +138,15 @@ class TensorRT(Backend):
 
     def build(self, request: BuildRequest) -> BuildResult:
         trt, options = self._library(), self._read_options(request.options)
+        sparsity = find_sparsity(load_onnx(request.graph))
+        if options["sparse_weights"] and not sparsity.sparse:
+            raise BadInputError(
+                "option sparse_weights=true: no convolution or matrix product has 2:4 sparse weights\n"
+                "prune the model to that pattern, or omit the option"
+            )
         logger = create_logger(trt)
         builder = trt.Builder(logger)
+        load_plugins(builder.get_plugin_registry(), list_plugins(options), self.library, logger)
         network = create_network(trt, builder)  # builder and network must outlive the parser
         parser = trt.OnnxParser(network, logger)
         if not parser.parse_from_file(str(request.graph)):
@@ -147,16 +165,34 @@ class TensorRT(Backend):
             )
         (request.directory / ENGINE_FILE).write_bytes(plan)
         engine = trt.Runtime(logger).deserialize_cuda_engine(plan) if list_gpus() else None
+        kernels = None
         if engine is not None:
             inspected = engine.create_engine_inspector().get_engine_information(
                 trt.LayerInformationFormat.JSON
             )
             write_bytes(request.directory / INSPECTOR_FILE, inspected.encode())
+            kernels = len(list_sparse_kernels(inspected))
+        remarks = [_describe_sparsity(sparsity, options, kernels)]
         if options["timing_cache"]:
-            write_bytes(Path(options["timing_cache"]), bytes(config.get_timing_cache().serialize()))
+            remarks.append(write_timing_cache(config, Path(options["timing_cache"])))
         gpu = self._tuned_for() if options["hardware_compatibility"] == "none" else None
         layers = layers_from_network(trt, network, request)
-        return BuildResult(layers, ENGINE_FILE, details={"gpu": gpu, "builder": dict(options)})
+        built_with = {**options, "plugins": describe_plugins(options)}
+        if not options["plugins"]:
+            built_with.pop("plugins")
+        details: dict[str, Any] = {"gpu": gpu, "builder": built_with}
+        if options["strip_plan"]:
+            details["weights"] = {
+                "graph": request.graph.parent.name,
+                "sha256": hash_file(request.graph),
+            }
+        return BuildResult(
+            layers,
+            ENGINE_FILE,
+            details=details,
+            remarks=tuple(filter(None, remarks)),
+            more_files=copy_plugins(options, request.directory),
+        )
 
     def find_run_blocker(self, info: ArtifactInfo) -> str | None:
         why_not = self.probe_capability(info.device).why_not
@@ -173,14 +209,24 @@ class TensorRT(Backend):
         return why_not
 
     def list_files(self, info: ArtifactInfo) -> tuple[str, ...]:
-        return (ENGINE_FILE,)
+        return (ENGINE_FILE, *info.more_files)
 
     def load(self, directory: Path, info: ArtifactInfo, options: Mapping[str, Any]) -> Session:
-        return TensorRTSession(self._library(), directory / ENGINE_FILE, options)
+        return TensorRTSession(
+            self._library(),
+            directory / ENGINE_FILE,
+            options,
+            plugins=[directory / name for name in info.more_files],
+            weights=_find_stripped_weights(directory, info),
+            lean_runtime=bool(info.details.get("builder", {}).get("version_compatible")),
+        )
 
     def open_marked(self, info: ArtifactInfo, request: BuildRequest, source: Path) -> Marked:
         """Builds the engine's graph again with marked outputs, for the shapes of one sample."""
-        options = {name: value for name, value in request.options.items() if name != "profiles"}
+        options = {
+            name: value for name, value in request.options.items() if name not in _NOT_MARKED
+        }
+        bare = replace(info, details={})
         inputs, written = request.card.inputs, load_onnx(request.graph)
 
         def open_graph(model: Any, feeds: Mapping[str, Any]) -> Run:
@@ -202,7 +248,7 @@ class TensorRT(Backend):
                         options=options,
                     )
                 )
-                return self.load(directory, info, {}).run
+                return self.load(directory, bare, {}).run
 
         again = REPRODUCE.format(rtx=int("rtx" in self.library), library=self.library)
         build = MarkedGraph(written, written, inputs, open_graph, again)
@@ -210,7 +256,16 @@ class TensorRT(Backend):
         return mark_source(source, inputs), build
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
-        """Triton's own backend loads only the engine's file, for one version of the library."""
+        """Triton's own backend loads only the engine's file, for one version of the library.
+
+        Raises BadInputError for an engine that needs more than its file.
+        """
+        _require_own_weights(info)
+        if info.more_files:
+            raise BadInputError(
+                "the engine needs plugin libraries, which Triton loads for a whole server (--backend-config=tensorrt,plugins=FILE) "
+                "and no model configuration can name\nbuild it without plugins"
+            )
         count = len(find_profiles(info.details.get("builder", {})))
         return Serving(
             name_server_release(self.package, version),
@@ -246,8 +301,49 @@ class TensorRTRTX(TensorRT):
         return f"TensorRT-RTX does not support compute capability {compute_capability} (only 7.5, 8.x, and 12.x)"
 
     def serving(self, info: ArtifactInfo, options: Mapping[str, Any], version: str) -> Serving:
-        """Triton has no backend for it."""
+        """Triton has no backend for it; optpipe's own session loads plugin libraries too."""
+        _require_own_weights(info)
         return Serving()
+
+
+def _require_own_weights(info: ArtifactInfo) -> None:
+    if info.details.get("builder", {}).get("strip_plan"):
+        raise BadInputError(
+            "the engine holds no weights, and a deployment has no graph to take them from\nbuild it without strip_plan"
+        )
+
+
+def _find_stripped_weights(directory: Path, info: ArtifactInfo) -> Path | None:
+    """The stored graph with a stripped engine's weights; None for other engines.
+
+    Raises MissingError if it is gone, StageError if it is another one.
+    """
+    stated = info.details.get("weights")
+    if stated is None:
+        return None
+    name = str(stated["graph"])
+    graph = directory.parent / name / ONNX
+    if Path(name).name != name or not graph.is_file():
+        raise MissingError(
+            "the engine holds no weights, and the graph that has them is not in the workspace\nbuild it again"
+        )
+    if hash_file(graph) != stated["sha256"]:
+        raise StageError(
+            f"{graph} has changed since the engine was built without its weights\nbuild it again"
+        )
+    return graph
+
+
+def _describe_sparsity(sparsity: Sparsity, options: Mapping[str, Any], kernels: int | None) -> str:
+    """What a build makes of 2:4 sparse weights; empty without any."""
+    found = sparsity.describe()
+    if not found:
+        return ""
+    if not options["sparse_weights"]:
+        return f"{found}; the option sparse_weights=true lets the builder use sparse kernels"
+    if kernels is None:
+        return f"{found}; which of them got sparse kernels is known on the GPU alone"
+    return f"{found}; {kernels} layers have sparse kernels, by the engine inspector"
 
 
 MOST_REASONS = 5

@@ -11,12 +11,21 @@ from pathlib import Path
 from typing import Any, Self
 
 from optpipe.backends.base import Binding, BuildRequest, Device, Option, merge_options
+from optpipe.backends.tensorrt_plugins import describe_plugins, load_plugins, require_plugins
 from optpipe.backends.torch_backend import CUDA_GRAPH
 from optpipe.backends.torch_session import CudaGraphBinding
 from optpipe.core import np, torch
 from optpipe.core.card import InputSpec, Shape, TensorSpec, batch_ranges_from_text
-from optpipe.core.errors import BadInputError, StageError, escape, read_as_user_file
+from optpipe.core.errors import (
+    BadInputError,
+    MissingError,
+    StageError,
+    escape,
+    read_as_user_file,
+)
 from optpipe.core.precision import Precision
+from optpipe.workspace.environment import list_gpus
+from optpipe.workspace.files import hold_lock, write_bytes
 
 MAX_OPTIMIZATION_LEVEL = 5
 HARDWARE_COMPATIBILITY = {
@@ -47,6 +56,31 @@ BUILDER_OPTIONS = (
         (*HARDWARE_COMPATIBILITY,),
     ),
     Option(
+        "version_compatible",
+        False,
+        "the engine also loads in later versions of TensorRT; costs speed",
+        True,
+    ),
+    Option("refit", False, "its weights can be replaced; needs a GPU to build", True),
+    Option(
+        "strip_plan",
+        False,
+        "the engine holds no weights: they come from the stored graph when it loads; needs a GPU to build",
+        True,
+    ),
+    Option(
+        "sparse_weights",
+        False,
+        "lets the builder use 2:4 sparse kernels where weights have that pattern",
+        True,
+    ),
+    Option(
+        "plugins",
+        "",
+        "plugin libraries (.so), comma-separated; they run code and are stored with the engine",
+        True,
+    ),
+    Option(
         "timing_cache",
         "",
         "file with the builder's timings, shared by builds of one GPU model",
@@ -69,6 +103,7 @@ _LACKING = {
     "tensorrt_rtx": {
         "hardware_compatibility": "one engine runs on every supported GPU; compute_capabilities narrows that",
         "timing_cache": "it times no kernels when it builds",
+        "version_compatible": "it has no lean runtime; an engine loads in the version that built it",
     },
     "tensorrt": {
         "compute_capabilities": "an engine is for the GPU it is built on; hardware_compatibility widens that"
@@ -84,7 +119,8 @@ def list_builder_options(library: str) -> tuple[Option, ...]:
 def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> Mapping[str, Any]:
     """All builder options, with their defaults overridden by `given`, whose text is parsed.
 
-    Raises BadInputError for an option or value that the library does not take.
+    Raises BadInputError for an option or value that the library does not take, and for a plugin that is no file; MissingError for
+    weights that can be replaced without a GPU, where the builder gives no engine (seen with TensorRT-RTX 1.7).
     """
     for name, reason in _LACKING[library].items():
         if name in given:
@@ -101,7 +137,16 @@ def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> 
             f"option hardware_compatibility={compatibility}: choose from {', '.join(HARDWARE_COMPATIBILITY)}"
         )
     find_profiles(options)
-    capabilities_from_text(options["compute_capabilities"])
+    replaced = [name for name in ("refit", "strip_plan") if options[name]]
+    if len(capabilities_from_text(options["compute_capabilities"])) > 1 and replaced:
+        raise BadInputError(
+            f"option compute_capabilities={options['compute_capabilities']}: {backend} takes at most one with {replaced[0]}"
+        )
+    require_plugins(options)
+    if replaced and not list_gpus():
+        raise MissingError(
+            f"{backend} compiles engines with {replaced[0]} on a GPU, and there is none here\nomit the option"
+        )
     if options["timing_cache"] and not Path(options["timing_cache"]).parent.is_dir():
         raise BadInputError(
             f"option timing_cache={options['timing_cache']}: its folder does not exist"
@@ -114,11 +159,12 @@ def describe_in_key(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Options at their defaults are left out, so that a new option does not rename artifacts.
     """
-    return {
+    found = {
         name: value
         for name, value in options.items()
         if name in _ALWAYS_IN_KEY or (value != _DEFAULTS[name] and name not in _NOT_IN_KEY)
     }
+    return found | ({"plugins": describe_plugins(options)} if options["plugins"] else {})
 
 
 def find_profiles(options: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
@@ -178,15 +224,24 @@ def create_logger(trt: Any) -> Any:
 def create_config(trt: Any, builder: Any, request: BuildRequest, options: Mapping[str, Any]) -> Any:
     """The builder's configuration.
 
-    Raises BadInputError for a timing cache that the library does not take, StageError if it does not set TF32 as requested.
+    Raises BadInputError for a timing cache that the library does not take, StageError for a flag that it does not set as requested.
     """
     config = builder.create_builder_config()
-    tf32 = request.precision is Precision.TF32
-    (config.set_flag if tf32 else config.clear_flag)(trt.BuilderFlag.TF32)
-    if config.get_flag(trt.BuilderFlag.TF32) != tf32:
-        raise StageError(
-            f"{trt.__name__} {trt.__version__} does not take the builder flag TF32 here"
-        )
+    flags = {
+        "TF32": request.precision is Precision.TF32,
+        "VERSION_COMPATIBLE": options["version_compatible"],
+        # TensorRT strips what can be refitted with the same weights by itself, TensorRT-RTX with a flag
+        "REFIT": options["refit"] or (options["strip_plan"] and trt.__name__ == "tensorrt_rtx"),
+        "STRIP_PLAN": options["strip_plan"],
+        "SPARSE_WEIGHTS": options["sparse_weights"],
+    }
+    for name, wanted in flags.items():
+        flag = getattr(trt.BuilderFlag, name)
+        (config.set_flag if wanted else config.clear_flag)(flag)
+        if config.get_flag(flag) != wanted:
+            raise StageError(
+                f"{trt.__name__} {trt.__version__} does not take the builder flag {name} here"
+            )
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if options["workspace_bytes"]:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options["workspace_bytes"])
@@ -215,6 +270,20 @@ def create_config(trt: Any, builder: Any, request: BuildRequest, options: Mappin
             profile.set_shape(each.name, each.min, each.opt, each.max)
         config.add_optimization_profile(profile)
     return config
+
+
+def write_timing_cache(config: Any, file: Path) -> str:
+    """Adds a build's timings to the file, to which other builds may have written in the meantime.
+
+    Returns what a user must know: a file that is of another GPU or version by now is left as it is.
+    """
+    with hold_lock(file.with_name(f".{file.name}.lock")):
+        cache = config.get_timing_cache()
+        known = file.read_bytes() if file.exists() else b""
+        if known and not cache.combine(config.create_timing_cache(known), False):
+            return f"the timing cache {file.name} is of another GPU or version by now, and was left as it is"
+        write_bytes(file, bytes(cache.serialize()))
+    return ""
 
 
 def require_supported(trt: Any, options: Mapping[str, Any]) -> None:
@@ -256,16 +325,37 @@ _DTYPES = {
 class TensorRTSession:
     device: Device = "cuda"
 
-    def __init__(self, trt: Any, engine: Path, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        trt: Any,
+        engine: Path,
+        options: Mapping[str, Any],
+        *,
+        plugins: Sequence[Path] = (),
+        weights: Path | None = None,
+        lean_runtime: bool = False,
+    ) -> None:
+        """Loads plugin libraries, then the engine.
+
+        `weights` is the ONNX graph with the weights of a stripped engine. With `lean_runtime` the engine is version-compatible:
+        it brings a runtime, whose code runs.
+        """
         self._options = merge_options(options, {CUDA_GRAPH.name: CUDA_GRAPH.default}, trt.__name__)
         self._logger = create_logger(trt)
         self._runtime = trt.Runtime(self._logger)
+        if plugins:
+            registry = self._runtime.get_plugin_registry()
+            load_plugins(registry, plugins, trt.__name__, self._logger)
+        if lean_runtime:
+            self._runtime.engine_host_code_allowed = True
         self._engine = self._runtime.deserialize_cuda_engine(engine.read_bytes())
         if self._engine is None:
             raise StageError(
                 f"{trt.__name__} {trt.__version__} cannot load {engine.name}: {escape(self._logger.first_error)[:200]}\n"
                 "an engine loads only with the version and on the GPU it was built for; otherwise build it again"
             )
+        if weights is not None:
+            self._refit(trt, weights)
         self._context = self._engine.create_execution_context()
         self._profile: int | None = None
         """The profile that was selected last."""
@@ -280,6 +370,20 @@ class TensorRTSession:
         ]
         self.inputs = tuple(self._spec(name) for name in inputs)
         self.outputs = tuple(self._spec(name) for name in names if name not in inputs)
+
+    def _refit(self, trt: Any, weights: Path) -> None:
+        """Gives a stripped engine the weights of its graph. Raises StageError if any is missing."""
+        refitter = trt.Refitter(self._engine, self._logger)
+        parser = trt.OnnxParserRefitter(refitter, self._logger)
+        if (
+            not parser.refit_from_file(str(weights))
+            or refitter.get_missing_weights()
+            or not refitter.refit_cuda_engine()
+        ):
+            reason = escape(self._logger.first_error)[:200] or "some weights are missing"
+            raise StageError(
+                f"{trt.__name__} {trt.__version__} cannot give the engine its weights: {reason}"
+            )
 
     def _spec(self, name: str) -> TensorSpec:
         shape = tuple(

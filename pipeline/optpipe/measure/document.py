@@ -163,7 +163,7 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
             if memory and memory.processes
             else "",  # the largest, as in a sign-off
             _format_number(_get_value(group, ENERGY.name), "≈"),
-            _format_number(per_watt and per_watt.value, "≈"),
+            _format_number(None if per_watt is None else per_watt.value, "≈"),
             *(_format_plugin_figure(group.figures.get(name)) for name in plugins),
             f"{group.processes} of {group.processes + len(group.left_out)}"
             if group.left_out
@@ -174,7 +174,7 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
         for p50, memory, joules in [
             tuple(group.figures.get(each.name) for each in (P50, MEMORY, ENERGY))
         ]
-        for per_watt in [EFFICIENCY.invert(joules and joules.estimate)]
+        for per_watt in [EFFICIENCY.invert(None if joules is None else joules.estimate)]
     ]
     return make_table(columns, rows)
 

@@ -304,8 +304,8 @@ class SweepOptions:
     store: Annotated[
         str | None,
         Param(
-            "With --on ray a workspace under one path on all nodes (default: Ray's object store); without it an "
-            "object store, such as s3://BUCKET/FOLDER, that gets the results.",
+            "On Ray a workspace under one path on all nodes (default: Ray's object store); otherwise an object store "
+            "that gets the results, such as s3://BUCKET/FOLDER.",
             metavar="DIR|URL",
         ),
     ] = None

@@ -161,7 +161,9 @@ def merge_workspaces(
     found: dict[str, list[str]] = {"added": [], "present": [], "conflicts": [], "damaged": []}
     with store.exclusive():
         for given, source, names in zip(sources, opened, listed, strict=True):
-            with listener.step(f"merge {given}", total=names and len(names)) as step:
+            with listener.step(
+                f"merge {given}", total=None if names is None else len(names)
+            ) as step:
                 parts = (
                     _take_in_remote(source, names or (), store, step)
                     if isinstance(source, RemoteWorkspace)

@@ -21,10 +21,11 @@ SPEC = InputSpec("x", "float32", (1, 3, 16, 16), (8, 3, 16, 16), (32, 3, 16, 16)
 
 
 def save_graph(folder):
-    """x (batch, 3, 16, 16) through two convolutions."""
+    """x (batch, 3, 16, 16) through two convolutions; the second one's weights are 2:4 sparse."""
     generator = np.random.default_rng(0)
     sizes = {"w": (16, 3, 3, 3), "v": (10, 16, 1, 1)}
     weights = {name: generator.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    weights["v"][:, ::2] = 0
     nodes = [
         ("Conv", "x w", "a", {"name": "first", "pads": [1, 1, 1, 1]}),
         ("Relu", "a", "b", {"name": "relu"}),
@@ -51,6 +52,8 @@ def build(backend, folder, name, options):
         "key": key,
         "bytes": (directory / built.file).stat().st_size,
         "details": dict(built.details),
+        "remarks": built.remarks,
+        "more_files": built.more_files,
         "proven": prove_precision(Precision.FP32, built.layers).proven,
         "files": sorted(path.name for path in directory.iterdir()),
     }

@@ -1,28 +1,37 @@
 """TensorRT without a GPU: its options, and what TensorRT-RTX's own parser makes of a graph."""
 
 import ast
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.entries import artifact_info
 from tests.fakes.graphs import onnx_model
 from tests.fakes.tensorrt_api.build_case import SPEC
 
 import optpipe.backends
 from optpipe.backends.base import BuildRequest
-from optpipe.backends.registry import BACKENDS
-from optpipe.backends.tensorrt import TENSORRT_RTX, layers_from_network
+from optpipe.backends.registry import BACKENDS, find_missing_release
+from optpipe.backends.tensorrt import (
+    TENSORRT_RTX,
+    _find_stripped_weights,
+    layers_from_network,
+)
 from optpipe.backends.tensorrt_engine import (
     choose_profile,
     describe_in_key,
     list_profile_shapes,
     options_from_given,
+    write_timing_cache,
 )
 from optpipe.core.card import InputSpec, ModelCard, Task, batch_ranges_from_text
-from optpipe.core.errors import StageError
+from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.core.files import hash_file
 from optpipe.core.precision import Precision, prove_precision
 
 RANGES = st.lists(st.integers(1, 256), min_size=3, max_size=3).map(sorted).map(tuple)
@@ -216,3 +225,104 @@ def test_an_unsupported_operator_is_one_reason() -> None:
         ("Unique", "c", plugin),
     ]
     assert _list_reasons(errors) == [f"Det (a and 1 more): {plugin}", f"Unique (c): {plugin}"]
+
+
+# the timing cache: the library's is a set of words here
+
+MARK = b"ptrtd\0\0\0"
+
+
+class Cache:
+    """As TensorRT's ITimingCache: it combines with one of the same GPU, and refuses another's."""
+
+    def __init__(self, content):
+        self.gpu, *words = content.removeprefix(MARK).decode().split()
+        self.words = set(words)
+
+    def serialize(self):
+        return MARK + " ".join([self.gpu, *sorted(self.words)]).encode()
+
+    def combine(self, other, ignore_mismatch):
+        assert not ignore_mismatch
+        if other.gpu != self.gpu:
+            return False
+        self.words |= other.words
+        return True
+
+
+def make_config(gpu, *words):
+    cache = Cache(MARK + " ".join([gpu, *words]).encode())
+    return SimpleNamespace(create_timing_cache=Cache, get_timing_cache=lambda: cache)
+
+
+def test_builds_at_once_lose_no_timings_and_another_gpus_change_none(tmp_path):
+    file = tmp_path / "timings"
+    with ThreadPoolExecutor(8) as pool:
+        configs = [make_config("h200", f"kernel{number}") for number in range(40)]
+        assert {*pool.map(lambda each: write_timing_cache(each, file), configs)} == {""}
+    before = file.read_bytes()
+    assert Cache(before).words == {f"kernel{number}" for number in range(40)}
+    assert "of another GPU" in write_timing_cache(make_config("l40s", "two"), file)
+    assert file.read_bytes() == before
+
+
+# engines that need more than their file
+
+
+def describe_stripped(graph):
+    return {
+        "builder": {"strip_plan": True},
+        "weights": {"graph": graph.parent.name, "sha256": hash_file(graph)},
+    }
+
+
+@pytest.mark.parametrize("state", ["here", "changed", "gone", "led out"])
+def test_the_weights_of_a_stripped_engine_are_those_that_it_was_built_from(tmp_path, state):
+    graph = tmp_path / "store" / "graph-1" / "model.onnx"
+    engine = tmp_path / "store" / "artifact-1"
+    for folder in (graph.parent, engine):
+        folder.mkdir(parents=True)
+    graph.write_bytes(b"weights")
+    info = artifact_info(backend="tensorrt", details=describe_stripped(graph))
+    if state == "here":
+        assert _find_stripped_weights(engine, info) == graph
+        assert _find_stripped_weights(engine, artifact_info()) is None
+        return
+    if state == "changed":
+        graph.write_bytes(b"others")
+    if state == "gone":
+        graph.unlink()
+    if state == "led out":
+        info.details["weights"]["graph"] = "../store/graph-1"
+    with pytest.raises(StageError if state == "changed" else MissingError, match="build it again"):
+        _find_stripped_weights(engine, info)
+
+
+@pytest.mark.parametrize("backend", ["tensorrt", "tensorrt-rtx"])
+def test_what_no_server_can_load_is_refused_by_deploy_alone(tmp_path, backend):
+    stripped = artifact_info(backend=backend, details={"builder": {"strip_plan": True}})
+    with pytest.raises(BadInputError, match="build it without strip_plan"):
+        BACKENDS[backend].serving(stripped, {}, "11.4")
+    assert find_missing_release(stripped, "11.4") is None
+    plugged = artifact_info(backend=backend, more_files=("plugin-0-a.so",))
+    if backend == "tensorrt-rtx":
+        assert BACKENDS[backend].serving(plugged, {}, "1.7").own_session
+    else:
+        with pytest.raises(BadInputError, match="build it without plugins"):
+            BACKENDS[backend].serving(plugged, {}, "11.4")
+    assert BACKENDS[backend].list_files(plugged) == ("model.engine", "plugin-0-a.so")
+
+
+def test_options_at_their_defaults_rename_no_artifact_and_a_plugin_counts_by_its_bytes(tmp_path):
+    def describe(**given):
+        return describe_in_key(options_from_given(given, "tensorrt", "tensorrt"))
+
+    assert describe(sparse_weights="false", plugins="") == {
+        "workspace_bytes": 0,
+        "optimization_level": -1,
+    }
+    for folder, content in (("a", b"one"), ("b", b"one"), ("c", b"two")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "plugin.so").write_bytes(content)
+    keys = [describe(plugins=str(tmp_path / folder / "plugin.so")) for folder in "abc"]
+    assert keys[0] == keys[1] != keys[2]

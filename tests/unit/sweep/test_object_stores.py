@@ -6,6 +6,7 @@ import secrets
 
 import fsspec
 import pytest
+from fsspec.registry import known_implementations
 from tests.fakes.entries import artifact_info, put
 
 from optpipe.backends.registry import verify_for_loading
@@ -177,7 +178,7 @@ def test_what_is_no_workspace_is_refused_before_anything_is_copied(
 
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setitem(
-        fsspec.registry.known_implementations,
+        known_implementations,
         "optpipe-absent",
         {"class": "no_such_library.FileSystem", "err": "Install no_such_library to access it"},
     )

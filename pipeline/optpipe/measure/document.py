@@ -417,8 +417,7 @@ def _tabulate_comparison(comparison: Comparison) -> Table:
         figure_column("speedup"),
         Column("change", rank=2, below=True),
         figure_column("tokens/s", rank=2),
-        figure_column(f"J/{sample}", rank=2),
-        figure_column(f"{sample}s/s/W", rank=2),
+        figure_column(f"{sample}s/J", rank=2),
         figure_column("top-1", rank=2),
         figure_column("memory", rank=2),
         figure_column("size", rank=2),
@@ -453,6 +452,7 @@ def _list_comparison_cells(row: ComparisonRow, comparison: Comparison) -> Row:
     state, tone = ("dominated", Tone.PLAIN) if row.valid else ("INVALID", Tone.BAD)
     if row.on_frontier:
         state, tone = "frontier", Tone.GOOD
+    per_watt = EFFICIENCY.read_row(row)
     return (
         row.configuration,
         Cell(state, tone),
@@ -467,8 +467,7 @@ def _list_comparison_cells(row: ComparisonRow, comparison: Comparison) -> Row:
         cell_from_estimate(row.speedup, "{:.2f}×", interval=True),
         row.change,
         cell_from_estimate(row.throughput_tokens_per_s, "{:,.0f}"),
-        cell_from_estimate(ENERGY.read_row(row), "{:.3g}"),
-        cell_from_estimate(EFFICIENCY.read_row(row), "{:.3g}"),
+        Cell("") if per_watt is None else Cell(f"{per_watt.value:.3g}", value=per_watt.value),
         cell_from_estimate(row.top1, "{:.2%}", interval=True),
         Cell(format_bytes(row.memory_bytes) if row.memory_bytes else "", value=row.memory_bytes),
         Cell(format_bytes(row.size_bytes) if row.size_bytes else "", value=row.size_bytes),

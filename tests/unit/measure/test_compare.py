@@ -561,4 +561,4 @@ def test_every_form_of_a_report_counts_samples_of_a_text_model():
         for form in forms:
             assert f"{sample}s/s" in form
             assert f"{other}s/s" not in form
-            assert f"{other}s/s/w" not in form.lower()
+            assert f"{other}s/J" not in form.lower()

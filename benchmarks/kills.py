@@ -1,10 +1,11 @@
 """Kills commands, most of them after they stored their first entry, and runs each again: it has to succeed, and nothing may be lost.
 
-usage: kills.py FOLDER [KILLS]     200 by default; a run that was stopped goes on where it was
+usage: kills.py FOLDER [KILLS [FIRST]]     200 by default; a run that was stopped goes on where it was, and FIRST numbers its first case
 
 Every third kill hits `build`, `calibrate`, `preprocess`, or `evaluate` within 1.5 s of the first entry or run that they store, every
 eighth `run` or `sweep` at any moment of their first ten seconds, the others any command that writes. After each kill the workspace is
-whole; after each second run what was there before still is. FOLDER/kills.jsonl has a line for each.
+whole; after each second run what was there before still is. FOLDER/kills.jsonl has a line for each. Commands are forked from a process
+that has imported the libraries, so that kills hit work and not imports, which tests/integration/test_kills.py kills too.
 """
 
 import json
@@ -24,6 +25,7 @@ import onnx
 from tests.fakes.graphs import onnx_model
 from tests.integration import test_kills
 from tests.integration.conftest import optpipe
+from tests.integration.fork_server import ForkedCommand
 
 SIGNALS = (signal.SIGKILL,) * 8 + (signal.SIGTERM, signal.SIGINT)
 STORING = ("build", "calibrate", "preprocess", "evaluate")
@@ -160,27 +162,21 @@ def kill_once(folder, case, rng):
     command, kind = choose(folder, case, rng)
     number, before = rng.choice(SIGNALS), list_stored(folder)
     delay_s = rng.uniform(0.05, {"whole": 10.0, "stored": 1.5, "any": 6.0}[kind])
-    with (folder / "stderr.txt").open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "optpipe", *command],
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            start_new_session=True,
-        )
-        began = time.monotonic()
-        while kind == "stored" and process.poll() is None and list_stored(folder) <= before:
-            if time.monotonic() > began + LONGEST_S:
-                break
-            time.sleep(0.01)
-        try:
-            process.wait(delay_s)
-            stored, begun = False, True
-        except subprocess.TimeoutExpired:
-            stored = not list_stored(folder) <= before
-            begun = test_kills.handles_signals(process.pid)
-            process.send_signal(number)
-        status = test_kills.wait_for_all(process, command, number)
+    (folder / "stderr.txt").write_bytes(b"")
+    process = ForkedCommand([*command], folder, folder / "stderr.txt")
+    began = time.monotonic()
+    while kind == "stored" and process.poll() is None and list_stored(folder) <= before:
+        if time.monotonic() > began + LONGEST_S:
+            break
+        time.sleep(0.01)
+    try:
+        process.wait(delay_s)
+        stored, begun = False, True
+    except subprocess.TimeoutExpired:
+        stored = not list_stored(folder) <= before
+        begun = test_kills.handles_signals(process.pid)
+        process.send_signal(number)
+    status = test_kills.wait_for_all(process, command, number)
     told = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
     return {
         "case": case,
@@ -197,6 +193,7 @@ def kill_once(folder, case, rng):
 
 def main():
     folder, kills = Path(sys.argv[1]).resolve(), int(sys.argv[2]) if sys.argv[2:] else 200
+    first = int(sys.argv[3]) if sys.argv[3:] else 0
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "kills.jsonl"
     if not log.exists():
@@ -206,7 +203,7 @@ def main():
         prepare_more(folder)
         log.touch()
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    for case in range(len(rows), kills):
+    for case in range(first + len(rows), first + kills):
         rng = random.Random(case)
         known = test_kills.list_finished(folder)
         row, command = kill_once(folder, case, rng)
@@ -220,7 +217,7 @@ def main():
             file.write(json.dumps(row) + "\n")
         if row["lost"] or row["traceback"] or again.status not in DONE:
             print(json.dumps(row), flush=True)
-    require_last_outputs(folder, kills)
+    require_last_outputs(folder, first + kills)
     report(rows)
 
 

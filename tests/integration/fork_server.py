@@ -13,9 +13,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import Future
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 IMPORTED = (  # not onnxruntime and polars, whose threads a fork would lose
     "torch", "torch._dynamo", "torch.export", "torch.onnx", "torchvision", "scipy.special", "scipy.stats", "onnx",
@@ -33,30 +35,73 @@ TAKEN = {"API_TOKEN", "DEPTH", "PATH", "PYTHONPATH"}
 
 def run_forked(arguments: list[str], folder: Path, more: dict[str, str]) -> tuple[int, str, str]:
     """The exit status, stdout and stderr of the command, whose variables are this process's and `more`."""
-    server = start_server()
-    assert server.stdin is not None
-    assert server.stdout is not None
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         files = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]
-        variables = {**os.environ, "COLUMNS": WIDTH, **more}
-        call = {
-            "arguments": arguments,
-            "folder": str(folder),
-            "files": files,
-            "variables": variables,
-        }
         try:
-            print(json.dumps(call), file=server.stdin, flush=True)
-            status = int(server.stdout.readline())
+            start_forked(arguments, folder, more, files)
+            status = wait_for_forked()
         except (
             BaseException
         ):  # a test was ended before its command: the next one gets another server
-            server.kill()
+            start_server().kill()
             start_server.cache_clear()
             raise
         out.seek(0)
         err.seek(0)
         return status, out.read(), err.read()
+
+
+class ForkedCommand:
+    """A command in a session of its own, which can be ended as a `subprocess.Popen` can. One at a time."""
+
+    def __init__(self, arguments: list[str], folder: Path, stderr: Path) -> None:
+        files = [os.devnull, str(stderr)]
+        self.pid = start_forked(arguments, folder, {}, files, session=True)
+        self._status: Future[int] = Future()
+        Thread(target=lambda: self._status.set_result(wait_for_forked()), daemon=True).start()
+
+    def poll(self) -> int | None:
+        return self._status.result() if self._status.done() else None
+
+    def wait(self, timeout: float) -> int:
+        try:
+            return self._status.result(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired("optpipe", timeout) from None
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+def start_forked(
+    arguments: list[str],
+    folder: Path,
+    more: dict[str, str],
+    files: list[str],
+    *,
+    session: bool = False,
+) -> int:
+    """Starts the command, with `files` for stdout and stderr; its process, to be waited for."""
+    server = start_server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    variables = {**os.environ, "COLUMNS": WIDTH, **more}
+    call = {
+        "arguments": arguments,
+        "folder": str(folder),
+        "files": files,
+        "variables": variables,
+        "session": session,
+    }
+    print(json.dumps(call), file=server.stdin, flush=True)
+    return int(server.stdout.readline())
+
+
+def wait_for_forked() -> int:
+    """The exit status of the command that `start_forked` started last; the number of a signal is negative."""
+    server = start_server()
+    assert server.stdout is not None
+    return int(server.stdout.readline())
 
 
 @cache
@@ -69,13 +114,14 @@ def start_server() -> subprocess.Popen[str]:
 
 
 def serve() -> None:
-    """Answers each call, one a line, with the exit status of its command; in the forked process it is the command."""
+    """Answers each call, one a line, with the process of its command, then its exit status; in the forked process it is the command."""
     for name in IMPORTED:
         import_module(name)
     gc.freeze()
     for line in iter(sys.stdin.readline, ""):
         if not (command := os.fork()):
             return become_command(**json.loads(line))
+        print(command, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(command, 0)[1]), flush=True)
         assert len([*Path("/proc/self/task").iterdir()]) == 1, (
             "an import started a thread, which no forked process has"
@@ -84,8 +130,15 @@ def serve() -> None:
 
 
 def become_command(
-    arguments: list[str], folder: str, files: list[str], variables: dict[str, str]
+    arguments: list[str],
+    folder: str,
+    files: list[str],
+    variables: dict[str, str],
+    *,
+    session: bool,
 ) -> None:
+    if session:
+        os.setsid()
     signal.alarm(LIMIT_S)
     for number, name in enumerate((os.devnull, *files)):
         opened = os.open(name, os.O_RDWR)

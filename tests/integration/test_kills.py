@@ -18,6 +18,7 @@ from optpipe.workspace.places import find_shipped_folder
 from optpipe.workspace.runs import list_runs
 from optpipe.workspace.store import Store
 from tests.integration.conftest import optpipe
+from tests.integration.fork_server import ForkedCommand
 
 KILLS = 18
 MOST_S = 2.5
@@ -138,7 +139,9 @@ def kill(
 
 
 def wait_for_all(
-    process: subprocess.Popen[bytes], command: tuple[str, ...], number: signal.Signals
+    process: subprocess.Popen[bytes] | ForkedCommand,
+    command: tuple[str, ...],
+    number: signal.Signals,
 ) -> int:
     """The status of a killed command. Fails where something of it stays behind."""
     status = process.wait(300)

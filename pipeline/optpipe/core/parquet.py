@@ -9,16 +9,20 @@ that says more than a dossier may have is refused unread.
 """
 
 import io
+from collections import OrderedDict
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 from optpipe.core import pl
 from optpipe.core.errors import BadInputError, read_as_user_file
 from optpipe.core.files import Files
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
     import polars
 
 MAX_ROWS = 2_000_000
@@ -32,6 +36,42 @@ MAX_CLASS = 2**20 - 1
 """The largest number of a class; scores count by class."""
 _MAGIC = b"PAR1"
 _FOOTER_BYTES = 8
+
+
+MAX_KEPT_BYTES = 2**27
+"""The size limit of the rows that one function keeps, or so many files would be parsed each time that a figure needs them."""
+_Arguments = ParamSpec("_Arguments")
+
+
+def keep_frames(
+    compute: "Callable[_Arguments, polars.DataFrame]",
+) -> "Callable[_Arguments, polars.DataFrame]":
+    """Keeps the last results of `compute`, whose arguments are hashable, up to MAX_KEPT_BYTES. Nobody may change a frame in place.
+
+    A verification asks for the rows of each file ten times.
+    """
+    kept: OrderedDict[Hashable, tuple[polars.DataFrame, int]] = OrderedDict()
+    lock, total = Lock(), [0]
+
+    @wraps(compute)
+    def ask(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> "polars.DataFrame":
+        key = (arguments, *sorted(named.items()))
+        with lock:
+            if key in kept:
+                kept.move_to_end(key)
+                return kept[key][0]
+        frame = compute(*arguments, **named)
+        size_bytes = int(frame.estimated_size())
+        with lock:
+            if key not in kept and size_bytes <= MAX_KEPT_BYTES:
+                kept[key] = frame, size_bytes
+                total[0] += size_bytes
+            while total[0] > MAX_KEPT_BYTES:
+                _, (_, freed) = kept.popitem(last=False)
+                total[0] -= freed
+        return frame
+
+    return ask
 
 
 class TooLargeError(BadInputError):
@@ -63,9 +103,8 @@ def parse_parquet(
     return _parse(content, place, None if columns is None else tuple(columns))
 
 
-@lru_cache(maxsize=32)
+@keep_frames
 def _parse(content: bytes, place: Path, columns: tuple[str, ...] | None) -> "polars.DataFrame":
-    """Kept, because a verification asks for the same rows ten times. Nothing changes a frame in place."""
     measure_parquet(content, place)
     with read_as_user_file(place, "Parquet"):
         frame = pl.read_parquet(

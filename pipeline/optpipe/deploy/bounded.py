@@ -10,8 +10,8 @@ from typing import Any
 
 from optpipe.core.quantity import format_bytes
 
-FACT_BYTES, FACT_LIMIT_S = 2**24, 10.0
-"""The limits of an answer about the server itself, such as its metadata."""
+FACT_BYTES, FACT_LIMIT_S = 2**20, 10.0
+"""The limits of an answer about the server itself, such as its metadata: two bytes of a message become an object of a hundred."""
 JSON_BYTES = 2**26
 """The limit of an answer without binary tensors: parsed, it takes many times its bytes."""
 

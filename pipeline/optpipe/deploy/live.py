@@ -63,8 +63,8 @@ from optpipe.workspace.places import require_writable_file
 json_format = LazyModule("google.protobuf.json_format")
 TEXT_TIMES = 8
 """A number of 4 bytes as JSON takes at most about 25."""
-UNKNOWN_BYTES = 2**28
-"""The limit of the outputs for an image of which only the prediction was recorded."""
+UNKNOWN_BYTES = 2**25
+"""The limit of the outputs, without text, for an image of which only the prediction was recorded."""
 FEWEST_RELAXATIONS = 50
 """Relaxation times of a queue that decide: a shorter load starts empty, and sees few of its long waits or none."""
 FEW_CONFIDENCE = 0.99
@@ -124,7 +124,8 @@ def _replay_live(
     place = parts.netloc + parts.path.rstrip("/")
     record = checked.record
     expected = list(list_expected(checked.folder, record, checked.card))
-    most = bound_answer(expected, checked.card.batch_range[2])
+    times = TEXT_TIMES if protocol == "http" else 1
+    most = bound_answer(expected, checked.card.batch_range[2], times)
     secure = parts.scheme.endswith("s")
     connect = partial(open_client, protocol, place, secure=secure, answer_bytes=most)
     client = connect()
@@ -206,17 +207,17 @@ def split_address(url: str) -> SplitResult:
     return parts
 
 
-def bound_answer(expected: Sequence[Expected], largest_batch: int) -> int:
-    """The bytes of an answer that are read at most: those of the largest batch as text, and FACT_BYTES of what surrounds it."""
+def bound_answer(expected: Sequence[Expected], largest_batch: int, times: int = TEXT_TIMES) -> int:
+    """The bytes of an answer that are read at most: `times` those of the largest batch, and FACT_BYTES of what surrounds it."""
     known = [(each.inputs, each.outputs or each.source) for each in expected]
     sizes = [
         sum(array.nbytes for array in outputs.values()) / max(map(len, inputs.values()), default=1)
         for inputs, outputs in known
         if outputs
     ]
-    most = ceil(TEXT_TIMES * max(sizes, default=0) * largest_batch)
+    most = ceil(times * max(sizes, default=0) * largest_batch)
     if len(sizes) < len(known):
-        most = max(most, UNKNOWN_BYTES)
+        most = max(most, times * UNKNOWN_BYTES)
     return min(LARGEST_ANSWER, FACT_BYTES + most)
 
 
@@ -226,6 +227,10 @@ def _fetch(client: Client, fact: str, *words: str) -> Mapping[str, Any]:
     with translate_errors(f"no {fact.replace('_', ' ')}"):
         told = getattr(client[1], f"get_{fact}")(*words, **limit)
     if limit:
+        if told.ByteSize() > FACT_BYTES:
+            raise StageError(
+                f"no {fact.replace('_', ' ')}: the answer has {told.ByteSize():,} bytes"
+            )
         found: Mapping[str, Any] = json_format.MessageToDict(told, preserving_proto_field_name=True)
         return found
     if not isinstance(told, dict):

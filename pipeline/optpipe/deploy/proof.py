@@ -7,6 +7,7 @@ batching, warm-up, labels, and ensemble; the report then shows "configured, not 
 import json
 import os
 import shutil
+import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -394,7 +395,10 @@ def _compare(
     served = list_positions("OUTPUT", len(names)) if by_position else names
     sent = name_inputs(checked.serving, each.inputs) if inside else each.inputs
     answer = ask(client, each.model, sent, served)
-    got = {name: answer.as_numpy(outside) for name, outside in zip(names, served, strict=True)}
+    got = {
+        name: read_output(answer, outside, where)
+        for name, outside in zip(names, served, strict=True)
+    }
     worst = max(_judge(record, where, each, name, got) for name in names)
     if each.prediction is not None:
         _judge_label(record, client, where, each, names[0], got[names[0]])
@@ -405,6 +409,25 @@ def _compare(
         worst,
         version,
     )
+
+
+def read_output(answer: Any, name: str, where: str) -> np.ndarray | None:
+    """An output of an answer of tritonclient; None without it. Raises GateError for bytes that are not of the stated type and shape."""
+    from tritonclient.utils import InferenceServerException
+
+    try:
+        found: np.ndarray | None = answer.as_numpy(name)
+    except (
+        InferenceServerException,
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        struct.error,
+    ) as error:
+        raise GateError(f"{where}: output '{name}' is no tensor: {first_line(error)}") from error
+    else:
+        return found
 
 
 def _judge(
@@ -453,14 +476,11 @@ def _judge_label(
         )
     if not record.labels:
         return
-    told = (
-        ask(client, each.model, each.inputs, [name], classes=1)
-        .as_numpy(name)
-        .reshape(-1)[0]
-        .decode()
-    )
-    _, index, label = told.split(":", 2)
-    if int(index) != best or label != record.labels[best]:
+    told = read_output(ask(client, each.model, each.inputs, [name], classes=1), name, where)
+    first = b"" if told is None or told.size == 0 else told.reshape(-1)[0]
+    text = first.decode(errors="replace") if isinstance(first, bytes) else str(first)
+    index, _, label = text.partition(":")[2].partition(":")  # VALUE:INDEX:LABEL
+    if index != str(best) or label != record.labels[best]:
         raise GateError(
             f"{where}: class {index} is labeled '{label}', but '{record.labels[best]}' in the model card"
         )

@@ -6,6 +6,7 @@ is never trusted.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.metrics.measured import ENERGY, THROUGHPUT, TOKENS
 from optpipe.core.metrics.registry import compute_plugin_figures, is_plugin_figure
-from optpipe.core.parquet import read_parquet
+from optpipe.core.parquet import keep_frames, parse_parquet, read_parquet
 from optpipe.core.quantity import Estimate
 from optpipe.core.records import Recomputed
 from optpipe.measure.groups import RecordedMeasurement
@@ -278,16 +279,21 @@ def read_samples(
     files: Files, name: str, columns: tuple[str, ...] = NEEDED, phase: int = Phase.MEASURED
 ) -> pl.DataFrame:
     """The columns of a phase's queries, in order of their end."""
-    with read_as_user_file(files.folder / name, "raw samples"):
-        frame = read_parquet(files, name)
+    place = files.folder / name
+    with read_as_user_file(place, "raw samples"):
+        content = files.read(name)
+        frame = parse_parquet(content, place)
         if absent := [name for name in columns if name not in frame.columns]:
             raise BadInputError(
-                f"{files.folder / name} is not a raw sample file: missing columns {', '.join(absent)}"
+                f"{place} is not a raw sample file: missing columns {', '.join(absent)}"
             )
-        chosen = frame.filter(pl.col("phase") == phase).with_columns(
-            pl.col("images").cast(pl.Int64)
-        )
-        return chosen.sort("end_ns", maintain_order=True).select(columns)
+        return _select_phase(content, place, phase).select(columns)
+
+
+@keep_frames
+def _select_phase(content: bytes, place: Path, phase: int) -> pl.DataFrame:
+    chosen = parse_parquet(content, place).filter(pl.col("phase") == phase)
+    return chosen.with_columns(pl.col("images").cast(pl.Int64)).sort("end_ns", maintain_order=True)
 
 
 def recompute_bench(run: Run) -> Iterator[Recomputed]:

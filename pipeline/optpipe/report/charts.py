@@ -619,7 +619,7 @@ def _draw(
         .configure_axisY(minExtent=44)  # the browser's digits are wider than those of the layout
         .configure_range(category=list(SERIES))
     )
-    svg = vl_convert.vegalite_to_svg(chart.to_dict(), allowed_base_urls=[])
+    svg = vl_convert.vegalite_to_svg(chart.to_dict(validate=False), allowed_base_urls=[])
     for color, variable in _VARIABLES.items():
         svg = re.sub(color, variable, svg, flags=re.IGNORECASE)
     slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")

@@ -134,5 +134,6 @@ def test_the_bound_follows_from_the_recorded_outputs():
     known = Expected("net", {"x": row}, outputs={"y": np.zeros((2, 1000), np.float32)})
     assert live.bound_answer([known], 16) == bounded.FACT_BYTES + 8 * 4000 * 16
     unknown = Expected("net", {"x": image}, prediction=3)
-    assert live.bound_answer([known, unknown], 16) == bounded.FACT_BYTES + live.UNKNOWN_BYTES
+    assert live.bound_answer([known, unknown], 16) == bounded.FACT_BYTES + 8 * live.UNKNOWN_BYTES
+    assert live.bound_answer([known], 16, 1) == bounded.FACT_BYTES + 4000 * 16
     assert live.bound_answer([], 1) == bounded.FACT_BYTES

@@ -400,12 +400,13 @@ def _compare(
         for name, outside in zip(names, served, strict=True)
     }
     worst = max(_judge(record, where, each, name, got) for name in names)
+    whole = {name: output for name, output in got.items() if output is not None}
     if each.prediction is not None:
-        _judge_label(record, client, where, each, names[0], got[names[0]])
+        _judge_label(record, client, where, each, names[0], whole[names[0]])
     response = answer.get_response()
     version = response["model_version"] if isinstance(response, dict) else response.model_version
     return (
-        all(got[name].tobytes() == each.outputs[name].tobytes() for name in each.outputs),
+        all(whole[name].tobytes() == each.outputs[name].tobytes() for name in each.outputs),
         worst,
         version,
     )

@@ -404,6 +404,9 @@ def _list_omissions(failed: Sequence[Omission], left_out: Sequence[Omission]) ->
 _TONES = {Standing.CHOSEN: Tone.GOOD, Standing.FAILED: Tone.BAD, Standing.NOT_PROVEN: Tone.BAD}
 
 
+JOINT = "intervals hold at 95%: drops for all builds together, ratios for all that are compared at a batch size"
+
+
 def document_from_choice(result: "ChoiceResult") -> Document:
     decision = result.decision
     budget = f"an SNR of at least {decision.budget}"
@@ -413,6 +416,7 @@ def document_from_choice(result: "ChoiceResult") -> Document:
         [
             Sentence(f"{decision.model}: builds with {budget}, judged on {decision.judged_on}"),
             _tabulate_candidates(decision),
+            Sentence(JOINT, Tone.FAINT),
             *_answer_choice(decision),
             *_list_omissions(decision.failed, decision.left_out),
             *warn_of_weights(result.build.weights),

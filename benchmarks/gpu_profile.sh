@@ -28,6 +28,6 @@ step dali $resnet --stage preprocess --backend onnxruntime --images "$work/photo
 step torch-graph $resnet --stage inference --backend torch --option torch.cuda_graph=true --batch-size 1,64
 step torch-eager $resnet --stage inference --backend torch --option torch.cuda_graph=false --batch-size 1
 step digits profile digits --device cuda --precision fp16 --backend onnxruntime --batch-size 64
-step diff-graph profile --diff "$(run_dir ort-launches)/onnxruntime-fp16-batch-1" "$(run_dir ort-graph)/onnxruntime-fp16-batch-1"
+step diff-graph profile --trace "$(run_dir ort-graph)/onnxruntime-fp16-batch-1" --against "$(run_dir ort-launches)/onnxruntime-fp16-batch-1"
 cp -r "$(run_dir ort-launches)/onnxruntime-fp16-batch-1/tables" "$out/tables-ort-launches-batch-1"
 python3 benchmarks/profile_table.py "$out" --compact "$out/compact" | tee "$out/table.md"

@@ -28,7 +28,8 @@ from optpipe.trace.read import Trace
 from optpipe.trace.report import StageSubject, profile_from_trace
 
 Read = Callable[[Recording], Trace]
-COUNTED = Path(__file__).parents[2] / "golden" / "ncu-raw.csv"
+GOLDEN = Path(__file__).parents[2] / "golden"
+COUNTED = GOLDEN / "ncu-raw.csv"
 
 
 def blocks(marks: bool = True, fused: bool = False, slow: int = 0) -> Recording:
@@ -193,6 +194,22 @@ def test_counters_of_a_raw_page() -> None:
     assert addition.limiter == "DRAM throughput"
     assert addition.waves == 0.71
     assert addition.tail_share == pytest.approx(0.29)
+
+
+def test_counters_that_ncu_2025_3_read_on_an_h200() -> None:
+    """ResNet-50 in FP16 with eager torch, batch 8; two launches of each kernel are kept."""
+    found = counters_from_csv((GOLDEN / "ncu-h200.csv").read_text())
+    assert [each.launches for each in found] == [2] * 5
+    for each in found:
+        assert each.duration_ns is not None
+        assert each.dram_bytes is not None
+        assert 0 < each.occupancy_percent <= each.theoretical_occupancy_percent <= 100
+        assert each.occupancy_limit is not None
+        assert each.tensor_pipe_percent is not None
+    addition = next(each for each in found if "CUDAFunctor_add" in each.name)
+    images, channels, side = 8, 256, 56
+    read = 2 * 2 * images * channels * side**2  # two operands of FP16
+    assert addition.dram_read_bytes == pytest.approx(read, rel=0.05)
 
 
 @pytest.mark.parametrize(

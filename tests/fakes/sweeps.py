@@ -1,6 +1,6 @@
 """Cells, slots and records of sweeps that never ran."""
 
-from contextlib import contextmanager
+import re
 from dataclasses import replace
 
 from optpipe.core.entries import Environment, Gpu
@@ -86,10 +86,7 @@ class Watcher(SilentListener):
         super().__init__()
         self.watch = watch
 
-    @contextmanager
-    def step(self, *_, **__):
-        yield self
-
-    def advance(self, count=1):
-        if self.watch is not None:
+    def inform(self, message):
+        ended = re.match(r"\d+ of \d+: ", message)
+        if ended and self.watch is not None:
             self.watch()

@@ -97,11 +97,7 @@ def _iterate_file(path: Path, inputs: Sequence[str]) -> Iterator[tuple[str, Name
 
 def _read_npz(path: Path) -> NamedArrays:
     with open_user_file(path) as opened, zipfile.ZipFile(opened) as packed:
-        size_bytes = sum(member.file_size for member in packed.infolist())
-        if size_bytes > get_memory_bytes() // 2:
-            raise BadInputError(
-                f"{path} unpacks to {format_bytes(size_bytes)}, more than half of this machine's memory"
-            )
+        _require_room(path, sum(member.file_size for member in packed.infolist()))
         for member in packed.infolist():
             with packed.open(member) as file:
                 _require_whole(f"{path}, {member.filename}", file, member.file_size)
@@ -111,11 +107,20 @@ def _read_npz(path: Path) -> NamedArrays:
 
 def _read_npy(path: Path) -> NDArray[Any]:
     with open_user_file(path) as file:
+        _require_room(path, path.stat().st_size)
         _require_whole(str(path), file, path.stat().st_size)
         file.seek(0)
         with _refuse_objects(str(path)):
             values: NDArray[Any] = np.load(file, allow_pickle=False)
     return values
+
+
+def _require_room(path: Path, size_bytes: int) -> None:
+    """Raises BadInputError for arrays that would take more than half of this machine's memory; holes in a file count too."""
+    if size_bytes > get_memory_bytes() // 2:
+        raise BadInputError(
+            f"{path} unpacks to {format_bytes(size_bytes)}, more than half of this machine's memory"
+        )
 
 
 @contextmanager

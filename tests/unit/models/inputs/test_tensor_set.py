@@ -181,6 +181,16 @@ def test_an_archive_that_would_fill_the_memory_is_refused_before_it_is_read(
         read_tensor_set(tmp_path / "bomb.npz", (X,))
 
 
+def test_an_array_with_holes_counts_whole(tmp_path, monkeypatch) -> None:
+    values = np.lib.format.open_memmap(
+        tmp_path / "holes.npy", mode="w+", dtype=np.float32, shape=(1000, 1000)
+    )
+    del values
+    monkeypatch.setattr("optpipe.models.inputs.tensor_files.get_memory_bytes", lambda: 7_000_000)
+    with pytest.raises(BadInputError, match="more than half of this machine's memory"):
+        read_tensor_set(tmp_path / "holes.npy", (X,))
+
+
 def test_an_output_without_its_axis_is_one_sample_and_no_more() -> None:
     spec = TensorSpec("y", "float32", ("batch",))
     assert rows_from_outputs([spec], {"y": np.array(3.0)}, 1)["y"].shape == (1,)

@@ -348,7 +348,7 @@ def _check_latencies(evidence: ValidityEvidence) -> Iterator[Reason]:
         text = f"coefficient of variation {100 * cv:.3g}%{of} exceeds {limit:.1%}"
         threads = Argument("option", {"BACKEND": {"threads": "N"}})
         pin = "pin the worker (" + Argument("affinity") + ", with matching " + threads + ")"
-        turns = "(" + Call("bench", "A", against="B", turns=True) + ")"
+        turns = "(`" + Call("bench", "A", against="B", turns=True) + "`)"
         remedy = "stop other work, lock the clocks, " + pin
         remedy += ", or compare two builds in turns, which load disturbs alike " + turns
         yield _invalidate("dispersion", text, remedy, cv=cv, limit=limit)

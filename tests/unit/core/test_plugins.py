@@ -182,9 +182,9 @@ def test_a_stranger_s_metric_that_fails_is_named(install, attribute, module, rea
     ],
 )
 def test_the_files_of_a_page_for_contributors_are_a_plug_in(install, page, group):
-    """The page's pyproject.toml registers a class of the module that the page shows."""
+    """The page's pyproject.toml registers a class of the module that the page shows first."""
     text = (ROOT / "docs" / "contributing" / f"{page}.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"\{literalinclude\} \.\./\.\./(\S+)", text)
+    shown, *_ = re.findall(r"\{literalinclude\} \.\./\.\./(\S+)", text)
     (project,) = re.findall(r"```toml\n(\[project\].+?)```", text, flags=re.DOTALL)
     named = tomllib.loads(project)["project"]["entry-points"][group]
     targets = {name: target.partition(":") for name, target in named.items()}

@@ -5,7 +5,6 @@ Every hash, figure, and seal is put right after each change, and no raw file con
 
 import json
 import shutil
-from math import exp
 
 import pytest
 from tests.fakes.dossiers import edit, examine
@@ -22,7 +21,7 @@ from tests.unit.signoff.test_forgeries import (
 from tests.unit.signoff.test_impossible_evidence import add_errors
 
 from optpipe.core.records import plain_from_record
-from optpipe.preprocess.throughput import ThroughputRecord, ThroughputTuning
+from optpipe.preprocess.throughput import ThroughputRecord, ThroughputTuning, compute_speedup
 from optpipe.signoff.verify import check_dossier
 
 POLICY = """schema = 1
@@ -65,15 +64,13 @@ def make_side(name, rates):
     return ThroughputRecord(name, None, None, 100.0, None, 9, rates, None)
 
 
-TIMES = exp(0.01)
-
-
 def add_rounds(folder, theirs=(90.0, 100.0, 110.0, 100.0), ours=None, **changes):
-    """Five rounds of both pipelines, DALI's a little faster in each."""
-    ours = tuple(each * TIMES for each in theirs) if ours is None else ours
-    tuning = ThroughputTuning(
-        (), make_side("DataLoader", theirs), make_side("DALI", ours), TIMES, (TIMES, TIMES)
-    )
+    """Rounds of both pipelines, DALI's about 1% faster in each."""
+    if ours is None:
+        ours = tuple(each * (1.01 + 0.001 * (-1) ** at) for at, each in enumerate(theirs))
+    sides = make_side("DataLoader", theirs), make_side("DALI", ours)
+    speedup, interval = (1.01, None) if min(theirs) <= 0 else compute_speedup(*sides)
+    tuning = ThroughputTuning((), *sides, speedup, interval)
     document = plain_from_record(tuning) | changes
     edit(find_one(folder, "runs/preprocess-*/preprocess.json"), "throughput", value=document)
 
@@ -168,7 +165,7 @@ CONTRADICTING = {
     "no interval of four rounds": with_rounds(speedup_ci=None),
     "a round below zero": with_rounds((90.0, 100.0, -1.0, 100.0), (1.0, 1.0, 1.0, 1.0)),
     "rounds that exclude the rate": with_rounds((1.0, 2.0, 1.0, 2.0)),
-    "an interval of three rounds": with_rounds((90.0, 100.0, 110.0)),
+    "an interval of three rounds": with_rounds((90.0, 100.0, 110.0), speedup_ci=[1.0, 1.02]),
 }  # fmt: skip
 
 

@@ -59,8 +59,8 @@ def main_profile(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def main_stage(document: dict[str, Any]) -> dict[str, Any]:
-    stages = [each for each in document["stages"] if each["subject"]["name"] == document["main"]]
-    [found] = stages
+    stages: list[dict[str, Any]] = document["stages"]
+    [found] = [each for each in stages if each["subject"]["name"] == document["main"]]
     return found
 
 

@@ -84,22 +84,9 @@ def fp16_wgmma_stem(
 
 
 @triton.jit
-def _add_row_of_taps(
-    acc,
-    base,
-    w,
-    r,
-    row,
-    column,
-    c,
-    height,
-    width,
-    channels,
-    known,
-    S: tl.constexpr,
-    AHEAD: tl.constexpr,
-):
-    """Adds row `r` of the kernel to one output pixel per row of a tile, whose kernel is AHEAD columns to the right of `base`."""
+def _add_row_of_taps(acc, r, w, c, strip, known, S: tl.constexpr, AHEAD: tl.constexpr):
+    """Adds row `r` of the kernel to one output pixel per row of a tile, whose kernel is AHEAD columns to the right of the strip's."""
+    base, row, column, height, width, channels = strip
     down = row + r
     for s in tl.static_range(S):
         along = column + (AHEAD + s)
@@ -113,38 +100,17 @@ def _add_row_of_taps(
 
 
 @triton.jit
-def _add_rows_to_strip(
-    one,
-    two,
-    three,
-    four,
-    base,
-    w,
-    r,
-    row,
-    column,
-    c,
-    height,
-    width,
-    channels,
-    known,
-    S: tl.constexpr,
-    STRIDE: tl.constexpr,
-    ALONG: tl.constexpr,
+def _add_row_to_strip(
+    sums, r, w, c, strip, known, S: tl.constexpr, STRIDE: tl.constexpr, ALONG: tl.constexpr
 ):
     """Adds row `r` of the kernel to the ALONG output pixels of a strip."""
-    one = _add_row_of_taps(one, base, w, r, row, column, c, height, width, channels, known, S, 0)
+    one, two, three, four = sums
+    one = _add_row_of_taps(one, r, w, c, strip, known, S, 0)
     if ALONG > 1:
-        two = _add_row_of_taps(
-            two, base, w, r, row, column, c, height, width, channels, known, S, STRIDE
-        )
+        two = _add_row_of_taps(two, r, w, c, strip, known, S, STRIDE)
     if ALONG > 2:
-        three = _add_row_of_taps(
-            three, base, w, r, row, column, c, height, width, channels, known, S, 2 * STRIDE
-        )
-        four = _add_row_of_taps(
-            four, base, w, r, row, column, c, height, width, channels, known, S, 3 * STRIDE
-        )
+        three = _add_row_of_taps(three, r, w, c, strip, known, S, 2 * STRIDE)
+        four = _add_row_of_taps(four, r, w, c, strip, known, S, 3 * STRIDE)
     return one, two, three, four
 
 
@@ -218,50 +184,16 @@ def fp16_depthwise(
         + c[None, :]
     )
     known = (strip < strips)[:, None] & (c < channels)[None, :]
-    one = tl.zeros(known.shape, tl.float32)
-    two, three, four = one, one, one
+    place = base, row, column, height, width, channels
+    zeros = tl.zeros(known.shape, tl.float32)
+    sums = zeros, zeros, zeros, zeros
     if LOOP:
         for r in range(R):
-            one, two, three, four = _add_rows_to_strip(
-                one,
-                two,
-                three,
-                four,
-                base,
-                w,
-                r,
-                row,
-                column,
-                c,
-                height,
-                width,
-                channels,
-                known,
-                S,
-                STRIDE,
-                ALONG,
-            )
+            sums = _add_row_to_strip(sums, r, w, c, place, known, S, STRIDE, ALONG)
     else:
         for r in tl.static_range(R):
-            one, two, three, four = _add_rows_to_strip(
-                one,
-                two,
-                three,
-                four,
-                base,
-                w,
-                r,
-                row,
-                column,
-                c,
-                height,
-                width,
-                channels,
-                known,
-                S,
-                STRIDE,
-                ALONG,
-            )
+            sums = _add_row_to_strip(sums, r, w, c, place, known, S, STRIDE, ALONG)
+    one, two, three, four = sums
     biases = tl.load(bias + c, mask=c < channels, other=0.0)
     target = y + (rest * out_width + first)[:, None] * out_channels + c[None, :]
     written = (strip < strips)[:, None] & (c < out_channels)[None, :]

@@ -137,7 +137,7 @@ WORDS: dict[Any, tuple[str, str]] = {
     os.PathLike: ("a path", "paths"),
     NoneType: ("None", "None"),
 }
-"""Of one value, and of several."""
+"""The words for one value of a type, and for several."""
 
 
 def describe_type(hint: Any) -> str:

@@ -38,7 +38,7 @@ class Sparsity:
 
 
 def find_sparsity(model: Any) -> Sparsity:
-    """Of an ONNX model with its weights."""
+    """Reads the weights of an ONNX model's products, and names the products whose weights are 2:4 sparse."""
     graph, names, products = OnnxGraph(model), [], 0
     for node in iterate_nodes(model.graph):
         if node.op_type not in _PRODUCTS:

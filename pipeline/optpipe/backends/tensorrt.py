@@ -335,7 +335,7 @@ def _find_stripped_weights(directory: Path, info: ArtifactInfo) -> Path | None:
 
 
 def _describe_sparsity(sparsity: Sparsity, options: Mapping[str, Any], kernels: int | None) -> str:
-    """What a build makes of 2:4 sparse weights; empty without any."""
+    """Says how a build uses 2:4 sparse weights; empty if the model has none."""
     found = sparsity.describe()
     if not found:
         return ""

@@ -1,4 +1,4 @@
-"""What kind of value something is: words for the elements of an array, and integers of any type."""
+"""Names the type of an array's elements, and recognizes integers of any type."""
 
 from typing import TYPE_CHECKING, Any
 

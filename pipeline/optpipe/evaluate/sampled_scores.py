@@ -132,7 +132,7 @@ def _prepare_scores(
     withheld: Mapping[str, str],
     groups: Groups | None,
 ) -> dict[str, SampledScore | str]:
-    """What computes each score, or the reason why it is withheld."""
+    """The object that computes each score, or the reason why the score is withheld."""
     prepared: dict[str, SampledScore | str] = {}
     for name, stated in rules.items():
         if name in withheld:

@@ -64,7 +64,7 @@ class QuestionAnswering(TaskContract):
     def decode(
         self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
     ) -> Values:
-        """Of each window the best answer, its score, and the score of no answer."""
+        """The best answer in each window, its score, and the score of "no answer"."""
         assert isinstance(samples, TextSet)
         longest, rows = _read_longest(card), []
         first, last = (np.asarray(outputs[each.name], np.float64) for each in _find_outputs(card))

@@ -132,7 +132,10 @@ class MetricScore(SampleScore):
 
 
 def read_share(value: Any, low: float, high: float) -> float:
-    """What a callable gave, as a share of `low` to `high`. Raises ValueError, which its name precedes, for anything else."""
+    """Converts what a callable returned to its share of the range from `low` to `high`.
+
+    Raises ValueError for anything else; the caller puts the callable's name in front of the message.
+    """
     if hasattr(value, "item") and getattr(value, "size", 1) is not None:
         try:
             value = value.item()

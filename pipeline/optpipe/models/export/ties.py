@@ -15,7 +15,7 @@ SELECTIONS = {"TopK": 0, "ArgMax": 0, "ArgMin": 0, "NonMaxSuppression": 1}
 """Operators that choose, and the place of the input that they choose by."""
 
 ROUNDING = 64 * float(np.finfo(np.float32).eps)
-"""Of the largest value: sums of a network in FP32 differ by about this much between two runtimes."""
+"""Relative to the largest value: FP32 sums of a network differ by about this much between two runtimes."""
 
 
 def describe_tie(model: Any, feeds: Mapping[str, NDArray[Any]]) -> str | None:

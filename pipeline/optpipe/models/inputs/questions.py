@@ -46,7 +46,7 @@ def iterate_squad(value: Mapping[str, Any]) -> Iterator[Any]:
 def read_answers(value: Mapping[str, Any]) -> tuple[str, ...] | None:
     """The texts that answer a question, none of them if the passage has no answer; None if the line does not tell.
 
-    Raises TypeError or ValueError for answers of another form, and for one that is not where it is said to be in the passage.
+    Raises TypeError or ValueError if the answers have another form, or if one is not at its stated place in the passage.
     """
     impossible = value.get(IMPOSSIBLE)
     if impossible is not None and not isinstance(impossible, bool):

@@ -95,7 +95,7 @@ def test_scores_that_a_sign_off_cannot_use_are_refused(built) -> None:
     with pytest.raises(BadInputError, match="expected a list"):
         build.signoff(policy, data=held, scores="brier")
     scored = builds.evaluate(held, scores=[Brier()])
-    for given in ({"scores": [Brier()]}, {"data": held}):
+    for given in ({"scores": [Brier()]}, {"data": held}, {"data": np.zeros((64, 8))}):
         with pytest.raises(BadInputError, match="and evaluation exclude each other"):
             build.signoff(policy, evaluation=scored, **given)
     with pytest.raises(BadInputError, match=r"what builds\.evaluate\(data\) returns"):

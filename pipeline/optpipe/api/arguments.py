@@ -5,22 +5,21 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, wraps
-from numbers import Integral, Real
+from numbers import Real
 from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
-    ForwardRef,
     Literal,
     TypeVar,
     Union,
     cast,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 from optpipe.core.errors import BadInputError
+from optpipe.core.values import is_integer
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,32 +53,14 @@ def check_arguments(function: F) -> F:
             parameter = signature.parameters[name]
             hint = _resolve(parameter.annotation, function)
             if parameter.kind is parameter.VAR_KEYWORD:
-                require_options(value, hint)
-            elif parameter.kind is not parameter.VAR_POSITIONAL:
+                for option, of_option in value.items():
+                    if of_option is not None:  # an option that is not given
+                        require_type(option, of_option, hint)
+            else:
                 require_type(name, value, hint)
         return function(*positional, **named)
 
     return cast("F", call)
-
-
-def require_options(given: Mapping[str, Any], hint: Any) -> None:
-    """Raises BadInputError for an option of another type than a TypedDict, or the annotation of all options, declares; None is an
-    option that is not given."""
-    of_each = _list_options(hint)
-    for name, value in given.items():
-        if value is None:
-            continue
-        if of_each is None:
-            require_type(name, value, hint)
-        elif name in of_each:
-            require_type(name, value, of_each[name])
-
-
-@cache
-def _list_options(hint: Any) -> dict[str, Any] | None:
-    """The types of a TypedDict's options; None for an annotation that holds for all of them."""
-    inner = get_args(hint)[0] if get_args(hint) else hint
-    return get_type_hints(inner, include_extras=True) if hasattr(inner, "__total__") else None
 
 
 def require_type(name: str, value: Any, hint: Any) -> None:
@@ -92,7 +73,7 @@ def is_of(value: Any, hint: Any) -> bool:
     """Whether a value has a type, with the types inside of mappings and sequences. A list passes for a tuple, and an integer for a
     float; a bool is no number, and a text no sequence. An annotation that cannot be resolved takes everything."""
     origin, inner = get_origin(hint), get_args(hint)
-    if hint in (Any, inspect.Parameter.empty) or isinstance(hint, str | ForwardRef | TypeVar):
+    if hint in (Any, inspect.Parameter.empty) or isinstance(hint, str):
         return True
     if origin is Annotated:
         return is_of(value, inner[0])
@@ -105,7 +86,7 @@ def is_of(value: Any, hint: Any) -> bool:
     if hint is float:
         return isinstance(value, Real) and not isinstance(value, bool)
     if hint is int:
-        return isinstance(value, Integral) and not isinstance(value, bool)
+        return is_integer(value)
     kind = origin or hint
     if kind is tuple:
         return isinstance(value, tuple | list) and _fit_tuple(value, inner)
@@ -149,9 +130,7 @@ def describe_type(hint: Any) -> str:
 
 def _list_words(hint: Any) -> Iterator[str]:
     origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        yield inner[1]
-    elif origin in (Union, UnionType):
+    if origin in (Union, UnionType):
         for each in inner:
             yield from _list_words(each)
     elif origin is Literal:

@@ -9,7 +9,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from optpipe.api.arguments import check_arguments, require_options
+from optpipe.api.arguments import check_arguments, require_type
 from optpipe.api.calling import arrays_from
 from optpipe.api.door import speak
 from optpipe.core import np, pl
@@ -226,7 +226,8 @@ def bench_builds(builds: "Builds", options: Mapping[str, Any]) -> Bench:
 
     given = {name: value for name, value in options.items() if value is not None}
     _require_known(given)
-    require_options(given, BenchOptions)
+    for name, value in given.items():
+        require_type(name, value, BenchOptions.__annotations__[name])
     workspace, stored = builds.workspace, [each.stored for each in builds.require_built()]
     loads = {each.flag.removeprefix("--").replace("-", "_"): each for each in list_fields(LoadSpec)}
     del loads["batch"], loads["length"]
@@ -241,7 +242,8 @@ def bench_builds(builds: "Builds", options: Mapping[str, Any]) -> Bench:
             given[name] = _read_sizes(given.get(name), name)
         if isinstance(given.get("max_cv"), str):
             given["max_cv"] = share_from_text(given["max_cv"], "max_cv")
-        if (affinity := given.get("affinity")) is not None:
+        if "affinity" in given:
+            affinity = given["affinity"]
             given["affinity"] = tuple(sorted(set(affinity)))
             if not affinity or set(affinity) - (have := os.sched_getaffinity(0)):
                 raise BadInputError(

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from optpipe.api.arguments import check_arguments, describe_value
+from optpipe.api.arguments import check_arguments, require_type
 from optpipe.api.data import resolve_data_argument
 from optpipe.api.door import speak
 from optpipe.api.evaluation import Evaluation, find_source, read_scores
@@ -250,19 +250,17 @@ def sign_off_build(
 
     require_metric(metric)
     own = read_scores(scores)
-    if evaluation is not None and not isinstance(evaluation, Evaluation):
-        raise BadInputError(
-            f"evaluation: expected what builds.evaluate(data) returns, not {describe_value(evaluation)}"
-        )
+    wanted_evaluation = Annotated[Evaluation | None, "what builds.evaluate(data) returns"]
+    require_type("evaluation", evaluation, wanted_evaluation)
     if evaluation is not None:
-        _require_no_samples(data=data, metric=metric, scores=own)
+        _require_no_samples(data=data, metric=metric, scores=own or None)
     workspace, rules, store = build.workspace, resolve_policy(policy), build.workspace.store
     samples = resolve_data_argument(data)
     with workspace.call(
         "Build.signoff", build=build.id, policy=f"{rules.name} ({rules.sha256[:12]})"
     ) as listener:
         for name, reason in waive.items():
-            require_reason(reason if isinstance(reason, str) else "", f"waive: {name}")
+            require_reason(reason, f"waive: {name}")
         wanted = SignoffRequest(
             _choose_model_text(build, rules, store),
             rules.parsed(),
@@ -294,7 +292,7 @@ def sign_off_build(
 def _require_no_samples(**given: Any) -> None:
     """Raises BadInputError for what an evaluation has been given already."""
     for name, value in given.items():
-        if value is not None and value != []:
+        if value is not None:
             raise BadInputError(
                 f"{name} and evaluation exclude each other\ngive {name} to builds.evaluate, or leave out evaluation="
             )

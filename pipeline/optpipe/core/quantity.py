@@ -269,7 +269,7 @@ class Estimate:
 
     def invert(self) -> "Estimate | None":
         """One over the value, its bounds swapped; None for a value that is not positive."""
-        if self.value <= 0:
+        if not self.value > 0:  # also NaN
             return None
         if self.low is None or self.high is None or self.low <= 0:
             return Estimate(1 / self.value, note=self.note)

@@ -1,5 +1,6 @@
 """Names the type of an array's elements, and recognizes integers of any type."""
 
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,11 +30,4 @@ def is_integer(value: object) -> bool:
     >>> [is_integer(value) for value in (3, True, 3.0, "3")]
     [True, False, False, False]
     """
-    if isinstance(value, bool):
-        return False
-    kind = (
-        getattr(getattr(value, "dtype", None), "kind", "")
-        if not getattr(value, "shape", ())
-        else ""
-    )
-    return isinstance(value, int) or kind in ("i", "u")
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -224,17 +224,16 @@ def bound_answer(expected: Sequence[Expected], largest_batch: int, times: int = 
 def _fetch(client: Client, fact: str, *words: str) -> Mapping[str, Any]:
     """`server_metadata` or `model_config` of a server, as JSON. Raises StageError."""
     limit = {"client_timeout": FACT_LIMIT_S} if client[0].__name__.endswith("grpc") else {}
-    with translate_errors(f"no {fact.replace('_', ' ')}"):
+    problem = f"no {fact.replace('_', ' ')}"
+    with translate_errors(problem):
         told = getattr(client[1], f"get_{fact}")(*words, **limit)
     if limit:
-        if told.ByteSize() > FACT_BYTES:
-            raise StageError(
-                f"no {fact.replace('_', ' ')}: the answer has {told.ByteSize():,} bytes"
-            )
+        if (size_bytes := told.ByteSize()) > FACT_BYTES:
+            raise StageError(f"{problem}: the answer has {size_bytes:,} bytes")
         found: Mapping[str, Any] = json_format.MessageToDict(told, preserving_proto_field_name=True)
         return found
     if not isinstance(told, dict):
-        raise StageError(f"no {fact.replace('_', ' ')}: the answer is no JSON object")
+        raise StageError(f"{problem}: the answer is no JSON object")
     return told
 
 

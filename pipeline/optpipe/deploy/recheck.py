@@ -242,12 +242,12 @@ def judge_recheck(
     text = f"p50 is {format_ratio(latency)}"
     if latency.change is Change.SLOWER:
         failed.append(f"slower: {text}")
-    elif not latency.is_known:
-        open_points.append(f"{text}: a slowdown of {max_slowdown:.0%} is not excluded")
-    elif latency.ci[1] > 1 + max_slowdown:
-        more = f"about {rounds_to_settle:,} rounds would decide it (" + Argument("rounds") + ")"
-        doubt = f"{text}: a slowdown of {max_slowdown:.0%} is not excluded; "
-        open_points.append(doubt + more)
+    elif latency.ci[1] > 1 + max_slowdown:  # also an interval that is not known
+        doubt = f"{text}: a slowdown of {max_slowdown:.0%} is not excluded"
+        if latency.is_known:
+            more = f"; about {rounds_to_settle:,} rounds would decide it ("
+            doubt = doubt + more + Argument("rounds") + ")"
+        open_points.append(doubt)
     else:
         seen.append(text)
     verdict = Verdict.FAIL if failed else Verdict.INCONCLUSIVE if open_points else Verdict.PASS

@@ -174,7 +174,7 @@ def _tabulate_groups(groups: Sequence[MeasurementGroup], called: Mapping[str, st
         for p50, memory, joules in [
             tuple(group.figures.get(each.name) for each in (P50, MEMORY, ENERGY))
         ]
-        for per_watt in [EFFICIENCY.invert(None if joules is None else joules.estimate)]
+        for per_watt in [joules.estimate.invert() if joules and joules.estimate else None]
     ]
     return make_table(columns, rows)
 

@@ -7,7 +7,7 @@ the user can fill in.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import expm1, isnan, log1p
+from math import expm1, log1p
 from typing import Any
 
 from optpipe.core.entries import Environment
@@ -490,7 +490,7 @@ def observe_groups(
 def _invert_observation(seen: Observation) -> Observation:
     """One over a positive figure; the share by which processes differ is that of the figure."""
     inverse = Estimate(float(seen.value), seen.low, seen.high).invert()
-    if inverse is None or isnan(inverse.value):
+    if inverse is None:
         return replace(seen, value=UNKNOWN, low=None, high=None, tail=None)
     tail = None if seen.tail is None else InverseTail(seen.tail)
     return replace(seen, value=inverse.value, low=inverse.low, high=inverse.high, tail=tail)

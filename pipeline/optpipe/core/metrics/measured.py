@@ -181,8 +181,11 @@ class Energy(Metric):
         return f"the energy was not measured: {why}"
 
 
+ENERGY = Energy()
+
+
 class Efficiency(Metric):
-    """Images, or samples of another kind, per second and watt: one over the energy of one.
+    """Images, or samples of another kind, per second per watt: the reciprocal of the energy of one.
 
     It is judged and shown from the figures of ENERGY, with the bounds swapped, so that both always say the same.
     """
@@ -197,20 +200,11 @@ class Efficiency(Metric):
     remedy = "measure it on a GPU"
     least_seconds = ENERGY_SECONDS
     needs_gpu = True
-    inverse_of = ENERGY = Energy()
-
-    def read(self, measured: Measurement) -> Estimate | None:
-        return self.invert(self.ENERGY.read(measured))
+    inverse_of = ENERGY
 
     def read_row(self, row: ComparisonRow) -> Estimate | None:
-        return self.invert(self.ENERGY.read_row(row))
-
-    def invert(self, energy: Estimate | None) -> Estimate | None:
-        """The efficiency of an energy in J per image or sample."""
+        energy = ENERGY.read_row(row)
         return None if energy is None else energy.invert()
-
-    def explain_missing(self, measured: Measurement) -> str:
-        return self.ENERGY.explain_missing(measured)
 
 
 class Variation(Metric):
@@ -260,7 +254,6 @@ class MeanLatency(Metric):
 
 P50, P90, P99, P999 = (Percentile(name) for name in ("p50", "p90", "p99", "p99.9"))
 THROUGHPUT, TOKENS, EFFICIENCY = Throughput(), Tokens(), Efficiency()
-ENERGY = EFFICIENCY.ENERGY
 CV, MEMORY, MEAN_LATENCY = Variation(), PeakMemory(), MeanLatency()
 
 SHOWN: tuple[Metric, ...] = (

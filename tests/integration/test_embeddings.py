@@ -194,3 +194,47 @@ def test_a_deployment_answers_texts_of_every_length_as_in_process_and_names_no_f
         assert each["equal_bits"] == each["requests"] >= 3
     for path in (tmp_path / "served").rglob("*"):
         assert path.is_dir() or str(folder).encode() not in path.read_bytes(), path
+
+
+IMAGES = """
+name = "pictures"
+task = "embedding"
+source = "net.py:make"
+[[inputs]]
+name = "x"
+dtype = "float32"
+min = [1, 3, 32, 32]
+opt = [2, 3, 32, 32]
+max = [8, 3, 32, 32]
+[[preprocessing.steps]]
+step = "decode"
+channels = "RGB"
+exif = false
+[[preprocessing.steps]]
+step = "center_crop"
+height = 32
+width = 32
+rounding = "half-even"
+fill = 0
+[[preprocessing.steps]]
+step = "rescale"
+divisor = 255.0
+offset = 0.0
+[[preprocessing.steps]]
+step = "pack"
+order = "CHW"
+dtype = "float32"
+"""
+EMBEDDER = """
+import torch
+
+def make():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 2, 1), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+"""
+
+
+def test_a_model_that_embeds_images_is_built(tmp_path: Path, inside: Callable[..., Ran]) -> None:
+    (tmp_path / "card.toml").write_text(IMAGES)
+    (tmp_path / "net.py").write_text(EMBEDDER)
+    words = ("--precision", "fp32", "--backend", "onnxruntime", "--device", "cpu")
+    inside("build", "card.toml", *words, cwd=tmp_path).expect(0)

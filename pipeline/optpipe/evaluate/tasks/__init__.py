@@ -43,7 +43,7 @@ def require_fitting_task(model: Model, stored: Entry[ModelInfo] | None) -> None:
     card = read_card(model, stored) if stored else read_outputs_early(model.load())
     if card is None:
         return
-    if card.takes_images and card.task in OF_TEXTS:
+    if card.takes_images and card.task in OF_TEXTS and card.task is not Task.EMBEDDING:
         problem = f"{card.name}: {card.task} takes texts, but the model takes images"
         raise BadInputError(f"{problem}\nset another task in a model card (models/README.md)")
     TASKS[card.task].require_model(card)

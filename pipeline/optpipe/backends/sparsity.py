@@ -12,6 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from optpipe.backends.onnx_graph import OnnxGraph, iterate_nodes
+from optpipe.backends.onnx_products import read_attributes
 from optpipe.core import np, onnx
 
 GROUP, KEPT = 4, 2
@@ -60,7 +61,7 @@ def _find_axis(node: Any, *, turned: bool) -> int:
     """The axis of the stored weight that the product sums over: the input channels."""
     if node.op_type == "Conv":
         return 1
-    turned ^= any(each.name == "transB" and each.i for each in node.attribute)
+    turned ^= bool(read_attributes(node).get("transB"))
     return -1 if turned else -2
 
 

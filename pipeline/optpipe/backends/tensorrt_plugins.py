@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from optpipe.core.errors import BadInputError, escape, read_as_user_file
-from optpipe.core.files import hash_file, require_regular_file
+from optpipe.core.files import hash_file
 
 PREFIX = "plugin-"
 """Prefix of the copies in an artifact."""
@@ -27,7 +27,6 @@ def require_plugins(options: Mapping[str, Any]) -> None:
         if not path.is_file():
             raise BadInputError(f"option plugins={options['plugins']}: no such file: {path}")
         with read_as_user_file(path, "a plugin library"):
-            require_regular_file(path)
             hash_file(path)
 
 

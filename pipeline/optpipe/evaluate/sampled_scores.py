@@ -119,10 +119,7 @@ def score_parts(
 ) -> dict[str, SampledFigure]:
     """Each score of a model whose parts are `found`; withheld with a reason where a score has none."""
     prepared = _prepare_scores(rules, source, found, withheld, groups)
-    return {
-        name: _withhold(task) if isinstance(task, str) else _score(task, source[name], found[name])
-        for name, task in prepared.items()
-    }
+    return {name: _score(name, task, source, found) for name, task in prepared.items()}
 
 
 def _prepare_scores(
@@ -153,9 +150,16 @@ def _withhold(reason: str) -> SampledFigure:
     return SampledFigure(None, None, None, None, reason)
 
 
-def _score(task: SampledScore, source: Parts, found: Parts) -> SampledFigure:
+def _score(
+    name: str,
+    task: SampledScore | str,
+    source: Mapping[str, Parts],
+    found: Mapping[str, Parts],
+) -> SampledFigure:
+    if isinstance(task, str):
+        return _withhold(task)
     try:
-        (score,) = task.score_predictions(found, source, found).scores
+        (score,) = task.score_predictions(found[name], source[name], found[name]).scores
     except BadInputError as error:
         return _withhold(str(error))
     return SampledFigure(score.value, score.ci, score.drop, score.drop_ci)
@@ -174,10 +178,7 @@ def observe_parts(
     figures = dict[str, Observation]()
     for name, task in _prepare_scores(rules, source, found, withheld, groups).items():
         named = (name, f"drop of {name}")
-        if isinstance(task, str):
-            why_not: str | None = task
-        else:
-            why_not = _score(task, source[name], found[name]).why_not
+        why_not = _score(name, task, source, found).why_not
         if isinstance(task, str) or why_not is not None:
             blocker = Blocker(str(why_not), "mend the code of the score, and evaluate again")
             blank = Observation(nan, blockers=(blocker,), about=about)

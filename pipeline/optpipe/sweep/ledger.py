@@ -147,20 +147,12 @@ def merge_workspaces(
     Raises BadInputError for a source that is not a workspace, before anything is copied; StageError for an object store that
     fails later, where the entries that were whole by then are kept.
     """
-    opened = [
-        open_remote(str(source)) if is_url(str(source)) else Path(source) for source in sources
-    ]
-    listed = [
-        source.list_entries(FOLDERS) if isinstance(source, RemoteWorkspace) else None
-        for source in opened
-    ]
-    for source, names in zip(opened, listed, strict=True):
-        _require_workspace(source, names, store)
+    opened = [_open_source(source, store) for source in sources]
     store.require_writable()
     store.root.mkdir(parents=True, exist_ok=True)  # a workspace, also of empty ones
     found: dict[str, list[str]] = {"added": [], "present": [], "conflicts": [], "damaged": []}
     with store.exclusive():
-        for given, source, names in zip(sources, opened, listed, strict=True):
+        for given, (source, names) in zip(sources, opened, strict=True):
             with listener.step(
                 f"merge {given}", total=None if names is None else len(names)
             ) as step:
@@ -179,19 +171,23 @@ def merge_workspaces(
     )
 
 
-def _require_workspace(
-    source: Path | RemoteWorkspace, names: Sequence[str] | None, store: Store
-) -> None:
-    if isinstance(source, RemoteWorkspace):
-        if not names:
-            raise BadInputError(f"{source.url} is not a workspace: it has no finished entry or run")
-        return
-    if not any((source / folder).is_dir() for folder in FOLDERS):
-        raise BadInputError(f"{source} is not a workspace: it has no store or runs")
-    if source.resolve() == store.workspace.resolve():
+def _open_source(
+    source: str | Path, store: Store
+) -> tuple[Path | RemoteWorkspace, list[str] | None]:
+    """The source, and the entries of one in an object store. Raises BadInputError if it is not a workspace."""
+    if is_url(str(source)):
+        remote = open_remote(str(source))
+        if not (names := remote.list_entries(FOLDERS)):
+            raise BadInputError(f"{remote.url} is not a workspace: it has no finished entry or run")
+        return remote, names
+    folder = Path(source)
+    if not any((folder / name).is_dir() for name in FOLDERS):
+        raise BadInputError(f"{folder} is not a workspace: it has no store or runs")
+    if folder.resolve() == store.workspace.resolve():
         raise BadInputError(
-            f"{source} is the workspace itself; choose another " + Argument("workspace")
+            f"{folder} is the workspace itself; choose another " + Argument("workspace")
         )
+    return folder, None
 
 
 def _take_in_remote(

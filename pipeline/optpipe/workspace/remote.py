@@ -16,16 +16,19 @@ from optpipe.core import LazyModule
 from optpipe.core.errors import BadInputError, MissingError, StageError, escape, first_line
 from optpipe.core.files import Files
 from optpipe.workspace.entry import MANIFEST, read_manifest
+from optpipe.workspace.files import list_files
 from optpipe.workspace.places import format_extra
 
 fsspec = LazyModule("fsspec")
+_S3 = {"config_kwargs": {"connect_timeout": 20, "read_timeout": 60, "retries": {"max_attempts": 3}}}
+_GCS = {"requests_timeout": 60}
 LIMITS: Mapping[str, Mapping[str, Any]] = {
-    "s3": {"config_kwargs": {"connect_timeout": 20, "read_timeout": 60, "retries": {"max_attempts": 3}}},
-    "s3a": {"config_kwargs": {"connect_timeout": 20, "read_timeout": 60, "retries": {"max_attempts": 3}}},
-    "gs": {"requests_timeout": 60},
-    "gcs": {"requests_timeout": 60},
+    "s3": _S3,
+    "s3a": _S3,
+    "gs": _GCS,
+    "gcs": _GCS,
     "file": {"auto_mkdir": True},
-}  # fmt: skip
+}
 """Options by kind of address: a server that does not answer is given up."""
 WAY = "check its name, the credentials, and the endpoint"
 
@@ -87,13 +90,10 @@ class RemoteWorkspace:
 
     def put_entry(self, name: str, source: Path) -> None:
         """Copies a finished entry, its manifest last. Raises StageError; what was copied before is no entry without it."""
-        files = sorted(
-            path for path in source.rglob("*") if path.is_file() and not path.is_symlink()
-        )
-        for path in sorted(files, key=lambda each: each == source / MANIFEST):
-            place = f"{self.root}/{name}/{path.relative_to(source).as_posix()}"
+        files = list_files(source)
+        for file in sorted(files, key=lambda each: each == MANIFEST):
             with explain_transfer(f"{self.url}/{name}: cannot be written"):
-                self.system.put_file(str(path), place)
+                self.system.put_file(str(files[file]), f"{self.root}/{name}/{file}")
 
     def require_writable(self) -> None:
         """Writes, reads, and removes a few bytes. Raises BadInputError if one of these fails."""
@@ -110,20 +110,17 @@ def open_remote(url: str) -> RemoteWorkspace:
     """Raises MissingError without the library for this kind of address, BadInputError for an unknown kind."""
     kind = url.partition("://")[0]
     try:
-        known = fsspec.get_filesystem_class(kind)
-    except ModuleNotFoundError as error:
+        fsspec.get_filesystem_class(kind)
+    except ImportError as error:
         if error.name == "fsspec":
             raise MissingError(
                 f"{url} requires fsspec; install it with `{format_extra('fsspec')}`"
             ) from error
         raise MissingError(f"{url}: {first_line(error)}") from error
-    except ImportError as error:
-        raise MissingError(f"{url}: {first_line(error)}") from error
     except ValueError as error:
         raise BadInputError(
             f"{escape(url)}: {first_line(error)}\ngive a folder, or an address such as s3://BUCKET/FOLDER"
         ) from error
-    del known
     if not url.partition("://")[2].strip("/"):
         raise BadInputError(
             f"{escape(url)} names no folder\ngive an address such as s3://BUCKET/FOLDER"
@@ -143,8 +140,6 @@ def explain_access(url: str) -> Iterator[None]:
     """Raises every library's errors as BadInputError: nothing was done yet."""
     try:
         yield
-    except (BadInputError, MissingError):
-        raise
     except Exception as error:
         raise BadInputError(f"{url}: {_tell(error)}\n{WAY}") from error
 

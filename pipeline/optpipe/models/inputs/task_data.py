@@ -105,7 +105,6 @@ def load_sample_set(
             )
         if card.task is Task.TOKEN_CLASSIFICATION:
             _require_places(card, content)
-        if card.task is Task.TOKEN_CLASSIFICATION:
             encoded = tokenize(list(found.texts.values()), tokenizer, longest)
             firsts = map(find_first_tokens, found.texts.values(), encoded)
             found = replace(found, first_tokens=dict(zip(found.texts, firsts, strict=True)))
@@ -152,7 +151,7 @@ def fit_texts(found: TextSet, tokenizer: str, card: ModelCard, *, truncate: bool
     if card.task is Task.QUESTION_ANSWERING:
         _require_places(card, tokenizer)
         pairs = {name: text for name, text in texts.items() if not isinstance(text, str)}
-        stride = read_stride(card)
+        stride = read_head_count(card, "stride", least=0)  # tokens that windows share
         windows = cut_windows(pairs, tokenizer, longest, stride, found.name)
         return replace(found, windows=windows)
     long = find_long_texts(texts, tokenizer, longest)
@@ -201,11 +200,6 @@ def _require_places(card: ModelCard, tokenizer: str) -> None:
         raise BadInputError(
             f"{problem}, which a Python tokenizer does not give\nuse a tokenizer.json"
         )
-
-
-def read_stride(card: ModelCard) -> int | None:
-    """The tokens that windows of a passage share, as the card's head states them. Raises BadInputError for no such number."""
-    return read_head_count(card, "stride", least=0)
 
 
 def read_head_count(card: ModelCard, name: str, least: int) -> int | None:

@@ -106,21 +106,12 @@ def text_set_from_path(
     labels = [line.label for line in lines.values()]
     chosen = draw_indices(labels, [line.pair for line in lines.values()], wanted, seed)
     drawn = {str(numbers[index]): lines[numbers[index]] for index in chosen}
-    return TextSet(
-        source.name,
-        source,
-        seed,
-        tuple(
-            SetFile(path, hash_sample(line.text), line.label, line.group)
-            for path, line in drawn.items()
-        ),
-        tuple(sorted({label for label in labels if label is not None})),
-        texts={path: line.text for path, line in drawn.items()},
-        pairs=_name_pairs(lines),
-        asks=_do_all_ask(drawn),
-        answers=_list_answers(drawn),
-        may_have_none=_may_have_none(lines),
-    ), bad
+    files = tuple(
+        SetFile(path, hash_sample(line.text), line.label, line.group)
+        for path, line in drawn.items()
+    )
+    known = tuple(sorted({label for label in labels if label is not None}))
+    return _add_lines(TextSet(source.name, source, seed, files, known), drawn, lines), bad
 
 
 def _text_set_from_manifest(source: Path) -> TextSet:
@@ -133,30 +124,21 @@ def _text_set_from_manifest(source: Path) -> TextSet:
             problem = f"text set {whole.name}: line {each.path} of {whole.root} has changed"
             raise BadInputError(f"{problem}; draw the set again")
         drawn[each.path] = line
+    return _add_lines(whole, drawn, lines)
+
+
+def _add_lines(
+    found: TextSet, drawn: Mapping[str, TextLine], lines: Mapping[int, TextLine]
+) -> TextSet:
+    """`found` with what its lines say: `drawn` by path, and all `lines` of the file by number."""
     return replace(
-        whole,
+        found,
         texts={path: line.text for path, line in drawn.items()},
-        pairs=_name_pairs(lines),
-        asks=_do_all_ask(drawn),
-        answers=_list_answers(drawn),
-        may_have_none=_may_have_none(lines),
+        pairs={str(number): line.pair for number, line in lines.items() if line.pair is not None},
+        asks=all(line.asks for line in drawn.values()),
+        answers={path: line.answers for path, line in drawn.items() if line.answers is not None},
+        may_have_none=any(line.answers == () for line in lines.values()),
     )
-
-
-def _do_all_ask(lines: Mapping[str, TextLine]) -> bool:
-    return all(line.asks for line in lines.values())
-
-
-def _list_answers(lines: Mapping[str, TextLine]) -> dict[str, tuple[str, ...]]:
-    return {path: line.answers for path, line in lines.items() if line.answers is not None}
-
-
-def _may_have_none(lines: Mapping[int, TextLine]) -> bool:
-    return any(line.answers == () for line in lines.values())
-
-
-def _name_pairs(lines: Mapping[int, TextLine]) -> dict[str, str]:
-    return {str(number): line.pair for number, line in lines.items() if line.pair is not None}
 
 
 SENTENCES = (

@@ -7,13 +7,12 @@ or `vanished`; a module whose kernels became fewer and have another name was `fu
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from optpipe.stats.means import compute_t_quantile
+from optpipe.stats.means import mean_from_values, subtract_means
 from optpipe.trace.analysis import Analysis, array_from_column
 from optpipe.trace.differences import Change, Difference, Side, StageDifference
 from optpipe.trace.modules import locate_kernels
@@ -167,18 +166,9 @@ def _summarize(values: Values | None, count: float) -> Side:
 
 
 def _compute_interval(one: Values | None, other: Values | None) -> tuple[float, float] | None:
-    """Welch, "The generalization of Student's problem" (Biometrika 1947)."""
-    if one is None or other is None or min(one.size, other.size) < 2:
-        return None
-    parts = [float(each.var(ddof=1)) / each.size for each in (one, other)]
-    change = float(other.mean() - one.mean())
-    if not sum(parts):
-        return change, change
-    freedom = sum(parts) ** 2 / sum(
-        part**2 / (each.size - 1) for part, each in zip(parts, (one, other), strict=True)
-    )
-    half = compute_t_quantile(0.5 + CONFIDENCE / 2, freedom) * sqrt(sum(parts))
-    return change - half, change + half
+    """Of the change of means; None for fewer than MIN_VALUES iterations of either."""
+    old, new = (None if each is None else mean_from_values(each.tolist()) for each in (one, other))
+    return None if old is None or new is None else subtract_means(new, old).interval(CONFIDENCE)
 
 
 def _name_fused(rows: Sequence[Difference], tables: Sequence[_Tables]) -> Iterator[Difference]:

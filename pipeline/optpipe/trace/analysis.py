@@ -23,7 +23,7 @@ import polars as pl
 from optpipe.core.errors import BadInputError
 from optpipe.trace.kernels import classify_kernels
 from optpipe.trace.nsys import ITERATION_RANGE, LIBRARY_RANGES, MEASURED_RANGE
-from optpipe.trace.read import Trace, rename_distinct
+from optpipe.trace.read import Trace, match_names, rename_distinct
 
 TimeArray = npt.NDArray[np.int64]
 _PROCESS = ~0xFFFFFF
@@ -184,16 +184,6 @@ def array_from_column(frame: pl.DataFrame, column: str) -> TimeArray:
     return frame[column].fill_null(-1).to_numpy().astype(np.int64, copy=False)
 
 
-def match_names(frame: pl.DataFrame, pattern: str) -> npt.NDArray[np.bool_]:
-    """Tests `pattern` once per distinct name, not per row."""
-    distinct = frame["name"].unique()
-    matching = distinct.filter(distinct.cast(pl.String).str.contains(pattern))
-    if matching.is_empty():
-        return np.zeros(frame.height, dtype=np.bool_)
-    codes = frame["name"].to_physical().to_numpy()
-    return np.asarray(np.isin(codes, matching.to_physical().to_numpy()))
-
-
 def _list_operations(trace: Trace) -> Operations:
     """Sorts by start, then by launch: the operation that ends a gap decides its cause, whatever the order of rows."""
     columns = ("start_ns", "end_ns", "correlation_id", "pid")
@@ -265,7 +255,7 @@ def _split_idle(
 
 def _find_waiting(trace: Trace, gaps: TimeIntervals, launch: TimeArray) -> TimeIntervals:
     """The times in which the thread that launches after each gap is in a waiting call; any thread after the last gap."""
-    calls = trace.api.filter(pl.Series(match_names(trace.api, WAITING_CALLS)))
+    calls = trace.api.filter(match_names(trace.api, WAITING_CALLS))
     if calls.height == 0:
         return intervals_from_disjoint(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
     everyone = unite_intervals(

@@ -20,13 +20,13 @@ from optpipe.trace.analysis import (
     complement_intervals,
     intersect_intervals,
     intervals_from_disjoint,
-    match_names,
     sum_within,
     unite_intervals,
 )
 from optpipe.trace.details import OsCallKind, classify_os_call
 from optpipe.trace.kernels import shorten_name
 from optpipe.trace.nsys import ITERATION_RANGE
+from optpipe.trace.read import match_names
 from optpipe.trace.roofline import LIMITED_SHARE, Roofline
 
 GAP_NS = 50_000
@@ -326,7 +326,7 @@ def _check_lost_events(measured: Analysis) -> Check:
         return Check("lost_events", Verdict.FAIL, trace.diagnostics[0], _OF_ALL_EVENTS)
     if disorder := _find_disorder(measured):
         return Check("lost_events", Verdict.FAIL, disorder, _OF_ALL_EVENTS)
-    launching = match_names(trace.api, LAUNCH_CALLS)
+    launching = match_names(trace.api, LAUNCH_CALLS).to_numpy()
     answered = np.zeros(trace.api.height, dtype=np.bool_)
     answered[api_row[api_row >= 0]] = True
     # launches into a graph under capture run nothing and do not count
@@ -342,7 +342,7 @@ def _check_lost_events(measured: Analysis) -> Check:
     known = following < ends.size
     captures = unite_intervals(begins[known], ends[following[known]])
     starts = array_from_column(trace.api, "start_ns")
-    launching &= answered | (sum_within(captures, starts, starts + 1) == 0)
+    launching = launching & (answered | (sum_within(captures, starts, starts + 1) == 0))
     launches, lost = int(launching.sum()), int((launching & ~answered).sum())
     if (
         launches

@@ -10,16 +10,13 @@ import io
 import math
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from subprocess import TimeoutExpired
 
-from optpipe.core.errors import MissingError, StageError
-from optpipe.core.process import NEUTRAL_FOLDER, open_process_group
 from optpipe.trace.kernels import find_function_name
-from optpipe.trace.nsys import ITERATION_RANGE, MEASURED_RANGE, run_tool
+from optpipe.trace.nsys import ITERATION_RANGE, MEASURED_RANGE
+from optpipe.trace.tools import find_tool, run_to_end, run_tool
 
 NCU_INSTALL_HINT = (
     "the nsight-compute package from NVIDIA's CUDA repository; it is also part of the CUDA Toolkit"
@@ -58,6 +55,7 @@ _LIMITS = {
     "blocks per multiprocessor": "launch__occupancy_limit_blocks",
     "barriers": "launch__occupancy_limit_barriers",
 }
+_FOLDERS = ("nvidia/nsight-compute/*/ncu", "../usr/local/cuda*/bin/ncu")
 _MOST_LAUNCHES = 40
 _TIMEOUT_S = 600.0
 _HIGH_PERCENT, _LOW_PERCENT = 60.0, 20.0
@@ -135,16 +133,8 @@ class Counters:
 
 def find_ncu() -> Path:
     """Searches `OPTPIPE_NCU`, PATH, and the folders of NVIDIA's packages. Raises MissingError."""
-    if named := os.environ.get("OPTPIPE_NCU"):
-        if not Path(named).is_file():
-            raise MissingError(f"OPTPIPE_NCU={named}: no such file")
-        return Path(named).absolute()
-    if found := shutil.which("ncu"):
-        return Path(found).absolute()
-    for pattern in ("nvidia/nsight-compute/*/ncu", "../usr/local/cuda*/bin/ncu"):
-        if places := sorted(Path("/opt").glob(pattern)):
-            return places[-1]
-    raise MissingError(f"Nsight Compute (ncu) not found; install it: {NCU_INSTALL_HINT}")
+    missing = f"Nsight Compute (ncu) not found; install it: {NCU_INSTALL_HINT}"
+    return find_tool("ncu", "OPTPIPE_NCU", _FOLDERS, missing)
 
 
 def make_ncu_command(ncu: Path, log: Path, kernels: Iterable[str], *, in_range: bool) -> list[str]:
@@ -173,15 +163,7 @@ def count_kernels(
         return Counters(tool, why="the stage runs no kernels")
     log, output = directory / "ncu.csv", directory / "ncu.log"
     command = [*make_ncu_command(ncu, log, kernels, in_range=in_range), *program]
-    try:
-        with open_process_group(
-            command, output, os.environ, ask_s=5.0, foreign=True, folder=NEUTRAL_FOLDER
-        ) as process:
-            process.wait(timeout=_TIMEOUT_S)
-    except TimeoutExpired as error:
-        raise StageError(f"ncu did not finish within {_TIMEOUT_S:.0f} s") from error
-    except OSError as error:
-        raise MissingError(f"cannot run {command[0]}: {error.strerror}") from error
+    run_to_end(command, output, os.environ, timeout_s=_TIMEOUT_S, ask_s=5.0, name="ncu")
     said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     found = counters_from_csv(said)
     if found:

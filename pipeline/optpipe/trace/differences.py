@@ -29,7 +29,7 @@ class Difference:
     after: Side
     change_ns: float
     interval_ns: tuple[float, float] | None
-    """Of the change, 95%; None if a side has fewer than two iterations."""
+    """Of the change, 95%; None if a side has fewer than three iterations."""
     change: Change
 
 

@@ -19,6 +19,7 @@ from optpipe.trace.analysis import (
     sum_within,
     unite_intervals,
 )
+from optpipe.trace.read import match_names
 
 DATA_RANGES = (
     r"(?i)(^|[^a-z])(optpipe\.data|data_?load(er|ing)?|load_?(data|batch)|fetch(_?(data|batch))?|"
@@ -75,9 +76,7 @@ def describe_loop(measured: Analysis) -> Loop | None:
             launched, "start_ns"
         )
         idle = _spread(np.maximum(before, 0)) if launched.height else None
-    copies = measured.trace.api.filter(
-        pl.col("name").cast(pl.String).str.contains(_BLOCKING_COPIES)
-    )
+    copies = measured.trace.api.filter(match_names(measured.trace.api, _BLOCKING_COPIES))
     copy_ns = int((copies["end_ns"] - copies["start_ns"]).sum())
     total_ns = max(int(ends[-1] - starts[0]), 1)
     return Loop(
@@ -104,9 +103,9 @@ def find_data_waits(measured: Analysis) -> DataWaits | None:
     """The ranges of a repeated loop that are named after loading; None without iterations or such a range."""
     if measured.iterations.height < 2:
         return None
-    name = pl.col("name").cast(pl.String)
-    own = str(measured.iterations["name"][0])
-    waits = measured.projection.filter(name.str.contains(DATA_RANGES), name != own).sort("start_ns")
+    own = str(measured.iterations["family"][0])
+    named = match_names(measured.projection, DATA_RANGES)
+    waits = measured.projection.filter(named, pl.col("family") != own).sort("start_ns")
     if waits.is_empty():
         return None
     longest = waits.group_by("family").agg(pl.col("wall_ns").sum()).sort("wall_ns", "family")

@@ -14,16 +14,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-import numpy as np
 import polars as pl
 
+from optpipe.backends.torch_marks import LAYER_MARK
 from optpipe.trace.analysis import Analysis, array_from_column
-from optpipe.trace.kernels import classify_kernels, find_precision, shorten_name
+from optpipe.trace.kernels import find_precision, shorten_name
 from optpipe.trace.nsys import LIBRARY_RANGES
+from optpipe.trace.read import match_names
 from optpipe.trace.tensor_cores import find_innermost
 
-MODULE_MARK = "optpipe.module:"
-ROOT = ""
 _MOST_ROWS = 2_000
 """A network of more modules keeps those that take longest."""
 _OWN = "optpipe."
@@ -93,7 +92,7 @@ def make_module_tree(measured: Analysis) -> ModuleTree | None:
     launches = locate_kernels(measured)
     if launches.is_empty():
         return None
-    known = classify_kernels(measured.trace.kernels["name"]).with_columns(
+    known = measured.kernels.select("name", "matrix", "tensor_core").with_columns(
         precision=pl.col("name").map_elements(find_precision, return_dtype=pl.String)
     )
     table = (
@@ -133,7 +132,7 @@ def locate_kernels(measured: Analysis) -> pl.DataFrame:
         return pl.DataFrame()
     family = pl.col("family")
     named = projection.filter(~family.str.contains(LIBRARY_RANGES))
-    marked = named.filter(pl.col("name").cast(pl.String).str.starts_with(MODULE_MARK))
+    marked = named.filter(match_names(named, f"^{LAYER_MARK}"))
     if marked.height:
         ranges = marked
     else:
@@ -158,7 +157,7 @@ def _name_paths(ranges: pl.DataFrame, *, is_marked: bool) -> list[str]:
     """The path of each range: that of its mark, or the names of the ranges around it and its own."""
     names = ranges["name"].cast(pl.String).to_list()
     if is_marked:
-        return [name.removeprefix(MODULE_MARK) for name in names]
+        return [name.removeprefix(LAYER_MARK) for name in names]
     clean = [".".join(path_from_layer(name)) for name in names]
     starts, ends = ranges["start_ns"].to_list(), ranges["end_ns"].to_list()
     threads = ranges["thread"].to_list()
@@ -282,9 +281,3 @@ def group_paths(paths: Sequence[str]) -> str:
             prefix = f"{heads[0]}." if heads[0] else ""
             return f"{prefix}[{numbers[0]}-{numbers[-1]}]"
     return f"{paths[0]} and {len(paths) - 1} more"
-
-
-def find_iteration_of(measured: Analysis, times: pl.Series) -> pl.Series:
-    """The number of the iteration in which each time lies, from 0; -1 before the first."""
-    starts = array_from_column(measured.iterations, "start_ns")
-    return pl.Series(np.searchsorted(starts, times.to_numpy(), side="right") - 1)

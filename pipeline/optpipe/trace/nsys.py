@@ -12,20 +12,18 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from optpipe.core import plan as params
 from optpipe.core import torch
 from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.plan import Param
-from optpipe.core.process import NEUTRAL_FOLDER, open_process_group
 from optpipe.core.wording import Argument
 from optpipe.trace.sources import (
     Source,
@@ -36,6 +34,10 @@ from optpipe.trace.sources import (
     refuse_source,
     sources_from_text,
 )
+from optpipe.trace.tools import find_tool, run_to_end, run_tool
+
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
 
 
 class Stage(StrEnum):
@@ -88,7 +90,18 @@ _REFUSALS = re.compile(
     re.IGNORECASE,
 )
 NSYS_INSTALL_HINT = "sudo .ci/install-nsys (Debian), or the nsight-systems-cli package from NVIDIA's CUDA repository"
-_IMPORT_TIMEOUT_S = 600
+_FOLDERS = (
+    "nvidia/nsight-systems/*/bin/nsys",
+    "nvidia/nsight-systems/*/target-linux-x64/nsys",
+    "nvidia/nsight-compute/*/host/target-linux-x64/nsys",
+)
+_OWN_LINE = re.compile(
+    r"^(generating '|generated:$|importer error|unable to retrieve|processing \d+ events|collecting data|capture range|"
+    r"the target application|\[\d+/\d+\] )|/recording\.(qdstrm|qdrep|nsys-rep)$",
+    re.IGNORECASE,
+)
+"""Lines that nsys itself prints beside the program's."""
+_REPORTS, _STREAM = (".nsys-rep", ".qdrep"), ".qdstrm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,30 +197,32 @@ def record_program(program: Sequence[str], directory: Path, capture: Capture) ->
     """
     directory = directory.resolve()
     output, log = directory / "recording", directory / "nsys.log"
-    nsys_words = make_nsys_command(output, capture, read_nsys_version())
-    command = [str(find_nsys()), *nsys_words, *program]
+    for stale in directory.glob("recording.*"):  # of an earlier run in the same folder
+        stale.unlink()
+    # without sources, the options are the same for all versions
+    version = read_nsys_version() if capture.sources else ""
+    command = [str(find_nsys()), *make_nsys_command(output, capture, version), *program]
     environment = {**os.environ, **capture.environment, _MARK: str(directory)}
     try:
-        with open_process_group(
+        status = run_to_end(
             command,
             log,
             environment,
+            timeout_s=capture.timeout_s,
             ask_s=_TERMINATION_TIMEOUT_S,
-            foreign=True,
-            folder=NEUTRAL_FOLDER,
-        ) as process:
-            status = process.wait(timeout=capture.timeout_s)
-    except subprocess.TimeoutExpired as error:
-        raise StageError(
-            f"the profiled program did not finish within {capture.timeout_s:.0f} s"
-        ) from error
-    except OSError as error:
-        raise MissingError(f"cannot run {command[0]}: {error.strerror}") from error
+            name="the profiled program",
+        )
     finally:
         _kill_others(directory)
-    left = [output.with_suffix(suffix) for suffix in (".nsys-rep", ".qdrep", ".qdstrm")]
+    left = [output.with_suffix(suffix) for suffix in (*_REPORTS, _STREAM)]
     found = next((path for path in left if path.is_file() and path.stat().st_size), None)
     return Recording(found, status, _read_tail(log))
+
+
+def list_program_lines(recorded: Recording) -> list[str]:
+    """What the program printed, without empty lines and those of nsys."""
+    lines = (line.strip() for line in recorded.log.splitlines())
+    return [line for line in lines if line and not _OWN_LINE.search(line)]
 
 
 def probe_sources(
@@ -281,21 +296,9 @@ def _kill_others(directory: Path) -> None:
 
 def find_nsys(otherwise: str = "") -> Path:
     """Searches `OPTPIPE_NSYS`, PATH, and the folders of nsys' packages; `otherwise` completes the message of MissingError."""
-    if named := os.environ.get("OPTPIPE_NSYS"):
-        if not Path(named).is_file():
-            raise MissingError(f"OPTPIPE_NSYS={named}: no such file")
-        return Path(named).absolute()
-    if found := shutil.which("nsys"):
-        return Path(found).absolute()
-    for pattern in (
-        "nvidia/nsight-systems/*/bin/nsys",
-        "nvidia/nsight-systems/*/target-linux-x64/nsys",
-        "nvidia/nsight-compute/*/host/target-linux-x64/nsys",
-    ):
-        if places := sorted(Path("/opt").glob(pattern)):
-            return places[-1]
     missing = f"Nsight Systems (nsys) not found; install it: {NSYS_INSTALL_HINT}"
-    raise MissingError(f"{missing}\n{otherwise}" if otherwise else missing)
+    missing += f"\n{otherwise}" if otherwise else ""
+    return find_tool("nsys", "OPTPIPE_NSYS", _FOLDERS, missing)
 
 
 def sqlite_from_recording(recording: Path, directory: Path) -> Path:
@@ -307,13 +310,8 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
         raise BadInputError(f"{recording}: the file is empty")
     elsewhere = f"nsys export --type sqlite {recording.name}"
     find_nsys(otherwise=f"or export it where nsys is installed and pass the result: {elsewhere}")
-    directory = directory.absolute()
-    report = (
-        _report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
-    )
-    target = directory / f"{recording.stem}.sqlite"
-    options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(target)]
-    finished = run_tool([str(find_nsys()), "export", *options, str(report.absolute())])
+    target = directory.absolute() / f"{recording.stem}.sqlite"
+    finished = _export(_find_report(recording, directory), "sqlite", target)
     if finished.returncode != 0 or not target.is_file():
         problem = f"{recording}: nsys cannot export it: {_last_line(finished)}"
         raise BadInputError(
@@ -324,14 +322,10 @@ def sqlite_from_recording(recording: Path, directory: Path) -> Path:
 
 def json_from_recording(recording: Path, directory: Path) -> Path:
     """Exports a .nsys-rep or .qdstrm as JSON lines into `directory`. Raises as `sqlite_from_recording`."""
-    directory = directory.absolute()
-    report = (
-        _report_from_qdstrm(recording, directory) if recording.suffix == ".qdstrm" else recording
-    )
-    target = directory / f"{recording.stem}.json"
+    report = _find_report(recording, directory)
+    target = directory.absolute() / f"{recording.stem}.json"
     for form in ("jsonlines", "json"):
-        options = ["--type", form, "--force-overwrite", "true", "--output", str(target)]
-        finished = run_tool([str(find_nsys()), "export", *options, str(report.absolute())])
+        finished = _export(report, form, target)
         made = (target, target.with_suffix(".jsonl"))  # newer versions choose the suffix
         written = next((path for path in made if path.is_file()), None)
         if finished.returncode == 0 and written is not None:
@@ -339,18 +333,31 @@ def json_from_recording(recording: Path, directory: Path) -> Path:
     raise StageError(f"nsys cannot export {recording.name} as JSON: {_last_line(finished)}")
 
 
-def _report_from_qdstrm(qdstrm: Path, directory: Path) -> Path:
+def _export(report: Path, form: str, target: Path) -> "CompletedProcess[str]":
+    options = ["--type", form, "--force-overwrite", "true", "--output", str(target)]
+    return run_tool([str(find_nsys()), "export", *options, str(report)])
+
+
+def _find_report(recording: Path, directory: Path) -> Path:
+    """`recording`, or the report that the importer makes of a .qdstrm in `directory`, once."""
+    if recording.suffix != _STREAM:
+        return recording.absolute()
+    target = directory.absolute() / f"{recording.stem}.nsys-rep"
+    return target if target.is_file() else _report_from_qdstrm(recording, target)
+
+
+def _report_from_qdstrm(qdstrm: Path, target: Path) -> Path:
     importers = list(_find_importers(find_nsys()))
     if not importers:
         problem = f"nsys left {qdstrm.name} unconverted because its importer (QdstrmImporter) is not installed"
         raise MissingError(f"{problem}; install it: {NSYS_INSTALL_HINT}")
-    target = directory / f"{qdstrm.stem}.nsys-rep"
     said = ""
     for importer in importers:
         finished = run_tool([str(importer), "-i", str(qdstrm.absolute()), "-o", str(target)])
         if finished.returncode == 0 and target.is_file():
             return target
         said = _last_line(finished)
+        target.unlink(missing_ok=True)
     message = f"the nsys importer failed on {qdstrm.name}: {said}"
     if "cannot open shared object" in said:
         raise MissingError(f"{message}\ninstall the library it names")
@@ -387,27 +394,7 @@ def _find_importers(nsys: Path) -> Iterator[Path]:
                 yield candidate
 
 
-def run_tool(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-    """Runs a program of nsys or ncu, whose arguments are absolute paths, away from the current folder."""
-    try:
-        return subprocess.run(
-            command,
-            cwd=NEUTRAL_FOLDER,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_IMPORT_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise StageError(
-            f"{Path(command[0]).name} did not finish within {_IMPORT_TIMEOUT_S} s"
-        ) from error
-    except OSError as error:
-        raise MissingError(f"cannot run {command[0]}: {error.strerror}") from error
-
-
-def _last_line(finished: "subprocess.CompletedProcess[str]") -> str:
+def _last_line(finished: "CompletedProcess[str]") -> str:
     lines = [
         line.strip()
         for line in f"{finished.stdout}\n{finished.stderr}".splitlines()

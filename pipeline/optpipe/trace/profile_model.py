@@ -17,7 +17,7 @@ from optpipe.core.entries import ArtifactInfo, Device
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
-from optpipe.core.records import json_from_record, read_record
+from optpipe.core.records import group_pairs, json_from_record, read_record
 from optpipe.core.wording import Argument
 from optpipe.measure.targets import find_targets
 from optpipe.models.artifacts.lookup import (
@@ -42,7 +42,6 @@ from optpipe.trace.nsys import BUILD_STAGES, ProfilePlan, Stage, probe_sources
 from optpipe.trace.program import (
     ProgramStage,
     RecordedProgram,
-    analyze_program,
     describe_end,
     has_gpu,
     list_program_stages,
@@ -198,8 +197,7 @@ def profile_model(
     errors: list[OptpipeError] = []
     parents = (model.id, *(each.entry.id for each in artifacts))
     granted = grant_sources(plan, store, listener, on_gpu=any(job.on_gpu for job in jobs))
-    if plan.kernels and any(job.on_gpu for job in jobs):
-        find_ncu()
+    _require_counters(plan, listener, on_gpu=any(job.on_gpu for job in jobs))
     with open_run(store.workspace, "profile") as run:
 
         def finish(record: ProfileRecord, status: Status) -> None:
@@ -225,7 +223,9 @@ def profile_model(
         record = ProfileRecord(tuple(stages), failed, against=difference)
         finish(record, "complete")
         if output is not None:
-            _write_timeline(stages[-1], run.path, output, listener)
+            last = stages[-1]
+            whole = analysis_from_trace(trace_from_folder(run.path / last.folder))
+            _write_timeline(whole, last, output, listener)
     main = next(
         (each for each in stages if each.subject.kind == "inference"), stages[-1]
     ).subject.name
@@ -246,12 +246,20 @@ def _compare_with(
     if against is None:
         return None
     with listener.step(f"compare with {against.name}"):
-        sides = [_read_compared(run.path / stage.folder, stage) for stage in stages]
-        return compare_with_run(sides, against)
+        return compare_with_run(list(_read_compared(run.path, stages)), against)
 
 
-def _write_timeline(stage: StageProfile, folder: Path, output: Path, listener: Listener) -> None:
-    whole = analysis_from_trace(trace_from_folder(folder / stage.folder))
+def _require_counters(plan: ProfilePlan, listener: Listener, *, on_gpu: bool) -> None:
+    """Before anything runs: raises MissingError without ncu, and warns that a CPU has no counters."""
+    if plan.kernels and on_gpu:
+        find_ncu()
+    elif plan.kernels:
+        listener.warn(
+            Argument("kernels", plan.kernels) + ": no GPU is used, so no kernel is counted"
+        )
+
+
+def _write_timeline(whole: Analysis, stage: StageProfile, output: Path, listener: Listener) -> None:
     count = write_chrome_trace(whole, output)
     listener.inform(f"wrote {output}: {count} events of {stage.subject.name}")
 
@@ -287,6 +295,7 @@ def profile_program(
     """
     require_program(command)
     name = Path(command[0]).name
+    _require_counters(plan, listener, on_gpu=has_gpu())
     granted = grant_sources(plan, store, listener, on_gpu=has_gpu())
     with open_run(store.workspace, "profile") as run, open_scratch_folder(store) as scratch:
         with listener.step(f"record {name}"):
@@ -294,12 +303,12 @@ def profile_program(
         folder = run.path / "program"
         write_trace(recorded.trace, folder)
         with listener.step("views"):
-            whole = analyze_program(trace_from_folder(folder))
+            whole = analysis_from_trace(trace_from_folder(folder))
             stages = [
                 _judge_program_stage(each, whole, recorded, folder.name)
                 for each in list_program_stages(whole, range_name)
             ]
-        if plan.kernels and stages[0].profile.measured.kernels:
+        if plan.kernels and has_gpu() and stages[0].profile.measured.kernels:
             with listener.step("count kernels"):
                 longest = [row.name for row in stages[0].profile.measured.kernels[: plan.kernels]]
                 counters = count_kernels(
@@ -313,7 +322,7 @@ def profile_program(
         write_bytes(run.path / PROFILE, json_from_record(record))
         finish_run(run)
         if output is not None:
-            _write_timeline(stages[0], run.path, output, listener)
+            _write_timeline(whole, stages[0], output, listener)
     if recorded.run.exit_status:
         listener.warn(describe_end(recorded.run))
     main = stages[0].subject.name
@@ -330,8 +339,9 @@ def _judge_program_stage(
     stage: ProgramStage, whole: Analysis, recorded: RecordedProgram, folder: str
 ) -> StageProfile:
     facts = StageFacts(expects_gpu=bool(whole.trace.api.height))
-    profile = profile_from_trace(whole, stage.range, facts)
-    views = make_stage_views(whole, stage.range, recorded.sources)
+    measured = select_measured_part(whole, stage.range)
+    profile = profile_from_trace(whole, stage.range, facts, measured=measured)
+    views = make_stage_views(whole, stage.range, recorded.sources, measured=measured)
     subject = StageSubject(stage.name, "program")
     return StageProfile(subject, folder, stage.range, facts, profile, *views)
 
@@ -443,9 +453,10 @@ def _profile_job(
         for subject, given in job.stages:
             facts = replace(given, unprofiled_iteration_ns=found.unprofiled_iteration_ns)
             judged = f"optpipe.{facts.stage}" if facts.stage in BUILD_STAGES else None
-            profile = profile_from_trace(whole, judged, facts, graph)
+            measured = select_measured_part(whole, judged)
+            profile = profile_from_trace(whole, judged, facts, graph, measured=measured)
             listener.inform(f"profile {subject.name}: {describe_quality(profile.trace_quality)}")
-            views = make_stage_views(whole, judged, recorded.sources)
+            views = make_stage_views(whole, judged, recorded.sources, measured=measured)
             counters = None
             if plan.kernels and job.on_gpu and subject.kind != "build":
                 longest = [row.name for row in profile.measured.kernels[: plan.kernels]]
@@ -477,15 +488,16 @@ def profile_recording(
     with listener.step("views"):
         stage = _find_stage(path, range_name)
         facts, graph = _find_stage_facts(stage)
-        profile = profile_from_trace(whole, range_name, facts, graph)
+        measured = select_measured_part(whole, range_name)
+        profile = profile_from_trace(whole, range_name, facts, graph, measured=measured)
         sources = stage.details.sources if stage is not None and stage.details else ()
-        views = make_stage_views(whole, range_name, sources)
+        views = make_stage_views(whole, range_name, sources, measured=measured)
     if output is not None:
         write_chrome_trace(whole, output)
     difference = None
     if against is not None:
         subject = StageSubject(path.stem, "program") if stage is None else stage.subject
-        side = ComparedStage(subject, select_measured_part(whole, range_name))
+        side = ComparedStage(subject, measured)
         with listener.step(f"read {against.name}"):
             difference = compare_with_run([side], against, range_name)
     own = {each.name: getattr(profile, each.name) for each in fields(profile)}
@@ -537,19 +549,22 @@ def read_compared_stages(place: Path, range_name: str | None = None) -> list[Com
     """
     if (place / PROFILE).is_file():
         record = read_record(place / PROFILE, ProfileRecord)
-        return [_read_compared(place / stage.folder, stage) for stage in record.stages]
+        return list(_read_compared(place, record.stages))
     stage = _find_stage(place, range_name)
     if stage is not None:
-        return [_read_compared(place, stage)]
+        return list(_read_compared(place.parent, [stage]))
     whole = analysis_from_trace(trace_from_path(place))
     subject = StageSubject(place.stem, "program")
     return [ComparedStage(subject, select_measured_part(whole, range_name))]
 
 
-def _read_compared(folder: Path, stage: StageProfile) -> ComparedStage:
-    analyze = analyze_program if stage.subject.kind == "program" else analysis_from_trace
-    measured = select_measured_part(analyze(trace_from_folder(folder)), stage.range)
-    return ComparedStage(stage.subject, measured, stage.facts.unprofiled_iteration_ns)
+def _read_compared(run: Path, stages: Sequence[StageProfile]) -> Iterator[ComparedStage]:
+    """Stages of one folder share its trace."""
+    for folder, together in group_pairs((stage.folder, stage) for stage in stages).items():
+        whole = analysis_from_trace(trace_from_folder(run / folder))
+        for stage in together:
+            measured = select_measured_part(whole, stage.range)
+            yield ComparedStage(stage.subject, measured, stage.facts.unprofiled_iteration_ns)
 
 
 def find_profile_run(text: str, store: Store) -> Path:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import polars as pl
 
-from optpipe.core.errors import BadInputError, MissingError, StageError
+from optpipe.backends.torch_marks import LAYER_MARK
+from optpipe.core.errors import BadInputError, MissingError, StageError, escape
 from optpipe.core.events import Listener
 from optpipe.core.wording import Argument
-from optpipe.trace.analysis import Analysis, analysis_from_trace
+from optpipe.trace.analysis import Analysis, project_ranges, timeline_from_trace
 from optpipe.trace.nsys import (
     ITERATION_RANGE,
     LIBRARY_RANGES,
@@ -25,9 +26,10 @@ from optpipe.trace.nsys import (
     Recording,
     export_recording,
     find_nsys,
+    list_program_lines,
     record_program,
 )
-from optpipe.trace.read import Trace, trace_from_sqlite
+from optpipe.trace.read import Trace, match_names, trace_from_sqlite
 from optpipe.trace.record import add_python_stacks
 from optpipe.trace.report import ProgramRun
 from optpipe.trace.sources import Source, SourceState
@@ -137,11 +139,10 @@ def _read_trace(
             raise
         way = "record calls to the operating system too: " + Argument("record", "os-calls")
         problem = f"{ended}; nsys saw no CUDA call and no NVTX range in it"
-        last = _find_last_lines(came)
-        raise StageError(
-            f"{problem}\n{last}" if run.exit_status and last else problem, remedy=way
-        ) from error
-    return add_python_stacks(trace, came, scratch, sources, listener)
+        *_, last = run.output_tail.splitlines() or [""]
+        problem += f"; its last line: {last}" if last else ""
+        raise StageError(problem, remedy=way) from error
+    return add_python_stacks(drop_empty_step(trace), came, scratch, sources, listener)
 
 
 def describe_end(run: ProgramRun) -> str:
@@ -154,24 +155,14 @@ def describe_end(run: ProgramRun) -> str:
     return f"{name} ended with status {run.exit_status} after {run.wall_s:.1f} s"
 
 
-_NSYS_LINES = (
-    "generat", "importer", "processing", "/tmp/nsys-report", "unable to retrieve", "collecting",
-    "the target application", "[", "** ",
-)  # fmt: skip
-
-
 def _find_last_lines(came: Recording) -> str:
-    lines = [line.rstrip() for line in came.log.splitlines() if line.strip()]
-    own = [line for line in lines if not line.strip().lower().startswith(_NSYS_LINES)]
-    shown = [line if line.isprintable() else line.encode("unicode_escape").decode() for line in own]
-    return "\n".join(line[:300] for line in shown[-_OUTPUT_LINES:])
+    return "\n".join(escape(line)[:300] for line in list_program_lines(came)[-_OUTPUT_LINES:])
 
 
 def _limit_source(state: SourceState, trace: Trace) -> SourceState:
-    if state.name is Source.MODULES and state.recorded:
-        names = trace.ranges["name"].cast(pl.String)
-        if not names.str.starts_with("optpipe.module:").any():
-            return SourceState(state.name, False, "the program ran no torch module", state.remedy)
+    wants_modules = state.name is Source.MODULES and state.recorded
+    if wants_modules and not match_names(trace.ranges, f"^{LAYER_MARK}").any():
+        return SourceState(state.name, False, "the program ran no torch module", state.remedy)
     return state
 
 
@@ -214,17 +205,14 @@ def list_program_stages(whole: Analysis, range_name: str | None) -> Iterator[Pro
         yield ProgramStage(str(found), str(found))
 
 
-def analyze_program(trace: Trace) -> Analysis:
-    """Drops the step that torch's DataLoader opens before it finds that an iterable data set is exhausted."""
-    whole = analysis_from_trace(trace)
-    rows = whole.iterations
-    if (
-        rows.height > 2
-        and rows["family"][0] == STEP_RANGE
-        and rows["kernels"][-1] == 0 < rows["kernels"][0]
-    ):
-        last = rows["start_ns"][-1]
-        name = pl.col("name").cast(pl.String)
-        kept = trace.ranges.filter(~((name == STEP_RANGE) & (pl.col("start_ns") == last)))
-        return analysis_from_trace(replace(trace, ranges=kept))
-    return whole
+def drop_empty_step(trace: Trace) -> Trace:
+    """Without the step that torch's DataLoader opens before it finds that an iterable data set is exhausted."""
+    steps = trace.ranges.filter(match_names(trace.ranges, f"^{STEP_RANGE}$")).sort("start_ns")
+    if steps.height <= 2:
+        return trace
+    kernels = project_ranges(replace(trace, ranges=steps), timeline_from_trace(trace))["kernels"]
+    if not kernels[-1] == 0 < kernels[0]:
+        return trace
+    is_last = pl.col("start_ns") == steps["start_ns"][-1]
+    empty = match_names(trace.ranges, f"^{STEP_RANGE}$") & trace.ranges.select(is_last).to_series()
+    return replace(trace, ranges=trace.ranges.filter(~empty))

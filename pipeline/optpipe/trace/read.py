@@ -413,7 +413,14 @@ def _cast_frame(table: str, frame: pl.DataFrame, names: _Names) -> pl.DataFrame:
 
 
 def _drop_reports(calls: pl.DataFrame) -> pl.DataFrame:
-    return calls.filter(~pl.col("name").cast(pl.String).str.contains("profiling started$"))
+    return calls.filter(~match_names(calls, "profiling started$"))
+
+
+def match_names(frame: pl.DataFrame, pattern: str) -> pl.Series:
+    """Which rows have a `name` that contains `pattern`, tested once per distinct name."""
+    distinct = frame["name"].unique().drop_nulls()
+    matching = distinct.filter(distinct.cast(pl.String).str.contains(pattern))
+    return frame["name"].is_in(matching.implode()).fill_null(value=False)
 
 
 def rename_distinct(names: pl.Series, pattern: str, replacement: str) -> pl.Series:

@@ -55,6 +55,7 @@ from optpipe.trace.nsys import (
     Stage,
     export_recording,
     json_from_recording,
+    list_program_lines,
     mark_range,
     record_program,
 )
@@ -70,10 +71,6 @@ from optpipe.workspace.file_names import REFERENCE
 from optpipe.workspace.store import Store
 
 _LEAST_FREE_BYTES = 1 << 20
-_NSYS_LINES = (
-    "generat", "importer", "processing", "/", "capture range", "unable to retrieve", "collecting",
-    "the target application",
-)  # fmt: skip
 _ERRORS: Mapping[int, type[OptpipeError]] = {2: BadInputError, 3: MissingError, 4: StageError}
 
 
@@ -184,9 +181,7 @@ def record_job(
         capture = Capture(job.on_gpu, whole=whole, sources=sources)
         came = record_program(make_worker_command(scratch), scratch, capture)
         found = read_result(worker_job, came)
-        trace = add_python_stacks(
-            trace_from_sqlite(export_recording(came, scratch)), came, scratch, sources, listener
-        )
+        trace = trace_from_sqlite(export_recording(came, scratch))
         if whole or not job.on_gpu or isinstance(job.work, BuildJob):
             break
         if select_measured_part(analysis_from_trace(trace)).trace.kernels.height:
@@ -194,7 +189,7 @@ def record_job(
         nothing = "nsys recorded no kernels in the measured range"
         listener.warn(f"{job.name}: {nothing}; recording the whole process instead")
     states = tuple(_limit_source(state, job, found) for state in granted)
-    return RecordedJob(trace, found, states)
+    return RecordedJob(add_python_stacks(trace, came, scratch, sources, listener), found, states)
 
 
 def make_worker_command(scratch: Path) -> list[str]:
@@ -296,9 +291,7 @@ def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:
         if line.strip()
     ]
     # a traceback tells the error in its last line, faulthandler in its first
-    if not lines:  # the program's last line, without the lines of nsys
-        own = (line.strip() for line in recorded.log.splitlines() if line.strip())
-        lines = [line for line in own if not line.lower().startswith(_NSYS_LINES)][-1:]
+    lines = lines or list_program_lines(recorded)[-1:]
     why = (
         lines[-1 if lines[0].startswith("Traceback") else 0]
         if lines

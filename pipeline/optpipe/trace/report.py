@@ -239,10 +239,13 @@ class StageViews(NamedTuple):
 
 
 def make_stage_views(
-    whole: Analysis, range_name: str | None, sources: tuple[SourceState, ...] = ()
+    whole: Analysis,
+    range_name: str | None,
+    sources: tuple[SourceState, ...] = (),
+    *,
+    measured: Analysis,
 ) -> StageViews:
-    """Raises BadInputError if the trace has no range called `range_name`."""
-    measured = select_measured_part(whole, range_name)
+    """`measured` is the part of `whole` inside `range_name`."""
     details = details_from_trace(whole, range_name, sources)
     return StageViews(details, make_module_tree(measured), describe_loop(measured))
 
@@ -258,14 +261,17 @@ def profile_from_trace(
     range_name: str | None = None,
     facts: StageFacts = _NO_FACTS,
     graph: GraphCosts | None = None,
+    *,
+    measured: Analysis | None = None,
 ) -> TraceProfile:
     """Judges the part of `trace` inside `range_name`, or inside optpipe's measured range, or all of it.
 
-    With the model's `graph` its layers are compared with the roofline. Several ranges of one trace share one `Analysis`. Raises
-    BadInputError if the trace has no range called `range_name`.
+    With the model's `graph` its layers are compared with the roofline. Several ranges of one trace share one `Analysis`;
+    `measured` is that of the part, if it is already known. Raises BadInputError if the trace has no range called `range_name`.
     """
     whole = trace if isinstance(trace, Analysis) else analysis_from_trace(trace)
-    measured, gpus = select_measured_part(whole, range_name), whole.trace.gpus
+    measured = select_measured_part(whole, range_name) if measured is None else measured
+    gpus = whole.trace.gpus
     quality = check_quality(measured, facts.unprofiled_iteration_ns, expects_gpu=facts.expects_gpu)
     cores, layer_ns = None, {}
     if TENSOR_CORES.name not in quality.withheld:

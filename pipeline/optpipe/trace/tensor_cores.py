@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from optpipe.trace.analysis import Analysis, TimeArray, array_from_column
-from optpipe.trace.kernels import classify_kernels, shorten_name
+from optpipe.trace.kernels import shorten_name
 from optpipe.trace.nsys import LIBRARY_RANGES
 from optpipe.trace.read import make_empty_frame
 from optpipe.trace.roofline import (
@@ -59,7 +59,7 @@ def _locate_launches(measured: Analysis) -> pl.DataFrame:
     index = find_innermost(ranges, called, thread)
     layers = ranges["name"].cast(pl.String).gather(pl.Series(index).replace(-1, None))
     located = launches.with_columns(layers.alias("layer"), pl.Series("range", index))
-    known = classify_kernels(measured.trace.kernels["name"])
+    known = measured.kernels.select("name", "kind", "tensor_core", "matrix")
     return located.join(known, left_on="kernel", right_on="name", how="left", maintain_order="left")
 
 

@@ -18,8 +18,9 @@ from optpipe.core.errors import BadInputError, StageError
 from optpipe.trace.analysis import analysis_from_trace
 from optpipe.trace.bottleneck import LimitingFactor
 from optpipe.trace.details import OsCallKind, classify_os_call, details_from_trace
-from optpipe.trace.nsys import Capture, make_nsys_command
-from optpipe.trace.program import HOOK
+from optpipe.trace.nsys import Capture, list_program_lines, make_nsys_command, record_program
+from optpipe.trace.nsys import Recording as Recorded
+from optpipe.trace.program import HOOK, drop_empty_step
 from optpipe.trace.python_stacks import read_python_stacks
 from optpipe.trace.read import Trace, trace_from_folder, write_trace
 from optpipe.trace.report import profile_from_trace
@@ -340,3 +341,52 @@ def test_clocks_are_megahertz(read: Read) -> None:
     found = details_from_trace(analysis_from_trace(read(trace)), None, ())
     clock = next(row for row in found.metrics if "Clock" in row.name)
     assert clock.mean == 1980
+
+
+def test_the_step_that_found_no_batch_is_not_stored(read: Read) -> None:
+    trace = Recording()
+    for step in range(3):
+        begin = 100 * step
+        trace.range("optpipe.step", begin, begin + 90)
+        trace.kernel(GEMM, begin + 6, begin + 60, launch=(begin + 1, begin + 5))
+    full = read(trace)
+    trace.range("optpipe.step", 300, 310)
+    trace.range("evaluate", 300, 400)
+    kept = drop_empty_step(read(trace)).ranges
+    assert kept["name"].to_list() == ["optpipe.step"] * 3 + ["evaluate"]
+    assert drop_empty_step(full).ranges.height == 3
+
+
+def test_lines_of_nsys_are_not_those_of_the_program(tmp_path: Path) -> None:
+    """What nsys 2022.4 and 2025.3 print; the program's lines resemble them."""
+    log = f"""one
+Generated 5 tokens
+[INFO] saved to /data/recording.wav
+Generating '/tmp/nsys-report-a8b3.qdstrm'
+[1/1] [========================100%] recording.nsys-rep
+Generated:
+    {tmp_path}/recording.qdstrm
+Importer error status: The importer binary and its dependencies were not found.
+Unable to retrieve the importer version: skipping importation of the QDSTRM file.
+/usr/lib/libz.so: version mismatch
+"""
+    assert list_program_lines(Recorded(None, 1, log)) == [
+        "one",
+        "Generated 5 tokens",
+        "[INFO] saved to /data/recording.wav",
+        "/usr/lib/libz.so: version mismatch",
+    ]
+
+
+def test_a_report_of_an_earlier_run_is_not_read(tmp_path: Path, monkeypatch) -> None:
+    """nsys makes a report in the first run of a folder, and only a stream in the second."""
+    nsys = tmp_path / "nsys"
+    nsys.write_text('#!/bin/sh\nlast="$1"; for word; do last="$word"; done\necho new > "$last"\n')
+    nsys.chmod(0o755)
+    monkeypatch.setenv("OPTPIPE_NSYS", str(nsys))
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    for name in ("recording.nsys-rep", "recording.qdstrm"):
+        came = record_program([str(folder / name)], folder, Capture(on_gpu=False, whole=True))
+        assert came.recording is not None
+        assert came.recording.name == name

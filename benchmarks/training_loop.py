@@ -1,9 +1,13 @@
 """A small training loop that a profile should find fault with: it waits for its data, copies in blocking calls, and pads nothing.
 
-`optpipe profile -- python benchmarks/training_loop.py [--workers N] [--steps N]`
+`optpipe profile -- python benchmarks/training_loop.py [--workers N] [--steps N] [--times FILE]`
 """
 
 import argparse
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -51,13 +55,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--side", type=int, default=64)
+    parser.add_argument("--times", type=Path, help="where to write the milliseconds of each step")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = make_network().to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     pictures = Pictures(given.steps * given.batch_size, given.side)
     loader = DataLoader(pictures, batch_size=given.batch_size, num_workers=given.workers)
-    total = 0.0
+    total, ends_s = 0.0, [time.perf_counter()]
     for images, labels in loader:
         with torch.autocast(device, dtype=torch.bfloat16):
             scores = network(images.to(device))
@@ -66,6 +71,10 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         total += loss.item()
+        ends_s.append(time.perf_counter())
+    if given.times is not None:
+        steps = [1e3 * (end - begin) for begin, end in pairwise(ends_s)]
+        given.times.write_text(json.dumps(steps), encoding="utf-8")
     print(f"trained {given.steps} steps on {device}, mean loss {total / given.steps:.3f}")
 
 

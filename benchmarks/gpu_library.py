@@ -1,6 +1,6 @@
 """What a call of a build costs on a GPU against its bare session, and the lines of the library there.
 
-usage: PYTHONPATH=pipeline python3 benchmarks/gpu_library.py FOLDER [--parts calls,lines,notebook,compiled] [--network resnet50]
+usage: PYTHONPATH=pipeline python3 benchmarks/gpu_library.py FOLDER [--parts calls,steps,lines,notebook,compiled] [--network resnet50]
        … FOLDER --device cpu   (anywhere: a dry run in about two minutes)
 
 The parts run in the order in which they are named, each prints its table when it is done, and FOLDER/library.json holds what is
@@ -9,6 +9,8 @@ known so far; so the first part, which takes less than a minute, stays if a late
 calls      times `build(tensor)` of a small network in turns with what it wraps: ONNX Runtime with a binding of fixed buffers and
            without synchronization, and torch's program. "alone" waits for the GPU after each call, "queued" after many. Counts the
            runtime's copies and waits in each call by torch's profiler.
+steps      times what a call of the small network consists of, each alone: the checks, the outputs' memory, a binding, the launch, and
+           the events that order a stream of torch's own with the session's. None of these waits for the GPU.
 lines      runs LINES in this process.
 notebook   runs LINES in a Jupyter kernel, where nbclient and ipykernel are installed; writes lines.ipynb and kernel.log.
 compiled   as calls, of the package of AOTInductor, whose build takes longer.
@@ -126,7 +128,7 @@ assert torch.equal(loaded(images), y)
 )
 
 
-PARTS = ("calls", "lines", "notebook", "compiled")
+PARTS = ("calls", "steps", "lines", "notebook", "compiled")
 
 
 def main() -> int:
@@ -158,6 +160,8 @@ def main() -> int:
         elif part == "notebook":
             dossier = choose_unused(folder, "dossier-of-notebook")
             document[part] = run_notebook({**values, "DOSSIER": dossier}, folder)
+        elif part == "steps":
+            document[part] = list_steps(folder, given)
         else:
             document[part] = list_calls(part, folder, given)
         document["seconds"][part] = time.perf_counter() - started
@@ -346,6 +350,58 @@ def compare_with_session(build: Any, images: Any, given: Any) -> list[dict[str, 
     return rows
 
 
+def list_steps(folder: Path, given: Any) -> list[dict[str, Any]]:
+    """Microseconds of the host for each step of a call of the small network by ONNX Runtime; the fastest of the rounds."""
+    import torch
+
+    import optpipe
+
+    workspace = optpipe.Workspace(folder / "calls")
+    torch.manual_seed(0)
+    images = torch.randn(max(BATCHES), 3, 32, 32)
+    model = optpipe.Model(
+        make_small(), images[:2], batch=(1, 8, 64), name="small", workspace=workspace
+    )
+    x = images[:1].to(given.device)
+    build = model.build("fp32", backend="onnxruntime", device=given.device)["fp32"]
+    build(x)
+    session = build._session
+    name = session.inputs[0].name
+    outputs = session.run_on({name: x})
+    (y,) = outputs.values()
+    bare = session.bind_in_place({name: x}, outputs)
+    steps: dict[str, Callable[[], Any]] = {
+        "types and shapes": lambda: build._contract.read((x,), {}),
+        "whether the file is there": build._require_file,
+        "memory of the output": lambda: torch.empty(y.shape, dtype=y.dtype, device=y.device),
+        "a new binding": lambda: session.bind_in_place({name: x}, outputs),
+        "bare launch": bare.launch,
+        "the session's run_on": lambda: session.run_on({name: x}),
+        "call": lambda: build(x),
+    }
+    rows = [{"step": step, "us": time_step(run, given)} for step, run in steps.items()]
+    if given.device == "cuda":
+        with torch.cuda.stream(torch.cuda.Stream()):
+            row = {"step": "call on a stream of torch's own", "us": time_step(steps["call"], given)}
+        rows.append(row)
+    return rows
+
+
+def time_step(step: Callable[[], Any], given: Any, count: int = 200) -> float:
+    """Microseconds of the host; the GPU has done its work before each round."""
+    import torch
+
+    fastest = math.inf
+    for _ in range(max(given.rounds, FEWEST_ROUNDS)):
+        if given.device == "cuda":
+            torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(count):
+            step()
+        fastest = min(fastest, (time.perf_counter() - begun) / count)
+    return 1e6 * fastest
+
+
 def bind_session(build: Any, images: Any) -> Callable[[], Any]:
     """The build's own session, called without the library."""
     import torch
@@ -435,6 +491,8 @@ def save(folder: Path, document: dict[str, Any]) -> None:
 def render(part: str, found: Any) -> str:
     if part == "notebook":
         return str(found)
+    if part == "steps":
+        return "\n".join(f"{each['step']}: {each['us']:.1f} µs" for each in found)
     return render_lines(found) if part == "lines" else render_calls(found)
 
 

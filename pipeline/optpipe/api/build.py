@@ -67,11 +67,15 @@ class Build:
         self._required_share = required_share
         self._stored, self._verification, self._model = stored, verification, model
         self._session: Any = None
+        self._stream: Any = None
+        """The stream of its session on a GPU."""
         self._contract = CallContract(stored.card)
         self._index = 0
         self._file = ""
         """The path of its main file while its session is loaded."""
         self._takes_tensors = False
+        self._last_device: Any = None
+        """The GPU of the last call's inputs, which its session takes."""
         self._lock = threading.Lock()
 
     @property
@@ -156,17 +160,21 @@ class Build:
         try:
             given, device = self._contract.read(inputs, named)
             with self._lock:
-                session = self._open()
+                session = self._session or self._open()
                 if device is None or device.type == "cpu":
+                    self._require_file()
                     outputs = session.run(arrays_from(given))
                 else:
-                    self._require_device(device)
+                    if device is not self._last_device:
+                        self._require_device(device)
+                        self._last_device = device
                     outputs = session.run_on(
                         {
                             name: value.detach() if value.requires_grad else value
                             for name, value in given.items()
                         }
                     )
+                    self._require_file()  # last, since the GPU works meanwhile
         except OptpipeError as error:
             error.word_for_python()
             raise
@@ -203,23 +211,25 @@ class Build:
         )
 
     def _open(self) -> Any:
-        """The session; the caller holds the lock."""
-        if self._session is None:
-            from optpipe.backends.base import RunsOnDevice
-            from optpipe.backends.registry import BACKENDS, load_artifact
+        """Loads the session; the caller holds the lock."""
+        from optpipe.backends.base import RunsOnDevice
+        from optpipe.backends.registry import BACKENDS, load_artifact
 
-            self.require_present()
-            backend, entry = BACKENDS[self.backend], self._stored.entry
-            if (why_not := backend.find_run_blocker(self.info)) is not None:
-                raise MissingError(f"{self.label} cannot run on this machine: {why_not}")
-            with keep_caller_state(), self._use_stream():
-                self._session = load_artifact(entry, self.workspace.store)
-            self._takes_tensors = isinstance(self._session, RunsOnDevice)
-            self._file = str(self.path)
-        elif not os.access(self._file, os.F_OK):  # half the time of a Path's exists
+        self.require_present()
+        backend, entry = BACKENDS[self.backend], self._stored.entry
+        if (why_not := backend.find_run_blocker(self.info)) is not None:
+            raise MissingError(f"{self.label} cannot run on this machine: {why_not}")
+        with keep_caller_state(), self._use_stream():
+            self._session = load_artifact(entry, self.workspace.store)
+        self._takes_tensors = isinstance(self._session, RunsOnDevice)
+        self._file = str(self.path)
+        return self._session
+
+    def _require_file(self) -> None:
+        """Frees the session and raises StageError if the file that it was loaded from was removed."""
+        if not os.access(self._file, os.F_OK):  # half the time of a Path's exists
             self._unload()
             raise self._describe_removal()
-        return self._session
 
     @contextmanager
     def _use_stream(self) -> Iterator[None]:
@@ -227,11 +237,15 @@ class Build:
         if self.device == "cpu":
             yield
             return
+        from optpipe.backends.cuda_streams import STREAMS
+
         self._index = torch.cuda.current_device()
-        own = torch.cuda.Stream()
-        with torch.cuda.stream(own):
+        self._stream = STREAMS.take(self._index)
+        with torch.cuda.stream(self._stream):
             yield
-        torch.cuda.current_stream().wait_stream(own)  # the weights are there before the first call
+        torch.cuda.current_stream().wait_stream(
+            self._stream
+        )  # the weights are there before the first call
 
     def close(self) -> None:
         """Frees the session's memory."""
@@ -240,8 +254,14 @@ class Build:
 
     def _unload(self) -> None:
         session, self._session = self._session, None
+        stream, self._stream = self._stream, None
+        self._last_device = None
         if session is not None:
             session.__exit__(None, None, None)
+        if stream is not None:
+            from optpipe.backends.cuda_streams import STREAMS
+
+            STREAMS.give_back(stream)
 
     def __enter__(self) -> Self:
         return self

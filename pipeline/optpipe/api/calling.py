@@ -1,7 +1,7 @@
 """The contract of calling a build, above all backends: names, types, and shapes are checked, and nothing is cast."""
 
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from optpipe.core import np, torch
@@ -19,27 +19,20 @@ class CallContract:
         self._card = card
         self._names = [each.name for each in card.inputs]
         self._fitting: dict[Any, tuple[Any]] = {}
+        """The device, by the types and shapes of inputs that fitted."""
 
     def read(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         """The inputs by name, and the device on which all tensors lie; None for arrays.
 
         Raises BadInputError as `name_inputs`, `require_fitting`, and `find_device`.
         """
-        if named or len(inputs) != len(self._names) or isinstance(inputs[0], Mapping):
-            found = name_inputs(self._card, inputs, named)
-            inputs = [found[name] for name in self._names]
-        given = dict(zip(self._names, inputs, strict=True))
-        signature = None
-        try:
-            signature = tuple(
-                [
-                    (type(value), value.dtype, value.shape, getattr(value, "device", None))
-                    for value in inputs
-                ]
-            )
-            known = self._fitting.get(signature)
-        except (AttributeError, TypeError):  # no tensor, which `require_fitting` names
-            known = None
+        if not named and len(inputs) == len(self._names):
+            known = self._find_known(inputs)[1]
+            if known is not None:
+                return dict(zip(self._names, inputs, strict=True)), known[0]
+        found = name_inputs(self._card, inputs, named)
+        given = {name: found[name] for name in self._names}
+        signature, known = self._find_known(given.values())
         if known is not None:
             return given, known[0]
         require_fitting(self._card, given)
@@ -49,6 +42,19 @@ class CallContract:
                 self._fitting.clear()
             self._fitting[signature] = (device,)
         return given, device
+
+    def _find_known(self, values: Iterable[Any]) -> tuple[Any, tuple[Any] | None]:
+        """What decides whether values fit, and the device if such values fitted before; None for what is no array or tensor."""
+        try:
+            signature = tuple(
+                [
+                    (type(value), value.dtype, value.shape, getattr(value, "device", None))
+                    for value in values
+                ]
+            )
+            return signature, self._fitting.get(signature)
+        except (AttributeError, TypeError):  # no tensor, which `require_fitting` names
+            return None, None
 
 
 def name_inputs(card: ModelCard, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,14 +3,19 @@
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from optpipe.backends.base import Binding, Device, Run
 from optpipe.backends.onnx_marked import MarkedGraph
+from optpipe.backends.onnxruntime_calls import (
+    NO_GRAPH,
+    TensorCalls,
+    bind_tensor,
+    make_run_options,
+)
 from optpipe.core import LazyModule, np, torch
 from optpipe.core.card import InputSpec, TensorSpec
 from optpipe.core.errors import BadInputError, MissingError, StageError, first_line
@@ -175,22 +180,6 @@ def translate_runtime_errors() -> Iterator[None]:
         ) from error
 
 
-NO_GRAPH = -1
-
-
-def _make_run_options(graph_id: int, *, waits: bool = True) -> Any:
-    """Options of runs in the CUDA graph `graph_id`, or in none.
-
-    The number is always given: ONNX Runtime 1.31 asks for it before each run with a binding, and options that lack it cost it
-    an exception, 0.2 ms on a slow processor.
-    """
-    options = ort.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", str(graph_id))
-    if not waits:
-        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    return options
-
-
 class OnnxRuntimeSession:
     def __init__(
         self,
@@ -239,64 +228,39 @@ class OnnxRuntimeSession:
         self._output_names = [each.name for each in self.outputs]
         self._without_graph = None
         if self._cuda_graph:
-            self._without_graph = _make_run_options(NO_GRAPH)
-        self._call: _Call | None = None
-        self._sized_for: dict[str, Any] = {}
-        self._sizes: list[tuple[str, tuple[int, ...], Any]] = []
+            self._without_graph = make_run_options(NO_GRAPH)
+        self._calls: TensorCalls | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._call = None
+        self._calls = None
         del self._session
 
     def run(self, inputs: Mapping[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
         """Runs without a CUDA graph, so shapes may change from call to call."""
-        with translate_runtime_errors():
+        try:
             values = self._session.run(None, inputs, self._without_graph)
+        except Exception:
+            with translate_runtime_errors():
+                raise
         return dict(zip(self._output_names, values, strict=True))
 
     def run_on(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Orders its stream after torch's current one, and that one after it, by events on the GPU.
+        """Orders its stream after torch's current one, and that one after it, on the GPU: see `TensorCalls`.
 
         A session that was loaded on torch's default stream has a stream that only ONNX Runtime knows, and waits.
         """
-        given = {name: each.contiguous() for name, each in inputs.items()}
-        device = next(iter(given.values())).device
-        outputs = {
-            name: torch.empty(shape, dtype=dtype, device=device)
-            for name, shape, dtype in self._size_outputs(given)
-        }
-        if self._call is None:
-            self._call = _Call(self._session, self._stream, cuda_graph=self._cuda_graph)
-        self._call.run(given, outputs, device)
-        return outputs
-
-    def _size_outputs(self, inputs: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...], Any]]:
-        """Name, shape, and torch's type of each output; those of the last call, if its inputs had the same shapes."""
-        shapes = {name: each.shape for name, each in inputs.items()}
-        if shapes == self._sized_for:
-            return self._sizes
-        sizes, found = dict(self._read_sizes(inputs)), []
-        for spec in self.outputs:
-            known = [sizes.get(size, size) for size in spec.shape]
-            shape = tuple(size for size in known if isinstance(size, int))
-            if len(shape) != len(known):
-                raise BadInputError(
-                    f"output '{spec.name}' has a size that depends on the inputs' values ({'x'.join(map(str, spec.shape))})\n"
-                    "give arrays or CPU tensors"
-                )
-            found.append((spec.name, shape, getattr(torch, spec.dtype)))
-        self._sized_for, self._sizes = shapes, found
-        return found
-
-    def _read_sizes(self, inputs: Mapping[str, Any]) -> Iterator[tuple[int | str, int]]:
-        """The size of each named dimension of the inputs."""
-        for spec in self.inputs:
-            for size, found in zip(spec.shape, inputs[spec.name].shape, strict=True):
-                if isinstance(size, str):
-                    yield size, int(found)
+        if self._calls is None:
+            self._calls = TensorCalls(
+                self._session, self.inputs, self.outputs, self._stream, cuda_graph=self._cuda_graph
+            )
+        try:
+            return self._calls.run(inputs)
+        except Exception:
+            with translate_runtime_errors():
+                raise
 
     def find_placement(self, layers: Iterable[LayerType]) -> Placement:
         return placement_from_session(self._session, PROVIDERS[self.device], layers)
@@ -326,85 +290,8 @@ class OnnxRuntimeSession:
         self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], graph_id: int = NO_GRAPH
     ) -> Binding:
         """Binds CUDA tensors. A session with a separate stream waits: nothing else orders a launch before torch's next kernel."""
-        options = _make_run_options(graph_id, waits=self._own_stream)
+        options = make_run_options(graph_id, waits=self._own_stream)
         return OnnxRuntimeBinding(self._session, inputs, outputs, options)
-
-
-MOST_BINDINGS = 16
-"""Bindings that a session keeps for calls: torch's allocator hands the same few addresses out again."""
-
-
-class _Call:
-    """Calls of one session on tensors. Bindings, options, the stream, and the events that order streams are made once."""
-
-    def __init__(self, session: Any, stream: int, *, cuda_graph: bool) -> None:
-        """`stream` is the handle of the session's stream on a GPU; 0 for a stream that only ONNX Runtime knows, and on the CPU."""
-        self._session = session
-        self._bindings: dict[Any, Any] = {}
-        self._options = None
-        if stream or cuda_graph:
-            self._options = _make_run_options(NO_GRAPH, waits=not stream)
-        self._handle = stream
-        if stream:
-            self._stream = torch.cuda.ExternalStream(stream)
-            self._given, self._done = torch.cuda.Event(), torch.cuda.Event()
-
-    def run(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], device: Any) -> None:
-        """Fills `outputs`; contiguous tensors on `device`.
-
-        The caller's stream waits for the session's, so memory that the caller frees is used again only after the work is done.
-        """
-        bound = self._get_binding(outputs)
-        for name, tensor in inputs.items():  # each time: it copies what a node on the CPU reads
-            bind_tensor(bound.bind_input, name, tensor)
-        here = torch.cuda.current_stream(device.index) if device.type == "cuda" else None
-        if here is None or here.cuda_stream == self._handle != 0:
-            self._launch(bound)
-        elif not self._handle:  # nothing else orders it after the work that makes the inputs
-            here.synchronize()
-            self._launch(bound)
-        else:
-            self._given.record(here)
-            self._stream.wait_event(self._given)
-            try:
-                self._launch(bound)
-            finally:
-                self._done.record(self._stream)
-                here.wait_event(self._done)
-
-    def _get_binding(self, outputs: Mapping[str, Any]) -> Any:
-        """The binding of outputs at these addresses. It holds no memory: a tensor may be freed, and another one lie there."""
-        places = tuple([(each.data_ptr(), each.shape) for each in outputs.values()])
-        bound = self._bindings.get(places)
-        if bound is None:
-            if len(self._bindings) >= MOST_BINDINGS:
-                self._bindings.clear()
-            bound = self._bindings[places] = self._session.io_binding()
-            for name, tensor in outputs.items():
-                bind_tensor(bound.bind_output, name, tensor)
-        return bound
-
-    def _launch(self, bound: Any) -> None:
-        with translate_runtime_errors():
-            self._session.run_with_iobinding(bound, self._options)
-
-
-def bind_tensor(bind: Callable[..., None], name: str, tensor: Any) -> None:
-    """Binds a contiguous torch tensor where it lies; `bind` is a binding's `bind_input` or `bind_output`."""
-    place, element = tensor.device, _get_element_type(tensor.dtype)
-    shape = tuple(tensor.shape)
-    bind(name, place.type, place.index or 0, element, shape, tensor.data_ptr())
-
-
-@cache
-def _get_element_type(dtype: Any) -> Any:
-    """The type of a torch tensor as a binding takes it: NumPy's, or ONNX's number for what NumPy lacks."""
-    name = str(dtype).removeprefix("torch.")
-    return _ONNX_BFLOAT16 if name == "bfloat16" else np.dtype(name)
-
-
-_ONNX_BFLOAT16 = 16
-"""TensorProto.DataType in onnx.proto."""
 
 
 REPRODUCE = f"""options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL

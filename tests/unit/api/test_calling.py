@@ -11,6 +11,7 @@ import torch
 from onnx import TensorProto, helper
 
 from optpipe.api.calling import CallContract
+from optpipe.backends.onnxruntime_calls import NO_GRAPH, make_run_options
 from optpipe.backends.onnxruntime_session import OnnxRuntimeSession
 from optpipe.backends.torch_session import TorchSession
 from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
@@ -176,8 +177,6 @@ def test_names_and_positions_in_any_order_are_the_same_call(named) -> None:
 
 
 def test_each_run_names_its_graph_so_that_no_launch_raises_inside() -> None:
-    from optpipe.backends.onnxruntime_session import NO_GRAPH, _make_run_options
-
     for waits in (True, False):
-        options = _make_run_options(NO_GRAPH, waits=waits)
+        options = make_run_options(NO_GRAPH, waits=waits)
         assert options.get_run_config_entry("gpu_graph_id") == "-1"

@@ -1338,6 +1338,7 @@ SHAPES = {
         "remarks?": ["list", "text"],
         "mixed?": ["or", "MixedPrecision", "null"],
         "more_files?": ["list", "text"],
+        "ranges?": "text",
         "packages?": ["list", "text"],
     },
     "PrecisionProof": {
@@ -1404,6 +1405,8 @@ SHAPES = {
         "int8_layers?": ["list", "text"],
         "kept?": ["list", "SkippedLayer"],
         "mixed?": ["or", "MixedPrecision", "null"],
+        "ranges?": "text",
+        "remarks?": ["list", "text"],
     },
     "SkippedLayer": {"layer": "text", "reason": "text"},
     "MethodsInfo": {"images": "integer", "costs": ["map", "PrecisionCost"], "best": "text"},

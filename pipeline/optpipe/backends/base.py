@@ -238,6 +238,10 @@ class Backend(ABC):
     def precisions(self, device: Device) -> frozenset[Precision]:
         """The precisions it has kernels for on `device`."""
 
+    def precisions_as_given(self, device: Device) -> frozenset[Precision]:
+        """More precisions, for models that come in them: their graph is built as it is."""
+        return frozenset()
+
     @abstractmethod
     def probe_capability(self, device: Device) -> Capability: ...
 

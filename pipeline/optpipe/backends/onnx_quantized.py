@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
-from optpipe.backends.onnx_graph import OnnxGraph, iterate_nodes, load_onnx, name_nodes
+from optpipe.backends.onnx_graph import (
+    OnnxGraph,
+    iterate_nodes,
+    load_onnx,
+    name_nodes,
+    read_constants,
+)
 from optpipe.backends.onnx_layers import type_name_from_onnx
 
 QUANTIZED = {
@@ -27,6 +33,8 @@ QUANTIZED = {
 """Operators of quantized graphs. One whose only such operator dequantizes weights is not quantized: `is_weight_only`."""
 
 
+FP8_NAMES = ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ")
+"""ONNX's names for the 8-bit floating-point types."""
 HALF_TYPES = {"fp16": 10, "bf16": 16}
 """ONNX's numbers for the half-precision types."""
 
@@ -45,30 +53,51 @@ def is_weight_only(model: Any) -> bool:
 
     Such products compute in floating point, whatever the weights are stored in.
     """
-    if find_quantized_operators(model) != ["DequantizeLinear"]:
+    if (
+        not {"DequantizeLinear"}
+        <= {*find_quantized_operators(model)}
+        <= {
+            "QuantizeLinear",
+            "DequantizeLinear",
+        }
+    ):
         return False
-    constants = {each.name for inner in iterate_graphs(model.graph) for each in inner.initializer}
-    constants |= {
-        name
-        for node in iterate_nodes(model.graph)
-        if node.op_type == "Constant"
-        for name in node.output
-    }
-    return all(
-        node.input[0] in constants
-        for node in iterate_nodes(model.graph)
-        if node.op_type == "DequantizeLinear"
-    )
+    stored = {each.name for inner in iterate_graphs(model.graph) for each in inner.initializer}
+    for node in iterate_nodes(model.graph):
+        if node.op_type == "Constant" or (node.op_type == "Identity" and node.input[0] in stored):
+            stored.update(node.output)
+        elif node.op_type == "QuantizeLinear" and node.input[0] in stored:
+            stored.update(node.output)  # of weights that are stored in floating point
+        elif node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.input[0] not in stored:
+            return False
+    return True
+
+
+def _quantizes_to_fp8(model: Any) -> bool:
+    """Whether a graph has QuantizeLinear nodes, all of which make FP8."""
+    types = {
+        each.name: each.data_type
+        for inner in iterate_graphs(model.graph)
+        for each in inner.initializer
+    } | {name: each.data_type for name, each in read_constants(model).items()}
+    made = set[int]()
+    for node in iterate_nodes(model.graph):
+        if node.op_type != "QuantizeLinear":
+            continue
+        stated = next((each.i for each in node.attribute if each.name == "output_dtype"), 0)
+        zero = types.get(node.input[2]) if len(node.input) > 2 else None
+        made.add(stated or zero or onnx.TensorProto.UINT8)
+    return bool(made) and made <= {getattr(onnx.TensorProto, name) for name in FP8_NAMES}
 
 
 def find_own_precision(graph: Any) -> Precision | None:
-    """INT8 for a quantized graph, FP16 or BF16 if most of its weight bytes have that type, None for FP32.
+    """INT8 or FP8 for a quantized graph, FP16 or BF16 if most of its weight bytes have that type, None for FP32.
 
     A graph of which only weights are quantized has the type of its scales, which is that of its products.
     """
     weight_only = is_weight_only(graph)
     if find_quantized_operators(graph) and not weight_only:
-        return Precision.INT8
+        return Precision.FP8 if _quantizes_to_fp8(graph) else Precision.INT8
     sizes: dict[str, int] = {}
     for tensor in (each for inner in iterate_graphs(graph.graph) for each in inner.initializer):
         if tensor.data_type in (1, *HALF_TYPES.values()):

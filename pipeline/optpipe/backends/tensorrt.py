@@ -97,6 +97,9 @@ class TensorRT(Backend):
     def precisions(self, device: Device) -> frozenset[Precision]:
         return frozenset(Precision) - {Precision.FP8}
 
+    def precisions_as_given(self, device: Device) -> frozenset[Precision]:
+        return frozenset({Precision.FP8})
+
     def devices(self) -> tuple[Device, ...]:
         return ("cuda",)
 
@@ -521,7 +524,9 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
     )
     tf32 = request.precision is Precision.TF32
     dequantized = {
-        layer.get_output(0).name for layer in parsed if layer.type == trt.LayerType.DEQUANTIZE
+        layer.get_output(0).name: _TYPES.get(get_enum_name(layer.get_input(0).dtype), "int8")
+        for layer in parsed
+        if layer.type == trt.LayerType.DEQUANTIZE
     }
     layers = []
     for layer, owner in owned:
@@ -533,9 +538,7 @@ def layers_from_network(trt: Any, network: Any, request: BuildRequest) -> tuple[
         kind = _TYPES.get(theirs, theirs.lower())
         amount: int | None = 0
         if op in PRODUCT_LAYERS:
-            kind = (
-                "int8" if data.name in dequantized else "tf32" if kind == "fp32" and tf32 else kind
-            )
+            kind = dequantized.get(data.name, "tf32" if kind == "fp32" and tf32 else kind)
             amount = macs.get(owner)
             if amount is not None:
                 amount //= products[owner]

@@ -82,6 +82,8 @@ class BuildPlan:
     """The minimum share of a build's MACs in its precision; None if the build only states it."""
     steps: str | None = None
     """`--steps`; None without a trajectory."""
+    given: Precision | None = None
+    """The precision that a model comes in, if a backend builds that only as it is given."""
     gpu_lock: Path | None = None
     """Given if the builds are measured against each other afterward: compilers in other processes hold its lock while they time
     kernels, and builds go on side by side."""
@@ -90,6 +92,7 @@ class BuildPlan:
 def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener) -> ModelBuild:
     """Builds and verifies every combination in `plan`; a failed one does not stop the others. Raises what export raises."""
     require_sound_plan(plan, listener)
+    plan = replace(plan, given=_find_given_precision(model, plan))
     if plan.steps is not None:
         parse_steps(plan.steps)
     _require_buildable(model, plan, listener)
@@ -100,10 +103,7 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
             + Argument("precision")
         )
     store.require_writable()
-    if isinstance(model.source, OnnxFileSource):
-        model = replace(
-            model, source=replace(model.source, example=plan.images or plan.calibration)
-        )
+    model = _add_example(model, plan)
     model, stored = prepare_model(model, store, listener)
     _require_evaluable(model, stored, store)
     if plan.images is not None:  # reject unreadable data before the export
@@ -155,6 +155,34 @@ def build_model(model: Model, plan: BuildPlan, store: Store, listener: Listener)
     return result
 
 
+def _find_given_precision(model: Model, plan: BuildPlan) -> Precision | None:
+    """The precision that a quantized model comes in, if a backend builds that only for such models; None otherwise."""
+    able = {
+        kind
+        for backend in plan.backends
+        for device in backend.devices()
+        for kind in backend.precisions_as_given(device)
+    }
+    if able.isdisjoint(plan.precisions) or model.source.has_module:
+        return None
+    if model.exported is not None:
+        return model.exported.info.own_precision
+    return _add_example(model, plan).find_quantization()
+
+
+def _add_example(model: Model, plan: BuildPlan) -> Model:
+    """`model`, an ONNX file's with the given data, whose shapes suggest those of its open dimensions."""
+    if not isinstance(model.source, OnnxFileSource):
+        return model
+    return replace(model, source=replace(model.source, example=plan.images or plan.calibration))
+
+
+def _list_buildable(plan: BuildPlan, backend: Backend, device: Device) -> frozenset[Precision]:
+    """The precisions of a backend, with those that it builds only for a model that comes in them."""
+    as_given = backend.precisions_as_given(device)
+    return backend.precisions(device) | {kind for kind in as_given if kind is plan.given}
+
+
 def _require_evaluable(model: Model, stored: Entry[ModelInfo] | None, store: Store) -> None:
     """Raises BadInputError if the model does not fit its task. A model with a reference has passed this check."""
     if stored is None or not any(
@@ -194,7 +222,11 @@ def add_calibration(
             plan.calibration, card, tokenizer, store, calibrates=True, truncate=plan.truncate
         )
         return replace(plan, calibration=source)
-    if "calibration" in card.data or (stored and stored.info.own_precision) or model.is_quantized():
+    if (
+        "calibration" in card.data
+        or (stored and stored.info.own_precision)
+        or model.find_quantization()
+    ):
         return plan
     require_calibration(card, wanted[0])
     return plan
@@ -248,7 +280,7 @@ def _choose_built(
     of FP8, which another backend of the plan has."""
     with name_failing_backend(backend):
         device = backend.choose_device(plan.device)
-        if not plan.automatic or precision in backend.precisions(device):
+        if not plan.automatic or precision in _list_buildable(plan, backend, device):
             return device, precision
     return device, None if precision is Precision.FP8 else Precision.FP32
 
@@ -413,7 +445,9 @@ def _record_failure(
 def _find_obstacle(
     model: Model, plan: BuildPlan, backend: Backend, precision: Precision, device: Device
 ) -> str | None:
-    if (reason := backend.find_obstacle(plan.device or device, precision)) is not None:
+    given = precision is plan.given and precision in backend.precisions_as_given(device)
+    kind = None if given else precision
+    if (reason := backend.find_obstacle(plan.device or device, kind)) is not None:
         return reason
     if backend.needs_module and not model.source.has_module:
         return "requires a PyTorch module, but this model is an ONNX file"
@@ -488,6 +522,7 @@ def build_artifact(
             if built:
                 break
             yield
+        given = graph.info if isinstance(graph.info, GraphInfo) else None
         return ArtifactInfo(
             model=card.name,
             source=card.source,
@@ -500,9 +535,10 @@ def build_artifact(
             precision_proof=prove_precision(precision, built.layers, built.placement),
             options=built.options,
             details=built.details,
-            remarks=built.remarks,
+            remarks=(*given.remarks, *built.remarks) if given else built.remarks,
+            ranges=given.ranges if given else "",
             packages=backend.packages,
-            mixed=graph.info.mixed if isinstance(graph.info, GraphInfo) else None,
+            mixed=given.mixed if given else None,
         )
 
     return store.produce_in_steps(

@@ -104,6 +104,8 @@ class ArtifactResult:
     kept: tuple[SkippedLayer, ...] = ()
     shortfall: str | None = None
     """Why the precision is not what was asked for, such as a share below `--require-share`."""
+    ranges: str = ""
+    """Of a model that comes quantized: which of its ranges and weights the build has bit for bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,7 @@ def result_from_build(
                 mixed=each.entry.info.mixed,
                 kept=each.kept,
                 shortfall=each.shortfall,
+                ranges=each.entry.info.ranges,
             )
             for each in result.artifacts
         ),
@@ -326,6 +329,9 @@ def _describe_artifacts(artifacts: Sequence[ArtifactResult]) -> Iterator[Sentenc
                 Tone.DOUBTFUL,
                 "not quantized",
             )
+    for each in artifacts:
+        if each.ranges:
+            yield Sentence(f"{each.id}: {each.ranges}", Tone.PLAIN, "ranges")
     for each in artifacts:
         for form in each.precision_proof.share.stored:
             layers = f"{form.count} layer{'' if form.count == 1 else 's'}"

@@ -109,7 +109,7 @@ class ModelInfo:
     weights: WeightsRecord
     simplified: bool
     own_precision: Precision | None
-    """INT8 if the model comes quantized, FP16 or BF16 if its weights are; None for FP32."""
+    """INT8 or FP8 if the model comes quantized, FP16 or BF16 if its weights are; None for FP32."""
     left_out: tuple[str, ...] = ()
     """What a module's forward returns besides tensors, such as `past_key_values (DynamicCache)`."""
     card: str | None = None
@@ -188,6 +188,10 @@ class GraphInfo:
     kept: tuple[SkippedLayer, ...] = ()
     mixed: MixedPrecision | None = None
     """None if it was made without a budget."""
+    ranges: str = ""
+    """Of a model that comes quantized: which of its ranges and weights the graph has bit for bit."""
+    remarks: tuple[str, ...] = ()
+    """What was changed in the graph of a model that comes quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +228,8 @@ class ArtifactInfo:
     """None if it was built without a budget."""
     more_files: tuple[str, ...] = ()
     """Files that it loads besides the main file."""
+    ranges: str = ""
+    """Of a model that comes quantized: which of its ranges and weights the build has bit for bit."""
     packages: tuple[str, ...] = ()
     """The distributions whose versions decide how it behaves, the runtime's first; empty in entries of earlier versions."""
 

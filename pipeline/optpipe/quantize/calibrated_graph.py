@@ -21,7 +21,7 @@ from optpipe.core.entries import (
 )
 from optpipe.core.errors import BadInputError
 from optpipe.core.events import Listener, SilentListener
-from optpipe.core.precision import Budget, Precision, PrecisionCost
+from optpipe.core.precision import CALIBRATED, Budget, Precision, PrecisionCost
 from optpipe.core.quantity import format_count
 from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.tasks import require_fitting_task
@@ -285,12 +285,12 @@ def _compute_ranges(
     device: Device,
     listener: Listener,
 ) -> dict[str, dict[str, TensorRange]]:
-    if model.info.own_precision is Precision.INT8:
+    if (own := model.info.own_precision) in CALIBRATED:
         raise BadInputError(
             f"{card.name} is quantized already; `"
             + Call("build")
             + "` with "
-            + Argument("precision", "int8")
+            + Argument("precision", own)
             + " builds it as it is"
         )
     graph = load_onnx(model.file(ONNX))

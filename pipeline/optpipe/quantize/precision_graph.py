@@ -36,6 +36,7 @@ from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.models.inputs.tensor_set import tensor_set_from_parts
 from optpipe.models.sources.onnx_file import check_graph
 from optpipe.models.stored_card import read_stored_card
+from optpipe.quantize.given_pairs import place_given_pairs
 from optpipe.quantize.modelopt import convert_by_modelopt
 from optpipe.stats.paired import TOLERATED_RELATIVE_ERROR
 from optpipe.workspace.entry import Entry
@@ -99,12 +100,12 @@ def convert_to_precision(
     return convert_to_half(precision, model, reference, store, listener)
 
 
-# Models that come in INT8, FP16 or BF16.
+# Models that come in INT8, FP8, FP16 or BF16.
 #
-# They are built as they are, in that precision alone; INT8 models also in FP32, which computes the same integers.
+# They are built as they are, in that precision alone; INT8 and FP8 models also in FP32, which computes the same numbers.
 
 
-AS_GIVEN_REVISION = 1
+AS_GIVEN_REVISION = 2
 
 
 def make_graph_as_given(
@@ -117,46 +118,57 @@ def make_graph_as_given(
 ) -> tuple[Entry[ModelInfo] | Entry[GraphInfo], bool]:
     """The entry for `precision` of a model that comes in `own`. Raises BadInputError if it cannot be converted."""
     name = model.info.name
-    if own is Precision.INT8 and precision in (Precision.FP16, Precision.BF16, Precision.FP8):
+    if own in CALIBRATED and precision not in (own, Precision.FP32, Precision.TF32):
         raise BadInputError(
-            f"{name} is quantized already and cannot be turned into {precision}",
-            remedy=Argument("precision", "int8")
+            f"{name} is quantized to {own} already and cannot be turned into {precision}",
+            remedy=Argument("precision", own)
             + " builds it as it is; give the model it was quantized from for other precisions",
         )
-    if own is Precision.INT8 and precision is Precision.INT8 and device == "cuda":
-        return _fold_biases(model, store, listener)
-    if own is Precision.INT8 or own is precision:
+    if own is precision is Precision.INT8:
+        return _place_as_given(model, device, store, listener)
+    if own in CALIBRATED or own is precision:
         return model, True
     raise BadInputError(
         f"{name} has {own} weights and is built in {own} alone; give the model in fp32 for {precision}"
     )
 
 
-def _fold_biases(
-    model: Entry[ModelInfo], store: Store, listener: Listener
+def _place_as_given(
+    model: Entry[ModelInfo], device: Device, store: Store, listener: Listener
 ) -> tuple[Entry[GraphInfo], bool]:
-    """The store entry `graph` in INT8 whose INT32 constants of DequantizeLinear nodes, such as biases, are their values.
+    """The store entry `graph` of a model that comes in INT8: its own ranges, with the pairs where `device` has kernels for them.
 
-    TensorRT accepts no INT32 there; its documentation requires biases in floating point.
+    On a GPU, the INT32 constants of DequantizeLinear nodes, such as biases, are their values: TensorRT accepts no INT32 there;
+    its documentation requires biases in floating point.
     """
-    how = "folded-biases"
     tools = {"onnx": get_package_version("onnx")}
-    recipe = {"revision": AS_GIVEN_REVISION, "model": model.id, "change": how, "tools": tools}
+    recipe = {
+        "revision": AS_GIVEN_REVISION,
+        "model": model.id,
+        "change": "pairs",
+        "device": device,
+        "tools": tools,
+    }
 
     def make(directory: Path) -> GraphInfo:
         given, card = onnx.load(model.file(ONNX)), read_stored_card(model)
-        graph = require_same(
-            RewriteGuard(make_probe(card, given)),
-            given,
-            fold_constants,
-            f"{model.info.name} cannot be built in int8: folding its INT32 constants changes its outputs",
-            "build it for the CPU ("
-            + Argument("device", "cpu")
-            + "), or export it with biases in float32",
+        feeds = make_probe(card, given)
+        graph, kept, remarks = place_given_pairs(
+            name_nodes(given), feeds, model.info.name, cpu=device == "cpu"
         )
+        if device == "cuda":
+            graph = require_same(
+                RewriteGuard(feeds),
+                graph,
+                fold_constants,
+                f"{model.info.name} cannot be built in int8: folding its INT32 constants changes its outputs",
+                "build it for the CPU ("
+                + Argument("device", "cpu")
+                + "), or export it with biases in float32",
+            )
         onnx.checker.check_model(graph, full_check=True)
         onnx.save(graph, directory / ONNX)
-        return GraphInfo(Precision.INT8, tool=how)
+        return GraphInfo(Precision.INT8, tool="optpipe", ranges=str(kept), remarks=remarks)
 
     return store.produce(GraphInfo, recipe, make, parents=(model.id,), listener=listener)
 

@@ -285,7 +285,8 @@ def test_a_quantized_model_cannot_become_fp16(tmp_path) -> None:
 
     entry, found, store = exported(quantized(tmp_path), tmp_path)
     with pytest.raises(
-        BadInputError, match=r"net is quantized already .*\n--precision int8 builds it as it is"
+        BadInputError,
+        match=r"net is quantized to int8 already .*\n--precision int8 builds it as it is",
     ):
         convert_to_precision(Precision.FP16, "cuda", entry, found, None, store, SilentListener())
     assert found.info.origin == "the file as given, on ONNX Runtime without optimizations"

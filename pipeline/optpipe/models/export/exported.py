@@ -26,7 +26,7 @@ from optpipe.core.errors import (
 )
 from optpipe.core.events import Listener
 from optpipe.core.files import hash_value
-from optpipe.core.precision import Precision
+from optpipe.core.precision import CALIBRATED, Precision
 from optpipe.core.wording import Argument
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch, save_graph
 from optpipe.models.export.source_graph import prepare_graph
@@ -103,12 +103,11 @@ class Model:
             self._loaded = replace(found, card=card)
         return self._loaded
 
-    def is_quantized(self) -> bool:
+    def find_quantization(self) -> Precision | None:
+        """INT8 or FP8 for a model that comes quantized."""
         path = self.load().onnx
-        return (
-            path is not None
-            and find_own_precision(load_onnx(path, weights=False)) is Precision.INT8
-        )
+        own = None if path is None else find_own_precision(load_onnx(path, weights=False))
+        return own if own in CALIBRATED else None
 
     def fresh_module(self) -> Any:
         """A new copy of the module, since backends change the types of parameters in place."""
@@ -172,7 +171,7 @@ def reference_from_file(path: Path) -> Reference:
     return Reference(inputs, outputs, stored.get("labels"))
 
 
-REVISION = 13
+REVISION = 14
 """Raise it if this stage writes something else from the same recipe."""
 
 

@@ -18,6 +18,7 @@ from optpipe.backends.onnx_graph import (
     replace_nodes,
 )
 from optpipe.backends.onnx_mends import separate_int8_constants, state_zero_points
+from optpipe.backends.onnx_pairs import fold_constant_quantizers
 from optpipe.backends.rewrites import RewriteGuard
 from optpipe.core import LazyModule, onnx
 from optpipe.core.card import ModelCard
@@ -82,6 +83,7 @@ def prepare_graph(given: Any, card: ModelCard, *, own_file: bool) -> PreparedGra
         simplified = take("simplifying the graph with onnxslim", simplify)
     except Exception:  # noqa: BLE001 - whatever a simplifier trips over, the graph before it is used; the entry records it
         simplified = False
+    take("folding the quantizers of constants", fold_constant_quantizers)
     return PreparedGraph(graph, simplified, tuple(remarks))
 
 

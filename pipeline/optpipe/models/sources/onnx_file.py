@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from optpipe.backends.onnx_graph import find_unread_inputs
+from optpipe.backends.onnx_pairs import find_faulty_pair
 from optpipe.backends.plain_session import PlainSession
 from optpipe.core import onnx
 from optpipe.core.card import DTYPES, LARGEST_SIZE, InputSpec, ModelCard, Shape, Task
@@ -330,6 +331,11 @@ def onnx_from_file(path: Path) -> Any:
             and (node.domain, node.op_type) not in own
             and not onnx.defs.has(node.op_type, versions.get(node.domain, 1), node.domain)
         )
+        if fp8 := [each for each in unknown if each.startswith("trt::TRT_FP8")]:
+            raise BadInputError(
+                f"{path} has operators that only TensorRT defines: {', '.join(fp8)}",
+                remedy="export it with opset 19 or later and the standard QuantizeLinear and DequantizeLinear in FLOAT8E4M3FN",
+            )
         if unknown:
             named = ", ".join(escape(each)[:80] for each in list(unknown)[:5])
             problem = f"{path} has operators that neither ONNX nor ONNX Runtime defines: {named}"
@@ -340,6 +346,8 @@ def onnx_from_file(path: Path) -> Any:
         _require_quick_inference(model, path)
         check_graph(path)
         require_bounded_tensors(model, path, get_memory_bytes())
+        if (fault := find_faulty_pair(model)) is not None:
+            raise BadInputError(f"{path}: {fault}")
     return model
 
 

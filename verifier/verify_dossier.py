@@ -1642,6 +1642,49 @@ def mean_from_runs(runs, first=None):
     return Mean(fmean(means), stdev(means) / sqrt(number), number - 1)
 
 
+def find_speeds(values):  # §6
+    """The interval by the share of the slower values, as a function of the confidence; None if they are not of two kinds."""
+    ordered = sorted(values)
+    gaps = [high - low for low, high in pairwise(ordered)]
+    if len(ordered) < 3 or not max(gaps) > 0:
+        return None
+    place = gaps.index(max(gaps)) + 1
+    fast, slow, slower = fmean(ordered[:place]), fmean(ordered[place:]), len(ordered) - place
+
+    def interval(confidence):
+        least = invert_beta(slower, place + 1, (1 - confidence) / 2)
+        most = invert_beta(slower + 1, place, (1 + confidence) / 2)
+        return fast + least * (slow - fast), fast + most * (slow - fast)
+
+    return interval
+
+
+def join(*intervals):
+    """The widest of intervals, as a function of the confidence."""
+
+    def interval(confidence):
+        lows, highs = zip(*(each(confidence) for each in intervals if each))
+        return min(lows), max(highs)
+
+    return interval
+
+
+def compare_speeds(late, early):  # §8.4
+    """The interval of the logarithm of the ratio of two means, each with its `find_speeds`; None if neither has two."""
+
+    def interval(confidence):
+        sides = [
+            (max(log(mean / low), 0.0), max(log(high / mean), 0.0))
+            for mean, speeds in (late, early)
+            for low, high in [speeds(confidence) if speeds else (mean, mean)]
+        ]
+        (below, above), (under, over) = sides
+        middle = log(late[0] / early[0])
+        return middle - hypot(below, over), middle + hypot(above, under)
+
+    return interval if late[1] or early[1] else None
+
+
 def widen(value, low, high, processes, lost, confidence, gap, percent, repeated=0.0):
     """Allows for the processes that were left out, a speed that no process had, and a change that all of them repeat."""
     share = invert_beta(lost + 1, processes, (1 + confidence) / 2)
@@ -1658,7 +1701,7 @@ def bound_repeated_change(tries):
     medians = [(x.tail(len(x) // 8).median(), x.median()) for x in ordered]
     changes = [log(last / middle) for last, middle in medians if min(last, middle) > 0]
     mean = mean_from_runs([changes]) if changes else None
-    low, high = mean.interval(0.99) if mean else (0.0, 0.0)
+    low, high = mean.interval(0.975) if mean else (0.0, 0.0)
     return max(abs(low), abs(high)) if low > 0 or high < 0 else 0.0
 
 
@@ -2720,10 +2763,12 @@ def compute_figure(tries, name, at):
     if percent > 50 and sum(stretches) < log(0.025) / log(percent / 100):
         alone = max(gap, log1p(0.15))
     value = mean.value if mean else fmean(chain(*parts)) if figures else None
-    repeated = 0.0 if name in ("cv", "memory") else bound_repeated_change(tries)
+    steady = name in ("cv", "memory")
+    repeated = 0.0 if steady else bound_repeated_change(tries)
+    speeds = None if steady or percent > 50 else find_speeds(figures)
     if mean:
         confidence = at.confidence("bench")
-        low, high = mean.interval(confidence)
+        low, high = join(mean.interval, speeds)(confidence)
         if name == "energy":
             low, high = low / 1.05, high / 0.95
         if percent > 50:
@@ -2739,6 +2784,7 @@ def compute_figure(tries, name, at):
         figures=figures,
         parts=parts,
         mean=mean,
+        speeds=speeds,
         gap=gap,
         alone=alone,
         repeated=repeated,
@@ -3766,16 +3812,35 @@ def observe_group(tries, name, at):
         bound += 2**21 * (min(found.figures) == peak)
         most = max(peak, bound, *found.spoilt) if isfinite(bound) else peak
         return Seen(peak, (peak, most), blocked, source)
+    number, interval = n if found.alone > 0 else 0, mean and join(mean.interval, found.speeds)
     if mean and name == "energy":
-        mean = Mean(mean.value / 1.05, mean.error / 1.05, mean.freedom)
-    number, interval = n if found.alone > 0 else 0, mean and mean.interval
+        both = interval
+
+        def interval(confidence):
+            return [bound / 1.05 for bound in both(confidence)]
+
     bounds = mean and (low, high)
     speeds = number, found.lost, found.alone, found.repeated
     return Seen(value, bounds, blocked, source, interval, *speeds)
 
 
 def rank_evaluations(at):  # §8.1
-    """The evaluations of the judged file; the first with predictions counts."""
+    """The evaluations of the judged file with its predictions; the first counts."""
+    return [run for run, row in list_evaluations(at) if row and row.get("why_not") is None]
+
+
+def has_failed(at):  # §8.1
+    """Whether the build failed when it was evaluated on some data for the last time."""
+    last = {}
+    for run, row in list_evaluations(at):
+        data, started = (run.record.dataset.sha256, run.record.get("task")), run.started_utc
+        if row and (row.failed or row.get("why_not") is None):
+            last[data] = max(last.get(data, ("", False)), (started, row.failed))
+    return any(failed for _, failed in last.values())
+
+
+def list_evaluations(at):
+    """The evaluations of the judged file, in the order in which they count, with its row."""
     mine = [
         run
         for run in at.newest
@@ -3784,7 +3849,7 @@ def rank_evaluations(at):  # §8.1
     best = [run.record.dataset.sha256 for run in mine if run.record.dataset.get("validation")]
     mine.sort(key=lambda run: run.record.dataset.sha256 not in best[:1])
     return [
-        run
+        (run, {each.artifact: each for each in run.record.results}.get(at.id))
         for run in mine
         if not any(
             row.artifact == at.id and row.sha256 not in (None, at.build.engine)
@@ -4540,6 +4605,7 @@ def observe_loss(group, name, at):  # §8.4
     freedom = min(
         spread**2 / shares if shares > 0 else late.freedom + early.freedom, scatter.freedom
     )
+    sides = [(one.mean.value, one.speeds) for one in found][:: -1 if name == "throughput" else 1]
     processes, gap = min(len(one.figures) for one in found), max(one.gap for one in found)
     lost = max(one.lost for one in found)
     return see_change(
@@ -4552,6 +4618,7 @@ def observe_loss(group, name, at):  # §8.4
         gap,
         TAILS.get(name, 0.0),
         sum(one.repeated for one in found),
+        speeds=compare_speeds(*sides) if min(chain(*(one.figures for one in found))) > 0 else None,
         mirrored=True,
     )
 
@@ -4568,10 +4635,21 @@ def find_scatter(groups, name, at):
 
 
 def see_change(
-    mean, at, blocked, source, processes, lost, gap, percent=0.0, repeated=0.0, mirrored=False
+    mean,
+    at,
+    blocked,
+    source,
+    processes,
+    lost,
+    gap,
+    percent=0.0,
+    repeated=0.0,
+    speeds=None,
+    mirrored=False,
 ):
-    """A loss by the mean of its logarithm; `mirrored` widens both directions of the ratio alike."""
-    (low, high), ratio = map(exp, mean.interval(at.confidence("regression"))), exp(mean.value)
+    """A loss by the mean of its logarithm, and by `speeds`; `mirrored` widens both directions of the ratio alike."""
+    interval, ratio = join(mean.interval, speeds), exp(mean.value)
+    low, high = map(exp, interval(at.confidence("regression")))
     known = processes, lost, at.policy, gap, percent, repeated
     below, above = widen(ratio, low, high, *known)
     if mirrored:
@@ -4582,7 +4660,7 @@ def see_change(
         (below - 1, above - 1),
         blocked,
         source,
-        lambda confidence: [*map(expm1, mean.interval(confidence))],
+        lambda confidence: [*map(expm1, interval(confidence))],
         processes,
         lost,
         gap,
@@ -4616,6 +4694,8 @@ def observe(criterion, at):
             output: each for (output, steps), each in at.outputs.items() if steps == criterion.steps
         }
         return [each[name] for output, each in kept.items() if criterion.output in (None, output)]
+    if section in ("accuracy", "scores") and has_failed(at):
+        return []
     if section in ("accuracy", "preprocessing", "scores"):
         figure = key if section == "scores" else key.rpartition("_")[2]
         score = f"drop of {criterion.score}" if figure == "drop" else criterion.score

@@ -295,12 +295,15 @@ class Workspace:
         first=0,
         groups=None,
         sampled=None,
+        why_not=None,
+        failed=False,
     ):
         """An evaluation whose source is right everywhere and whose artifact, of the file `sha256`, lost `lost` samples.
 
         Builds with the IDs `beside` were evaluated with it, samples are numbered from `first` and belong to `groups`.
         `dataset` says what the samples are; the `rows` of another `task` are truths and the predictions of both.
         `sampled` has the rule, the source's parts, and the build's parts of scores of plug-ins; a text withholds a score.
+        With a reason `why_not`, the build has no predictions, and `failed` says whether it was tried.
         """
         sampled = sampled or {}
         run = begin_run(self.path, "evaluate")
@@ -324,6 +327,8 @@ class Workspace:
             table = pl.DataFrame(known | dict(zip(names, rows, strict=True)))
         if groups is not None:
             table = table.with_columns(pl.Series("group", groups))
+        if why_not is not None:
+            table = table.drop(f"{entry.id}:best")
         figures = dict[str, SampledFigure]()
         for name, (_, *parts) in sampled.items():
             reasons = [each for each in parts if isinstance(each, str)]
@@ -341,7 +346,7 @@ class Workspace:
             entry.info.backend, entry.info.precision, "cpu", n, entry.id, sha256=sha256
         )
         others = (EvaluatedModel("onnxruntime", "fp32", "cpu", n, each) for each in beside)
-        row = replace(row, sampled=figures)
+        row = replace(row, sampled=figures, why_not=why_not, failed=failed)
         source = EvaluatedModel("source", "source", "cpu", n, sampled=figures)
         judged = source, row, *others
         model = entry.manifest.parents[0]

@@ -10,7 +10,8 @@ from optpipe.core.errors import BadInputError, escape
 from optpipe.core.parquet import MAX_CLASS, read_parquet
 from optpipe.core.records import Recomputed, record_from_files
 from optpipe.core.tables import require_columns
-from optpipe.core.verdict import RANDOM_WEIGHTS, Observation
+from optpipe.core.verdict import RANDOM_WEIGHTS, Blocker, Observation
+from optpipe.core.wording import Call
 from optpipe.evaluate.result import EvaluatedModel, Evaluation, SampledFigure
 from optpipe.evaluate.sampled_scores import (
     Parts,
@@ -51,14 +52,44 @@ def observe_accuracy(
 
 
 def rank_evaluations(runs: Sequence[Run], build: JudgedBuild) -> list[Run]:
-    """The evaluations of the build's file; the first with predictions is judged."""
-    evaluations = [
-        run for run in newest_runs(runs, "evaluate") if build.artifact in run.manifest.parents
-    ]
-    found = [(run, read_evaluation(run).dataset) for run in evaluations]
+    """The evaluations of the build's file that have its predictions; the first is judged."""
+    found = [(run, read_evaluation(run).dataset) for run in _list_evaluations(runs, build)]
     validation = next((dataset.sha256 for _, dataset in found if dataset.validation), None)
     ranked = sorted(found, key=lambda each: each[1].sha256 != validation)
-    return [run for run, _ in ranked if not has_evaluated_other_file(run, build)]
+    of_file = (run for run, _ in ranked if not has_evaluated_other_file(run, build))
+    return [run for run in of_file if (row := _find_row(run, build)) and row.why_not is None]
+
+
+def find_failure(runs: Sequence[Run], build: JudgedBuild) -> Blocker | None:
+    """Why the accuracy of a build is not judged that failed when it was evaluated on some data for the last time.
+
+    A build that gives NaN, or ends, on some samples is not made right by an evaluation on others, nor by an older one on the same. One
+    that this machine cannot run was not tried.
+    """
+    settled = set()
+    for run in _list_evaluations(runs, build):
+        row, data = _find_row(run, build), identify_data(run)
+        passed_over = row is None or (row.why_not is not None and not row.failed)
+        if passed_over or data in settled or has_evaluated_other_file(run, build):
+            continue
+        settled.add(data)
+        if row is not None and row.failed:
+            name = read_evaluation(run).dataset.name
+            what = f"the build failed when it was last evaluated on {name} ({run.name})"
+            again = build.choose_way(Call("evaluate", build.argument, data="DIR"))
+            way = "mend the build, or evaluate it there again: " + again
+            return Blocker(f"{what}: {row.why_not}", way)
+    return None
+
+
+def _list_evaluations(runs: Sequence[Run], build: JudgedBuild) -> list[Run]:
+    """Those that name the build, newest first."""
+    return [run for run in newest_runs(runs, "evaluate") if build.artifact in run.manifest.parents]
+
+
+def _find_row(run: Run, build: JudgedBuild) -> EvaluatedModel | None:
+    rows = read_evaluation(run).results
+    return next((row for row in rows if row.artifact == build.artifact), None)
 
 
 def identify_data(run: Run) -> tuple[str, str]:

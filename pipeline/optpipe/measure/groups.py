@@ -48,6 +48,12 @@ from optpipe.stats.percentiles import (
     invert_clustered_share,
     pool_percentile,
 )
+from optpipe.stats.seen_speeds import (
+    SeenSpeeds,
+    SpeedMean,
+    SpeedRatio,
+    seen_speeds_from_values,
+)
 from optpipe.stats.stability import bound_repeated_change, compute_end_change
 
 
@@ -237,6 +243,17 @@ class ProcessGroup:
         values = self.list_parts(name)
         return mean_from_runs(values, self._count_first(name)) if values else None
 
+    def find_seen_speeds(self, name: str) -> SeenSpeeds | None:
+        """The two speeds of the processes, of a figure that has speeds; percentiles over all requests count shares themselves."""
+        if _pooled_percent(name) or not find_metric(name).has_speeds:
+            return None
+        return seen_speeds_from_values([each for run in self.list_values(name) for each in run])
+
+    def compute_distribution(self, name: str) -> Mean | SpeedMean | None:
+        """`compute_mean` of processes that may have run at two speeds."""
+        mean, speeds = self.compute_mean(name), self.find_seen_speeds(name)
+        return mean if mean is None or speeds is None else SpeedMean(mean, speeds)
+
     def _invert_share(self, name: str, confidence: float) -> tuple[float, float] | None:
         """`invert_clustered_share` of a percentile over all requests; None for other figures, or without raw samples."""
         percent, runs = _pooled_percent(name), self._collect(name, latencies=True)
@@ -258,7 +275,7 @@ class ProcessGroup:
         values = [each for run in runs for each in run]
         if not values:
             return None
-        mean = mean_from_runs(runs, self._count_first(name))
+        mean = self.compute_distribution(name)
         if mean is None:
             return Estimate(sum(values) / len(values), note=explain_no_interval(len(values)))
         low, high = mean.interval(confidence)
@@ -270,6 +287,8 @@ class ProcessGroup:
         if not metric.judges_peak and mean.value > 0:
             speed = self.find_other_speed(name, alone=True)
             (low, high), note = speed.widen(mean.value, (low, high), level)
+        if isinstance(mean, SpeedMean) and mean.speeds.gap > SPEED_GAP:
+            note = "; ".join(filter(None, (note, mean.explain(confidence))))
         if low == high and not metric.judges_peak:
             return Estimate(mean.value, note=explain_equal_values(len(values)))
         return Estimate(
@@ -279,7 +298,10 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class FigureRatio:
-    change: Mean
+    """A figure of a build over that of another."""
+
+    change: Mean | SpeedRatio
+    """Of the logarithm of the ratio."""
     speed: OtherSpeed
 
     def interval(
@@ -298,13 +320,14 @@ class FigureRatio:
 
         Few slow processes move a percentile over all requests by the whole distance of two speeds, so that much is always possible.
         """
-        change, apart = self.change, abs(self.change.value)
-        distance = apart - self.speed.repeated
+        found, least, unseen = self.change, self.speed.repeated, 0.0
         if self.speed.percent > 50:
-            beyond = Mean(distance - self.speed.gap, change.error, change.freedom)
-            return min(1.0, 2 * beyond.compute_p_value_above(0.0))
-        tail = Mean(distance, change.error, change.freedom).compute_p_value_above(0.0)
-        return min(1.0, 2 * (tail + self.speed.compute_pair_p_value(apart)))
+            least += self.speed.gap
+        else:
+            unseen = self.speed.compute_pair_p_value(abs(found.value))
+        slower = found.value > 0
+        tail = found.compute_p_value_above(least) if slower else found.compute_p_value_below(-least)
+        return min(1.0, 2 * (tail + unseen))
 
     def assume_gap(self, gap: float) -> "FigureRatio":
         """The same ratio if the speeds of a build may be `gap` apart, as those of others on the same machine are."""
@@ -318,10 +341,10 @@ def compare_groups(
 
     Processes of one common run are compared directly; otherwise the scatter between runs is added.
     """
-    means = [group.compute_mean(name) for group in (new, old)]
-    if means[0] is None or means[1] is None or min(means[0].value, means[1].value) <= 0:
+    first, second = (group.compute_mean(name) for group in (new, old))
+    if first is None or second is None or min(first.value, second.value) <= 0:
         return "too few processes"
-    mine, theirs = (mean.take_logarithm() for mean in means if mean)
+    mine, theirs = first.take_logarithm(), second.take_logarithm()
     if new.count_left_out_without(name) or old.count_left_out_without(name):
         return "left out without it"
     change: Mean | None = subtract_means(mine, theirs)
@@ -330,9 +353,12 @@ def compare_groups(
         change = subtract_across_runs(mine, theirs, runs, run_scatter)
     if change is None:
         return "different runs"
-    return FigureRatio(
-        change, combine_speeds(*(each.find_other_speed(name) for each in (new, old)))
-    )
+    speed = combine_speeds(*(each.find_other_speed(name) for each in (new, old)))
+    speeds = [each.find_seen_speeds(name) for each in (new, old)]
+    values = (value for group in (new, old) for run in group.list_values(name) for value in run)
+    if any(speeds) and min(values) > 0:
+        return FigureRatio(SpeedRatio(change, first.value, second.value, *speeds), speed)
+    return FigureRatio(change, speed)
 
 
 def find_run_scatter(groups: Iterable[ProcessGroup], name: str) -> Scatter | None:

@@ -53,6 +53,7 @@ from optpipe.core.verdict import Blocker, InverseTail, Observation, ScaledTail, 
 from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.recompute import (
     count_evaluated_together,
+    find_failure,
     has_evaluated_other_file,
     identify_data,
     observe_accuracy,
@@ -314,6 +315,8 @@ class BuildEvidence:
     """Comparisons in turns with other builds of the model, oldest first."""
     accuracy: Mapping[str, Observation] = field(default_factory=dict)
     """`drop`, `agreement`, `score`, … of `TaskContract.observe`, as fractions."""
+    failure: Blocker | None = None
+    """Why no accuracy is judged, if the build failed in an evaluation."""
     preprocessing: Mapping[str, Observation] = field(default_factory=dict)
     """`agreement` as a fraction, `snr` in dB."""
     outputs: Mapping[str, Mapping[str, Observation]] = field(default_factory=dict)
@@ -409,6 +412,7 @@ def evidence_from_runs(
             one for one in turns if policy.options.items() <= one.record.judged.settings.items()
         ),
         accuracy=observe_accuracy(runs, build, find_confidence("evaluate")),
+        failure=find_failure(runs, build),
         preprocessing=observe_preprocessing(runs, build, find_confidence("preprocess")),
         tensor_core_share=observe_tensor_cores(runs, build, find_confidence("profile")),
         other_file=tuple(sorted({run.kind for run in runs if is_of_other_file(run, build)})),
@@ -557,7 +561,7 @@ def observe_group(
         about += f"; single processes: {format_quantity(min(values), dimension)} to {format_quantity(max(values), dimension)}"
     if found.low is not None and found.note:
         about += f"; {found.note}"
-    tail: Tail | None = group.compute_mean(name)
+    tail: Tail | None = group.compute_distribution(name)
     if metric.sensor_share and tail is not None:
         tail = ScaledTail(tail, 1 / (1 + metric.sensor_share))  # in case the sensor reads too much
     speed = group.find_other_speed(name, alone=True)

@@ -454,6 +454,8 @@ def _environment(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Obse
 
 
 def _accuracy(criterion: Criterion, evidence: BuildEvidence) -> Sequence[Observation] | Blocker:
+    if evidence.failure is not None:
+        return evidence.failure
     name = criterion.metric.rpartition("_")[2]  # such as `drop` or `top1`
     if criterion.score is not None:
         name = f"drop of {criterion.score}" if name == "drop" else criterion.score
@@ -476,6 +478,8 @@ def _sampled_score(
     criterion: Criterion, evidence: BuildEvidence
 ) -> Sequence[Observation] | Blocker:
     """A score of a plug-in or of a Python program."""
+    if evidence.failure is not None:
+        return evidence.failure
     name = criterion.sampled_score or ""
     key = f"drop of {name}" if criterion.metric.endswith(f".{DROP}") else name
     figure = evidence.accuracy.get(key)

@@ -113,6 +113,35 @@ def test_a_removed_evaluation_still_counts(workspace, built, judge):
     assert "accuracy, look 2 " in judge()[0]
 
 
+NAN = "gives NaN for 10 of 1000 images, unlike the source model: its scores are withheld"
+
+
+@pytest.mark.parametrize("first", [0, 5000])
+def test_a_build_that_failed_last_is_not_judged_by_other_evaluations(
+    workspace, built, judge, first
+):
+    """On the same samples, which an older evaluation has, or on others."""
+    drop = "accuracy.maximum_drop"
+    assert judge()[1][drop].verdict is Verdict.PASS
+    failed = workspace.evaluate(built, first=first, why_not=NAN, failed=True)
+    judged = judge()[1][drop]
+    assert (judged.verdict, judged.observed) == (Verdict.INCONCLUSIVE, None)
+    assert failed.name in judged.reason
+    assert "NaN for 10 of 1000" in judged.reason
+    assert "evaluate" in judged.remedy
+    workspace.evaluate(built, first=9000)
+    assert judge()[1][drop].verdict is Verdict.INCONCLUSIVE
+    workspace.evaluate(built, first=first)
+    assert judge()[1][drop].verdict is Verdict.PASS
+
+
+def test_a_build_that_this_machine_cannot_run_did_not_fail(workspace, built, judge):
+    workspace.evaluate(built, first=5000, why_not="needs a GPU", beside=["0" * 12])
+    note, judged = judge()
+    assert judged["accuracy.maximum_drop"].verdict is Verdict.PASS
+    assert "builds were evaluated" not in note  # the judged evaluation had one build
+
+
 @pytest.mark.slow
 def test_each_baseline_after_the_first_measurement_is_a_look_at_regressions(
     workspace, tmp_path, judge

@@ -1,6 +1,7 @@
 """A workspace with a built, verified and measured model whose samples are drawn, not timed: statistics without a clock."""
 
 import json
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -36,6 +37,7 @@ from optpipe.core.measurement import (
 )
 from optpipe.core.metrics.measured import PairMetric
 from optpipe.core.records import json_from_record
+from optpipe.core.wording import Message
 from optpipe.evaluate.recompute import recompute_evaluation
 from optpipe.evaluate.result import Dataset, EvaluatedModel, Evaluation, SampledFigure
 from optpipe.evaluate.sampled_scores import columns_from_parts
@@ -573,6 +575,25 @@ def _recompute_once():
         patch.setattr(figures, "recompute_from_samples", recompute)
         for name in ("read_samples", "_read_machine_rows"):
             patch.setattr(figures, name, partial(read_once, getattr(figures, name)))
+        yield
+
+
+WORDED_FOR_A_TERMINAL = ("report/terminal.py", "signoff/reports.py", "core/wording.py", "cli/")
+"""Where an f-string may word arguments and calls: these files write for a terminal, or a file of its words."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _refuse_words_too_early():
+    """An f-string words an argument for the terminal, and then Python is told of it as an option: no test may come to one."""
+
+    def word(message, form):
+        place = sys._getframe(1).f_code.co_filename.rpartition("/optpipe/")[2]
+        early = message.in_python() != str(message) and place.endswith(".py")
+        assert not early or place.startswith(WORDED_FOR_A_TERMINAL), (place, str(message))
+        return format(str(message), form)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Message, "__format__", word)
         yield
 
 

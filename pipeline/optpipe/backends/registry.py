@@ -147,7 +147,7 @@ def find_missing_release(info: ArtifactInfo, version: str) -> str | None:
         needed = BACKENDS[info.backend].serving(info, {}, version).requirement
     except BadInputError:  # `deploy` says what no server can load
         return None
-    return f"to serve this build: {needed}" if needed.startswith("no Triton release") else None
+    return "to serve this build: " + needed if needed.startswith("no Triton release") else None
 
 
 def parse_options(texts: Iterable[str]) -> dict[str, dict[str, str]]:

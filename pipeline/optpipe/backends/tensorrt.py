@@ -363,7 +363,7 @@ def _list_reasons(errors: Iterable[tuple[str, str, str]]) -> list[str]:
     for (operator, reason), named in nodes.items():
         more = f" and {len(named) - 1} more" if len(named) > 1 else ""
         # the parser repeats an operator with the assertions of its callers
-        operators.setdefault(operator, f"{operator} ({named[0]}{more}): {reason}")
+        operators.setdefault(operator, f"{operator} ({named[0]}{more}): " + reason)
     return [*operators.values()][:MOST_REASONS]
 
 

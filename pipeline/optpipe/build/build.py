@@ -329,13 +329,13 @@ def _require_buildable(model: Model, plan: BuildPlan, listener: Listener) -> Non
             with name_failing_backend(backend):
                 reason = _find_obstacle(model, plan, backend, precision, device)
         except StageError as error:  # it may fail for one precision alone
-            reason, failure = str(error), error
+            reason, failure = error.message, error
         if reason is None:
             return
-        reasons.append(f"{backend.name} {reason}")
+        reasons.append(backend.name + " " + reason)
     if failure is not None:
         raise failure
-    raise MissingError(f"nothing can be built: {'; '.join(dict.fromkeys(reasons))}")
+    raise MissingError("nothing can be built: " + join_texts("; ", dict.fromkeys(reasons)))
 
 
 def _build_one(

@@ -223,7 +223,7 @@ class Transform:
                 table["steps"], tuple[TransformStep, ...], "preprocessing.steps"
             )
         except BadInputError as error:
-            raise BadInputError(f"{error}\n{_FORM}") from None
+            raise BadInputError(error.message + "\n" + _FORM) from None
         return cls(steps)
 
 

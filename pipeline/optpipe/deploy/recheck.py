@@ -113,7 +113,9 @@ def outputs_of_interpreter(
                 process.send({"more": False}, batch)
                 runs.append(rows_from_outputs(outputs, process.receive()[1], count))
     except StageError as error:
-        raise StageError(f"the artifact does not run in this environment: {error}") from error
+        raise StageError(
+            "the artifact does not run in this environment: " + error.message
+        ) from error
     return {
         each.name: join_batches(each.name, [run[each.name] for run in runs]) for each in outputs
     }

@@ -190,7 +190,7 @@ def evaluate_artifacts(
             with load_artifact(entry, store) as session:
                 found = predict(session.run, f"{backend.name} {entry.info.precision}")
         except StageError as error:  # continue with the other artifacts
-            rows.append(EvaluatedArtifact(entry, None, str(error), failed=True))
+            rows.append(EvaluatedArtifact(entry, None, error.message, failed=True))
             continue
         if broken := found.undefined - source_undefined:
             problem = f"gives NaN for {len(broken)} of {count} {kind}, unlike the source model: its scores are withheld"

@@ -328,9 +328,9 @@ def compare_layers(
                         source, build, samples, tensors, session.run, step, part, selection
                     )
         except OptpipeError as error:
-            refused[info.label] = str(error)
+            refused[info.label] = error.message
             if isinstance(error, BadInputError):
-                unknown = unknown or str(error)
+                unknown = unknown or error.message
             continue
         limit = -20 * math.log10(TOLERATED_RELATIVE_ERROR[info.precision])
         left_out = len([name for name in source.layers if name not in build.layers])

@@ -161,7 +161,7 @@ def _score(
     try:
         (score,) = task.score_predictions(found[name], source[name], found[name]).scores
     except BadInputError as error:
-        return _withhold(str(error))
+        return _withhold(error.message)
     return SampledFigure(score.value, score.ci, score.drop, score.drop_ci)
 
 

@@ -351,12 +351,12 @@ def _format_number(value: float | None, prefix: str = "") -> str:
 def document_from_comparison(comparison: Comparison) -> Document:
     best = [
         Sentence(
-            f"{comparison.row(row).label}  {comparison.best_reason[goal]}",
+            comparison.row(row).label + "  " + comparison.best_reason[goal],
             Tone.STRONG,
             f"best for {goal}",
         )
         if row is not None
-        else Sentence(f"– {comparison.best_reason[goal]}", Tone.FAINT, f"best for {goal}")
+        else Sentence("– " + comparison.best_reason[goal], Tone.FAINT, f"best for {goal}")
         for goal, row in comparison.best.items()
     ]
     if not any(row is not None for row in comparison.best.values()):

@@ -104,7 +104,7 @@ def measure_criteria(
         try:
             yield from steps[kind](criteria)
         except OptpipeError as error:
-            listener.warn(f"{kind} was skipped: {error}")
+            listener.warn(f"{kind} was skipped: " + error.message)
 
 
 def _list_present(judged: Entry[ArtifactInfo], store: Store) -> list[Run]:

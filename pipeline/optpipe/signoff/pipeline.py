@@ -129,9 +129,10 @@ def _run_step(
         runs = work()
     except (MissingError, BadInputError, StageError, GateError, InconclusiveError) as error:
         skipped = isinstance(error, MissingError | BadInputError)
-        listener.warn(f"{name} {'was skipped' if skipped else 'failed'}: {error}")
+        how = "was skipped" if skipped else "failed"
+        listener.warn(f"{name} {how}: " + error.message)
         status = "skipped" if skipped else "failed"
-        return StepRecord(name, status, round(monotonic() - started, 3), reason=str(error))
+        return StepRecord(name, status, round(monotonic() - started, 3), reason=error.message)
     names = [path.name for path in runs]
     write_json(notes, done | {name: names})
     return StepRecord(name, "done", round(monotonic() - started, 3), tuple(names))

@@ -73,7 +73,7 @@ def _read_records(workspace: Path, prefix: str) -> Iterator[JobRecord]:
                 yield record_from_entry(entry_from_folder(path, JobRecord))
     except BadInputError as error:
         raise BadInputError(
-            f"{error}\ndelete the folder; the next sweep runs its job again"
+            error.message, remedy="delete the folder; the next sweep runs its job again"
         ) from error
 
 

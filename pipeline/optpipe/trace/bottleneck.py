@@ -113,7 +113,7 @@ def find_bottleneck(
         LimitingFactor.IO: "the GPU waits while the host reads or writes files or the network",
         LimitingFactor.COPY: "copies run while no kernel does",
         LimitingFactor.SYNCHRONIZATION: "the GPU is idle while the host returns from a synchronizing call",
-    }.get(limit, f"kernels run most of the time; {basis}")
+    }.get(limit, "kernels run most of the time; " + basis)
     return Bottleneck(limit, shares[limit], shares, why, idle_scale, busy_share=shares[gpu])
 
 

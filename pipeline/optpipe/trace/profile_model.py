@@ -211,7 +211,7 @@ def profile_model(
                         stages += list(_profile_job(job, plan, run, store, listener, granted))
                 except OptpipeError as error:
                     errors.append(error)
-                    failed[job.name] = str(error)
+                    failed[job.name] = error.message
                     listener.inform(f"profile {job.name}: INVALID (failed)")
         except KeyboardInterrupt:
             if stages:

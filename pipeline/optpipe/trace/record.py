@@ -209,7 +209,7 @@ def add_python_stacks(
     try:
         stacks = read_python_stacks(json_from_recording(recorded.recording, scratch))
     except OptpipeError as error:
-        listener.warn(f"cannot read the Python stacks: {error}")
+        listener.warn("cannot read the Python stacks: " + error.message)
         return trace
     if stacks.unread:
         listener.warn(f"{stacks.unread} Python stacks have an unknown format and are left out")
@@ -278,7 +278,9 @@ def read_result(job: WorkerJob, recorded: Recording) -> WorkerResult:
         try:
             found = read_record(result, WorkerResult)
         except BadInputError as error:
-            raise StageError(f"the profiled process wrote an invalid result: {error}") from error
+            raise StageError(
+                "the profiled process wrote an invalid result: " + error.message
+            ) from error
         if found.error is not None:
             raise _ERRORS.get(found.exit_status, StageError)(found.error)
         return found

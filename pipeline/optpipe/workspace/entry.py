@@ -189,9 +189,9 @@ def read_manifest(files: Files) -> Manifest:
     try:
         return read_versioned(files, MANIFEST, Manifest)
     except OtherSchemaError as error:
-        raise OtherVersionError(str(error)) from error
+        raise OtherVersionError(error.message) from error
     except BadInputError as error:
-        raise UnreadableManifestError(str(error)) from error
+        raise UnreadableManifestError(error.message) from error
 
 
 def entry_from_files(files: Files, kind: type[Info] | None = None) -> Entry[Info]:
@@ -210,7 +210,7 @@ def entry_from_files(files: Files, kind: type[Info] | None = None) -> Entry[Info
             files, manifest, record_from_plain(manifest.info, kind, files.folder / MANIFEST)
         )
     except BadInputError as error:
-        raise OtherVersionError(str(error)) from error
+        raise OtherVersionError(error.message) from error
 
 
 def entry_from_folder(folder: Path, kind: type[Info] | None = None) -> Entry[Info]:

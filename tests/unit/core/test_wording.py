@@ -356,5 +356,68 @@ def test_errors_and_warnings_are_not_worded_at_once():
     assert not wrong
 
 
+OURS = frozenset(
+    {"OptpipeError", "BadInputError", "MissingError", "StageError", "GateError"}
+    | {"InconclusiveError"}
+)
+QUOTED_AS_TEXT = {
+    "backends/onnxruntime.py": "the runtime's own reason, kept in the build's record",
+    "backends/rewrites.py": "a graph that cannot run here; the sentence names no argument",
+    "build/build.py": "why a traceback could not be kept",
+    "cli/app.py": "the terminal",
+    "deploy/live.py": "a server's answer, in a criterion that is written",
+    "deploy/proof.py": "a server's answer, in a criterion that is written",
+    "deploy/session_process.py": "for the process of a server",
+    "measure/worker/__main__.py": "for the process that started the worker",
+    "measure/measure.py": "the first line of a round's error",
+    "models/inputs/task_data.py": "the part before the colon",
+    "models/sources/onnx_file.py": "the runtime's own reason, about the user's file",
+    "signoff/verify.py": "a fault of a document",
+    "sweep/cluster.py": "for the job's record",
+    "sweep/ledger.py": "for the job's record",
+    "sweep/task.py": "is hashed",
+    "trace/record.py": "for the process that started the profile",
+    "workspace/files.py": "a fault of a file",
+}
+"""By file, why the text of an error of ours is the terminal's wherever it goes."""
+
+
+@pytest.mark.slow
+def test_an_error_that_is_quoted_stays_data():
+    """`str(error)` would word it for the terminal; `error.message` is worded by the door."""
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        room = path.relative_to(PACKAGE).as_posix()
+        for handler in ast.walk(parse_file(path)):
+            if not isinstance(handler, ast.ExceptHandler) or handler.type is None:
+                continue
+            caught = {each.id for each in ast.walk(handler.type) if isinstance(each, ast.Name)}
+            if caught & OURS and handler.name and room not in QUOTED_AS_TEXT:
+                wrong += [f"{room}:{each}" for each in list_texts_of(handler)]
+    assert not wrong
+
+
+def list_texts_of(handler: ast.ExceptHandler) -> list[str]:
+    """Where a handler makes a text of its error, but to look for words in it."""
+    named = handler.name or ""
+    texts = {named, f"str({named})", f"first_line({named})"}
+    searched = {
+        id(part)
+        for each in ast.walk(handler)
+        if isinstance(each, ast.Compare)
+        or (isinstance(each, ast.Call) and ast.unparse(each.func).endswith(".search"))
+        for part in ast.walk(each)
+    }
+    return [
+        f"{each.lineno}: {ast.unparse(each)}"
+        for each in ast.walk(handler)
+        if id(each) not in searched
+        and (
+            (isinstance(each, ast.FormattedValue) and ast.unparse(each.value) in texts)
+            or (isinstance(each, ast.Call) and ast.unparse(each) in texts)
+        )
+    ]
+
+
 def test_arguments_of_the_library_have_no_hyphens():
     assert all(name.isidentifier() for name in ARGUMENTS)

@@ -442,7 +442,7 @@ class PythonFileSource:
         try:
             return task_from_text(said)
         except BadInputError as error:
-            raise BadInputError(f"{self.path}: TASK: {error}") from error
+            raise BadInputError("TASK: " + error.message, place=self.path) from error
 
     def _read_labels(self, said: Any) -> tuple[str, ...]:
         if isinstance(said, list | tuple) and all(isinstance(each, str) for each in said):

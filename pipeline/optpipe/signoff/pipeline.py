@@ -9,14 +9,7 @@ from time import monotonic
 from optpipe import __version__
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import BuiltArtifact, ModelBuild
-from optpipe.core.errors import (
-    BadInputError,
-    GateError,
-    InconclusiveError,
-    MissingError,
-    StageError,
-    require_existing,
-)
+from optpipe.core.errors import BadInputError, MissingError, OptpipeError, require_existing
 from optpipe.core.events import Listener
 from optpipe.core.files import hash_value
 from optpipe.core.metrics.sections import SPEEDUP
@@ -127,7 +120,7 @@ def _run_step(
     started = monotonic()
     try:
         runs = work()
-    except (MissingError, BadInputError, StageError, GateError, InconclusiveError) as error:
+    except OptpipeError as error:
         skipped = isinstance(error, MissingError | BadInputError)
         how = "was skipped" if skipped else "failed"
         listener.warn(f"{name} {how}: " + error.message)

@@ -20,6 +20,7 @@ from optpipe.core.records import json_from_record
 from optpipe.measure.int8_notes import check_int8_accuracy
 from optpipe.measure.pair import BenchRecord
 from optpipe.models.artifacts.lookup import hash_engine, hash_model, judged_build_from_entry
+from optpipe.models.sources.modules import NoWeightsError
 from optpipe.preprocess.proof import observe_preprocessing
 from optpipe.signoff import audit, missing, pipeline, steps
 from optpipe.signoff.collect import (
@@ -279,7 +280,9 @@ def test_a_finished_step_is_not_done_again_until_the_pipeline_is_finished(tmp_pa
         pipeline._run_step("profile", lambda: fail(KeyboardInterrupt()), notes, listener)
     assert status(work) == "resumed", "an interruption leaves the notes"
     notes.unlink()
-    for error, said in ((MissingError("no DALI"), "skipped"), (StageError("broke"), "failed")):
+    no_weights = NoWeightsError("the weights cannot be downloaded", "example.com")
+    errors = (MissingError("no DALI"), "skipped"), (StageError("broke"), "failed")
+    for error, said in (*errors, (no_weights, "failed")):
         assert status(partial(fail, error)) == said
         assert str(error) in listener.warnings[-1]
     assert not notes.exists()

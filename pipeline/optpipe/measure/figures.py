@@ -281,19 +281,24 @@ def read_samples(
     """The columns of a phase's queries, in order of their end."""
     place = files.folder / name
     with read_as_user_file(place, "raw samples"):
-        content = files.read(name)
-        frame = parse_parquet(content, place)
-        if absent := [name for name in columns if name not in frame.columns]:
-            raise BadInputError(
-                f"{place} is not a raw sample file: missing columns {', '.join(absent)}"
-            )
-        return _select_phase(content, place, phase).select(columns)
+        chosen = _select_phase(files.read(name), place, phase)
+        _require_columns(chosen, columns, place)
+        return chosen.select(columns)
 
 
 @keep_frames
 def _select_phase(content: bytes, place: Path, phase: int) -> pl.DataFrame:
-    chosen = parse_parquet(content, place).filter(pl.col("phase") == phase)
+    frame = parse_parquet(content, place)
+    _require_columns(frame, ("phase", "images", "end_ns"), place)
+    chosen = frame.filter(pl.col("phase") == phase)
     return chosen.with_columns(pl.col("images").cast(pl.Int64)).sort("end_ns", maintain_order=True)
+
+
+def _require_columns(frame: pl.DataFrame, columns: Iterable[str], place: Path) -> None:
+    if absent := [name for name in columns if name not in frame.columns]:
+        raise BadInputError(
+            f"{place} is not a raw sample file: missing columns {', '.join(absent)}"
+        )
 
 
 def recompute_bench(run: Run) -> Iterator[Recomputed]:

@@ -40,8 +40,9 @@ from optpipe.deploy.proof import Answer
 from optpipe.evaluate.result import ScoreRule
 from optpipe.evaluate.tasks.contract import measure_scores
 from optpipe.evaluate.tasks.detection import Detection
+from optpipe.evaluate.tasks.masks import encode_mask
 from optpipe.evaluate.tasks.sampled import make_sampled_score
-from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
+from optpipe.evaluate.tasks.segmentation import Segmentation
 from optpipe.evaluate.tasks.texts import Embedding, TokenClassification
 from optpipe.evaluate.tasks.values import MultiLabel
 from optpipe.measure.compare import compare_measurements

@@ -116,6 +116,10 @@ SIZES = {  # §1.1, at most
     "uncompressed bytes": 2**29,
     "text bytes": 2**28,
     "pixels of a mask": 2**26,
+    "pixels": 2**30,
+    "pairs of boxes": 2**27,
+    "bytes of predictions in JSON": 2**24,
+    "numbers that are counted": 2**25,
     "class": 2**20,
     "class of a box": 20_000,
 }
@@ -286,7 +290,7 @@ RATES = {
     "tokens": "throughput_tokens_per_s",
     "energy": "energy_j_per_image",
 }
-PLUGIN_UNITS = [unit for unit in UNITS if unit not in ("points", "1")]
+PLUGIN_UNITS = [unit for unit in UNITS if unit not in ("points", "1", "queries/s")]
 COSINE = ("reference_square", "output_square", "product", "difference_square", "finite")
 USUAL_SNR = {"fp32": 60, "tf32": 40, "fp16": 33.979400087, "bf16": 20, "int8": 10, "fp8": 10}
 OVERLAPS = 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.8999999999999999, 0.95
@@ -1726,26 +1730,25 @@ def divide(part, whole):
     return part / whole if whole else nan
 
 
-@lru_cache(4)
-def read_mask(png):  # §8.1
-    """The pixels of a gray PNG file of 8 bits, row by row."""
+def measure_mask(png):  # §8.1
+    """Width and height of a gray PNG file of 8 bits, as it declares them."""
     if png[:16] != b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" or png[24:29] != b"\x08\0\0\0\0":
         raise ValueError("a mask is not an 8-bit gray PNG file without interlacing")
-    width, height = (int.from_bytes(png[at : at + 4]) for at in (16, 20))
+    return int.from_bytes(png[16:20]), int.from_bytes(png[20:24])
+
+
+@lru_cache(4)
+def read_mask(png):  # §8.1
+    """The pixels of a mask, row by row, each after a 0, in a column."""
+    width, height = measure_mask(png)
     if not 0 < width * height <= SIZES["pixels of a mask"]:
         raise ValueError(f"too large (§1.1): a mask of {width} times {height} pixels")
-    plain, above, rows = inflate_mask(png, height * (width + 1)), bytes(width), []
-    for start in range(0, len(plain), width + 1):
-        kind, line, left = plain[start], plain[start + 1 : start + 1 + width], 0
-        if kind == 0:
-            above = line
-        elif kind != 2 or any(line):
-            pixels = zip(line, above, b"\0" + above)
-            above = bytes(
-                left := byte + predict(kind, left, up, corner) & 255 for byte, up, corner in pixels
-            )
-        rows.append(above)
-    return b"".join(rows)
+    plain = inflate_mask(png, height * (width + 1))
+    if any(plain[:: width + 1]):
+        raise ValueError("a mask has rows with a filter")
+    kind = polars.Array(polars.UInt8, len(plain))
+    whole = polars.Series([plain], dtype=polars.Binary)
+    return whole.bin.reinterpret(dtype=kind, endianness="little").explode()
 
 
 def inflate_mask(png, size):
@@ -1768,22 +1771,24 @@ def inflate_mask(png, size):
 
 
 def pair_pixels(one, other):
-    """The pixels of two masks of one width and height."""
+    """How often each pair of classes occurs in two masks of one width and height."""
     if one[16:24] != other[16:24]:
         raise ValueError("the masks of a sample have different sizes")
-    return zip(read_mask(one), read_mask(other), strict=True)
-
-
-@cache
-def predict(kind, left, up, corner):
-    """What one of PNG's filters subtracts from a pixel."""
-    nearest = min((left, up, corner), key=lambda each: abs(left + up - corner - each))
-    return (0, left, up, (left + up) // 2, nearest)[kind]
+    pairs = read_mask(one).cast(polars.UInt16) * 256 + read_mask(other)
+    runs = pairs.rename("pair").rle().struct.unnest()
+    counts = Counter(dict(runs.group_by("value").agg(polars.col("len").sum()).rows()))
+    counts[0] -= measure_mask(one)[1]  # the filters of the rows
+    return Counter({divmod(pair, 256): number for pair, number in counts.items() if number})
 
 
 def count_pixels(truth, mask):
-    pairs = Counter(pair_pixels(truth, mask))
+    pairs = pair_pixels(truth, mask)
     return Counter({pair: number for pair, number in pairs.items() if pair[0] != 255})
+
+
+def compare_masks(one, other):
+    pairs = pair_pixels(one, other)
+    return sum(number for (a, b), number in pairs.items() if a == b) / pairs.total()
 
 
 def score_pixels(pairs):
@@ -1864,16 +1869,18 @@ def intersect(one, other):
 
 def compare_boxes(one, other):
     """F1 of the shown boxes of both, each paired with the free one of its class that overlaps it most."""
-    mine, free = ([row for row in rows if row[4] >= 0.25] for rows in (one, other))
-    number, pairs = len(mine) + len(free), 0
+    mine, theirs = ([row for row in rows if row[4] >= 0.25] for rows in (one, other))
+    free, pairs = defaultdict(list), 0
+    for row in theirs:
+        free[row[5]].append(row)
     for row in mine:
-        shares = [(row[5] == each[5]) * intersect(row, each) for each in free]
-        shares = [
-            both / (row[2] * row[3] + each[2] * each[3] - both) for both, each in zip(shares, free)
-        ]
+        alike, size = free[row[5]], row[2] * row[3]
+        both = [intersect(row, each) for each in alike]
+        shares = [part / (size + each[2] * each[3] - part) for part, each in zip(both, alike)]
         if max(shares, default=0.0) >= 0.5:
-            free.remove(free[shares.index(max(shares))])
+            alike.pop(shares.index(max(shares)))
             pairs += 1
+    number = len(mine) + len(theirs)
     return 2 * pairs / number if number else 1.0
 
 
@@ -1987,8 +1994,9 @@ def normalize_answer(text):
 def score_answer(truths, answer):
     """F1 over words and exact match of an answer, each the best over the truths."""
     found, scores = normalize_answer(answer), []
+    counted = Counter(found)
     for known in [*filter(None, map(normalize_answer, truths))] or [[]]:
-        right = (Counter(found) & Counter(known)).total()
+        right = sum(min(number, counted[word]) for word, number in Counter(known).items())
         same = float(found == known)
         f1 = 2 * right / (len(found) + len(known)) if found and known else same
         scores.append((f1, same))
@@ -2074,9 +2082,14 @@ def compare_numbers(source, found):
     ]
 
 
+def read_prediction(text):
+    require_flat(text, "a prediction")
+    return json.loads(text)
+
+
 def compare_texts_of_json(source, found):
     return compare_numbers(
-        *([json.loads(each["prediction"]) for each in some] for some in (source, found))
+        *([read_prediction(each["prediction"]) for each in some] for some in (source, found))
     )
 
 
@@ -2184,7 +2197,7 @@ TASKS = {
     ),
     "segmentation": Task(
         ["mIoU", "pixel-accuracy"],
-        lambda *masks: fmean([one == other for one, other in pair_pixels(*masks)]),
+        compare_masks,
         count_pixels,
         score_pixels,
         lambda pairs: sum((Counter({true: n}) for (true, _), n in pairs.items()), Counter()),
@@ -2882,7 +2895,8 @@ def digest(content):
 
 class Dossier:
     def __init__(self, folder):
-        self.folder, self.differs, self.open, self.stated, self.figures = folder, [], [], [], {}
+        self.folder, self.differs, self.open, self.stated = folder, [], [], []
+        self.figures, self.asked = {}, {}
 
     def confidence(self, kind):  # §9
         """That of the intervals of one kind of evidence."""
@@ -2997,6 +3011,7 @@ class Dossier:
         frame = self.frame(name)
         if frame is not None and kind:
             require_columns(frame, kind, name)
+            self.measure_answers(frame, name)
         for column in frame.iter_columns() if classes and frame is not None else ():
             numbers = column
             while numbers.dtype == polars.List:
@@ -3004,6 +3019,77 @@ class Dossier:
             if numbers.dtype.is_integer() and not numbers.is_between(-1, SIZES["class"] - 1).all():
                 raise ValueError(f"{name}: a number of {column.name} is not that of a class")
         return {} if frame is None else frame.to_dict(as_series=False)
+
+    def measure_answers(self, frame, name):  # §1.1
+        """What all tables ask for, by what they declare; no mask is inflated, and no text parsed before."""
+        columns = [column for column in frame.iter_columns() if column.dtype == polars.Binary]
+        sides = (measure_mask(png) for png in chain(*columns) if png is not None)
+        self.asked[name] = {
+            "pixels": sum(width * height for width, height in sides),
+            "pairs of boxes": count_box_pairs(frame),
+            "bytes of predictions in JSON": count_prediction_bytes(frame),
+        }
+        summed = sum(map(Counter, self.asked.values()), Counter())
+        summed["numbers that are counted"] = len(frame) * count_kinds(frame)
+        for what, number in summed.items():
+            if number > SIZES[what]:
+                raise ValueError(f"{name}: too large (§1.1): {number} {what}")
+
+
+BOXES = polars.List(polars.List(polars.Float64))
+
+
+def list_classes(frame, name):
+    """(sample, class, score) of each box of a column; a true one has no score."""
+    at = 4 if name == "truth" else 5
+    rows = frame.select(box=polars.col(name)).with_row_index("sample").explode("box").drop_nulls()
+    box = polars.col("box").list
+    score = polars.lit(1.0) if at == 4 else box.get(4, null_on_oob=True)
+    return rows.select("sample", box.get(at, null_on_oob=True).alias("class"), score=score)
+
+
+def count_box_pairs(frame):
+    """The boxes of one class and sample that are compared: true with predicted, and those of the source with others."""
+    names = [name for name, kind in frame.schema.items() if kind == BOXES]
+    found = {name: list_classes(frame, name) for name in names}
+    first = next(
+        (found[name] for name in ("source:prediction", "reference_prediction") if name in found),
+        None,
+    )
+    truths, pairs = found.pop("truth", None), 0
+    shown = None if first is None else first.filter(polars.col("score") >= 0.25)
+    for one, most in ((truths, 100), (shown, SIZES["rows"])):
+        for other in found.values() if one is not None else ():
+            mine, theirs = (each.group_by("sample", "class").len() for each in (one, other))
+            both = mine.join(theirs, on=("sample", "class"), nulls_equal=True)
+            judged = polars.min_horizontal("len_right", most).cast(polars.Int64)
+            pairs += both.select((polars.col("len") * judged).sum()).item()
+    return pairs
+
+
+def count_prediction_bytes(frame):
+    fields = [
+        column.struct.field("prediction")
+        for column in frame.iter_columns()
+        if column.dtype == polars.Struct and "prediction" in column.struct.fields
+    ]
+    return sum(map(count_text_bytes, fields))
+
+
+def count_kinds(frame):
+    """The kinds that are counted for each sample: classes up to the largest, different tags, or groups of parts."""
+    kinds = [0]
+    for column in frame.iter_columns():
+        name, kind = column.name, column.dtype
+        if kind == polars.List(polars.Int64) and not name.endswith(":best"):
+            kinds.append(1 + max(column.explode().max() or 0, 0))
+        elif kind == polars.List(polars.String) and name != "truth":
+            kinds.append(column.explode().n_unique())
+        elif kind == polars.List(polars.Float64) and ":part." in name:
+            kinds.append(column.list.get(2, null_on_oob=True).n_unique())
+        elif kind == BOXES and name == "truth":
+            kinds.append(1 + int(list_classes(frame, name)["class"].max() or 0))
+    return max(kinds)
 
 
 def find_misshapen(value, shape, place):  # §1.3
@@ -3345,6 +3431,11 @@ def read_run(at, place, builds, needed):
     run.comparison = at.json(f"{place}/comparison.json") if "comparison.json" in there else None
     record = at.json(f"{place}/{'measurements' if run.kind == 'bench' else run.kind}.json")
     parents = {*run.parents}
+    kinds = ("bench", "turns", "evaluate", "preprocess", "profile")
+    at.check(
+        run.kind in (kinds if place.startswith("runs/") else kinds[:1]),
+        f"{place}: no kind of run is {run.kind!r} here",
+    )
     run.record, expected = (
         record,
         {"files": there, "schema_version": 1, "name": f"{run.kind}-{run.id}"},
@@ -3398,7 +3489,11 @@ def check_turns(at, run, builds):  # §5.5
         if build:
             expected = {key: build.info[key] for key in ("backend", "precision", "device")}
             expected["sha256"] = subject.sha256 and build.engine
-            stated = subject | {"device": subject.device.partition(":")[0]}
+            expected["packages"] = build.info.get("packages") or []
+            stated = subject | {
+                "device": subject.device.partition(":")[0],
+                "packages": subject.get("packages") or [],
+            }
             at.compare(f"{run.place}: {subject.artifact}", stated, expected)
     medians, speedups, spans = ([], []), [], []
     for turn in range(len(record.speedups)):
@@ -3641,13 +3736,17 @@ def pair_up(at, run):  # §8.4
 # ---- the policy (§4) and what is observed for it (§7, §8)
 
 
+QUANTITY = re.compile(r"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*")
+
+
 def parse(text, unit):
-    if unit in ("1", "times") and not isinstance(text, str):
-        return float(text)
-    found = re.fullmatch(
-        r"\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*", str(text).replace(",", "")
-    )
-    return float(found[1]) * UNITS[unit][re.sub("sample|querie", "image", found[2])]
+    """A limit in the base unit; a factor and a number without a unit need no quotes."""
+    plain = unit in ("1", "times") and type(text) in (int, float)
+    found = None if plain else QUANTITY.fullmatch(text)
+    value = float(text) if plain else float(found[1]) * UNITS[unit][found[2]]
+    if not isfinite(value):
+        raise ValueError(f"{text} is no limit")
+    return value
 
 
 def read_toml(at, name):
@@ -3655,6 +3754,140 @@ def read_toml(at, name):
     if len(content) > SIZES["policy bytes"]:
         raise ValueError(f"{name}: too large (§1.1): {len(content)} bytes")
     return tomllib.loads(content.decode("utf-8-sig"))
+
+
+COUNTS = "batch_size", "length", "streams", "steps"  # §4: whole numbers from 1 to 10⁶
+OF_LOAD = "batch_size", "length", "scenario", "mode", "streams", "rate"
+MEASURED = "latency", "throughput", "regression", "memory", "energy", "efficiency", "stability"
+MORE_KEYS = {  # of a section, beside its limits
+    **dict.fromkeys(MEASURED, OF_LOAD),
+    "speedup": ("over", "batch_size", "length"),
+    "accuracy": ("at_threshold",),
+    "outputs": ("output", "steps"),
+}
+OTHER_TABLES = {
+    "build": ("artifact", "backend", "precision", "options"),
+    "evidence": ("preregistered",),
+    "environment": ("gpu", "driver", "cpu", "python", "packages"),
+}
+LARGEST = {"fraction": 1.0, "1": 1.0, "points": 100.0}
+NEEDS_GPU = "energy", "efficiency", "tensor_cores"
+
+
+def list_policy_tables(document):
+    """(name, table, its limits with their units, its other keys) of each table of limits."""
+    for section, limits in SECTIONS.items():
+        found = document.get(section, [])
+        for table in found if isinstance(found, list) else [found]:
+            yield section, table, limits, MORE_KEYS.get(section, ())
+    for section in ("metrics", "scores"):
+        for name, found in document.get(section, {}).items():
+            for table in found if isinstance(found, list) else [found]:
+                limits, more = (
+                    ({"minimum": None, "maximum": None}, OF_LOAD)
+                    if section == "metrics"
+                    else (SCORE_LIMITS, ())
+                )
+                yield f"{section}.{name}", table, limits, more
+
+
+def require_policy(document):  # §4
+    """Raises ValueError for what no policy has."""
+
+    def require(holds, what):
+        if not holds:
+            raise ValueError(f"policy.toml: {what}")
+
+    require(type(document.get("schema")) is int and document["schema"] == 1, "schema is not 1")
+    top = {"schema", "name", "model", "confidence", *OTHER_TABLES, *SECTIONS, "metrics", "scores"}
+    require({*document} <= top, f"no key is called {sorted({*document} - top)}")
+    require(0.5 <= parse(document["confidence"], "fraction") < 1, "confidence")
+    texts = [(key, document[key]) for key in ("name", "model") if key in document]
+    for name, keys in OTHER_TABLES.items():
+        table = document.get(name, {})
+        require(isinstance(table, dict) and {*table} <= {*keys}, f"keys of [{name}]")
+        texts += [
+            (key, value)
+            for key, value in table.items()
+            if key not in ("options", "packages", "preregistered")
+        ]
+    texts += document.get("environment", {}).get("packages", {}).items()
+    require(type(document.get("evidence", {}).get("preregistered", False)) is bool, "preregistered")
+    options = document.get("build", {}).get("options", {}).values()
+    texts += [("an option", each) for each in options if not isinstance(each, bool | int | float)]
+    precision = document.get("build", {}).get("precision")
+    require(precision in (None, *WORDS["Precision"][1:]), f"precision {precision!r}")
+    for name, table, limits, more in list_policy_tables(document):
+        require(isinstance(table, dict) and {*table} <= {*limits, *more}, f"keys of [{name}]")
+        require({*limits} & {*table}, f"[{name}] sets no limit")
+        for key in table.keys() & {*COUNTS}:
+            require(type(table[key]) is int and 1 <= table[key] <= 10**6, f"{name}.{key}")
+        texts += [(key, table[key]) for key in ("over", "output") if key in table]
+        scenario = table.get("scenario")
+        for key in ("scenario", "mode"):
+            require(table.get(key) in (None, *WORDS[key.title()][1:]), f"{name}.{key}")
+        require(scenario != "server" or "rate" in table, f"[{name}] has no rate")
+        require(scenario != "multi-stream" or "streams" in table, f"[{name}] has no streams")
+        require("rate" not in table or scenario == "server", f"{name}.rate")
+        require(
+            "streams" not in table or scenario in ("multi-stream", "offline"), f"{name}.streams"
+        )
+        require("rate" not in table or parse(table["rate"], "queries/s") > 0, f"{name}.rate")
+        require(name != "speedup" or "over" in table, "[speedup] has no over")
+        require(not {"steps", "output"} <= {*table}, "steps and output")
+        at = parse(table.get("at_threshold", "25%"), "fraction") * 20
+        require(abs(at - round(at)) < 1e-7 and 1 <= round(at) <= 19, f"{name}.at_threshold")
+        require("at_threshold" not in table or "maximum_f1_drop" in table, f"{name}.at_threshold")
+    for key, value in texts:
+        require(
+            isinstance(value, str) and value.strip() and value.isprintable(), f"{key} is no text"
+        )
+    criteria = [*read_policy(document)]
+    require(len(criteria) <= SIZES["limits"], f"too large (§1.1): {len(criteria)} limits")
+    names = Counter(each.name for each in criteria)
+    require(criteria and max(names.values()) == 1, "no limit, or one twice")
+    for each in criteria:
+        if each.section != "environment":
+            require_limit(each, require)
+    require_no_contradiction(criteria, precision, require)
+
+
+def require_limit(criterion, require):
+    """A limit can be met, and not by everything."""
+    limit, unit = criterion.limit, criterion.unit.replace("sample", "image")
+    free = criterion.section == "metrics" and unit == "1"
+    require(limit >= 0, f"{criterion.name} is negative")
+    require(not criterion.least or free or 0 < limit <= LARGEST.get(unit, inf), criterion.name)
+    require(criterion.least or limit > 0 or unit not in ("ns", "bytes", "J/image"), criterion.name)
+    if criterion.section == "metrics":
+        own = criterion.key in (*ASKED, *FIGURES, "cv", "tokens", "mean")
+        require(not own, f"[metrics.{criterion.key}] is not a plug-in's")
+    own_score = (
+        criterion.name.startswith("accuracy.maximum_f1_drop") or criterion.section == "scores"
+    )
+    require(not own_score or criterion.asked_score in (None, "F1"), criterion.name)
+    if criterion.section == "scores":
+        require(criterion.asked_score is None, criterion.name)
+        name = criterion.key.removeprefix("drop of ")
+        known = re.fullmatch(r"[a-z][a-z0-9_-]*", name) and name not in {*SCORES, *OF_TASKS}
+        require(known, f"[scores.{name}] is not a plug-in's")
+    errors = {*TASKS["regression"].errors}
+    require(criterion.key != "minimum_score" or criterion.score not in errors, criterion.name)
+
+
+def require_no_contradiction(criteria, precision, require):
+    """No limit makes another one pointless or impossible."""
+    tails = [each for each in criteria if each.section == "latency"]
+    for one, other in combinations(sorted(tails, key=lambda each: ASKED[each.key]), 2):
+        alike = one.where == other.where and one.key.startswith("m") == other.key.startswith("m")
+        require(not alike or one.limit <= other.limit, f"{one.name} has no effect")
+    shares = {each.key: each.limit for each in criteria if each.section == "precision"}
+    require(sum(shares.values()) <= 1 + 1e-9, "shares of precision add up to more than all")
+    others = [share for name, share in shares.items() if precision not in (None, name)]
+    require(max(others, default=0.0) <= 0.5, "precision contradicts [build]")
+    found = {each.name: each.limit for each in criteria if each.section == "environment"}
+    gpu = any(each.section in NEEDS_GPU for each in criteria) or "environment.driver" in found
+    require(found.get("environment.gpu") != "none" or not gpu, "a limit needs a GPU")
 
 
 def read_policy(document):
@@ -3682,13 +3915,8 @@ def read_policy(document):
     ]:
         load, slug = read_load(table)
         text, f1 = str(table[key]), f"F1@{parse(table.get('at_threshold', '25%'), 'fraction'):.0%}"
-        score = (
-            f1
-            if key == "maximum_f1_drop"
-            else text.split()[-1]
-            if text.split()[-1] in SCORES
-            else None
-        )
+        named = find_score(text)
+        score = f1 if key == "maximum_f1_drop" else named
         output, steps, unit = table.get("output"), table.get("steps"), SECTIONS[section][key]
         over = table.get("over")
         parts = score, output, steps and f"{steps}-steps", over and f"over-{over}"
@@ -3698,6 +3926,7 @@ def read_policy(document):
             section=section,
             key=key,
             score=score,
+            asked_score=named,
             output=output,
             steps=steps,
             over=over,
@@ -3716,9 +3945,15 @@ def read_policy(document):
                 yield read_score_limit(name, key, table)
 
 
+def find_score(text):
+    """The score that a limit names as its unit."""
+    found = QUANTITY.fullmatch(text) if isinstance(text, str) else None
+    return found[2] if found and found[2] in SCORES else None
+
+
 def read_load(table):
     """The load that a table selects, and its part of the criterion's name."""
-    load = table | ({"rate_per_s": parse(table["rate"], "images/s")} if "rate" in table else {})
+    load = table | ({"rate_per_s": parse(table["rate"], "queries/s")} if "rate" in table else {})
     return load, [form.format(load[name]) for name, form in LOAD.items() if name in load]
 
 
@@ -3750,6 +3985,7 @@ def read_score_limit(name, key, table):
         section="scores",
         key=f"drop of {name}" if key == "maximum_drop" else name,
         score=None,
+        asked_score=find_score(table[key]),
         output=None,
         steps=None,
         over=None,
@@ -4247,9 +4483,11 @@ def compare_predictions(name, rows):
 
 def observe_tensor_cores(at, judged):  # §8.3
     """Of the newest profile of the judged file; every stage with all of its tables is recomputed on the way."""
-    found = []
-    every = [
-        (run, stage) for run in at.newest if run.kind == "profile" for stage in run.record.stages
+    found, profiles = [], [run for run in at.newest if run.kind == "profile"]
+    every = [(run, stage) for run in profiles for stage in run.record.stages]
+    at.stated += [
+        f"{run.place}: views of traces and findings, which optpipe verify recomputes"
+        for run in profiles
     ]
     for run, stage in (each for each in every if each[1].subject.artifact):
         place, cores = f"{run.place}: {stage.subject.name}", stage.profile.tensor_cores
@@ -4885,20 +5123,45 @@ def list_loosened(at):  # §10
 def sort_codes(group):
     """A stated group, with the codes of left-out measurements in order: they are sets."""
     left = [one | {"codes": sorted({*one.codes})} for one in group.left_out]
-    return group | {"left_out": left}
+    return group | {"left_out": left, "names of figures": sorted(group.figures)}
+
+
+GROUP_FIGURES = (*TAILS, "throughput", "tokens", "energy", "cv", "memory")
 
 
 def describe_group(stated, groups, at):
     """The judged fields of a group in verdict.json."""
     tries, figures = groups[tuple(stated.load[key] for key in LOAD)], {}
-    for name in stated.figures if keep_valid(tries) else ():
-        figures[name] = {"estimate": summarize(tries, name, at).estimate}
+    valid, newest = keep_valid(tries), tries[-1]
+    units = {name: unit for one in tries for name, unit in one.units.items()}
+    for name in (*GROUP_FIGURES, *units):
+        found, values = summarize(tries, name, at), None
+        if valid and found.figures:
+            values, estimate = found.figures, found.estimate
+        elif not valid and (shown := read_figure(newest, name, False)) is not None:
+            values, estimate = [shown], {"value": shown, "low": None, "high": None}
+        if values:
+            figures[name] = {"estimate": estimate, "processes": values, "unit": units.get(name)}
     left = [
         {"run": one.run, "measurement": one.id, "codes": sorted({*list_codes(one)})}
         for one in tries
         if one.codes
     ]
-    return {"processes": count_processes(tries), "left_out": left, "figures": figures}
+    return {
+        "subject": fill(newest.subject, stated.subject),
+        "load": fill(newest.load, stated.load),
+        "processes": count_processes(tries),
+        "runs": [*dict.fromkeys(one.run for one in valid)],
+        "left_out": left,
+        "names of figures": sorted(figures),
+        "figures": figures,
+    }
+
+
+def fill(record, stated):
+    """A record with the keys of a stated one; a key that is absent says as much as an empty value."""
+    empty = {key: value for key, value in stated.items() if value in (None, "", [], {})}
+    return dict.fromkeys(stated) | empty | record
 
 
 def is_reason(text):
@@ -4921,8 +5184,6 @@ def judge_dossier(at, document):
         at.build,
         [*read_policy(document)],
     )
-    if len(policy) > SIZES["limits"]:
-        raise ValueError(f"policy.toml: too large (§1.1): {len(policy)} limits")
     at.outputs = observe_outputs(at)
     at.thresholds = {criterion.score for criterion in policy if criterion.key == "maximum_f1_drop"}
     at.seen = {"accuracy": observe_accuracy(at), "preprocessing": observe_preprocessing(at)}
@@ -4947,10 +5208,8 @@ def judge_dossier(at, document):
         name, said = criterion.name, stated[criterion.name].limit if criterion.unit else ""
         expected[name] = judge(criterion, found, rejected)
         if said:
-            limit = parse(
-                re.sub("at most |at least |@.*", "", said),
-                criterion.unit.replace("sample", "image"),
-            )
+            words = re.sub("at most |at least |@.*|,", "", said).replace("sample", "image")
+            limit = parse(words, criterion.unit.replace("sample", "image"))
             at.check(
                 isclose(limit, criterion.limit, rel_tol=0.01),
                 f"verdict.json: {name}: limit is {said}",
@@ -5137,8 +5396,8 @@ def break_run(run, builds):
     return rules
 
 
-def check_records(at, runs):
-    """The rules of §2.1, each with the record that breaks it."""
+def check_records(at, runs, wanted):
+    """The rules of §2.1, each with the record that breaks it; `wanted` is the policy's [build]."""
     request, names = at.request, {run.name for run in at.runs}
     checked = [
         build
@@ -5159,6 +5418,9 @@ def check_records(at, runs):
             )
         ),
         "names": request.model == at.build.info.model,
+        "the judged build": all(
+            wanted.get(key) in (None, at.build.info[key]) for key in ("backend", "precision")
+        ),
     }
     broken = [("request.json", name) for name, holds in rules.items() if not holds]
     known = {"artifact": break_artifact, "verification": break_verification}
@@ -5236,7 +5498,7 @@ def read_evidence(at, document):
         if run.kind in ("bench", "turns") and at.id in run.parents
     }
     at.check(request.measurements == about, f"request.json: measurements are not {about}")
-    check_records(at, [*chain(*sides)])
+    check_records(at, [*chain(*sides)], document.get("build", {}))
     check_dates(at, [*chain(*sides)])
     check_stamp(at)
     registered = document.get("evidence", {}).get("preregistered") and (
@@ -5337,6 +5599,7 @@ def examine(folder):
         check_seal(at)
         if not at.differs:
             document |= read_toml(at, "policy.toml")
+            require_policy(document)
             read_evidence(at, document)
             verdict = judge_dossier(at, document)
     except (

@@ -54,8 +54,15 @@ from optpipe.signoff.dossier import finish_dossier, read_dossier
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.policy import policy_from_toml
 from optpipe.signoff.release import sign_off
+from optpipe.trace.analysis import analysis_from_trace, select_measured_part
 from optpipe.trace.read import trace_from_folder, trace_from_sqlite, write_trace
-from optpipe.trace.report import ProfileRecord, StageProfile, StageSubject, profile_from_trace
+from optpipe.trace.report import (
+    ProfileRecord,
+    StageProfile,
+    StageSubject,
+    make_stage_views,
+    profile_from_trace,
+)
 from optpipe.trace.rules import StageFacts
 from optpipe.workspace.entry import get_utc_time
 from optpipe.workspace.file_names import CARD, ONNX
@@ -388,9 +395,13 @@ class Workspace:
             pl.col("name").cast(pl.String).replace("iter", "optpipe.iteration").cast(pl.Categorical)
         )
         write_trace(replace(trace, ranges=trace.ranges.with_columns(name)), run.path / "stage")
-        found = profile_from_trace(trace_from_folder(run.path / "stage"))
+        whole = analysis_from_trace(trace_from_folder(run.path / "stage"))
+        measured = select_measured_part(whole, None)
+        found = profile_from_trace(whole, measured=measured)
+        views = make_stage_views(whole, None, measured=measured)
         subject = StageSubject("fp16 batch 8", "inference", entry.id, sha256=sha256)
-        record = ProfileRecord((StageProfile(subject, "stage", None, StageFacts(), found),))
+        stage = StageProfile(subject, "stage", None, StageFacts(), found, *views)
+        record = ProfileRecord((stage,))
         (run.path / "profile.json").write_bytes(json_from_record(record))
         return finish_run(run, command="optpipe profile digits", parents=[entry.id])
 

@@ -43,6 +43,7 @@ from optpipe.evaluate.sampled_scores import (
     state_rules,
 )
 from optpipe.evaluate.tasks import find_task, require_fitting_task
+from optpipe.evaluate.tasks.bounds import measure_answers, require_bounded
 from optpipe.evaluate.tasks.callable import CallableTask
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.user_file import UserTask
@@ -392,7 +393,9 @@ def write_predictions(
             name = row.entry.id if row.entry else "source"
             columns[f"{name}:{task.prediction_column}"] = row.predictions.values
             columns |= columns_from_parts(name, row.predictions.parts)
-    write_parquet(path, pl.DataFrame(columns))
+    table = pl.DataFrame(columns)
+    require_bounded(measure_answers(table), samples.name)
+    write_parquet(path, table)
 
 
 def run_evaluation(
@@ -440,6 +443,7 @@ def run_evaluation(
         exported, card, source, count, seed, listener, truncate=truncate
     )
     task.require_rows(samples)
+    task.require_capacity(samples, card, 1 + len(artifacts))
     names = [each.group for each in samples.files]
     task = task.with_groups(names)
     # fails before anything runs if the truths do not fit

@@ -21,6 +21,7 @@ from optpipe.evaluate.sampled_scores import (
     score_parts,
 )
 from optpipe.evaluate.tasks import TASKS
+from optpipe.evaluate.tasks.bounds import measure_answers, require_bounded
 from optpipe.evaluate.tasks.contract import TaskContract, Values
 from optpipe.evaluate.tasks.user_file import PREFIX, StoredScores
 from optpipe.models.artifacts.lookup import JudgedBuild
@@ -264,4 +265,5 @@ def read_predictions(run: Run) -> pl.DataFrame:
             raise BadInputError(
                 f"{run.path / PREDICTIONS}: a number of {column.name!r} is not a class, which is at most {MAX_CLASS:,}"
             )
+    require_bounded(measure_answers(frame), run.path / PREDICTIONS)
     return frame

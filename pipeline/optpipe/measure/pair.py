@@ -27,7 +27,7 @@ from optpipe.core.measurement import (
 from optpipe.core.metrics.measured import PairMetric
 from optpipe.core.metrics.registry import find_metric
 from optpipe.core.process import acknowledge_interrupt
-from optpipe.core.records import Recomputed, json_from_record, record_from_files
+from optpipe.core.records import Recomputed, json_from_record, read_versioned
 from optpipe.core.wording import Argument, Call
 from optpipe.measure.figures import measurements_from_run, recompute_requested
 from optpipe.measure.groups import RecordedMeasurement
@@ -341,7 +341,7 @@ def pairs_from_runs(
     for run in runs:
         if run.kind != "bench" or baseline is None or COMPARISON_FILE not in run.manifest.files:
             continue
-        record = record_from_files(run.files, COMPARISON_FILE, PairedComparison)
+        record = read_versioned(run.files, COMPARISON_FILE, PairedComparison)
         sides = {(baseline, contender): "ab", (contender, baseline): "ba"}
         order = sides.get((record.baseline_artifact, record.contender_artifact))
         if order is None:
@@ -360,7 +360,7 @@ def recompute_pair(run: Run) -> Iterator[Recomputed]:
     """The comparison of a run that has one and all its raw samples."""
     if COMPARISON_FILE not in run.manifest.files or not run.files.has(COMPARISON_FILE):
         return
-    stored = record_from_files(run.files, COMPARISON_FILE, PairedComparison)
+    stored = read_versioned(run.files, COMPARISON_FILE, PairedComparison)
     by_id = {one.id: one for one in read_measurements(run.files)}
     names = list(islice(draw_names(stored.seed), 2 * len(stored.baseline_ns)))
     if not all(name in by_id for name in names):

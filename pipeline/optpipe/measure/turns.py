@@ -27,7 +27,7 @@ from optpipe.core.events import Listener
 from optpipe.core.files import Files
 from optpipe.core.measurement import LoadSpec, Phase, Subject
 from optpipe.core.quantity import format_duration
-from optpipe.core.records import Recomputed, json_from_record, record_from_files
+from optpipe.core.records import Recomputed, json_from_record, read_versioned
 from optpipe.measure.figures import read_samples
 from optpipe.measure.groups import find_environment_differences
 from optpipe.measure.invariants import find_impossible_turns
@@ -242,7 +242,7 @@ def turns_from_runs(runs: Sequence[Run], judged: str) -> Iterator[RecordedTurns]
     """The runs of turns in which the artifact `judged` was compared, oldest first."""
     for run in runs:
         if run.kind == "turns":
-            stored = record_from_files(run.files, TURNS, TurnsRecord)
+            stored = read_versioned(run.files, TURNS, TurnsRecord)
             if stored.judged.artifact == judged:
                 environment = run.manifest.environment
                 yield RecordedTurns(run.name, environment, _recompute(stored, run))
@@ -265,7 +265,7 @@ def _recompute(stored: TurnsRecord, run: Run) -> TurnsRecord:
 
 
 def recompute_turns(run: Run) -> Iterator[Recomputed]:
-    stored = record_from_files(run.files, TURNS, TurnsRecord)
+    stored = read_versioned(run.files, TURNS, TurnsRecord)
     yield TURNS, stored, _recompute(stored, run)
 
 
@@ -285,7 +285,7 @@ class TurnsReport:
 
 
 def report_from_run(run: Run) -> TurnsReport:
-    record = record_from_files(run.files, TURNS, TurnsRecord)
+    record = read_versioned(run.files, TURNS, TurnsRecord)
     mean = mean_from_runs([[log(each) for each in record.speedups]])
     assert mean is not None  # FEWEST_ROUNDS are enough for an interval
     low, high = mean.interval(CONFIDENCE)

@@ -25,6 +25,7 @@ from optpipe.core.transform import Transform
 from optpipe.core.verdict import RANDOM_WEIGHTS, Blocker, Observation, Verdict
 from optpipe.core.wording import Argument, Call
 from optpipe.evaluate.tasks import TASKS
+from optpipe.evaluate.tasks.bounds import measure_answers, require_bounded
 from optpipe.evaluate.tasks.contract import TaskContract
 from optpipe.evaluate.tasks.detection_heads import lacks_image_axis
 from optpipe.models.artifacts.lookup import JudgedBuild
@@ -382,6 +383,7 @@ def open_prediction_decoder(
     if problem:
         listener.warn("predictions are not compared, only outputs: " + problem)
         return None
+    task.require_capacity(samples, card, 2)
     truths = task.read_truths(samples, card, task.count_classes(card))
     if truths is None:
         listener.warn(f"{task.score} not computed: {samples.name} has no annotations")
@@ -506,6 +508,7 @@ def read_rows(files: Files) -> pl.DataFrame:
             + Call("preprocess")
             + " again"
         )
+    require_bounded(measure_answers(rows), files.folder / ROWS)
     return rows
 
 

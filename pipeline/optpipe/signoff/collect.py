@@ -385,7 +385,7 @@ def _copy_builds(wanted: set[str], store: Store, folder: Path) -> None:
     paths = folder.glob(f"runs/*/{MEASUREMENTS_FILE}")
     measured = [one.subject for path in paths for one in read_measurements(Files(path.parent))]
     for path in folder.glob(f"runs/*/{TURNS}"):
-        record = record_from_files(Files(path.parent), TURNS, TurnsRecord)
+        record = read_versioned(Files(path.parent), TURNS, TurnsRecord)
         measured += [record.over, record.judged]
     wanted |= {each.artifact for each in measured}
     wanted -= {

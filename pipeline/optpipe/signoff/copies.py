@@ -12,7 +12,7 @@ import polars as pl
 
 from optpipe.core.measurement import MEASUREMENTS_FILE, Phase, read_measurements
 from optpipe.core.parquet import read_parquet
-from optpipe.core.records import record_from_files
+from optpipe.core.records import read_versioned
 from optpipe.measure.figures import read_samples
 from optpipe.measure.turns import SIDES, TurnsRecord
 from optpipe.workspace.entry import Run
@@ -48,7 +48,7 @@ def find_copies(runs: Sequence[Run], folder: str) -> Iterator[str]:
 
 def _list_processes(run: Run, place: str) -> Iterator[_Process]:
     if run.kind == "turns":
-        rounds = len(record_from_files(run.files, TURNS, TurnsRecord).speedups)
+        rounds = len(read_versioned(run.files, TURNS, TurnsRecord).speedups)
         for name in (f"{side}{turn:03}" for turn in range(rounds) for side in SIDES):
             durations = _read_durations(run, f"samples/{name}.parquet")
             yield _Process(f"{place}/{TURNS}: {name}", (run.path.name, name), durations)

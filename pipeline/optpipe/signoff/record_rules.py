@@ -173,6 +173,10 @@ def _check_request(request: DossierRequest, dossier: Dossier) -> Iterator[str]:
     if request.model != dossier.artifact.info.model:
         yield f"model is {request.model!r}, and the build is of {dossier.artifact.info.model!r}"
     of_baseline = (request.baseline_artifact, request.baseline_network)
+    for key in ("backend", "precision"):
+        asked, judged = dossier.policy.build.get(key), str(getattr(dossier.artifact.info, key))
+        if asked not in (None, judged):
+            yield f"the policy asks for a build of {key} {asked!r}, and {judged!r} was judged"
     if request.baseline is None and (dossier.baseline_runs or of_baseline != (None, None)):
         yield "something of a baseline is there, and it names none"
     for kind, names in (("removed", request.removed), ("other_file", request.other_file)):

@@ -69,7 +69,13 @@ from optpipe.signoff.judge import find_drop_limit
 from optpipe.signoff.loosened import describe_loosened
 from optpipe.trace.document import draw_profile
 from optpipe.trace.document_details import draw_details
-from optpipe.trace.report import StageProfile, TraceProfile, analyze_stage, read_profile
+from optpipe.trace.report import (
+    StageProfile,
+    analyze_stage,
+    has_tables,
+    read_profile,
+    recompute_stage,
+)
 from optpipe.workspace.entry import Run
 from optpipe.workspace.file_names import PREPROCESSING, PROFILE, ROWS
 from optpipe.workspace.files import write_bytes
@@ -306,7 +312,7 @@ def page_from_verdict(
     comparison: Comparison,
     figures: Sequence[Figure | Sentence],
     pictures: Sequence[Figure],
-    profile: TraceProfile | None,
+    limits: Sequence[Sentence],
     files: RawFiles,
 ) -> Page:
     counted = [one.verdict for one in record.counted]
@@ -320,8 +326,6 @@ def page_from_verdict(
         + Call("verify", ".")
         + "` in this folder. To check only the hashes: `sha256sum -c SHA256SUMS`."
     )
-    findings = () if profile is None else profile.findings[:8]
-    limits = tuple(Sentence(one.advice, Tone.STRONG, one.rule) for one in findings)
     expiry = Section("Sign off again if", tuple(map(Sentence, record.expires_if)), folded=True)
     sections = [
         Section(
@@ -331,7 +335,7 @@ def page_from_verdict(
         ),
         *_list_comparison_sections(comparison, figures),
         Section("Preprocessing, side by side", tuple(pictures), "parity"),
-        Section("What limits performance", limits, "profile"),
+        Section("What limits performance", tuple(limits), "profile"),
         _make_evidence_section(recompute, comparison.environment, expiry),
     ]
     return Page(
@@ -500,9 +504,24 @@ def make_dossier_page(
         drawn += draw_profile(stage.profile, profile_files, analyze_stage(run, stage))
         drawn += draw_details(stage, profile_files)
     pictures, files = list(_list_pictures(runs, folder)), list_raw_files(runs, folder)
-    return page_from_verdict(
-        verdict, comparison, drawn, pictures, profiled[1].profile if profiled else None, files
-    )
+    limits = () if profiled is None else tuple(_list_limits(*profiled[:2]))
+    return page_from_verdict(verdict, comparison, drawn, pictures, limits, files)
+
+
+def _list_limits(run: Run, stage: StageProfile) -> Iterator[Sentence]:
+    """The largest findings of a stage, and who recomputes them."""
+    findings = stage.profile.findings[:8]
+    yield from (Sentence(one.advice, Tone.STRONG, one.rule) for one in findings)
+    if findings and has_tables(run, stage):
+        yield Sentence(
+            f"These follow from the trace of {run.name}: `"
+            + Call("verify", ".")
+            + "` recomputes them, the independent verifier does not."
+        )
+    elif findings:
+        yield Sentence(
+            f"{run.name} states these; its trace is too large for this dossier.", Tone.DOUBTFUL
+        )
 
 
 def write_comparison(
@@ -614,12 +633,16 @@ def _find_namesakes(dossier: Dossier) -> set[str]:
 
 
 def _find_profile(runs: Sequence[Run], root: Path) -> tuple[Run, StageProfile, RawFiles] | None:
-    """The run of the newest profile, its last inference, otherwise its last stage, and the files relative to `root`."""
+    """The run of the newest profile, its last inference, otherwise its last stage, and the files relative to `root`.
+
+    The stage is recomputed from its trace, if that is there, with sentences that no one can have changed.
+    """
     for run in newest_runs(runs, "profile"):
         if stages := read_profile(run).stages:
             shown = next(
                 (stage for stage in stages[::-1] if stage.subject.kind == "inference"), stages[-1]
             )
+            shown = recompute_stage(run, shown) or shown
             tables = [
                 path for path in run.manifest.files if path.startswith(f"{shown.folder}/tables/")
             ]

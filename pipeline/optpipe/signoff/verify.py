@@ -9,6 +9,7 @@ outputs, both without files in the dossier) are listed as such.
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
+from functools import reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,18 @@ from optpipe.core.records import (
     group_pairs,
     list_read_errors,
     plain_from_record,
+    read_versioned,
     record_from_files,
 )
 from optpipe.core.verdict import Verdict, VerdictRecord, require_reason
 from optpipe.core.wording import Argument, Call
-from optpipe.evaluate.recompute import read_evaluation
+from optpipe.evaluate.recompute import read_evaluation, read_predictions
 from optpipe.evaluate.samples import count_copies, find_foreign_samples
+from optpipe.evaluate.tasks.bounds import Asked, measure_answers, require_bounded
 from optpipe.measure.invariants import find_impossible, find_impossible_turns
 from optpipe.measure.turns import SIDES, TurnsRecord
 from optpipe.models.artifacts.lookup import hash_engine
-from optpipe.preprocess.proof import find_impossible_images
+from optpipe.preprocess.proof import find_impossible_images, read_rows
 from optpipe.signoff.build_evidence import BuildEvidence
 from optpipe.signoff.copies import find_copies
 from optpipe.signoff.dossier import (
@@ -52,11 +55,12 @@ from optpipe.signoff.dossier import (
     DossierRequest,
     read_dossier,
 )
-from optpipe.signoff.evidence import DOCUMENTS, RECOMPUTE
+from optpipe.signoff.evidence import DOCUMENTS, JUDGED_RUNS, RECOMPUTE
 from optpipe.signoff.judge import judge_dossier
 from optpipe.signoff.loosened import describe_loosened
 from optpipe.signoff.record_rules import find_contradicting_records
 from optpipe.signoff.reports import COMPARISON, HTML, REPORTS, explain_no_drawing, render_dossier
+from optpipe.trace.report import has_tables, read_profile
 from optpipe.workspace.entry import MANIFEST, Entry, Run, compute_entry_id, get_utc_time
 from optpipe.workspace.file_names import (
     BUILDS,
@@ -65,7 +69,9 @@ from optpipe.workspace.file_names import (
     POLICY,
     PREDICTIONS,
     PREPROCESSING,
+    PROFILE,
     REQUEST,
+    ROWS,
     TURNS,
     VERDICT,
 )
@@ -320,6 +326,17 @@ def find_impossible_data(dossier: Dossier) -> Iterator[str]:
     for folder, runs in (("runs", dossier.every_run), ("baseline/runs", dossier.baseline_runs)):
         for run in runs:
             yield from (f"{folder}/{run.path.name}/{each}" for each in _find_impossible(run))
+    asked = reduce(Asked.join, map(_measure_run, dossier.every_run), Asked())
+    require_bounded(asked, dossier.files.folder)
+
+
+def _measure_run(run: Run) -> Asked:
+    """What the answers of a run ask for."""
+    if run.kind == "evaluate" and run.files.has(PREDICTIONS):
+        return measure_answers(read_predictions(run))
+    if run.kind == "preprocess" and run.files.has(ROWS):
+        return measure_answers(read_rows(run.files))
+    return Asked()
 
 
 def _compare_errors(dossier: Dossier) -> Iterator[str]:
@@ -364,7 +381,7 @@ def find_contradictions(dossier: Dossier) -> Iterator[str]:
     }
     for run in dossier.every_run:
         if run.kind == "turns":
-            rounds = record_from_files(run.files, TURNS, TurnsRecord).speedups
+            rounds = read_versioned(run.files, TURNS, TurnsRecord).speedups
             measured[run.name] = len(rounds)
     about = {run.name for run in dossier.every_run if request.artifact in run.manifest.parents}
     found = {name: count for name, count in measured.items() if name in about}
@@ -419,7 +436,7 @@ def _find_impossible(run: Run) -> Iterator[str]:
     if run.kind == "bench":
         yield from find_impossible(run)
     if run.kind == "turns":
-        turns = record_from_files(run.files, TURNS, TurnsRecord)
+        turns = read_versioned(run.files, TURNS, TurnsRecord)
         sides = dict(zip(SIDES, (turns.over.device, turns.judged.device), strict=True))
         rounds, lasted_s = len(turns.speedups), run.manifest.seconds
         yield from find_impossible_turns(run.files, turns.load, sides, rounds, lasted_s)
@@ -489,6 +506,9 @@ def _check_run(
     """`needed` are the artifacts whose raw files must exist."""
     if run.name != run.path.name or not run.name.startswith(f"{run.kind}-"):
         yield f"{place}/{MANIFEST}: describes {run.kind} run {run.name}"
+    known = JUDGED_RUNS if place.startswith("runs/") else ("bench",)
+    if run.kind not in known:
+        yield f"{place}: a run of the kind {escape(run.kind)!r} is no part of it; known: {', '.join(known)}"
     parents = set(run.manifest.parents)
     if run.kind == "bench":
         measured = read_measurements(run.files)
@@ -505,7 +525,7 @@ def _check_run(
         if not subjects <= parents or (subjects != parents and not run.interrupted):
             yield f"{place}/{MANIFEST}: parents are {_join(parents)}, but {_join(subjects)} were measured"
     if run.kind == "turns":
-        turns = record_from_files(run.files, TURNS, TurnsRecord)
+        turns = read_versioned(run.files, TURNS, TurnsRecord)
         models: set[str | None] = set()
         for subject in (turns.over, turns.judged):
             yield from _check_subject(subject, builds, f"{place}/{TURNS}")
@@ -598,6 +618,8 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
             yield f"{snr}name and hash of the data set {found.dataset.name!r}: stated by runs/{run.name}/{EVALUATION}"
             if copies := count_copies(run):
                 yield f"{copies:,} of {found.dataset.count:,} samples are copies of others: runs/{run.name}/{PREDICTIONS}"
+        if run.kind == "profile":
+            yield from _list_unbacked_stages(run)
     if "preprocess" in kinds:
         yield f"pictures, and differences of steps and images: stated by runs/*/{PREPROCESSING}"
     yield f"hardware, driver, and package versions: stated by runs/*/{MANIFEST}, baseline/runs/*/{MANIFEST}"
@@ -606,3 +628,13 @@ def list_unbacked(dossier: Dossier, verdict: VerdictRecord) -> Iterator[str]:
         dossier.manifests
     ):
         yield f"{_join(absent)}, from which builds were made: no record"
+
+
+def _list_unbacked_stages(run: Run) -> Iterator[str]:
+    found = read_profile(run)
+    place = f"runs/{run.name}/{PROFILE}"
+    yield f"facts, costs of layers, and counters of the profiled stages: stated by {place}"
+    if found.program is not None or found.against is not None:
+        yield f"the recorded program, and the comparison with another profile: stated by {place}"
+    if large := [each.subject.name for each in found.stages if not has_tables(run, each)]:
+        yield f"tables, findings, and shares of {', '.join(large)}: stated by {place}, without their traces"

@@ -409,7 +409,7 @@ def observe_tensor_cores(
             if again is None:
                 few = "profile fewer iterations: " + suggest_profile(build, FEWER_ITERATIONS)
                 blockers.append(Blocker("the trace tables are too large for a dossier", few))
-            profile = again or stage.profile
+            profile = (again or stage).profile
             if profile.trace_quality.verdict is not Verdict.PASS:
                 why = f"trace quality: {profile.trace_quality.verdict}"
                 blockers.append(Blocker(why, "profile again: " + command))
@@ -458,19 +458,35 @@ def recompute_profile(run: Run) -> Iterator[Recomputed]:
     for stage in read_profile(run).stages:
         if (again := recompute_stage(run, stage)) is not None:
             said, found = (
-                replace(
-                    each, findings=tuple(replace(finding, evidence="") for finding in each.findings)
-                )
-                for each in (stage.profile, again)
+                replace(each, profile=_without_sentences(each.profile)) for each in (stage, again)
             )
             yield f"{PROFILE}: {stage.subject.name}", said, found
 
 
-def recompute_stage(run: Run, stage: StageProfile) -> TraceProfile | None:
-    """Recomputes a stage of `profile.json` from its trace; None if tables are missing."""
+def _without_sentences(profile: TraceProfile) -> TraceProfile:
+    return replace(
+        profile, findings=tuple(replace(finding, evidence="") for finding in profile.findings)
+    )
+
+
+def recompute_stage(run: Run, stage: StageProfile) -> StageProfile | None:
+    """A stage of `profile.json`, judged again from its trace with all that it shows beside; None if tables are missing.
+
+    Its subject, its facts, and its counters are statements, and so is which sources were asked for.
+    """
     trace, roofline = _read_stage(run, stage), stage.profile.roofline
+    if trace is None:
+        return None
+    whole = analysis_from_trace(trace)
+    measured = select_measured_part(whole, stage.range)
     graph = graph_costs_from_roofline(roofline) if roofline else None
-    return None if trace is None else profile_from_trace(trace, stage.range, stage.facts, graph)
+    profile = profile_from_trace(whole, stage.range, stage.facts, graph, measured=measured)
+    again = replace(stage, profile=profile)
+    if (stage.details, stage.modules, stage.loop) == (None, None, None):
+        return again
+    sources = () if stage.details is None else stage.details.sources
+    views = make_stage_views(whole, stage.range, sources, measured=measured)
+    return replace(again, **views._asdict())
 
 
 def analyze_stage(run: Run, stage: StageProfile) -> Analysis | None:
@@ -482,6 +498,10 @@ def analyze_stage(run: Run, stage: StageProfile) -> Analysis | None:
 
 
 def _read_stage(run: Run, stage: StageProfile) -> Trace | None:
+    return trace_from_files(run.files.below(stage.folder)) if has_tables(run, stage) else None
+
+
+def has_tables(run: Run, stage: StageProfile) -> bool:
+    """Whether all files of the stage's trace are there; a dossier leaves large ones out."""
     mine = [path for path in run.manifest.files if path.startswith(f"{stage.folder}/")]
-    whole = bool(mine) and all(run.files.has(path) for path in mine)
-    return trace_from_files(run.files.below(stage.folder)) if whole else None
+    return bool(mine) and all(run.files.has(path) for path in mine)

@@ -16,7 +16,7 @@ from PIL import Image
 from optpipe.core.errors import BadInputError, require_existing, require_file
 from optpipe.core.files import hash_file, read_user_bytes
 from optpipe.core.transform import Decode
-from optpipe.evaluate.tasks.segmentation import _decode_mask
+from optpipe.evaluate.tasks.masks import decode_mask
 from optpipe.models.inputs import images
 from optpipe.models.inputs.image_set import (
     find_images,
@@ -120,7 +120,7 @@ def test_declared_pixels_are_bounded_before_decoding(tmp_path, sides):
         lambda: images.decode_image(data, Decode()),
         lambda: read_image_size(path, transform),
         lambda: read_mask(path),
-        lambda: _decode_mask(data),
+        lambda: decode_mask(data),
     )
     for read in readers:
         with pytest.raises(BadInputError, match=r"too many pixels|pixels; at most") as refused:

@@ -5,7 +5,8 @@ import pytest
 
 from optpipe.evaluate.tasks.classification import compute_accuracy
 from optpipe.evaluate.tasks.detection import Detection
-from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
+from optpipe.evaluate.tasks.masks import encode_mask
+from optpipe.evaluate.tasks.segmentation import Segmentation
 from optpipe.evaluate.tasks.texts import TokenClassification
 from optpipe.evaluate.tasks.values import MultiLabel
 from optpipe.stats.paired import Groups

@@ -36,7 +36,8 @@ from optpipe.evaluate.result import (
 )
 from optpipe.evaluate.tasks import TASKS
 from optpipe.evaluate.tasks.classification import list_best_classes
-from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
+from optpipe.evaluate.tasks.masks import encode_mask
+from optpipe.evaluate.tasks.segmentation import Segmentation
 from optpipe.evaluate.tasks.texts import Embedding
 from optpipe.evaluate.tasks.user_file import StoredScores, UserTask
 from optpipe.models.artifacts.lookup import judged_build_from_entry

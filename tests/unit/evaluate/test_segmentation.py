@@ -6,7 +6,8 @@ from optpipe.core.card import InputSpec, ModelCard, Task, TensorSpec
 from optpipe.core.errors import BadInputError
 from optpipe.core.transform import CenterCrop, Decode, Pack, Rescale, Resize, Transform
 from optpipe.evaluate.tasks import TASKS
-from optpipe.evaluate.tasks.segmentation import Segmentation, _decode_mask, encode_mask
+from optpipe.evaluate.tasks.masks import decode_mask, encode_mask
+from optpipe.evaluate.tasks.segmentation import Segmentation
 from optpipe.models.inputs.image_set import NothingJudgedError, image_set_from_path
 
 TASK = Segmentation()
@@ -97,7 +98,7 @@ def test_masks_are_predicted_at_the_source_geometry(tmp_path) -> None:
     logits = np.zeros((1, 3, 16, 16), np.float32)
     logits[0, 1, :, :8] = 1
     logits[0, 2, :, 8:] = 1
-    mask = _decode_mask(TASK.decode({"logits": logits}, samples.files, samples, make_card())[0])
+    mask = decode_mask(TASK.decode({"logits": logits}, samples.files, samples, make_card())[0])
     assert mask.shape == (20, 24)
     assert (mask[:, :12] == 1).all()
     assert (mask[:, 12:] == 2).all()
@@ -109,7 +110,7 @@ def test_a_crop_and_a_letterbox_are_undone(tmp_path) -> None:
     logits = np.zeros((1, 3, 32, 32), np.float32)
     logits[0, 0] = 0.5
     logits[0, 1, 8:16] = 1  # the upper half of the image, which lies in rows 8 to 24 of the input
-    mask = _decode_mask(
+    mask = decode_mask(
         TASK.decode({"logits": logits}, samples.files, samples, make_card(geometry=box))[0]
     )
     assert (mask[:10] == 1).all()

@@ -14,7 +14,8 @@ from optpipe.core.errors import BadInputError, StageError
 from optpipe.core.events import SilentListener
 from optpipe.core.transform import CenterCrop, Decode, Normalize, Pack, Rescale, Resize, Transform
 from optpipe.core.verdict import Verdict
-from optpipe.evaluate.tasks.segmentation import Segmentation, encode_mask
+from optpipe.evaluate.tasks.masks import encode_mask
+from optpipe.evaluate.tasks.segmentation import Segmentation
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.images import preprocess_file
 from optpipe.models.inputs.sample_set import SetFile

@@ -523,6 +523,12 @@ def rename_run(folder):
     edit(target / "manifest.json", "kind", value="magic")
 
 
+def add_run_to_baseline(folder):
+    """An evaluation, which no baseline has."""
+    source = find_one(folder, "runs/evaluate-*")
+    shutil.copytree(source, folder / "baseline" / "runs" / source.name)
+
+
 def start_long_ago(folder):
     path = find_one(folder, "runs/bench-*/samples/*.parquet")
     first = pl.when(pl.int_range(pl.len()) == 0).then(pl.lit(-(2**63), pl.Int64))
@@ -537,6 +543,8 @@ def drop_zone(text):
 
 UNDEFINED = {
     "stray folder in baseline": write_file("baseline/runs/x/notes.html"),
+    "run of an unknown kind": rename_run,
+    "evaluation in the baseline": add_run_to_baseline,
     "start long ago": start_long_ago,
     "created without a time zone": in_request("created_utc", value=drop_zone),
     "run started without a time zone": in_run("started_utc", value=drop_zone),

@@ -103,7 +103,7 @@ def test_judge_report_gate_and_verifier_agree(case):
     assert met == (not told["failures"] and not told["errors"])
     assert met == summarize_verdict(record).startswith("Ship ")
 
-    page = page_from_verdict(record, Comparison((), {}, {}), (), (), None, ())
+    page = page_from_verdict(record, Comparison((), {}, {}), (), (), (), ())
     tally = dict(page.tally)
     assert tally.pop("WAIVED", 0) == len(waivers) == len(page.alerts)
     assert tally == {str(each): counted.count(each) for each in Verdict if each in counted}

@@ -119,6 +119,18 @@ def name_a_present_run(kind):
     return forge
 
 
+def ask_for(after, old, new):
+    """The policy selects another build than the one that was judged."""
+
+    def forge(folder):
+        path = folder / "policy.toml"
+        before, name, rest = path.read_text().partition(after)
+        assert old in name + rest
+        path.write_text(before + (name + rest).replace(old, new, 1))
+
+    return forge
+
+
 PROOF = "info", "precision_proof"
 PLACED = {"provider": "CUDA", "nodes": 9, "count": 1, "elsewhere": [], "unit": "of MACs"}
 CONTRADICTING = {
@@ -152,6 +164,8 @@ CONTRADICTING = {
     "weights that were converted": in_evaluated("weights", "converted_from", value="other"),
     "an artifact of a baseline that is none": in_request("baseline_artifact", value="0" * 12),
     "a network of a baseline that is none": in_request("baseline_network", value="other"),
+    "a policy for another precision": ask_for("precision", "int8", "fp16"),
+    "a policy for another backend": ask_for("[build]", "[build]", '[build]\nbackend = "inductor"'),
     "a stage of another precision": in_stage("precision", value="fp16"),
     "a wrong output without a reason": fail_quietly,
     "fewer outputs checked than none": in_bench(0, "output_check", value={"checked": -1, "passed": True, "reference": "x"}),

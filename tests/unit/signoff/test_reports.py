@@ -239,7 +239,7 @@ def broken(*, as_sealed):
 
 def report(record):
     nothing = Comparison((), dict.fromkeys(Goal), dict.fromkeys(Goal, "nothing"))
-    return page_from_verdict(record, nothing, (), (), None, ())
+    return page_from_verdict(record, nothing, (), (), (), ())
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,9 @@ def choose_answer(windows: Sequence[tuple[str, float, float]], *, may_have_none:
 def score_answer(answer: str, truths: Sequence[str]) -> tuple[float, float]:
     """F1 over words and exact match, the best over `truths`, as in SQuAD 2.0's script; without truths only no answer is right."""
     found, scores = normalize_answer(answer).split(), []
+    counted = Counter(found)
     for known in [words for each in truths if (words := normalize_answer(each).split())] or [[]]:
-        same = (Counter(found) & Counter(known)).total()
+        same = sum(min(number, counted[word]) for word, number in Counter(known).items())
         f1 = 2 * same / (len(found) + len(known)) if found and known else float(found == known)
         scores.append((f1, float(found == known)))
     return max(f1 for f1, _ in scores), max(exact for _, exact in scores)

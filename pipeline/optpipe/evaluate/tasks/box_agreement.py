@@ -21,20 +21,21 @@ def list_score_shifts(source: Sequence[Any], found: Sequence[Any]) -> list[float
 
 
 def _pair_boxes(mine: Sequence[Any], theirs: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Each box of `mine` with the free one of `theirs` that overlaps it most, by PARITY_IOU or more."""
-    free, pairs = list(theirs), []
+    """Each box of `mine` with the free one of `theirs` of its class that overlaps it most, by PARITY_IOU or more."""
+    free: dict[float, list[Any]] = {}
+    for row in theirs:
+        free.setdefault(row[5], []).append(row)
+    pairs = []
     for row in mine:
-        best = max(free, key=lambda each: _compute_iou(row, each), default=None)
-        if best is not None and _compute_iou(row, best) >= PARITY_IOU:
-            free.remove(best)
-            pairs.append((row, best))
+        alike = free.get(row[5], [])
+        shares = [_compute_iou(row, each) for each in alike]
+        best = max(shares, default=0.0)
+        if best >= PARITY_IOU:
+            pairs.append((row, alike.pop(shares.index(best))))
     return pairs
 
 
 def _compute_iou(one: Sequence[float], other: Sequence[float]) -> float:
-    """0 for boxes of different classes."""
-    if one[5] != other[5]:
-        return 0.0
     wide = min(one[0] + one[2], other[0] + other[2]) - max(one[0], other[0])
     high = min(one[1] + one[3], other[1] + other[3]) - max(one[1], other[1])
     both = max(wide, 0.0) * max(high, 0.0)

@@ -172,6 +172,9 @@ class TaskContract:
             )
             raise BadInputError(f"{problem}\nleave them out, or give the inputs as tensors")
 
+    def require_capacity(self, samples: SampleSet, card: ModelCard, models: int) -> None:
+        """Raises BadInputError if a dossier cannot hold the truths, and the predictions of so many models."""
+
     def join_rows(self, decoded: Values, samples: SampleSet) -> Values:
         """The prediction of each sample from those of its rows, in the order of `samples.rows`."""
         return decoded

@@ -1,20 +1,18 @@
 """Semantic segmentation: the class of every pixel at the source's geometry, mean IoU, and pixel accuracy."""
 
-import io
-import struct
-import zlib
 from collections.abc import Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError
 from optpipe.core.metrics.scores import MIOU, PIXEL_ACCURACY
 from optpipe.core.transform import Axis, compute_geometry
+from optpipe.evaluate.tasks.bounds import Asked, require_bounded
 from optpipe.evaluate.tasks.contract import TaskContract, Values
+from optpipe.evaluate.tasks.masks import decode_mask, decode_pair, encode_mask
 from optpipe.models.inputs.image_set import (
     IGNORED,
     ImageSet,
@@ -23,17 +21,10 @@ from optpipe.models.inputs.image_set import (
     read_mask,
     require_masks,
 )
-from optpipe.models.inputs.images import open_image
 from optpipe.models.inputs.rows import Arrays
 from optpipe.models.inputs.sample_set import SampleSet, SetFile
-from optpipe.workspace.file_names import PREDICTIONS
 
 MAX_CLASSES = 255
-MAX_PIXELS = 2**26
-"""The largest mask that a dossier holds."""
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_HEAD, _GRAY = _SIGNATURE + b"\0\0\0\rIHDR", b"\x08\0\0\0\0"
-"""How a PNG file begins, and its depth of 8 bits, gray, the only compression and filter, and no interlacing."""
 
 
 class Segmentation(TaskContract):
@@ -55,6 +46,13 @@ class Segmentation(TaskContract):
                 f"{card.name}: {classes} classes; segmentation is judged for 2 to {MAX_CLASSES}"
             )
 
+    def require_capacity(self, samples: SampleSet, card: ModelCard, models: int) -> None:
+        transform = card.transform
+        if isinstance(samples, ImageSet) and transform is not None:
+            sizes = (read_image_size(path, transform) for path in samples.paths)
+            pixels = sum(height * width for height, width in sizes)
+            require_bounded(Asked((1 + models) * pixels), samples.name)  # truths too
+
     def read_truths(
         self, samples: SampleSet, card: ModelCard, classes: int | None
     ) -> Values | None:
@@ -69,7 +67,7 @@ class Segmentation(TaskContract):
         return [encode_mask(read_mask(path)) for path in paths]
 
     def show_sample(self, prediction: Any, truth: Any, file: SetFile) -> tuple[Any, Any]:
-        return _decode_mask(prediction), _decode_mask(truth)
+        return decode_mask(prediction), decode_mask(truth)
 
     def decode(
         self, outputs: Arrays, files: Sequence[SetFile], samples: SampleSet, card: ModelCard
@@ -94,7 +92,7 @@ class Segmentation(TaskContract):
         """Correct, predicted, and true pixels, (3, images, classes), without ignored ones."""
         tables = []
         for pair in zip(truths, predictions, strict=True):
-            truth, mask = _decode_pair(*pair)
+            truth, mask = decode_pair(*pair)
             judged = truth != IGNORED
             truth, mask = truth[judged], mask[judged]
             counted = (truth[truth == mask], mask, truth)
@@ -123,7 +121,7 @@ class Segmentation(TaskContract):
         return np.asarray(gathered[2].T)
 
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
-        pairs = (_decode_pair(*pair) for pair in zip(source, found, strict=True))
+        pairs = (decode_pair(*pair) for pair in zip(source, found, strict=True))
         return np.array([float((one == other).mean()) for one, other in pairs])
 
 
@@ -144,64 +142,3 @@ def _make_interpolation(axis: Axis, side: int, cells: int) -> NDArray[np.float32
 
 def _divide(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0))
-
-
-def encode_mask(mask: NDArray[np.uint8]) -> bytes:
-    """A PNG file of class indices (height, width). Raises BadInputError for more than MAX_PIXELS."""
-    if mask.size > MAX_PIXELS:
-        raise BadInputError(
-            f"a mask of {mask.size:,} pixels; at most {MAX_PIXELS:,} are judged",
-            remedy="evaluate smaller images",
-        )
-    target = io.BytesIO()
-    Image.fromarray(mask).save(target, "PNG")
-    return target.getvalue()
-
-
-def _decode_pair(one: bytes, other: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Two masks of one sample. Raises BadInputError if they differ in size."""
-    first, second = _decode_mask(one), _decode_mask(other)
-    if first.shape != second.shape:
-        raise BadInputError(
-            f"the masks of a sample have different sizes, {first.shape} and {second.shape}"
-        )
-    return first, second
-
-
-def _decode_mask(data: bytes) -> NDArray[np.uint8]:
-    _require_mask(data)
-    with open_image(data) as opened:
-        return np.asarray(opened, np.uint8)
-
-
-def _require_mask(data: bytes) -> None:
-    """Checks that a stored mask is one of `encode_mask`: section 8.1 of docs/dossier-format.md.
-
-    Raises BadInputError for another image, for bytes beside the pixels, and for more than MAX_PIXELS, before it is decoded.
-    """
-
-    def refuse(what: str) -> NoReturn:
-        raise BadInputError(f"a mask of {PREDICTIONS} {what}")
-
-    if data[:16] != _HEAD or data[24:29] != _GRAY:
-        refuse("is not an 8-bit gray PNG file")
-    width, height = struct.unpack(">II", data[16:24])
-    if not 0 < width * height <= MAX_PIXELS:
-        refuse(f"has {width:,}×{height:,} pixels; at most {MAX_PIXELS:,}")
-    place, kinds, packed = len(_SIGNATURE), [], []
-    while place < len(data):
-        end = place + 8 + int.from_bytes(data[place : place + 4])
-        if zlib.crc32(data[place + 4 : end]) != int.from_bytes(data[end : end + 4]):
-            refuse("has a chunk with another checksum")
-        kinds.append(data[place + 4 : place + 8])
-        packed.append(data[place + 8 : end])
-        place = end + 4
-    if kinds != [b"IHDR", *[b"IDAT"] * (len(kinds) - 2), b"IEND"] or packed[-1]:
-        refuse("has other chunks than its pixels")
-    size, stream = height * (width + 1), zlib.decompressobj()
-    try:
-        pixels = stream.decompress(b"".join(packed[1:]), size + 1)
-    except zlib.error:
-        refuse("cannot be inflated")
-    if len(pixels) != size or not stream.eof or stream.unused_data:
-        refuse("has other data than its pixels")

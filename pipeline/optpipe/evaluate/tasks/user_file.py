@@ -25,6 +25,7 @@ from optpipe.core.card import ModelCard, Task
 from optpipe.core.errors import BadInputError, MissingError, require_existing
 from optpipe.core.files import hash_file
 from optpipe.core.plugins import FAILURES, list_entry_points, load_plugins
+from optpipe.core.records import require_flat
 from optpipe.core.wording import Argument
 from optpipe.evaluate.tasks.closeness import compare_predictions
 from optpipe.evaluate.tasks.contract import TaskContract, Values
@@ -63,9 +64,15 @@ class StoredScores(TaskContract):
     def compute_sample_parity(self, source: Values, found: Values) -> NDArray[np.float64]:
         """Whether both predictions are the same; numbers with a fraction within the tolerance of `closeness`."""
         predictions = (
-            [json.loads(text) for text in self.take_as_truths(each)] for each in (source, found)
+            [*map(_read_prediction, self.take_as_truths(each))] for each in (source, found)
         )
         return compare_predictions(*predictions)
+
+
+def _read_prediction(text: str) -> Any:
+    """Raises BadInputError for one that is nested deeper than the documents of a dossier."""
+    require_flat(text.encode(), "a prediction")
+    return json.loads(text)
 
 
 class UserTask(StoredScores):
@@ -176,8 +183,10 @@ class UserTask(StoredScores):
 
     def _to_json(self, value: Any) -> str:
         try:
-            return json.dumps(value)
-        except (TypeError, ValueError) as error:
+            text = json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
             raise BadInputError(
                 f"{self.path}: JSON cannot hold a {type(value).__name__} ({error})"
             ) from error
+        require_flat(text.encode(), f"{self.path}: a prediction")
+        return text

@@ -1,0 +1,126 @@
+"""How much work and memory the answers of an evaluation ask for, by what they declare: section 1.1 of docs/dossier-format.md.
+
+A file of a few bytes can hold a mask of 67 million pixels, 30,000 boxes that are all compared with each other, a text that
+expands to millions of numbers, or one class whose number makes a table of gigabytes. These are counted, and refused unread.
+"""
+
+from itertools import product
+from typing import NamedTuple
+
+import polars as pl
+
+from optpipe.core.errors import BadInputError
+from optpipe.evaluate.tasks.masks import measure_mask
+
+MAX_PIXELS = 2**30
+"""Of all masks."""
+MAX_BOX_PAIRS = 2**27
+MAX_JSON_BYTES = 2**24
+"""Of the predictions of tasks in Python, each number of which takes a hundred bytes."""
+MAX_CELLS = 2**25
+"""Samples times the kinds that a task counts for each of them."""
+SHOWN_SCORE = 0.25
+"""Boxes of the source with at least this score are compared with those of a build."""
+MATCHED_BOXES = 100
+"""Boxes of an image and class that are matched with true ones."""
+BOXES, NUMBERS, TAGS = pl.List(pl.List(pl.Float64)), pl.List(pl.Int64), pl.List(pl.String)
+TRUTH, BEST, PART = "truth", ":best", ":part."
+SOURCES = "source:prediction", "reference_prediction"
+
+
+class Asked(NamedTuple):
+    """What the answers of one file, or of all together, ask for."""
+
+    pixels: int = 0
+    box_pairs: int = 0
+    """Pairs of boxes of one class in one sample that are compared."""
+    json_bytes: int = 0
+    cells: int = 0
+    """Of the largest table of one column."""
+
+    def join(self, other: "Asked") -> "Asked":
+        return Asked(
+            self.pixels + other.pixels,
+            self.box_pairs + other.box_pairs,
+            self.json_bytes + other.json_bytes,
+            max(self.cells, other.cells),
+        )
+
+
+def require_bounded(asked: Asked, place: object) -> None:
+    """Raises BadInputError for more than a dossier may ask for."""
+    for number, most, what in (
+        (asked.pixels, MAX_PIXELS, "its masks have {} pixels together"),
+        (asked.box_pairs, MAX_BOX_PAIRS, "{} pairs of boxes would be compared"),
+        (asked.json_bytes, MAX_JSON_BYTES, "its predictions in JSON have {} bytes together"),
+        (asked.cells, MAX_CELLS, "{} numbers would be counted, samples times kinds"),
+    ):
+        if number > most:
+            problem = f"{what.format(f'{number:,}')}; at most {most:,} are judged"
+            raise BadInputError(problem, place=place, remedy="evaluate fewer or smaller samples")
+
+
+def measure_answers(table: pl.DataFrame) -> Asked:
+    """Of a table with a row for each sample. Raises BadInputError for bytes that are no mask."""
+    of_kind = {
+        kind: [column for column in table.iter_columns() if column.dtype == kind]
+        for kind in (pl.Binary, BOXES, NUMBERS, TAGS)
+    }
+    masks = (mask for column in of_kind[pl.Binary] for mask in column if mask is not None)
+    pixels = sum(width * height for width, height in map(measure_mask, masks))
+    kinds = [0, *map(_count_groups, table.iter_columns())]
+    numbers = [column for column in of_kind[NUMBERS] if not column.name.endswith(BEST)]
+    kinds += [1 + _find_largest(column.explode()) for column in numbers]
+    kinds += [column.explode().n_unique() for column in of_kind[TAGS] if column.name != TRUTH]
+    boxes = {column.name: _list_boxes(column) for column in of_kind[BOXES]}
+    if TRUTH in boxes:
+        kinds.append(1 + _find_largest(boxes[TRUTH]["class"]))
+    return Asked(
+        pixels, _count_box_pairs(boxes), _count_json_bytes(table), table.height * max(kinds)
+    )
+
+
+def _find_largest(numbers: pl.Series) -> int:
+    largest = numbers.max()
+    return -1 if largest is None else int(largest)  # type: ignore[arg-type]
+
+
+def _count_groups(column: pl.Series) -> int:
+    """Of the parts of a plug-in's score."""
+    if PART not in column.name or column.dtype != pl.List(pl.Float64):
+        return 0
+    return column.list.get(2, null_on_oob=True).n_unique()
+
+
+def _list_boxes(column: pl.Series) -> pl.DataFrame:
+    """The sample, the class, and the score of each box; a true one has no score."""
+    at, scored = (4, None) if column.name == TRUTH else (5, 4)
+    rows = pl.DataFrame({"box": column}).with_row_index("sample").explode("box").drop_nulls("box")
+    box = pl.col("box").list
+    score = pl.lit(1.0) if scored is None else box.get(scored, null_on_oob=True)
+    return rows.select("sample", box.get(at, null_on_oob=True).alias("class"), score.alias("score"))
+
+
+def _count_box_pairs(boxes: dict[str, pl.DataFrame]) -> int:
+    source = next((boxes[name] for name in SOURCES if name in boxes), None)
+    truths = boxes.get(TRUTH)
+    shown = None if source is None else source.filter(pl.col("score") >= SHOWN_SCORE)
+    found = [table for name, table in boxes.items() if name != TRUTH]
+    pairs = 0
+    for (one, most), other in product(((truths, MATCHED_BOXES), (shown, None)), found):
+        if one is not None:
+            mine, theirs = (each.group_by("sample", "class").len() for each in (one, other))
+            both = mine.join(theirs, on=("sample", "class"), nulls_equal=True)
+            judged = pl.col("len_right") if most is None else pl.min_horizontal("len_right", most)
+            pairs += int(both.select((pl.col("len").cast(pl.Int64) * judged).sum()).item())
+    return pairs
+
+
+def _count_json_bytes(table: pl.DataFrame) -> int:
+    structs = [
+        column.struct.field("prediction")
+        for column in table.iter_columns()
+        if isinstance(column.dtype, pl.Struct) and "prediction" in column.struct.fields
+    ]
+    texts = (each for each in structs if each.dtype == pl.String)
+    return sum(int(each.str.len_bytes().cast(pl.Int64).sum()) for each in texts)

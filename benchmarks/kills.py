@@ -2,10 +2,11 @@
 
 usage: kills.py FOLDER [KILLS [FIRST]]     200 by default; a run that was stopped goes on where it was, and FIRST numbers its first case
 
-Every third kill hits `build`, `calibrate`, `preprocess`, or `evaluate` within 1.5 s of the first entry or run that they store, every
-eighth `run` or `sweep` at any moment of their first ten seconds, the others any command that writes. After each kill the workspace is
-whole; after each second run what was there before still is. FOLDER/kills.jsonl has a line for each. Commands are forked from a process
-that has imported the libraries, so that kills hit work and not imports, which tests/integration/test_kills.py kills too.
+Every third kill hits `build`, `calibrate`, `preprocess`, or `evaluate` within 0.6 s of the first entry or run that they store, every
+eighth `run` or `sweep` at any moment of their first ten seconds, the others any command that writes, in its first three seconds.
+After each kill the workspace is whole; after each second run what was there before still is. FOLDER/kills.jsonl has a line for each.
+Commands are forked from a process that has imported the libraries, so that kills hit work and not imports, which
+tests/integration/test_kills.py kills too.
 """
 
 import json
@@ -161,7 +162,7 @@ def kill_once(folder, case, rng):
     """What was killed, when, and whether something had been stored by then."""
     command, kind = choose(folder, case, rng)
     number, before = rng.choice(SIGNALS), list_stored(folder)
-    delay_s = rng.uniform(0.05, {"whole": 10.0, "stored": 1.5, "any": 6.0}[kind])
+    delay_s = rng.uniform(*{"whole": (0.05, 10.0), "stored": (0.0, 0.6), "any": (0.05, 3.0)}[kind])
     (folder / "stderr.txt").write_bytes(b"")
     process = ForkedCommand([*command], folder, folder / "stderr.txt")
     began = time.monotonic()

@@ -34,7 +34,7 @@ SIZE_INPUTS = {
 """The inputs of operators that are sizes of their outputs (ONNX operators, version 1.23)."""
 
 
-_COMPUTES_SIZES = KEEPS_VALUES | {
+COMPUTES_SIZES = KEEPS_VALUES | {
     "Abs",
     "Add",
     "CastLike",
@@ -122,7 +122,7 @@ def _is_size(name: str, readers: Mapping[str, list[Any]], functions: Mapping[str
             if node.op_type in functions:
                 inner = functions[node.op_type].input
                 reached += [inner[at] for at in places if at < len(inner)]
-            if node.op_type in _COMPUTES_SIZES | {"If", "Loop", "Scan"} | functions.keys():
+            if node.op_type in COMPUTES_SIZES | {"If", "Loop", "Scan"} | functions.keys():
                 reached += node.output
             ahead += [each for each in reached if each not in seen]
             seen.update(reached)

@@ -259,6 +259,61 @@ def test_a_node_that_makes_a_tensor_of_absurd_size_is_refused(tmp_path, case) ->
     assert_refused(path, case.split()[0])
 
 
+LENGTH = [("Shape", "x", "dims"), ("Gather", "dims at", "k"), ("Mul", "k many", "length")]
+"""A size that follows from the shape of the input."""
+ROWS = [*LENGTH, ("Reshape", "length single", "rows")]
+LARGE_BY_SHAPE = {
+    "ConstantOfShape": ([*ROWS, ("ConstantOfShape", "rows", "big")], {}),
+    "Expand": (
+        [*ROWS, ("Concat", "rows four", "s", {"axis": 0}), ("Expand", "x s", "big")],
+        {"four": whole(4)},
+    ),
+    "Tile": (
+        [*ROWS, ("Concat", "one rows", "s", {"axis": 0}), ("Tile", "x s", "big")],
+        {"one": whole(1)},
+    ),
+    "Pad": (
+        [*ROWS, ("Concat", "none rows zero", "s", {"axis": 0}), ("Pad", "x s", "big")],
+        {"none": whole(0, 0), "zero": whole(0)},
+    ),
+    "Range": (
+        [*LENGTH, ("Range", "a length d", "t"), ("Cast", "t", "big", {"to": 1})],
+        {"a": np.array(0), "d": np.array(1)},
+    ),
+    "OneHot": (
+        [*LENGTH, ("Cast", "x", "at1", {"to": 7}), ("OneHot", "at1 length v", "big")],
+        {"v": np.array([0, 1], np.float32)},
+    ),
+    "Resize": (
+        [
+            *ROWS,
+            TO_IMAGE,
+            ("Concat", "three rows", "sizes", {"axis": 0}),
+            ("Resize", ["r", "", "", "sizes"], "big"),
+        ],
+        {"q": whole(1, 1, 2, 2), "three": whole(1, 1, 2)},
+    ),
+}
+
+
+@pytest.mark.parametrize("batch", [1, "n"])
+@pytest.mark.parametrize("case", LARGE_BY_SHAPE)
+def test_a_size_that_follows_from_a_shape_is_bounded(tmp_path, case, batch) -> None:
+    made: Any = LARGE_BY_SHAPE[case]
+    nodes, held = made
+    ends = [("ReduceMax", "big", "m"), ("Add", "x m", "y")]
+    path, own = tmp_path / "net.onnx", {"at": np.array(1), "single": whole(1), **held}
+
+    def save(many: int) -> None:
+        sides: Any = {"x": [batch, 4]}, {"y": ("FLOAT", None)}
+        onnx_model([*nodes, *ends], *sides, path=path, many=np.array(many), **own)
+
+    save(2**29)
+    assert_refused(path, case)
+    save(2)
+    onnx_from_file(path)
+
+
 def test_texts_of_many_megabytes_are_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(onnx_bounds, "MOST_TEXT_BYTES", 1000)
     model = onnx_model([("Relu", "x", "y")], *SIDES)

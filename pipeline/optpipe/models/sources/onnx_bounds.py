@@ -9,9 +9,11 @@ from typing import Any
 
 from optpipe.backends.graph_names import iterate_graphs
 from optpipe.backends.onnx_layers import copy_for_inference
-from optpipe.backends.onnx_size_inputs import SIZE_INPUTS
-from optpipe.core import onnx
+from optpipe.backends.onnx_size_inputs import COMPUTES_SIZES, SIZE_INPUTS
+from optpipe.core import LazyModule, np, onnx
 from optpipe.core.errors import BadInputError, escape
+
+reference = LazyModule("onnx.reference")
 
 MOST_NODES = 10**5
 """Of a graph, with the nodes inside its nodes, and each call of a function counted as the nodes of that function."""
@@ -175,9 +177,13 @@ def count_item_bytes(dtype: int) -> int:
 def require_bounded_tensors(model: Any, path: Path, memory_bytes: int) -> None:
     """Raises BadInputError for a tensor of more elements than any model has, or that `memory_bytes` cannot hold.
 
-    Sizes are inferred, also those that constants give to Expand, Tile, Range, Pad, Resize, and others like them.
+    Sizes are inferred, also those that constants, or the shapes of tensors, give to Expand, Tile, Range, Pad, Resize, and others
+    like them. An open dimension counts as one.
     """
     inferred = _infer_sizes(model)
+    if computed := _compute_sizes(inferred):
+        _require_made_sizes(model, path, computed)
+        inferred = _infer_sizes(model, computed)
     for name, dtype, sizes in iterate_declared_tensors(inferred):
         count = math.prod(max(size, 1) for size in sizes)
         if dtype and count * count_item_bytes(dtype) > memory_bytes:
@@ -210,8 +216,13 @@ def require_bounded_sizes(model: Any, path: Path) -> None:
             f"{path}: its constant texts take {texts_bytes} bytes; {MOST_TEXT_BYTES} are the most\n"
             "read the texts outside of the model"
         )
-    for node, count in _iterate_made_sizes(model):
-        most = MOST_RANGE if node.op_type == "Range" else MOST_ELEMENTS
+    _require_made_sizes(model, path, {})
+
+
+def _require_made_sizes(model: Any, path: Path, computed: Mapping[str, Any]) -> None:
+    for node, count in _iterate_made_sizes(model, computed):
+        is_inferred = node.op_type == "Range" and not computed.keys() & {*node.input}
+        most = MOST_RANGE if is_inferred else MOST_ELEMENTS
         if count > most:
             raise BadInputError(
                 f"{path}: {escape(node.op_type)[:80]} '{escape(node.name or ''.join(node.output[:1]))[:80]}' makes {count} "
@@ -219,20 +230,106 @@ def require_bounded_sizes(model: Any, path: Path) -> None:
             )
 
 
-def _infer_sizes(model: Any) -> Any:
-    """`model` with the sizes that ONNX's shape inference knows; as it is if that fails."""
+def _infer_sizes(model: Any, computed: Mapping[str, Any] | None = None) -> Any:
+    """`model` with the sizes that ONNX's shape inference knows; as it is if that fails. `computed` tensors are constants."""
     with suppress(Exception):  # what it cannot infer, it may also raise
         light = copy_for_inference(model)
+        if computed:
+            graph = light.graph
+            kept = [
+                each
+                for each in graph.node
+                if not computed.keys() >= {*each.output} - {""}
+                # inference computes a Range of constants one by one
+                and not (each.op_type == "Range" and computed.keys() & {*each.input})
+            ]
+            graph.initializer.extend(
+                computed[name] for each in graph.node for name in each.output if name in computed
+            )
+            del graph.node[:]
+            graph.node.extend(kept)
         for propagates in (True, False):
             with suppress(Exception):
                 return onnx.shape_inference.infer_shapes(light, data_prop=propagates)
     return model
 
 
-def _iterate_made_sizes(model: Any) -> Iterator[tuple[Any, int]]:
-    """Each node whose constants make a number of elements that shape inference does not know, of all graphs."""
+def _compute_sizes(model: Any) -> dict[str, Any]:
+    """What the graphs of `model` compute from the shapes of their tensors alone, by name; an open dimension is 1.
+
+    Shape inference follows some of these operators. Of more than MOST_SIZES, the rest is unknown.
+    """
+    opsets = {each.domain: each.version for each in model.opset_import}
+    shapes = _list_shapes(model)
+    constants: dict[str, Any] = {}
+    computed: dict[str, Any] = {}
     for graph in iterate_graphs(model.graph):
-        known = {
+        constants |= {
+            each.name: each for each in graph.initializer if math.prod(each.dims) <= MOST_SIZES
+        }
+        for node in graph.node:
+            if (value := _read_constant(node)) is not None:
+                constants |= dict.fromkeys(node.output, value)
+            elif len(computed) < MOST_SIZES:
+                computed |= _compute_size(node, constants, computed, shapes, opsets)
+    return computed
+
+
+def _list_shapes(model: Any) -> dict[str, list[int]]:
+    """The shape of each tensor of known rank; an open dimension is 1."""
+    graph, found = model.graph, {each.name: [*each.dims] for each in model.graph.initializer}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        tensor = value.type.tensor_type
+        if tensor.HasField("shape"):
+            found.setdefault(value.name, [max(each.dim_value, 1) for each in tensor.shape.dim])
+    return found
+
+
+def _compute_size(
+    node: Any,
+    constants: Mapping[str, Any],
+    computed: Mapping[str, Any],
+    shapes: Mapping[str, Sequence[int]],
+    opsets: Mapping[str, int],
+) -> dict[str, Any]:
+    """The result of a node that computes a size, by ONNX's own definition; nothing for any other."""
+    read = [each for each in node.input if each]
+    if node.op_type in ("Shape", "Size") and read and read[0] in shapes:
+        # no tensor of this shape is made: an array of one number that is repeated takes no memory
+        feeds = {read[0]: np.broadcast_to(np.float32(0), shapes[read[0]])}
+    elif node.op_type in _COMPUTED_HERE and any(each in computed for each in read):
+        if any(each not in computed and each not in constants for each in read):
+            return {}
+        held = {each: computed[each] if each in computed else constants[each] for each in read}
+        feeds = {name: onnx.numpy_helper.to_array(value) for name, value in held.items()}
+        broadcast = math.prod(max(each.size, 1) for each in feeds.values())
+        if node.op_type != "Concat" and broadcast > MOST_SIZES:
+            return {}
+    else:
+        return {}
+    ends = [
+        [onnx.helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(names)]
+        for names in (read, filter(None, node.output))
+    ]
+    with suppress(Exception):  # what it cannot compute is not known
+        graph = onnx.helper.make_graph([node], "sizes", *ends)
+        evaluator = reference.ReferenceEvaluator(graph, opsets=dict(opsets))
+        results = map(np.asarray, evaluator.run(None, feeds))
+        return {
+            end.name: onnx.numpy_helper.from_array(value, end.name)
+            for end, value in zip(ends[1], results, strict=True)
+            if value.size <= MOST_SIZES
+        }
+    return {}
+
+
+def _iterate_made_sizes(model: Any, computed: Mapping[str, Any]) -> Iterator[tuple[Any, int]]:
+    """Each node whose constants make a number of elements that shape inference does not know, of all graphs.
+
+    The `computed` tensors are constants too.
+    """
+    for graph in iterate_graphs(model.graph):
+        known = {**computed} | {
             each.name: each for each in graph.initializer if math.prod(each.dims) <= MOST_SIZES
         }
         for node in graph.node:
@@ -242,6 +339,8 @@ def _iterate_made_sizes(model: Any) -> Iterator[tuple[Any, int]]:
                 known |= dict.fromkeys(node.output, known[node.input[0]])
             if node.op_type == "Range" and all(name in known for name in node.input):
                 yield node, _count_range([known[name] for name in node.input])
+            if node.op_type == "Pad" and len(node.input) > 1 and node.input[1] in known:
+                yield node, _count_padded(known[node.input[1]])
             for index in _SIZES_AT.get(node.op_type, ()):
                 tensor = known.get(node.input[index]) if index < len(node.input) else None
                 if tensor is not None and tensor.data_type in _WHOLE_NUMBERS:
@@ -282,6 +381,15 @@ def _count_range(ends: Sequence[Any]) -> int:
     return math.ceil(count) if math.isfinite(count) and count > 0 else 0
 
 
+def _count_padded(pads: Any) -> int:
+    """The fewest elements of what a Pad makes: each axis has one element before it."""
+    begins, ends = np.split(onnx.numpy_helper.to_array(pads).reshape(-1), 2)
+    return math.prod(
+        max(1 + int(low) + int(high), 1) for low, high in zip(begins, ends, strict=True)
+    )
+
+
+_COMPUTED_HERE = COMPUTES_SIZES - {"Expand"}
 _WHOLE_NUMBERS = (6, 7)
 """Data types INT32 and INT64 of sizes."""
 _COUNTED_OTHERWISE = {"AffineGrid", "Loop", "Pad", "Range", "Reshape", "TopK"}

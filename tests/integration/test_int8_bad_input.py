@@ -135,7 +135,6 @@ def test_activations_that_are_not_finite_are_named(folder: Path, tmp_path: Path)
     refused(
         ran,
         "tensor 'log' contains NaN or Inf on the calibration data",
-        status=ExitStatus.STAGE_FAILED,
     )
 
 

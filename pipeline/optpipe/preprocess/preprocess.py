@@ -20,7 +20,13 @@ from optpipe.core.transform import Transform, get_step_name
 from optpipe.core.wording import Argument
 from optpipe.evaluate.tasks.detection_heads import lacks_image_axis
 from optpipe.models.artifacts.lookup import hash_model
-from optpipe.models.export.exported import Model, export_model, prepare_model, read_card
+from optpipe.models.export.exported import (
+    Model,
+    export_model,
+    prepare_model,
+    read_card,
+    require_finite_outputs,
+)
 from optpipe.models.inputs.image_set import ImageSet
 from optpipe.models.inputs.task_data import drop_unknown_labels, find_label_indices, read_images
 from optpipe.models.stored_card import read_stored_card
@@ -246,7 +252,8 @@ def open_model_function(
     """The exported model on ONNX Runtime's CPU provider in FP32, as it is written: no optimization can hide a difference.
 
     Yields a function from a batch to `every` output, (images, ...) each, or to the first alone. `boxes` of one image have no
-    image axis: those of all images are padded with zeros to the same number of rows.
+    image axis: those of all images are padded with zeros to the same number of rows. It raises BadInputError for outputs that are
+    not finite.
     """
     spec = card.inputs[0]
     smallest, largest = spec.min[0], spec.max[0]
@@ -271,7 +278,9 @@ def open_model_function(
                         np.pad(one, [(0, rows - len(one)), *[(0, 0)] * (one.ndim - 1)])[None]
                         for one in parts
                     ]
-            return {name: np.concatenate(parts) for name, parts in outputs.items()}
+            whole = {name: np.concatenate(parts) for name, parts in outputs.items()}
+            require_finite_outputs(card.name, whole)
+            return whole
 
         yield infer
 

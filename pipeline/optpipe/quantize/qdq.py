@@ -33,7 +33,7 @@ from optpipe.backends.onnx_graph import (
 from optpipe.backends.onnx_products import describe_stored_weights
 from optpipe.core import onnx
 from optpipe.core.entries import SkippedLayer
-from optpipe.core.errors import BadInputError, StageError, escape
+from optpipe.core.errors import BadInputError, escape
 from optpipe.core.precision import QdqForm
 from optpipe.core.wording import Call
 from optpipe.models.export.opsets import raise_opset
@@ -513,7 +513,7 @@ class _Writer:
     def _make_integers(self, weight: ConstantWeight, axis: int) -> tuple[NDArray[Any], Any]:
         values = weight.read()
         if not np.isfinite(values).all():
-            raise StageError(
+            raise BadInputError(
                 f"the weights '{escape(weight.name)}' contain NaN or Inf, which no 8-bit type has\n"
                 "train or load the weights again; no precision gives usable outputs with these"
             )

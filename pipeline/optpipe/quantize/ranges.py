@@ -27,7 +27,7 @@ from optpipe.backends.onnxruntime_session import (
 )
 from optpipe.core import LazyModule, onnx, torch
 from optpipe.core.entries import SampleSetSummary
-from optpipe.core.errors import BadInputError, StageError, escape
+from optpipe.core.errors import BadInputError, escape
 from optpipe.core.files import hash_text, open_user_file
 from optpipe.core.records import json_from_record, read_record
 from optpipe.core.wording import Call
@@ -256,12 +256,12 @@ class Collector:
         self._outputs = tuple(name for name in tensors if name not in self._fed)
 
     def add(self, batch: Batch) -> None:
-        """Raises StageError for the first tensor that is not finite, BadInputError for inputs that the graph rejects."""
+        """Raises BadInputError for the first tensor that is not finite, and for inputs that the graph rejects."""
         add = self._add_on_device if self.device == "cuda" else self._add_on_host
         with translate_runtime_errors():
             broken = add(batch)
         if broken is not None:
-            raise StageError(describe_nonfinite(self._graph, batch, broken))
+            raise BadInputError(describe_nonfinite(self._graph, batch, broken))
 
     def _add_on_host(self, batch: Batch) -> str | None:
         """The first tensor that is not finite; None if all are."""

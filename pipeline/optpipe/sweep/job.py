@@ -127,6 +127,8 @@ class CellOutcome:
     artifact: str | None = None
     run: str | None = None
     group: MeasurementGroup | None = None
+    bad_input: bool = False
+    """Whether it is impossible on every machine: the request or the model is wrong."""
 
 
 def compute_job_key(cell: Cell, fingerprint: str) -> str:
@@ -197,6 +199,7 @@ class JobRecord:
     seconds: float = 0.0
     started_utc: str = ""
     attempts: tuple[str, ...] = ()
+    bad_input: bool = False
 
     @property
     def sample(self) -> str:
@@ -307,6 +310,7 @@ class SweepOptions:
             "On Ray a workspace under one path on all nodes (default: Ray's object store); otherwise an object store "
             "that gets the results, such as s3://BUCKET/FOLDER.",
             metavar="DIR|URL",
+            parse=params.text_from_text,
         ),
     ] = None
     pending_s: Annotated[

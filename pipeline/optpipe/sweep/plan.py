@@ -47,6 +47,8 @@ class SweepRow:
     """Measured, or estimated from earlier jobs for a cell to run."""
     attempts: tuple[str, ...] = ()
     stored: bool = False
+    bad_input: bool = False
+    """Whether it is impossible on every machine: the request or the model is wrong."""
 
 
 def plan_sweep(
@@ -248,6 +250,7 @@ def _row_from_record(record: JobRecord, *, stored: bool = False) -> SweepRow:
         seconds=record.seconds,
         attempts=record.attempts,
         stored=stored,
+        bad_input=record.bad_input,
     )
 
 
@@ -261,7 +264,9 @@ def judge_status(rows: Sequence[SweepRow], *, interrupted: bool, dry_run: bool) 
         return ExitStatus.STAGE_FAILED
     if JobState.INVALID in states:
         return ExitStatus.INCONCLUSIVE
-    return ExitStatus.DONE if JobState.DONE in states else ExitStatus.MISSING
+    if JobState.DONE in states:
+        return ExitStatus.DONE
+    return ExitStatus.BAD_INPUT if any(row.bad_input for row in rows) else ExitStatus.MISSING
 
 
 def list_warnings(rows: Sequence[SweepRow]) -> list[str]:

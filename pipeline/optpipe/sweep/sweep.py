@@ -366,6 +366,7 @@ class Scheduler:
                 seconds=round(result.seconds / len(task.cells), 3),
                 started_utc=result.started_utc,
                 attempts=task.attempts,
+                bad_input=found.bad_input,
             )
             with suppress(
                 OptpipeError

@@ -137,7 +137,7 @@ def measure_cells(task: Task) -> tuple[CellOutcome, ...]:
             artifact.resolve_effective_options(parse_options(cell.options))
         except BadInputError as error:
             outcomes[cell.key] = CellOutcome(
-                JobState.IMPOSSIBLE, tell_on_one_line(error), task.artifact
+                JobState.IMPOSSIBLE, tell_on_one_line(error), task.artifact, bad_input=True
             )
             continue
         able.setdefault((cell.options, cell.processes, cell.max_cv, *cell.load.key[1:]), []).append(
@@ -269,8 +269,10 @@ def main() -> None:
 
 def outcome_from_error(error: OptpipeError) -> CellOutcome:
     """IMPOSSIBLE if this machine or the request cannot do it at all, otherwise FAILED."""
-    cannot = error.exit_status in (ExitStatus.BAD_INPUT, ExitStatus.MISSING)
-    return CellOutcome(JobState.IMPOSSIBLE if cannot else JobState.FAILED, tell_on_one_line(error))
+    is_bad = error.exit_status is ExitStatus.BAD_INPUT
+    cannot = is_bad or error.exit_status is ExitStatus.MISSING
+    state = JobState.IMPOSSIBLE if cannot else JobState.FAILED
+    return CellOutcome(state, tell_on_one_line(error), bad_input=is_bad)
 
 
 def tell_on_one_line(error: OptpipeError) -> str:

@@ -6,7 +6,7 @@ import pytest
 from onnx import helper
 from tests.fakes.graphs import onnx_model
 
-from optpipe.core.errors import StageError
+from optpipe.core.errors import BadInputError
 from optpipe.quantize.qdq import place_qdq, qdq_from_onnx, quantize_weights
 from optpipe.quantize.ranges import TensorRange, open_model_session
 
@@ -216,7 +216,7 @@ def test_weights_with_nan_are_refused_by_name() -> None:
     values[3, 3] = np.nan
     model = onnx_model([("MatMul", "x w", "y")], {"x": ["n", 16]}, {"y": ["n", 16]}, w=values)
     placed = place_qdq(model, "cpu")
-    with pytest.raises(StageError, match="'w' contain NaN"):
+    with pytest.raises(BadInputError, match="'w' contain NaN"):
         qdq_from_onnx(model, placed, {"x": TensorRange(1.0, -1.0, 1.0)})
 
 

@@ -12,7 +12,7 @@ from tests.fakes.bare import run_bare
 from tests.fakes.graphs import onnx_model
 
 from optpipe.core.entries import SampleSetSummary
-from optpipe.core.errors import BadInputError, StageError
+from optpipe.core.errors import BadInputError
 from optpipe.quantize.ranges import (
     BINS,
     LOWEST,
@@ -226,7 +226,7 @@ def test_extremes_alone_keep_no_histogram(graph) -> None:
 def test_what_is_not_finite_is_named(graph, bad) -> None:
     poisoned = X.copy()
     poisoned[0, 0, 0, 0] = bad
-    with pytest.raises(StageError, match="tensor 'x' contains NaN or Inf"):
+    with pytest.raises(BadInputError, match="tensor 'x' contains NaN or Inf"):
         Collector(graph, TENSORS, histograms=True).add({"x": poisoned})
 
 
@@ -292,7 +292,7 @@ def test_the_node_that_makes_nan_or_inf_is_named_with_a_way_out(
     path, w = tmp_path / "broken.onnx", np.eye(4, dtype=np.float32)
     onnx_model(nodes, {"x": ["n", 4]}, {"before": ["n", 4], "after": ["n", 4]}, path=path, w=w)
     batch = {"x": np.full((2, 4), value, np.float32)}
-    with pytest.raises(StageError) as caught:
+    with pytest.raises(BadInputError) as caught:
         Collector(path, ("before", "after"), histograms=True).add(batch)
     problem, remedy = str(caught.value).splitlines()
     assert f"{operator} 'culprit' is the first that makes {kind}" in problem
@@ -303,7 +303,7 @@ def test_the_node_that_makes_nan_or_inf_is_named_with_a_way_out(
 def test_data_with_nan_are_blamed_before_any_node(tmp_path) -> None:
     path, w = tmp_path / "m.onnx", np.eye(4, dtype=np.float32)
     onnx_model([("MatMul", "x w", "y")], {"x": ["n", 4]}, {"y": ["n", 4]}, path=path, w=w)
-    with pytest.raises(StageError, match="the data themselves contain NaN or Inf"):
+    with pytest.raises(BadInputError, match="the data themselves contain NaN or Inf"):
         Collector(path, ("y",), histograms=False).add({"x": np.full((1, 4), np.nan, np.float32)})
 
 

@@ -439,16 +439,21 @@ def _run_given_module(
 def _require_repeatable(
     answers: Sequence[Arrays], card: ModelCard, way_out: str, selection: Selection
 ) -> None:
-    """Raises GateError if the source model's outputs are not finite, or differ between `answers`."""
+    """Raises BadInputError if the source model's outputs are not finite, GateError if they differ between `answers`."""
     first, again = answers
-    for name, value in first.items():
-        if not np.isfinite(value).all():
-            raise GateError(
-                f"{card.name} produces NaN or Inf in output '{name}'; check its weights"
-            )
+    require_finite_outputs(card.name, first)
     for error in _compare_outputs(first, again, selection):
         if error.relative > TOLERATED_RELATIVE_ERROR[Precision.FP32]:
             raise GateError(f"{card.name} is not deterministic (output '{error.name}'): {way_out}")
+
+
+def require_finite_outputs(name: str, outputs: Arrays) -> None:
+    """Raises BadInputError if the source model `name` gives NaN or infinity: it cannot be what its user trained."""
+    for output, value in outputs.items():
+        if not np.isfinite(value).all():
+            raise BadInputError(
+                f"{name} produces NaN or Inf in output '{output}'; check its weights"
+            )
 
 
 def _require_fixed_shapes(path: Path, card: ModelCard, inputs: Arrays) -> None:

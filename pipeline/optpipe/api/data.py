@@ -65,13 +65,13 @@ class Data:
                 self._drawn = draw_data(source, count, seed, axes, name)
 
     def _take_path(self, path: Path) -> None:
-        from optpipe.models.inputs.program_data import SUFFIX, draw_data, draw_python_file
-        from optpipe.models.inputs.task_data import hash_data
+        from optpipe.models.inputs.program_data import draw_data, draw_python_file
+        from optpipe.models.inputs.task_data import PYTHON_SUFFIX, hash_data
         from optpipe.models.inputs.tensor_files import holds_tensors, read_columns
 
         if not path.exists():
             raise BadInputError(f"{path}: no such file or folder")
-        if path.suffix.lower() == SUFFIX and path.is_file():
+        if path.suffix.lower() == PYTHON_SUFFIX and path.is_file():
             with keep_caller_state():
                 self._drawn = draw_python_file(path, self.count_limit, self.seed)
             return

@@ -24,6 +24,7 @@ from optpipe.measure.pair import FEWEST_ROUNDS, bench_pair
 from optpipe.models.artifacts.lookup import find_artifacts
 from optpipe.models.export.exported import Model, export_model, prepare_model
 from optpipe.models.inputs.image_set import NothingJudgedError
+from optpipe.models.inputs.program_data import store_python_file
 from optpipe.models.inputs.sample_set import SampleSet, draw_subset
 from optpipe.models.inputs.samples import choose_samples
 from optpipe.models.sources.resolve import format_source
@@ -55,18 +56,20 @@ def try_remedies(
     listener: Listener,
     *,
     truncate: bool = False,
+    count: int | None = None,
 ) -> LayerComparison:
     """`found` with the remedies of every build that diverges; unchanged on noise, which no range or layer can be chosen by.
 
-    Without `budget` the error of the outputs shall be halved.
+    Without `budget` the error of the outputs shall be halved. `count` limits the samples of a Python file's `data`.
     """
     if all(each.first is None for each in found.builds):
         return found
     model, stored = prepare_model(model, store, listener)
     exported, _ = export_model(model, store, listener, stored)
-    samples = choose_samples(
-        read_stored_card(exported), data, None, exported, truncate=truncate
-    ).drawn
+    card = read_stored_card(exported)
+    if data is not None:
+        data = store_python_file(data, card, store, listener, count)
+    samples = choose_samples(card, data, None, exported, truncate=truncate).drawn
     if samples is None:
         return found
     remedies = _Remedies(model, exported, samples, store, listener)

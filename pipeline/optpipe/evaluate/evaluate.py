@@ -56,6 +56,7 @@ from optpipe.models.export.exported import (
     read_card,
     run_torch_model,
 )
+from optpipe.models.inputs.program_data import store_python_file
 from optpipe.models.inputs.rows import rows_from_outputs
 from optpipe.models.inputs.sample_set import SampleSet
 from optpipe.models.inputs.task_data import fit_batch_size, iterate_input_batches, load_sample_set
@@ -421,6 +422,8 @@ def run_evaluation(
     require_existing(data, "data")
     model, stored = prepare_model(model, store, listener)
     card = read_card(model, stored)
+    if data is not None:
+        data = store_python_file(data, card, store, listener, count, seed)
     task = user_task or find_task(card)
     task_name = user_task.name if user_task else str(card.task)
     wanted = choose_scores(scores, task_name)

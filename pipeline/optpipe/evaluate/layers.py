@@ -25,6 +25,7 @@ from optpipe.core.wording import Argument
 from optpipe.evaluate.evaluate import list_model_artifacts
 from optpipe.evaluate.result import EvaluatedModel
 from optpipe.models.export.exported import Model, export_model, prepare_model, read_card
+from optpipe.models.inputs.program_data import store_python_file
 from optpipe.models.inputs.rows import split_batches
 from optpipe.models.inputs.sample_set import draw_subset
 from optpipe.models.inputs.samples import NOISE, SAMPLE_COUNT, choose_samples, load_sample_inputs
@@ -296,6 +297,8 @@ def compare_layers(
     artifacts = list_model_artifacts(model, read_card(model, stored), store)
     exported, _ = export_model(model, store, listener, stored)
     card = read_stored_card(exported)
+    if data is not None:
+        data = store_python_file(data, card, store, listener, count)
     chosen = choose_samples(card, data, None, exported, listener, truncate=truncate)
     if chosen.drawn is None:
         real = "give real inputs with " + Argument("data")

@@ -14,7 +14,7 @@ import polars as pl
 from optpipe.backends.selections import read_verified_selection
 from optpipe.core.entries import ArtifactInfo, VerificationInfo
 from optpipe.core.errors import BadInputError, OptpipeError, StageError
-from optpipe.core.events import Listener
+from optpipe.core.events import Listener, SilentListener
 from optpipe.core.files import Files, hash_arrays
 from optpipe.core.measurement import (
     MACHINE_COLUMNS,
@@ -56,6 +56,7 @@ from optpipe.measure.validity import LIMITS, ValidityEvidence
 from optpipe.measure.worker.plan import CacheProbe, Point, SessionPlan, frame_from_spool
 from optpipe.models.artifacts.lookup import StoredArtifact, hash_engine
 from optpipe.models.export.exported import reference_from_file, run_onnx_graph
+from optpipe.models.inputs.program_data import store_python_file
 from optpipe.models.inputs.rows import compute_padding, fill_sequences, list_runs, read_length
 from optpipe.models.inputs.sample_set import draw_subset
 from optpipe.models.inputs.samples import (
@@ -377,13 +378,12 @@ def prepare_subject(
     assert artifact.reference is not None
     kind = artifact.reference.info.samples_kind
     if plan.images is not None:
-        samples = choose_samples(card, plan.images, model=artifact.model)
+        given = store_python_file(plan.images, card, store, SilentListener(), POOL_SIZE)
+        samples = choose_samples(card, given, model=artifact.model)
         assert samples.drawn is not None
         samples = replace(samples, drawn=draw_subset(samples.drawn, POOL_SIZE))
         real, expected = load_sample_inputs(card, samples, artifact.model), {}
-        kind = (
-            "tensors" if holds_tensors(plan.images) else "texts" if card.tokenization else "images"
-        )
+        kind = "tensors" if holds_tensors(given) else "texts" if card.tokenization else "images"
     if card.batched:  # samples with different unbatched inputs cannot share a batch
         run = max(list_runs(card.inputs, real), key=lambda one: one.stop - one.start)
         real, expected = (

@@ -33,9 +33,7 @@ from optpipe.models.export.exported import (
     read_tokenizer,
 )
 from optpipe.models.export.source_graph import make_probe
-from optpipe.models.inputs.drawn import store_data
-from optpipe.models.inputs.program_data import SUFFIX as PYTHON_SUFFIX
-from optpipe.models.inputs.program_data import draw_python_file
+from optpipe.models.inputs.program_data import store_python_file
 from optpipe.models.inputs.sample_set import (
     FEW_SAMPLES,
     SampleSet,
@@ -155,14 +153,15 @@ def resolve_data(
     *,
     calibrates: bool,
     truncate: bool = False,
+    count: int | None = None,
+    seed: int = 0,
 ) -> Path:
-    """`source`, the stored samples of a Python file's `CALIBRATION`, or the manifest of truncated texts.
+    """`source`, the stored samples of a Python file's `CALIBRATION`, `count` of them at most, or the manifest of truncated texts.
 
     What `calibrates` may have no sample of the validation set.
     `tokenizer` is the content of a text model's. Raises BadInputError, before any computation, for inputs that the model rejects.
     """
-    if source.suffix.lower() == PYTHON_SUFFIX and source.is_file():
-        source = store_data(draw_python_file(source), card, store, SilentListener()).path
+    source = store_python_file(source, card, store, SilentListener(), count, seed)
     if holds_tensors(source):
         for rows in read_tensor_set(source, card.inputs).parts:
             for name, values in rows.items():
@@ -527,7 +526,14 @@ def run_calibration(
     if source is not None:
         card, tokenizer = read_card(model, stored), read_tokenizer(model, stored)
         source = resolve_data(
-            source, card, tokenizer, store, calibrates=True, truncate=plan.truncate
+            source,
+            card,
+            tokenizer,
+            store,
+            calibrates=True,
+            truncate=plan.truncate,
+            count=plan.count,
+            seed=plan.seed,
         )
     exported, _ = export_model(model, store, listener, stored)
     samples, unreadable = load_calibration_data(exported, source, plan.count, plan.seed, listener)

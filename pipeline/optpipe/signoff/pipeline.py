@@ -23,6 +23,7 @@ from optpipe.models.export.exported import (
     read_tokenizer,
 )
 from optpipe.models.export.onnx_export import read_outputs_early
+from optpipe.models.inputs.program_data import store_python_file
 from optpipe.models.inputs.task_data import hash_data, load_sample_set, resolve_texts
 from optpipe.models.stored_card import read_stored_card
 from optpipe.signoff.collect import (
@@ -40,11 +41,12 @@ from optpipe.workspace.store import NOTES, Store
 
 def require_evaluable(
     model: Model, data: Path, store: Store, listener: Listener, *, truncate: bool
-) -> None:
-    """Raises BadInputError, before the export, for data that are missing or do not fit the model."""
+) -> Path:
+    """`data`, or the stored samples of a Python file. Raises BadInputError, before the export, for those that do not fit the model."""
     require_existing(data, "data")
     model, stored = prepare_model(model, store, listener)
     card = read_card(model, stored)
+    data = store_python_file(data, card, store, listener)
     resolve_texts(
         data,
         card,
@@ -61,6 +63,7 @@ def require_evaluable(
             shown,
             task.count_classes(shown),
         )
+    return data
 
 
 def run_pipeline(
@@ -79,7 +82,7 @@ def run_pipeline(
     """
     started = monotonic()
     if data is not None:
-        require_evaluable(model, data, store, listener, truncate=plan.truncate)
+        data = require_evaluable(model, data, store, listener, truncate=plan.truncate)
     built = build_model(model, plan, store, listener)
     require_artifacts(built)
     judged = find_judged_artifact(wanted, store)

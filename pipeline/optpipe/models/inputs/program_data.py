@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from optpipe.core.card import ModelCard
 from optpipe.core.errors import BadInputError, OptpipeError, require_file
-from optpipe.models.inputs.drawn import DrawnData, draw_arrays, draw_items
+from optpipe.core.events import Listener
+from optpipe.models.inputs.drawn import DrawnData, draw_arrays, draw_items, store_data
+from optpipe.models.inputs.task_data import PYTHON_SUFFIX
 from optpipe.models.sources.python_file import UserCode, describe_user_error
+from optpipe.workspace.store import Store
 
-SUFFIX = ".py"
 NAME = "CALIBRATION"
 
 
@@ -39,6 +42,23 @@ def draw_python_file(path: Path, count: int | None = None, seed: int = 0) -> Dra
             raise BadInputError(f"{path}: {NAME} fails: {reason}") from error
         except (Exception, SystemExit) as error:
             raise BadInputError(f"{path}: {NAME} fails: {describe_user_error(error)}") from error
+
+
+def store_python_file(
+    path: Path,
+    card: ModelCard,
+    store: Store,
+    listener: Listener,
+    count: int | None = None,
+    seed: int = 0,
+) -> Path:
+    """The stored samples of a Python file as the model takes them; any other path as it is.
+
+    Raises BadInputError for samples that the model does not take.
+    """
+    if path.suffix.lower() != PYTHON_SUFFIX or not path.is_file():
+        return path
+    return store_data(draw_python_file(path, count, seed), card, store, listener).path
 
 
 def draw_data(

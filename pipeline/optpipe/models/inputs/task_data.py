@@ -60,6 +60,7 @@ OF_TEXTS = (
     Task.EMBEDDING,
 )
 """Tasks whose samples are texts."""
+PYTHON_SUFFIX = ".py"
 CARD_WAY = (
     "`"
     + Call("build", "MODEL", init="CARD.toml")
@@ -115,6 +116,7 @@ def read_images(
     source: Path, count: int | None, seed: int, listener: Listener
 ) -> tuple[ImageSet, tuple[Unusable, ...]]:
     """The result of `image_set_from_path`; warns of unusable images. A folder without images is refused before any step."""
+    _refuse_python_file(source, "a folder of images")
     if not source.is_file():
         find_images(source)
     with listener.step(f"read {source}", total=count) as step:
@@ -127,10 +129,19 @@ def read_texts(
     source: Path, count: int | None, seed: int, listener: Listener
 ) -> tuple[TextSet, tuple[Unusable, ...]]:
     """The result of `text_set_from_path`; warns of unusable lines."""
+    _refuse_python_file(source, "a JSON Lines file")
     with listener.step(f"read {source}", total=count):
         found, unusable = text_set_from_path(source, count, seed)
     _warn_of_unusable(unusable, "line", listener)
     return found, unusable
+
+
+def _refuse_python_file(source: Path, expected: str) -> None:
+    """Raises BadInputError for a Python file: its samples are tensors, which other arguments take."""
+    if source.suffix.lower() == PYTHON_SUFFIX and source.is_file():
+        raise BadInputError(
+            f"{source} is a Python file, whose samples are tensors; here give {expected}"
+        )
 
 
 def _warn_of_unusable(unusable: Sequence[Unusable], what: str, listener: Listener) -> None:

@@ -265,6 +265,18 @@ def test_a_full_disk_is_named_and_nothing_is_left(workspace, document, tmp_path,
 
 
 @needs_nsys
+def test_every_stage_is_profiled_without_options_where_a_precision_becomes_fp32(
+    workspace: Path,
+) -> None:
+    """A CPU has no FP16: its build is one in FP32, and so is the one that is recorded."""
+    words = ("digits", "--device", "cpu", "--iterations", "5", "--json")
+    ran = optpipe("profile", *words, workspace=workspace).expect(ExitStatus.DONE)
+    assert not ran.document["failed"]
+    kinds = {stage["subject"]["kind"] for stage in ran.document["stages"]}
+    assert kinds == {"build", "preprocess", "inference"}
+
+
+@needs_nsys
 def test_what_was_built_on_the_same_pictures_is_profiled_not_built_again(tmp_path: Path) -> None:
     workspace, pictures = (
         tmp_path / "workspace",
@@ -306,10 +318,9 @@ def test_a_stored_int8_build_is_profiled_without_its_calibration_data(tmp_path: 
     built = optpipe(
         "build", *int8, "--calibration", root / "calibration" / "samples", workspace=workspace
     )
-    options = ("--stage", "inference", "--iterations", "5")
-    [stage] = (
-        optpipe("profile", *int8, *options, workspace=workspace)
-        .expect(ExitStatus.DONE)
-        .document["stages"]
-    )
+    ran = optpipe("profile", *int8, "--iterations", "5", workspace=workspace)
+    stages = ran.expect(ExitStatus.DONE).document["stages"]
+    [stage] = [each for each in stages if each["subject"]["kind"] == "inference"]
+    assert "--calibration is not given" in ran.stderr
+    assert not [each for each in stages if each["subject"]["kind"] == "build"]
     assert stage["subject"]["artifact"] == built.document["artifacts"][0]["id"]

@@ -30,7 +30,6 @@ from optpipe.workspace.files import write_bytes
 from optpipe.workspace.places import require_unused_path, require_writable_file
 
 if TYPE_CHECKING:
-    from optpipe.core.entries import Device
     from optpipe.models.export.exported import Model
     from optpipe.report.progress import Terminal
     from optpipe.workspace.store import Store
@@ -239,7 +238,12 @@ def preprocess(
         Param("Measurement time for the best configurations; the search uses half.", setting=True),
     ] = 2.0,
     against: Annotated[
-        str | None, Param("Instead, compare with your training transform.", metavar="FILE.py:NAME")
+        str | None,
+        Param(
+            "Instead, compare with your training transform.",
+            metavar="FILE.py:NAME",
+            parse=params.text_from_text,
+        ),
     ] = None,
     output: Annotated[
         Path | None, Param("Folder for the picture of --against.", metavar="DIR")
@@ -296,6 +300,7 @@ def evaluate(
         Param(
             "Your own task: a Python file that defines TASK (models/README.md), or the name of a plug-in.",
             metavar="FILE.py|NAME",
+            parse=params.text_from_text,
         ),
     ] = None,
     seed: Annotated[int, SAMPLE_SEED] = 0,
@@ -304,6 +309,7 @@ def evaluate(
         Param(
             "Show instead where builds diverge from the source: the error of all intermediate tensors, or of some.",
             metavar="all|NAME[,…]",
+            parse=params.text_from_text,
         ),
     ] = None,
     output: Annotated[
@@ -336,11 +342,13 @@ def evaluate(
         tensors = [] if layers == "all" else layers.split(",")
         points = (
             Budget(drop_from_text(accuracy_budget, "--accuracy-budget"), "points")
-            if accuracy_budget
+            if accuracy_budget is not None
             else None
         )
         compared = compare_layers(wanted, data, count, tensors, store, terminal, truncate=truncate)
-        compared = try_remedies(wanted, compared, data, points, store, terminal, truncate=truncate)
+        compared = try_remedies(
+            wanted, compared, data, points, store, terminal, truncate=truncate, count=count
+        )
         if output is not None:
             from optpipe.report.html import render_html
 
@@ -349,7 +357,11 @@ def evaluate(
             )
         compared = replace(compared, warnings=tuple(terminal.warnings))
         return Outcome(compared, lambda record: document_from_layers(record, list_states(store)))
-    budget = drop_from_text(accuracy_budget, "--accuracy-budget") / 100 if accuracy_budget else None
+    budget = (
+        None
+        if accuracy_budget is None
+        else drop_from_text(accuracy_budget, "--accuracy-budget") / 100
+    )
     own = find_user_task(task) if task else None
     found = run_evaluation(
         wanted,
@@ -389,11 +401,19 @@ def profile(
     ] = None,
     range: Annotated[
         str | None,
-        Param("Analyze only work launched in this NVTX range; all: everything.", metavar="NAME"),
+        Param(
+            "Analyze only work launched in this NVTX range; all: everything.",
+            metavar="NAME",
+            parse=params.text_from_text,
+        ),
     ] = None,
     against: Annotated[
         str | None,
-        Param("Compare with this profile run or recording, by stage and kernel.", metavar="RUN"),
+        Param(
+            "Compare with this profile run or recording, by stage and kernel.",
+            metavar="RUN",
+            parse=params.text_from_text,
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -492,6 +512,7 @@ def _profile_model(
     from optpipe.trace.nsys import Stage
     from optpipe.trace.profile_model import (
         build_or_find,
+        can_calibrate,
         choose_preprocess_images,
         find_build_by_id,
         plan_from_builds,
@@ -511,6 +532,12 @@ def _profile_model(
         find_images(builds.images)  # a build may take minutes: reject a folder without images first
     if model.exported is None:
         built = build_or_find(text, model, builds, store, terminal)
+        if not capture.stage and not can_calibrate(builds, built.model):
+            terminal.warn(
+                Argument("calibration")
+                + " is not given: the stored INT8 build is profiled, but not how it is built"
+            )
+            capture = replace(capture, stage=(Stage.INFERENCE, Stage.PREPROCESS))
     else:
         precision, backend, device = targets.precision, targets.backend, builds.device
         built = find_build_by_id(
@@ -519,9 +546,7 @@ def _profile_model(
         builds = plan_from_builds(builds, built.artifacts)
         if not capture.stage:  # the build is done
             capture = replace(capture, stage=(Stage.INFERENCE, Stage.PREPROCESS))
-    runnable: list[Device] = [
-        each.entry.info.device for each in built.artifacts if each.why_not is None
-    ]
+    runs_on = [each.entry.info.device for each in built.artifacts if each.why_not is None]
     again = BuildJob(
         model=text,
         workspace=store.workspace.resolve(),
@@ -530,7 +555,9 @@ def _profile_model(
         shapes=model.shapes,
         precisions=builds.precisions,
         backends=tuple(each.name for each in builds.backends),
-        device=builds.device or (runnable[0] if runnable else "cpu"),
+        automatic=builds.automatic,
+        device=builds.device,
+        on_gpu=(builds.device or next(iter(runs_on), "cpu")) == "cuda",
         calibration=builds.calibration,
         options=builds.options,
         truncate=builds.truncate,

@@ -13,7 +13,7 @@ from optpipe.backends.registry import BACKENDS, resolve_effective_options
 from optpipe.build.build import BuildPlan, build_model, require_artifacts
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.core.card import ModelCard
-from optpipe.core.entries import ArtifactInfo, Device
+from optpipe.core.entries import ArtifactInfo, Device, ModelInfo
 from optpipe.core.errors import BadInputError, OptpipeError
 from optpipe.core.events import Listener
 from optpipe.core.precision import Precision
@@ -131,6 +131,13 @@ def build_or_find(
     return built
 
 
+def can_calibrate(plan: BuildPlan, model: Entry[ModelInfo]) -> bool:
+    """Whether all of `plan` can be built again: INT8 of the store may have been calibrated on data that are not given now."""
+    if Precision.INT8 not in plan.precisions or model.info.own_precision is not None:
+        return True
+    return plan.calibration is not None or "calibration" in read_stored_card(model).data
+
+
 def find_build_by_id(
     text: str,
     store: Store,
@@ -152,13 +159,15 @@ def find_build_by_id(
 
 
 def plan_from_builds(plan: BuildPlan, artifacts: Sequence[BuiltArtifact]) -> BuildPlan:
-    """`plan` for the precisions and backends of stored builds."""
+    """`plan` for the precisions, backends, and device of stored builds."""
     precisions = dict.fromkeys(Precision(each.entry.info.precision) for each in artifacts)
     backends = dict.fromkeys(each.entry.info.backend for each in artifacts)
     return replace(
         plan,
         precisions=tuple(precisions),
         backends=tuple(BACKENDS[name] for name in backends),
+        automatic=False,
+        device=artifacts[0].entry.info.device,
     )
 
 
@@ -355,7 +364,7 @@ def _list_build_jobs(
     store: Store,
 ) -> Iterator[ProfileJob]:
     """The job of all stages of the build, and that of preprocessing."""
-    wanted, on_gpu = plan.stage or tuple(Stage), build.device == "cuda"
+    wanted, on_gpu = plan.stage or tuple(Stage), build.on_gpu
     if built := tuple(stage for stage in BUILD_STAGES if stage in wanted):
         stages = tuple(
             (StageSubject(stage, "build"), StageFacts(stage, expects_gpu=False)) for stage in built
@@ -364,7 +373,7 @@ def _list_build_jobs(
     if Stage.PREPROCESS in wanted and card.transform is not None and images:
         batch_size = max(plan.batch_size)
         dali = choose_dali_plan(
-            "mixed" if on_gpu else "cpu", _DALI_THREADS[build.device], batch_size
+            "mixed" if on_gpu else "cpu", _DALI_THREADS["cuda" if on_gpu else "cpu"], batch_size
         )
         work = PreprocessJob(store.workspace.resolve(), model.id, images, dali)
         name = f"preprocess dali batch {batch_size}"

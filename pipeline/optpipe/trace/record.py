@@ -85,7 +85,11 @@ class BuildJob(Struct, frozen=True, tag=True):
     shapes: Mapping[str, tuple[Shape, Shape, Shape]]
     precisions: tuple[Precision, ...]
     backends: tuple[str, ...]
-    device: Device
+    automatic: bool
+    """Whether optpipe chose the backends, as in `BuildPlan`."""
+    device: Device | None
+    """As asked for; None where each backend chooses."""
+    on_gpu: bool
     calibration: Path | None
     options: Mapping[str, Mapping[str, Any]]
     truncate: bool = False
@@ -381,6 +385,7 @@ def _run_build(job: BuildJob, workspace: Path) -> WorkerResult:
         precisions=job.precisions,
         backends=tuple(BACKENDS[name] for name in job.backends),
         named=False,
+        automatic=job.automatic,
         device=job.device,
         calibration=job.calibration,
         options=job.options,

@@ -17,6 +17,7 @@ from optpipe.core.errors import (
     StageError,
     first_line,
 )
+from optpipe.core.events import Listener
 from optpipe.core.plan import choices_from_text
 from optpipe.core.plugins import FAILURES, Registry, load_plugins
 from optpipe.core.precision import Precision
@@ -163,6 +164,44 @@ def parse_options(texts: Iterable[str]) -> dict[str, dict[str, str]]:
             )
         options.setdefault(backend, {})[key] = value
     return options
+
+
+def require_known_options(options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises BadInputError for an option that its backend has on no device, and for a value that it does not take.
+
+    A backend that a command does not use is asked nothing else about its options, so that a misspelled one would be lost.
+    """
+    for name, given in options.items():
+        if (backend := BACKENDS.get(name)) is None:
+            raise BadInputError(
+                f"{name} is no backend; choose from {', '.join(BACKENDS)}",
+                argument=Argument("option", name),
+            )
+        with name_failing_backend(backend):
+            known = {
+                device: {option.name for option in backend.describe_options(device)}
+                for device in backend.devices()
+            }
+        fitting = [device for device, names in known.items() if given.keys() <= names]
+        refused: list[BadInputError] = []
+        for device in fitting or known:
+            try:
+                with name_failing_backend(backend):
+                    backend.merge_options(given, device)
+            except BadInputError as error:
+                refused.append(error)
+            else:
+                break
+        else:
+            raise refused[0]
+
+
+def warn_of_unused_options(
+    options: Iterable[str], used: Collection[str], happens: str, listener: Listener
+) -> None:
+    """Warns of `options` of a backend that is not among those `used`; `happens` is what does not happen: `built`, `measured`."""
+    for name in sorted({*options} - {*used}):
+        listener.warn(Argument("option", f"{name}.…") + f" has no effect: {name} is not {happens}")
 
 
 def require_own_files(entry: Entry[ArtifactInfo]) -> Backend:

@@ -34,6 +34,7 @@ from optpipe.backends.onnxruntime_session import mark_as_written
 from optpipe.backends.plain_session import mark_source
 from optpipe.backends.sparsity import Sparsity, find_sparsity, list_sparse_kernels
 from optpipe.backends.tensorrt_engine import (
+    BUILDER_OPTIONS,
     TensorRTSession,
     create_config,
     create_logger,
@@ -42,6 +43,7 @@ from optpipe.backends.tensorrt_engine import (
     find_profiles,
     list_builder_options,
     options_from_given,
+    read_builder_options,
     require_supported,
     write_timing_cache,
 )
@@ -93,6 +95,14 @@ class TensorRT(Backend):
 
     def describe_options(self, device: Device) -> tuple[Option, ...]:
         return (*list_builder_options(self.library), CUDA_GRAPH)
+
+    def merge_options(
+        self, given: Mapping[str, Any], device: Device
+    ) -> dict[str, bool | int | str]:
+        of_builder = {each.name for each in BUILDER_OPTIONS}
+        own = {name: value for name, value in given.items() if name in of_builder}
+        read_builder_options(own, self.library, self.name)
+        return Backend.merge_options(self, given, device)
 
     def precisions(self, device: Device) -> frozenset[Precision]:
         return frozenset(Precision) - {Precision.FP8}
@@ -401,6 +411,11 @@ class TorchTensorRT(TensorRT):
     def describe_options(self, device: Device) -> tuple[Option, ...]:
         workspace, *others = TENSORRT.describe_options(device)
         return (workspace, *(each for each in others if not each.builds))
+
+    def merge_options(
+        self, given: Mapping[str, Any], device: Device
+    ) -> dict[str, bool | int | str]:
+        return Backend.merge_options(self, given, device)
 
     def precisions(self, device: Device) -> frozenset[Precision]:
         return TORCH_PRECISIONS

@@ -24,6 +24,7 @@ from optpipe.core.errors import (
     read_as_user_file,
 )
 from optpipe.core.precision import Precision
+from optpipe.core.wording import Call
 from optpipe.workspace.environment import list_gpus
 from optpipe.workspace.files import hold_lock, write_bytes
 
@@ -117,10 +118,28 @@ def list_builder_options(library: str) -> tuple[Option, ...]:
 
 
 def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> Mapping[str, Any]:
+    """All builder options as `read_builder_options` reads them, on a machine that can build with them.
+
+    Raises MissingError for weights that can be replaced without a GPU, where the builder gives no engine (seen with TensorRT-RTX 1.7).
+    """
+    if CUDA_GRAPH.name in given:
+        value = given[CUDA_GRAPH.name]
+        raise BadInputError(
+            f"'{CUDA_GRAPH.name}' is an option of {backend} when an engine runs: "
+            + Call("bench", option={backend: {CUDA_GRAPH.name: value}})
+        )
+    options = read_builder_options(given, library, backend)
+    if (replaced := _list_replaced(options)) and not list_gpus():
+        raise MissingError(
+            f"{backend} compiles engines with {replaced[0]} on a GPU, and there is none here\nomit the option"
+        )
+    return options
+
+
+def read_builder_options(given: Mapping[str, Any], library: str, backend: str) -> Mapping[str, Any]:
     """All builder options, with their defaults overridden by `given`, whose text is parsed.
 
-    Raises BadInputError for an option or value that the library does not take, and for a plugin that is no file; MissingError for
-    weights that can be replaced without a GPU, where the builder gives no engine (seen with TensorRT-RTX 1.7).
+    Raises BadInputError for an option or value that the library does not take, and for a plugin that is no file.
     """
     for name, reason in _LACKING[library].items():
         if name in given:
@@ -137,21 +156,22 @@ def options_from_given(given: Mapping[str, Any], library: str, backend: str) -> 
             f"option hardware_compatibility={compatibility}: choose from {', '.join(HARDWARE_COMPATIBILITY)}"
         )
     find_profiles(options)
-    replaced = [name for name in ("refit", "strip_plan") if options[name]]
+    replaced = _list_replaced(options)
     if len(capabilities_from_text(options["compute_capabilities"])) > 1 and replaced:
         raise BadInputError(
             f"option compute_capabilities={options['compute_capabilities']}: {backend} takes at most one with {replaced[0]}"
         )
     require_plugins(options)
-    if replaced and not list_gpus():
-        raise MissingError(
-            f"{backend} compiles engines with {replaced[0]} on a GPU, and there is none here\nomit the option"
-        )
     if options["timing_cache"] and not Path(options["timing_cache"]).parent.is_dir():
         raise BadInputError(
             f"option timing_cache={options['timing_cache']}: its folder does not exist"
         )
     return options
+
+
+def _list_replaced(options: Mapping[str, Any]) -> list[str]:
+    """The options that let the weights of an engine be replaced."""
+    return [name for name in ("refit", "strip_plan") if options[name]]
 
 
 def describe_in_key(options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from optpipe.backends.registry import (
     list_precisions,
     load_artifact,
     name_failing_backend,
+    warn_of_unused_options,
 )
 from optpipe.build.records import BuiltArtifact, ModelBuild
 from optpipe.build.verify import Trajectory, parse_steps, read_trajectory, verify_session
@@ -309,9 +310,9 @@ def require_sound_plan(plan: BuildPlan, listener: Listener) -> None:
             reason = backend.find_obstacle(backend.choose_device(plan.device))
         if reason is not None:
             raise MissingError(f"backend {backend.name} cannot build on this machine: {reason}")
-    unused = {*plan.options} - {each.name for each in plan.backends}
-    for name in sorted(unused) if plan.gpu_lock is None else ():
-        listener.warn(Argument("option", f"{name}.…") + f" has no effect: {name} is not built")
+    if plan.gpu_lock is None:
+        built = {each.name for each in plan.backends}
+        warn_of_unused_options(plan.options, built, "built", listener)
     for backend in plan.backends:
         if given := plan.options.get(backend.name):
             with name_failing_backend(backend):

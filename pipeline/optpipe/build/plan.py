@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optpipe.backends.registry import backends_from_text
+from optpipe.backends.registry import backends_from_text, require_known_options
 from optpipe.build.build import BuildPlan
 from optpipe.core.entries import Device
 from optpipe.core.errors import BadInputError, MissingError, require_existing
@@ -44,11 +44,12 @@ def plan_builds(
 ) -> BuildPlan:
     """The plan of everything that builds: FP16 without `precision`; without `backend` one that suits; `auto`: all candidates.
 
-    Texts are as on the command line. Raises BadInputError for a word or quantity that is not known and a file that does not
-    exist, MissingError without the GPU that is asked for.
+    Texts are as on the command line. Raises BadInputError for a word, option, or quantity that is not known and a file that does
+    not exist, MissingError without the GPU that is asked for.
     """
     require_existing(images, "images")
     require_existing(calibration, "calibration")
+    require_known_options(options or {})
     target, wanted = require_device(device), backend or AUTO
     choosing, named = precision == AUTO, wanted not in (AUTO, "all")
     precisions = () if choosing else precisions_from_text(precision or "fp16")

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 
+from optpipe.backends.registry import warn_of_unused_options
 from optpipe.core.errors import BadInputError, ExitStatus, OptpipeError, error_from_status
 from optpipe.core.events import Listener
 from optpipe.core.files import Files
@@ -236,6 +237,8 @@ def bench_artifacts(
     measured; otherwise the failure of the only artifact.
     """
     sizes = {each.entry.id: choose_batch_sizes(each, plan.batches) for each in artifacts}
+    measured = {each.entry.info.backend for each in artifacts}
+    warn_of_unused_options(plan.options, measured, "measured", listener)
     for each in artifacts:
         require_lengths(each, plan.lengths)
         each.resolve_effective_options(plan.options)

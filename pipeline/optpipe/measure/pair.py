@@ -12,6 +12,7 @@ from math import exp, log
 from secrets import randbits
 from statistics import median
 
+from optpipe.backends.registry import warn_of_unused_options
 from optpipe.core.entries import Environment
 from optpipe.core.errors import BadInputError, ExitStatus, StageError
 from optpipe.core.events import Listener
@@ -244,6 +245,8 @@ def bench_pair(
         plan.load, batch_size=size, percentile=max(plan.load.percentile, percent_from_name(metric))
     )
     plan = replace(plan, limits={**plan.limits, **PAIR_LIMITS})
+    measured = {each.entry.info.backend for each in (baseline, contender)}
+    warn_of_unused_options(plan.options, measured, "measured", listener)
     for each in (baseline, contender):
         warn_about_threads(
             each, each.resolve_effective_options(plan.options), plan.affinity, listener

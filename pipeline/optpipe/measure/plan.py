@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from optpipe.backends.registry import require_known_options
 from optpipe.core.errors import BadInputError, require_existing
 from optpipe.core.measurement import MAX_CV, PROCESSES, LoadSpec, Scenario
 from optpipe.core.metrics.measured import ENERGY
@@ -59,6 +60,7 @@ def plan_bench(
             + Argument("length", length[-1])
         )
     require_existing(images, "images")
+    require_known_options(options or {})
     return BenchPlan(
         load=spec,
         batches=batch,

@@ -21,6 +21,7 @@ from time import monotonic
 import numpy as np
 import polars as pl
 
+from optpipe.backends.registry import warn_of_unused_options
 from optpipe.core.entries import Environment
 from optpipe.core.errors import StageError
 from optpipe.core.events import Listener
@@ -110,6 +111,8 @@ def measure_turns(
     choose_batch_sizes(judged, (size,))
     for artifact in (over, judged):
         require_lengths(artifact, plan.lengths)
+    measured = {each.entry.info.backend for each in (over, judged)}
+    warn_of_unused_options(plan.options, measured, "measured", listener)
     load = replace(plan.load, batch_size=size, percentile=50.0)
     length = plan.lengths[0] if plan.lengths else None
     seed, begun = randbits(32), monotonic()

@@ -14,7 +14,12 @@ import numpy as np
 import polars as pl
 
 from optpipe.backends.base import Session
-from optpipe.backends.registry import load_artifact, verify_for_loading
+from optpipe.backends.registry import (
+    load_artifact,
+    require_known_options,
+    verify_for_loading,
+    warn_of_unused_options,
+)
 from optpipe.core import torch
 from optpipe.core.entries import ArtifactInfo
 from optpipe.core.errors import BadInputError, ExitStatus
@@ -251,7 +256,10 @@ def bench_end_to_end(
             f"must be greater than 0 and at most {MAX_SECONDS:g}",
             argument=Argument("min_time", seconds),
         )
+    require_known_options(options)
     require_dali()
+    measured = {each.entry.info.backend for each in artifacts}
+    warn_of_unused_options(options, measured, "measured", listener)
     jobs = []
     for each in artifacts:
         plan = choose_plan(each, batch_size, store, listener)

@@ -9,7 +9,12 @@ from typing import Any
 
 import msgspec
 
-from optpipe.backends.registry import BACKENDS, backends_from_text, parse_options
+from optpipe.backends.registry import (
+    BACKENDS,
+    backends_from_text,
+    parse_options,
+    require_known_options,
+)
 from optpipe.core.card import batch_range_from_text
 from optpipe.core.entries import Device, ModelInfo, weights_from_text
 from optpipe.core.errors import BadInputError, read_as_user_file, require_existing
@@ -73,6 +78,15 @@ def cells_from_matrix(matrix: Matrix, kinds_here: Sequence[str]) -> tuple[Cell, 
     return tuple({cell.key: cell for cell in cells}.values())
 
 
+def parse_matrix_options(matrix: Matrix) -> dict[str, dict[str, str]]:
+    """The options of all builds and loads by backend; of one that is given several values, the last."""
+    return parse_options(_list_options(matrix))
+
+
+def _list_options(matrix: Matrix) -> tuple[str, ...]:
+    return (*matrix.build_options, *(each for options in matrix.options for each in options))
+
+
 def require_sound(matrix: Matrix) -> None:
     if not matrix.models:
         raise BadInputError("no model to sweep; name one, or give a matrix with `models`")
@@ -87,7 +101,8 @@ def require_sound(matrix: Matrix) -> None:
         )
     if any(not rate > 0 for rate in matrix.rates):
         raise BadInputError(f"rates must be positive, got {min(matrix.rates):g}")
-    parse_options((*matrix.build_options, *(each for given in matrix.options for each in given)))
+    for text in _list_options(matrix):
+        require_known_options(parse_options([text]))
     if matrix.profile is not None:
         batch_range_from_text(matrix.profile, "profile")
     weights_from_text(matrix.weights, matrix.seed)

@@ -46,6 +46,87 @@ bench digits --max-cv -5% | --max-cv -5%: is not a valid limit
 bench digits --max-cv '' | --max-cv '': is not a share
 bench digits --from-images . | no images in this folder
 compare nosuch | no measurements in
+build digits --precision fp32 --backend onnxruntime --option tensorrt.nosuch=1 | tensorrt has no option 'nosuch'
+build digits --precision fp32 --backend onnxruntime --option inductor.static_batches=many | static_batches
+build digits --precision fp32 --backend onnxruntime --option torch.threads=some | a whole number
+build digits --precision fp32 --backend onnxruntime --option tensorrt.optimization_level=9 | 0 to 5
+build digits --precision fp32 --backend onnxruntime --option tensorrt-rtx.timing_cache=file | it times no kernels
+build digits --precision auto --backend onnxruntime --option torch-tensorrt.plugins=a.so | torch-tensorrt has no option 'plugins'
+build digits --backend tensorrt-rtx --option tensorrt-rtx.cuda_graph=false | bench --option tensorrt-rtx.cuda_graph=false
+bench digits --backend onnxruntime --option tensorrt.nosuch=1 | tensorrt has no option 'nosuch'
+bench digits --backend onnxruntime --option inductor.threads=-1 | at least 0
+bench digits --from-images . --option torch.nosuch=1 | torch has no option 'nosuch'
+profile digits --option inductor.nosuch=1 | inductor has no option 'nosuch'
+run digits --policy size.toml --option tensorrt.nosuch=1 | tensorrt has no option 'nosuch'
+sweep digits --precision fp32 --backend onnxruntime --option inductor.nosuch=1 | inductor has no option 'nosuch'
+sweep digits --precision fp32 --backend onnxruntime --build-option torch.threads=some | a whole number
+profile --against '' -- true | --against: is empty
+profile digits --against '' | --against: is empty
+profile --trace '' | the path is empty
+profile --range '' -- true | --range: is empty
+profile --output '' -- true | the path is empty
+build digits --calibration '' | the path is empty
+build digits --images '' | the path is empty
+build digits --init '' | the path is empty
+build digits --budget '' | --budget
+build digits --option '' | BACKEND.KEY=VALUE
+build digits --shape '' | --shape
+build digits --weights '' | --weights
+calibrate digits --data '' | the path is empty
+calibrate digits --method '' | choose from
+calibrate digits --output '' | the path is empty
+evaluate digits --data '' | the path is empty
+evaluate digits --task '' | --task: is empty
+evaluate digits --layers '' | --layers: is empty
+evaluate digits --accuracy-budget '' | --accuracy-budget
+preprocess digits --images '' | the path is empty
+preprocess digits --against '' | --against: is empty
+bench digits --against '' | --against: is empty
+bench digits --resume '' | the path is empty
+bench digits --images '' | the path is empty
+bench digits --from-images '' | the path is empty
+bench digits --affinity '' | --affinity
+bench digits --set '' | NAME=VALUE
+compare '' | it is empty
+compare --model '' | --model: is empty
+compare --baseline '' | --baseline: is empty
+compare --output '' | the path is empty
+compare --slo '' | p99=15ms
+signoff digits --policy '' | the path is empty
+signoff digits --policy size.toml --artifact '' | --artifact: is empty
+signoff digits --policy size.toml --since '' | --since: is empty
+signoff digits --policy size.toml --output '' | the path is empty
+signoff digits --policy size.toml --sign '' | the path is empty
+signoff digits --policy size.toml --timestamp '' | --timestamp: is empty
+signoff digits --policy size.toml --waive '' --because 'a reason' | cannot waive unknown criterion ''
+signoff '' --policy size.toml | it is empty
+signoff approve '' | the path is empty
+signoff approve there --by '' --role r --sign k | --by: is empty
+signoff approve there --because '' | --because: is empty
+signoff recheck there --python '' | the path is empty
+signoff stamp there --timestamp '' | --timestamp
+signoff attest there --key k --output '' | the path is empty
+run digits --policy '' | the path is empty
+run digits --policy size.toml --data '' | the path is empty
+verify '' | the path is empty
+verify there --badge '' | the path is empty
+verify there --audit '' | expected COUNT
+deploy '' --output there | the path is empty
+deploy there --output '' | the path is empty
+deploy --check '' | --check: is empty
+deploy there --output out --because '' | --because: is empty
+deploy there --output out --to kserve --storage-uri '' | --storage-uri: is empty
+deploy there --output out --prove --server '' | --server: is empty
+sweep '' | empty
+sweep digits --matrix '' | the path is empty
+sweep digits --store '' | --store: is empty
+sweep digits --calibration '' | --calibration: is empty
+sweep digits --shard '' | --shard
+store merge '' | it is empty
+store show '' | it is empty
+store rm '' | it is empty
+store ls --workspace '' | the path is empty
+store ls --workspace= | the path is empty
 bench digits --slo '' | p99=15ms
 bench digits --batch '' | 1:256
 bench digits --precision '' | fp32

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from optpipe.cli.groups import Outcome
+from optpipe.cli.groups import Outcome, word_from_text
 from optpipe.cli.options import TargetOptions
 from optpipe.core import plan as params
 from optpipe.core.errors import BadInputError, ExitStatus, require_existing
@@ -73,6 +73,7 @@ class BenchOptions:
         Param(
             "Compare with this build in interleaved processes: an ID, a model, or another precision or backend of MODEL.",
             metavar="BASELINE",
+            parse=params.text_from_text,
         ),
     ] = None
     metric: Annotated[
@@ -193,7 +194,6 @@ def bench(
                 "--against compares one MODEL at one batch size and length with its baseline"
             )
         baseline, contender = find_pair(models[0], how.against, targets, store, terminal)
-        _warn_about_options(targets, [(baseline, contender)], terminal)
         if how.turns:
             if how.metric is not None:
                 raise BadInputError("--turns compares medians; leave out --metric")
@@ -206,7 +206,6 @@ def bench(
             f"{'--metric' if how.metric else '--rounds'} requires --against BASELINE"
         )
     groups = find_bench_targets(models, targets, store, terminal)
-    _warn_about_options(targets, groups, terminal)
     record = bench_artifacts(
         tuple(artifact for group in groups for artifact in group), plan, store, terminal
     )
@@ -286,16 +285,6 @@ def find_bench_targets(
     )
 
 
-def _warn_about_options(
-    given: TargetOptions, groups: "Sequence[Sequence[StoredArtifact]]", listener: "Listener"
-) -> None:
-    from optpipe.backends.registry import parse_options
-
-    measured = {each.entry.info.backend for group in groups for each in group}
-    for name in sorted(set(parse_options(given.option)) - measured):
-        listener.warn(f"--option {name}.… has no effect: no {name} artifact is measured")
-
-
 def find_pair(
     model: str, against: str, targets: TargetOptions, store: "Store", listener: "Listener"
 ) -> "tuple[StoredArtifact, StoredArtifact]":
@@ -347,7 +336,6 @@ def _bench_from_images(
     size = how.batch[0] if how.batch else None
     seconds, options = load.get("min_seconds", 3.0), parse_options(targets.option)
     groups = find_bench_targets(models, targets, store, terminal)
-    _warn_about_options(targets, groups, terminal)
     artifacts = [each for group in groups for each in group]
     record = bench_end_to_end(
         artifacts,
@@ -370,16 +358,21 @@ def compare(
             metavar="[RUN]...",
             help="Bench runs or a model; default: all runs in the workspace.",
             show_default=False,
+            parser=word_from_text,
         ),
     ] = None,
-    model: Annotated[str | None, Param("Compare only this model.")] = None,
+    model: Annotated[
+        str | None, Param("Compare only this model.", parse=params.text_from_text)
+    ] = None,
     length: Annotated[
         int | None, Param("Compare only this sequence length.", metavar="TOKENS")
     ] = None,
     baseline: Annotated[
         str | None,
         Param(
-            "Baseline: a run, a workspace, or the approved baseline.", metavar="RUN|DIR|approved"
+            "Baseline: a run, a workspace, or the approved baseline.",
+            metavar="RUN|DIR|approved",
+            parse=params.text_from_text,
         ),
     ] = None,
     goal: Annotated[Goal | None, Param("Sort by goal.", flag="for")] = None,

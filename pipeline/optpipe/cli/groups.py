@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, dataclass, is_dataclass, replace
 from functools import cache, wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import msgspec
@@ -199,6 +200,20 @@ def _read(field: Field, value: Any) -> Any:
     )
 
 
+def word_from_text(text: str) -> str:
+    """An argument of a command line. An empty one is refused: as a prefix of names it would mean all of them."""
+    if not text.strip():
+        raise typer.BadParameter("it is empty; give one, or leave it out")
+    return text
+
+
+def path_from_text(text: str | Path) -> Path:
+    """A path of a command line, or its default. An empty one is refused: as a path it would be the working folder."""
+    if not str(text).strip():
+        raise typer.BadParameter("the path is empty; give one, or leave it out")
+    return Path(text)
+
+
 def _make_parameter(field: Field, *, partial: bool) -> Parameter:
     param, kind = field.param, field.kind
     required = field.default is MISSING and not partial
@@ -222,6 +237,7 @@ def _make_parameter(field: Field, *, partial: bool) -> Parameter:
     )
     option = typer.Option(
         *flags,
+        parser=path_from_text if kind is Path else None,
         metavar=param.metavar,
         help=f"{param.help}  [default: {usual}]" if usual else param.help,
         min=param.minimum,

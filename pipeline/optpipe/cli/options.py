@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from optpipe.cli.groups import path_from_text
 from optpipe.core import plan as params
 from optpipe.core.entries import Device, weights_from_text
 from optpipe.core.plan import Param
@@ -27,8 +28,13 @@ SAMPLE_SEED = Param("Seed for sampling.", minimum=0, setting=True)
 COUNT = Param(
     "Number of samples to draw, stratified by label if available; default: all.", minimum=1
 )
-BECAUSE = Param("Reason; required unless the verdict is PASS without waivers.", metavar="TEXT")
+BECAUSE = Param(
+    "Reason; required unless the verdict is PASS without waivers.",
+    metavar="TEXT",
+    parse=params.text_from_text,
+)
 DROP = Param("Maximum accuracy drop in percentage points, such as 1pt.", metavar="POINTS")
+
 
 ModelArgument = Annotated[
     str,
@@ -39,7 +45,10 @@ ModelArgument = Annotated[
     ),
 ]
 DossierArgument = Annotated[
-    Path, typer.Argument(metavar="DOSSIER", help="Folder written by `optpipe signoff`.")
+    Path,
+    typer.Argument(
+        metavar="DOSSIER", help="Folder written by `optpipe signoff`.", parser=path_from_text
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only a JSON document to stdout.")]
 WorkspaceOption = Annotated[
@@ -49,6 +58,7 @@ WorkspaceOption = Annotated[
         envvar="OPTPIPE_WORKSPACE",
         metavar="DIR",
         help="Folder for artifacts and runs.",
+        parser=path_from_text,
     ),
 ]
 

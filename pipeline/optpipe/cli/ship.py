@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from optpipe.cli.groups import Outcome
+from optpipe.cli.groups import Outcome, path_from_text
 from optpipe.cli.options import BECAUSE
 from optpipe.core.errors import BadInputError, ExitStatus
-from optpipe.core.plan import Param
+from optpipe.core.plan import Param, text_from_text
 from optpipe.sweep.job import Matrix, SweepOptions
 
 MAX_RATE = 10_000.0
@@ -43,16 +43,27 @@ def deploy(
         typer.Argument(
             metavar="DOSSIER",
             help="Folder written by `optpipe signoff`; with --check URL, by `optpipe deploy`.",
+            parser=path_from_text,
         ),
     ] = None,
     to: Annotated[
         Literal["triton", "kserve", "folder"], Param("Form of the deployment.")
     ] = "triton",
     storage_uri: Annotated[
-        str | None, Param("With --to kserve: where models/ will be uploaded.", metavar="URI")
+        str | None,
+        Param(
+            "With --to kserve: where models/ will be uploaded.",
+            metavar="URI",
+            parse=text_from_text,
+        ),
     ] = None,
     image: Annotated[
-        str | None, Param("With --to kserve: Triton's image; default: KServe's.", metavar="IMAGE")
+        str | None,
+        Param(
+            "With --to kserve: Triton's image; default: KServe's.",
+            metavar="IMAGE",
+            parse=text_from_text,
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -67,6 +78,7 @@ def deploy(
         Param(
             "Check a deployment against this machine; or that a server answers as DEPLOYMENT.",
             metavar="DIR|URL",
+            parse=text_from_text,
         ),
     ] = None,
     attestations: Annotated[
@@ -93,6 +105,7 @@ def deploy(
             "tritonserver, or an environment with nvidia-pytriton; default: on PATH.",
             metavar="PATH",
             envvar="OPTPIPE_TRITON",
+            parse=text_from_text,
         ),
     ] = None,
     seconds: Annotated[
@@ -163,7 +176,11 @@ def sweep(
     ] = None,
     matrix: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Matrix of the sweep (TOML); a flag replaces its key."),
+        typer.Option(
+            metavar="FILE",
+            help="Matrix of the sweep (TOML); a flag replaces its key.",
+            parser=path_from_text,
+        ),
     ] = None,
     wanted: Annotated[Mapping[str, Any], Matrix] = {},
     option: Annotated[
@@ -175,6 +192,7 @@ def sweep(
 
     Every cell gets a row, even if it failed. Stored results are reused, and an interrupted sweep resumes.
     """
+    from optpipe.backends.registry import warn_of_unused_options
     from optpipe.sweep.cluster import describe_node
     from optpipe.sweep.document import document_from_sweep
     from optpipe.sweep.ledger import push_workspace
@@ -183,6 +201,7 @@ def sweep(
         cells_from_matrix,
         matrix_from_file,
         matrix_from_options,
+        parse_matrix_options,
         require_sound,
         resolve_models,
     )
@@ -217,7 +236,11 @@ def sweep(
         store = Store(Path(how.store))
     slots, executor = _connect(how, store)
     full = resolve_models(full, store, local=how.on is None)
-    cells = add_contents(select_shard(cells_from_matrix(full, list_kinds(slots)), shard), terminal)
+    every = cells_from_matrix(full, list_kinds(slots))
+    warn_of_unused_options(
+        parse_matrix_options(full), {each.recipe.backend for each in every}, "built", terminal
+    )
+    cells = add_contents(select_shard(every, shard), terminal)
     # Ray prints the log of a failed node; the table already has the result of its jobs
     with redirect_stdout(StringIO()) if how.on else nullcontext():
         record = run_sweep(cells, slots, how, store, terminal, executor)

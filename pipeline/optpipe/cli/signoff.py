@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optpipe.cli.groups import Outcome
+from optpipe.cli.groups import Outcome, path_from_text, word_from_text
 from optpipe.cli.options import (
     BECAUSE,
     CalibrationOptions,
@@ -49,7 +49,11 @@ class DossierOptions:
     sign: Annotated[Path | None, Param("Sign the dossier with this SSH key.", metavar="KEY")] = None
     timestamp: Annotated[
         str | None,
-        Param("Ask this RFC 3161 authority when the dossier was sealed.", metavar="URL"),
+        Param(
+            "Ask this RFC 3161 authority when the dossier was sealed.",
+            metavar="URL",
+            parse=params.text_from_text,
+        ),
     ] = None
     max_cv: Annotated[float, params.MAX_CV] = MAX_CV
 
@@ -71,16 +75,27 @@ def signoff(
     terminal: "Terminal",
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="As for `optpipe build`.", show_default=False),
+        typer.Argument(
+            metavar="MODEL",
+            help="As for `optpipe build`.",
+            show_default=False,
+            parser=word_from_text,
+        ),
     ] = None,
     policy: Annotated[Path | None, Param("Release policy.", metavar="FILE")] = None,
-    artifact: Annotated[str | None, Param("Artifact to judge.", metavar="ID")] = None,
+    artifact: Annotated[
+        str | None, Param("Artifact to judge.", metavar="ID", parse=params.text_from_text)
+    ] = None,
     measure: Annotated[
         bool, Param("Run measurements that the policy requires and that are missing.")
     ] = True,
     since: Annotated[
         str | None,
-        Param("Judge only bench runs since this date or time (UTC); default: all.", metavar="TIME"),
+        Param(
+            "Judge only bench runs since this date or time (UTC); default: all.",
+            metavar="TIME",
+            parse=params.text_from_text,
+        ),
     ] = None,
     figures: Annotated[bool, Param("Include figures in the report.")] = True,
     init: Annotated[bool, Param("Write a policy template and its JSON Schema, then exit.")] = False,
@@ -189,7 +204,10 @@ def _write_policy_template(
 def run(
     model: ModelArgument,
     policy: Annotated[
-        Path, typer.Option(metavar="FILE", help="Release policy.", show_default=False)
+        Path,
+        typer.Option(
+            metavar="FILE", help="Release policy.", show_default=False, parser=path_from_text
+        ),
     ],
     store: "Store",
     terminal: "Terminal",
@@ -383,9 +401,16 @@ def approve(
     terminal: "Terminal",
     because: Annotated[str | None, BECAUSE] = None,
     by: Annotated[
-        str | None, Param("The person who approves; needs --role and --sign.", metavar="NAME")
+        str | None,
+        Param(
+            "The person who approves; needs --role and --sign.",
+            metavar="NAME",
+            parse=params.text_from_text,
+        ),
     ] = None,
-    role: Annotated[str | None, Param("That person's role.", metavar="ROLE")] = None,
+    role: Annotated[
+        str | None, Param("That person's role.", metavar="ROLE", parse=params.text_from_text)
+    ] = None,
     sign: Annotated[Path | None, Param("That person's SSH key.", metavar="KEY")] = None,
 ) -> Outcome:
     """Set a verified dossier as the baseline for later sign-offs.
@@ -451,9 +476,13 @@ def attest(
         typer.Option(
             metavar="FILE",
             help="Private key in PEM (P-256, P-384, or P-521), without a passphrase.",
+            parser=path_from_text,
         ),
     ],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the signed model.")],
+    output: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Where to write the signed model.", parser=path_from_text),
+    ],
 ) -> Outcome:
     """Write the engine, its dossier, and a CycloneDX ML-BOM with an OpenSSF model signature.
 
@@ -473,7 +502,10 @@ def recheck(
     store: "Store",
     terminal: "Terminal",
     python: Annotated[
-        Path, typer.Option(metavar="ENV", help="Environment to compare with this one.")
+        Path,
+        typer.Option(
+            metavar="ENV", help="Environment to compare with this one.", parser=path_from_text
+        ),
     ],
     rounds: Annotated[
         int, Param("Rounds, 8 or more; up to three times as many if noise hides a 4% difference.")

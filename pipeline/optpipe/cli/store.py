@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optpipe.cli.groups import Outcome
+from optpipe.cli.groups import Outcome, word_from_text
 from optpipe.core.plan import Param
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ IdArgument = Annotated[
         metavar="ID",
         help="ID or name from `optpipe store ls`, or a unique prefix.",
         show_default=False,
+        parser=word_from_text,
     ),
 ]
 
@@ -94,6 +95,7 @@ def merge(
         typer.Argument(
             metavar="DIR|URL...",
             help="Workspaces to merge into --workspace; URL: an object store, such as s3://BUCKET/FOLDER.",
+            parser=word_from_text,
         ),
     ],
     store: "Store",

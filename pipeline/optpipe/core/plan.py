@@ -237,6 +237,15 @@ def words_from_text(text: str, flag: str) -> tuple[str, ...]:
     return found
 
 
+def text_from_text(text: str, flag: str) -> str:
+    """Reads any text that is not empty: an unset variable of a script is no name, and no reason."""
+    if not text.strip():
+        raise BadInputError(
+            "is empty; give a value, or leave the option out", argument=Argument(flag)
+        )
+    return text
+
+
 BATCH = Param("Batch size.", flag="batch")
 LENGTH = Param("Sequence length.", flag="length", metavar="TOKENS")
 SCENARIO = Param("MLPerf scenario.")
@@ -265,7 +274,7 @@ GPU = Param(
 PROFILE = Param("Batch range of the builds.", metavar="MIN:OPT:MAX")
 WEIGHTS_SEED = Param("Seed of random weights.", flag="seed", minimum=0, setting=True)
 WEIGHTS = Param("default, random (random:SEED), or a .safetensors/.pt file.")
-CALIBRATION = Param("INT8 calibration data.", metavar="PATH")
+CALIBRATION = Param("INT8 calibration data.", metavar="PATH", parse=text_from_text)
 LENGTHS = Param(
     "Sequence lengths: 128, or a list 32,128,512. Default: that of the texts the build was verified on.",
     metavar="TOKENS",

@@ -155,8 +155,8 @@ class Entry(Generic[Info]):
         return self.manifest.status != "complete"
 
     def matches_id(self, prefix: str) -> bool:
-        """Whether its id or `KIND-ID` starts with `prefix`."""
-        return self.id.startswith(prefix) or self.path.name.startswith(prefix)
+        """Whether its id or `KIND-ID` starts with `prefix`; an empty one names nothing."""
+        return bool(prefix) and (self.id.startswith(prefix) or self.path.name.startswith(prefix))
 
     def file(self, name: str) -> Path:
         return self.path / name

@@ -197,7 +197,8 @@ def find_run(store: Store, prefix: str) -> Path | None:
     found = [
         each
         for each in folders
-        if each.name.startswith(prefix) or each.name.partition("-")[2].startswith(prefix)
+        if prefix
+        and (each.name.startswith(prefix) or each.name.partition("-")[2].startswith(prefix))
     ]
     if len(found) > 1:
         problem = (

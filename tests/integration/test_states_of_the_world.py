@@ -4,6 +4,7 @@ that changed after the build, two models of one name. Each ends with its status 
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,22 +37,26 @@ COMMANDS = {
     "bench": ("bench", "three.toml", *QUICK),
     "profile": ("profile", "three.toml", "--stage", "inference", "--precision", "fp32", *WHERE),
     "compare": ("compare", "--model", "three"),
+    "compare --output": ("compare", "--model", "three", "--output", "compared"),
     "signoff": (
         "signoff", "three.toml", "--policy", "policy.toml", "--no-measure", "--no-figures", "--output", "signed-again",
     ),
     "run": ("run", "three.toml", "--policy", "policy.toml", *WHERE, "--no-profile", "--output", "ran"),
     "deploy": ("deploy", "signed", "--to", "folder", "--because", "a test", "--output", "served"),
     "verify": ("verify", "signed"),
+    "signoff recheck": ("signoff", "recheck", "signed", "--python", sys.executable, "--rounds", "8"),
     "sweep": ("sweep", "three.toml", "--precision", "fp32", "--backend", "onnxruntime", *QUICK),
     "store ls": ("store", "ls"),
     "store gc": ("store", "gc", "--yes"),
     "store merge": ("store", "merge", "other"),
 }  # fmt: skip
-READ_ONLY = ("compare", "verify", "store ls")
-"""They write nothing, so that no such state keeps them from their work."""
+READ_ONLY = ("compare", "compare --output", "verify", "store ls")
+"""They write nothing into the workspace, so that no such state keeps them from their work."""
 OF_STORED_BUILDS = ("evaluate", "bench", "signoff")
 """They take a build from the workspace, and must not take that of another source."""
 DONE = (0, 5)
+SLOWER = {"signoff recheck": (1,)}
+"""Other work on the machine may make the second environment slower, although it is the same."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,13 @@ def write_folder(folder: Path, seed: int, value: float | None = None) -> None:
     labels = np.arange(24) % 3
     rows = np.random.default_rng(1).standard_normal((24, 4)).astype(np.float32)
     np.savez(folder / "data.npz", x=rows, labels=labels)
+
+
+@pytest.fixture(autouse=True)
+def short_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more rounds on a noisy machine, and short ones."""
+    monkeypatch.setattr("optpipe.measure.pair.MAX_ROUND_FACTOR", 1)
+    monkeypatch.setattr("optpipe.deploy.recheck.MIN_SECONDS", 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +145,7 @@ def test_weights_that_are_nan_are_no_model(tmp_path: Path, inside, name: str) ->
     world = World(tmp_path / "work", tmp_path / "work" / "ws")
     ran = world.run(inside, name)
     require_two_lines(ran, name)
-    assert ran.status in ((0,) if name in ("store ls", "store gc") else (1, 2, 4)), ran.stderr
+    assert ran.status == (0 if name in ("store ls", "store gc") else 2), ran.stderr
     assert not list(world.workspace.glob("store/artifact-*"))
 
 
@@ -168,10 +180,10 @@ def test_a_source_that_changed_after_the_build(copy: World, inside, name: str) -
     write_network(copy.folder / "net.onnx", 7)
     ran = copy.run(inside, name)
     require_two_lines(ran, name)
-    if name in (*OF_STORED_BUILDS, "compare"):
+    if name in (*OF_STORED_BUILDS, "compare", "compare --output"):
         assert "source" in ran.expect(2).stderr
     else:
-        assert ran.status in DONE, ran.stderr
+        assert ran.status in (*DONE, *SLOWER.get(name, ())), ran.stderr
     require_whole(copy.workspace)
 
 
@@ -185,5 +197,20 @@ def test_two_models_of_one_name(copy: World, tmp_path: Path, inside, name: str) 
     if name in OF_STORED_BUILDS:
         assert "source" in ran.expect(2).stderr
     else:
-        assert ran.status in DONE, ran.stderr
+        assert ran.status in (*DONE, *SLOWER.get(name, ())), ran.stderr
     require_whole(copy.workspace)
+
+
+@pytest.mark.parametrize("state", ["full", "read-only"])
+def test_a_comparison_that_cannot_be_written_leaves_no_part(
+    small: World, inside, state: str
+) -> None:
+    disk = small.workspace.parent
+    fill_disk(disk)
+    if state == "read-only":
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    words = ("compare", "--model", "three", "--output", disk / "compared")
+    ran = inside(*words, "--workspace", small.workspace, cwd=small.folder)
+    require_two_lines(ran, state)
+    assert ran.status == (4 if state == "full" else 2), ran.stderr
+    assert not [path for path in disk.glob("compared/**/*") if path.is_file()]

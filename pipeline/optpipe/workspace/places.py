@@ -14,7 +14,10 @@ from optpipe.core.wording import Argument, Call
 
 
 def require_writable_folder(folder: Path, name: str) -> None:
-    """Raises BadInputError if no file can be made in `folder`, which need not exist; creates nothing. `name` is its argument's."""
+    """Raises BadInputError if no file can be made in `folder`, which need not exist; creates nothing. `name` is its argument's.
+
+    Raises StageError on a full disk, as everything does that finds one later.
+    """
     _require_room(folder, Argument(name, folder))
 
 
@@ -46,6 +49,11 @@ def _require_room(path: Path, argument: Argument) -> None:
     except NotADirectoryError:
         raise BadInputError(f"{nearest} is not a folder", argument=argument) from None
     except OSError as error:
+        if error.errno in (ENOSPC, EDQUOT):
+            raise StageError(
+                f"no space left at {nearest}; free disk space, or choose another location",
+                argument=argument,
+            ) from error
         why = (
             "" if error.errno == ENOENT else f" ({error.strerror})"
         )  # the error of /proc, which misleads

@@ -8,7 +8,7 @@ import pytest
 from tests.fakes.entries import Thing
 from tests.fakes.small_disk import fill_disk, mount_small_disk
 
-from optpipe.core.errors import BadInputError, MissingError
+from optpipe.core.errors import BadInputError, MissingError, StageError
 from optpipe.core.events import SilentListener
 from optpipe.workspace import places as module
 from optpipe.workspace.environment import select_visible_gpus
@@ -51,7 +51,7 @@ def test_a_place_that_cannot_be_written_is_refused(there, check, place, why):
 def test_a_disk_that_is_full_or_read_only_is_refused(tmp_path, check):
     with mount_small_disk(tmp_path / "disk") as disk:
         fill_disk(disk)
-        with pytest.raises(BadInputError, match="No space left on device"):
+        with pytest.raises(StageError, match="no space left at"):
             check(disk / "new" / "x", "--output")
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         with pytest.raises(BadInputError, match=f"{disk} is not writable .Read-only file system"):

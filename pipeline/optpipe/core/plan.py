@@ -253,8 +253,12 @@ MODE = Param("compute: inputs already on the device; end-to-end: with copies.")
 STREAMS = Param("Number of concurrent streams (multi-stream, offline).", minimum=1)
 RATE = Param("Mean queries per second (server).", flag="rate")
 PERCENTILE = Param("Highest percentile to report; determines the sample count.")
-MIN_TIME = Param("Minimum measurement time per process.", flag="min-time", metavar="SECONDS")
-MAX_TIME = Param("Maximum measurement time per process.", flag="max-time", metavar="SECONDS")
+MIN_TIME = Param(
+    "Minimum measurement time of a load in each process.", flag="min-time", metavar="SECONDS"
+)
+MAX_TIME = Param(
+    "Maximum measurement time of a load in each process.", flag="max-time", metavar="SECONDS"
+)
 WARM_UP = Param("Minimum warm-up time.", flag="warm-up", metavar="SECONDS", setting=True)
 MAX_WARM_UP = Param("Maximum warm-up time.", flag="max-warm-up", metavar="SECONDS", setting=True)
 MAX_CV = Param(

@@ -52,10 +52,14 @@ from optpipe.measure.validity import (
     find_repeated_cause,
 )
 from optpipe.models.artifacts.lookup import StoredArtifact, choose_batch_sizes, require_lengths
+from optpipe.stats.percentiles import count_samples_needed
 from optpipe.stats.ratio import Order
 from optpipe.workspace.entry import MANIFEST, Run
 from optpipe.workspace.runs import OpenRun, begin_run, finish_run
 from optpipe.workspace.store import Store
+
+MANY_LOADS = 20
+"""So many take minutes."""
 
 
 @dataclass
@@ -228,6 +232,23 @@ def choose_exit_status(
     return ExitStatus.INCONCLUSIVE if None in answers else ExitStatus.FAIL
 
 
+def _tell_loads(points: int, plan: BenchPlan, listener: Listener) -> None:
+    """Says what a sweep of the whole profile takes, which a short minimum time alone does not make short."""
+    count = points * len(plan.lengths or (None,)) * plan.processes
+    if count < MANY_LOADS:
+        return
+    percent = plan.load.percentile
+    needed = count_samples_needed(percent)
+    listener.inform(
+        f"{count} loads (every batch size of the profile, {plan.processes} processes), each until p{percent:g} has its "
+        f"{needed:,} samples, at most {plan.load.max_seconds:g} s; "
+        + Argument("batch", 1)
+        + " measures one size, and "
+        + Argument("max_time", 1)
+        + " ends each after a second"
+    )
+
+
 def bench_artifacts(
     artifacts: Sequence[StoredArtifact], plan: BenchPlan, store: Store, listener: Listener
 ) -> BenchRecord:
@@ -242,6 +263,8 @@ def bench_artifacts(
     for each in artifacts:
         require_lengths(each, plan.lengths)
         each.resolve_effective_options(plan.options)
+    if plan.batches is None and plan.slo is None:
+        _tell_loads(sum(map(len, sizes.values())), plan, listener)
     run = begin_run(store.workspace, "bench")
     with (
         offer_recovery(run, listener),

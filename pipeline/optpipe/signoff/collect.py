@@ -302,9 +302,10 @@ def find_judged_artifact(wanted: SignoffRequest, store: Store) -> Entry[Artifact
             else ""
         )
         problem = f"{len(newest)} builds of {wanted.model} match: {have}"
+        by_id = Call("signoff", wanted.model, artifact="ID", policy="FILE")
         raise BadInputError(
             problem,
-            remedy="choose one in the policy's [build] or with " + Argument("artifact") + chosen,
+            remedy="choose one in the policy's [build], or by its ID: `" + by_id + "`" + chosen,
         )
     (found,) = newest.values()
     _require_options(wanted.policy, found.info.backend)

@@ -4,17 +4,23 @@ usage: gpu_compiled.py OUT.json NETWORK:BATCH,BATCH…[:VARIANT,…]   (names of
 
 plain    AOTInductor's code of the exported program in FP16, for one batch size
 fused    the same with optpipe's steps in place of layers that they compute, tuned
+alone    fused with the tactics that are fastest alone, not compared within the program
+serial   alone without dependent launches: each kernel starts when the one before has ended
+unready  alone whose kernels do not fetch their weights while they wait
 int8     the same in INT8
 fp8      the exported program with linear layers in FP8
 fused+   the program of fused with products that the compiler tunes; likewise int8+ and fp8+
 joules   int8 with the tactics that take the least energy
 compile  torch.compile, FP16, channels last
-cast     the same with FP32 inputs and outputs, as the builds have them
+cast     the same with FP32 inputs and outputs, as the builds have them; compile, which gets FP16, is the harder peer
 max      the same with max-autotune, but cuDNN's convolutions alone
 
-All are replayed from CUDA graphs. A process for each network, MOST at a time, builds a cell's variants and times them. Only one at a
-time uses the GPU to tune or to time, and while one times, the others are stopped. No build starts later than WAIT_S seconds after START
-(a time in seconds, else the start), and LAST_S seconds after it builds are given up, so that what is built is still timed.
+All are replayed from CUDA graphs; where one variant of a cell cannot be captured, all of them are called without, and the row says so.
+`snr_db` compares each with the module in FP32; it is null where numbers are not finite, and such a variant is no peer.
+
+A process for each network, MOST at a time, builds a cell's variants and times them. Only one at a time uses the GPU to tune or to time,
+and while one times, the others are stopped. No build starts later than WAIT_S seconds after START (a time in seconds, else the start),
+and LAST_S seconds after it builds are given up, so that what is built is still timed.
 PROFILE names cells such as swin_t:64 whose longest kernels are kept. Without a GPU everything but tuning and CUDA graphs runs on
 the CPU, to try the script. A file that exists is continued. A network may be named several times, to build its batch sizes side by side.
 """
@@ -43,13 +49,13 @@ from optpipe.backends.inductor import CONFIGS
 from optpipe.backends.inductor_layouts import keep_right_layouts, takes_layouts
 from optpipe.backends.inductor_packages import Compilation, load_package
 from optpipe.backends.torch_fp8 import lower_fp8
-from optpipe.backends.torch_layers import tuning
+from optpipe.backends.torch_layers import in_place, tuning
 from optpipe.backends.torch_layers.lowering import lower_program
 from optpipe.backends.torch_products import layers_from_program
 from optpipe.backends.torch_program import cast_module, export_program, export_rewritten
 from optpipe.core.card import InputSpec, ModelCard, Task
 from optpipe.core.precision import Precision, prove_precision
-from optpipe.kernels import tuner
+from optpipe.kernels import launches, tuner
 from optpipe.kernels.compilation import set_assembler
 from optpipe.models.export.onnx_export import complete_card, onnx_from_torch
 from optpipe.quantize.qdq import Target, place_qdq, qdq_from_onnx
@@ -139,7 +145,33 @@ def list_kernels(function):
     return sorted(rows, key=lambda row: -row[1])[:25]
 
 
+def time_serial(launch):
+    """Another name than `time_launch`'s: Triton's cache keeps the times by it."""
+    return tuner.time_replay(tuner.capture_launches(launch, tuner.LAUNCHES)) / tuner.LAUNCHES
+
+
+def time_unready(launch):
+    return time_serial(launch)
+
+
+@contextmanager
+def launch_as(variant):
+    """How kernels of a variant are launched, while it is tuned and captured."""
+    launches.DEPENDENT, launches.AHEAD = variant != "serial", variant != "unready"
+    try:
+        yield
+    finally:
+        launches.DEPENDENT = launches.AHEAD = True
+
+
+CLOCKS = {"joules": measure_launch_energy, "serial": time_serial, "unready": time_unready}
+"""What the tactics of a variant are chosen by, if not by `time_launch`."""
+
+
 def compute_snr(expected, found):
+    """Decibels, or None if a number is not finite."""
+    if not np.isfinite(found).all():
+        return None
     return round(
         float(10 * np.log10(np.square(expected).sum() / np.square(found - expected).sum())), 1
     )
@@ -192,12 +224,13 @@ class Network:
         program, missed = (
             lower_fp8(wanted, kernels=kernels) if variant == "fp8" else lower_program(wanted)
         )
-        measured = self.tune(program, batch, given, variant) if kernels else {}
+        tuned = self.tune(program, batch, given, variant) if kernels else tuning.Tuned({}, {})
         copies = tuning.measure_copies(program, (given,)) if kernels else []
         exported = export_rewritten(program, wanted)
         share = prove_precision(precision, layers_from_program(exported, precision)).share.macs
         return exported, {
-            "tactics": tuning.summarize_choices(measured),
+            "tactics": tuning.summarize_choices(tuned.choices),
+            "in_place": tuned.in_place,
             "macs": share,
             "missed": list(missed),
             "layout_copies": copies,
@@ -206,38 +239,58 @@ class Network:
     def tune(self, program, batch, given, variant):
         """Compiles kernels beside other processes, and times them alone."""
         tuning.compile_tactics(program, {batch: (given,)})
-        before = tuner.time_launch
+        before, drawn = tuner.time_launch, {batch: (given,)}
         tuner.CHOSEN.clear()  # of another variant
         try:
-            tuner.time_launch = measure_launch_energy if variant == "joules" else before
+            tuner.time_launch = CLOCKS.get(variant, before)
             with self.alone():
-                return tuning.choose_tactics(program, {batch: (given,)})
+                choices = tuning.choose_tactics(program, drawn)
+                settles = variant not in (*CLOCKS, "alone")
+                found = in_place.settle_tactics(program, drawn, choices) if settles else {}
+            return tuning.Tuned(choices, found)
         finally:
             tuner.time_launch = before
 
     def build(self, variant, batch):
-        """What is recorded, and the function that is timed."""
+        """What is recorded, and the functions that can be timed: from a CUDA graph, and without."""
+        with launch_as(variant):
+            return self.build_as_it_is(variant, batch)
+
+    def measure_nearness(self, call, batch):
+        """The SNR of the first images of a batch."""
+        rows = min(len(self.data), batch)
+        found = call(torch.cat([self.data] * ((batch + 3) // 4))[:batch].to(DEVICE))
+        first = found[0] if isinstance(found, tuple | list) else found
+        return compute_snr(self.reference[:rows], first[:rows].float().cpu().numpy())
+
+    def build_as_it_is(self, variant, batch):
         started = time.monotonic()
         given = draw(self.name, batch, 1).to(DEVICE)
         if variant in ("compile", "max", "cast"):
             module = make_network(self.name).to(DEVICE)
             module = module.half() if DEVICE == "cuda" else module
+            kind = {"dtype": next(module.parameters()).dtype}
+            if given.dim() == 4:
+                kind["memory_format"] = torch.channels_last
             if variant == "cast":
                 module = cast_module(Precision.FP16, module, DEVICE)
-            elif given.dim() == 3 and given.is_floating_point():
-                given = given.to(next(module.parameters()).dtype)
-            elif given.is_floating_point():
+            elif given.dim() == 4:
                 module = module.to(memory_format=torch.channels_last)
-                given = given.to(next(module.parameters()).dtype, memory_format=torch.channels_last)
+            takes = variant != "cast" and given.is_floating_point()
             mode = (
                 "max-autotune-no-cudagraphs" if variant == "max" and DEVICE == "cuda" else "default"
             )
             wide = torch.compile(module, mode=mode, dynamic=False)
+            given = given.to(**kind) if takes else given
             with torch.inference_mode():
                 wide(given)
                 with self.alone():
-                    replay = capture(lambda: wide(given))
-            return {"build_s": round(time.monotonic() - started)}, replay
+                    snr = self.measure_nearness(
+                        lambda batch: wide(batch.to(**kind) if takes else batch), batch
+                    )
+                    replay, captured = capture(lambda: wide(given))
+            about = {"snr_db": snr, "build_s": round(time.monotonic() - started), **captured}
+            return about, (replay, lambda: wide(given))
         if (base := get_base(variant), batch) not in self.programs:
             self.programs[base, batch] = self.make_program(base, batch, given)
         exported, about = self.programs[base, batch]
@@ -253,17 +306,11 @@ class Network:
             with self.alone():
                 about = {**about, "layouts": keep_right_layouts(compilation, (given,))}
         call = load_package(package, DEVICE)
-        rows = min(len(self.data), batch)
         with torch.inference_mode(), self.alone():
-            near = (
-                call(torch.cat([self.data] * ((batch + 3) // 4))[:batch].to(DEVICE))[0][:rows]
-                .float()
-                .cpu()
-                .numpy()
-            )
-            replay = capture(lambda: call(given))
-        snr = compute_snr(self.reference[:rows], near)
-        return {**about, "snr_db": snr, "build_s": round(time.monotonic() - started)}, replay
+            snr = self.measure_nearness(call, batch)
+            replay, captured = capture(lambda: call(given))
+        about = {**about, "snr_db": snr, "build_s": round(time.monotonic() - started), **captured}
+        return about, (replay, lambda: call(given))
 
 
 def get_base(variant):
@@ -271,9 +318,14 @@ def get_base(variant):
 
 
 def capture(call):
-    """The function that replays `call`, and keeps what its CUDA graph reads."""
-    replay = tuner.capture_launches(call, 1) if DEVICE == "cuda" else call
-    return lambda _=call: replay()
+    """The function that replays `call`, and keeps what its CUDA graph reads; and why there is none, if it cannot be captured."""
+    if DEVICE == "cpu":
+        return call, {}
+    try:
+        replay = tuner.capture_launches(call, 1)
+    except torch.AcceleratorError as error:
+        return None, {"not_captured": str(error).splitlines()[0]}
+    return lambda _=call: replay(), {}
 
 
 class TimeIsUpError(BaseException):
@@ -343,6 +395,9 @@ def work(name, batches, variants, lock, slots, workers, pipe):
 
 
 def measure(cell, functions):
+    if lone := [name for name, (replay, _) in functions.items() if replay is None]:
+        cell["without_graphs"] = lone
+    functions = {name: call if lone else replay for name, (replay, call) in functions.items()}
     times = measure_in_turns(functions)
     for variant, function in functions.items():
         cell[variant] |= {"ms": round(median(times[variant]), 4), "times_ms": times[variant]}

@@ -5,6 +5,7 @@ usage: gpu_families.py OUT.json [NETWORK…]
 Each is measured at two batch sizes as `gpu_compiled.py` does: FP16 with optpipe's kernels, without them, INT8, and torch.compile in
 FP16, in turns in one process, raw times kept. A part takes PART_S seconds (by default 570): it starts no build after three quarters
 of them, and the next call with the same file goes on with the cells that are missing. Cells that failed are not tried again.
+The ratios leave out cells whose torch.compile gives numbers that are not finite, and builds of ours that do.
 VARIANTS and MOST (processes at once) are those of `gpu_compiled.py`; `TABLE=1` only prints the table.
 """
 
@@ -12,6 +13,7 @@ import json
 import os
 import sys
 import time
+from math import isnan
 from pathlib import Path
 
 PART_S = float(os.environ.get("PART_S", "570"))
@@ -36,6 +38,8 @@ DENSE = {
 }
 WITHOUT_INT8 = ("dpt", "whisper_small", "bert_large_384", "vit_l_16")
 """Whose export and calibration alone take minutes."""
+PEERS = ("compile", "cast")
+"""Of torch.compile: the first, which gets FP16 and casts nothing, is the harder one, and the one of the ratios."""
 OURS = ("fused", "plain", "int8")
 GOAL = 1.25
 
@@ -47,20 +51,23 @@ def list_cells():
 def print_table(file):
     """A line for each cell, then the three figures: fastest build, FP16 alone, and the worst cell."""
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
-    fastest, half = {}, {}
+    fastest, half, without = {}, {}, []
     for row in rows:
         cell = f"{row['network']} {row['batch']}"
-        times = {name: row[name].get("ms") for name in ("compile", *OURS) if name in row}
-        known = {name: each for name, each in times.items() if each}
-        said = " ".join(f"{name} {known.get(name, 'failed')}" for name in times)
-        ours = [known[each] for each in OURS if each in known]
-        if "compile" in known and ours:
-            fastest[cell] = known["compile"] / min(ours)
-            fp16 = [known[each] for each in ("fused", "plain") if each in known]
+        said = " ".join(
+            f"{name} {describe_variant(row[name])}" for name in (*PEERS, *OURS) if name in row
+        )
+        times = {name: row[name]["ms"] for name in (*PEERS, *OURS) if answers(row.get(name, {}))}
+        ours = [times[each] for each in OURS if each in times]
+        if "compile" in times and ours:
+            fastest[cell] = times["compile"] / min(ours)
+            fp16 = [times[each] for each in ("fused", "plain") if each in times]
             if fp16:
-                half[cell] = known["compile"] / min(fp16)
+                half[cell] = times["compile"] / min(fp16)
             said += f" | fp16 {half.get(cell, 0):.2f} fastest {fastest[cell]:.2f}"
-        print(f"{cell:42} {said}")
+        else:
+            without.append(cell)
+        print(f"{cell:42} {said}{' (no CUDA graphs)' if 'without_graphs' in row else ''}")
     for name, ratios in (("fastest", fastest), ("FP16 alone", half)):
         if ratios:
             worst = min(ratios, key=ratios.get)
@@ -69,6 +76,20 @@ def print_table(file):
             print(
                 f"{name}: at least as fast in {faster} of {len(ratios)} cells, {GOAL} times in {much}; worst {worst} {ratios[worst]:.2f}"
             )
+    if without:
+        print(f"no comparison: {', '.join(without)}")
+
+
+def answers(variant):
+    """Whether a variant was timed and its numbers are finite, as far as they were looked at."""
+    snr = variant.get("snr_db", 0.0)
+    return "ms" in variant and snr is not None and not isnan(snr)
+
+
+def describe_variant(variant):
+    if "ms" not in variant:
+        return "failed"
+    return f"{variant['ms']}" if answers(variant) else f"{variant['ms']} but not finite"
 
 
 def main():

@@ -365,20 +365,23 @@ def _lower(
     missed = (*missed, *said, *((ON_CPU,) if fp8 and request.device == "cpu" else ()))
     if widened := program.meta.get(WIDENED):
         made[WIDENED] = [*widened]
-    measured: Mapping[int, Any] = {}
+    choices: Mapping[int, Any] = {}
     if request.device == "cuda":
         drawn = draw_inputs(request.card.inputs)
         with translate_refusals(request.card, "torch could not run the program of"):
-            measured = tune_program(program, drawn)
+            tuned = tune_program(program, drawn)
             copies = measure_copies(program, drawn[request.card.inputs[0].opt[0]])
+        choices = tuned.choices
+        if any(choices.values()):
+            made["in_place"] = tuned.in_place
         if copies:
             made["layout_copies"] = copies
             missed = (*missed, explain_copies(copies))
-    if request.precision is Precision.INT8 or any(measured.values()):
+    if request.precision is Precision.INT8 or any(choices.values()):
         made |= {
             "triton": get_package_version("triton"),
             "lowering": LOWERING,
-            "tactics": summarize_choices(measured),
+            "tactics": summarize_choices(choices),
         }
     return program, missed
 

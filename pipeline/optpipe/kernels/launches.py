@@ -1,7 +1,7 @@
 """Launches of the kernels that compute steps: shapes, memory layouts, arguments, and outputs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil, e, gcd, log2
+from math import ceil, e, gcd, log2, prod
 from typing import Any
 
 from optpipe.core import torch
@@ -10,6 +10,10 @@ from optpipe.kernels.tactics import Operands
 
 _RESIDENT = 2
 """Blocks of a persistent kernel per multiprocessor."""
+DEPENDENT = True
+"""Whether kernels start before the previous one ends (programmatic dependent launch); each waits for it itself."""
+AHEAD = True
+"""Whether convolutions fetch their weights while they wait."""
 
 
 def _launch_kernel(
@@ -19,7 +23,6 @@ def _launch_kernel(
     settings: Mapping[str, int],
     **fixed: Any,
 ) -> None:
-    """Launches a kernel by programmatic dependent launch: it starts before the previous one ends, and waits for it itself."""
     meta = {key: value for key, value in settings.items() if key != "warps"}
     kernel[grid](
         *arguments,
@@ -27,7 +30,7 @@ def _launch_kernel(
         **fixed,
         num_warps=settings["warps"],
         num_stages=settings.get("STAGES", 1),
-        launch_pdl=True,
+        launch_pdl=DEPENDENT,
     )
 
 
@@ -82,6 +85,7 @@ def _launch_product(step: steps.Convolution, given: Operands, settings: Mapping[
     arguments = (
         _describe_tiles(memory, (pixels, channels), (rows, block)),
         _describe_tiles(weight, (outputs, depth), (columns, block)),
+        weight,
         other,
         target,
         scale,
@@ -91,9 +95,15 @@ def _launch_product(step: steps.Convolution, given: Operands, settings: Mapping[
         tiles,
         across,
         depth,
+        *_count_ahead(weight, columns),
     )
     _launch_kernel(wgmma_product, (grid,), arguments, settings, **_get_ending(step))
     return output
+
+
+def _count_ahead(weight: Any, columns: int) -> tuple[int, int]:
+    """How many weights there are, and how many each column of tiles fetches while it waits."""
+    return weight.numel(), columns * weight.shape[1] if AHEAD else 0
 
 
 def _pair_with_added(output: Any, given: Operands) -> tuple[Any, Any]:
@@ -132,7 +142,7 @@ def _launch_at_once(step: steps.Convolution, given: Operands, settings: Mapping[
     grid = (ceil(pixels / rows) * across,)
     ending = {key: value for key, value in _get_ending(step).items() if key != "FLOAT"}
     _launch_kernel(
-        int8_wgmma_product_at_once, grid, arguments, settings, BLOCKS=depth // block, **ending
+        int8_wgmma_product_at_once, grid, arguments, settings, BLOCKS=ceil(depth / block), **ending
     )
     return output
 
@@ -172,6 +182,7 @@ def _launch_gathered(step: steps.Convolution, given: Operands, settings: Mapping
     arguments = (
         memory,
         _describe_tiles(weight, tuple(weight.shape), (columns, settings["BK"])),
+        weight,
         other,
         target,
         scale,
@@ -187,6 +198,8 @@ def _launch_gathered(step: steps.Convolution, given: Operands, settings: Mapping
         channels,
         outputs // step.groups,
         depth,
+        weight.shape[1] // prod(step.kernel),
+        *_count_ahead(weight, columns),
     )
     top, left, *_ = step.padding
     fixed = {
@@ -231,6 +244,7 @@ def _launch_boxes(step: steps.Convolution, given: Operands, settings: Mapping[st
     arguments = (
         _describe_tiles(memory, seen, (box[0], box[1], 1, box[2], block)),
         _describe_tiles(weight, tuple(weight.shape), (columns, block)),
+        weight,
         other,
         target,
         scale,
@@ -240,8 +254,10 @@ def _launch_boxes(step: steps.Convolution, given: Operands, settings: Mapping[st
         down,
         along,
         across,
-        depth // block,
+        ceil(depth / block),
         channels,
+        depth,
+        *_count_ahead(weight, columns),
     )
     fixed = {"R": step.kernel[0], "STRIDE": stride, "PAD": step.padding[0], **_get_ending(step)}
     _launch_kernel(
@@ -459,9 +475,19 @@ def _launch_convolution_by_cudnn(
 def _launch_product_by_cublas(
     step: steps.Convolution, given: Operands, _: Mapping[str, int]
 ) -> Any:
-    weight, _, _, bias = given.constants
-    value = torch.nn.functional.linear(given.data, weight, bias)
-    return _activate(step, value)
+    """cuBLAS's product with a bias and ReLU, and torch's addition and other activations."""
+    weight, _scale, _bias, bias = given.constants
+    data = as_channels_last(given.data, flat=step.flat)
+    rows, matrix = data.view(-1, step.depth), weight[:, : step.depth].t()
+    if step.activation == "relu" and given.added is None:
+        value = torch.ops.aten._addmm_activation(bias, rows, matrix)
+    else:
+        value = torch.addmm(bias, rows, matrix)
+        if given.added is not None:
+            value += as_channels_last(given.added, flat=step.flat).view_as(value)
+        value = _activate(step, value)
+    value = value.view(*data.shape[:-1], step.outputs)
+    return value if step.flat else value.permute(0, 3, 1, 2)
 
 
 def _launch_attention(step: steps.Attention, given: Operands, settings: Mapping[str, int]) -> Any:

@@ -27,6 +27,18 @@ _MOST_UNROLLED_TAPS = 49
 _LEAST_LOOPED_TAPS = 9
 """Weights of a channel above which a loop over a depthwise kernel's rows is tried."""
 _BLOCK_DEPTHS = (128, 64, 32)
+"""Bytes of input channels in a block; Tensor Cores take no fewer than the last."""
+_BLOCK_COST = 32
+"""Bytes of input channels that take as long as what each block costs beside its own."""
+_COPIED = 16
+"""TMA copies rows that are a multiple of as many bytes."""
+LIBRARIES = (
+    "product_by_cublas",
+    "convolution_by_cudnn",
+    "attention_by_torch",
+    "depthwise_by_torch",
+)
+"""Kernels that are calls of torch."""
 _COLUMNS = 256
 """Scales and biases are padded to a multiple of the widest tile."""
 
@@ -78,12 +90,10 @@ def arrange_convolution(
 ) -> tuple[NDArray[Any], ...]:
     """The constants of a `Convolution` from INT8 or FP16 weights (outputs, rows, columns, input channels of a group).
 
-    Input channels are zero-padded to a multiple of the smallest block, scales and biases to a multiple of the widest tile. With FP16
-    weights the last is the bias in FP16, for cuDNN.
+    Input channels are zero-padded to what TMA copies, scales and biases to a multiple of the widest tile. With FP16 weights the last
+    is the bias in FP16, for cuDNN and cuBLAS.
     """
-    deep = np.pad(
-        weight, [(0, 0)] * 3 + [(0, -weight.shape[-1] % (_BLOCK_DEPTHS[-1] // weight.itemsize))]
-    )
+    deep = np.pad(weight, [(0, 0)] * 3 + [(0, -weight.shape[-1] % (_COPIED // weight.itemsize))])
     spare = -len(scale) % _COLUMNS
     half = () if weight.dtype == np.int8 else (bias.astype(np.float16),)
     return deep.reshape(len(weight), -1), np.pad(scale, (0, spare)), np.pad(bias, (0, spare)), *half
@@ -129,10 +139,10 @@ def list_tactics(step: steps.Step, given: Any) -> Iterator[Tactic]:
                 yield from _list_product_tactics(step, given.numel() // step.depth)
             else:
                 yield from _list_convolution_tactics(step, given)
-            if (
-                step.floating and step.depth % (_BLOCK_DEPTHS[-1] // 2) == 0
-            ):  # its weights are not padded
-                yield Tactic("product_by_cublas" if step.flat else "convolution_by_cudnn", {})
+            if step.floating and step.is_product:
+                yield Tactic("product_by_cublas", {})
+            if step.floating and not step.flat and step.depth % (_COPIED // 2) == 0:
+                yield Tactic("convolution_by_cudnn", {})  # its weights are not padded
         case steps.Stem():
             for rows, warps, stages in ((128, 4, 2), (128, 4, 3)):
                 yield Tactic("fp16_wgmma_stem", {"BM": rows, "STAGES": stages, "warps": warps})
@@ -181,15 +191,15 @@ def _can_overlap() -> bool:
     return (int(major), int(minor)) < (3, 8)
 
 
-def _choose_depth(step: steps.Convolution, most: int = 128) -> int:
-    """The largest block of input channels that divides them, padded; a block has at most `most` bytes."""
+def _choose_depth(step: steps.Convolution, most: int = _BLOCK_DEPTHS[0]) -> int:
+    """Input channels of a block of at most `most` bytes; zeros fill up the last one, whose time counts as a whole one's."""
     size = 2 if step.floating else 1
-    least = _BLOCK_DEPTHS[-1] // size
-    channels = step.depth + -step.depth % least
-    return next(
-        each // size
-        for each in (256, *_BLOCK_DEPTHS)
-        if each <= most and channels % (each // size) == 0
+    return (
+        min(
+            (each for each in (256, *_BLOCK_DEPTHS) if each <= most),
+            key=lambda block: ceil(step.depth * size / block) * (block + _BLOCK_COST),
+        )
+        // size
     )
 
 
@@ -268,6 +278,8 @@ def _list_convolution_tactics(step: steps.Convolution, given: Any) -> Iterator[T
         }
         yield Tactic("wgmma_convolution_gathered", sizes)
     if height % step.stride or width % step.stride or not step.is_plain:
+        return
+    if step.stride > 1 and step.depth % depth:  # the last block would reach into the next pixel
         return
     for box in _list_boxes(width // step.stride, few=not many):
         for columns, warps, stages in _fit_columns(

@@ -1,4 +1,4 @@
-"""Measures the tactics of a step on the current GPU and remembers the fastest, in this process and in Triton's cache."""
+"""Measures the tactics of a step on the current GPU and remembers their times, in this process and in Triton's cache."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,29 +25,37 @@ LAUNCHES = 20
 """Launches in one CUDA graph, so that a replay takes longer than its launch."""
 REPLAYS = 5
 Choice = tuple[Tactic, float]
-"""The fastest tactic of a step for one shape, and its microseconds."""
-CHOSEN: dict[Any, Choice] = {}
-"""By step and shapes. The choices also lie in Triton's cache, for later builds of any network."""
-NOTE = "tactic.txt"
+"""A tactic of a step for one shape, and its microseconds."""
+CHOSEN: dict[Any, tuple[Choice, ...]] = {}
+"""The tactics that run, the fastest first, by step and shapes. They also lie in Triton's cache, for later builds of any network."""
+NOTE = "tactics.txt"
 
 
 def choose_tactic(step: steps.Step, given: Operands) -> Choice:
-    key = _describe(step, given)
-    if _recall_choice(key):
+    """The fastest tactic; raises StageError if none runs."""
+    return rank_tactics(step, given)[0]
+
+
+def rank_tactics(step: steps.Step, given: Operands) -> tuple[Choice, ...]:
+    """The tactics that run, the fastest first; raises StageError if none does."""
+    key = describe_operands(step, given)
+    if _recall_choices(key):
         with suppress(Exception):  # a driver may refuse what an older one ran
-            launch_step(step, given, CHOSEN[key][0])
+            launch_step(step, given, CHOSEN[key][0][0])
             return CHOSEN[key]
-    tactic, microseconds = CHOSEN[key] = _find_fastest(step, given)
+    CHOSEN[key] = _time_tactics(step, given)
     with suppress(OSError):  # a read-only cache only costs time
-        _open_note(key).put(f"{text_from_tactics({0: tactic})} {microseconds}", NOTE, binary=False)
+        lines = (f"{text_from_tactics({0: tactic})} {time}\n" for tactic, time in CHOSEN[key])
+        _open_note(key).put("".join(lines), NOTE, binary=False)
     return CHOSEN[key]
 
 
-def _recall_choice(key: Any) -> bool:
-    """Whether the fastest tactic is known, from this process or from Triton's cache."""
+def _recall_choices(key: Any) -> bool:
+    """Whether the tactics' times are known, from this process or from Triton's cache."""
     if key not in CHOSEN and (note := _open_note(key).get_file(NOTE)) is not None:
-        text, _, microseconds = Path(note).read_text(encoding="utf-8").rpartition(" ")
-        CHOSEN[key] = tactics_from_text(text)[0], float(microseconds)
+        lines = Path(note).read_text(encoding="utf-8").splitlines()
+        parts = (line.rpartition(" ") for line in lines)
+        CHOSEN[key] = tuple((tactics_from_text(text)[0], float(time)) for text, _, time in parts)
     return key in CHOSEN
 
 
@@ -96,7 +104,8 @@ def _draw_like(tensor: Any) -> Any:
     return torch.empty_like(tensor).copy_(values)
 
 
-def _describe(step: steps.Step, given: Operands) -> Any:
+def describe_operands(step: steps.Step, given: Operands) -> Any:
+    """What a step's time depends on: equal for layers of equal steps and shapes."""
     return step, *(
         (each.shape, each.stride(), each.dtype)
         for each in (given.data, given.added)
@@ -106,14 +115,16 @@ def _describe(step: steps.Step, given: Operands) -> Any:
 
 def launch_all_tactics(step: steps.Step, given: Operands) -> Any:
     """Launches all tactics of a step so that their kernels are collected; returns zeros as its output."""
-    for tactic in () if _recall_choice(_describe(step, given)) else list_tactics(step, given.data):
+    for tactic in (
+        () if _recall_choices(describe_operands(step, given)) else list_tactics(step, given.data)
+    ):
         with suppress(Exception):  # timing reports the failure
             launch_step(step, given, tactic)
     return steps.make_output(step, given.data).zero_()
 
 
-def _find_fastest(step: steps.Step, given: Operands) -> Choice:
-    timed: list[tuple[float, Tactic]] = []
+def _time_tactics(step: steps.Step, given: Operands) -> tuple[Choice, ...]:
+    timed: list[Choice] = []
     refused = []
     first = None
     for tactic in list_tactics(step, given.data):
@@ -123,14 +134,13 @@ def _find_fastest(step: steps.Step, given: Operands) -> Choice:
             if not _agree(step, output, first):
                 refused.append(f"{tactic}: gives other numbers than the first kernel")
                 continue
-            timed.append((time_launch(partial(launch_step, step, given, tactic)), tactic))
+            timed.append((tactic, time_launch(partial(launch_step, step, given, tactic))))
         except Exception as error:  # noqa: BLE001 - Triton and the driver raise many types
             refused.append(f"{tactic}: {str(error).splitlines()[0][:120]}")
     if not timed:
         why = refused[0] if refused else "none was tried"
         raise StageError(f"no kernel runs {steps.text_from_step(step)} on this GPU: {why}")
-    microseconds, tactic = min(timed, key=lambda each: each[0])
-    return tactic, microseconds
+    return tuple(sorted(timed, key=lambda each: each[1]))
 
 
 def _agree(step: steps.Step, output: Any, first: Any) -> bool:

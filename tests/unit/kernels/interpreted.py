@@ -38,6 +38,11 @@ def run_at_once():
     tl.static_assert(True)
 
 
+@triton.jit
+def run_without_fetching(w, scale, bias, tile, across, size, ahead, BN: tl.constexpr):
+    tl.static_assert(True)
+
+
 def compare(step, given):
     expected = emulation.compute_step(step, given)
     for tactic in tactics.list_tactics(step, given.data):
@@ -71,6 +76,13 @@ def list_cases():
     yield random_convolution(64, 48, 1, 3, half=True, floating=True, flat=True, activation="gelu")
     yield random_convolution(24, 48, 3, 8, half=True, floating=True, stride=2, activation="silu")
     yield random_convolution(16, 48, 3, 8, half=True, floating=True, added=True, groups=2)
+    for channels in (40, 88, 152):  # no block of input channels fits
+        yield random_convolution(channels, 32, 1, half=True, floating=True, added=True)
+        yield random_convolution(channels, 32, 3, half=True, floating=True)
+        yield random_convolution(channels, 32, 3, half=True, floating=True, stride=2)
+    yield random_convolution(40, 32, 3, half=True, floating=True, groups=2)
+    yield random_convolution(208, 32, 1, 3, flat=True)
+    yield random_convolution(112, 32, 3, added=True)
     for index, (activation, half, spare) in enumerate(
         (("", True, 0), ("silu", True, 0), ("hardswish", False, 8), ("relu6", False, 8))
     ):
@@ -94,4 +106,5 @@ def list_cases():
 if __name__ == "__main__":
     for module in (attention, convolutions, images):
         setattr(module, "start_in_turn", run_at_once)  # noqa: B010 - Triton has no types
+    setattr(convolutions, "start_with_weights", run_without_fetching)  # noqa: B010 - likewise
     json.dump([row for step, given in list_cases() for row in compare(step, given)], sys.stdout)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.fakes.emulation import compute_step
 from tests.fakes.hopper_driver import pretend_hopper
 from tests.fakes.int8_network import random_block, random_convolution, random_depthwise, random_stem
 
@@ -84,6 +85,7 @@ def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(
         fixed | dict.fromkeys(("BM", "BN", "BK"), 64),
         x=f"tensordesc<{given}[64, 64]>",
         w=f"tensordesc<{given}[64, 64]>",
+        weights=f"*{given}",
         added=f"tensordesc<{given}[64, {64 // parts}]>",
         y=f"tensordesc<{'fp16' if half else 'i8'}[64, {64 // parts}]>",
         scale="*fp32",
@@ -92,6 +94,9 @@ def test_a_product_compiles_for_hopper_s_matrix_units_without_a_gpu(
         inverse_scale="fp32",
     )
     assert "wgmma.mma_async" in made["ptx"]
+    before, waits, _ = made["ptx"].partition("griddepcontrol.wait")
+    assert waits
+    assert "prefetch.global.L2" in before
     assert made["cubin"]
 
 
@@ -179,6 +184,29 @@ def test_kernels_with_overlapping_views_compile_for_hopper_where_triton_accepts_
     ):
         pytest.skip(f"triton {version} cannot be fetched: {ran.stderr}")
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize(
+    ("activation", "added"), [("relu", False), ("relu", True), ("", True), ("gelu", False)]
+)
+@pytest.mark.parametrize("channels", [64, 88])
+def test_a_library_computes_products_of_any_depth_without_a_copy_of_the_weights(
+    channels, activation, added, flat
+):
+    end = {"flat": flat, "added": added, "activation": activation}
+    step, given = random_convolution(channels, 24, 1, 5, half=True, floating=True, **end)
+    tactic = next(
+        each for each in list_tactics(step, given.data) if each.kernel == "product_by_cublas"
+    )
+    expected, found = compute_step(step, given), launch_step(step, given, tactic)
+    assert (found.shape, found.dtype, found.stride()) == (
+        expected.shape,
+        expected.dtype,
+        expected.stride(),
+    )
+    assert (found.float() - expected.float()).abs().max() < 5e-3
+    assert given.constants[0].shape == (24, channels)
 
 
 STEPS = (

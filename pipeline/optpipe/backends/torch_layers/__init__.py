@@ -5,5 +5,5 @@ attention over few tokens, linear layers before an activation, and in INT8 all l
 which fuses the quantization with the code before it.
 """
 
-LOWERING = 9
+LOWERING = 10
 """Increase it if programs become other steps or the operator's arguments change: packages call the operator they were built for."""

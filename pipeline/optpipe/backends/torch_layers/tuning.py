@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -47,16 +48,27 @@ def draw_inputs(inputs: tuple[InputSpec, ...]) -> dict[int, tuple[Any, ...]]:
     return {size: tuple(draw(each, size) for each in inputs) for size in sorted(sizes)}
 
 
-def tune_program(
-    program: Any, drawn: Mapping[int, tuple[Any, ...]]
-) -> dict[int, tuple[Choice, ...]]:
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What tuning found, by batch size."""
+
+    choices: Mapping[int, Mapping[Any, Choice]]
+    """The chosen tactic of each layer's node, with its time alone."""
+    in_place: Mapping[str, Mapping[str, Any]]
+    """What `settle_tactics` tried and changed."""
+
+
+def tune_program(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> Tuned:
     """Sets the fastest tactics of every layer of a lowered GraphModule on the GPU, for each of `drawn`, inputs by batch size.
 
-    Equal steps on equal shapes are measured once. Raises StageError if no tactic of a step runs. Returns the layers' choices by
-    batch size.
+    Equal steps on equal shapes are measured once, then their nearest rivals in the whole program. Raises StageError if no tactic of
+    a step runs.
     """
+    from optpipe.backends.torch_layers.in_place import settle_tactics
+
     compile_tactics(program, drawn)
-    return choose_tactics(program, drawn)
+    choices = choose_tactics(program, drawn)
+    return Tuned(choices, settle_tactics(program, drawn, choices))
 
 
 def compile_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> None:
@@ -73,7 +85,8 @@ def compile_tactics(program: Any, drawn: Mapping[int, tuple[Any, ...]]) -> None:
 
 def choose_tactics(
     program: Any, drawn: Mapping[int, tuple[Any, ...]]
-) -> dict[int, tuple[Choice, ...]]:
+) -> dict[int, dict[Any, Choice]]:
+    """Sets the tactics that are fastest alone; returns the choices of the layers' nodes by batch size."""
     chosen: dict[Any, dict[int, Tactic]] = {}
     measured: dict[int, dict[Any, Choice]] = {size: {} for size in drawn}
     joined: dict[tuple[tuple[Any, ...], steps.Block], dict[int, Choice]] = {}
@@ -116,16 +129,14 @@ def choose_tactics(
     for node, tactics in chosen.items():
         node.update_arg(6, text_from_tactics(tactics))
     program.recompile()
-    return {size: tuple(choices.values()) for size, choices in measured.items()}
+    return measured
 
 
 def run_layers(
     program: Any,
     inputs: Iterable[Any],
     compute: Callable[[Any, steps.Step, Operands], Any],
-    compare: Callable[[tuple[Any, ...], steps.Block, Operands, Sequence[Any]], None] = lambda *_: (
-        None
-    ),
+    compare: Callable[[tuple[Any, ...], steps.Block, Operands, Sequence[Any]], None] | None = None,
 ) -> Any:
     """Runs the GraphModule node by node, and optpipe's layers by `compute(node, step, operands)`.
 
@@ -133,7 +144,7 @@ def run_layers(
     but the first.
     """
     layer = register_operator()
-    blocks = find_blocks(program)
+    blocks = {} if compare is None else find_blocks(program)
     last = {nodes[-1]: nodes for nodes in blocks}
     held: dict[Any, Any] = dict.fromkeys(node for nodes in blocks for node in nodes)
 
@@ -148,7 +159,7 @@ def run_layers(
             output = compute(n, steps.step_from_text(step), operands)
             if n in held:
                 held[n] = operands, output
-            if (nodes := last.get(n)) is not None:
+            if compare is not None and (nodes := last.get(n)) is not None:
                 layers, outputs = zip(*(held.pop(each) for each in nodes), strict=True)
                 compare(nodes, blocks[nodes], gather_operands(layers), outputs[1:])
             return wrap_layer(output, step)
@@ -183,12 +194,12 @@ def explain_copies(copies: Sequence[Mapping[str, Any]]) -> str:
 
 
 def summarize_choices(
-    measured: Mapping[int, tuple[Choice, ...]],
+    choices: Mapping[int, Mapping[Any, Choice]],
 ) -> Mapping[str, Mapping[str, float]]:
-    """Microseconds of each kernel, the longest first, by batch size."""
-    found: dict[str, Counter[str]] = {str(size): Counter() for size in measured}
-    for size, chosen in measured.items():
-        for tactic, microseconds in chosen:
+    """Microseconds of each kernel alone, the longest first, by batch size."""
+    found: dict[str, Counter[str]] = {str(size): Counter() for size in choices}
+    for size, chosen in choices.items():
+        for tactic, microseconds in chosen.values():
             found[str(size)][tactic.kernel] += microseconds  # type: ignore[assignment]
     return {
         size: {kernel: round(each, 1) for kernel, each in sums.most_common()}
@@ -207,14 +218,17 @@ def is_faster(speed: Ratio) -> bool:
 
 
 def compare_in_turns(
-    low: Callable[[], None], fp16: Callable[[], None], clock: Callable[..., float]
+    low: Callable[[], None],
+    fp16: Callable[[], None],
+    clock: Callable[..., float],
+    confidence: float = 0.95,
 ) -> Ratio:
     """The ratio of FP16's time to that of `low` over ROUNDS rounds in random order, after one round of warm-up."""
     subjects = {"low": partial(clock, low), "fp16": partial(clock, fp16)}
     for each in subjects.values():
         each()
     times = alternate(subjects, ROUNDS, 0)
-    return ratio_from_rounds(times["low"], times["fp16"])
+    return ratio_from_rounds(times["low"], times["fp16"], confidence)
 
 
 def compare_calls(

@@ -12,14 +12,16 @@ from optpipe.kernels.triton.endings import (
     end_layer,
     make_cache_keys,
     start_in_turn,
+    start_with_weights,
     store_tile,
 )
 
 
-@triton.jit(do_not_specialize=["tiles", "across", "depth"])
+@triton.jit(do_not_specialize=["tiles", "across", "depth", "size", "ahead"])
 def wgmma_product(
     x,
     w,
+    weights,
     added,
     y,
     scale,
@@ -29,6 +31,8 @@ def wgmma_product(
     tiles,
     across,
     depth,
+    size,
+    ahead,
     FLOAT: tl.constexpr,
     ADD: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -40,8 +44,8 @@ def wgmma_product(
     STAGES: tl.constexpr,
     PERSISTENT: tl.constexpr,
 ):
-    """A 1x1 convolution: (pixels, depth) times (channels, depth)."""
-    start_in_turn()
+    """A 1x1 convolution: (pixels, depth) times (channels, depth). `w` describes `weights`, `size` numbers."""
+    start_with_weights(weights, scale, bias, tl.program_id(0), across, size, ahead, BN)
     if PERSISTENT:
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
             m = (tile // across) * BM
@@ -105,11 +109,15 @@ def wgmma_product(
         "out_width",
         "across",
         "per_group",
+        "wide",
+        "size",
+        "ahead",
     ]
 )
 def wgmma_convolution_gathered(
     x,
     w,
+    weights,
     added,
     y,
     scale,
@@ -125,6 +133,9 @@ def wgmma_convolution_gathered(
     channels,
     per_group,
     depth,
+    wide,
+    size,
+    ahead,
     R: tl.constexpr,
     S: tl.constexpr,
     STRIDE: tl.constexpr,
@@ -145,11 +156,11 @@ def wgmma_convolution_gathered(
 ):
     """A convolution as a matrix product over (kernel row, kernel column, channel) of pixels that asynchronous copies gather.
 
-    PADDED: the channels of a group do not fill the last block. GROUPED: a tile's columns belong to one group, which has `per_group`
-    outputs and `depth` inputs.
+    PADDED: the channels of a group do not fill the last block, whose other pixels are zeros beside any weights. GROUPED: a tile's
+    columns belong to one group, which has `per_group` outputs and `depth` inputs, in weights `wide` inputs.
     """
-    start_in_turn()
     tile = tl.program_id(0)
+    start_with_weights(weights, scale, bias, tile, across, size, ahead, BN)
     m = (tile // across) * BM
     n = (tile % across) * BN
     rows = m + tl.arange(0, BM)
@@ -183,7 +194,7 @@ def wgmma_convolution_gathered(
             a = tl.load(base + offset, mask=inside[:, None] & known[None, :], other=0)
         else:
             a = tl.load(base + offset, mask=inside[:, None], other=0)
-        b = w.load([n, step * BK])
+        b = w.load([n, tap * wide + (step % blocks) * BK])
         acc = tl.dot(a, b.T, acc, out_dtype=tl.float32 if FLOAT else tl.int32)
     store_tile(
         acc,
@@ -238,10 +249,11 @@ def _load_tap(
     return x.load(place).reshape(BM, BK)
 
 
-@triton.jit(do_not_specialize=["down", "along", "across", "blocks"])
+@triton.jit(do_not_specialize=["down", "along", "across", "blocks", "wide", "size", "ahead"])
 def wgmma_convolution_boxes(
     x,
     w,
+    weights,
     added,
     y,
     scale,
@@ -253,6 +265,9 @@ def wgmma_convolution_boxes(
     across,
     blocks,
     channels,
+    wide,
+    size,
+    ahead,
     R: tl.constexpr,
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
@@ -269,11 +284,12 @@ def wgmma_convolution_boxes(
 ):
     """The same over boxes of BI images, BH rows, and BW columns, each a TMA copy with zeros outside the image.
 
-    `x` has the shape (images, height / STRIDE, STRIDE, width / STRIDE, STRIDE * channels).
+    `x` has the shape (images, height / STRIDE, STRIDE, width / STRIDE, STRIDE * channels). With STRIDE 1 a last block that the channels
+    do not fill is copied with zeros; weights have `wide` channels.
     """
-    start_in_turn()
     BM: tl.constexpr = BI * BH * BW
     tile = tl.program_id(0)
+    start_with_weights(weights, scale, bias, tile, across, size, ahead, BN)
     n = (tile % across) * BN
     i0, h0, w0 = find_box(tile // across, down, along, BI, BH, BW)
     acc = tl.zeros((BM, BN), tl.float32 if FLOAT else tl.int32)
@@ -281,7 +297,7 @@ def wgmma_convolution_boxes(
         a = _load_tap(
             x, i0, h0, w0, step // blocks, (step % blocks) * BK, channels, R, PAD, STRIDE, BM, BK
         )
-        b = w.load([n, step * BK])
+        b = w.load([n, (step // blocks) * wide + (step % blocks) * BK])
         acc = tl.dot(a, b.T, acc, out_dtype=tl.float32 if FLOAT else tl.int32)
     columns = n + tl.arange(0, BN)
     r = acc

@@ -2,7 +2,7 @@
 """How kernels begin and end: they wait for the kernel before, and scale, add, activate, and quantize what they computed.
 
 Each kernel may start before the previous one ends (programmatic dependent launch), and waits for it before it reads or writes
-anything.
+anything but its own weights, which nothing writes: those it fetches meanwhile.
 """
 
 from collections.abc import Mapping
@@ -29,6 +29,37 @@ def make_cache_keys(module: Mapping[str, Any]) -> None:
 @triton.jit
 def start_in_turn():
     gdc_launch_dependents()
+    gdc_wait()
+
+
+@triton.jit
+def _fetch_to_cache(pointers):
+    """Starts copies of the lines at `pointers` into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def start_with_weights(w, scale, bias, tile, across, size, ahead, BN: tl.constexpr):
+    """Starts in turn, and fetches weights, scales, and biases meanwhile.
+
+    The first `across` tiles fetch `ahead` weights each, of `size` in all: those of BN columns. No tile does if `ahead` is 0.
+    """
+    gdc_launch_dependents()
+    if (tile < across) & (ahead > 0):
+        LINE: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth
+        last = tl.minimum((tile + 1) * ahead, size) - 1
+        for first in range(tile * ahead, last + 1, 128 * LINE):
+            _fetch_to_cache(w + tl.minimum(first + tl.arange(0, 128) * LINE, last))
+        columns = tile * BN + tl.minimum(tl.arange(0, 8) * 32, BN - 1)
+        _fetch_to_cache(scale + columns)
+        _fetch_to_cache(bias + columns)
     gdc_wait()
 
 

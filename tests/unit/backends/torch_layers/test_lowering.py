@@ -273,10 +273,10 @@ def test_every_layer_runs_its_fastest_tactic_at_the_nearest_batch_size(
             time_launch if timed else Mock(__name__="time_launch", side_effect=AssertionError),
             tmp_path,
         )
-        measured = tuning.tune_program(program, {size: (batch[:size],) for size in (1, 4)})
+        choices = tuning.choose_tactics(program, {size: (batch[:size],) for size in (1, 4)})
     layers = [node for node in program.graph.nodes if "optpipe" in str(node.target)]
     assert all(tactics_from_text(node.args[6]).keys() == {1, 4} for node in layers)
-    summary = tuning.summarize_choices(measured)
+    summary = tuning.summarize_choices(choices)
     assert all(sum(each.values()) == len(layers) for each in summary.values())
     exported = export_rewritten(program, wanted).module()
     with torch.inference_mode():
@@ -306,10 +306,10 @@ def test_residual_blocks_are_one_step_where_it_is_faster_at_all_sizes_and_change
 
     plant_times(monkeypatch, time_launch, tmp_path)
     before, program, batch = program, deepcopy(program), draw(SPEC)
-    measured = tuning.tune_program(program, {size: (batch[:size],) for size in (1, 4)})
+    choices = tuning.choose_tactics(program, {size: (batch[:size],) for size in (1, 4)})
     blocks = [node for node in program.graph.nodes if "Block" in str(node.args[5:6])]
     assert len(blocks) == (faster == {1, 4})  # the last block ends in FP16
-    assert {len(each) for each in measured.values()} == {9 - 2 * len(blocks)}
+    assert {len(each) for each in choices.values()} == {9 - 2 * len(blocks)}
     exported = export_rewritten(program, wanted)
     with torch.inference_mode():
         assert torch.equal(exported.module()(batch)[0], before(batch)[0])

@@ -39,7 +39,7 @@ def run_at_once():
 
 
 @triton.jit
-def run_without_fetching(w, scale, bias, tile, across, size, ahead, BN: tl.constexpr):
+def run_without_fetching(w, scale, bias, tile, across, size, ahead, BN):
     tl.static_assert(True)
 
 
